@@ -9,7 +9,7 @@ __all__ = ["CropFlip"]
 
 
 class CropFlip:
-    """Shift every image by up to ``padding`` pixels, zeros coming in; mirror every second one.
+    """Shift every image by up to ``padding`` pixels, zeros coming in. Mirror every second one.
 
     The random numbers are drawn apart, with the batch, so that they depend neither on the device
     nor on anything that runs beside.

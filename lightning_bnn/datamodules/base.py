@@ -1,4 +1,4 @@
-"""What all data modules share: sets with names, batches that resume, preparation on the device."""
+"""The base of data modules: sets with names, batches that resume, preparation on the device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Examples = tuple[Tensor, Tensor]
 
 
 class MissingData(FileNotFoundError):
-    """Files of a data set are missing; the text says where they belong and how to get them.
+    """Files of a data set are missing. The text says where they belong and how to get them.
 
     >>> from lightning_bnn.datamodules import UCI
     >>> try:
@@ -230,7 +230,7 @@ def data_root(root: str | None) -> Path:
 
 
 def hold_out(examples: Examples, size: int, seed: int) -> tuple[Examples, Examples | None]:
-    """Split some examples off, at random; none for size 0."""
+    """Split some examples off, at random, or none for size 0."""
     inputs, targets = examples
     if not 0 <= size < len(inputs):
         raise ValueError(f"`val_size` must be at least 0 and below {len(inputs)}, got {size}.")

@@ -15,7 +15,7 @@ __all__ = ["Digits"]
 
 
 class Digits(DataModule):
-    """1797 digits in ten classes, ``(1, 8, 8)``; a shuffled split with equal shares of classes.
+    """1797 digits in ten classes, ``(1, 8, 8)``, split at random with equal shares of classes.
 
     Out of distribution are test digits with their pixels in one other order (``scrambled``), their
     negatives (``inverted``) and images of independent pixels (``noise``); shifted are digits with

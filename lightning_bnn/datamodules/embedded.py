@@ -1,4 +1,4 @@
-"""Tables that need no download: diabetes, with scikit-learn; the others, with this package."""
+"""Tables that need no download, since scikit-learn or this package brings them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Airfoil", "Concrete", "Diabetes", "EmbeddedTable", "Energy", "Yacht"
 
 
 class EmbeddedTable(DataModule):
-    """Regression on a table that is there; standardised by the training rows.
+    """Regression on a table that needs no download, standardised by the training rows.
 
     Out of distribution are test inputs whose columns are shuffled independently of each other
     (``shuffled``), and test inputs five times as far from the mean (``far``).
@@ -63,7 +63,7 @@ class EmbeddedTable(DataModule):
         self.target_std: Tensor | None = None
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets in their own units, in double precision; the target comes last."""
+        """Inputs and targets in their own units, in double precision, the target last."""
         tables = files("lightning_bnn") / "datamodules" / "tables"
         with as_file(tables / f"{self.table}.csv") as path:
             rows = torch.from_numpy(np.loadtxt(path, delimiter=",", skiprows=1))
@@ -83,7 +83,7 @@ class EmbeddedTable(DataModule):
 
 
 class Diabetes(EmbeddedTable):
-    """442 patients, ten inputs, progression after a year; see `EmbeddedTable`.
+    """442 patients, ten inputs, progression after a year (see `EmbeddedTable`).
 
     >>> inputs, targets = Diabetes().load().train
     >>> inputs.shape, targets.shape
@@ -102,7 +102,7 @@ class Diabetes(EmbeddedTable):
 
 
 class Airfoil(EmbeddedTable):
-    """1503 measurements of airfoils, five inputs, level of sound; see `EmbeddedTable`.
+    """1503 measurements of airfoils, five inputs, level of sound (see `EmbeddedTable`).
 
     References:
         | Airfoil Self-Noise (Brooks, Pope, Marcolini, 1989), CC BY 4.0
@@ -117,7 +117,7 @@ class Airfoil(EmbeddedTable):
 
 
 class Concrete(EmbeddedTable):
-    """1030 mixtures of concrete, eight inputs, strength; see `EmbeddedTable`.
+    """1030 mixtures of concrete, eight inputs, strength (see `EmbeddedTable`).
 
     25 rows are there twice, so that a few rows of a test were trained on.
 
@@ -134,7 +134,7 @@ class Concrete(EmbeddedTable):
 
 
 class Energy(EmbeddedTable):
-    """768 shapes of buildings, eight inputs, heating load; see `EmbeddedTable`.
+    """768 shapes of buildings, eight inputs, heating load (see `EmbeddedTable`).
 
     References:
         | Energy Efficiency (Tsanas, Xifara, 2012), CC BY 4.0
@@ -149,7 +149,7 @@ class Energy(EmbeddedTable):
 
 
 class Yacht(EmbeddedTable):
-    """308 yachts, six inputs, residuary resistance; see `EmbeddedTable`.
+    """308 yachts, six inputs, residuary resistance (see `EmbeddedTable`).
 
     References:
         | Yacht Hydrodynamics (Gerritsma, Onnink, Versluis, 2013), CC BY 4.0

@@ -1,4 +1,4 @@
-"""What all data sets of images that are read from a folder share."""
+"""The base of image data sets that are read from a folder."""
 
 from __future__ import annotations
 

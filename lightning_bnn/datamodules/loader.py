@@ -35,7 +35,7 @@ class RawBatch(NamedTuple):
 
 
 class TensorLoader:
-    """Cuts tensors into batches; nothing is copied example by example.
+    """Cuts tensors into batches. Nothing is copied example by example.
 
     Every process of a distributed run takes its share of each global batch: in training all get
     the same number of examples (a few come twice), otherwise every example comes exactly once.
@@ -108,7 +108,7 @@ class TensorLoader:
         return TensorLoader(self.inputs, self.targets, self.batch_size, self.seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """How far this epoch is."""
+        """The position in this epoch."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -122,13 +122,13 @@ class TensorLoader:
         return start
 
     def _share(self) -> int:
-        """How many examples this process goes through in an epoch."""
+        """The number of examples of this process in an epoch."""
         if self.training:
             return -(-len(self.inputs) // self.world_size)
         return len(range(self.rank, len(self.inputs), self.world_size))
 
     def _order(self) -> Tensor:
-        """Rows in the order of this epoch; with several orders, one line for each."""
+        """Rows in the order of this epoch, one line for each of several orders."""
         n = len(self.inputs)
         if not self.training:
             return torch.arange(self.rank, n, self.world_size)

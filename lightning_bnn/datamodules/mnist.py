@@ -9,7 +9,7 @@ __all__ = ["MNIST"]
 
 
 class MNIST(ImageData):
-    """Handwritten digits ``(1, 28, 28)``; the test set of FashionMNIST is out of distribution.
+    """Handwritten digits ``(1, 28, 28)``. The test set of FashionMNIST is out of distribution.
 
     The folder holds ``MNIST/raw`` and ``FashionMNIST/raw``; arguments are those of `ImageData`.
 

@@ -22,7 +22,7 @@ _SIDE = 64
 
 
 class TinyImageNet(ImageData):
-    """Photographs ``(3, 64, 64)`` in 200 classes; its ``val`` folder is the test set.
+    """Photographs ``(3, 64, 64)`` in 200 classes. Its ``val`` folder is the test set.
 
     All splits of the Describable Textures, resized to 64 x 64, are out of distribution. Decoded
     images are kept in memory (1.2 GB). The folder holds ``tiny-imagenet-200`` and ``dtd``;

@@ -79,7 +79,7 @@ class TwoGaussians(DataModule):
 
 
 def separation(points: Tensor, labels: Tensor) -> float:
-    """Width of the widest empty strip between two classes; 0 if no line separates them.
+    """Width of the widest empty strip between two classes, or 0 if no line separates them.
 
     That is the distance of their convex hulls, the smallest norm of a difference of two convex
     combinations, found by quadratic programming.

@@ -24,7 +24,7 @@ __all__ = ["UCI", "out_of_distribution", "standardised"]
 
 
 class UCI(DataModule):
-    r"""One table; inputs and targets are standardised by the training rows.
+    r"""One table. Inputs and targets are standardised by the training rows.
 
     The folder is that of the splits by Hernandez-Lobato and Adams: ``data.txt`` with one example
     per line, ``index_features.txt`` and ``index_target.txt`` with columns, and, for the published
@@ -144,7 +144,7 @@ def _numbers(file: Path, header: int, delimiter: str | None) -> Tensor:
 
 
 def out_of_distribution(test: Examples, seed: int) -> dict[str, Examples]:
-    """What a table is not: columns shuffled independently of each other, and rows far away.
+    """Examples that are unlike a table: columns shuffled independently, and rows far away.
 
     Args:
         test: standardised inputs, and targets.
@@ -157,7 +157,7 @@ def out_of_distribution(test: Examples, seed: int) -> dict[str, Examples]:
 
 
 def standardised(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns with mean zero and variance one over some rows; constant columns become zero.
+    """Columns with mean zero and variance one over some rows, or zeros if constant.
 
     Args:
         values: ``(rows, columns)``.

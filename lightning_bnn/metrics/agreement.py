@@ -21,7 +21,7 @@ __all__ = [
 
 # ------------------------------------------------------------ functions
 def agreement(probs: Probs, reference: Probs, from_logits: bool = False) -> Number:
-    r"""Fraction of the examples for which both predict the same class; ties go to the first class.
+    r"""Fraction of the examples for which both predict the same class. Ties go to the first class.
 
     .. math:: \frac1n \sum_i [\arg\max_c p_{ic} = \arg\max_c p^{ref}_{ic}]
 

@@ -1,4 +1,4 @@
-"""What every metric class shares: exact sums in float64, and NaN with one warning if empty."""
+"""Base classes of metrics: exact sums in float64, and NaN with one warning if empty."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ExampleMean(ExactMetric):
         setattr(self, self._count, getattr(self, self._count) + examples)
 
     def compute(self) -> Tensor:
-        """The mean; NaN without examples."""
+        """The mean, or NaN without examples."""
         total, count = getattr(self, self._sum), getattr(self, self._count)
         if count == 0:
             return total + self._nan("it has seen no example")

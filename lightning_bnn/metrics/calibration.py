@@ -70,14 +70,14 @@ def _top_label(probs: Tensor, labels: Tensor, from_logits: bool) -> tuple[Tensor
 
 
 def signed_confidences(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
-    """Confidences in float64, negative where the prediction is wrong; they are never zero."""
+    """Confidences in float64, negative where the prediction is wrong. They are never zero."""
     confidence, correct = _top_label(probs, labels, from_logits)
     return torch.where(correct, confidence, -confidence).detach().double()
 
 
 # ------------------------------------------------------------ classes
 class _Calibration(ExactMetric):
-    """What a reliability diagram says, and the diagram itself as the plot."""
+    """The error of a reliability diagram, with the diagram as the plot."""
 
     higher_is_better = False
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
@@ -93,7 +93,7 @@ class _Calibration(ExactMetric):
         """The reliability diagram of this process's data so far."""
 
     def compute(self) -> Tensor:
-        """The error; NaN without examples."""
+        """The error, or NaN without examples."""
         self._diagram = self.reliability()
         if not self._diagram.count.any():
             return self._nan("it has seen no example")
@@ -108,7 +108,7 @@ class _Calibration(ExactMetric):
 
 
 class ECE(_Calibration):
-    """Expected calibration error, see `ece`; constant memory, however long the test set.
+    """Expected calibration error, see `ece`, in constant memory.
 
     A few batches wait to be counted together, which is several times faster for small ones.
 
@@ -154,7 +154,7 @@ class ECE(_Calibration):
 
 
 class ACE(_Calibration):
-    """Adaptive calibration error, see `ace`; keeps one number per example.
+    """Adaptive calibration error, see `ace`, which keeps one number per example.
 
     Args:
         n_bins: number of bins of equally many examples.

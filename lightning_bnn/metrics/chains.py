@@ -66,7 +66,7 @@ def effective_sample_size(draws: Draws) -> Tensor:
 
 
 def tail_effective_sample_size(draws: Draws, probability: float = 0.05) -> Tensor:
-    r"""Independent draws that estimate the quantiles of both tails as well; of the worse tail.
+    r"""Independent draws that estimate the quantiles of the worse tail as well.
 
     .. math:: \min_{q \in \{p, 1 - p\}} n_\mathrm{eff}\big([x \leq x_q]\big)
 
@@ -210,14 +210,14 @@ def _effective(x: Tensor) -> Tensor:
 
 
 def _median(x: Tensor) -> Tensor:
-    """The mean of the middle two; halves always hold an even number of draws."""
+    """The mean of the middle two. Halves always hold an even number of draws."""
     ordered = x.flatten(0, 1).sort(0).values
     middle = len(ordered) // 2
     return ordered[middle - 1 : middle + 1].mean(0)
 
 
 def _scores(x: Tensor) -> Tensor:
-    """Normal quantiles of the ranks among all draws; ties share their mean rank."""
+    """Normal quantiles of the ranks among all draws. Ties share their mean rank."""
     flat = x.flatten(0, 1)
     ordered = flat.sort(0).values.T.contiguous()
     values = flat.T.contiguous()
@@ -229,7 +229,7 @@ def _scores(x: Tensor) -> Tensor:
 
 
 def _reduction(x: Tensor) -> Tensor:
-    """Potential scale reduction of chains as they are; 1 where nothing varies."""
+    """Potential scale reduction of chains as they are, or 1 where nothing varies."""
     samples = x.shape[1]
     between, within = x.mean(1).var(0), x.var(1).mean(0)
     reduction = ((samples - 1) / samples + between / within).sqrt()

@@ -187,7 +187,7 @@ class CRPS(ExampleMean):
 
 
 def over_targets(values: Tensor) -> Tensor:
-    """The mean over the targets of every example; of a single number that number."""
+    """The mean over the targets of every example."""
     if values.ndim == 0:
         raise ValueError("`means` must be (samples, batch, targets) or (samples, batch).")
     return values.flatten(1).mean(1) if values.ndim > 1 else values
@@ -248,7 +248,7 @@ def _sorted(values: Any, name: str) -> Tensor:
 
 
 def _in_order(one: int, other: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Which point of so many goes to which of the others, and how much of it.
+    """Match points of two sets in order, with the mass that moves between them.
 
     The unit of mass is cut wherever one of both sets has a new point: at multiples of 1/one and of
     1/other, in whole numbers so that equal ones are equal.

@@ -93,13 +93,13 @@ class OODDetection(ExactMetric):
         self.update(outputs, None, labels)
 
     def update_ood(self, outputs: Tensor, ood_set: str | int | None = None) -> None:
-        """Add a batch of out-of-distribution examples; of which set, if there are several."""
+        """Add a batch of out-of-distribution examples of one of the sets."""
         if ood_set is None and len(self.ood_sets) > 1:
             check_choice("ood_set", ood_set, self.ood_sets)
         self.update(outputs, 0 if ood_set is None else ood_set)
 
     def compute(self) -> dict[str, Tensor]:
-        """All numbers by name; NaN where ID or OOD examples are missing."""
+        """All numbers by name, or NaN where ID or OOD examples are missing."""
         scores_id = collected(getattr(self, f"{self._stem}_0"))
         result = {}
         for k, ood_set in enumerate(self.ood_sets, 1):
@@ -116,7 +116,7 @@ class OODDetection(ExactMetric):
         return self._plot(self.compute() if val is None else val, ax)
 
     def _values(self, scores_id: Tensor, scores_ood: Tensor) -> dict[str, Tensor]:
-        """All numbers; conventions that are not the default are part of their names."""
+        """All numbers. Conventions that are not the default are part of their names."""
         out = ranking.count_positives(scores_id, scores_ood)
         inside = ranking.count_positives(scores_id, scores_ood, "id")
         rate = ranking.fpr_of_scores(scores_id, scores_ood, self.tpr, self.positive, self.rule)

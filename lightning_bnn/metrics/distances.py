@@ -42,7 +42,7 @@ class Distances(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Distances within the first set, across, and within the second; within sets each pair once."""
+    """Distances within the first set, across, and within the second. Within sets each pair once."""
 
     xx: Distances
     xy: Distances
@@ -131,7 +131,7 @@ def _sums(
 
 # ------------------------------------------------------------ compiled
 class _TileSums:
-    """Square tiles of pairs; a tile below the diagonal is never computed."""
+    """Square tiles of pairs. A tile below the diagonal is never computed."""
 
     def __init__(self, rows: tuple[int, int], within_first: bool, like: Tensor) -> None:
         columns, size = TILE[like.device.type]
@@ -152,7 +152,7 @@ class _TileSums:
                 add_tile(self._buffer[i], self._buffer[j], self._sums[k, 0], self._sums[k, 1])
 
     def _fill(self, x: Tensor, y: Tensor) -> None:
-        """Lay rows out tile by tile; what is missing stays zero on both sides."""
+        """Lay rows out tile by tile. What is missing stays zero on both sides."""
         if x.shape[1] < self._buffer.shape[2]:
             self._buffer.zero_()
         tiles = iter(self._buffer)
@@ -191,7 +191,7 @@ def _compiled_tile() -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
 
 
 def _compiles(device: str, dtype: torch.dtype) -> bool:
-    """Whether this machine can compile the tile; tried once."""
+    """Tell whether this machine can compile the tile, which is tried once."""
     if (device, dtype) not in _COMPILED:
         _COMPILED[device, dtype] = _try_to_compile(device, dtype)
     return _COMPILED[device, dtype]

@@ -187,7 +187,7 @@ class MutualInformation(PredictionMean):
         self.add(torch.stack(decompose_uncertainty(probs, self.from_logits), -1))
 
     def compute(self) -> Tensor:
-        """The chosen component; NaN without examples."""
+        """The chosen component, or NaN without examples."""
         return super().compute()[Uncertainty._fields.index(self.component)]
 
 
@@ -209,7 +209,7 @@ class Disagreement(PredictionMean):
         self.add(disagreement(probs, self.from_logits))
 
     def compute(self) -> Tensor:
-        """The mean; NaN without examples, and of one network."""
+        """The mean, or NaN without examples and for one network."""
         value = super().compute()
         if getattr(self, self._count) > 0 and value.isnan():
             return self._nan("one network has no pair to disagree")

@@ -56,7 +56,7 @@ def pit(means: Networks, stds: Networks, targets: Targets) -> Tensor:
 def interval_coverage(
     means: Networks, stds: Networks, targets: Targets, level: float = 0.9
 ) -> Number:
-    r"""Share of the targets within the central interval; the level, if predictions are calibrated.
+    r"""Share of the targets within the central interval, which is the level under calibration.
 
     .. math:: \frac1n \sum_i \big[q_{(1 - l) / 2}(x_i) \leq y_i \leq q_{(1 + l) / 2}(x_i)\big]
 
@@ -130,7 +130,7 @@ def quantile_calibration_floor(examples: int) -> float:
 
 
 def inside(u: Tensor, level: float) -> Tensor:
-    """Whether targets lie in central intervals, as 0 and 1, by their `pit`.
+    """Mark targets in central intervals as 1 and others as 0, by their `pit`.
 
     Args:
         u: of every target.
@@ -177,7 +177,7 @@ def _checked(level: Any) -> float:
 
 
 class PITCalibration(ExactMetric):
-    """Error of the shares of targets below quantiles, of their `pit`; keeps all of them.
+    """Error of the shares of targets below quantiles, of their `pit`, which are all kept.
 
     >>> PITCalibration()(torch.tensor([0.3085, 0.6915]))
     tensor(0.1421, dtype=torch.float64)
@@ -204,7 +204,7 @@ class PITCalibration(ExactMetric):
         self.pit_targets = self.pit_targets.new_full((), targets)
 
     def compute(self) -> Tensor:
-        """The error; NaN without examples."""
+        """The error, or NaN without examples."""
         values = collected(self.pit_values)
         if not len(values):
             return self._nan("it has seen no example")

@@ -43,7 +43,7 @@ _PARTS = 20
 
 @dataclass(frozen=True)
 class KernelGrid:
-    r"""How bandwidths follow from the distances between two sets; the rule of MMDAgg.
+    r"""The rule of MMDAgg for bandwidths, from the distances between two sets.
 
     .. math:: \lambda_i = \frac{d_{min}}{2} \Big(\frac{4\, d_{max}}{d_{min}}\Big)^{i / (n - 1)},
         \quad i = 0, \dots, n - 1
@@ -127,7 +127,7 @@ def mmd2_by_kernel(blocks: Blocks, grid: KernelGrid) -> Tensor:
 def unbiased_mmd2(
     blocks: Blocks, bandwidths: Float[Tensor, " kernels"]
 ) -> Float[Tensor, " kernels"]:
-    r"""The unbiased estimate of MMD^2 for every kernel; it may be negative.
+    r"""The unbiased estimate of MMD^2 for every kernel. It may be negative.
 
     .. math::
         \frac{\sum_{i \ne j} k(x_i, x_j)}{m (m - 1)} + \frac{\sum_{i \ne j} k(y_i, y_j)}{n (n - 1)}
@@ -153,7 +153,7 @@ def _mean(distances: Distances, bandwidths: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Modes:
-    """Which networks belong together.
+    """The grouping of networks into modes.
 
     Attributes:
         labels: the mode of every network, counted from zero.
@@ -167,7 +167,7 @@ class Modes:
 
     @classmethod
     def of(cls, names: Sequence[int] | Tensor | None, rows: int, argument: str = "modes") -> Modes:
-        """From the mode of every network, by any numbers; None if each is a mode of its own.
+        """Group networks by the numbers of their modes (None: each is a mode of its own).
 
         >>> Modes.of([7, 7, 3], 3).sizes
         tensor([1, 2])
@@ -188,7 +188,7 @@ class Modes:
         return len(self.sizes)
 
     def per_part(self) -> Tensor:
-        """How many modes every part has."""
+        """The number of modes of every part."""
         return self.parts.bincount().double()
 
     def in_parts(self) -> Tensor:
@@ -196,7 +196,7 @@ class Modes:
         return self.shares()[:, None] * _indicator(self.parts[self.labels])
 
     def shares(self) -> Tensor:
-        """What every network counts in its mode."""
+        """The weight of every network in its mode."""
         return 1 / self.sizes.double()[self.labels]
 
     def moved(self, device: torch.device) -> Modes:
@@ -317,13 +317,13 @@ def mmd_of_modes(sums: KernelSums, chains: Modes, modes: Modes) -> ModesMMD:
 
 
 def left_out_parts(chains: Modes, modes: Modes) -> tuple[int, int]:
-    """How many parts of the modes, and of the chains, can be left out; none of fewer than three."""
+    """The numbers of parts of modes and of chains that can be left out, 0 of fewer than three."""
     of_modes, of_chains = (len(m.per_part()) for m in (modes, chains))
     return (of_modes if of_modes >= 3 else 0), (of_chains if of_chains >= 3 else 0)
 
 
 def _kept(chains: Modes, modes: Modes) -> tuple[Tensor, Tensor]:
-    """What stays of chains and of modes: all, then all but one part of modes, then of chains."""
+    """Masks of chains and modes: all, then all but one part of modes, then of chains."""
     of_modes, of_chains = left_out_parts(chains, modes)
     kept_x = torch.ones(1 + of_modes + of_chains, len(chains.per_part()), dtype=torch.float64)
     kept_y = torch.ones(len(kept_x), len(modes.per_part()), dtype=torch.float64)

@@ -46,7 +46,7 @@ _END = 0
 
 
 class Estimate(NamedTuple):
-    """A number and its standard error; NaN where nothing can be left out.
+    """A number and its standard error, or NaN where nothing can be left out.
 
     >>> from lightning_bnn.metrics import modes_table
     >>> networks = {"w": torch.randn(40, 3, generator=torch.Generator().manual_seed(0))}
@@ -109,7 +109,7 @@ class ModesTable:
     def of_each_mode(
         self, reduction: Reduction = "median", order: Order = "kernels-first"
     ) -> Tensor:
-        """MMD^2 of every mode alone; that of a single network is of one atom."""
+        """MMD^2 of every mode alone. That of a single network is of one atom."""
         return reduced(self.single, self.sizes, reduction, order)
 
 
@@ -144,7 +144,7 @@ def modes_table(
     grid: Any = None,
     **options: Any,
 ) -> ModesTable:
-    """MMD^2 of laws and mixtures of every layer and kernel; the arguments are those of `law_mmd`.
+    """MMD^2 of laws and mixtures of every layer and kernel. The arguments are those of `law_mmd`.
 
     >>> table = modes_table({"w": torch.eye(4)}, {"w": torch.eye(4) + 1}, [0, 0, 1, 1])
     >>> table.law.shape, table.single.shape
@@ -319,11 +319,11 @@ class MMD(ExactMetric):
             self._state("values").append(values[:, k].flatten().to(self.device))
 
     def compute(self) -> Tensor:
-        """MMD^2; NaN before the first layer."""
+        """MMD^2, or NaN before the first layer."""
         return self._estimate().value
 
     def estimate(self) -> Estimate:
-        """MMD^2 with the jackknife's error over modes and chains; pooled networks have none.
+        """MMD^2 with the jackknife's error over modes and chains. Pooled networks have none.
 
         As for `compute`, all processes must ask, and get that of all layers.
         """
@@ -344,7 +344,7 @@ class MMD(ExactMetric):
         return MMDTable(names, sizes, values[0])
 
     def _layers(self) -> tuple[tuple[str, ...], Tensor, Tensor, tuple[int, int]]:
-        """Names, sizes, and what was computed, ``(left out, layers, kernels)``; each layer once."""
+        """Names, sizes and values ``(left out, layers, kernels)`` of every layer once."""
         letters = bytes(int(letter) for letter in collected(self._state("names")).tolist())
         names = letters.decode().split(chr(_END))[:-1]
         if not names:
@@ -374,7 +374,7 @@ class MMD(ExactMetric):
 
 
 def _first_of_each(names: Sequence[str], values: Tensor) -> list[int]:
-    """Where every layer stands first; processes that have compared the same one must agree."""
+    """The first position of every layer, on which all processes must agree."""
     first: dict[str, int] = {}
     for k, name in enumerate(names):
         known = values[first.setdefault(name, k)]

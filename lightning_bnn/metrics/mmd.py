@@ -126,7 +126,7 @@ def mmd_table(
     grid: KernelGrid | None = None,
     **options: Any,
 ) -> MMDTable:
-    """MMD^2 of every layer and kernel; the arguments are those of `mmd`.
+    """MMD^2 of every layer and kernel. The arguments are those of `mmd`.
 
     >>> print(mmd_table({"w": torch.eye(3)}, {"w": torch.eye(3)[:2] + 1}))
     layer     weights      median        mean         max
@@ -264,7 +264,7 @@ class TwoSampleTest:
     mmd2: Tensor
 
     def reject(self, level: float = 0.05) -> bool:
-        """Whether the two sets differ at a level."""
+        """Tell whether the two sets differ at a level."""
         return self.p_value <= level
 
 

@@ -47,13 +47,13 @@ class Counts(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether both classes are there."""
+        """True if both classes are present."""
         return len(self.true) > 0 and bool(self.true[-1] > 0) and bool(self.false[-1] > 0)
 
 
 # ------------------------------------------------------------ functions
 def auroc(scores: Scores, is_ood: IsOOD) -> Number:
-    r"""Probability that an OOD score exceeds an ID score, ties counting half; NaN without either.
+    r"""Probability that an OOD score exceeds an ID score, ties counting half (NaN without either).
 
     .. math:: P(s_{ood} > s_{id}) + \tfrac12 P(s_{ood} = s_{id})
 
@@ -73,7 +73,7 @@ def aupr(
     positive: Positive = "ood",
     interpolation: Interpolation = "step",
 ) -> Tensor:
-    r"""Area under the precision-recall curve; NaN without either class.
+    r"""Area under the precision-recall curve, or NaN without either class.
 
     .. math:: \sum_t (R_t - R_{t-1})\, P_t
 
@@ -131,7 +131,7 @@ def fpr95(
 
 # ------------------------------------------------------------ counts
 def split_scores(scores: Tensor, is_ood: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores of ID and of OOD examples, in float64; of large integers, their ranks.
+    """The scores of ID and of OOD examples in float64, or the ranks of large integers.
 
     >>> split_scores(torch.tensor([1.0, 2.0]), torch.tensor([True, False]))[0]
     tensor([2.], dtype=torch.float64)
@@ -144,7 +144,7 @@ def split_scores(scores: Tensor, is_ood: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_exact(scores: Tensor) -> bool:
-    """Whether float64 tells all scores apart that differ."""
+    """Tell whether float64 holds all scores exactly."""
     if scores.is_floating_point() or scores.dtype == torch.bool:
         return True
     return bool(((scores >= -_WHOLE) & (scores <= _WHOLE)).all())
@@ -212,7 +212,7 @@ def fpr_of_scores(
     positive: Positive = "ood",
     rule: Rule = "first",
 ) -> Tensor:
-    """False positive rate at a recall; the first threshold needs no sorting."""
+    """False positive rate at a recall. The first threshold needs no sorting."""
     check_choice("rule", rule, get_args(Rule))
     check_rate(tpr)
     positives, negatives = _sought_first(scores_id, scores_ood, positive)
@@ -281,7 +281,7 @@ class _Ranking(ExactMetric):
         self.update(scores, torch.ones_like(scores, dtype=torch.bool))
 
     def compute(self) -> Tensor:
-        """The number; NaN without examples of both kinds."""
+        """The number, or NaN without examples of both kinds."""
         scores, is_ood = collected(self.ranking_scores), collected(self.ranking_is_ood).bool()
         scores_id, scores_ood = scores[~is_ood], scores[is_ood]
         if min(len(scores_id), len(scores_ood)) == 0:

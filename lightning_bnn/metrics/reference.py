@@ -69,7 +69,7 @@ class WeightSource(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many networks there are."""
+        """The number of networks in it."""
 
     @property
     def shapes(self) -> Mapping[str, torch.Size]:
@@ -161,7 +161,7 @@ class Transformed:
 
 
 def as_source(weights: Params | WeightSource, layers: Sequence[str] | None = None) -> WeightSource:
-    """A stack as a source; sources as they are.
+    """Wrap a stack as a source, and return sources as they are.
 
     >>> as_source({"w": torch.ones(2, 3)}).rows
     2
@@ -307,7 +307,7 @@ class MMDReference:
     def _layers_beside(
         self, y: Params | WeightSource, layers: Sequence[str] | None, least: int = 2
     ) -> Iterator[tuple[str, int, Blocks]]:
-        """Name, size and distances of every layer; networks on both sides are warned of."""
+        """Name, size and distances of every layer. Networks on both sides are warned of."""
         names = self._names(layers)
         other = self.other(y, names, least)
         same: Tensor | None = None
@@ -408,7 +408,7 @@ class MMDReference:
 def as_reference(
     x: Params | WeightSource | MMDReference, grid: KernelGrid | None = None, **options: Any
 ) -> MMDReference:
-    """A reference, made of weights; one that is given keeps its own grid and options."""
+    """Make a reference of weights, or return one, which keeps its grid and options."""
     if not isinstance(x, MMDReference):
         return MMDReference(x, grid, **options)
     if options or grid not in (None, x.grid):

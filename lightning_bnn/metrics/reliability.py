@@ -18,7 +18,7 @@ __all__ = ["Reliability", "adaptive_reliability", "reliability"]
 
 
 class Reliability(NamedTuple):
-    """The data of a reliability diagram, one entry per bin; empty bins hold NaN.
+    """The data of a reliability diagram, one entry per bin. Empty bins hold NaN.
 
     >>> from lightning_bnn.metrics import reliability
     >>> confidence, correct = torch.tensor([0.6, 0.6, 0.9]), torch.tensor([True, False, True])
@@ -33,12 +33,12 @@ class Reliability(NamedTuple):
 
     @property
     def expected_error(self) -> Tensor:
-        r"""ECE, :math:`\sum_b \frac{n_b}{n} |acc_b - conf_b|`; NaN without examples."""
+        r"""ECE, :math:`\sum_b \frac{n_b}{n} |acc_b - conf_b|`, or NaN without examples."""
         return (self.count * self.gaps).sum() / self.count.sum()
 
     @property
     def largest_error(self) -> Tensor:
-        """MCE, the largest gap of a bin that is not empty; NaN without examples."""
+        """MCE, the largest gap of a bin that is not empty, or NaN without examples."""
         return self.gaps.max() if bool(self.count.any()) else self.expected_error
 
     @property
@@ -71,7 +71,7 @@ def reliability(
 def adaptive_reliability(
     confidence: Float[Tensor, " batch"], correct: Shaped[Tensor, " batch"], n_bins: int = 15
 ) -> Reliability:
-    """A reliability diagram with bins of equally many examples; ties stay together.
+    """A reliability diagram with bins of equally many examples. Ties stay together.
 
     >>> confidence = torch.full((10,), 0.8)
     >>> adaptive_reliability(confidence, torch.arange(10) < 5, 2).count

@@ -35,7 +35,7 @@ def entropy_score(probs: Tensor, from_logits: bool = False) -> Tensor:
 
 
 def mutual_information_score(probs: Tensor, from_logits: bool = False) -> Tensor:
-    r"""What the networks of ``(samples, batch, classes)`` disagree about, in nats.
+    r"""Mutual information of networks ``(samples, batch, classes)``, in nats.
 
     .. math:: H\big(\tfrac1S \textstyle\sum_s p_s\big) - \tfrac1S \textstyle\sum_s H(p_s)
 
@@ -57,7 +57,7 @@ def energy_score(logits: Tensor, from_logits: bool = True) -> Tensor:
 
 
 def predictive(probs: Tensor, from_logits: bool = False) -> Tensor:
-    """Predictions ``(batch, classes)``; those of several networks are averaged.
+    """Predictions ``(batch, classes)``. Those of several networks are averaged.
 
     >>> predictive(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
     tensor([[0.5000, 0.5000]])

@@ -37,7 +37,7 @@ class RiskCoverage(NamedTuple):
 
     @property
     def area(self) -> Tensor:
-        """AURC, the mean of the risks; NaN without examples."""
+        """AURC, the mean of the risks, or NaN without examples."""
         return self.risk.mean()
 
     @property
@@ -51,7 +51,7 @@ class RiskCoverage(NamedTuple):
         return self.area - ((answered - (n - wrong)).clamp_min(0) / answered).mean()
 
     def accuracy_at(self, coverage: float) -> Tensor:
-        """Accuracy of the most confident examples, at least that share of all; NaN without any."""
+        """Accuracy of the most confident examples, at least that share (NaN without any)."""
         if not len(self.risk):
             return self.area
         answered = math.ceil(coverage * len(self.risk) - 1e-9)

@@ -53,7 +53,7 @@ def set_size(sets: Sets) -> Number:
 
 
 def class_coverage(sets: Sets, labels: Labels) -> Float64[Tensor, " classes"]:
-    r"""Share of covered examples of every class; NaN for classes that do not occur.
+    r"""Share of covered examples of every class, or NaN for classes that do not occur.
 
     .. math:: \frac{1}{n_c} \sum_{i: y_i = c} [y_i \in S_i]
 

@@ -53,7 +53,7 @@ def _at_least_single(values: Any, name: str) -> Tensor:
 
 
 def check_distributions(probs: Tensor, name: str = "probs") -> float:
-    """Refuse all but finite non-negative numbers that sum to one; returns the least of them."""
+    """Refuse all but finite non-negative numbers that sum to one, and return the least."""
     if probs.numel() == 0:
         return 0.0
     low, high = probs.sum(-1).aminmax()
@@ -68,7 +68,7 @@ def check_distributions(probs: Tensor, name: str = "probs") -> float:
 
 
 def are_distributions(values: Tensor) -> bool:
-    """Whether rows are probabilities, up to rounding; logits hardly ever are.
+    """Tell whether rows are probabilities, up to rounding, which logits hardly ever are.
 
     >>> are_distributions(torch.eye(3)), are_distributions(torch.eye(3).log_softmax(-1))
     (True, False)
@@ -131,13 +131,13 @@ def check_binary(values: Tensor, message: str) -> None:
 
 
 def check_scores(scores: Tensor) -> None:
-    """Refuse NaN; infinite scores rank as they should."""
+    """Refuse NaN. Infinite scores rank as they should."""
     if math.isnan(scores.sum().item()) and bool(scores.isnan().any()):
         raise ValueError(f"`scores` must not be NaN, {int(scores.isnan().sum())} of them are.")
 
 
 def check_choice(name: str, value: Value, allowed: tuple[str, ...]) -> Value:
-    """Return the value of an option; refuse one that is not allowed."""
+    """Return the value of an option. Refuse one that is not allowed."""
     if value not in allowed:
         raise ValueError(f"`{name}` must be one of {', '.join(allowed)}, got {value!r}.")
     return value

@@ -50,7 +50,7 @@ _HANDLE, _BESIDE = 0.5, 0.6
 
 
 def axes_of(ax: Axes | None, size: tuple[float, float] = (4.5, 5.0)) -> tuple[Any, Axes]:
-    """The figure of the given axes, and these; by default those of a new figure."""
+    """The given axes and their figure, or those of a new figure."""
     if ax is not None:
         return ax.figure, ax
     figure, axes = _grid(1, 1, size)
@@ -60,7 +60,7 @@ def axes_of(ax: Axes | None, size: tuple[float, float] = (4.5, 5.0)) -> tuple[An
 def panels_of(
     count: int, columns: int = 2, height: float = 2.4, width: float = WIDTH
 ) -> tuple[Any, list[Axes]]:
-    """A figure of several axes; one axes alone is as large as a card.
+    """A figure of several axes. One axes alone is as large as a card.
 
     Args:
         count: of the axes.
@@ -137,7 +137,7 @@ def _wrapped(label: str, inches: float) -> str:
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each name, the same in all panels; grey for what has none.
+    """A colour for each name, the same in all panels, or grey.
 
     >>> colours(["a", "", "b", "a"])
     {'a': 'C0', '': '0.35', 'b': 'C1'}
@@ -195,7 +195,7 @@ def _share(ax: Axes) -> float:
 
 
 def _columns(names: Collection[str] | Mapping[str, Any], width: float, most: int) -> int:
-    """As many columns of a legend as fit into so many inches, and `most` of them; as full rows."""
+    """The columns of a legend that fit into so many inches, at most `most`, in full rows."""
     fit = max(1, min(len(names), most, int(width / (_inches(names) + _BESIDE))))
     return -(-len(names) // -(-len(names) // fit))
 

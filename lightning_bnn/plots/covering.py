@@ -61,7 +61,7 @@ def _points(x: Tensor, y: Tensor) -> Points:
 
 
 def _height(curves: Mapping[str, Points]) -> float:
-    """What all curves take up of the vertical axis."""
+    """The height that all curves take up of the vertical axis."""
     import numpy as np
 
     joined = np.concatenate([np.zeros(0), *(y[np.isfinite(y)] for _, y in curves.values())])
@@ -69,7 +69,7 @@ def _height(curves: Mapping[str, Points]) -> float:
 
 
 def _cover(a: Points, b: Points, height: float) -> bool:
-    """Whether one is as good as on the other for a part of the way that both go."""
+    """Tell whether one curve covers another over a stretch that both have."""
     import numpy as np
 
     low, high = max(a[0][0], b[0][0]), min(a[0][-1], b[0][-1])

@@ -25,7 +25,7 @@ def health_figure(
     spreads: Tensor | None = None,
     densities: Tensor | None = None,
 ) -> Figure:
-    """What the doctor has looked at, in panels; those without data are left out.
+    """Panels of the doctor's evidence, without those that have no data.
 
     Args:
         curves: values epoch by epoch, by name.
@@ -66,7 +66,7 @@ def _curve(ax: Axes, name: str, values: Sequence[float]) -> None:
 
 
 def _confidence(ax: Axes, confidence: Tensor, right: Tensor) -> None:
-    """How often predictions are right, by how sure they are."""
+    """The accuracy of predictions by their confidence."""
     which = (confidence * _BINS).long().clamp(0, _BINS - 1)
     counts = torch.bincount(which, minlength=_BINS)
     hits = torch.bincount(which, right.double(), _BINS)

@@ -140,7 +140,7 @@ def _scale(ax: Axes, curves: Iterable[Line], log: Log) -> None:
 def _seen(
     panels: Mapping[str, Mapping[str, Line]], log: Log
 ) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
-    """Where curves lie in their panels."""
+    """The points of curves in their panels."""
 
     def place(values: Tensor, axis: str) -> Tensor:
         positive = axis in log and bool((values > 0).all())

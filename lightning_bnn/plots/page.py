@@ -33,11 +33,11 @@ pre { background: #f5f5f5; padding: .7rem .9rem; overflow-x: auto; font-size: .8
 
 @runtime_checkable
 class Tabular(Protocol):
-    """What a table must have to be shown."""
+    """The interface of a table on a page."""
 
     @property
     def title(self) -> str:
-        """What stands above the table."""
+        """The title above the table."""
 
     @property
     def header(self) -> Sequence[str]:
@@ -45,7 +45,7 @@ class Tabular(Protocol):
 
     @property
     def note(self) -> str:
-        """What stands below the table."""
+        """The note below the table."""
 
     def cells(self) -> Sequence[Sequence[str]]:
         """All rows, as they are shown."""

@@ -94,7 +94,7 @@ def _limits(points: Tensor, central: float) -> tuple[float, float]:
 
 
 def _outside(points: Tensor, ends: tuple[float, float]) -> str:
-    """How many points are in no panel."""
+    """The number of points that are in no panel."""
     out = ((points < ends[0]) | (points > ends[1])).any(1)
     share = 100 * float(out.double().mean()) if len(points) else 0.0
     return f" ({share:.0f} % lie outside)" if share >= 0.5 else ""

@@ -74,7 +74,7 @@ def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:
 
 
 def sizes_figure(sizes: Mapping[str, Tensor], label: str, ax: Axes | None = None) -> Figure:
-    """How often each whole number occurs, beside each other for every name.
+    """Bars of how often each whole number occurs, for every name.
 
     Args:
         sizes: whole numbers by name.

@@ -153,7 +153,7 @@ _VALUES = {"function": "prediction", "weights": "weight", "canonical": "canonica
 
 
 def _rhats(ax: Axes, rhat: Mapping[str, Tensor]) -> None:
-    """All values, one histogram for each space; those beyond the last bin are in it."""
+    """All values, one histogram for each space. Those beyond the last bin are in it."""
     high = max(1.02, min(5.0, max(float(values.max()) for values in rhat.values())))
     for k, (space, values) in enumerate(rhat.items()):
         ax.hist(

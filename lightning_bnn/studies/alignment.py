@@ -243,7 +243,7 @@ class _Population:
 
 # ------------------------------------------------------------ tables and figures
 def _summary(of_seeds: Sequence[dict[str, dict[int, list[dict[str, float]]]]]) -> Numbers:
-    """Mean and interval over seeds; of one seed, mean and standard deviation over its sets."""
+    """Mean and interval over seeds, or mean and deviation over the sets of one seed."""
 
     def summed(rows: Iterable[Sequence[dict[str, float]]], key: str) -> Measured:
         sets = [torch.tensor([numbers[key] for numbers in row]).double() for row in rows]

@@ -111,7 +111,7 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
 
 
 def _pairs(population: Population, ood: str | None) -> dict[str, Tensor]:
-    """How much every pair of networks differs, in and out of distribution, by set."""
+    """The differences of all pairs of networks, in and out of distribution, by set."""
     ood_set = population.problem.ood_set(ood)
     if ood_set is None:
         raise ValueError("`ood`: the data have no set that is out of distribution.")
@@ -125,7 +125,7 @@ def _pairs(population: Population, ood: str | None) -> dict[str, Tensor]:
 
 
 def _quantity(likelihood: Any) -> tuple[str, str]:
-    """What tells two networks apart, and its unit."""
+    """The quantity that tells two networks apart, and its unit."""
     if has_classes(likelihood):
         return "Mutual information", "nats"
     if isinstance(likelihood, Gaussian):

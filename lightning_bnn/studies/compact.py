@@ -30,7 +30,7 @@ _KEPT = (100, 90, 80, 70, 60, 50, 40, 30, 20, 10, 5, 1)
 
 @dataclass(frozen=True)
 class Scale:
-    """How many networks are trained, on what, and for how long."""
+    """The number of networks, their data, and the length of training."""
 
     presets: Mapping[str, str]
     hidden: int

@@ -1,4 +1,4 @@
-"""Posteriors against a reference, in weights and in predictions; tables 1 and 2 of P1."""
+"""Posteriors against a reference, in weights and in predictions (P1, tables 1 and 2)."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def findings_of(comparison: Comparison) -> Findings:
 
 
 def _predictions(comparison: Comparison) -> dict[str, Table]:
-    """What predictions are worth, also once calibrated; under P1's protocol its two tables."""
+    """The quality of predictions, also once calibrated, or P1's two tables under its protocol."""
     settings = comparison.settings
     names = {name for row in comparison.rows for name in row.numbers}
     predicted, calibrated = predicted_and_calibrated(names)
@@ -175,7 +175,7 @@ def _table(
 
 
 def _cell(numbers: Mapping[str, Measured], name: str) -> Measured:
-    """A number as tables show it; NaN where there is none."""
+    """A number as tables show it, or NaN where there is none."""
     found = numbers.get(name, Measured(math.nan))
     return PREDICTIONS[name].shown(found) if name in PREDICTIONS else percent(numbers, name)
 
@@ -188,7 +188,7 @@ def _note(of_predictions: str) -> str:
 
 
 def _compared(settings: Mapping[str, Any]) -> Table:
-    """Where every number is from."""
+    """The origin of every number."""
     keys = ("kind", "made", "modes", "rows", "sha256", "path")
     rows: list[list[Cell]] = [
         [name, *(str(origin.get(key, "")) for key in keys)]
@@ -203,7 +203,7 @@ def _compared(settings: Mapping[str, Any]) -> Table:
 
 # ------------------------------------------------------------ figures
 def _figures(comparison: Comparison) -> dict[str, Any]:
-    """The numbers that tell most, with their errors and their noise; and all the others."""
+    """A figure of the main numbers with errors and noise, and one of all others."""
     names = {name for row in comparison.rows for name in row.numbers}
     every = {name: title for name, title in {**DISTANCE_TITLES, **POOLED}.items() if name in names}
     units = {title: "x 100, less is better" for title in every.values()}
@@ -269,7 +269,7 @@ def _mixture_floors(
     methods: Sequence[str],
     titles: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What single networks of the reference's own law have as a mixture, method by method."""
+    """The mixture distance of single networks of the reference's own law, method by method."""
     found = {}
     for name, key in (("mixture", "floor"), ("ns_mixture", "ns_floor")):
         floors = [percent(rows.get((method, "multi"), {}), key) for method in methods]

@@ -165,7 +165,7 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
 
 
 def _compared(runs: Mapping[str, Run], folder: Path) -> tuple[Findings, str]:
-    """All methods beside both references, predictions only once; and what the chains are worth."""
+    """Compare all methods with both references, and describe the chains."""
     places = {title: str(runs[name].folder) for name, title in METHODS.items()}
     trained = findings_of(collect(str(runs[REFERENCE].folder), places, folder / "compare"))
     sampled = collect(str(runs[SAMPLED].folder), places, folder / "compare_sampled")
@@ -190,7 +190,7 @@ def _beside_page(table: Table, folder: Path) -> Table:
 
 
 def _opening(runs: Mapping[str, Run], reference: Population, chains: str) -> list[Section]:
-    """What was done, and which symmetries the network has."""
+    """The runs, and the symmetries of the network."""
     networks, sym = reference.networks, reference.problem.symmetries()
     done = [
         f"{P.stack_size(networks)} small networks (64-16-10) were trained on scikit-learn's digits "
@@ -253,7 +253,7 @@ def _permutations(runs: Mapping[str, Run]) -> Section:
 
 
 def _functions(reference: Population) -> list[Section]:
-    """How much mass the networks could save, and whether they are different functions."""
+    """The mass that the networks could save, and the differences of their functions."""
     masses, pairs = mass_findings(reference), collapse_findings(reference)
     saved = {
         "Each point is a network of the reference.": masses.figures["mass"],
@@ -287,7 +287,7 @@ def _taus(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
 
 
 def _scalar(folder: Path, tag: str) -> tuple[Tensor, Tensor]:
-    """Steps and values of a scalar of a run; one that was resumed has several files."""
+    """Steps and values of a scalar of a run, from all files of a run that was resumed."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     points: dict[int, float] = {}

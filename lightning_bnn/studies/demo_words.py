@@ -1,4 +1,4 @@
-"""What the demo's numbers say, in sentences, and the words that its page uses."""
+"""Sentences about the demo's numbers, and the words that its page uses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _COUNTS = dict(enumerate(("Two", "Three", "Four", "Five", "Six", "Seven", "Eight
 
 
 def on_chains(chains: int, rhat: Sequence[float] | None) -> str:
-    """How many chains sampled the posterior, and whether they agree.
+    """Say how many chains sampled the posterior, and whether they agree.
 
     Args:
         chains: how many.
@@ -81,7 +81,7 @@ def on_chains(chains: int, rhat: Sequence[float] | None) -> str:
 
 
 def on_distances(table: Table, reference: str) -> str:
-    """Who cannot be told from a reference, and who is farthest, with symmetries removed.
+    """Name the methods that are nearest to a reference and farthest, with symmetries removed.
 
     Args:
         table: of distances, one row for each method.
@@ -105,7 +105,7 @@ def on_distances(table: Table, reference: str) -> str:
 
 
 def on_predictions(table: Table) -> str:
-    """Who predicts best, by likelihood, and who detects best.
+    """Name the method that predicts best, by likelihood, and the one that detects best.
 
     Args:
         table: of predictions, rows of one and of several modes.
@@ -126,7 +126,7 @@ def on_predictions(table: Table) -> str:
 
 
 def on_taus(curves: Mapping[str, Tensor]) -> str:
-    """How often units still change places at the beginning and at the end of runs.
+    """Say how often units still change places at the beginning and at the end of runs.
 
     Args:
         curves: values of tau by run.
@@ -144,7 +144,7 @@ def on_taus(curves: Mapping[str, Tensor]) -> str:
 
 
 def on_masses(table: Table) -> str:
-    """How much of the penalty is free.
+    """Say how much of the penalty is free.
 
     Args:
         table: of masses, with quantiles over networks.
@@ -158,7 +158,7 @@ def on_masses(table: Table) -> str:
 
 
 def on_pairs(table: Table) -> str:
-    """Whether any two networks are one function, in two different ways.
+    """Say whether any two networks are nearly one function.
 
     Args:
         table: of what pairs of networks disagree about, in and out of distribution, in nats.

@@ -1,4 +1,4 @@
-"""How close posteriors are to one that was sampled: in weights, in functions, in predictions."""
+"""Distances of posteriors to one that was sampled: in weights, functions and predictions."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def fidelity(
 
 
 def options_for(samples: int, seed: int, device: str | None = None) -> Options:
-    """How posteriors are compared with one that was sampled.
+    """Options to compare posteriors with one that was sampled.
 
     Args:
         samples: networks drawn from every mode.
@@ -129,7 +129,7 @@ def options_for(samples: int, seed: int, device: str | None = None) -> Options:
 def scored(
     reference: str, posteriors: Mapping[str, str], folder: Path, options: Options
 ) -> Comparison:
-    """All numbers of posteriors beside a reference; some of them may have failed.
+    """All numbers of posteriors beside a reference. Some of them may have failed.
 
     Args:
         reference: its name, or a bank.
@@ -153,7 +153,7 @@ def numbers_by_method(comparison: Comparison) -> dict[str, Numbers]:
 
 
 def cost_of(place: Location) -> dict[str, float]:
-    """What a run has cost, if the callback `TrainingCost` has watched it."""
+    """Read the cost of a run, if the callback `TrainingCost` has watched it."""
     file = place.file()
     for folder in (file, *list(file.parents)[:3]):
         if (folder / COST_FILE).is_file():
@@ -196,7 +196,7 @@ def _findings(
 
 
 def _why_unranked(reference: str, gold: bool | None, settings: Mapping[str, Any]) -> str:
-    """Why distances to a reference rank nothing; nothing if they do.
+    """The reason why distances to a reference rank nothing, empty if they do.
 
     Those of the package have a verdict, one of the user's own has chains that agree or do not.
     """
@@ -212,7 +212,7 @@ def _why_unranked(reference: str, gold: bool | None, settings: Mapping[str, Any]
 
 
 def _other_posteriors(config: Path, posteriors: Mapping[str, str]) -> list[str]:
-    """What approximates another posterior: of other data, with another prior or likelihood."""
+    """Notes on posteriors of other data, or with another prior or likelihood."""
     return [
         f"{name} has `{what}` {own}, the reference {wanted}: it is of another posterior."
         + (_MAY_HAVE_SEEN if what == "data" else "")

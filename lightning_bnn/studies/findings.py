@@ -74,7 +74,7 @@ class Findings:
 
 
 def publish(findings: Findings, folder: Path) -> None:
-    """Print the tables; write them (CSV, Markdown, JSON), the figures (PNG, SVG), TensorBoard.
+    """Print the tables, and write them and the figures, see `write_findings`.
 
     Args:
         findings: of a study.
@@ -86,7 +86,7 @@ def publish(findings: Findings, folder: Path) -> None:
 
 
 def write_findings(findings: Findings, folder: Path) -> None:
-    """Write tables (CSV, Markdown, JSON), figures (PNG, SVG) and TensorBoard; print nothing.
+    """Write tables (CSV, Markdown, JSON), figures (PNG, SVG) and TensorBoard, without printing.
 
     Args:
         findings: of a study.

@@ -21,7 +21,7 @@ __all__ = ["fitted_gaussians", "interpolation", "midpoint_kl"]
 
 @dataclass(frozen=True)
 class Scale:
-    """How finely the study computes."""
+    """The grid, the number of samples and the number of steps."""
 
     dims: Sequence[int]
     sigmas: Sequence[float]
@@ -109,7 +109,7 @@ def fitted_gaussians(dim: int, settings: Scale, seed: int) -> Fits:
 
 
 def _divergence(mean: Tensor, log_std: Tensor, far: Tensor, noise: Tensor) -> Tensor:
-    """KL(q || p) by samples; entropy of q in closed form."""
+    """KL(q || p) by samples, with the entropy of q in closed form."""
     z = mean + log_std.exp() * noise
     rest = z[..., 1:].square().sum(-1) / 2
     modes = torch.stack([z[..., 0].square() / 2, (z[..., 0] - far).square() / 2])
@@ -223,5 +223,5 @@ def _threshold(alphas: Tensor, measure: Tensor) -> tuple[float, float]:
 
 
 def _value_at(alphas: Tensor, measure: Tensor, alpha: float) -> float:
-    """The measure at a distance of the grid; NaN if there is none."""
+    """The measure at a distance of the grid, or NaN if there is none."""
     return math.nan if math.isnan(alpha) else float(measure[(alphas - alpha).abs().argmin()])

@@ -53,7 +53,7 @@ _CORRELATIONS_NOTE = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a method.
+    """The results and failures of a method.
 
     Attributes:
         numbers: with every seed that did not fail.
@@ -72,7 +72,7 @@ Boards = Mapping[tuple[str, int], Board]
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is run: everything but the reference and the budget."""
+    """The settings of the leaderboard, but for the reference and the budget."""
 
     entries: Mapping[str, Entry]
     seeds: int
@@ -124,7 +124,7 @@ def leaderboard(
 
 
 def _board(name: str, budget: int, plan: _Plan) -> Board:
-    """What becomes of all methods beside one reference, for one budget."""
+    """Train and score all methods beside one reference, for one budget."""
     settings = read_settings(reference_folder(name) / "config.yaml")
     data: Any = read_reference(name)[1].source
     texts = {
@@ -159,7 +159,7 @@ def _add(board: Board, seed: int, comparison: Comparison, runs: Mapping[str, Run
 
 
 def _findings(found: Mapping[tuple[str, int], Board], plan: _Plan) -> Findings:
-    """Tables of all; what compares methods is beside gold only."""
+    """Tables of all references, and comparisons of methods beside gold ones."""
     gold = {(name, budget): board for (name, budget), board in found.items() if is_gold(name)}
     tables = {
         f"{name}-{budget}": board_table(name, budget, board, (name, budget) in gold)
@@ -205,7 +205,7 @@ def board_table(name: str, budget: int, board: Board, gold: bool) -> Table:
 
 
 def _over_seeds(of_seeds: Sequence[Mapping[str, float]]) -> dict[str, Measured]:
-    """Every number that all seeds have; none without any seed."""
+    """Every number that all seeds have, or none without any seed."""
     names = set.intersection(*(set(numbers) for numbers in of_seeds)) if of_seeds else ()
     return {
         name: spread(torch.tensor([numbers[name] for numbers in of_seeds], dtype=torch.float64))
@@ -218,7 +218,7 @@ def _first(numbers: Mapping[str, Measured], names: Mapping[str, str]) -> float:
 
 
 def _correlations(found: Boards) -> Table:
-    """Whether what is closer to the posterior is better in use."""
+    """Rank correlations of closeness to the posterior and quality of predictions."""
     from scipy.stats import spearmanr
 
     rows: list[list[Cell]] = []

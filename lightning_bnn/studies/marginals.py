@@ -133,7 +133,7 @@ def _tests(form: str, stack: Params, sym: Symmetries) -> list[list[Cell]]:
 
 
 def _smallest(p: Tensor) -> float:
-    """The smallest p-value times the number of tests; NaN where there is none."""
+    """The smallest p-value times the number of tests, or NaN where there is none."""
     return min(1.0, float(p.min()) * p.numel()) if p.numel() else math.nan
 
 

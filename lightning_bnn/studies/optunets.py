@@ -13,13 +13,13 @@ _METHODS, _MODES = ("laplace", "swag", "sghmc", "dropout", "mfvi"), 10
 
 
 def optunet_jobs() -> list[Job]:
-    """Five methods; the reference and the ensemble are networks of the bank `mnist_optunets`."""
+    """Five methods. The reference and the ensemble are networks of the bank `mnist_optunets`."""
     modes = {"model.init_args.members": _MODES}
     return [Job(name, f"mnist_p1_{name}", modes) for name in _METHODS]
 
 
 def optunets(out: str) -> dict[str, Run]:
-    """Train them; about an hour of one core. What is trained already is not trained again.
+    """Train them in about an hour of one core, but for those that are trained already.
 
     Args:
         out: folder of the runs.

@@ -18,7 +18,7 @@ __all__ = ["ENSEMBLES", "Population", "Recipe", "population"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a population is trained.
+    """The preset and the size of a population that is trained.
 
     Attributes:
         preset: name of a configuration with ``members``.
@@ -33,7 +33,7 @@ class Recipe:
     epochs: int | None = None
 
     def overrides(self) -> dict[str, Any]:
-        """What to change in the preset."""
+        """The settings of the preset that are changed."""
         changes: dict[str, Any] = {"model.init_args.members": self.members}
         if self.epochs is not None:
             changes["trainer.max_epochs"] = self.epochs
@@ -76,7 +76,7 @@ def population(
     seed: int = 0,
     **changes: int | None,
 ) -> Population:
-    """Networks from disk, or trained now; those that were trained before are read.
+    """Read networks from disk, or train them unless this was done before.
 
     Args:
         study: name of the study that asks for them.

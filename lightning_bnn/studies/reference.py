@@ -149,7 +149,7 @@ def _licence(class_path: str, init_args: Mapping[str, Any] | None = None) -> str
 
 
 def _store(source: Path, target: Path) -> None:
-    """The networks of a bank in one file; of many large ones every number in sixteen bits."""
+    """Store the networks of a bank in one file, in sixteen bits if it is large."""
     with CheckpointBank(source, "r") as bank:
         networks, records = bank[:], bank.records
     large = sum(t.nbytes for t in networks.values()) > _LARGE

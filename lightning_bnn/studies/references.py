@@ -79,7 +79,7 @@ def _verdicts(cards: Mapping[str, Card], now: Mapping[str, Card]) -> Table:
 
 
 def _as_on(card: Card, moved: Sequence[str]) -> str:
-    """Whether the draws and their numbers are those of the card."""
+    """Tell whether the draws and their numbers are those of the card."""
     if digest_of_networks(reference_folder(card.name) / "bank") != card.sha256:
         return "OTHER DRAWS THAN THE CARD'S"
     return "NOT AS ON THE CARD" if moved else "as on the card"

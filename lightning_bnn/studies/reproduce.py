@@ -87,7 +87,7 @@ def _run_all(steps: Sequence[Step], root: Path, seeds: int, size: Size, again: b
 
 
 def _run(step: Step, root: Path, seed: int, size: Size, again: bool) -> None:
-    """Call a study, unless it has finished; what goes wrong is kept in its record."""
+    """Call a study unless it has finished, and record failures."""
     key, record = key_of_step(step, root, seed, size), read_record(root, step, seed)
     if not again and (record.key, record.state) == (key, "finished"):
         return
@@ -137,7 +137,7 @@ def _claims_table(paper: str, rows: Sequence[Judged]) -> Table:
 
 
 def _criteria(rows: Sequence[Judged]) -> Table:
-    """What every verdict was decided by."""
+    """The criteria of every verdict, and the answers to them."""
     words = {True: "yes", False: "no", None: "within the errors"}
     cells: list[list[Cell]] = [
         [row.claim.section, row.claim.text, check, words[met]]
@@ -224,7 +224,7 @@ def _merged(tables: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _cell(found: Sequence[Any]) -> Cell | None:
-    """One cell of all seeds; None if they cannot be brought together."""
+    """One cell of all seeds, or None if they cannot be brought together."""
     if any(isinstance(cell, str) for cell in found):
         return found[0] if len(set(map(str, found))) == 1 else None
     if len(found) == 1 and isinstance(found[0], Mapping):

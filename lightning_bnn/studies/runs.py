@@ -60,7 +60,7 @@ class Job:
 
     @property
     def command(self) -> str:
-        """What a user would type to train the same."""
+        """The commands by which a user trains the same."""
         changes = "".join(f" --{name} {value}" for name, value in self.overrides.items())
         preset = f"lightning-bnn presets {self.preset} > {self.preset}.yaml"
         return f"{preset}; lightning-bnn fit -c {self.preset}.yaml{changes}"
@@ -80,7 +80,7 @@ class Job:
 
 
 def reseeded(job: Job, seed: int) -> Job:
-    """The same job from other starts, on the same data; with seed 0 it is the job as it stands.
+    """The same job from other starts, on the same data. With seed 0 it is the job as it stands.
 
     Args:
         job: whose preset may have a seed of its own.
@@ -95,7 +95,7 @@ def reseeded(job: Job, seed: int) -> Job:
 
 @dataclass(frozen=True)
 class Run:
-    """What a job has left behind.
+    """A finished job and its folder.
 
     Attributes:
         job: the job.
@@ -107,7 +107,7 @@ class Run:
 
     @property
     def place(self) -> Location:
-        """Where its posterior can be read from."""
+        """The location of its posterior."""
         return Location(self.folder)
 
     def problem(self) -> Problem:
@@ -143,7 +143,7 @@ def run_jobs(jobs: Sequence[Job], folder: Path) -> dict[str, Run]:
 
 
 def _prepared(run: Run) -> bool:
-    """Whether nothing is left to do; what cannot be continued is removed.
+    """Tell whether a run has finished, and remove one that cannot be continued.
 
     That is what other settings have made, and what was killed before its first checkpoint: draws in
     a bank are of no use without.
@@ -224,7 +224,7 @@ class _NowAndThen(ModelCheckpoint):
 
 
 class _Epochs(L.Callback):
-    """Moves the bar of all runs; epochs from before an interruption count at once."""
+    """Moves the bar of all runs. Epochs from before an interruption count at once."""
 
     def __init__(self, bar: Any) -> None:
         self.bar = bar

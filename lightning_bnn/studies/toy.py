@@ -97,7 +97,7 @@ def forms_of(networks: Params, sym: Symmetries) -> dict[str, Params]:
 
 
 def _rows(forms: Mapping[str, Tensor], trained: int) -> list[list[Cell]]:
-    """Where the weights lie, and whether both have one distribution."""
+    """The distribution of the weights, and tests of whether both have the same."""
     from scipy.stats import ks_2samp
 
     raw = forms["as trained"]

@@ -42,7 +42,7 @@ _PRIOR_STD, _START_STD, _START_SPREAD, _RATE = 1.0, 0.05, 0.1, 5e-3
 
 @dataclass(frozen=True)
 class Result:
-    """Numbers of every seed for one method and slope; ELBOs are divided by the examples."""
+    """Numbers of every seed for one method and slope. ELBOs are divided by the examples."""
 
     alpha: float
     method: str

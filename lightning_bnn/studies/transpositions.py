@@ -43,7 +43,7 @@ Pairs = Mapping[int, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Scale:
-    """How many networks are trained, on what, and for how long."""
+    """The number of networks, their data, and the length of training."""
 
     mnist: bool
     hidden: int
@@ -150,7 +150,7 @@ class _Study:
         return permutations, float(sum(int(count_swaps(p)) for p in permutations))
 
     def barrier(self, a: Params, b: Params, points: int = 11) -> float:
-        """How far the loss rises on the line between two networks, on the training data."""
+        """The barrier of the loss on the line between two networks, on the training data."""
         return barrier(self.model, a, b, self.batches, points=points).height
 
     def pair(self, network: Params, reference: Params) -> dict[str, float]:

@@ -36,7 +36,7 @@ _FIRST_OF_TUNING = 1000
 
 @dataclass(frozen=True)
 class Scale:
-    """How many networks are trained, on what, and for how long."""
+    """The number of networks, their data, and the length of training."""
 
     plain: str
     symmetrized: str
@@ -74,7 +74,7 @@ def width(
     starts: list[float] | None = None,
     out: str = "studies/width",
 ) -> None:
-    """Train symmetrized and mean-field VI at several widths; print accuracy and both ELBOs.
+    """Train symmetrized and mean-field VI at several widths. Print accuracy and both ELBOs.
 
     Accuracies are of the mean of 1000 networks. SGM is the paper's estimate with K permutations,
     "ours" the Bethe bound of the permanent, which draws nothing. L^G is bounded from below by the
@@ -139,7 +139,7 @@ def _chosen(settings: Scale, units: int, folder: Path) -> dict[str, Any]:
 
 @torch.no_grad()
 def _criterion(run: Run, networks: int) -> float:
-    """Negative log-likelihood on validation data; where there are none, minus the ELBO."""
+    """Negative log-likelihood on validation data, or minus the ELBO without such data."""
     module, problem = run.module(), run.problem()
     held_out = problem.validation_set()
     if held_out is None:

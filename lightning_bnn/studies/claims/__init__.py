@@ -1,1 +1,1 @@
-"""What the papers claim, and how numbers of the studies decide whether it holds here."""
+"""The papers' claims, and the verdicts that numbers of the studies give on them."""

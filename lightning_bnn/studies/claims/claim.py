@@ -13,7 +13,7 @@ __all__ = ["Claim", "Judged", "Judgement", "judged", "verdict_of"]
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the numbers say about a claim.
+    """The numbers about a claim, and its criteria.
 
     Attributes:
         here: the numbers, for people to read.
@@ -76,7 +76,7 @@ def judged(claim: Claim, evidence: Evidence) -> Judged:
 
 
 def verdict_of(checks: Mapping[str, Answer]) -> str:
-    """What follows from all criteria together.
+    """The verdict that follows from all criteria together.
 
     Args:
         checks: every criterion in words, and whether it is met; None is within the errors.

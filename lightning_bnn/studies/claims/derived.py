@@ -1,4 +1,4 @@
-"""What claims make of the numbers that they read: differences, ratios, the largest, the last."""
+"""Numbers derived from those that claims read: differences, ratios, the largest, the last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["DERIVED", "paired"]
 
 
 def paired(*operands: Quantities) -> dict[str, tuple[Quantity, ...]]:
-    """Numbers that have the same key; one without a key goes with every other.
+    """Numbers that have the same key. One without a key goes with every other.
 
     Args:
         *operands: numbers by key.
@@ -26,7 +26,7 @@ def paired(*operands: Quantities) -> dict[str, tuple[Quantity, ...]]:
 
 
 def _difference(one: Quantity, other: Quantity) -> Quantity:
-    """Its number takes the errors as independent; its values are differences seed by seed."""
+    """Its number takes the errors as independent. Its values are differences seed by seed."""
     values = [a - b for a, b in zip(one.values, other.values, strict=False)]
     return Quantity(values, minus(one.number, other.number))
 
@@ -70,7 +70,7 @@ def _at(place: Callable[[int], int], least: int = 1) -> Callable[[Quantities], Q
 
 
 def _names(x: Quantities) -> Quantities:
-    """What stands for the wildcard, as a number."""
+    """The text that the wildcard matches, as a number."""
     return {k: Quantity([float(k)] * len(q.values), Number(float(k))) for k, q in x.items()}
 
 
@@ -85,7 +85,7 @@ def _rank_correlation(x: Quantities) -> Quantities:
 
 
 def _bonferroni(x: Quantities) -> Quantities:
-    """The least p of all rows and seeds, times their number; NaN where a test has none."""
+    """The least p of all rows and seeds, times their number, or NaN where a test has none."""
     values = [v for q in x.values() for v in q.values]
     least = math.nan if any(map(math.isnan, values)) else min(values) * len(values)
     return {"": Quantity([least], Number(least))}

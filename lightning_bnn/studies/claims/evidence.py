@@ -123,7 +123,7 @@ class Evidence:
 
 
 def _columns(header: Sequence[str], column: str, where: str) -> dict[str, int]:
-    """Columns by heading; an exact heading goes before a pattern."""
+    """Columns by heading. An exact heading goes before a pattern."""
     one, _, pattern = column.partition(" ")
     if column in header:
         return {column: header.index(column)}

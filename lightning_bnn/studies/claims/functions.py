@@ -73,7 +73,7 @@ def _thresholds(column: str) -> tuple[str, Sequence[str], str]:
 
 
 def _jumps(e: Evidence, study: str) -> dict[float, list[tuple[float, float]]]:
-    """Where the Gaussian is last between the modes and first on one, by sigma."""
+    """The last distance between the modes and the first on one, by sigma."""
     last, first = (
         e.read(study, *_thresholds(c)) for c in ("last alpha between", "first alpha on a mode")
     )

@@ -40,7 +40,7 @@ class Number:
 
 
 def over_seeds(values: Sequence[int | float]) -> Number:
-    """Mean and deviation over repetitions; the doubt about the mean is Student's.
+    """Mean and deviation over repetitions. The doubt about the mean is Student's.
 
     Args:
         values: one for each repetition.

@@ -1,4 +1,4 @@
-"""What has become of every step: finished with which settings, failed why, after how long."""
+"""Records of the steps: settings, state, reason of a failure, and time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECONDS_BETWEEN = 5.0
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of one repetition of a step.
+    """The record of one repetition of a step.
 
     Attributes:
         key: digest of the settings that it was called with.
@@ -59,7 +59,7 @@ def key_of_step(step: Step, root: Path, seed: int, size: Size) -> str:
 
 
 def read_record(root: Path, step: Step, seed: int) -> Record:
-    """What earlier calls have left; an empty record if there is none, or none that can be read."""
+    """Read the record of earlier calls, or an empty one if none can be read."""
     try:
         return Record(**json.loads(_file(root, step, seed).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -147,7 +147,7 @@ def _why(step: Step, record: Record) -> str:
 
 
 def _results(folder: Path) -> dict[str, Any]:
-    """What a study has written; of a comparison with the rows of its posteriors."""
+    """Read the results of a study, with the rows of its posteriors if it compares any."""
     file = folder / "results.json"
     if not file.is_file():
         return {}

@@ -48,7 +48,7 @@ class Step:
         return range(count) if self.seeded else (0,)
 
     def folder(self, root: Path, seed: int) -> Path:
-        """Where a repetition writes to."""
+        """The folder that a repetition writes to."""
         return root / self.name / f"seed_{seed}" if self.seeded else root / self.name
 
     def arguments(self, root: Path, seed: int, size: Size) -> dict[str, Any]:
@@ -67,12 +67,12 @@ class Step:
         return {**arguments, "out": str(self.folder(root, seed))}
 
     def function(self) -> Any:
-        """The study itself; it is imported now."""
+        """Import the function of the study."""
         return getattr(importlib.import_module(f"lightning_bnn.studies.{self.study}"), self.study)
 
 
 def chosen_steps(only: Sequence[str]) -> list[Step]:
-    """The steps of papers, or those with names; all if nothing is named.
+    """Select the steps of papers, or those with names, by default all.
 
     Args:
         only: names of papers and steps.

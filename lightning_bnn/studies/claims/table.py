@@ -157,7 +157,7 @@ def _numbers(e: Evidence, part: Mapping[str, Any]) -> dict[str, Quantities]:
 
 
 def _met(check: Mapping[str, Any], found: Mapping[str, Quantities]) -> Answer:
-    """Operands that are lists go together one by one; a single one goes with each of a list."""
+    """Operands that are lists go together one by one. A single one goes with each of a list."""
     relation = next(iter(check))
     columns = [_listed(operand) for operand in check[relation]]
     count = max(map(len, columns))
