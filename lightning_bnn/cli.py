@@ -25,7 +25,7 @@ COMMANDS = {
     "merge": "bring networks of files, banks and runs into one frame, and average them",
     "diff": "tell whether two networks in files are the same, one trained further, or unrelated",
 }
-"""What each command does; the function of its name lives in ``commands/<name>.py``."""
+"""Commands, whose functions live in ``commands/<name>.py``."""
 TRAINING = {
     "fit": "train a posterior over the weights of a network, as a YAML file says",
     "validate": "judge a posterior on the validation data",
@@ -59,7 +59,7 @@ REFERENCES = {
     "fidelity": "score posteriors by their distance to one that was sampled, closest first",
     "leaderboard": "score all methods against the sampled posteriors, at equal cost in gradients",
 }
-"""What posteriors are compared with; the functions live in ``studies/<name>.py``, too."""
+"""Commands about references, whose functions live in ``studies/<name>.py``, too."""
 _LIGHT = ("__future__", "typing", "collections.abc", "lightning_bnn.commands.architecture")
 _SEVERAL = {"sources": str, "weights": float}
 """Arguments that take several words."""

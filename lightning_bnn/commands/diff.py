@@ -32,7 +32,7 @@ EXIT_CODES: Mapping[str, int] = {
     "copy that was trained on": 3,
     "independent": 4,
 }
-"""What the shell is told; 2 are mistakes, 1 is a crash."""
+"""Exit codes of the command. 2 stands for mistakes, 1 for a crash."""
 _SAME_OUTPUTS = 2e-3
 _GAIN = 25  # of relative errors, from weights to outputs
 _ARITHMETIC = 2e-6  # of symmetries that act in float32
@@ -91,7 +91,7 @@ def diff(
 
 
 def _are_equal(networks: DiskNetworks) -> bool:
-    """Whether files hold the same numbers; two tensors are in memory at a time."""
+    """Compare the numbers of both files, with two tensors in memory at a time."""
     a, b = networks.files
     return all(torch.equal(a.read(n), b.read(n)) for n in shown(a.places, "comparing"))
 
@@ -154,7 +154,7 @@ class Report:
         return "\n".join([*_steps(self.difference), "", *_lines(self), "", _verdict(self)])
 
     def json(self) -> dict[str, Any]:
-        """All numbers as plain types; what is no number is null."""
+        """Return all numbers as plain types, and null for what is not a number."""
         d = self.difference
         return {
             "verdict": self.verdict,
@@ -178,7 +178,7 @@ class Report:
 
 
 def verdict_of(difference: Difference, outputs: float, rounding: float) -> Verdict:
-    """What two networks are to each other.
+    """Decide what two networks are to each other.
 
     Args:
         difference: in weights.
@@ -250,7 +250,7 @@ def _verdict(report: Report) -> str:
 
 # ------------------------------------------------------------ files
 def check_out(out: str | None, overwrite: bool) -> Path | None:
-    """Where the numbers go: refused before the work begins.
+    """Check where the numbers go, before the work begins.
 
     Args:
         out: what the user has written.

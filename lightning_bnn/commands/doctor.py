@@ -27,7 +27,7 @@ from lightning_bnn.settings_files import read_settings
 __all__ = ["FAULTY", "doctor"]
 
 FAULTY = 3
-"""What the shell is told if there is a fault; 2 are mistakes, 1 is a crash."""
+"""Exit code if there is a fault. 2 stands for mistakes, 1 for a crash."""
 _TRAINING, _HELD_OUT = 512, 2000
 
 
@@ -126,7 +126,7 @@ def _joined(batches: StoredBatches, most: int) -> Examples | None:
 
 
 def _chains(posterior: StoredPosterior) -> Params:
-    """Chains of networks in order, as long as the shortest; nothing if they are too short."""
+    """Stack chains of networks in order, as long as the shortest, unless it is too short."""
     stacks = [mode.networks for mode in posterior.modes if isinstance(mode, Empirical)]
     times = min((len(next(iter(stack.values()))) for stack in stacks), default=0)
     if times < LEAST:
@@ -135,7 +135,7 @@ def _chains(posterior: StoredPosterior) -> Params:
 
 
 def _settings(settings: Mapping[str, Any], problem: Problem) -> Settings:
-    """What a configuration asks for."""
+    """Read the settings that a configuration asks for."""
     model = settings.get("model") or {}
     arguments = model.get("init_args") or {}
     kind = getattr(modules, str(model.get("class_path", "")).rpartition(".")[2], None)
@@ -165,7 +165,7 @@ def _prior_std(kind: Any, arguments: Mapping[str, Any]) -> float | None:
 
 
 def _number(value: Any, otherwise: Any = 1.0) -> Any:
-    """A number of a configuration; in YAML ``1e-3`` is a word, which Python reads as a number."""
+    """Read a number of a configuration, also ``1e-3``, which YAML takes for a word."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -178,7 +178,7 @@ def _size(problem: Problem) -> int | None:
 
 
 def _curves(place: Location) -> Mapping[str, Sequence[float]]:
-    """What the callback has seen, if it has watched the run."""
+    """Read the curves of the callback, if it has watched the run."""
     file = place.file()
     folders: Iterable[Path] = (file, *list(file.parents)[:3])
     found = next((f / REPORT_FILE for f in folders if (f / REPORT_FILE).is_file()), None)

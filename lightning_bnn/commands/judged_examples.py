@@ -70,7 +70,7 @@ class Examples:
         return Examples(batches, self.source)
 
     def __str__(self) -> str:
-        """How many there are, and where they are from."""
+        """State their number and their source."""
         return f"{sum(len(y) for _, y in self.batches)} examples of {self.source}"
 
 

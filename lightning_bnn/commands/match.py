@@ -111,7 +111,7 @@ class _Pair:
         self.examples = None if examples is None else examples.fitted(self.model, self.a)
 
     def numbers(self, move: Move) -> dict[str, float]:
-        """How far the networks are from each other once the first has moved."""
+        """Measure the distance of the networks once the first has moved."""
         numbers = {"distance": distance(self.a, self.b, move)}
         if self.examples is not None:
             a = {name: move(self.a.__getitem__, name) for name in self.a}

@@ -98,7 +98,7 @@ def merge(
 
 # ------------------------------------------------------------ reading
 def _has_members(stored: Any, names: NetworkNames) -> bool:
-    """Whether a file is of a module of this package, which has a stack of networks."""
+    """Recognise a file of a module of this package, which has a stack of networks."""
     name, tensor = next(iter(names.tensors.items()))
     place = stored.tensors.get(f"networks.{name}")
     return place is not None and place.shape[1:] == tensor.shape
@@ -107,7 +107,7 @@ def _has_members(stored: Any, names: NetworkNames) -> bool:
 def _read(
     path: Path, file: FittedNetwork | None, module: nn.Module, last: int | None, prefix: str | None
 ) -> Params:
-    """Read all networks of a source as a stack; half precision becomes float32."""
+    """Read all networks of a source as a stack, half precision as float32."""
     if file is None:
         stack = read_networks(path, module, last, prefix)[0]
     else:
@@ -223,7 +223,7 @@ def _form(
 def _target(
     out: str | None, form: FittedNetwork | None, files: Iterable[FittedNetwork], overwrite: bool
 ) -> Path | None:
-    """Check where to write; None where only numbers are asked for."""
+    """Check where to write, or return None where only numbers are asked for."""
     suffix = Path(out or "").suffix
     if out is None or (form is not None and suffix not in (".pt", ".ckpt")):
         stored = [] if form is None else [form.stored]

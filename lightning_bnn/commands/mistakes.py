@@ -59,7 +59,7 @@ def building(what: str) -> Iterator[None]:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether a file of this package has raised it."""
+    """Tell whether a file of this package has raised it."""
     return Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(_PACKAGE)
 
 

@@ -96,7 +96,7 @@ def code_of_the_user(what: str) -> Iterator[None]:
 
 
 def imported(path: str) -> Any:
-    """What stands under an import path, which is refused in one sentence."""
+    """Import an object by its path, or refuse that in one sentence."""
     name_of_module, _, name = path.replace(".py:", ".").replace(":", ".").rpartition(".")
     if not name_of_module:
         raise ValueError(f"`{path}` is no import path: write package.module.Class.")
@@ -164,6 +164,6 @@ def transformers_example(network: Any, text: str) -> tuple[Tensor, ...]:
 
 
 def names_in_files(network: nn.Module) -> NetworkNames:
-    """What the network calls its tensors, with what files of transformers may leave out."""
+    """List the names of tensors, and those that files of transformers may omit."""
     ignored = getattr(network, "_keys_to_ignore_on_load_unexpected", None) or ()
     return NetworkNames.of(network, getattr(network, "base_model_prefix", ""), sorted(ignored))

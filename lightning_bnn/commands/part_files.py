@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file at once or not at all; it is on the disk when this returns."""
+    """Write a file to the disk, as a whole or not at all."""
     with _draft_of(path) as file:
         file.write(text)
         file.flush()
@@ -50,7 +50,7 @@ def _draft_of(path: Path) -> Iterator[IO[str]]:
 
 
 def read_object(path: Path, remedy: str) -> dict[str, Any]:
-    """What a file of JSON says under names.
+    """Read an object from a file of JSON.
 
     Args:
         path: the file.
@@ -66,7 +66,7 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def summary_in(folder: Path, first: int, last: int) -> dict[str, Any] | None:
-    """What a part that is finished says of its members; None while it is not."""
+    """Read the summary of a finished part, or return None while it is not finished."""
     path, remedy = folder / "part.json", "remove it, and its members are trained again"
     if not path.is_file():
         return None
@@ -87,7 +87,7 @@ def summary_in(folder: Path, first: int, last: int) -> dict[str, Any] | None:
 
 
 def progress_in(folder: Path) -> float:
-    """How much of a part is done, from 0 to 1, as far as its file says."""
+    """Read from its file how much of a part is done, from 0 to 1."""
     try:
         done = float((folder / "progress").read_text())
     except (OSError, ValueError):  # not begun, or torn
@@ -96,7 +96,7 @@ def progress_in(folder: Path) -> float:
 
 
 def whole_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint whose bytes are as they were written; damaged ones are warned about."""
+    """Find the last checkpoint whose bytes are whole, and warn of damaged ones."""
     newest_first = sorted(folder.glob("*.ckpt"), key=lambda p: p.stat().st_mtime, reverse=True)
     for path in newest_first:
         if is_whole(path):

@@ -71,12 +71,12 @@ class Part:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """Its seconds, losses and members that are left out, once it is finished; None before."""
+        """Its seconds, losses and omitted members once it is finished, None before."""
         return summary_in(self.folder, self.first, self.last)
 
     @property
     def progress(self) -> float:
-        """How much of its training is done, from 0 to 1."""
+        """The share of its training that is done, from 0 to 1."""
         return progress_in(self.folder) if self.summary is None else 1.0
 
 
@@ -93,7 +93,7 @@ def train_part(part: Part, tick: Callable[[], None]) -> None:
 
 
 def networks_of(part: Part) -> tuple[CheckpointBank, list[dict[str, Any]]]:
-    """The bank of a part, and a record of every network; members count through all parts."""
+    """Open the bank of a part, with records whose members count through all parts."""
     bank = CheckpointBank(part.bank, "r")
     losses = (part.summary or {}).get("losses")
     records = []

@@ -115,7 +115,7 @@ def _ranges(folder: Path, members: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _range_of(folder: Path) -> tuple[int, int] | None:
-    """The members that a folder is for; None if its name says nothing about members."""
+    """Read the members of a part from the name of its folder, if it is one."""
     name = _FOLDER.fullmatch(folder.name)
     if name is None or int(name[1]) >= int(name[2]):
         return None

@@ -109,7 +109,7 @@ def _check_trainer(trainer: dict[str, Any]) -> None:
 
 # ------------------------------------------------------------ identity
 def identity_of(settings: dict[str, Any], every_n_epochs: int | None) -> dict[str, Any]:
-    """What two commands must have in common to be about the same population.
+    """Return what two commands must have in common to train the same population.
 
     Args:
         settings: the configuration.
@@ -162,7 +162,7 @@ def write_identity(folder: Path, settings: dict[str, Any], identity: dict[str, A
 
 
 def _has_settings(folder: Path) -> bool:
-    """Whether the configuration is there and whole, for whoever judges the networks."""
+    """Tell whether the configuration is there and whole, as evaluation needs it."""
     try:
         return isinstance(yaml.safe_load((folder / "config.yaml").read_bytes()), dict)
     except (FileNotFoundError, ValueError, yaml.YAMLError):
@@ -170,13 +170,13 @@ def _has_settings(folder: Path) -> bool:
 
 
 def _adds_rates(recorded: dict[str, Any], identity: dict[str, Any]) -> bool:
-    """Whether learning rates of further members have come."""
+    """Tell whether there are learning rates of further members."""
     before, now = recorded.get(_RATES), identity.get(_RATES)
     return isinstance(now, list) and (not isinstance(before, list) or len(now) > len(before))
 
 
 def _recorded_in(folder: Path) -> dict[str, Any] | None:
-    """What the population in a folder is; None if there is none."""
+    """Read the identity of the population in a folder, or return None."""
     path, remedy = folder / "population.json", "put back a copy, or choose another folder"
     if not path.is_file():
         return None
@@ -187,12 +187,12 @@ def _recorded_in(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether it is nothing that a command leaves here which was killed at its start."""
+    """Tell whether it is not one of the files that a killed command leaves."""
     return path.name != ".lock" and not path.name.startswith(".population.json.")
 
 
 def _differing(recorded: dict[str, Any], identity: dict[str, Any]) -> list[str]:
-    """Settings that are not the same; rates of further members may be added."""
+    """List settings that differ, except for rates of further members."""
     names = [n for n in {**recorded, **identity} if recorded.get(n) != identity.get(n)]
     before, now = recorded.get(_RATES), identity.get(_RATES)
     if isinstance(before, list) and isinstance(now, list):

@@ -90,7 +90,7 @@ def _masses(params: P.Params, sym: Symmetries) -> list[str]:
 
 # ------------------------------------------------------------ checkpoint
 def _load(model: nn.Module, path: Path, prefix: str | None) -> str:
-    """Load a state dict, whose names may have a common prefix; returns a sentence about it."""
+    """Load a state dict, whose names may have a common prefix, and describe it."""
     if not path.is_file():
         raise ValueError(f"`--checkpoint`: there is no file {path}.")
     try:

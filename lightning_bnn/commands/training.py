@@ -40,7 +40,7 @@ class TrainingCLI(LightningCLI):
     """LightningCLI that prints the results of a test once, one row for each set."""
 
     def before_instantiate_classes(self) -> None:
-        """Execute nothing in checkpoints, as Lightning does with those of a URL; no table of it."""
+        """Execute nothing in checkpoints, and leave out the table of Lightning."""
         settings = self.config[self.subcommand]
         if settings.get("weights_only", True) is None:
             settings.weights_only = True
@@ -119,7 +119,7 @@ class TrainingCLI(LightningCLI):
 
 
 def _joined(predictions: Sequence[Any]) -> Any:
-    """Batches of our modules as one dict of tensors; those of others as they are."""
+    """Join batches of our modules in one dict of tensors, and return others as they are."""
     if not all(isinstance(p, Prediction) for p in predictions):
         return predictions
     means = [p.mean if isinstance(p.mean, Tensor) else p.mean._asdict() for p in predictions]
@@ -211,7 +211,7 @@ def _changed(settings: Any) -> str:
 
 
 def _only(name: str) -> type[TrainingCLI]:
-    """The command line of one of the four; to build the parsers of the others takes a while."""
+    """Make the command line of one of the four, since building all parsers takes a while."""
     known = {name: TrainingCLI.subcommands()[name]}
     return type("TrainingCLI", (TrainingCLI,), {"subcommands": staticmethod(lambda: known)})
 
@@ -228,7 +228,7 @@ def _check_checkpoint(path: str) -> None:
 
 
 def checkpoint_folders(trainer: Any, configs: Iterable[str | Path]) -> list[Path]:
-    """Where a run has left its checkpoints.
+    """List the folders in which a run has left its checkpoints.
 
     The folder that its checkpoint callback was given; else beside its configuration, which is saved
     with its logs; else those of all runs below its logger's folder.
@@ -252,7 +252,7 @@ def checkpoint_folders(trainer: Any, configs: Iterable[str | Path]) -> list[Path
 
 
 def newest_checkpoint(folders: Sequence[Path], kind: str) -> Path | None:
-    """The checkpoint of a module of one class that was written last; None if there is none.
+    """Find the checkpoint of a module of one class that was written last, if any.
 
     Args:
         folders: where to look.
@@ -264,7 +264,7 @@ def newest_checkpoint(folders: Sequence[Path], kind: str) -> Path | None:
 
 
 def _kind_in(path: Path) -> str | None:
-    """The class that a checkpoint is of; None if it does not say, or cannot be read as it is."""
+    """Read the class that a checkpoint names, if it can be read and names one."""
     try:
         content = load(path, mmap=True)
     except ValueError:  # whoever loads it says what is wrong
