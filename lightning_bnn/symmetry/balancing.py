@@ -20,6 +20,7 @@ from lightning_bnn.symmetry.mass_problem import Posynomial
 __all__ = ["Balanced", "balance", "bound"]
 
 _LARGEST = 40_000  # entries of the Hessians of all members together that are solved as they are
+_MOST = 100  # products for a direction as long as terms may be on their way to zero
 _ROUGHEST = 0.1
 """Of the gradient, what a direction by conjugate gradients may leave open."""
 _FLAT = 1e-15
@@ -53,7 +54,9 @@ def balance(
     patience = most if patience is None else min(most, patience)
     while worst > tolerance and steps < (patience if math.isinf(worst) else most):
         steps += 1
-        directions = _directions(here, steps <= 4)
+        directions = _directions(
+            here, steps <= 4, _MOST if math.isinf(worst) else 4 * u.shape[1] + 10
+        )
         t = next(directions)
         gap = torch.minimum(gap, bound(here, t))
         last, worst = worst, float(_relative(gap, here).max())
@@ -88,7 +91,7 @@ def bound(here: Posynomial, t: Tensor | None = None) -> Tensor:
         here: the terms.
         t: the direction, ``(members, scales)``.
     """
-    t = next(_directions(here, False)) if t is None else t
+    t = next(_directions(here, False, _MOST)) if t is None else t
     product = here.laplacian(t)
     widest = here.logs(t).abs().amax(-1) * (2 if here.matrices else 1)
     quadratic = (t * product).sum(-1) / 2
@@ -97,7 +100,7 @@ def bound(here: Posynomial, t: Tensor | None = None) -> Tensor:
 
 
 # ------------------------------------------------------------ directions
-def _directions(here: Posynomial, first: bool) -> Iterator[Tensor]:
+def _directions(here: Posynomial, first: bool, most: int) -> Iterator[Tensor]:
     """Directions to be tried in turn: that of the ratios, that of the gradient, and parts of it."""
     inflow, outflow = (x.clamp_min(1e-300) for x in (here.inflow, here.outflow))
     ratios, gradient = (inflow / outflow).log(), here.inflow - here.outflow
@@ -110,7 +113,7 @@ def _directions(here: Posynomial, first: bool) -> Iterator[Tensor]:
     else:
         if first:
             yield -ratios / 2
-        t = _conjugate_gradients(here, -gradient)
+        t = _conjugate_gradients(here, -gradient, most)
     for k in range(30):
         yield t / 2**k
 
@@ -120,7 +123,7 @@ def _solved(slopes: Tensor, values: Tensor) -> Tensor:
     return -torch.linalg.solve_ex(slopes, values)[0]
 
 
-def _conjugate_gradients(here: Posynomial, b: Tensor) -> Tensor:
+def _conjugate_gradients(here: Posynomial, b: Tensor, most: int) -> Tensor:
     """Solve for a direction, all members at once, until the slowest is done.
 
     Far from the minimum a rough direction will do: what is left open is at most a tenth, and falls
@@ -133,14 +136,14 @@ def _conjugate_gradients(here: Posynomial, b: Tensor) -> Tensor:
     z = r / diagonal
     p, rz = z, (r * z).sum(-1)
     forcing = (rz / diagonal.sum(-1)).clamp(1e-26, _ROUGHEST**2)
-    stop = forcing * rz.clamp_min(1e-300) + 1e-36 * diagonal.sum(-1)
-    for _ in range(4 * b.shape[-1] + 10):
-        if not bool((rz > stop).any()):
-            break
+    stop = forcing * rz.clamp_min(1e-300) + 1e-32 * diagonal.sum(-1)
+    for _ in range(most):
         lp = here.laplacian(p)
         curvature = (p * lp).sum(-1)
         curved = curvature > _FLAT * (diagonal * p.square()).sum(-1)
-        alpha = torch.where((rz > stop) & curved, rz / curvature, 0)
+        if not bool((goes_on := (rz > stop) & curved).any()):
+            break
+        alpha = torch.where(goes_on, rz / curvature, 0)
         x, r = x + alpha[:, None] * p, r - alpha[:, None] * lp
         z = r / diagonal
         new = (r * z).sum(-1)

@@ -3,7 +3,7 @@ r"""Which terms of a mass go to zero at its least value, at infinite scales.
 A term with the exponent :math:`a \cdot u` allows directions d with :math:`a \cdot d \le 0` only, if
 it is not to grow. The terms that fall along any of these directions can vanish all together, for
 directions add up. Units that mass only enters, or only leaves, are moved first, one layer after the
-other; a linear program decides on circles.
+other. Then a graph decides for terms of two scales, and a linear program for those of several.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix, csr_matrix, diags, hstack, identity, vstack
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from lightning_bnn.symmetry.balancing import balance, bound
@@ -129,7 +130,8 @@ def recession(problem: Posynomial) -> Tensor:
         rows = _exponents(problem, k)
         key = rows.indptr.tobytes() + rows.indices.tobytes() + rows.data.tobytes()
         if key not in known:
-            known[key] = _steepest(rows)
+            several = rows.size and int(abs(rows).sum(1).max()) > 2
+            known[key] = _steepest(rows) if several else _off_cycles(rows)
         directions.append(torch.from_numpy(known[key]))
     return torch.stack(directions).to(problem.single)
 
@@ -151,6 +153,31 @@ def _exponents(problem: Posynomial, member: int) -> csr_matrix:
     if problem.free is not None:
         table = table @ diags(problem.free.cpu().numpy().astype(np.int64))
     return table[first] + table[second]
+
+
+def _off_cycles(rows: csr_matrix) -> NDArray[np.float64]:
+    """A direction in which all terms of two scales fall whose edge lies on no cycle.
+
+    The nodes are the scales with either sign, and one for what has no scale: none may be above the
+    node behind it, and those of a cycle are level.
+    """
+    n, rows = rows.shape[1], rows[np.diff(rows.indptr) > 0]
+    nodes = rows.indices + (n + 1) * (rows.data < 0)
+    first, last = nodes[rows.indptr[:-1]], nodes[rows.indptr[1:] - 1]
+    last = np.where(abs(rows).sum(1).A1 == 1, n, last)
+    opposite = np.concatenate([np.arange(n + 1, 2 * n + 1), [n], np.arange(n)])
+    edges = np.concatenate([[first, opposite[last]], [last, opposite[first]]], 1)
+    size = 2 * n + 1
+    graph = coo_matrix((np.ones(edges.shape[1], np.bool_), tuple(edges)), (size, size))
+    components = connected_components(graph, connection="strong")[1]
+    start, stop = components[edges].astype(np.int64)
+    start, stop = np.divmod(np.unique((start * size + stop)[start != stop]), size)
+    levels, before = np.zeros(size), -1.0
+    while levels.sum() > before:
+        before = levels.sum()
+        np.maximum.at(levels, stop, levels[start] + 1)
+    heights = levels[components]
+    return (heights[:n] - heights[n + 1 :]) / 2
 
 
 def _steepest(rows: csr_matrix) -> NDArray[np.float64]:

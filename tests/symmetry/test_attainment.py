@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_bnn import models
 from lightning_bnn import params as P
-from lightning_bnn.symmetry import canonicalise, discover, mass, min_mass, rescale
+from lightning_bnn.symmetry import balancing, canonicalise, discover, mass, min_mass, rescale
 from lightning_bnn.symmetry.mass_problem import Matrix, Posynomial, mass_problem
 from lightning_bnn.symmetry.recession import minimise, recession
 
@@ -87,6 +87,20 @@ def test_terms_of_any_size_may_vanish(kind, size):
         assert found.minimum * (1 - 1e-12) <= at <= found.mass * (1 + 1e-12)
         if found.attained:
             torch.testing.assert_close(at, found.minimum, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("kind", ZEROS)
+def test_conjugate_gradients_find_the_same_limit_and_do_not_wander(kind, monkeypatch):
+    params, sym, attained = with_zeros(kind)
+    expected = min_mass(params, sym).minimum
+    monkeypatch.setattr(balancing, "_LARGEST", 0)
+    products, multiply = [], Posynomial.laplacian
+    monkeypatch.setattr(Posynomial, "laplacian", lambda *a: products.append(1) or multiply(*a))
+    found = min_mass(params, sym)
+    torch.testing.assert_close(found.minimum, expected, rtol=1e-10, atol=1e-12)
+    assert bool(found.attained) == attained
+    assert found.gap < 1e-9
+    assert len(products) < 1200
 
 
 def _far_along(params, sym, found):
