@@ -224,16 +224,6 @@ def test_best_is_never_below_another_method_and_no_method_above_the_bound():
     assert named == pytest.approx(best.objective.tolist(), rel=1e-5)
 
 
-def test_a_stack_is_matched_as_its_members_are():
-    _, sym, stack = mlps(3)
-    reference = P.unstack(P.populate(models.mlp(6, [12, 10], 4), 1))[0]
-    together = match(stack, reference, sym, method="frank-wolfe")
-    for m, member in enumerate(P.unstack(stack)):
-        alone = match(member, reference, sym, method="frank-wolfe")
-        assert all(torch.equal(t[m], a) for t, a in zip(together, alone, strict=True))
-        assert together.objective[m] == pytest.approx(float(alone.objective))
-
-
 def test_flips_are_found_where_they_are_asked_for():
     torch.manual_seed(0)
     model = models.mlp(6, [12, 10], 3, nn.Tanh)

@@ -215,6 +215,20 @@ def test_units_that_leave_their_places_are_seen():
         assert far[0][0].bool().tolist() == [expected and k == 4 for k in range(12)]
 
 
+def test_a_jump_from_afar_is_seen():
+    """Networks that are always far from their mean are matched now and then, and when they jump."""
+    model, sym, _ = mlps(1)
+    frame, mean = RunningFrame(sym), P.of(model)
+    far = {n: t + 0.6 * t.std() * torch.randn(t.shape, generator=seeded(3)).to(t)
+           for n, t in mean.items()}  # fmt: skip
+    for _ in range(2):
+        assert same(frame.bring(far, mean, 1e-3), far)
+    assert frame.looks == 1
+    jumped = permute(far, sym, random_permutations(sym, seeded(4)))
+    assert same(frame.bring(jumped, mean, 1e-3), far)
+    assert frame.looks == 2
+
+
 def test_twins_do_not_start_searches():
     """Two units that are alike tie with each other: nothing is to be gained, now or later."""
     model, sym, _ = mlps(1)

@@ -1,4 +1,3 @@
-import itertools
 import logging
 
 import pytest
@@ -19,6 +18,7 @@ from lightning_bnn.symmetry import (
     random_permutations,
     transpositions,
 )
+from lightning_bnn.symmetry.matching.plan import Plan
 
 PLANTED = [c for c in CASES if c.name not in ("convnext", "mobilenet", "resnet")]
 
@@ -62,18 +62,6 @@ def test_resnet18_with_half_its_weights_noise():
     assert recovered(permute(planted, sym, match(planted, params, sym)), noisy)
 
 
-def test_one_hidden_layer_reaches_the_best_of_all_permutations():
-    a, b = models.mlp(4, [6], 3), models.mlp(4, [6], 3)
-    sym, x = discover(a, torch.randn(1, 4)), P.of(a)
-    target, _ = P.ravel(P.of(b))
-
-    def distance(p):
-        return float((P.ravel(permute(x, sym, [p]))[0] - target).norm())
-
-    best = min(distance(torch.tensor(p)) for p in itertools.permutations(range(6)))
-    assert distance(match(x, P.of(b), sym)[0]) == pytest.approx(best, rel=1e-5)
-
-
 def test_matching_never_moves_away_and_restarts_never_hurt():
     nets = [models.mlp(8, [12, 10, 9], 4) for _ in range(2)]
     a, b = map(P.of, nets)
@@ -90,50 +78,7 @@ def test_matching_never_moves_away_and_restarts_never_hurt():
     assert similarity(again) == scores[1]
 
 
-def test_a_stack_is_matched_member_by_member():
-    model = models.mlp(8, [12, 10], 4)
-    sym, stack, reference = discover(model, torch.randn(1, 8)), P.populate(model, 3), P.of(model)
-    together = match(stack, reference, sym)
-    for k, member in enumerate(P.unstack(stack)):
-        assert all(
-            torch.equal(t[k], a)
-            for t, a in zip(together, match(member, reference, sym), strict=True)
-        )
-    assert permute(stack, sym, together)["1.weight"].shape == (3, 12, 8)
-
-
 # ------------------------------------------------------------ activations
-def smooth_optunet():
-    """Groups and no dead units, which activations could not tell apart."""
-    layers = [nn.Conv2d(1, 2, 4), nn.Tanh(), nn.Conv2d(2, 10, 5, groups=2), nn.Tanh()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 10))
-
-
-@pytest.mark.parametrize("name", ["tanh mlp", "attention", "smooth optunet"])
-def test_activations_recover_a_planted_permutation(name):
-    if name == "smooth optunet":
-        model, x = smooth_optunet().double(), torch.randn(8, 1, 12, 12).double()
-    else:
-        model, x = next(c for c in CASES if c.name == name).make()
-    sym, params = discover(model, x), P.of(model)
-    planted, before = plant(params, sym, 0.0)
-    batches = [torch.randn_like(x) for _ in range(4)]
-    found = permute(planted, sym, match_activations(model, planted, params, sym, batches))
-    assert recovered(found, before)
-
-
-def test_samples_of_one_posterior_are_matched_as_a_whole():
-    model = models.mlp(8, [12], 4, nn.Tanh).double()
-    sym, params = discover(model, torch.randn(1, 8)), P.of(model)
-    (p,) = random_permutations(sym)
-    samples = {n: t + 0.05 * torch.randn(10, *t.shape).double() for n, t in params.items()}
-    batches = [(torch.randn(64, 8).double(), torch.zeros(64)) for _ in range(3)]
-    found = match_activations(model, permute(samples, sym, [p]), params, sym, batches, average=True)
-    assert torch.equal(p[found[0]], torch.arange(12))
-    single = match_activations(model, permute(samples, sym, [p]), params, sym, batches)
-    assert single[0].shape == (10, 12)
-
-
 class Multiplied(nn.Module):
     """Weights that no matrix product multiplies."""
 
@@ -248,9 +193,12 @@ def test_products_inside_of_fused_layers_are_seen(caplog):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("apart", [1e-2, 1e-4, 1e-5])
 @pytest.mark.parametrize("method", ["ascent", "best"])
-def test_nearly_equal_units_come_back_to_their_places(dtype, apart, method):
+@pytest.mark.parametrize("small", [True, False])
+def test_nearly_equal_units_come_back_to_their_places(dtype, apart, method, small, monkeypatch):
     """As after widening; what an exchange gains is quadratic in how far units are apart."""
     torch.manual_seed(0)
+    if not small:  # in single precision, but for the last sweeps
+        monkeypatch.setattr(Plan, "size", 2**30)
     net = models.mlp(8, [32, 32], 4).to(dtype)
     sym, params = discover(net, torch.randn(2, 8, dtype=dtype)), P.of(net)
     twice = [n for n in params if n[0] in "13"]

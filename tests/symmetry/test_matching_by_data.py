@@ -92,8 +92,7 @@ def test_what_is_compared_is_what_numpy_computes():
     model, a, b, batches = two_mlps()
     plan = Plan(discover(model, batches[0]))
     ours = {
-        m: activation_tables(plan, model, P.stack([b]), P.stack([a]), batches, m)[0][0]
-        for m in ACTIVATIONS
+        m: activation_tables(plan, model, P.stack([b]), a, batches, m)[0][0] for m in ACTIVATIONS
     }
     goal, own = hidden(model, a, batches), hidden(model, b, batches)
     assert np.allclose(ours["activations"], goal @ own.T)
@@ -110,9 +109,7 @@ def test_the_objective_is_the_sum_over_matched_units_and_the_largest():
     ):
         found = match(b, a, sym, method=method, model=model, batches=batches)
         second = match(b, a, sym, method=method, model=model, batches=batches)[1]
-        table = activation_tables(Plan(sym), model, P.stack([b]), P.stack([a]), batches, method)[1][
-            0
-        ]
+        table = activation_tables(Plan(sym), model, P.stack([b]), a, batches, method)[1][0]
         best = max(measure[range(6), p].sum() for p in itertools.permutations(range(6)))
         top = max(table[range(5), p].sum() for p in itertools.permutations(range(5)))
         assert measure[range(6), found[0]].sum() == pytest.approx(best)

@@ -18,7 +18,7 @@ from lightning_bnn.symmetry.composition import compose, invert
 from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.matching.ascent import Ascent
-from lightning_bnn.symmetry.matching.channels import View, distance
+from lightning_bnn.symmetry.matching.channels import ChannelView, distance
 from lightning_bnn.symmetry.matching.match import match
 from lightning_bnn.symmetry.matching.match_all import Pair, match_all
 from lightning_bnn.symmetry.matching.matrices import (
@@ -47,7 +47,7 @@ _SWEEPS = 100  # of one ascent
 
 @dataclass(frozen=True, eq=False)
 class Alignment(Sequence[Tensor]):
-    """What brings every network of a stack into a common frame; a sequence of its permutations.
+    """The sequence of permutations that bring all networks of a stack into a common frame.
 
     Attributes:
         permutations: one per group, ``(members, units)``.
@@ -228,7 +228,7 @@ class _Frame:
 
     @abstractmethod
     def visit(self, m: int, others: Params) -> Params | None:
-        """Bring one network closer to the sum of the others; nothing if it stays."""
+        """Bring one network closer to the sum of the others, or return nothing if it stays."""
 
     def run(self, sweeps: int, seed: int) -> None:
         """Sweep until no network moves, or hardly anything is gained."""
@@ -320,7 +320,7 @@ class _ByMatrices(_Frame):
             for member in unstack(stack)
         ]
         self.elements = [([p[m] for p in start[0]], [g[m] for g in start[1]]) for m in rows]
-        every, rigid = ((View(s), SpaceMap(s)) for s in (sym, isometric(sym)))
+        every, rigid = ((ChannelView(s), SpaceMap(s)) for s in (sym, isometric(sym)))
         self.maps = [rigid if m == 0 else every for m in rows]
         super().__init__([self._moved(m) for m in rows], counts)
 
@@ -355,7 +355,7 @@ def _with_matrices(
     seed: int,
     counts: Tensor,
 ) -> Alignment:
-    """All to the first; then each to the mean of the others, where that brings all closer.
+    """Match all to the first, then each to the mean of the others if that brings all closer.
 
     A joint frame also starts from the frame of permutations alone.
     """

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked, stack_size
@@ -164,75 +163,54 @@ class Ascent:
         self.settled = not pending.any()
 
     def _improve(self, k: int, due: np.ndarray, known: set[int] | None) -> np.ndarray:
-        """Reassign one family of the members that are due; say which of them change."""
-        own, *inside = self.plan.views[k]
-        group = self.plan.families[k].group
-        similarity = self.similarity(own, known)
-        mirror = None if self.signs is None else self.plan.mirrors[group]
-        guarded = known is None and (self.plan.sees_itself[k] or bool(inside))
-        before = None
-        if guarded:
-            before = self.element, dict(self.current), self.score(self.plan.names[k])
-        if inside:
-            better = self._place_blocks(k, similarity, due, known)
-        elif similarity is None:
+        """Reassign one family of the members that are due, and return which of them change."""
+        family, sizes, before = self.plan.families[k], self.plan.sizes[k], None
+        similarities = [self.similarity(views, known) for views in self.plan.views[k]]
+        if all(table is None for table in similarities):
             return np.zeros(self.members, bool)
-        else:
-            better = self._reorder(k, similarity, due, mirror)
-        if before is not None and better.any():
-            better = self._kept(k, better, *before)
+        tables = [
+            np.zeros((self.members, n, n)) if table is None else table.numpy()
+            for table, n in zip(similarities, sizes, strict=True)
+        ]
+        mirror = None if self.signs is None else self.plan.mirrors[family.group]
+        if known is None and self.plan.sees_itself[k]:
+            before = self.element, dict(self.current), self.score(self.plan.names[k])
+        better, orders, factors = self._assigned(tables, due, mirror is not None)
+        if better.any():
+            self._move(k, split(family, [torch.from_numpy(order) for order in orders]))
+            if mirror is not None:
+                self._flip(k, mirror, torch.from_numpy(factors))
+            if before is not None:
+                better = self._kept(k, better, *before)
         return better
+
+    def _assigned(
+        self, tables: Sequence[np.ndarray], due: np.ndarray, flips: bool
+    ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+        """The members that gain by the best orders of their units, the orders, and their signs."""
+        better = np.zeros(self.members, bool)
+        orders = [np.tile(np.arange(t.shape[1]), (self.members, 1)) for t in tables]
+        factors = np.ones(orders[0].shape)
+        for m in np.flatnonzero(due):
+            values = [np.abs(t[m]) if flips else t[m] for t in tables]
+            best = assign_blocks(*values)
+            gain = sum(v[np.arange(len(o)), o].sum() for v, o in zip(values, best, strict=True))
+            gain -= sum(t[m].trace() for t in tables)
+            if gain > self._least(1e-6) * sum(np.abs(v.max(1)).sum() for v in values):
+                better[m] = True
+                factors[m] = np.where(tables[0][m][np.arange(len(best[0])), best[0]] < 0, -1, 1)
+                for order, new in zip(orders, best, strict=True):
+                    order[m] = new
+        return better, orders, factors
 
     def _least(self, coarse: float) -> float:
         """The share of the similarity that is a gain and no rounding."""
         return _ROUNDING if self.exact else coarse
 
-    def _reorder(
-        self, k: int, similarity: Tensor, due: np.ndarray, mirror: int | None
-    ) -> np.ndarray:
-        """Assign the units of a family of channels, and flip what fits better so."""
-        table, group = similarity.numpy(), self.plan.families[k].group
-        values = table if mirror is None else np.abs(table)
-        better, order = np.zeros(self.members, bool), self._unmoved[group].numpy().copy()
-        factors = np.ones(order.shape)
-        for m in np.flatnonzero(due):
-            rows, columns = linear_sum_assignment(values[m], maximize=True)
-            gain = values[m][rows, columns].sum() - table[m].trace()
-            if gain > self._least(1e-6) * np.abs(values[m].max(1)).sum():
-                better[m], order[m] = True, columns
-                factors[m] = np.where(table[m][rows, columns] < 0, -1, 1)
-        if better.any():
-            self._move(k, {group: torch.from_numpy(order)})
-            if mirror is not None:
-                self._flip(k, mirror, torch.from_numpy(factors))
-        return better
-
-    def _place_blocks(
-        self, k: int, rest: Tensor | None, due: np.ndarray, known: set[int] | None
-    ) -> np.ndarray:
-        """Assign blocks by the best that can be had inside each pair of them."""
-        family, views = self.plan.families[k], self.plan.views[k][1:]
-        blocks = self.plan.groups[family.group].units
-        tables = [torch.zeros(self.members, blocks, blocks) if rest is None else rest]
-        for row, view in zip(family.inner, views, strict=True):
-            units = blocks * self.plan.groups[row[0]].units
-            table = self.similarity(view, known)
-            tables.append(torch.zeros(self.members, units, units) if table is None else table)
-        unmoved = [torch.arange(t.shape[1]) for t in tables]
-        every = [
-            assign_blocks(*(t[m] for t in tables)) if d else unmoved for m, d in enumerate(due)
-        ]
-        orders = [torch.stack(o) for o in zip(*every, strict=True)]
-        moves = [(o != u).any(1).numpy() for o, u in zip(orders, unmoved, strict=True)]
-        better: np.ndarray = np.any(moves, axis=0)
-        if better.any():
-            self._move(k, split(family, orders))
-        return better
-
     def _kept(
         self, k: int, better: np.ndarray, element: list[Tensor], current: Params, score: Tensor
     ) -> np.ndarray:
-        """Go back where a family that sees itself, or blocks, has not gained anything."""
+        """Go back where a family that sees itself has not gained anything."""
         now = self.score(self.plan.names[k])
         worse = torch.from_numpy(better) & ~(now > score + self._least(1e-7) * score.abs())
         if bool(worse.any()):
@@ -275,7 +253,7 @@ class Ascent:
         return permute_axis(w, axis, (index if self.members > 1 else index[0]).to(w.device), 1)
 
     def _compose(self, step: Mapping[int, Tensor]) -> None:
-        """Orders after a step; one inside blocks belongs to the block that stands there."""
+        """Update the orders by a step, in which blocks are numbered as they stand."""
         before = list(self.permutations)
         for g, order in step.items():
             if g not in self.plan.homes:

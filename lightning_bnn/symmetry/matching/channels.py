@@ -1,4 +1,4 @@
-"""How the channels of two networks are compared: by their weights, or by activations on inputs.
+"""Comparison of the channels of two networks, by their weights or by activations on inputs.
 
 A channel is a row of numbers: the weights at its place, or its activations on batches. What a
 matrix does to channels it does to their second moments, so that these are all that matching needs.
@@ -33,7 +33,7 @@ from lightning_bnn.symmetry.validation import (
     check_squares,
 )
 
-__all__ = ["By", "Moments", "View", "distance", "view_of"]
+__all__ = ["By", "Moments", "ChannelView", "distance", "view_of"]
 
 By = Literal["weights", "activations"]
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Moments:
-    """Inner products of channels; the first dimension says what acts on them: G or its inverse.
+    """Inner products of channels on which G (first) or its inverse transpose (second) acts.
 
     Attributes:
         own: of the network that moves, ``(2, spaces, size, size)``.
@@ -202,7 +202,7 @@ def _telling(sym: Symmetries, sides: dict[tuple[int, int], int]) -> list[tuple[i
 
 
 def _floats(sym: Symmetries, group: LinearGroup) -> bool:
-    """Whether biases of the channels are free: only differences of activations mean something.
+    """True if biases of the channels are free: only differences of activations mean something.
 
     Not where one tensor takes back what another gives, as in a sum of two tables.
     """
@@ -219,8 +219,8 @@ Seen = list[Moments] | None
 
 
 @dataclass(frozen=True, eq=False)
-class View:
-    """How the channels of two networks are compared: by weights, or by activations on inputs."""
+class ChannelView:
+    """A way of comparing the channels of two networks: by weights, or by activations on inputs."""
 
     sym: Symmetries
     network: nn.Module | None = None
@@ -266,14 +266,14 @@ class View:
         if self.network is None:
             return None, None
         own = {n: t.to(reference[n].dtype) if n in reference else t for n, t in params.items()}
-        found = activation_moments(self.network, own, reference, self.sym, self.inputs)
-        for group, moments in zip(self.sym.linear, found[0], strict=True):
+        telling, every = activation_moments(self.network, own, reference, self.sym, self.inputs)
+        for group, moments in zip(self.sym.linear, telling, strict=True):
             if not bool((moments.goal != 0).any()) and group.name not in self.warned:
                 self.warned.add(group.name)
                 _log.warning(
                     "No linear map shows the channels of %s: weights are compared.", group.name
                 )
-        return found
+        return telling, every
 
     def moments(
         self,
@@ -303,8 +303,8 @@ def view_of(
     batches: Iterable[Any] | None,
     by: By,
     sweeps: int,
-) -> tuple[View, list[Params], bool]:
-    """Check arguments; how channels are compared, the members of a stack, whether it was one."""
+) -> tuple[ChannelView, list[Params], bool]:
+    """Check arguments, and return the comparison, all members, and True for a stack."""
     if by not in get_args(By):
         raise ValueError(f"`by` must be one of {', '.join(get_args(By))}, got {by!r}.")
     if sweeps < 1:
@@ -320,11 +320,11 @@ def view_of(
         if model is None or batches is None:
             raise ValueError('`by="activations"` needs `model` and `batches`.')
         network, inputs = structural_copy(model).eval(), list(inputs_of(batches))
-    return View(sym, network, inputs), unstack(params) if stacked else [params], stacked
+    return ChannelView(sym, network, inputs), unstack(params) if stacked else [params], stacked
 
 
 def distance(a: Params, b: Params, sym: Symmetries) -> Tensor:
-    """Euclidean distance of two networks in what symmetries move; one number, or one per member."""
+    """Euclidean distance of two networks, or of every member, in what symmetries move."""
     total = torch.zeros((), dtype=torch.float64)
     for name in sym.touched:
         difference = a[name].double() - b[name].double()

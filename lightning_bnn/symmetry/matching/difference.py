@@ -1,4 +1,4 @@
-"""What lies between two networks: their symmetries, step by step, and what no symmetry explains."""
+"""The difference between two networks: symmetries, step by step, and an unexplained rest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _AT_ONCE = 2**23
 
 @dataclass(frozen=True)
 class Stage:
-    r"""How far two networks are from each other after a step.
+    r"""The distance of two networks from each other after a step.
 
     .. math:: \text{relative}^2 = \frac{2 \|a - b\|^2}{\|a\|^2 + \|b\|^2}
 
@@ -65,7 +65,7 @@ class Stage:
 
     @property
     def relative(self) -> float:
-        """The distance in units of the norms; 1.41 where weights have nothing in common."""
+        """The distance in units of the norms, 1.41 where weights have nothing in common."""
         return _ratio(sum(self.squares.values()), sum(self.sizes.values()))
 
     def by_layer(self) -> dict[str, float]:
@@ -147,7 +147,7 @@ class Difference:
 
     @property
     def related(self) -> bool:
-        """Whether one network comes from the other, or both from one start.
+        """True if one network comes from the other, or both from one start.
 
         Either the squared rest is less than half of that of every unrelated network, or more units
         are in their places than chance puts there once in a million times.
@@ -157,7 +157,7 @@ class Difference:
 
     @property
     def explained(self) -> dict[str, float]:
-        """What every step takes off the squared relative distance, as a share of all of it."""
+        """The share of the squared relative distance that every step takes off."""
         values = [stage.relative**2 for stage in self.stages]
         drops = zip(self.stages[1:], values, values[1:], strict=False)
         whole = values[0] or 1.0
@@ -234,7 +234,7 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Way:
-    """How networks are brought together."""
+    """A way of bringing networks together."""
 
     sym: Symmetries
     method: ByWeights
@@ -282,7 +282,7 @@ class _Way:
 
     def _matched(self, step: _Step, signs: bool = True) -> _Step:
         """Units in the order of those of the second network."""
-        found = match(
+        matched = match(
             step.a,
             step.b,
             self.sym,
@@ -290,8 +290,8 @@ class _Way:
             signs=signs and bool(self.sym.signs),
             seed=self.seed,
         )
-        moved = compose(step.permutations, found.permutations, self.sym)
-        return step._replace(a=found.apply(step.a, self.sym), permutations=moved)
+        moved = compose(step.permutations, matched.permutations, self.sym)
+        return step._replace(a=matched.apply(step.a, self.sym), permutations=moved)
 
     def _mixed(self, before: _Step, ends: Sequence[_Step]) -> _Step:
         """Channels matched by matrices, where the second network is balanced.
@@ -335,9 +335,9 @@ class _Way:
 
 def _mixed(step: _Step, sym: Symmetries) -> _Step:
     """Channels and units where matrices and permutations together bring them."""
-    found = match_all(step.a, step.b, sym)
-    moved = compose(step.permutations, found.permutations, sym)
-    return step._replace(a=found.apply(step.a, sym), permutations=moved)
+    matched = match_all(step.a, step.b, sym)
+    moved = compose(step.permutations, matched.permutations, sym)
+    return step._replace(a=matched.apply(step.a, sym), permutations=moved)
 
 
 def _closest(steps: Sequence[_Step]) -> _Step:
@@ -383,7 +383,7 @@ def _with_signs_of(step: _Step, sym: Symmetries) -> Params:
 
 
 def _nulls(way: _Way, a: Params, b: Params, nulls: int) -> Iterator[Stage]:
-    """What is left between B and networks that only look like A."""
+    """The rest between B and networks that only look like A."""
     at_once = max(1, _AT_ONCE // max(1, sum(t.numel() for t in a.values())))
     for first in range(0, nulls, at_once):
         like = unrelated(a, way.sym, min(at_once, nulls - first), way.seed + first)
@@ -394,7 +394,7 @@ def _nulls(way: _Way, a: Params, b: Params, nulls: int) -> Iterator[Stage]:
 
 # ------------------------------------------------------------ distances
 def _stage(step: _Step) -> Stage:
-    """How far two networks are from each other, tensor by tensor."""
+    """The distance of two networks from each other, tensor by tensor."""
     squares, sizes = dict[str, float](), dict[str, float]()
     for name in (n for n, t in step.b.items() if is_weight(n, t)):
         own, goal = step.a[name].double(), step.b[name].double()
@@ -432,7 +432,7 @@ def unrelated(params: Params, sym: Symmetries, count: int, seed: int = 0) -> Par
 
 
 def _rotated(sym: Symmetries) -> tuple[LinearGroup, ...]:
-    """The groups of permutations as groups of rotations; modules that change places stay."""
+    """The groups of permutations as groups of rotations, without modules that change places."""
     return tuple(
         LinearGroup("centred", 1, group.units, group.name, _places(group))
         for group in sym.permutations

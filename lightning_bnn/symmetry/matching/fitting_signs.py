@@ -36,7 +36,7 @@ def steady_signs(params: Params, sym: Symmetries) -> list[Tensor]:
 
 
 def gain_signs(params: Params, sym: Symmetries) -> list[Tensor]:
-    """Signs that make gains positive; one where no gain tells.
+    """Signs that make gains positive, one where no gain tells.
 
     Args:
         params: one network or a stack.
@@ -74,7 +74,7 @@ def fitted_signs(params: Params, reference: Params, sym: Symmetries) -> Params:
 
 
 def _gain(sym: Symmetries, group: SignGroup) -> Placement | None:
-    """Where one number of a norm tells the sign of each unit, and no other group changes it."""
+    """The numbers of a norm that tell the sign of each unit, if no other group changes them."""
     for place in group.placements:
         on_axis = sym.placements_by_axis("signs")[place.axis]
         if sym.axes[place.axis].role.startswith("gain") and place.positions.shape[1] == 1:

@@ -30,7 +30,7 @@ _TEMPERATURE = 0.1  # in units of the mean distance; 0.1 did better than 0.03 an
 
 
 class Walk(NamedTuple):
-    """Where Frank-Wolfe has come to, for every member.
+    """The end of Frank-Wolfe for every member.
 
     Attributes:
         orders: of every table.
@@ -88,9 +88,12 @@ def frank_wolfe(
     rounding, active = _ROUNDING * objective.most(), torch.arange(members)
     lost, blind = torch.zeros(2, members, dtype=torch.bool)
     for number in range(max_steps):
-        here, at = [s[active] for s in slopes], [m[active] for m in matrices]
-        orders = plan.best(here)
-        slope, missing = inner(orders, here) - inner(at, here), floor[active] - value[active]
+        gradients, point = [s[active] for s in slopes], [m[active] for m in matrices]
+        orders = plan.best(gradients)
+        slope, missing = (
+            inner(orders, gradients) - inner(point, gradients),
+            floor[active] - value[active],
+        )
         if number == 0:
             blind = slope <= torch.maximum(_BLIND * missing, rounding)
         if number >= _FIRST:
@@ -100,24 +103,26 @@ def frank_wolfe(
         if not bool(going.any()):
             break
         active, slope = active[going], slope[going]
-        here, at, orders = ([t[going] for t in part] for part in (here, at, orders))
-        there = objective.of(active).slopes(orders)
-        last = inner(orders, there) - inner(at, there)  # slope at the end
+        gradients, point, orders = ([t[going] for t in part] for part in (gradients, point, orders))
+        ends = objective.of(active).slopes(orders)
+        last = inner(orders, ends) - inner(point, ends)  # slope at the end
         share = torch.where(last < 0, slope / (slope - last), 1.0)
         value[active] += share * slope + share**2 * (last - slope) / 2
         for k, order in enumerate(orders):
-            step = share.to(at[k])[:, None, None]
-            corner = one_hot(order, order.shape[1]).to(at[k])
-            matrices[k][active] = at[k].lerp(corner, step)
-            slopes[k][active] = here[k].lerp(there[k], step)
+            step = share.to(point[k])[:, None, None]
+            corner = one_hot(order, order.shape[1]).to(point[k])
+            matrices[k][active] = point[k].lerp(corner, step)
+            slopes[k][active] = gradients[k].lerp(ends[k], step)
     return Walk(plan.best(matrices), matrices, value, lost, blind)
 
 
-def inner(at: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
+def inner(points: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
     """Inner product of slopes with matrices, or with those of orders, of every member."""
     total = torch.zeros((), dtype=torch.float64)
-    for point, slope in zip(at, slopes, strict=True):
-        chosen = point * slope if point.is_floating_point() else slope.gather(2, point[:, :, None])
+    for entries, slope in zip(points, slopes, strict=True):
+        chosen = (
+            entries * slope if entries.is_floating_point() else slope.gather(2, entries[:, :, None])
+        )
         total = total + chosen.sum((1, 2), dtype=torch.float64)
     return total
 
@@ -157,17 +162,17 @@ class Objective:
                     result.setdefault(name, {}).setdefault(place.axis, []).append((k, place))
         return result
 
-    def value(self, at: Point) -> Tensor:
+    def value(self, point: Point) -> Tensor:
         """The similarity of every member with the reference."""
         total = torch.zeros((), dtype=torch.float64)
         for name, axes in self.places.items():
             w = self.params[name]
             for axis in axes:
-                w = self._moved(w, axis, axes[axis], at)
+                w = self._moved(w, axis, axes[axis], point)
             total = total + (w * self.goal[name].to(w)).flatten(1).sum(1, dtype=torch.float64).cpu()
         return total
 
-    def slopes(self, at: Point) -> list[Tensor]:
+    def slopes(self, point: Point) -> list[Tensor]:
         """By the entries of the matrices of all tables, of every member."""
         members, like = stack_size(self.params), next(iter(self.params.values()))
         dtype = torch.promote_types(like.dtype, torch.float32)
@@ -176,7 +181,7 @@ class Objective:
             for axis, pieces in axes.items():
                 w = self.params[name]
                 for other in axes:
-                    w = w if other == axis else self._moved(w, other, axes[other], at)
+                    w = w if other == axis else self._moved(w, other, axes[other], point)
                 for k, place in pieces:
                     own = unit_rows({}, self.sym, place, w)
                     goal = unit_rows({}, self.sym, place, self.goal[name]).to(own)
@@ -184,32 +189,32 @@ class Objective:
         return result
 
     def most(self) -> Tensor:
-        """What norms allow two networks to agree in."""
+        """Upper limit of the similarity, by norms of tensors."""
         pairs = ((w.flatten(1).norm(dim=1), self.goal[n].norm()) for n, w in self.params.items())
         norms = (own.double() * goal.double() for own, goal in pairs)
         return torch.stack([n.cpu() for n in norms]).sum(0)
 
     def _moved(
-        self, w: Tensor, axis: int, pieces: list[tuple[int, Placement]], at: Point
+        self, w: Tensor, axis: int, pieces: list[tuple[int, Placement]], point: Point
     ) -> Tensor:
         """A tensor of all members whose units along one axis are mixed or reordered."""
-        there = self.sym.axes[axis]
-        if at is not None and not at[0].is_floating_point():
-            index = torch.arange(there.blocks * there.size).repeat(len(w), 1)
+        target = self.sym.axes[axis]
+        if point is not None and not point[0].is_floating_point():
+            index = torch.arange(target.blocks * target.size).repeat(len(w), 1)
             for k, place in pieces:
-                index[:, place.positions.reshape(-1)] = place.positions[at[k]].flatten(1)
-            return permute_axis(w, there, (index if len(w) > 1 else index[0]).to(w.device), 1)
-        rows = along_axis(w, there, 1)
+                index[:, place.positions.reshape(-1)] = place.positions[point[k]].flatten(1)
+            return permute_axis(w, target, (index if len(w) > 1 else index[0]).to(w.device), 1)
+        rows = along_axis(w, target, 1)
         changed = rows.clone()
         for k, place in pieces:
             positions = place.positions.to(w.device)
             old = rows[..., positions].movedim(-2, 1)  # (members, units, ..., repeats)
-            if at is None:
+            if point is None:
                 new = old.mean(1, keepdim=True).expand_as(old)
             else:
-                new = (at[k].to(old) @ old.flatten(2)).reshape(old.shape)
+                new = (point[k].to(old) @ old.flatten(2)).reshape(old.shape)
             changed[..., positions.reshape(-1)] = new.movedim(1, -2).flatten(-2)
-        return from_axis(changed, w, there, 1)
+        return from_axis(changed, w, target, 1)
 
 
 def _real(w: Tensor) -> Tensor:

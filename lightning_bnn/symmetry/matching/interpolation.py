@@ -40,7 +40,7 @@ Statistics = Literal["as-is", "re-estimated", "repaired"]
 
 
 def interpolate(a: Params, b: Params, weight: float) -> Params:
-    r"""The network :math:`(1 - \lambda) a + \lambda b`; what is not floating is taken from ``a``.
+    r"""The network :math:`(1 - \lambda) a + \lambda b`, with integers from ``a``.
 
     >>> interpolate({"w": torch.zeros(2)}, {"w": torch.ones(2)}, 0.25)["w"]
     tensor([0.2500, 0.2500])
@@ -158,7 +158,7 @@ def _between(
     batch_norm: str,
     repair: bool,
 ) -> tuple[nn.Module, Callable[[float], Params], Statistics]:
-    """What computes, the networks on the line, and what is done about their statistics."""
+    """The module that computes, the networks on the line, and the treatment of statistics."""
     inputs, norms = [x for x, _ in batches], bool(batch_norms(model))
     if repair and inputs and not norms:
         repairs = Repairs(model, a, b, inputs)
@@ -232,7 +232,7 @@ def output_error(model: nn.Module, a: Params, b: Params, inputs: list[Inputs]) -
 
 @torch.no_grad()
 def half_way_error(model: nn.Module, a: Params, b: Params, inputs: list[Inputs]) -> float:
-    r"""How far the network half way is from the mean of what both ends compute.
+    r"""Distance of the network half way from the mean of the outputs of both ends.
 
     .. math:: \sqrt{\frac{\sum_x \| f_{(a + b)/2}(x) - \bar f(x) \|^2}
         {\sum_x \| \bar f(x) - \bar{\bar f} \|^2}}, \quad \bar f = \tfrac12 (f_a + f_b)

@@ -35,7 +35,7 @@ _SWEEPS = 10  # of coordinate ascent after a step; it goes on in the next
 
 @dataclass(frozen=True)
 class Learning:
-    """How a match is learned from gradients.
+    """Settings of a match that is learned from gradients.
 
     Args:
         steps: gradient steps, one batch each.
@@ -118,7 +118,7 @@ class HalfWay:
         learning: Learning,
         seed: int,
     ) -> Iterator[bool]:
-        """Lower the loss by Adam; after every step say whether it is time to judge.
+        """Lower the loss by Adam, and say after every step whether it is time to judge.
 
         Args:
             tensors: what is learned; the last step is one after which they are not finite.
@@ -205,7 +205,7 @@ def _straight_through(
     learning: Learning,
     seed: int,
 ) -> Iterator[list[Tensor]]:
-    """Permutations on the way, every few steps; in half precision Adam's epsilon is zero."""
+    """Permutations every few steps, in float32 where Adam's epsilon would be zero."""
     names = [n for n in plan.compared if params[n].is_floating_point() and plan.families]
     free = _free_copies(half_way.reference, names, len(start[0]) if start else 1)
     networks, generator = {n: _wide(t) for n, t in params.items()}, keyed_generator(seed, "sweeps")
@@ -318,12 +318,12 @@ def learn_match(
             best, least = free.element(), value
     permutations = compose(start.permutations, best[0], sym)
     matrices = [b @ a for a, b in zip(start.matrices, best[1], strict=True)]
-    found = FullMatch(tuple(permutations), tuple(matrices), start.before, start.after)
-    return replace(found, after=distance(found.apply(params, sym), reference, sym))
+    joined = FullMatch(tuple(permutations), tuple(matrices), start.before, start.after)
+    return replace(joined, after=distance(joined.apply(params, sym), reference, sym))
 
 
 class _Free:
-    """What is learned: one table for every group of hidden units, one matrix for every space."""
+    """One table for every group of hidden units and one matrix for every space, to be learned."""
 
     def __init__(self, sym: Symmetries, params: Params) -> None:
         self.sym, self.params = sym, params

@@ -86,7 +86,7 @@ class MatchResult(Sequence[Tensor]):
 
     @property
     def share(self) -> Tensor:
-        """Share of the bound that is reached; not a number where the bound is not positive."""
+        """Share of the bound that is reached, or not a number where the bound is not positive."""
         return torch.where(self.bound > 0, self.objective / self.bound, torch.nan)
 
     @property
@@ -123,9 +123,9 @@ class MatchResult(Sequence[Tensor]):
         share, objective = (float(x.mean()) for x in (self.share, self.objective))
         methods = {self.method} if isinstance(self.method, str) else set(self.method)
         many = "" if self.objective.ndim == 0 else f" in the mean of {len(self.objective)} networks"
-        found = " and ".join(sorted(methods))
+        names = " and ".join(sorted(methods))
         of_bound = f", {share:.1%} of the bound" if math.isfinite(share) else ""
-        return f"{found}: objective {objective:.4g}{of_bound}{many}"
+        return f"{names}: objective {objective:.4g}{of_bound}{many}"
 
 
 @torch.no_grad()
@@ -225,8 +225,8 @@ def match(
         data = _data(method, params, reference, model, batches)
     networks = params if stacked else stack([params])
     task = _Task(plan, networks, reference, method, restarts, signs, seed, max_sweeps, data)
-    found = task.learned(loss, learning or Learning()) if method == "learned" else task.matched()
-    return found if stacked else found.single()
+    result = task.learned(loss, learning or Learning()) if method == "learned" else task.matched()
+    return result if stacked else result.single()
 
 
 def _data(
@@ -276,9 +276,10 @@ class _Task:
     def by_activations(self, measure: Measure) -> MatchResult:
         """By one assignment per group, whose tables activations give."""
         assert self.data is not None
-        (model, batches), goal = self.data, stack([self.reference])
-        found = by_activations(self.plan, model, self.networks, goal, batches, measure)
-        orders, value, bound = found
+        model, batches = self.data
+        orders, value, bound = by_activations(
+            self.plan, model, self.networks, self.reference, batches, measure
+        )
         ways = (measure,) * len(value)
         return MatchResult(tuple(orders), value, lambda: bound, ways, tried={measure: value})
 
@@ -288,13 +289,13 @@ class _Task:
             raise ValueError("`loss` must be given for method 'learned': the mean loss of a batch.")
         teaching, judging = parted(self.data[1], learning.held_back, self.seed)
         half_way = HalfWay(self.data[0], self.reference, loss, judging)
-        start, seen = replace(self, method="best").matched(), self.by_activations("activations")
-        starts, how = [start.permutations, seen.permutations], (learning, self.seed)
-        found, least, losses = learn(self.plan, self.networks, half_way, teaching, starts, *how)
+        start, other = replace(self, method="best").matched(), self.by_activations("activations")
+        starts, how = [start.permutations, other.permutations], (learning, self.seed)
+        best, least, losses = learn(self.plan, self.networks, half_way, teaching, starts, *how)
         ways = ("best", "activations", "learned")
         tried = {name: -x for name, x in zip(ways, (*losses, least), strict=True)}
         names, unknown = (ways[2],) * len(least), torch.full_like(least, torch.nan)
-        return MatchResult(tuple(found), -least, lambda: unknown, names, tried=tried)
+        return MatchResult(tuple(best), -least, lambda: unknown, names, tried=tried)
 
 
 class _Search:
@@ -320,8 +321,8 @@ class _Search:
                 self._ascend("ascent", self._random(number))
         if method == "best" and data is not None and plan.couples:
             some = replace(self.task, networks=self.networks)
-            seen = some.by_activations("activations").permutations
-            self._ascend("ascent from activations", seen)
+            start = some.by_activations("activations").permutations
+            self._ascend("ascent from activations", start)
         if joint:
             self._jointly(first)
         if plan.size > SMALL:
@@ -338,7 +339,7 @@ class _Search:
         return MatchResult(permutations, self.score, bound, names, flips, self.tried)
 
     def _ascent(self, rows: Tensor, exact: bool = False) -> Ascent:
-        """Some members; in double precision with the flips of the best."""
+        """Ascent of some members, for exact products with the flips of the best."""
         networks = {n: self.networks[n] for n in self.plan.compared or self.networks}
         some = networks if len(rows) == self.members else {n: t[rows] for n, t in networks.items()}
         flips = self.element[len(self.plan.groups) :] if self.task.signs else None
@@ -349,7 +350,7 @@ class _Search:
     def _ascend(
         self, name: str, start: Sequence[Tensor] | None = None, rows: Tensor | None = None
     ) -> Tensor:
-        """Keep where ascent ends if that is better; say what it reaches."""
+        """Ascend, keep the result of every member if it is better, and return the scores."""
         rows = torch.arange(self.members) if rows is None else rows
         ascent = self._ascent(rows)
         ascent.run(start, torch.Generator().manual_seed(self.task.seed), self.task.sweeps)
@@ -362,12 +363,15 @@ class _Search:
             best[rows[better]] = new[better].to(best)
         for m in rows[better].tolist():
             self.names[m] = name
-        tried = self.tried.setdefault(name, torch.full_like(self.score, torch.nan))
-        tried[rows] = tried[rows].fmax(score)
+        self._record(name, score, rows)
         return score
 
+    def _record(self, name: str, score: Tensor, rows: Tensor) -> None:
+        tried = self.tried.setdefault(name, torch.full_like(self.score, torch.nan))
+        tried[rows] = tried[rows].fmax(score)
+
     def _random(self, number: int) -> list[Tensor]:
-        """Random permutations; branches stay in their places."""
+        """Random permutations that leave branches in their places."""
         generator = keyed_generator(self.task.seed, "restart", number)
         pairs = zip(self.plan.groups, random_permutations(self.plan.sym, generator), strict=True)
         start = [torch.arange(g.units) if g.tensors else order for g, order in pairs]
@@ -388,10 +392,15 @@ class _Search:
             start = start_from_signatures(plan, some, reference) if by_signatures else None
             before, done = first[rows], torch.zeros(len(rows), dtype=torch.bool)
             walk = frank_wolfe(plan, some, reference, start, before)
-            going = ~walk.lost
+            orders = plan.elements(walk.orders)
+            if not self.task.signs:  # no ascent leads on from where one has ended
+                pairs = zip(orders, self.element, strict=True)
+                done = torch.stack([(o == e[rows]).all(1) for o, e in pairs]).all(0)
+                done &= self.score[rows].isfinite()
+                self._record("frank-wolfe", self.score[rows[done]], rows[done])
+            going = ~walk.lost & ~done
             if bool(going.any()):
-                orders = plan.elements([o[going] for o in walk.orders])
-                score = self._ascend("frank-wolfe", orders, rows[going])
+                score = self._ascend("frank-wolfe", [o[going] for o in orders], rows[going])
                 done[going] = (before[going] - score).abs() <= _TIE * score.abs()
             rows = rows[~done & ~(walk.lost & ~walk.blind)]
             if not len(rows):

@@ -14,7 +14,7 @@ from lightning_bnn.symmetry.composition import compose
 from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.matching.activations import match_activations
-from lightning_bnn.symmetry.matching.channels import By, Moments, View, distance, view_of
+from lightning_bnn.symmetry.matching.channels import By, ChannelView, Moments, distance, view_of
 from lightning_bnn.symmetry.matching.match import match
 from lightning_bnn.symmetry.matching.matrices import (
     Element,
@@ -141,13 +141,13 @@ def match_mixings(
     True
     """
     view, members, stacked = view_of(params, reference, sym, model, batches, by, sweeps)
-    found = []
+    elements = []
     for member in members:
         pair = Pair(view, SpaceMap(sym), member, reference)
         pair.run(sweeps, permuting=False)
         ends = [_nothing(sym), pair.element] if by == "weights" else [pair.element]
-        found.append(_closest(ends, member, reference, sym))
-    return (together(found) if stacked else found[0])[1]
+        elements.append(_closest(ends, member, reference, sym))
+    return (together(elements) if stacked else elements[0])[1]
 
 
 def _nothing(sym: Symmetries) -> Element:
@@ -157,7 +157,7 @@ def _nothing(sym: Symmetries) -> Element:
 def _closest(
     elements: Iterable[Element], params: Params, reference: Params, sym: Symmetries
 ) -> Element:
-    """The element that brings a network closest to a reference; the first of equal ones."""
+    """The first of the elements that bring a network closest to a reference."""
     return min(elements, key=lambda e: float(distance(moved(params, sym, e), reference, sym)))
 
 
@@ -178,7 +178,7 @@ class Pair:
 
     def __init__(
         self,
-        view: View,
+        view: ChannelView,
         spaces: SpaceMap,
         params: Params,
         reference: Params,
@@ -186,7 +186,7 @@ class Pair:
     ) -> None:
         self.view, self.spaces, self.sym = view, spaces, view.sym
         self.given, self.reference, self.goal = params, reference, view.standing(reference)
-        self.seen, self.everywhere = view.activations(params, reference)
+        self.channels, self.everywhere = view.activations(params, reference)
         device = next(iter(params.values())).device
         self.permutations, matrices = _nothing(self.sym) if start is None else start
         self.matrices = [m.to(device) for m in matrices]
@@ -202,7 +202,7 @@ class Pair:
         return self.permutations, self.matrices
 
     def run(self, sweeps: int, anchored: bool = True, permuting: bool = True) -> None:
-        """Rounds until nothing moves; by weights from the closest, by activations from the last.
+        """Repeat rounds until nothing moves, and refine the closest (by weights) or last network.
 
         Args:
             sweeps: at most so many.
@@ -214,7 +214,7 @@ class Pair:
             still = self._round(anchored and number == 0, permuting) < self.still
             apart = self._apart()
             since = 0 if apart < least * (1 - 1e-4) else since + 1
-            if self.seen is not None or apart < least:
+            if self.channels is not None or apart < least:
                 best, least = self._state(), apart
             if still or since == _PATIENCE:
                 break
@@ -228,44 +228,46 @@ class Pair:
         return float(distance(self.params, self.goal, self.sym))
 
     def _round(self, first: bool, permuting: bool) -> float:
-        """Turn streams, permute, and mix all else; how far that is from nothing."""
+        """Turn streams, permute, mix all else, and return the size of the change."""
         before = self.permutations
         turned = self._turn(self.view.streams, first)
         if permuting:
-            if first or self.seen is None or self.spaces.tangled:
+            if first or self.channels is None or self.spaces.tangled:
                 self._permute(self._hidden_units())
-            if self.seen is not None and self.spaces.tangled:
-                self.seen, self.everywhere = self.view.activations(self._as_given(), self.reference)
+            if self.channels is not None and self.spaces.tangled:
+                self.channels, self.everywhere = self.view.activations(
+                    self._as_given(), self.reference
+                )
             self._exchange()
         same = all(map(torch.equal, before, self.permutations))
         return max(turned, self._turn(self.view.rest), 0.0 if same else 1.0)
 
     # -------------------------------------------------------- matrices
     def _turn(self, groups: Sequence[int], first: bool = False) -> float:
-        """Mix the channels of some groups; returns how far the matrices are from one."""
+        """Mix the channels of some groups, and return the distance of the matrices from one."""
         change = 0.0
         for k in groups:
-            found = self._moments(k, first)
-            step = nearest(self.sym.linear[k], found.own, found.goal, found.paired).matrices
+            pair = self._moments(k, first)
+            step = nearest(self.sym.linear[k], pair.own, pair.goal, pair.paired).matrices
             change = max(change, self._mix(k, step))
         return change
 
     def _moments(self, k: int, first: bool = False) -> Moments:
-        return self.view.moments(k, self.params, self.goal, self.seen, first)
+        return self.view.moments(k, self.params, self.goal, self.channels, first)
 
     def _refine(self) -> None:
         """Replace balanced forms by least squares, where matrices are free, from what was found.
 
         Weights alternate with rotations of streams as long as that lowers the distance.
         """
-        by_weights = self.seen is None
+        by_weights = self.channels is None
         for _ in range(_ROUNDS if by_weights else 1):
             before, apart = (list(self.matrices), self.params), self._apart()
             for k, group in enumerate(self.sym.linear):
                 if group.kind == "general":
-                    found = self._moments(k) if by_weights else self._moments(k).shares
-                    eye = torch.eye(group.size).to(found.own).expand(group.spaces, -1, -1)
-                    self._mix(k, least_squares(eye, found.own, found.paired))
+                    pair = self._moments(k) if by_weights else self._moments(k).shares
+                    eye = torch.eye(group.size).to(pair.own).expand(group.spaces, -1, -1)
+                    self._mix(k, least_squares(eye, pair.own, pair.paired))
                 elif by_weights:
                     self._turn([k])
             if by_weights and self._apart() > apart:  # numbers of planes are balanced
@@ -274,25 +276,25 @@ class Pair:
                 break
 
     def _mix(self, k: int, step: Tensor) -> float:
-        """Mix the channels of one group; returns how far the matrices are from one."""
+        """Mix the channels of one group, and return the distance of the matrices from one."""
         group, inverse = self.sym.linear[k], torch.linalg.inv(step).mT
         self.params = tied(multiplied(self.params, self.sym, group, step, inverse), self.sym)
         self.matrices[k] = step @ self.matrices[k]
-        for seen in (self.seen, self.everywhere):
-            if seen is not None:
-                seen[k] = seen[k].mixed(step)
+        for moments in (self.channels, self.everywhere):
+            if moments is not None:
+                moments[k] = moments[k].mixed(step)
         return float((step - torch.eye(group.size).to(step)).abs().max())
 
     # -------------------------------------------------------- permutations
     def _permute(self, step: Sequence[Tensor]) -> None:
-        """Permute what stands now; spaces take their matrices and moments along."""
+        """Permute the network with the matrices and moments of its spaces."""
         self.params = permute_some(self.params, self.sym, step)
         self.permutations = compose(self.permutations, step, self.sym)
         self.matrices = self.spaces.carried(self.matrices, step)
         orders = [spaces for spaces, _ in self.spaces.orders(step)]
-        self.seen, self.everywhere = (
-            None if seen is None else [m.reordered(o) for m, o in zip(seen, orders, strict=True)]
-            for seen in (self.seen, self.everywhere)
+        self.channels, self.everywhere = (
+            None if every is None else [m.reordered(o) for m, o in zip(every, orders, strict=True)]
+            for every in (self.channels, self.everywhere)
         )
 
     def _hidden_units(self) -> list[Tensor]:
@@ -302,18 +304,18 @@ class Pair:
             return result
         reduced, view = self.spaces.reduced, self.view
         if view.network is None:
-            found = list(match(self.params, self.goal, reduced, method="ascent"))
+            orders = list(match(self.params, self.goal, reduced, method="ascent"))
         else:
             own = self._as_given()
-            found = match_activations(view.network, own, self.reference, reduced, view.inputs)
-        for k, order in zip(groups, found, strict=True):
+            orders = match_activations(view.network, own, self.reference, reduced, view.inputs)
+        for k, order in zip(groups, orders, strict=True):
             result[k] = order
         return result
 
     def _as_given(self) -> Params:
         """The network as it stands, with its own shifts, in the precision of the reference."""
-        here, like = moved(self.given, self.sym, self.element), self.reference
-        return {n: t.to(like[n].dtype) if n in like else t for n, t in here.items()}
+        network, like = moved(self.given, self.sym, self.element), self.reference
+        return {n: t.to(like[n].dtype) if n in like else t for n, t in network.items()}
 
     def _exchange(self) -> None:
         """Exchange heads by the best that can be had inside each pair of them."""

@@ -66,11 +66,11 @@ class FullMatch:
     after: Tensor
 
     def apply(self, params: Params, sym: Symmetries) -> Params:
-        """The network or stack in the frame of the reference; its function stays."""
+        """The network or stack in the frame of the reference, with the same function."""
         return mix(permute(params, sym, self.permutations), sym, self.matrices)
 
     def __str__(self) -> str:
-        """What has moved, and how much closer the weights are."""
+        """Counts of what has moved, and the distance of weights before and after."""
         before, after = float(self.before.mean()), float(self.after.mean())
         groups = f"{len(self.permutations)} permutations, {len(self.matrices)} groups of matrices"
         return f"{groups}: distance of weights {before:.4g} before, {after:.4g} after"
@@ -134,20 +134,20 @@ def nearest(group: LinearGroup, own: Tensor, goal: Tensor, cross: Tensor) -> Nea
     n = both.shape[-1]
     ones = torch.ones(n, 1, dtype=both.dtype)
     basis = torch.linalg.qr(ones, mode="complete").Q[:, 1:].to(both)
-    found = procrustes(basis.mT @ both @ basis)
+    rotation = procrustes(basis.mT @ both @ basis)
     along = both.sum((-1, -2)) / n
-    return Nearest(basis @ found.matrices @ basis.mT + 1 / n, found.similarity + along)
+    return Nearest(basis @ rotation.matrices @ basis.mT + 1 / n, rotation.similarity + along)
 
 
 def _general(own: Tensor, goal: Tensor, cross: Tensor) -> Nearest:
     mine, theirs = (balance_spaces(*map(_root, moment)) for moment in (own, goal))
     turn = theirs.forward @ cross[0] @ mine.forward.mT
     turn = turn + theirs.inverse_transpose @ cross[1] @ mine.inverse_transpose.mT
-    found = procrustes(turn)
-    matrices = theirs.inverse_transpose.mT @ found.matrices @ mine.forward
+    rotation = procrustes(turn)
+    matrices = theirs.inverse_transpose.mT @ rotation.matrices @ mine.forward
     usable = (mine.full & theirs.full)[..., None, None]
     unmoved = torch.eye(matrices.shape[-1]).to(matrices).expand_as(matrices)
-    return Nearest(torch.where(usable, matrices, unmoved), found.similarity)
+    return Nearest(torch.where(usable, matrices, unmoved), rotation.similarity)
 
 
 def least_squares(matrices: Tensor, own: Tensor, cross: Tensor, steps: int = 20) -> Tensor:
@@ -231,7 +231,7 @@ def all_pairs(group: LinearGroup, moments: Moments) -> Tensor:
 # ------------------------------------------------------------ permutations of spaces
 @dataclass(frozen=True, eq=False)
 class SpaceMap:
-    """How permutations and matrices of one network go together."""
+    """The relations between permutations and matrices of one network."""
 
     sym: Symmetries
 
@@ -264,7 +264,7 @@ class SpaceMap:
 
     @cached_property
     def tangled(self) -> bool:
-        """Whether other units lie inside of spaces: queries that share a head of keys."""
+        """True if other units lie inside of spaces: queries that share a head of keys."""
         inside = {p.axis for g in self.sym.linear for p in g.placements}
         return any(
             p.axis in inside for k in self.others for p in self.sym.permutations[k].placements
@@ -320,7 +320,7 @@ def _units(sym: Symmetries, group: PermutationGroup, linear: LinearGroup) -> Ten
 
 
 def _contains(sym: Symmetries, linear: LinearGroup, group: PermutationGroup) -> bool:
-    """Whether the units of a group are the channels of one space, wherever they are."""
+    """True if the units of a group are the channels of one space, wherever they are."""
     chosen = set()
     for place in group.placements:
         at = _owners(sym, linear, place.axis)[place.positions]
@@ -332,7 +332,7 @@ def _contains(sym: Symmetries, linear: LinearGroup, group: PermutationGroup) -> 
 
 
 def without_groups(sym: Symmetries, keep: Sequence[int]) -> Symmetries:
-    """The symmetries with some of the permutations only; rows of blocks that lose one go."""
+    """The symmetries with some of the permutations, and only whole rows of blocks."""
     index = {old: new for new, old in enumerate(keep)}
     groups = []
     for k in keep:

@@ -195,7 +195,7 @@ class Plan:
 
     @cached_property
     def couples(self) -> bool:
-        """Whether one assignment per family is not the whole answer."""
+        """True if one assignment per family is not the whole answer."""
         return any(self.neighbours) or any(self.sees_itself)
 
     @cached_property
@@ -213,6 +213,13 @@ class Plan:
         Only tensors that count are seen, and not where what lies across moves as well.
         """
         return [self._views_of(family) for family in self.families]
+
+    @cached_property
+    def sizes(self) -> list[list[int]]:
+        """Of every family, the units of its tables: of the group, then of classes in all blocks."""
+        units = [g.units for g in self.groups]
+        inner = [[sum(units[g] for g in row) for row in f.inner] for f in self.families]
+        return [[units[f.group], *more] for f, more in zip(self.families, inner, strict=True)]
 
     def _views_of(self, family: Family) -> list[list[View]]:
         if not family.inner:
@@ -266,12 +273,12 @@ class Plan:
 
     def best(self, values: Sequence[Tensor]) -> list[Tensor]:
         """Of every member, the order of every table with the largest sum of ``values[i, p[i]]``."""
-        left, result = iter([v.detach().cpu() for v in values]), list[Tensor]()
+        left, result = iter([v.detach().cpu().numpy() for v in values]), list[Tensor]()
         for family in self.outer:
-            own = next(left)
-            tables = own, *(next(left) for _ in family.inner)
+            tables = [next(left) for _ in (0, *family.inner)]
             every = [assign_blocks(*rows) for rows in zip(*tables, strict=True)]
-            result += [torch.stack(orders) for orders in zip(*every, strict=True)]
+            orders = zip(*every, strict=True)
+            result += [torch.from_numpy(np.stack(order)) for order in orders]
         return result
 
     def elements(self, orders: Sequence[Tensor]) -> list[Tensor]:
@@ -294,7 +301,7 @@ class Plan:
         return total
 
     def bound(self, stack: Params, reference: Params) -> Tensor:
-        """What no rearrangement exceeds: entries sorted, of tensors that change places together."""
+        """Upper limit of the similarity: sorted entries of tensors that change places together."""
         together: dict[str, list[str]] = {}
         for name in self.compared:
             key = min(self.sym.exchangeable_tensors.get(name, {name}))
@@ -331,7 +338,7 @@ def assign(similarity: Tensor) -> Tensor:
     return torch.from_numpy(linear_sum_assignment(similarity.cpu().numpy(), maximize=True)[1])
 
 
-def assign_blocks(rest: Tensor, *inside: Tensor) -> list[Tensor]:
+def assign_blocks(rest: np.ndarray, *inside: np.ndarray) -> list[np.ndarray]:
     """Assign blocks by the best that can be had inside each pair of them.
 
     Args:
@@ -342,20 +349,18 @@ def assign_blocks(rest: Tensor, *inside: Tensor) -> list[Tensor]:
         The order of blocks, then that of all channels of every class.
     """
     if not inside:
-        return [assign(rest)]
-    blocks = len(rest)
-    total, every = rest.double().numpy().copy(), []
+        return [linear_sum_assignment(rest, maximize=True)[1]]
+    blocks, total, every = len(rest), rest.astype(np.float64), []
     for similarity in inside:
         units = len(similarity) // blocks
-        table = similarity.double().numpy().reshape(blocks, units, blocks, units)
+        table = similarity.reshape(blocks, units, blocks, units)
         order = np.empty((blocks, blocks, units), np.int64)
         for a, b in np.ndindex(blocks, blocks):
             _, order[a, b] = linear_sum_assignment(table[a, :, b], maximize=True)
-            total[a, b] += table[a, np.arange(units), b, order[a, b]].sum()
+            total[a, b] += table[a, np.arange(units), b, order[a, b]].sum(dtype=np.float64)
         every.append(order + units * np.arange(blocks)[None, :, None])
-    _, chosen = linear_sum_assignment(total, maximize=True)
-    rows = np.arange(blocks)
-    return [torch.from_numpy(x) for x in (chosen, *(o[rows, chosen].reshape(-1) for o in every))]
+    rows, chosen = linear_sum_assignment(total, maximize=True)
+    return [chosen, *(order[rows, chosen].reshape(-1) for order in every)]
 
 
 def _meet(place: Placement, taken: dict[int, list[Tensor]]) -> bool:

@@ -104,7 +104,7 @@ def repair(
 
 
 class Repairs:
-    """Repairs of the networks on one line; its ends are measured once.
+    """Repairs of the networks on one line, whose ends are measured once.
 
     Args:
         model: gives the computation.
@@ -220,7 +220,7 @@ def _check_unshared(network: nn.Module, layers: Sequence[str]) -> None:
 
 
 def _add_biases(network: nn.Module, layers: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """Give layers without a bias one of zeros; return names, and of what weight and size."""
+    """Give layers without a bias one of zeros, and return names, weights and sizes."""
     added = {}
     for layer in layers:
         module: Any = network.get_submodule(layer)

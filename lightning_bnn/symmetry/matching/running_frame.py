@@ -1,4 +1,4 @@
-"""One network after another in the frame of a running mean; a cheap test says when to look."""
+"""One network after another in the frame of a running mean, matched only where units have moved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from lightning_bnn.symmetry.actions import flip, permute, rescale
 from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.matching.align import Scales
-from lightning_bnn.symmetry.matching.ascent import Ascent
 from lightning_bnn.symmetry.matching.match import match
 from lightning_bnn.symmetry.matching.match_all import match_all
 from lightning_bnn.symmetry.matching.plan import plan_of
@@ -23,21 +22,20 @@ __all__ = ["RunningFrame"]
 
 _FURTHER = 1.5  # times as far from the mean as when it was looked at last: worth a look
 _UNSEEN = 0.05  # of the mean: so much may come from networks that nobody has looked at
-_SWEEPS = 100
 
 
 class RunningFrame:
     """Brings networks of one run to the frame of their running mean, one after the other.
 
     Where every unit is nearer to its own place than half of what separates that from the average of
-    all units, nothing is searched: the last element of the group still fits. Otherwise one
-    assignment per group is solved; only a network that one of them moves is matched anew, and the
-    new element is taken if its inner product with the mean is larger. As long as a run stays where
-    it is, that element is the identity, and the network is returned untouched.
+    all units, nothing is searched: the last element of the group still fits. Otherwise the network
+    is matched anew, and the new element is taken if its inner product with the mean is larger. As
+    long as a run stays where it is, that element is the identity, and the network is returned
+    untouched.
 
-    Where units always are that far away, assignments are solved for some networks only: as soon as
-    those since the last one make up a twentieth of the mean, or when such a unit is half as far
-    again from it as then. So all are looked at while weights are large.
+    Where units always are that far away, only some networks are matched: as soon as those since the
+    last one make up a twentieth of the mean, or when such a unit is half as far again from it as
+    then. So all are looked at while weights are large.
 
     Args:
         sym: what `discover` returned.
@@ -82,7 +80,7 @@ class RunningFrame:
 
     @property
     def moved_units(self) -> int:
-        """How many units the last network had in other places, or flipped, than the mean has."""
+        """Number of units that the last network had in other places, or flipped."""
         orders, flips = self._parts()
         places = sum(int((p != torch.arange(p.shape[-1])).sum()) for p in orders)
         return places + sum(int((s < 0).sum()) for s in flips)
@@ -140,7 +138,7 @@ class RunningFrame:
         if not any(bool(units.any()) for units in far):
             self._looked_at, self._unseen = far, 0.0
         elif self._looked_at is None or self._unseen >= _UNSEEN or self._further(far):
-            self._search(params, means)
+            self._search(params, moved, means)
             moved = self._placed(params)
             self._looked_at, self._unseen = self._far(moved, means), 0.0
         return moved
@@ -168,42 +166,29 @@ class RunningFrame:
         return result
 
     def _further(self, far: list[Tensor]) -> bool:
-        """Whether a unit is much further from the mean than when it was looked at."""
+        """Check for units much further from the mean than after the last search."""
         assert self._looked_at is not None
         pairs = zip(far, self._looked_at, strict=True)
         return any(bool((now > _FURTHER * then).any()) for now, then in pairs)
 
-    def _search(self, params: Params, means: Params) -> None:
-        """Solve the assignments, and match anew where one of them moves a unit."""
+    def _search(self, params: Params, moved: Params, means: Params) -> None:
+        """Match all members, and take what brings them closer than the places found last."""
         self.looks += 1
-        members, found = stack_size(params), []
-        element = self._element
-        if element is None:
-            element = [p.repeat(members, 1) for p in identity(self.sym)]
-            element += [torch.ones(members, g.units) for g in self.sym.signs if self.signs]
+        members, matches = stack_size(params), self.matches
+        element = [p.repeat(members, 1) for p in identity(self.sym)]
+        element += [torch.ones(members, g.units) for g in self.sym.signs if self.signs]
+        if self._element is not None:
+            element = [e.clone() for e in self._element]
         for m in range(members):
-            own, mean = ({n: t[m] for n, t in w.items()} for w in (params, means))
-            found.append(self._best(own, mean, [e[m] for e in element]))
-        after = [torch.stack(rows) for rows in zip(*found, strict=True)]
-        if not all(map(torch.equal, element, after)):
-            self._element = after
-
-    def _best(self, own: Params, mean: Params, element: list[Tensor]) -> list[Tensor]:
-        """The element of one network where an ascent, or a search from scratch, ends."""
-        groups, generator = len(self.sym.permutations), torch.Generator().manual_seed(self.seed)
-        start = [e[None] for e in element]
-        one = {n: t[None] for n, t in own.items()}
-        ascent = Ascent(self.plan, one, mean, start[groups:] or None)
-        ascent.stand(start[:groups])
-        ascent.climb(generator, _SWEEPS)
-        ascent.exchange(generator, _SWEEPS)
-        if all(map(torch.equal, start, ascent.element)):
-            return element
-        self.matches += 1
-        found = match(own, mean, self.sym, signs=self.signs, seed=self.seed)
-        if float(found.objective) > float(ascent.score()) * (1 + 1e-7):
-            return found.element
-        return [e[0] for e in ascent.element]
+            own, placed, mean = ({n: t[m] for n, t in w.items()} for w in (params, moved, means))
+            matched = match(own, mean, self.sym, signs=self.signs, seed=self.seed)
+            before = self.plan.similarity(placed, mean)
+            if bool(matched.objective > before + 1e-7 * before.abs()):
+                self.matches += 1
+                for mine, new in zip(element, matched.element, strict=True):
+                    mine[m] = new
+        if self.matches > matches:
+            self._element = element
 
     # -------------------------------------------------------- state
     def state_dict(self) -> dict[str, Any]:
