@@ -8,7 +8,7 @@ import zlib
 import pytest
 import torch
 
-from lightning_bnn.bank import CheckpointBank, shard_folder
+from lightning_bnn.bank import CheckpointBank, shards
 
 __all__ = [
     "contents", "lines_of", "networks", "refused_or_read", "restore", "small_bank",
@@ -29,7 +29,7 @@ def small_bank(folder):
     """Fill a bank; return its networks before and after the last entry."""
     stack, states = networks(9), []
     with pytest.MonkeyPatch.context() as patch, CheckpointBank(folder) as bank:
-        patch.setattr(shard_folder, "_MERGE_SHARDS", 3)
+        patch.setattr(shards, "_MERGE_SHARDS", 3)
         for row in range(7):
             bank.append({n: t[row] for n, t in stack.items()}, step=row)
             if row == 4:

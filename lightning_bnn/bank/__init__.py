@@ -7,7 +7,14 @@ from lightning_bnn._lazy import lazy_package
 if TYPE_CHECKING:
     from lightning_bnn.bank.archives import export_archives, import_archives
     from lightning_bnn.bank.checkpoint_bank import CheckpointBank
-    from lightning_bnn.bank.folders import export_files, import_files
+    from lightning_bnn.bank.folders import (
+        export_files,
+        find_prefix,
+        import_files,
+        read_networks,
+        read_state,
+        strip_prefix,
+    )
     from lightning_bnn.bank.shipped import (
         bank_card,
         digest_of_networks,
@@ -15,8 +22,6 @@ if TYPE_CHECKING:
         shipped_banks,
         shipped_path,
     )
-    from lightning_bnn.bank.sources import read_networks
-    from lightning_bnn.bank.state_files import find_prefix, read_state, strip_prefix
 
 __all__ = [
     "CheckpointBank",

@@ -22,9 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from lightning_bnn.bank.checkpoint_bank import CheckpointBank
-from lightning_bnn.bank.folders import batched
+from lightning_bnn.bank.folders import batched, natural_order
 from lightning_bnn.bank.shards import sha256
-from lightning_bnn.bank.state_files import natural_order
 from lightning_bnn.params import Params
 
 __all__ = ["export_archives", "import_archives"]

@@ -12,12 +12,17 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.arguments import check_floating_type
-from lightning_bnn.bank.contents import check_records, header
-from lightning_bnn.bank.entries import Added, Entry, Merged, Truncated, line_of
-from lightning_bnn.bank.lock import WriterLock
-from lightning_bnn.bank.room import is_full, require_room
-from lightning_bnn.bank.shard_folder import mergeable
-from lightning_bnn.bank.shards import Shard, check_hash
+from lightning_bnn.bank.contents import (
+    Added,
+    Entry,
+    Merged,
+    Truncated,
+    check_records,
+    header,
+    line_of,
+)
+from lightning_bnn.bank.disk import WriterLock, is_full, require_room
+from lightning_bnn.bank.shards import Shard, check_hash, mergeable
 from lightning_bnn.bank.stored_networks import StoredNetworks
 from lightning_bnn.params import Params, stack_size, weighted_mean
 

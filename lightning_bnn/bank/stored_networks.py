@@ -11,12 +11,9 @@ from typing import Any, SupportsIndex, overload
 import torch
 from torch import Tensor
 
-from lightning_bnn.bank.contents import Contents
-from lightning_bnn.bank.entries import FORMAT, parsed
+from lightning_bnn.bank.contents import FORMAT, Contents, parsed
 from lightning_bnn.bank.journal import Journal
-from lightning_bnn.bank.open_shards import OpenShards
-from lightning_bnn.bank.shard_folder import ShardFolder
-from lightning_bnn.bank.shards import check_shard, overlapping
+from lightning_bnn.bank.shards import OpenShards, ShardFolder, check_shard, overlapping
 from lightning_bnn.params import Params, stack
 
 __all__ = ["StoredNetworks"]

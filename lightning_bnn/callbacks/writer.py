@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.bank.room import is_full, require_room
+from lightning_bnn.bank.disk import is_full, require_room
 from lightning_bnn.params import Params
 
 __all__ = ["BankWriter", "host_copy"]

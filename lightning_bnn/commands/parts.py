@@ -20,8 +20,7 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.bank.lock import Locked, WriterLock
-from lightning_bnn.bank.room import explain_full_disk
+from lightning_bnn.bank.disk import Locked, WriterLock, explain_full_disk
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.commands.part_files import (
     progress_in,

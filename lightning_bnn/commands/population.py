@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from lightning_bnn.arguments import check_count, check_positive
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.bank.room import explain_full_disk
+from lightning_bnn.bank.disk import explain_full_disk
 from lightning_bnn.commands.parts import Part, networks_of, train_part
 from lightning_bnn.commands.population_settings import (
     check_identity,

@@ -2,10 +2,10 @@
 
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.diagnosis import Diagnosis, diagnose
-from lightning_bnn.references.readable import readable_card
 from lightning_bnn.references.shipped import (
     is_gold,
     read_reference,
+    readable_card,
     reference_folder,
     reference_location,
     reference_names,

@@ -20,8 +20,7 @@ from lightning_bnn.references import (
     reference_folder,
     reference_names,
 )
-from lightning_bnn.references.diagnosis import SPACES, Diagnosis
-from lightning_bnn.references.differences import differences
+from lightning_bnn.references.diagnosis import SPACES, Diagnosis, differences
 from lightning_bnn.tables import Cell, Measured, Table
 
 __all__ = ["agreement_table", "distances_table", "references"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_bnn.bank.state_files import FORMATS, read_state
+from lightning_bnn.bank.folders import FORMATS, read_state
 from lightning_bnn.weight_files.hugging_face import weight_shards
 from lightning_bnn.weight_files.safetensors_format import Shard, StoredTensor, read_shard
 

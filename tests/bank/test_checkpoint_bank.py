@@ -14,7 +14,7 @@ import torch
 
 from lightning_bnn import metrics, models
 from lightning_bnn import params as P
-from lightning_bnn.bank import CheckpointBank, shard_folder
+from lightning_bnn.bank import CheckpointBank, shards
 from lightning_bnn.bank.shards import Shard
 from lightning_bnn.symmetry import canonicalise, discover, plan_removal
 
@@ -173,12 +173,12 @@ def files_of(*sizes):
     ],
 )
 def test_large_files_are_not_written_again(files, merged):
-    assert list(shard_folder.mergeable(files)) == files[len(files) - merged :]
+    assert list(shards.mergeable(files)) == files[len(files) - merged :]
 
 
 def test_files_grow_to_the_limit_and_no_further(tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 3)
-    monkeypatch.setattr(shard_folder, "_MERGE_BYTES", 12_000)
+    monkeypatch.setattr(shards, "_MERGE_SHARDS", 3)
+    monkeypatch.setattr(shards, "_MERGE_BYTES", 12_000)
     stack = {"w": torch.randn(27, 250, dtype=torch.float64)}  # 2 kB each
     bank = CheckpointBank(tmp_path)
     for row in range(27):
@@ -201,7 +201,7 @@ def test_a_reader_sees_what_is_appended(tmp_path):
 
 def test_a_reader_gets_the_rows_it_knows_of(tmp_path, monkeypatch):
     """Also where their files have been merged with later ones meanwhile."""
-    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 4)
+    monkeypatch.setattr(shards, "_MERGE_SHARDS", 4)
     stack = networks(5)
     with CheckpointBank(tmp_path) as bank:
         for row in range(3):
@@ -253,7 +253,7 @@ def test_a_torn_end_is_dropped_with_one_warning(tmp_path, caplog):
 
 def write_for_ever(path, pipe):
     """In a child process: append networks and report every one that is written."""
-    shard_folder._MERGE_SHARDS = 4
+    shards._MERGE_SHARDS = 4
     bank = CheckpointBank(path)
     for row in range(len(bank), 10**6):
         bank.append({"w": torch.full((50,), float(row))}, step=row)
@@ -287,7 +287,7 @@ def test_killed_at_any_moment(tmp_path):
 
 def test_crash_between_writing_and_the_manifest(tmp_path, monkeypatch):
     """Merged files without a line in the manifest, and lines whose old files still are there."""
-    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 3)
+    monkeypatch.setattr(shards, "_MERGE_SHARDS", 3)
     stack = networks(3)
     for where in ("before the line", "after the line"):
         bank = CheckpointBank(tmp_path / where)
@@ -301,7 +301,7 @@ def test_crash_between_writing_and_the_manifest(tmp_path, monkeypatch):
             if where == "before the line":
                 patch.setattr(CheckpointBank, "_merge", crash)
             else:
-                patch.setattr(shard_folder.ShardFolder, "sweep", crash)
+                patch.setattr(shards.ShardFolder, "sweep", crash)
             with pytest.raises(KeyboardInterrupt):
                 bank.extend(rows(stack, slice(2, 3)))
         bank.close()

@@ -17,7 +17,7 @@ from processes import start
 from small_populations import CONFIG, networks, same
 
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.bank.lock import WriterLock
+from lightning_bnn.bank.disk import WriterLock
 from lightning_bnn.cli import main
 from lightning_bnn.commands import parts, population_settings
 from lightning_bnn.commands import population as command

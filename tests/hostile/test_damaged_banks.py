@@ -18,7 +18,7 @@ from small_banks import (
     unsigned,
 )
 
-from lightning_bnn.bank import CheckpointBank, export_archives, export_files, shard_folder
+from lightning_bnn.bank import CheckpointBank, export_archives, export_files, shards
 from lightning_bnn.cli import main
 
 pytestmark = pytest.mark.bad_input
@@ -191,7 +191,7 @@ def one_bit(path):
 
 
 def test_a_damaged_file_is_not_merged(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 3)
+    monkeypatch.setattr(shards, "_MERGE_SHARDS", 3)
     stack = networks(8)
     with CheckpointBank(tmp_path) as bank:
         for row in range(2):

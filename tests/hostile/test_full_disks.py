@@ -14,7 +14,7 @@ from runs import Plain, built, fit
 from safetensors import SafetensorError
 from small_banks import networks
 
-from lightning_bnn.bank import CheckpointBank, shard_folder, shards
+from lightning_bnn.bank import CheckpointBank, shards
 from lightning_bnn.callbacks import CheckpointHarvester
 
 TOLD = "is full: networks are left out until there is room"
@@ -135,7 +135,7 @@ def holds(bank, stack, steps):
 
 @pytest.mark.parametrize("length", [1, 6])
 def test_a_bank_on_a_disk_that_is_full_at_any_call(length, tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 3)
+    monkeypatch.setattr(shards, "_MERGE_SHARDS", 3)
     stack, chain = operations(tmp_path)
     disk = Disk(monkeypatch)
 
@@ -163,7 +163,7 @@ def trained(folder, *callbacks, **options):
 
 def test_a_run_on_a_disk_that_is_full_at_any_call(tmp_path, monkeypatch):
     """It goes on, the bank has all other steps, a checkpoint knows of them, it is said once."""
-    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 3)
+    monkeypatch.setattr(shards, "_MERGE_SHARDS", 3)
     disk, missing = Disk(monkeypatch), set()
 
     def without(call):
@@ -228,7 +228,7 @@ def test_a_full_disk_has_one_outcome_whenever_it_is_seen(seen, tmp_path, monkeyp
 
 
 def test_merging_counts_the_room_it_needs(tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_folder, "_MERGE_SHARDS", 3)
+    monkeypatch.setattr(shards, "_MERGE_SHARDS", 3)
     free = shutil.disk_usage
     with CheckpointBank(tmp_path) as bank:
         for step in range(7):

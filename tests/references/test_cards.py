@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_bnn.references import readable, reference_folder, reference_names
+from lightning_bnn.references import reference_folder, reference_names, shipped
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.diagnosis import Diagnosis
 from lightning_bnn.studies.references import agreement_table, distances_table
@@ -104,7 +104,7 @@ def refusal(path):
 def test_a_card_with_any_wrong_value_is_refused_in_one_sentence_or_can_be_used(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(readable, "read_settings", functools.cache(readable.read_settings))
+    monkeypatch.setattr(shipped, "read_settings", functools.cache(readable.read_settings))
     file, refusals = tmp_path / "card.json", []
     whole = {**CONTENT, "again": CONTENT["again"][:1]}
     replacing = [lambda group, key, v=v: group.__setitem__(key, v) for v in WRONG]

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_bnn.references.diagnosis import Diagnosis
-from lightning_bnn.references.differences import differences
+from lightning_bnn.references.diagnosis import Diagnosis, differences
 from lightning_bnn.tables import Measured
 
 NUMBERS = {"rhat_max": 1.02, "rhat_median": 1.001, "ess_min": 500.0, "ess_tail_min": 600.0}

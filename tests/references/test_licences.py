@@ -8,7 +8,7 @@ import yaml
 
 from lightning_bnn import datamodules
 from lightning_bnn.commands.presets import preset_names, preset_text
-from lightning_bnn.references.licences import licence_of
+from lightning_bnn.references.cards import licence_of
 
 PRESETS = [name for name in preset_names() if name.startswith("reference_")]
 

@@ -24,7 +24,7 @@ from lightning_bnn.references import (
     reference_names,
     shipped,
 )
-from lightning_bnn.references.differences import differences
+from lightning_bnn.references.diagnosis import differences
 from lightning_bnn.studies import reference, runs
 from lightning_bnn.studies.fidelity import HALVES
 

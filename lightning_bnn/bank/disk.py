@@ -1,13 +1,18 @@
-"""One writer per bank: a lock that ends with the process, and that its children do not inherit."""
+"""The disk: one writer for each bank, names that are durable, and room that is left."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import shutil
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Locked", "WriterLock"]
+__all__ = ["Locked", "WriterLock", "explain_full_disk", "is_full", "require_room"]
+
 
 _LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 
@@ -56,3 +61,41 @@ def _release_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_release_in_child)
+
+
+_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+def require_room(folder: Path, size: int) -> None:
+    """Refuse to write so many bytes where hardly as many would be left, say for checkpoints.
+
+    Raises:
+        OSError: the same as when the disk is full.
+    """
+    if shutil.disk_usage(folder).free <= 2 * size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the disk, or the user's quota on it, is used up."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+@contextlib.contextmanager
+def explain_full_disk(folder: Path) -> Iterator[None]:
+    """Turn a full disk into one sentence for the user of a command that can be given again."""
+    try:
+        yield
+    except Exception as error:
+        if not any(map(is_full, _causes(error))):
+            raise
+        raise ValueError(
+            f"The disk of {folder} is full: make room and give the same command again, which goes "
+            "on where it was stopped."
+        ) from error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
