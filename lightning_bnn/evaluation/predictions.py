@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,29 @@ __all__ = [
 ]
 
 
+One = TypeVar("One", bound="_Predictions")
+
+
 @dataclass(frozen=True)
-class GaussianPredictions:
+class _Predictions:
+    """Predictions of some examples as tensors, whose leading dimensions may count networks."""
+
+    def __getitem__(self: One, which: Any) -> One:
+        return type(self)(*(t[which] for t in vars(self).values()))
+
+    @classmethod
+    def stacked(cls: type[One], parts: Sequence[One]) -> One:
+        """Several modes along a new first dimension."""
+        return cls(*map(torch.stack, zip(*(vars(part).values() for part in parts), strict=True)))
+
+    @classmethod
+    def joined(cls: type[One], parts: Sequence[One]) -> One:
+        """Several batches as one set of examples."""
+        return cls(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
+
+
+@dataclass(frozen=True)
+class GaussianPredictions(_Predictions):
     r"""Equally weighted mixtures of the Gaussians that networks predict.
 
     .. math:: p(y) = \tfrac1S \textstyle\sum_s N(y;\; \mu_s, \sigma_s^2)
@@ -70,9 +91,6 @@ class GaussianPredictions:
         """Means and standard deviations as metrics take them, ``(networks, examples, targets)``."""
         return self.means.movedim(-1, 0), self.stds.movedim(-1, 0)
 
-    def __getitem__(self, which: Any) -> GaussianPredictions:
-        return GaussianPredictions(self.means[which], self.stds[which])
-
     def mean(self) -> GaussianPredictions:
         """The mixture over the first dimension: all of its networks with equal weights."""
         return GaussianPredictions(*(t.movedim(0, -2).flatten(-2) for t in (self.means, self.stds)))
@@ -81,19 +99,11 @@ class GaussianPredictions:
     def stacked(cls, parts: Sequence[GaussianPredictions]) -> GaussianPredictions:
         """Several modes along a new first dimension, with equally many networks: the first ones."""
         count = min(part.means.shape[-1] for part in parts)
-        return cls(
-            torch.stack([part.means[..., :count] for part in parts]),
-            torch.stack([part.stds[..., :count] for part in parts]),
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[GaussianPredictions]) -> GaussianPredictions:
-        """Several batches as one set of examples."""
-        return cls(torch.cat([p.means for p in parts]), torch.cat([p.stds for p in parts]))
+        return super().stacked([cls(p.means[..., :count], p.stds[..., :count]) for p in parts])
 
 
 @dataclass(frozen=True)
-class LogDensities:
+class LogDensities(_Predictions):
     r"""Log-densities of targets, for likelihoods of which nothing else is known.
 
     .. math:: \log \tfrac1S \textstyle\sum_s p_s(y)
@@ -113,22 +123,9 @@ class LogDensities:
         """How many examples there are."""
         return self.values.shape[-1]
 
-    def __getitem__(self, which: Any) -> LogDensities:
-        return LogDensities(self.values[which])
-
     def mean(self) -> LogDensities:
         """The density of the mixture over the first dimension."""
         return LogDensities(self.values.logsumexp(0) - math.log(len(self.values)))
-
-    @classmethod
-    def stacked(cls, parts: Sequence[LogDensities]) -> LogDensities:
-        """Several modes along a new first dimension."""
-        return cls(torch.stack([part.values for part in parts]))
-
-    @classmethod
-    def joined(cls, parts: Sequence[LogDensities]) -> LogDensities:
-        """Several batches as one set of examples."""
-        return cls(torch.cat([part.values for part in parts]))
 
 
 Batches = Iterable[tuple[Any, Tensor]]
@@ -136,7 +133,7 @@ Batches = Iterable[tuple[Any, Tensor]]
 
 
 @dataclass(frozen=True)
-class ClassPredictions:
+class ClassPredictions(_Predictions):
     r"""Predictions of classes on some examples, averaged over networks.
 
     .. math:: \bar p = \tfrac1S \textstyle\sum_s p_s, \quad
@@ -174,9 +171,6 @@ class ClassPredictions:
         """How many examples there are."""
         return self.entropy.shape[-1]
 
-    def __getitem__(self, which: Any) -> ClassPredictions:
-        return ClassPredictions(self.probs[which], self.entropy[which])
-
     def mean(self) -> ClassPredictions:
         """The mean over the first dimension."""
         return ClassPredictions(self.probs.mean(0), self.entropy.mean(0))
@@ -184,16 +178,6 @@ class ClassPredictions:
     def information(self) -> Tensor:
         """Mutual information of prediction and network: what the networks disagree about."""
         return (torch.special.entr(self.probs).sum(-1) - self.entropy).clamp_min(0)
-
-    @classmethod
-    def stacked(cls, parts: Sequence[ClassPredictions]) -> ClassPredictions:
-        """Several modes along a new first dimension."""
-        return cls(torch.stack([p.probs for p in parts]), torch.stack([p.entropy for p in parts]))
-
-    @classmethod
-    def joined(cls, parts: Sequence[ClassPredictions]) -> ClassPredictions:
-        """Several batches as one set of examples."""
-        return cls(torch.cat([p.probs for p in parts]), torch.cat([p.entropy for p in parts]))
 
 
 def has_classes(likelihood: nn.Module) -> bool:
