@@ -94,7 +94,7 @@ def refusal(path):
         card = Card.read(path)
     except ValueError as error:
         return str(error)
-    readable.readable_card("two_gaussians", card)
+    shipped.readable_card("two_gaussians", card)
     agreement_table({"x": card.diagnosis}).text()
     distances_table(card.diagnosis, card.again).text()
     return "" if card.verdict in ("gold", "long run") else card.verdict
@@ -104,7 +104,7 @@ def refusal(path):
 def test_a_card_with_any_wrong_value_is_refused_in_one_sentence_or_can_be_used(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(shipped, "read_settings", functools.cache(readable.read_settings))
+    monkeypatch.setattr(shipped, "read_settings", functools.cache(shipped.read_settings))
     file, refusals = tmp_path / "card.json", []
     whole = {**CONTENT, "again": CONTENT["again"][:1]}
     replacing = [lambda group, key, v=v: group.__setitem__(key, v) for v in WRONG]
