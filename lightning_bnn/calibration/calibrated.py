@@ -119,7 +119,7 @@ def split_rows(n: int, share: int | float, seed: int = 0) -> tuple[Tensor, Tenso
         raise ValueError(f"`held_out` must be between 0 and 1, such as 0.5, got {share!r}.")
     if n < 2:
         raise ValueError(
-            f"Calibration takes at least 2 validation examples, got {n}: one to fit, one to judge."
+            f"Calibration takes at least 2 validation examples, got {n}: one to fit, one to test."
         )
     kept = min(n - 1, max(1, round(n * share)))
     order = torch.randperm(n, generator=keyed_generator(seed, "calibration"))
@@ -136,7 +136,7 @@ def _hint(datamodule: Any) -> str:
 
 
 LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
-"""Levels of the quantiles that predictions of numbers are judged at."""
+"""Levels of the quantiles that predictions of numbers are evaluated at."""
 
 
 def class_numbers(probs: Tensor, labels: Tensor) -> dict[str, float]:
@@ -192,7 +192,7 @@ def levels_reached(means: Tensor, stds: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Calibrated(ABC):
-    """A calibrator that was fitted to one part of held-out data, judged and completed by the other.
+    """A calibrator that was fitted to one part of held-out data and evaluated on the other.
 
     Attributes:
         method: name of the calibrator.
@@ -478,7 +478,7 @@ def calibrated(
     seed: int = 0,
     module: Any = None,
 ) -> Any:
-    """Fit a calibrator to one part of held-out predictions; the other judges it and makes sets.
+    """Fit a calibrator to one part of held-out predictions; the other tests it and makes sets.
 
     Args:
         likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``.

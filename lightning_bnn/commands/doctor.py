@@ -90,7 +90,7 @@ def _evidence(place: Location, config: Path, samples: int) -> Evidence:
         posterior.network,
         posterior.likelihood,
         posterior.modes,
-        posterior.judged,
+        posterior.predictors,
         _joined(problem.training_set(-(-_TRAINING // 32)), _TRAINING),
         _held_out(problem),
         known,

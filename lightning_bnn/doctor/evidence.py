@@ -94,7 +94,7 @@ class Evidence:
         network: gives the computation.
         likelihood: what outputs say about targets.
         modes: to draw weights from.
-        judged: for each mode, what predicts as it does.
+        predictors: for each mode, what predicts as it does.
         training: some training examples.
         held_out: some that were not trained on.
         settings: what was asked for.
@@ -120,7 +120,7 @@ class Evidence:
     network: nn.Module
     likelihood: nn.Module
     modes: Sequence[Posterior]
-    judged: Sequence[Posterior]
+    predictors: Sequence[Posterior]
     training: Examples | None = None
     held_out: Examples | None = None
     settings: Settings = field(default_factory=Settings)
@@ -198,7 +198,7 @@ class Evidence:
     @torch.no_grad()
     def _outputs(self, examples: Examples) -> list[Tensor]:
         every = []
-        for number, mode in enumerate(self.judged):
+        for number, mode in enumerate(self.predictors):
             predict = predictor_of(mode, self.draws, "doctor", number)
             try:
                 outputs = predict(self.network, *examples.inputs)

@@ -1,4 +1,4 @@
-"""Posteriors on disk, calibrated on the validation data and judged on the test data."""
+"""Posteriors on disk, calibrated on the validation data and evaluated on the test data."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def predictions_of(
         samples: how many networks, of all modes together.
         seed: of all draws.
     """
-    share = max(1, samples // len(posterior.judged))
+    share = max(1, samples // len(posterior.predictors))
     model = posterior.network.eval()
-    predict = [predictor_of(mode, share, seed, k) for k, mode in enumerate(posterior.judged)]
+    predict = [predictor_of(mode, share, seed, k) for k, mode in enumerate(posterior.predictors)]
 
     def outputs(number: int, index: int, inputs: Any) -> Tensor:
         with keyed_randomness(seed, "predict", number, index):

@@ -186,7 +186,7 @@ def _quality(
             mode, posterior.network, likelihood, [*sets, *held_out], (reference.samples, share),
             reference.seed, k, device=reference.device,
         )
-        for k, mode in enumerate(posterior.judged)
+        for k, mode in enumerate(posterior.predictors)
     ]  # fmt: skip
     targets, unit = sets[0].targets(), sets[0].target_std()
 
@@ -221,7 +221,7 @@ def _predicts(likelihood: Any) -> bool:
 
 
 FAILED = "failed"
-"""The mode of a row of a posterior that could not be judged."""
+"""The mode of a row of a posterior that could not be compared."""
 _FORMAT = 3
 """Of stored rows: what other versions have computed is not read."""
 RowsAndOrigin = tuple[list[Row], Mapping[str, Any]]
@@ -243,7 +243,7 @@ class Comparison:
     settings: Mapping[str, Any]
 
     def failures(self) -> dict[str, str]:
-        """Why posteriors could not be judged, by name."""
+        """Why posteriors could not be compared, by name."""
         origins = self.settings["posteriors"].items()
         return {name: origin["failed"] for name, origin in origins if "failed" in origin}
 

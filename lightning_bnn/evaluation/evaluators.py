@@ -28,6 +28,7 @@ __all__ = [
     "INTERVAL",
     "RegressionEvaluator",
     "Score",
+    "TABLE_SETS",
     "TestSet",
     "class_numbers",
     "make_evaluator",
@@ -70,12 +71,12 @@ def named_sets(datamodule: Any, loaders: Any) -> list[TestSet]:
 
 
 INTERVAL = 0.9
-"""Probability of the central intervals that are judged."""
+"""Probability of the central intervals that are scored."""
 
 
 @dataclass(frozen=True)
 class DensityScores:
-    """Scores of every example, by name; those of examples that cannot be judged are NaN.
+    """Scores of every example, by name; those of examples that are not valid are NaN.
 
     Attributes:
         of_each: ``(examples,)``, or ``(examples, targets)``.
@@ -92,18 +93,18 @@ class DensityScores:
             targets: ``(examples, targets)``; None of what is out of distribution.
         """
         means, stds = mixtures.components()
-        judged = (means.isfinite() & stds.isfinite() & (stds > 0)).all(0).all(-1)
+        valid = (means.isfinite() & stds.isfinite() & (stds > 0)).all(0).all(-1)
         if targets is not None:
             _check_targets(targets, means)
             targets = targets.detach().double()
-            judged = judged & targets.isfinite().all(-1)
-            targets = torch.where(judged[:, None], targets, 0.0)
-        means = torch.where(judged[:, None], means, 0.0)
-        stds = torch.where(judged[:, None], stds, 1.0)
+            valid = valid & targets.isfinite().all(-1)
+            targets = torch.where(valid[:, None], targets, 0.0)
+        means = torch.where(valid[:, None], means, 0.0)
+        stds = torch.where(valid[:, None], stds, 1.0)
         scores = _spread(means, stds)
         if targets is not None:
             scores |= _quality(means, stds, targets)
-        unknown = ~judged
+        unknown = ~valid
         return cls(
             {
                 name: values.masked_fill(unknown.reshape(-1, *(1,) * (values.ndim - 1)), math.nan)
@@ -169,6 +170,15 @@ _SCORES: dict[str, Callable[[ClassPredictions], Tensor]] = {
     "mutual_information": ClassPredictions.information,
 }
 _JUST_ID: Sequence[TestSet] = (("", "id"),)
+TABLE_SETS: Sequence[TestSet] = (("test", "id"), ("ood", "ood"))
+"""Sets of which tables have numbers."""
+_IN_TABLES = {
+    **{name: name for name in ("acc", "ece", "ace", "brier", "nll", "rmse", "nll_moments", "crps",
+                               "cover90", "width90", "calib", "sharpness")},
+    "idmi": "mi", "idvar": "epistemic_var", "oodmi": "ood/mi", "oodvar": "ood/epistemic_var",
+    "aupr": "ood/AUPR_out", "fpr95": "ood/FPR95", "auroc": "ood/AUROC",
+}  # fmt: skip
+"""Numbers of tables, and their names among the values of an evaluator."""
 
 
 class Accuracy(ExampleMean):
@@ -279,6 +289,18 @@ class Evaluator(nn.Module, ABC):
                 number, _, name = key.partition("/")
                 values[f"{name or 'ood'}/{number}"] = value
         return values
+
+    def table_numbers(self, sets: Sequence[Any], targets: Tensor | None) -> dict[str, float]:
+        """The numbers of tables, from predictions in and perhaps out of distribution.
+
+        Args:
+            sets: predictions of `TABLE_SETS`, as far as there are any.
+            targets: of the first.
+        """
+        for index, predictions in enumerate(sets):
+            self.add(predictions, targets if index == 0 else None, index)
+        values = self.values()
+        return {name: float(values[key]) for name, key in _IN_TABLES.items() if key in values}
 
 
 class DensityEvaluator(Evaluator):
@@ -405,7 +427,7 @@ class ClassificationEvaluator(Evaluator):
 
 
 def make_evaluator(likelihood: nn.Module, sets: Sequence[TestSet] = _JUST_ID) -> Evaluator:
-    """The evaluator for a likelihood; one of the user's own is judged by its log-density.
+    """The evaluator for a likelihood; one of the user's own is scored by its log-density.
 
     >>> from lightning_bnn.likelihoods import Categorical
     >>> [type(make_evaluator(likelihood)).__name__ for likelihood in (Categorical(), Gaussian())]
@@ -416,12 +438,6 @@ def make_evaluator(likelihood: nn.Module, sets: Sequence[TestSet] = _JUST_ID) ->
     if isinstance(likelihood, Gaussian):
         return RegressionEvaluator(likelihood, sets)
     return DensityEvaluator(likelihood, sets)
-
-
-_IN_TABLES = {
-    "acc": "acc", "ece": "ece", "ace": "ace", "brier": "brier", "nll": "nll", "idmi": "mi",
-    "aupr": "ood/AUPR_out", "fpr95": "ood/FPR95", "auroc": "ood/AUROC", "oodmi": "ood/mi",
-}  # fmt: skip
 
 
 def class_numbers(
@@ -446,12 +462,9 @@ def class_numbers(
     >>> numbers["acc"], sorted(numbers)
     (1.0, ['acc', 'ace', 'brier', 'ece', 'idmi', 'nll'])
     """
-    kinds: list[TestSet] = [("test", "id"), ("ood", "ood")]
-    evaluator = ClassificationEvaluator(likelihood, kinds[: len(sets)], score, ace=M.ACE)
-    for index, averages in enumerate(sets):
-        evaluator.add(averages, labels if index == 0 else None, index)
-    values = evaluator.values()
-    return {name: float(values[key]) for name, key in _IN_TABLES.items() if key in values}
+    kinds = TABLE_SETS[: len(sets)]
+    evaluator = ClassificationEvaluator(likelihood, kinds, score, ace=M.ACE)
+    return evaluator.table_numbers(sets, labels)
 
 
 def _negative_log_density(likelihood: Any, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class _Joined:
 
 @dataclass(frozen=True)
 class Problem:
-    """A network and the data that it is judged on.
+    """A network and the data that it is evaluated on.
 
     Attributes:
         network: gives the computation.

@@ -304,7 +304,7 @@ def predictions_of_reference(
     """
     if not stored.knows_its_noise():
         return None
-    networks = Empirical(replace(stored, modes=stored.judged).networks())
+    networks = Empirical(replace(stored, modes=stored.predictors).networks())
     ((predictions,),) = predictions_of_mode(
         networks, stored.network, likelihood, [batches], (reference.samples,),
         reference.seed, "reference predictions", device=reference.device,

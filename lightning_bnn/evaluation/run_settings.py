@@ -25,12 +25,12 @@ Part = tuple[str, dict[str, Any]]
 def has_other_data(location: Location, config: Path) -> bool:
     """Whether the run of a posterior names other data, or another split, than a configuration.
 
-    Its training examples may then be among those that are judged. Places without a configuration
-    of their own say nothing.
+    Its training examples may then be among those that it is compared on. Locations without a
+    configuration of their own say nothing.
 
     Args:
         location: where the posterior is.
-        config: with the data that it is judged by.
+        config: with the data that it is compared on.
     """
     own, other = _settings(location.config()), _settings(config)
     return bool(own and other) and _difference(_data(own), _data(other)) is not None

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from lightning_bnn import metrics as M
 from lightning_bnn.calibration import CalibratedClasses, CalibratedGaussian, calibrated
 from lightning_bnn.evaluation.evaluators import (
+    TABLE_SETS,
     DensityScores,
     RegressionEvaluator,
     Score,
-    TestSet,
     class_numbers,
 )
 from lightning_bnn.evaluation.predictions import ClassPredictions, GaussianPredictions, LogDensities
@@ -128,12 +128,6 @@ def reference_predictions(predictions: Any) -> ClassReference | GaussianReferenc
 
 NumbersOf = Callable[..., dict[str, float]]
 """Numbers, given indices of examples of every set; of all examples without any."""
-_IN_TABLES = {
-    "rmse": "rmse", "nll": "nll", "nll_moments": "nll_moments", "crps": "crps",
-    "cover90": "cover90", "width90": "width90", "calib": "calib", "sharpness": "sharpness",
-    "aupr": "ood/AUPR_out", "fpr95": "ood/FPR95", "auroc": "ood/AUROC",
-    "idvar": "epistemic_var", "oodvar": "ood/epistemic_var",
-}  # fmt: skip
 
 
 def numbers_of(
@@ -213,12 +207,8 @@ def _numbers(
 def _of_scores(
     likelihood: Any, sets: Sequence[DensityScores], std: Tensor | None
 ) -> dict[str, float]:
-    kinds: list[TestSet] = [("test", "id"), ("ood", "ood")]
-    evaluator = RegressionEvaluator(likelihood, kinds[: len(sets)])
-    for index, scores in enumerate(sets):
-        evaluator.add(scores, None, index)
-    values = evaluator.values()
-    numbers = {name: float(values[key]) for name, key in _IN_TABLES.items() if key in values}
+    evaluator = RegressionEvaluator(likelihood, TABLE_SETS[: len(sets)])
+    numbers = evaluator.table_numbers(sets, None)
     if std is not None:
         squares = sets[0].of_each["squares"] * torch.as_tensor(std).double().square()
         numbers["rmse_unit"] = float(squares.mean().sqrt())

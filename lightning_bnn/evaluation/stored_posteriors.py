@@ -115,7 +115,7 @@ class StoredPosterior:
     Attributes:
         name: in tables.
         modes: to draw weights from.
-        judged: for each mode, what predicts as it does.
+        predictors: for each mode, what predicts as it does.
         network: gives the computation.
         likelihood: what outputs say about targets.
         origin: where it is from, so that its numbers can be traced.
@@ -123,7 +123,7 @@ class StoredPosterior:
 
     name: str
     modes: Sequence[Posterior]
-    judged: Sequence[Posterior]
+    predictors: Sequence[Posterior]
     network: nn.Module
     likelihood: nn.Module
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class StoredPosterior:
         """The same posterior with some of its modes only."""
         kept = range(len(self.modes))[rows] if isinstance(rows, slice) else rows
         return replace(
-            self, modes=[self.modes[k] for k in kept], judged=[self.judged[k] for k in kept]
+            self, modes=[self.modes[k] for k in kept], predictors=[self.predictors[k] for k in kept]
         )
 
     def thinned(self, most: int | None) -> StoredPosterior:
@@ -145,7 +145,7 @@ class StoredPosterior:
         return replace(
             self,
             modes=[_thinned(mode, most) for mode in self.modes],
-            judged=[_thinned(mode, most) for mode in self.judged],
+            predictors=[_thinned(mode, most) for mode in self.predictors],
         )
 
     def networks(self) -> Params:
@@ -193,9 +193,9 @@ def posterior_of(name: str, module: Any, samples: int = 100, **origin: Any) -> S
         **origin: where it is from.
     """
     with torch.no_grad():
-        modes, judged = module.posterior().modes(), module.judged_modes(samples)
+        modes, predictors = module.posterior().modes(), module.judged_modes(samples)
     origin["made"] = "sampled" if module.method.is_sampler else "trained"
-    return StoredPosterior(name, modes, judged, module.template, module.likelihood, origin)
+    return StoredPosterior(name, modes, predictors, module.template, module.likelihood, origin)
 
 
 def read_posterior(
@@ -295,7 +295,7 @@ def _class_of(content: Mapping[str, Any]) -> type | None:
 
 
 def _is_ours(module: Any) -> bool:
-    """Whether a module, or a class of modules, has a posterior that can be judged."""
+    """Whether a module, or a class of modules, has a posterior that can be evaluated."""
     return hasattr(module, "judged_modes")
 
 

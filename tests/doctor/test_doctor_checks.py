@@ -65,7 +65,7 @@ def numbers(*factors, std=0.5, **changes):
     changes = {"training": measured(1), "held_out": measured(2), **changes}
     return replace(
         evidence(), network=nn.Linear(1, 1, bias=False), likelihood=Gaussian(std=std),
-        modes=found, judged=found, **changes,
+        modes=found, predictors=found, **changes,
     )  # fmt: skip
 
 
@@ -118,7 +118,8 @@ def regression(factor=1.0, prior_std=1.0, n=200, noise=0.5, **settings):
     told = Settings(n, n, prior_std=prior_std)
     return replace(
         evidence(), network=nn.Linear(20, 1, bias=False), likelihood=Gaussian(std=noise),
-        modes=[gaussian], judged=[gaussian], training=Examples((x,), y), held_out=Examples((x,), y),
+        modes=[gaussian], predictors=[gaussian], training=Examples((x,), y),
+        held_out=Examples((x,), y),
         settings=replace(told, **settings),
     )  # fmt: skip
 
@@ -129,7 +130,7 @@ def as_prior(share=1.0, std=1.0):
     mean, stds = torch.zeros(1, 20), torch.full((1, 20), std)
     mean[:, :learned], stds[:, :learned] = 3.0, 0.01
     gaussian = DiagonalGaussian({"weight": mean}, {"weight": stds})
-    return replace(regression(prior_std=std), modes=[gaussian], judged=[gaussian])
+    return replace(regression(prior_std=std), modes=[gaussian], predictors=[gaussian])
 
 
 def with_curve(name, *values, **settings):
@@ -149,7 +150,7 @@ def normed(own=True):
         state["0.running_mean"], state["0.running_var"] = (x[0] + shift).mean(0), x[0].var(0)
     found = modes({n: t[None] for n, t in state.items()})
     return replace(
-        evidence(), network=net, modes=found, judged=found, training=moved[0], held_out=moved[1]
+        evidence(), network=net, modes=found, predictors=found, training=moved[0], held_out=moved[1]
     )
 
 
@@ -164,7 +165,7 @@ def squashed():
 
 def named():
     found = modes({"0.weight": scaled(1.0)["weight"]})
-    return {"modes": found, "judged": found}
+    return {"modes": found, "predictors": found}
 
 
 FAULTY = {
@@ -202,7 +203,7 @@ FAULTY = {
         ("fault", lambda: replace(
             regression(),
             settings=Settings(200, 200, prior_std=1e-3),
-            judged=modes({"weight": torch.zeros(1, 1, 20)}),
+            predictors=modes({"weight": torch.zeros(1, 1, 20)}),
         )),
     ],
     "step_too_large": [
@@ -311,7 +312,7 @@ def test_a_single_logit_has_two_classes():
     examples = Examples(labelled().inputs, labelled().targets.clamp_max(1))
     single = replace(
         evidence(), network=nn.Linear(CLASSES, 1, bias=False), likelihood=Bernoulli(),
-        modes=found, judged=found, training=examples, held_out=examples,
+        modes=found, predictors=found, training=examples, held_out=examples,
     )  # fmt: skip
     report = examine(single)
     assert "labels_out_of_range" in report.fine

@@ -303,7 +303,7 @@ def test_networks_of_a_gaussian_have_statistics_of_their_own():
     module, data = SWAG(net, members=2, start=0, eval_samples=3), Digits()
     L.Trainer(**QUIET, max_epochs=3).fit(module, data)
     module.use_training_data(data)
-    one, two = posterior_of("S", module, samples=12).judged
+    one, two = posterior_of("S", module, samples=12).predictors
     assert one.size == two.size == 12
     noise = [m.networks["1.weight"] - m.networks["1.weight"].mean(0) for m in (one, two)]
     assert abs(torch.corrcoef(torch.stack([t.flatten() for t in noise]))[0, 1]) < 0.3

@@ -193,9 +193,9 @@ def statistics_of_other_networks(e: Evidence) -> Finding | None:
     training, held_out = e.training_examples(), e.held_out_examples()
     if len(training.targets) < 64:
         raise NotPossible("too few training data were seen")
-    if not all(isinstance(mode, Empirical) for mode in e.judged):
+    if not all(isinstance(mode, Empirical) for mode in e.predictors):
         raise NotPossible("the posterior predicts by draws that are not kept")
-    stacks = [draw(mode, _NETWORKS, "doctor", k) for k, mode in enumerate(e.judged[:_NETWORKS])]
+    stacks = [draw(mode, _NETWORKS, "doctor", k) for k, mode in enumerate(e.predictors[:_NETWORKS])]
     networks = {n: torch.cat([stack[n] for stack in stacks])[:_NETWORKS] for n in stacks[0]}
     own = _with_own_statistics(e, networks)
     before, after = (
