@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["log_figure", "log_folder", "log_layout", "log_panels"]
+__all__ = ["log_folder", "log_layout", "log_panels"]
 
 T = TypeVar("T")
 Taker = Callable[[str, Any, int], None]
@@ -16,11 +16,6 @@ Taker = Callable[[str, Any, int], None]
 def log_folder(trainer: Any) -> Path:
     """Where files of a run go; all processes must call this, since they agree on the folder."""
     return Path(trainer.log_dir or trainer.default_root_dir)
-
-
-def log_figure(trainer: Any, folder: Path, tag: str, figure: Any, step: int) -> None:
-    """Give a figure to every logger; runs without one that takes figures get a file."""
-    log_panels(trainer, folder, tag, {"": None}, lambda _: figure, step)
 
 
 def log_panels(

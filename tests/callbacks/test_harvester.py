@@ -26,7 +26,7 @@ from runs import (
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester, harvester
-from lightning_bnn.callbacks.writer import BankWriter
+from lightning_bnn.callbacks.harvester import BankWriter
 from lightning_bnn.harvest import Schedule
 
 KINDS = {**RUNS, "untraceable": (Unreadable, {})}
