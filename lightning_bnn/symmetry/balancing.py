@@ -36,9 +36,7 @@ class Balanced(NamedTuple):
     steps: int
 
 
-def balance(
-    problem: Posynomial, u: Tensor, tolerance: float, most: int, patience: int | None = None
-) -> Balanced:
+def balance(problem: Posynomial, u: Tensor, tolerance: float, most: int) -> Balanced:
     """Newton steps until the certificate says that the mass is least.
 
     Args:
@@ -46,17 +44,13 @@ def balance(
         u: log scales to start from, ``(members, scales)``.
         tolerance: certified relative gap at which to stop.
         most: steps after which to stop in any case.
-        patience: steps after which to stop where there is no certificate at all.
     """
     here = problem.moved(u) if bool(u.any()) else problem
     gap, last, worst = torch.full_like(here.value, torch.inf), math.inf, math.inf
     steps = 0
-    patience = most if patience is None else min(most, patience)
-    while worst > tolerance and steps < (patience if math.isinf(worst) else most):
+    while worst > tolerance and steps < most:
         steps += 1
-        directions = _directions(
-            here, steps <= 4, _MOST if math.isinf(worst) else 4 * u.shape[1] + 10
-        )
+        directions = _directions(here, steps <= 4, _MOST if worst > 1e-2 else 4 * u.shape[1] + 10)
         t = next(directions)
         gap = torch.minimum(gap, bound(here, t))
         last, worst = worst, float(_relative(gap, here).max())

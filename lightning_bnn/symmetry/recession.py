@@ -65,14 +65,15 @@ def minimise(whole: Posynomial, start: Tensor, tolerance: float, most: int) -> M
     """
     problem, fall = one_sided(whole)
     start = start * (problem.inflow > 0)
-    found = balance(problem, start, tolerance, most, _PATIENCE)
-    steps, stuck = found.steps, found.gap.isinf()
+    found = balance(problem, start, tolerance, min(most, _PATIENCE))
+    steps, stuck = found.steps, found.gap > max(tolerance, 1e-12)
     if bool(stuck.any()):
         further = torch.zeros_like(fall)
         further[stuck] = recession(problem.members(stuck))
         fall = fall * (1 + problem.degree * further.abs().amax(-1, keepdim=True)) + further
         problem = problem.without(further)
-        start = torch.where(stuck[:, None], start, found.logs) * (problem.inflow > 0)
+        falls = further.any(-1, keepdim=True)
+        start = torch.where(falls, start, found.logs) * (problem.inflow > 0)
         found = balance(problem, start, tolerance, most - steps)
         steps += found.steps
     attained = ~fall.any(-1)
