@@ -21,7 +21,7 @@ from lightning_bnn.evaluation.scores import reference_predictions
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.metrics import MMDReference, Transformed, rhat
-from lightning_bnn.metrics.laws import ModesTable, Which, modes_table_of
+from lightning_bnn.metrics.laws import ModesTable, Which, modes_table
 from lightning_bnn.metrics.mmd import MMDTable, Reduction
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
@@ -212,7 +212,7 @@ class Reference:
         one: Numbers = {}
         multi: Numbers = {}
         for prefix, stack, reference in self._spaces(networks):
-            table = modes_table_of(reference, stack, modes)
+            table = modes_table(reference, stack, modes)
             for reduction, suffix in _SUFFIXES.items():
                 one[f"{prefix}mixture{suffix}"] = spread(table.of_each_mode(reduction))
                 multi |= _of_all_modes(table, reduction, prefix, suffix)

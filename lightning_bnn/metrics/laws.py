@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lightning_bnn.metrics.base import ExactMetric, collected, digest
 from lightning_bnn.metrics.kernels import KernelGrid, Modes, left_out_parts
-from lightning_bnn.metrics.mmd import MMDTable, Order, Reduction, reduced, table_of
+from lightning_bnn.metrics.mmd import MMDTable, Order, Reduction, mmd_table, reduced
 from lightning_bnn.metrics.reference import MMDReference, WeightSource, as_reference, as_source
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params
@@ -36,7 +36,6 @@ __all__ = [
     "law_mmd",
     "mixture_mmd",
     "modes_table",
-    "modes_table_of",
 ]
 
 Which = Literal["law", "mixture", "floor"]
@@ -141,7 +140,8 @@ def modes_table(
     x: Params | WeightSource | MMDReference,
     y: Params | WeightSource,
     modes: Sequence[int] | Tensor | None,
-    grid: Any = None,
+    grid: KernelGrid | None = None,
+    layers: Sequence[str] | None = None,
     **options: Any,
 ) -> ModesTable:
     """MMD^2 of laws and mixtures of every layer and kernel. The arguments are those of `law_mmd`.
@@ -150,23 +150,7 @@ def modes_table(
     >>> table.law.shape, table.single.shape
     (torch.Size([5, 1, 20]), torch.Size([2, 1, 20]))
     """
-    return modes_table_of(as_reference(x, grid, **options), y, modes)
-
-
-def modes_table_of(
-    reference: MMDReference,
-    y: Params | WeightSource,
-    modes: Sequence[int] | Tensor | None,
-    layers: Sequence[str] | None = None,
-) -> ModesTable:
-    """The same for a reference that remembers its distances.
-
-    Args:
-        reference: the one posterior.
-        y: the other.
-        modes: the mode of every network of ``y``; None if each is a mode of its own.
-        layers: only these.
-    """
+    reference = as_reference(x, grid, layers, **options)
     grouped = Modes.of(modes, as_source(y).rows)
     compared = list(reference.compare_modes(y, grouped, layers))
     columns = zip(*(layer.values for layer in compared), strict=True)
@@ -304,12 +288,11 @@ class MMD(ExactMetric):
         if self.of == "pooled" and modes is not None:
             raise ValueError("`modes` belong to a law or a mixture: pass `of='law'` to the metric.")
         options = {} if isinstance(x, MMDReference) else self.options
-        reference = as_reference(x, self.grid, **options)
         if self.of == "pooled":
-            table = table_of(reference, y, layers)
+            table = mmd_table(x, y, self.grid, layers, **options)
             values, left_out = table.values[None], (0, 0)
         else:
-            of_modes = modes_table_of(reference, y, modes, layers)
+            of_modes = modes_table(x, y, modes, self.grid, layers, **options)
             values, left_out = getattr(of_modes, self.of), of_modes.left_out
             table = MMDTable(of_modes.layers, of_modes.sizes, values[0])
         for k, name in enumerate(table.layers):

@@ -38,7 +38,6 @@ __all__ = [
     "permutation_test",
     "reduced",
     "share_layers",
-    "table_of",
 ]
 
 Reduction = Literal["median", "mean", "max"]
@@ -124,6 +123,7 @@ def mmd_table(
     x: Params | WeightSource | MMDReference,
     y: Params | WeightSource,
     grid: KernelGrid | None = None,
+    layers: Sequence[str] | None = None,
     **options: Any,
 ) -> MMDTable:
     """MMD^2 of every layer and kernel. The arguments are those of `mmd`.
@@ -133,20 +133,7 @@ def mmd_table(
     w               3       0.282       0.312        0.53
     all             3       0.282       0.312        0.53
     """
-    return table_of(as_reference(x, grid, **options), y)
-
-
-def table_of(
-    reference: MMDReference, y: Params | WeightSource, layers: Sequence[str] | None = None
-) -> MMDTable:
-    """The same for a reference that remembers its distances.
-
-    Args:
-        reference: the one posterior.
-        y: the other.
-        layers: only these.
-    """
-    compared = list(reference.compare(y, layers))
+    compared = list(as_reference(x, grid, layers, **options).compare(y, layers))
     return MMDTable(
         tuple(layer.name for layer in compared),
         torch.tensor([layer.size for layer in compared]),

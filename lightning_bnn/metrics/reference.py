@@ -406,11 +406,14 @@ class MMDReference:
 
 
 def as_reference(
-    x: Params | WeightSource | MMDReference, grid: KernelGrid | None = None, **options: Any
+    x: Params | WeightSource | MMDReference,
+    grid: KernelGrid | None = None,
+    layers: Sequence[str] | None = None,
+    **options: Any,
 ) -> MMDReference:
-    """Make a reference of weights, or return one, which keeps its grid and options."""
+    """Make a reference of weights, or return one, which keeps its grid, layers and options."""
     if not isinstance(x, MMDReference):
-        return MMDReference(x, grid, **options)
+        return MMDReference(x, grid, layers=layers, **options)
     if options or grid not in (None, x.grid):
         raise ValueError("An `MMDReference` has its own `grid` and options: give them there.")
     return x

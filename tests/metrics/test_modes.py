@@ -9,7 +9,6 @@ import torch
 from lightning_bnn import metrics as M
 from lightning_bnn.metrics.base import collected
 from lightning_bnn.metrics.kernels import Modes, kernel_bandwidths, kernel_values
-from lightning_bnn.metrics.laws import modes_table_of
 
 CHAINS = [0, 0, 1, 1, 1, 2, 2, 3]
 MODES = [5, 5, 5, 2, 9, 9, 7]
@@ -65,7 +64,7 @@ def without(stack, names, part):
 def test_equals_loops_over_networks_also_without_each_mode_and_each_chain():
     x, y = draws(len(CHAINS)), draws(len(MODES), seed=1, shift=0.5)
     reference = M.MMDReference(x, chains=CHAINS)
-    table = modes_table_of(reference, y, MODES)
+    table = M.modes_table(reference, y, MODES)
     bandwidths = kernel_bandwidths(reference.blocks("w", reference.other(y)).xy, reference.grid)
     parts = [(x, CHAINS, y, MODES)]
     parts += [(x, CHAINS, *without(y, MODES, part)) for part in sorted(set(MODES))]
