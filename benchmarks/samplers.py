@@ -186,7 +186,7 @@ def side_by_side(net, x, y, device):
     def step():
         optimizer.zero_grad()
         stack = dict(module.networks.named_parameters())
-        losses = member_losses(module.template, stack, Batch((x,), y), module.nll)
+        losses = member_losses(module.template, stack, Batch((x,), y), module.run.nll)
         losses.sum().backward()
         optimizer.step()
 

@@ -19,5 +19,5 @@ for _ in range(300):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-probabilities = method.posterior(state).predict(network, x, n=30).softmax(-1).mean(0)
+probabilities = method.posterior(state, run).predict(network, x, n=30).softmax(-1).mean(0)
 print(f"accuracy {(probabilities.argmax(-1) == y).float().mean():.2f}")

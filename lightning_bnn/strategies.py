@@ -62,7 +62,7 @@ class MembersStrategy(DDPStrategy):
                 "`strategy` members: the likelihood learns from all members, and processes do not "
                 "exchange gradients; fix its noise, or train in one process."
             )
-        if module.share is None:
+        if module.population.share is None:
             module.take_share(*self.share(module.members))
         super(DDPStrategy, self).setup(trainer)
 
@@ -70,7 +70,7 @@ class MembersStrategy(DDPStrategy):
         """Every process goes on with all members, unless something went wrong in one of them."""
         module: Any = self.lightning_module
         status = None if module is None else module.trainer.state.status
-        if status == TrainerStatus.RUNNING and module.share is not None:
+        if status == TrainerStatus.RUNNING and module.population.share is not None:
             for optimizer in self.optimizers:
                 for parameter in self._stacked(optimizer).values():
                     state = optimizer.state[parameter]
@@ -100,12 +100,12 @@ class MembersStrategy(DDPStrategy):
 
     def _own(self, tensor: Tensor) -> Tensor:
         module: Any = self.lightning_module
-        return tensor[module.share.first : module.share.last]
+        return tensor[module.population.share.first : module.population.share.last]
 
     # -------------------------------------------------------- checkpoints
     def lightning_module_state_dict(self) -> dict[str, Any]:
         module: Any = self.lightning_module
-        names = set() if module.share is None else module.member_names()
+        names = set() if module.population.share is None else module.state.state_dict().keys()
         return {
             name: self.gather_members(value) if name in names else value
             for name, value in module.state_dict().items()
@@ -115,15 +115,15 @@ class MembersStrategy(DDPStrategy):
         """All members, or the share of this process once it has one."""
         module: Any = self.lightning_module
         state = checkpoint["state_dict"]
-        if module.share is not None:
-            names = module.member_names()
+        if module.population.share is not None:
+            names = module.state.state_dict().keys()
             state = {n: self._own(t) if n in names else t for n, t in state.items()}
         module.load_state_dict(state, strict=strict)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """With the states of all members."""
         state, module = super().optimizer_state(optimizer), cast(Any, self.lightning_module)
-        if module.share is None:
+        if module.population.share is None:
             return state
         return _changed(state, self._stacked(optimizer), self._gather)
 
@@ -144,7 +144,7 @@ class MembersStrategy(DDPStrategy):
     def _stacked(self, optimizer: Any) -> dict[int, nn.Parameter]:
         """Parameters that hold members, by their number in the optimizer's state."""
         module: Any = self.lightning_module
-        held = {id(p) for p in module.stacked_parameters()}
+        held = {id(p) for p in module.state.parameters()}
         every = [p for group in optimizer.param_groups for p in group["params"]]
         return {k: p for k, p in enumerate(every) if id(p) in held}
 

@@ -73,8 +73,12 @@ def numeric(cls):
         init = vars(owner).get("__init__")
         if init is None or not owner.__module__.startswith("lightning_bnn"):
             continue
-        for name, parameter in inspect.signature(init).parameters.items():
-            annotation = str(parameter.annotation).replace("InitStd", "float")
+        parameters = dict(inspect.signature(init).parameters)
+        if "arguments" in vars(owner):
+            parameters |= inspect.signature(owner.arguments).parameters
+        for name, parameter in parameters.items():
+            annotation = inspect.formatannotation(parameter.annotation).strip("'")
+            annotation = re.sub(r"Union\[float, .*", "float", annotation.replace("typing.", ""))
             kind = re.match(r"(int|float)( \| None)?$", annotation)
             if kind:
                 found[name] = kind[1]

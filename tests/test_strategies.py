@@ -148,7 +148,7 @@ def test_a_share_is_a_part_of_the_whole(name):
     members = whole.members
     part.take_share(members - 1, members)
     assert (part.members, part.population.first) == (1, members - 1)
-    names = part.member_names()
+    names = part.state.state_dict().keys()
     for key, tensor in part.state_dict().items():
         expected = whole.state_dict()[key]
         assert torch.equal(tensor, expected[members - 1 :] if key in names else expected)
@@ -158,7 +158,7 @@ def test_a_share_is_a_part_of_the_whole(name):
 def test_a_share_and_back():
     module, whole = made("population", batch_norm=True), made("population", batch_norm=True)
     module.take_share(1, 3)
-    missing = {k: t for k, t in whole.state_dict().items() if k in module.member_names()}
+    missing = {k: t for k, t in whole.state_dict().items() if k in module.state.state_dict()}
     tensors = iter([*missing.values(), *whole.divergence.state_dict().values()])
 
     def gather(part):
@@ -168,7 +168,7 @@ def test_a_share_and_back():
 
     module.take_whole(gather)
     close(module.state_dict(), whole.state_dict())
-    assert (module.members, module.population.first, module.share) == (4, 0, None)
+    assert (module.members, module.population.first, module.population.share) == (4, 0, None)
     assert module.population.rates.tolist() == whole.population.rates.tolist()
     assert module.healthy().tolist() == [0, 1, 2, 3]
 

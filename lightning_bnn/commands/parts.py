@@ -173,7 +173,7 @@ def _fit(
 
 def _outcome(part: Part, module: Any) -> dict[str, Any]:
     """The members that are left out, and all losses over the last epoch where they are known."""
-    left_out, losses = ~finite_members(module.stacked_parameters()).cpu(), None
+    left_out, losses = ~finite_members(module.state.parameters()).cpu(), None
     divergence = getattr(module, "divergence", None)
     if divergence is not None:
         left_out, losses = left_out | divergence.left_out, divergence.means

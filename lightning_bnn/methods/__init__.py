@@ -1,4 +1,4 @@
-"""Algorithms that make posteriors of networks; they know neither Lightning nor disks."""
+"""Algorithms that make posteriors of networks; they know nothing of Lightning."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lightning_bnn.methods.hmc import HMC
     from lightning_bnn.methods.laplace import Laplace
     from lightning_bnn.methods.mc_dropout import MCDropout
-    from lightning_bnn.methods.method import Fit, Method, Progress, State
+    from lightning_bnn.methods.method import Fit, Method, Progress, Purpose, State
     from lightning_bnn.methods.mfvi import MFVI
     from lightning_bnn.methods.mile import MILE
     from lightning_bnn.methods.run import Run
@@ -35,6 +35,7 @@ __all__ = [
     "MCDropout",
     "Method",
     "Progress",
+    "Purpose",
     "Run",
     "State",
     "SymmetrizedVI",

@@ -18,7 +18,7 @@ from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.chains import Chains, Keeping
 from lightning_bnn.methods.dropout_layers import has_dropout
-from lightning_bnn.methods.method import Choice, Fit, Method, Progress
+from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
 from lightning_bnn.methods.run import Run
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
@@ -95,17 +95,22 @@ class AllDataSampling(Method):
         return {"loss": run.losses(state.trained_stack(), batch)}
 
     # ------------------------------------------------------------ the run
-    def check(self, likelihood: Any) -> None:
-        self.keeping.check(likelihood)
-
-    def check_optimizer(self, optimizer: Any) -> None:
+    def configure_optimizer(
+        self, state: AllDataChains, optimizer: Any, run: Run, scheduler: Any = None, *fit: Any
+    ) -> None:
+        self.keeping.check(run.likelihood)
         if not isinstance(optimizer, self.sampler):
             raise ValueError(
                 f"`optimizer` {type(optimizer).__name__} is not lightning_bnn.samplers."
                 f"{self.sampler.__name__}."
             )
+        if scheduler is not None:
+            raise ValueError(
+                f"`lr_scheduler` means nothing to {type(self).__name__}, whose sampler adapts its "
+                "step size: leave it out."
+            )
 
-    def begin(self, state: AllDataChains, fit: Fit, run: Run) -> None:
+    def before_fit(self, state: AllDataChains, fit: Fit, run: Run) -> None:
         name = type(self).__name__
         self.keeping.begin(state, fit, run, name)
         if any(p.dtype in (torch.bfloat16, torch.float16) for p in state.parameters()):
@@ -124,9 +129,19 @@ class AllDataSampling(Method):
             f"{name}: every gradient takes {examples} examples, {batches[0].examples} at a time."
         )
 
-    def step(
+    def transition(
         self, state: AllDataChains, run: Run, move: Callable[..., Tensor]
     ) -> dict[str, Tensor]:
+        """Move all chains once.
+
+        Args:
+            state: of this method.
+            run: computes losses.
+            move: takes a transition, given a closure that returns energies and leaves gradients.
+
+        Returns:
+            Terms that are worth logging.
+        """
         energies = move(closure=lambda: self.energies(state, run))
         self._check(energies, state, run)
         return {"energy": energies}
@@ -172,15 +187,12 @@ class AllDataSampling(Method):
     def after_step(self, state: AllDataChains, progress: Progress, run: Run) -> bool:
         return self.keeping.keep_if_due(state, progress, run)
 
-    def close(self, state: AllDataChains, run: Run) -> None:
+    def after_fit(self, state: AllDataChains, run: Run) -> None:
         self.keeping.close(state, run, type(self).__name__)
         state.data = []
 
-    def posterior(self, state: AllDataChains) -> Empirical:
-        return state.kept()
-
-    def judged(self, state: Chains, choose: Choice = list, fitting: bool = False) -> Empirical:
-        return state.kept(choose)
+    def posterior(self, state: Chains, run: Run, purpose: Purpose = AS_IT_IS) -> Empirical:
+        return state.kept(purpose.choose)
 
 
 def _share(batch: Batch, fit: Fit) -> Batch:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 from torch import nn
 
 from lightning_bnn.arguments import check_count
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.methods.health import finite_members
-from lightning_bnn.methods.kept_networks import InMemory, KeptNetworks
+from lightning_bnn.methods.kept_networks import InBank, InMemory, KeptNetworks
 from lightning_bnn.methods.method import Choice, Fit, Progress
 from lightning_bnn.methods.networks import Networks
 from lightning_bnn.methods.run import Run
@@ -34,8 +33,6 @@ class Chains(Networks):
         restarts: see `Networks`.
     """
 
-    holds_files = True
-
     def __init__(
         self,
         network: nn.Module,
@@ -47,9 +44,6 @@ class Chains(Networks):
         super().__init__(network, stack, max_loss, restarts)
         self.count = stack_size(stack)
         self.samples = keeping.store(self.count)
-
-    def release(self) -> None:
-        self.samples.close()
 
     def any_finite(self) -> bool:
         """Whether a chain is left."""
@@ -88,6 +82,7 @@ class Chains(Networks):
         return {n: t.unflatten(0, (times, self.count)).transpose(0, 1) for n, t in stack.items()}
 
 
+@dataclass(frozen=True)
 class Keeping:
     """When the members of chains are kept, and where.
 
@@ -95,7 +90,7 @@ class Keeping:
         burn_in: nothing is kept of the first so many steps (or epochs).
         every_n_steps: how often the members are kept, in steps.
         every_n_epochs: the same in epochs; by default after each.
-        store: makes the place where they are kept, for a number of members; by default in memory.
+        bank: folder to keep them in, instead of in memory and in the checkpoints.
 
     >>> from lightning_bnn import methods, params
     >>> from lightning_bnn.models import mlp
@@ -107,22 +102,25 @@ class Keeping:
     [6, 8, 10]
     """
 
-    def __init__(
-        self,
-        burn_in: int = 0,
-        every_n_steps: int | None = None,
-        every_n_epochs: int | None = None,
-        store: Callable[[int], KeptNetworks] | None = None,
-    ) -> None:
-        check_count("burn_in", burn_in, 0)
-        if every_n_steps is None and every_n_epochs is None:
-            every_n_epochs = 1
-        self.schedule = Schedule(every_n_steps, every_n_epochs, start=burn_in + 1)
-        self._store = store
+    burn_in: int = 0
+    every_n_steps: int | None = None
+    every_n_epochs: int | None = None
+    bank: str | None = None
+
+    def __post_init__(self) -> None:
+        check_count("burn_in", self.burn_in, 0)
+        assert self.schedule  # refuses other periods
+
+    @property
+    def schedule(self) -> Schedule:
+        """At which steps, or at the ends of which epochs."""
+        each = 1 if self.every_n_steps is None and self.every_n_epochs is None else None
+        period = each if self.every_n_epochs is None else self.every_n_epochs
+        return Schedule(self.every_n_steps, period, start=self.burn_in + 1)
 
     def store(self, members: int) -> KeptNetworks:
         """A new place to keep networks."""
-        return InMemory() if self._store is None else self._store(members)
+        return InMemory() if self.bank is None else InBank(self.bank, members)
 
     def begin(self, state: Chains, fit: Fit, run: Run, name: str) -> None:
         """Get ready for a run; another run begins other chains."""
@@ -133,6 +131,15 @@ class Keeping:
             run.warn(
                 f"{name} will keep nothing: `burn_in` is as long as the run, or the networks are "
                 "kept too seldom. The chains are then judged as they are at the end."
+            )
+
+    @staticmethod
+    def check(likelihood: nn.Module) -> None:
+        """Refuse a likelihood with parameters, which would belong to none of the chains."""
+        if any(p.requires_grad for p in likelihood.parameters()):
+            raise ValueError(
+                "`likelihood` has parameters of its own, which chains cannot share: take a fixed "
+                "or a heteroscedastic noise."
             )
 
     def keep_if_due(self, state: Chains, progress: Progress, run: Run) -> bool:
@@ -147,15 +154,6 @@ class Keeping:
             stack.update(run.in_common(statistics))
             state.samples.append(stack, step=step, epoch=progress.epoch)
         return due
-
-    @staticmethod
-    def check(likelihood: Any) -> None:
-        """Refuse a likelihood with parameters, which would belong to none of the chains."""
-        if any(p.requires_grad for p in likelihood.parameters()):
-            raise ValueError(
-                "`likelihood` has parameters of its own, which chains cannot share: take a fixed "
-                "or a heteroscedastic noise."
-            )
 
     def close(self, state: Chains, run: Run, name: str) -> None:
         """Close what is open, and say how much was kept."""

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_bnn.methods.batch import Batch
-from lightning_bnn.methods.method import Method
+from lightning_bnn.methods.method import AS_IT_IS, Method, Purpose
 from lightning_bnn.methods.networks import (
     Networks,
     gaussian_prior,
@@ -34,7 +34,13 @@ class DeepEnsemble(Method):
 
     .. math:: L_m = -\frac{1}{B} \sum_i \log p(y_i | x_i, \omega_m) - \frac{1}{N} \log p(\omega_m)
 
-    Arguments are those of `lightning_bnn.modules.DeepEnsemble`.
+    Args:
+        prior_std: standard deviation of a Gaussian prior over all weights; None leaves
+            regularisation to the optimizer's weight decay.
+        max_loss: members whose mean training loss over the last epoch is above are left out of the
+            posterior, as those are whose weights are not finite.
+        restarts: how often a member that has diverged (weights not finite, loss not a number) may
+            begin anew from other weights after an epoch, while the others go on.
 
     >>> import torch
     >>> from lightning_bnn import methods, params
@@ -48,7 +54,7 @@ class DeepEnsemble(Method):
     ...     optimizer.zero_grad()
     ...     losses[-1].sum().backward()
     ...     optimizer.step()
-    >>> bool((losses[-1] < losses[0]).all()), method.posterior(state).size
+    >>> bool((losses[-1] < losses[0]).all()), method.posterior(state, run).size
     (True, 3)
     """
 
@@ -68,11 +74,11 @@ class DeepEnsemble(Method):
     def losses(self, state: Networks, batch: Batch, run: Run) -> dict[str, Tensor]:
         return penalised_losses(state, batch, run, self.prior)
 
-    def check_optimizer(self, optimizer: Any) -> None:
-        super().check_optimizer(optimizer)
+    def configure_optimizer(self, state: Networks, optimizer: Any, run: Run, *fit: Any) -> Any:
         if isinstance(optimizer, Langevin) and self.prior is not None:
             for group in optimizer.param_groups:
                 refuse_second_prior(group)
+        return super().configure_optimizer(state, optimizer, run, *fit)
 
-    def posterior(self, state: Networks) -> Empirical:
+    def posterior(self, state: Networks, run: Run, purpose: Purpose = AS_IT_IS) -> Empirical:
         return state.members()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.arguments import check_count, check_not_negative
 from lightning_bnn.methods.batch import Batch
-from lightning_bnn.methods.method import Method, State
+from lightning_bnn.methods.method import AS_IT_IS, Method, Purpose, State
 from lightning_bnn.methods.run import Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params
@@ -65,7 +65,7 @@ class FromCheckpoints(Method):
     >>> net = mlp(2, [8], 2)
     >>> networks = params.populate(net, 6)
     >>> method = methods.FromCheckpoints(networks, chains=[0, 1, 0, 1, 0, 1], kind="diagonal")
-    >>> posterior = method.posterior(method.init(net, networks))
+    >>> posterior = method.posterior(method.init(net, networks), methods.Run(net))
     >>> type(posterior).__name__, len(posterior.modes())
     ('Mixture', 2)
     """
@@ -105,12 +105,13 @@ class FromCheckpoints(Method):
     def losses(self, state: Collected, batch: Batch, run: Run) -> dict[str, Tensor]:
         raise ValueError(NOTHING_TO_TRAIN)
 
-    def check_optimizer(self, optimizer: Any) -> None:
+    def configure_optimizer(self, state: Collected, optimizer: Any, run: Run, *fit: Any) -> Any:
         raise ValueError(NOTHING_TO_TRAIN)
 
-    def posterior(self, state: Collected) -> Posterior:
-        return state.collected
-
-    def count(self, posterior: Posterior, wanted: int) -> int:
-        """As many as are asked for; of networks, as many as there are."""
-        return min(wanted, posterior.size) if isinstance(posterior, Empirical) else wanted
+    def posterior(self, state: Collected, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
+        networks = state.collected
+        if not isinstance(networks, Empirical):
+            return networks
+        rows = purpose.choose(list(range(networks.size)))
+        stack = {name: t[rows] for name, t in networks.networks.items()}
+        return Empirical(stack, [networks.chains[row] for row in rows])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bnn import samplers
 from lightning_bnn.methods.all_data import AllDataChains, AllDataSampling
@@ -52,11 +52,11 @@ class HMC(AllDataSampling):
     >>> method, run, batch = methods.HMC(), methods.Run(net, num_data=50), methods.Batch((x,), y)
     >>> state = method.init(net, params.populate(net, members=2))
     >>> sampler = samplers.HMC(state.parameters(), step_size=0.02, leapfrog_steps=3)
-    >>> method.begin(state, methods.Fit(optimizer=sampler, batches=lambda: [batch]), run)
+    >>> method.before_fit(state, methods.Fit(optimizer=sampler, batches=lambda: [batch]), run)
     >>> for step in range(3):
-    ...     energies = method.step(state, run, sampler.step)["energy"]
+    ...     energies = method.transition(state, run, sampler.step)["energy"]
     ...     kept = method.after_step(state, methods.Progress(step + 1, step, True, sampler), run)
-    >>> energies.shape, method.posterior(state).size  # two chains, kept three times
+    >>> energies.shape, method.posterior(state, run).size  # two chains, kept three times
     (torch.Size([2]), 6)
     """
 
@@ -65,22 +65,19 @@ class HMC(AllDataSampling):
     def chains(self, network: nn.Module, stack: Params) -> HamiltonianChains:
         return HamiltonianChains(network, stack, self.keeping)
 
-    def begin(self, state: AllDataChains, fit: Fit, run: Run) -> None:
-        super().begin(state, fit, run)
+    def before_fit(self, state: AllDataChains, fit: Fit, run: Run) -> None:
+        super().before_fit(state, fit, run)
         if fit.trial:
             for group in fit.optimizer.param_groups:
                 group["leapfrog_steps"] = 1
-
-    def optimizer_metrics(self, optimizer: Any) -> dict[str, Tensor | float]:
-        return {"acceptance": optimizer.acceptance.mean(), "step_size": optimizer.step_size}
 
     def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
         state.acceptance = state.acceptance + progress.optimizer.acceptance.cpu()
         state.transitions += 1
         return super().after_step(state, progress, run)
 
-    def close(self, state: Any, run: Run) -> None:
-        super().close(state, run)
+    def after_fit(self, state: Any, run: Run) -> None:
+        super().after_fit(state, run)
         few = state.acceptance < _LEAST_ACCEPTANCE * state.transitions
         stuck = few.nonzero().flatten().tolist()
         if stuck:

@@ -79,8 +79,8 @@ def _batches(fit: Fit) -> Iterator[Batch]:
             yield Batch(first.inputs, first.targets, number=batch.number)
         if batch is None:
             raise ValueError(
-                "`init_std` 'auto' looks at the training data: pass `batches` of `Fit` to `begin`, "
-                "or give a number."
+                "`init_std` 'auto' looks at the training data: pass `batches` of `Fit` to "
+                "`before_fit`, or give a number."
             )
 
 

@@ -19,7 +19,7 @@ from lightning_bnn import params as P
 from lightning_bnn.arguments import check_not_negative, check_positive
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.methods.batch import Batch
-from lightning_bnn.methods.method import Choice, Fit, Method, Progress
+from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
 from lightning_bnn.methods.networks import Networks, gaussian_prior, penalised_losses
 from lightning_bnn.methods.run import Run
 from lightning_bnn.metrics.validation import check_choice
@@ -61,6 +61,11 @@ class CurvedNetworks(Networks):
         self.blocks = [(n,) for n in names] if method.structure == "kron" else [tuple(names)]
         self.fitted = NamedTensors()
 
+    @property
+    def is_complete(self) -> bool:  # type: ignore[override]  # it changes
+        """Whether there is a curvature."""
+        return bool(self.fitted.tensors())
+
     def member(self, index: int) -> Params:
         """The weights of one member."""
         return {name: t[index] for name, t in self.stack().items()}
@@ -90,8 +95,21 @@ class Laplace(Method):
     .. math:: \omega \sim N\big(\hat\omega,\; T (H + \lambda I)^{-1}\big)
 
     H is the generalised Gauss-Newton matrix of the summed negative log-likelihood on all training
-    data. While the networks train, the members are judged as they are. Arguments are those of
-    `lightning_bnn.modules.Laplace`.
+    data. While the networks train, the members are judged as they are.
+
+    Args:
+        structure: of the curvature: a ``"full"`` matrix, Kronecker factors of each layer
+            (``"kron"``) or its ``"diag"``-onal.
+        layers: ``"all"`` weights are random, or those of the ``"last"`` linear layer; by default
+            all, or the last for Kronecker factors of a network with layers that have none
+            (BatchNorm).
+        prior_std: standard deviation of a Gaussian prior over all weights, in training; None leaves
+            regularisation to the optimizer's weight decay.
+        prior_precision: :math:`\lambda`; by default that of largest marginal likelihood.
+        temperature: T.
+        prediction: by ``"linearised"`` networks, or by the ``"network"`` itself.
+        max_loss: members above it are left out, see `DeepEnsemble`.
+        restarts: how often a member that has diverged begins anew, see `DeepEnsemble`.
 
     >>> import torch
     >>> from lightning_bnn import methods, params
@@ -100,7 +118,7 @@ class Laplace(Method):
     >>> method, run = methods.Laplace("diag", prior_precision=4.0), methods.Run(net, num_data=50)
     >>> state = method.init(net, params.populate(net, members=1))
     >>> method.at_end(state, [methods.Batch((x,), y)], run)
-    >>> deviations = method.posterior(state).sample(1000)["1.weight"].std(0)
+    >>> deviations = method.posterior(state, run).sample(1000)["1.weight"].std(0)
     >>> bool((deviations < 0.6).all())  # the data only narrow the prior, whose deviation is 1/2
     True
     """
@@ -114,7 +132,6 @@ class Laplace(Method):
     max_loss: float | None = None
     restarts: int = 0
 
-    needs_example = True
     completion = "curvature"
     unfitted = "it is the curvature around the networks as they were given that counts"
 
@@ -133,11 +150,6 @@ class Laplace(Method):
         last_layer = last_layer_name(network) if layers == "last" else None
         return CurvedNetworks(network, stack, self, last_layer)
 
-    def check(self, likelihood: Any) -> None:
-        curvature_root(likelihood)
-        if self.structure == "kron":
-            noise_factor(likelihood)
-
     def lacking_factors(self, network: nn.Module) -> list[str]:
         """Layers that have no Kronecker factors, if the last layer could do without them."""
         has_linear = any(isinstance(m, nn.Linear) for m in network.modules())
@@ -146,12 +158,21 @@ class Laplace(Method):
     def losses(self, state: CurvedNetworks, batch: Batch, run: Run) -> dict[str, Tensor]:
         return penalised_losses(state, batch, run, self.prior)
 
+    def configure_optimizer(
+        self, state: CurvedNetworks, optimizer: Any, run: Run, *fit: Any
+    ) -> Any:
+        curvature_root(run.likelihood)
+        if self.structure == "kron":
+            noise_factor(run.likelihood)
+        return super().configure_optimizer(state, optimizer, run, *fit)
+
     # ------------------------------------------------------------ the curvature
-    def begin(self, state: CurvedNetworks, fit: Fit, run: Run) -> None:
-        """What was fitted belongs to other weights."""
+    def before_fit(self, state: CurvedNetworks, fit: Fit, run: Run) -> None:
+        """Forget what was fitted to other weights, and rehearse what follows the training."""
         state.fitted.hold({})
-        if fit.example:
-            self._rehearse(state, fit.example, run)
+        example = run.example()
+        if example:
+            self._rehearse(state, example, run)
 
     def _rehearse(self, state: CurvedNetworks, example: tuple[Any, ...], run: Run) -> None:
         """Take the curvature of two made-up examples, to fail before the training, not after it."""
@@ -165,9 +186,6 @@ class Laplace(Method):
     def after_step(self, state: CurvedNetworks, progress: Progress, run: Run) -> bool:
         state.fitted.hold({})
         return False
-
-    def is_complete(self, state: CurvedNetworks) -> bool:
-        return bool(state.fitted.tensors())
 
     def at_end(self, state: CurvedNetworks, data: Iterable[Batch], run: Run) -> None:
         """The curvature of every healthy member."""
@@ -208,24 +226,13 @@ class Laplace(Method):
         return {**named, **{name: t for name, t in parts.items() if t is not None}}
 
     # ------------------------------------------------------------ the posterior
-    def posterior(self, state: CurvedNetworks) -> Posterior:
+    def posterior(self, state: CurvedNetworks, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
         """The Gaussian, or the mixture of the members' Gaussians; before the fit, the members."""
-        if not self.is_complete(state):
+        if not state.is_complete:
             return state.members()
         members = state.healthy().tolist()
         modes = [state.gaussian(m, self.temperature, self.prediction) for m in members]
         return modes[0] if len(modes) == 1 else Mixture(modes)
-
-    def exported(
-        self, state: CurvedNetworks, choose: Choice = list, fitting: bool = False
-    ) -> Posterior:
-        linearised = self.is_complete(state) and self.prediction == "linearised"
-        if linearised and state.last_layer is None:
-            raise ValueError(
-                "Linearised networks cannot be exported: take `layers='last'` or "
-                "`prediction='network'`."
-            )
-        return self.posterior(state)
 
 
 class _Pairs:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.methods.batch import Batch
-from lightning_bnn.methods.method import Choice, Method
+from lightning_bnn.methods.method import AS_IT_IS, Method, Purpose
 from lightning_bnn.methods.networks import Networks, gaussian_prior, penalised_losses
 from lightning_bnn.methods.run import Run
 from lightning_bnn.metrics.validation import check_choice
@@ -38,16 +38,21 @@ class MCDropout(Method):
 
     .. math:: p(y | x) = \frac1S \sum_s p(y | x, \omega, z_s), \quad z_s \sim \text{dropout}
 
-    Arguments are those of `lightning_bnn.modules.MCDropout`.
+    Args:
+        layers: where dropout is active in evaluation, and where ``p`` puts it: before ``"all"``
+            linear layers but the first layer of the network, or before the ``"last"``.
+        prior_std: standard deviation of a Gaussian prior over all weights; None leaves
+            regularisation to the optimizer's weight decay.
+        max_loss: members above it are left out, see `DeepEnsemble`.
+        restarts: how often a member that has diverged begins anew, see `DeepEnsemble`.
 
     >>> import torch
     >>> from lightning_bnn import methods, params
     >>> layers = torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2)
     >>> net, x = torch.nn.Sequential(*layers), torch.randn(5, 2)
-    >>> method, run = methods.MCDropout(), methods.Run(net)
+    >>> method, run = methods.MCDropout(), methods.Run(net, example=lambda: (x,))
     >>> state = method.init(net, params.populate(net, members=2))
-    >>> method.set_example(state, (x,), run)  # finds the weights that read what is dropped
-    >>> columns = method.posterior(state).sample(10)["2.weight"].abs().sum(1)
+    >>> columns = method.posterior(state, run).sample(10)["2.weight"].abs().sum(1)
     >>> columns.shape, bool((columns == 0).any())
     (torch.Size([10, 8]), True)
     """
@@ -69,38 +74,33 @@ class MCDropout(Method):
     def losses(self, state: DroppedNetworks, batch: Batch, run: Run) -> dict[str, Tensor]:
         return penalised_losses(state, batch, run, self.prior)
 
-    def set_example(self, state: DroppedNetworks, example: tuple[Any, ...], run: Run) -> None:
-        weight = next(run.network.parameters(), torch.empty(0))
-        inputs = [_like(x, weight) if isinstance(x, Tensor) else x for x in example]
-        state.sites = dropout_sites(run.network, inputs)
-        if not state.sites:
-            raise ValueError(
-                f"`network` {type(run.network).__name__} has no dropout: pass `p` to put it "
-                "before its linear layers."
-            )
-
-    def posterior(self, state: DroppedNetworks) -> Dropout:
-        """The members, with units dropped; an example of the inputs must have been seen."""
-        if state.sites is None:
-            raise ValueError(
-                "Which weights read the units that are dropped is seen on an example of the "
-                "inputs: train first, or set `example_input_array`."
-            )
+    def posterior(self, state: DroppedNetworks, run: Run, purpose: Purpose = AS_IT_IS) -> Dropout:
+        """The members, with units dropped; predictions themselves see what is dropped."""
+        if state.sites is None and not purpose.predicts:
+            state.sites = _sites(run)
         return Dropout(state.members().networks, state.sites, self.layers)
 
-    def judged(
-        self, state: DroppedNetworks, choose: Choice = list, fitting: bool = False
-    ) -> Dropout:
-        """The members; what is dropped is seen when they predict."""
-        return Dropout(state.members().networks, layers=self.layers)
 
-    def exported(
-        self, state: DroppedNetworks, choose: Choice = list, fitting: bool = False
-    ) -> Dropout:
-        """Samples of weights; they drop the same units for all inputs."""
-        return self.posterior(state)
+def _sites(run: Run) -> list[DropoutSite]:
+    """Where an example of the inputs shows that units are dropped."""
+    example = run.example()
+    if not example:
+        raise ValueError(
+            "Which weights read the units that are dropped is seen on an example of the "
+            "inputs: train first, or set `example_input_array`."
+        )
+    weight = next(run.network.parameters(), torch.empty(0))
+    sites = dropout_sites(run.network, [_like(x, weight) for x in example])
+    if not sites:
+        raise ValueError(
+            f"`network` {type(run.network).__name__} has no dropout: pass `p` to put it "
+            "before its linear layers."
+        )
+    return sites
 
 
-def _like(value: Tensor, weight: Tensor) -> Tensor:
+def _like(value: Any, weight: Tensor) -> Any:
     """An input on the device and in the precision of a weight."""
+    if not isinstance(value, Tensor):
+        return value
     return value.to(weight if value.is_floating_point() else weight.device)

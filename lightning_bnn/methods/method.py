@@ -16,11 +16,39 @@ from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior
 from lightning_bnn.samplers import EnergySampler, Langevin
 
-__all__ = ["Choice", "Fit", "Method", "Progress", "State"]
+__all__ = ["AS_IT_IS", "Choice", "Fit", "Method", "Progress", "Purpose", "State"]
 
 
 Choice = Callable[[Sequence[int]], list[int]]
 """Picks some of many."""
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """Use that is made of a posterior.
+
+    Attributes:
+        predicts: whether only its predictions count, so that one that predicts alike will do.
+        fitting: whether the weights are about to change.
+        choose: picks which of many networks predict, given their numbers.
+
+    >>> from lightning_bnn import methods, params
+    >>> from lightning_bnn.models import mlp
+    >>> net = mlp(2, [4], 2)
+    >>> networks, run = params.populate(net, 6), methods.Run(net)
+    >>> method = methods.FromCheckpoints(networks, chains=[0] * 6)
+    >>> state, two = method.init(net, networks), methods.Purpose(choose=lambda rows: rows[:2])
+    >>> method.posterior(state, run).size, method.posterior(state, run, two).size
+    (6, 2)
+    """
+
+    predicts: bool = False
+    fitting: bool = False
+    choose: Choice = list
+
+
+AS_IT_IS = Purpose()
+"""None in particular: the posterior itself, with all its networks."""
 
 
 class State(nn.Module, ABC):
@@ -41,8 +69,8 @@ class State(nn.Module, ABC):
     """
 
     divergence: Divergence | None = None
-    holds_files = False
-    """Whether something must be released if a fit breaks off."""
+    is_complete = True
+    """Whether nothing is left to be computed from the trained weights by `Method.at_end`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,9 +79,6 @@ class State(nn.Module, ABC):
     def recall(self, notes: dict[str, Any]) -> None:
         """Go on from the notes of a checkpoint, some of which may be missing."""
         self.notes.update({name: notes[name] for name in self.notes if name in notes})
-
-    def release(self) -> None:
-        """Let go of open files."""
 
     @abstractmethod
     def stack(self) -> Params:
@@ -85,7 +110,6 @@ class Fit:
         rank: number of this process; the first one writes what all of them share.
         processes: how many train the same members.
         trial: whether it is but a trial of a step or two.
-        example: first rows of the inputs; nothing if none could be had.
         batches: reads all training data.
 
     >>> from lightning_bnn import methods, params
@@ -95,7 +119,7 @@ class Fit:
     >>> state = method.init(net, params.populate(net, 1))
     >>> run = methods.Run(net, warn=warnings.append)
     >>> for epochs in (10, 5):  # the second fit ends where weights would be collected
-    ...     method.begin(state, methods.Fit(epochs=epochs), run)
+    ...     method.before_fit(state, methods.Fit(epochs=epochs), run)
     >>> [warning.partition(":")[0] for warning in warnings]
     ['SWAG will collect weights fewer than twice']
     """
@@ -111,7 +135,6 @@ class Fit:
     rank: int = 0
     processes: int = 1
     trial: bool = False
-    example: tuple[Any, ...] = ()
     batches: Callable[[], Iterable[Batch]] = tuple
 
 
@@ -146,7 +169,8 @@ class Method(ABC):
     """An algorithm that makes a posterior of networks trained side by side.
 
     It knows neither who trains nor where anything is stored, and keeps nothing itself: what changes
-    in training lives in the state. Only `init`, `losses` and `posterior` must be there.
+    in training lives in the state. Only `init`, `losses` and `posterior` must be there. A method
+    that ``takes_all_data`` also has a ``transition``, see `AllDataSampling`.
 
     >>> import torch
     >>> from lightning_bnn import params
@@ -183,107 +207,71 @@ class Method(ABC):
     """What `at_end` computes, as a word for messages."""
     unfitted = ""
     """What is judged, even of a single member, if nothing has been trained or loaded."""
-    needs_example = False
-    """Whether a fit begins with an example of the inputs, and a validation asks for it."""
     refreshes_statistics = False
     """Whether networks that were drawn need statistics of BatchNorm of their own."""
 
-    @property
-    def needs_num_data(self) -> bool:
-        """Whether the objective weighs the data against a prior."""
-        return self.prior is not None
-
-    # ------------------------------------------------------------ training
+    # ------------------------------------------------------------ before a fit
     @abstractmethod
     def init(self, network: nn.Module, stack: Params) -> State:
-        """What will be trained.
+        """Make what will be trained.
 
         Args:
             network: gives the computation.
             stack: one network for each member, where it starts.
         """
 
-    @abstractmethod
-    def losses(self, state: Any, batch: Batch, run: Run) -> dict[str, Tensor]:
-        """Terms of the objective, one number per member; the sum of ``loss`` is minimised."""
-
-    def step(self, state: Any, run: Run, move: Callable[..., Tensor]) -> dict[str, Tensor]:
-        """One transition of a method that takes all data.
+    def configure_optimizer(
+        self,
+        state: Any,
+        optimizer: Any,
+        run: Run,
+        scheduler: Any = None,
+        epochs: int | float = float("inf"),
+        resumed: bool = False,
+    ) -> Any:
+        """Refuse what does not go with this method, and tell a sampler of the prior.
 
         Args:
             state: of this method.
-            run: computes losses.
-            move: takes a transition, given a closure that returns energies and leaves gradients.
+            optimizer: that the user has chosen.
+            run: knows the likelihood.
+            scheduler: of its learning rate, that the user has chosen.
+            epochs: of the fit.
+            resumed: whether the fit goes on from a checkpoint.
+
+        Returns:
+            The scheduler to use; None for none.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no transitions.")
-
-    def begin(self, state: Any, fit: Fit, run: Run) -> None:
-        """A fit begins: forget what is of another run, and look for what cannot go well."""
-
-    def set_example(self, state: Any, example: tuple[Any, ...], run: Run) -> None:
-        """See an example of the inputs, before the posterior is made."""
-
-    def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
-        """Collect or keep networks, if it is time; returns whether it was."""
-        return False
-
-    def is_complete(self, state: Any) -> bool:
-        """Whether `at_end` has been done, or there is nothing to do."""
-        return True
-
-    def at_end(self, state: Any, data: Iterable[Batch], run: Run) -> None:
-        """Compute what needs the trained weights and all data: curvature, statistics."""
-
-    def close(self, state: Any, run: Run) -> None:
-        """The fit is over: let go of data and files, and say what came of it."""
-
-    # ------------------------------------------------------------ likelihoods and optimizers
-    def check(self, likelihood: Any) -> None:
-        """Refuse a likelihood that does not go with this method."""
-
-    def check_optimizer(self, optimizer: Any) -> None:
-        """Refuse an optimizer that does not go with this method, or tell it of the prior."""
         if isinstance(optimizer, Langevin | EnergySampler) and not self.takes_samplers:
             raise ValueError(
                 f"`optimizer` {type(optimizer).__name__} samples, and {type(self).__name__} "
                 "optimises: take SGD or Adam, or the module SGHMC, HMC or MILE."
             )
-
-    def schedule_rates(
-        self, state: Any, optimizer: Any, scheduler: Any, epochs: int | float, resumed: bool
-    ) -> Any:
-        """The schedule of the learning rate, given the user's, which may be None."""
         return scheduler
 
-    def optimizer_metrics(self, optimizer: Any) -> dict[str, Tensor | float]:
-        """What is worth logging of the optimizer."""
-        return {}
+    def before_fit(self, state: Any, fit: Fit, run: Run) -> None:
+        """Forget what is of another run, and look for what cannot go well."""
 
-    def validation_metrics(
-        self, state: Any, example: tuple[Any, ...], run: Run
-    ) -> dict[str, Tensor]:
+    # ------------------------------------------------------------ steps
+    @abstractmethod
+    def losses(self, state: Any, batch: Batch, run: Run) -> dict[str, Tensor]:
+        """Terms of the objective, one number per member; the sum of ``loss`` is minimised."""
+
+    def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
+        """Collect or keep networks, if it is time; returns whether it was."""
+        return False
+
+    # ------------------------------------------------------------ after steps
+    def after_validation(self, state: Any, run: Run) -> dict[str, Tensor]:
         """Means over members that are worth logging after a validation."""
         return {}
 
-    # ------------------------------------------------------------ the posterior
+    def at_end(self, state: Any, data: Iterable[Batch], run: Run) -> None:
+        """Compute what needs the trained weights and all data: curvature, statistics."""
+
+    def after_fit(self, state: Any, run: Run) -> None:
+        """Let go of data and files, and say what came of the fit, also if it has broken off."""
+
     @abstractmethod
-    def posterior(self, state: Any) -> Posterior:
-        """The posterior as it is now."""
-
-    def judged(self, state: Any, choose: Choice = list, fitting: bool = False) -> Posterior:
-        """One that predicts as the posterior does, and may be cheaper.
-
-        Args:
-            state: of this method.
-            choose: which of many networks predict, given their numbers.
-            fitting: whether the weights are about to change.
-        """
-        return self.posterior(state)
-
-    def count(self, posterior: Posterior, wanted: int) -> int:
-        """How many networks of what is judged predict: all of a list, as many as wanted else."""
-        return posterior.size if isinstance(posterior, Empirical) else wanted
-
-    def exported(self, state: Any, choose: Choice = list, fitting: bool = False) -> Posterior:
-        """One whose samples are plain networks that predict as the posterior does."""
-        return self.judged(state, choose, fitting)
+    def posterior(self, state: Any, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
+        """The posterior as it is now, or one that serves a purpose as well."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.initial_scales import choose_scale, describe_noise_cost
 from lightning_bnn.methods.kl_warmup import KLWarmup
-from lightning_bnn.methods.method import Fit, Method, Progress, State
+from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose, State
 from lightning_bnn.methods.run import Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
@@ -35,7 +35,6 @@ __all__ = ["KL", "Gaussians", "InitStd", "Initialisation", "MFVI"]
 InitStd = float | Literal["auto"]
 Initialisation = Literal["network", "blitz"]
 KL = Literal["closed", "sampled"]
-G = TypeVar("G", bound="Gaussians")
 _LOG_2PI = math.log(2 * math.pi)
 _UNTIL_CHOSEN = 0.01
 """Where deviations are before a race has found a start for them."""
@@ -94,7 +93,22 @@ class MFVI(Method):
     .. math:: L = E_q\Big[-\frac{1}{B} \sum_i \log p(y_i | x_i, \omega)\Big]
         + \frac{1}{N} \big(E_q[-\log p(\omega)] - T H(q)\big)
 
-    Arguments are those of `lightning_bnn.modules.MFVI`.
+    Args:
+        prior_std: standard deviation of the Gaussian prior.
+        prior: another prior: a module with ``log_prob(params, names, stacked)``.
+        init_std: standard deviation of all weights at the start; ``"auto"`` lets five candidates
+            race for a hundred steps on the first training batches when a fit begins.
+        initialisation: where means start: at the weights of the ``"network"``, or as BLiTZ does
+            (``"blitz"``: means from N(0, 0.1^2), deviations softplus(-7), of convolutions
+            softplus(-6); ``init_std`` is not used).
+        elbo_samples: weight samples of every step.
+        temperature: T, of the tempered posterior.
+        kl_weight: multiplies all complexity terms, a departure from Bayes.
+        kl: ``"closed"`` form, or ``"sampled"`` with the weights of the step.
+        reparameterisation: noise in ``"weight"`` space, the same for a batch, or for every example,
+            ``"local"`` or ``"flipout"`` (networks then run one by one).
+        kl_warmup: so many epochs at the start, in which all complexity terms count less, linearly
+            from nothing; the ``elbo`` that is logged is the whole one.
 
     >>> import torch
     >>> from lightning_bnn import methods, params
@@ -108,7 +122,7 @@ class MFVI(Method):
     """
 
     prior_std: float = 1.0
-    prior: Any = None
+    prior: nn.Module | None = None
     init_std: InitStd = 0.01
     initialisation: Initialisation = "network"
     elbo_samples: int = 1
@@ -118,6 +132,7 @@ class MFVI(Method):
     reparameterisation: Reparameterisation = "weight"
     kl_warmup: int | float = 0
 
+    state_type: ClassVar[type[Gaussians]] = Gaussians
     is_mixture = True
     can_be_shared = True
     unfitted = "its Gaussians are where they start"
@@ -140,19 +155,21 @@ class MFVI(Method):
         elif self.kl == "closed":
             raise ValueError("`prior` of your own has no closed form: pass `kl='sampled'`.")
 
-    def init(self, network: nn.Module, stack: Params, kind: type[G] = Gaussians) -> G:  # type: ignore[assignment]  # its default is one
+    def init(self, network: nn.Module, stack: Params) -> Any:
         trained = [n for n, p in network.named_parameters() if p.requires_grad]
         names = [n for n in trained if n in stack and stack[n].is_floating_point()]
         if not names:
             raise ValueError("`network` has no weights that require gradients.")
-        state = kind(stack, names, _UNTIL_CHOSEN if self.init_std == "auto" else self.init_std)
+        state = self.state_type(
+            stack, names, _UNTIL_CHOSEN if self.init_std == "auto" else self.init_std
+        )
         state.tied = tied_names(network)
         if self.initialisation == "blitz":
             _start_as_blitz(state, network)
         return state
 
     # ------------------------------------------------------------ objective
-    def losses(self, state: Gaussians, batch: Batch, run: Run) -> dict[str, Tensor]:
+    def losses(self, state: Any, batch: Batch, run: Run) -> dict[str, Tensor]:
         return self.terms(state, self.draw(state), batch, run)
 
     def draw(self, state: Gaussians) -> Draw:
@@ -177,8 +194,8 @@ class MFVI(Method):
         share = state.notes["kl_share"] if self.kl_warmup else 1.0
         if share is None:
             raise ValueError(
-                "`kl_warmup` needs to know the step: call `begin` of the method before the first, "
-                "and `after_step` after each, as a trainer does."
+                "`kl_warmup` needs to know the step: call `before_fit` of the method before the "
+                "first, and `after_step` after each, as a trainer does."
             )
         return self.kl_weight * share
 
@@ -186,7 +203,8 @@ class MFVI(Method):
         """Cross-entropy with the prior, and entropy, of every member."""
         if self.kl == "closed":
             return drawn.cross_entropy, drawn.entropy
-        log_prior = self.prior.log_prob(drawn.weights, state.spec.names, stacked=True)
+        prior: Any = self.prior
+        log_prior = prior.log_prob(drawn.weights, state.spec.names, stacked=True)
         cross = -log_prior.view(self.elbo_samples, -1).mean(0)
         squares = drawn.noise.square().sum(-1).mean(0) / 2
         entropy = squares + state.log_std.sum(1) + state.mean.shape[1] * _LOG_2PI / 2
@@ -239,7 +257,7 @@ class MFVI(Method):
         return {n: t.repeat(self.elbo_samples, *(1,) * (t.ndim - 1)) for n, t in tensors.items()}
 
     # ------------------------------------------------------------ the run
-    def begin(self, state: Gaussians, fit: Fit, run: Run) -> None:
+    def before_fit(self, state: Any, fit: Fit, run: Run) -> None:
         if state.mean.dtype in (torch.bfloat16, torch.float16):
             run.warn(
                 f"Standard deviations hardly train in {state.mean.dtype}: take a mixed precision."
@@ -279,7 +297,7 @@ class MFVI(Method):
         return False
 
     # ------------------------------------------------------------ the posterior
-    def posterior(self, state: Gaussians) -> Posterior:
+    def posterior(self, state: Any, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
         modes = state.modes()
         return modes[0] if len(modes) == 1 else Mixture(modes)
 

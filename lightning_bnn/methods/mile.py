@@ -7,15 +7,17 @@ References:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bnn import samplers
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.methods.all_data import AllDataChains, AllDataSampling
+from lightning_bnn.methods.chains import Keeping
 from lightning_bnn.methods.method import Fit, Progress
 from lightning_bnn.methods.run import Run
 from lightning_bnn.params import Params
@@ -60,21 +62,28 @@ class MILE(AllDataSampling):
     >>> run, batch = methods.Run(net, num_data=50), methods.Batch((x,), y)
     >>> state = method.init(net, params.populate(net, members=2))
     >>> sampler = samplers.MCLMC(state.parameters(), steps=2, descent_steps=1, adapt_steps=1)
-    >>> method.begin(state, methods.Fit(optimizer=sampler, batches=lambda: [batch]), run)
+    >>> method.before_fit(state, methods.Fit(optimizer=sampler, batches=lambda: [batch]), run)
     >>> for step in range(5):
-    ...     energies = method.step(state, run, sampler.step)["energy"]
+    ...     energies = method.transition(state, run, sampler.step)["energy"]
     ...     kept = method.after_step(state, methods.Progress(step + 1, step, True, sampler), run)
-    >>> method.posterior(state).size  # two chains, kept three times after descent and adaptation
+    >>> method.posterior(state, run).size  # two chains, kept three times after the burn-in
     6
     """
 
+    keeping: Keeping = field(default_factory=partial(Keeping, burn_in=300))
+
     sampler = samplers.MCLMC
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keeping.every_n_epochs is None:  # a transition is a draw
+            self.keeping = replace(self.keeping, every_n_steps=self.keeping.every_n_steps or 1)
 
     def chains(self, network: nn.Module, stack: Params) -> MicrocanonicalChains:
         return MicrocanonicalChains(network, stack, self.keeping)
 
-    def begin(self, state: Any, fit: Fit, run: Run) -> None:
-        super().begin(state, fit, run)
+    def before_fit(self, state: Any, fit: Fit, run: Run) -> None:
+        super().before_fit(state, fit, run)
         for group in fit.optimizer.param_groups:
             if fit.trial:
                 group["steps"] = 1
@@ -83,22 +92,14 @@ class MILE(AllDataSampling):
         if not fit.trial:
             _explain_early_draws(self.keeping.schedule, fit, state.adapting, run)
 
-    def optimizer_metrics(self, optimizer: Any) -> dict[str, Tensor | float]:
-        found = {
-            "energy_variance": optimizer.energy_variances,
-            "step_size": optimizer.step_sizes,
-            "memory_length": optimizer.lengths,
-        }
-        return {name: values.mean() for name, values in found.items() if values.isfinite().any()}
-
     def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
         if progress.optimizer.step_sizes.numel():
             state.variances = progress.optimizer.energy_variances
             state.failed = progress.optimizer.failed_steps
         return super().after_step(state, progress, run)
 
-    def close(self, state: Any, run: Run) -> None:
-        super().close(state, run)
+    def after_fit(self, state: Any, run: Run) -> None:
+        super().after_fit(state, run)
         rough = (state.variances > _MOST * state.wanted).nonzero().flatten().tolist()
         if rough:
             worst = float(state.variances[rough].max())

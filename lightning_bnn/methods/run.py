@@ -38,6 +38,7 @@ class Run:
         warn: takes warnings.
         shows_progress: whether long computations show a bar.
         in_common: makes tensors those of the first process, where there are several.
+        example: the first rows of some inputs; nothing if none are known.
 
     Attributes:
         evaluated: examples that networks have seen for gradients, of all networks together.
@@ -60,12 +61,14 @@ class Run:
         warn: Callable[[str], None] = _warn,
         shows_progress: Callable[[], bool] = bool,
         in_common: Callable[[Params], Params] = dict,
+        example: Callable[[], tuple[Any, ...]] = tuple,
     ) -> None:
         self.network = network
         self.likelihood: Any = Categorical() if likelihood is None else likelihood
         self.num_data, self.chunk_size = num_data, chunk_size
         self.inform, self.warn = inform, warn
         self.shows_progress, self.in_common = shows_progress, in_common
+        self.example = example
         self.evaluated = 0
         self._outputs_seen = False
 

@@ -12,11 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_bnn import samplers
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.chains import Chains, Keeping
 from lightning_bnn.methods.dropout_layers import has_dropout
-from lightning_bnn.methods.method import Choice, Fit, Method, Progress
+from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
 from lightning_bnn.methods.networks import gaussian_prior, refuse_second_prior
 from lightning_bnn.methods.run import Run
 from lightning_bnn.params import Params
@@ -46,13 +45,13 @@ class SGMCMC(Method):
     >>> method, run, batch = methods.SGMCMC(), methods.Run(net, num_data=50), methods.Batch((x,), y)
     >>> state = method.init(net, params.populate(net, members=2))
     >>> sampler = samplers.SGHMC(state.parameters(), lr=0.01, num_data=50)
-    >>> method.check_optimizer(sampler)  # tells it the prior
+    >>> _ = method.configure_optimizer(state, sampler, run)  # tells it the prior
     >>> for step in range(3):
     ...     sampler.zero_grad()
     ...     method.losses(state, batch, run)["loss"].sum().backward()
     ...     sampler.step()
     ...     kept = method.after_step(state, methods.Progress(step + 1, step, True, sampler), run)
-    >>> method.posterior(state).size  # two chains, kept three times
+    >>> method.posterior(state, run).size  # two chains, kept three times
     6
     """
 
@@ -68,11 +67,6 @@ class SGMCMC(Method):
     def __post_init__(self) -> None:
         self.prior = gaussian_prior(self.prior_std)
 
-    @property
-    def needs_num_data(self) -> bool:
-        """The sampler does, also if the prior is its own."""
-        return True
-
     def init(self, network: nn.Module, stack: Params) -> Chains:
         return Chains(network, stack, self.keeping, self.max_loss, self.restarts)
 
@@ -81,10 +75,10 @@ class SGMCMC(Method):
         return {"loss": run.losses(state.trained_stack(), batch)}
 
     # ------------------------------------------------------------ the sampler
-    def check(self, likelihood: Any) -> None:
-        self.keeping.check(likelihood)
-
-    def check_optimizer(self, optimizer: Any) -> None:
+    def configure_optimizer(
+        self, state: Chains, optimizer: Any, run: Run, scheduler: Any = None, *fit: Any
+    ) -> Any:
+        self.keeping.check(run.likelihood)
         if not isinstance(optimizer, Langevin):
             raise ValueError(
                 f"`optimizer` {type(optimizer).__name__} is no sampler: take one of "
@@ -93,8 +87,9 @@ class SGMCMC(Method):
         for group in optimizer.param_groups if self.prior is not None else ():
             refuse_second_prior(group)
             group["prior_precision"] = self.prior.std**-2
+        return scheduler
 
-    def begin(self, state: Chains, fit: Fit, run: Run) -> None:
+    def before_fit(self, state: Chains, fit: Fit, run: Run) -> None:
         self.keeping.begin(state, fit, run, "SGHMC")
         groups = fit.optimizer.param_groups
         if self.prior is None and not any(
@@ -118,26 +113,17 @@ class SGMCMC(Method):
                 "`lr_interval='step'`."
             )
 
-    def optimizer_metrics(self, optimizer: Any) -> dict[str, Tensor | float]:
-        """How hot the momenta are; T if steps are small and gradients exact."""
-        if not isinstance(optimizer, samplers.SGHMC) or not optimizer.state:
-            return {}
-        return {"kinetic_temperature": optimizer.kinetic_temperature()}
-
     # ------------------------------------------------------------ what is kept
     def after_step(self, state: Chains, progress: Progress, run: Run) -> bool:
         if any(not schedule.sampling for schedule in _cycles(progress.schedulers)):
             return False
         return self.keeping.keep_if_due(state, progress, run)
 
-    def close(self, state: Chains, run: Run) -> None:
+    def after_fit(self, state: Chains, run: Run) -> None:
         self.keeping.close(state, run, "SGHMC")
 
-    def posterior(self, state: Chains) -> Empirical:
-        return state.kept()
-
-    def judged(self, state: Chains, choose: Choice = list, fitting: bool = False) -> Empirical:
-        return state.kept(choose)
+    def posterior(self, state: Chains, run: Run, purpose: Purpose = AS_IT_IS) -> Empirical:
+        return state.kept(purpose.choose)
 
 
 def _cycles(schedulers: tuple[Any, ...]) -> list[CyclicalSchedule]:

@@ -20,7 +20,7 @@ from lightning_bnn.harvest import Schedule
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.health import Diverged, finite_members
 from lightning_bnn.methods.kept_networks import InMemory
-from lightning_bnn.methods.method import Choice, Fit, Method, Progress
+from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
 from lightning_bnn.methods.networks import Networks, gaussian_prior, penalised_losses
 from lightning_bnn.methods.run import Run
 from lightning_bnn.named_tensors import NamedTensors
@@ -112,7 +112,19 @@ class SWAG(Method):
     .. math:: \omega = \bar\omega + \sqrt{s} \Big(\tfrac{1}{\sqrt 2} \sigma \odot z_1
         + \tfrac{1}{\sqrt{2 (K - 1)}} D z_2\Big)
 
-    Arguments are those of `lightning_bnn.modules.SWAG`.
+    Args:
+        prior_std: standard deviation of a Gaussian prior over all weights; None leaves
+            regularisation to the optimizer's weight decay.
+        start: epoch after which weights are collected, and the rate rises; by default half of the
+            run.
+        every_n_epochs: how often they are collected.
+        swa_lr: the high rate; by default the schedule of the rate goes on, which should then end at
+            a rate at which the weights still move.
+        ramp: epochs until the high rate is reached.
+        rank: how many deviations are kept.
+        scale: multiplies the covariance; 1 is the paper's, 2 s what its code calls s.
+        max_loss: members above it are left out, see `DeepEnsemble`.
+        restarts: how often a member that has diverged begins anew, see `DeepEnsemble`.
 
     >>> import torch
     >>> from lightning_bnn import methods, params
@@ -123,7 +135,7 @@ class SWAG(Method):
     >>> for epoch in range(2):  # all weights are 1, then 3
     ...     _ = [p.data.fill_(2.0 * epoch + 1) for p in state.parameters()]
     ...     due = method.after_step(state, methods.Progress(epoch + 1, epoch, True), run)
-    >>> posterior = method.posterior(state)
+    >>> posterior = method.posterior(state, run)
     >>> posterior.mean.unique(), posterior.std.unique(), posterior.deviations.unique()
     (tensor([2.]), tensor([1.]), tensor([-1.,  1.]))
     """
@@ -159,9 +171,16 @@ class SWAG(Method):
         return penalised_losses(state, batch, run, self.prior)
 
     # ------------------------------------------------------------ the run
-    def schedule_rates(
-        self, state: Moments, optimizer: Any, scheduler: Any, epochs: int | float, resumed: bool
+    def configure_optimizer(
+        self,
+        state: Moments,
+        optimizer: Any,
+        run: Run,
+        scheduler: Any = None,
+        epochs: int | float = math.inf,
+        resumed: bool = False,
     ) -> Any:
+        super().configure_optimizer(state, optimizer, run)
         if self.start is None and not (resumed and state.start is not None):
             if math.isinf(epochs):
                 raise ValueError("`start` must be given, as the run has no last epoch.")
@@ -175,7 +194,7 @@ class SWAG(Method):
         """At the ends of which epochs weights are collected."""
         return Schedule(every_n_epochs=self.every_n_epochs, start=(state.start or 0) + 1)
 
-    def begin(self, state: Moments, fit: Fit, run: Run) -> None:
+    def before_fit(self, state: Moments, fit: Fit, run: Run) -> None:
         if self.schedule(state).count(fit.steps, fit.epochs) < 2:
             run.warn(
                 "SWAG will collect weights fewer than twice: take an earlier `start`, or collect "
@@ -191,11 +210,8 @@ class SWAG(Method):
         return due
 
     # ------------------------------------------------------------ the posterior
-    def posterior(self, state: Moments) -> Posterior:
-        if int(state.collected) < 2:
+    def posterior(self, state: Moments, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
+        if int(state.collected) < 2 or purpose.fitting:
             return state.members()
         modes = state.modes()
         return modes[0] if len(modes) == 1 else Mixture(modes)
-
-    def judged(self, state: Moments, choose: Choice = list, fitting: bool = False) -> Posterior:
-        return state.members() if fitting else self.posterior(state)

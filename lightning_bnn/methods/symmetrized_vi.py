@@ -7,8 +7,9 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from lightning_bnn import params as P
 from lightning_bnn.arguments import check_count
 from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.held_information import HeldInformation
-from lightning_bnn.methods.method import Choice, Fit, Method, Progress
+from lightning_bnn.methods.method import AS_IT_IS, Fit, Purpose
 from lightning_bnn.methods.mfvi import MFVI, Gaussians
 from lightning_bnn.methods.run import Run
 from lightning_bnn.metrics.validation import check_choice
@@ -73,7 +74,7 @@ class SymmetrizedGaussians(Gaussians):
 
 
 @dataclass(eq=False)
-class SymmetrizedVI(Method):
+class SymmetrizedVI(MFVI):
     r"""`MFVI` whose posterior is the mixture of all permuted copies of each Gaussian.
 
     .. math:: L^G = L_{MFVI} - \frac{T}{N} I(g; \omega), \quad I = H(q^G) - H(q)
@@ -82,53 +83,50 @@ class SymmetrizedVI(Method):
     between modes that are permutations of each other.
 
     Args:
-        gaussian: the objective without symmetries.
-        estimator: of the information, see `lightning_bnn.modules.SymmetrizedVI`.
+        estimator: of the information: ``"bethe"``, the tightest approximation, an upper bound that
+            is at most ``n/2 log 2`` too large (up to five units that can meet are summed exactly);
+            ``"capacity"``, a lower bound, so that the objective
+            stays a bound of the evidence; ``"uniform"``, the paper's, at most ``log(draws)``.
         draws: permutations of ``"uniform"``, the identity included.
-        every: steps from one gradient of the information to the next.
+        every: steps from one gradient of the information to the next; in between it is used again.
 
     >>> import torch
     >>> from lightning_bnn import methods, params
     >>> from lightning_bnn.models import mlp
     >>> net, x, y = mlp(2, [4], 2), torch.randn(50, 2), torch.arange(50) % 2
-    >>> method, run = methods.SymmetrizedVI(methods.MFVI()), methods.Run(net, num_data=50)
+    >>> method, run = methods.SymmetrizedVI(), methods.Run(net, num_data=50)
     >>> state = method.init(net, params.populate(net, members=3))
-    >>> method.set_example(state, (x,), run)  # finds the units
     >>> terms = method.losses(state, methods.Batch((x,), y), run)
     >>> terms["permutation_info"].round(decimals=3)  # log 4!, as copies hardly overlap yet
     tensor([3.1780, 3.1780, 3.1780])
     """
 
-    gaussian: MFVI
     estimator: Estimator = "bethe"
     draws: int = 20
     every: int = 1
 
-    is_mixture = True
-    can_be_shared = True
-    needs_example = True
-    unfitted = MFVI.unfitted
+    state_type: ClassVar[type[Gaussians]] = SymmetrizedGaussians
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("estimator", self.estimator, get_args(Estimator))
         check_count("draws", self.draws)
         check_count("every", self.every)
-        self.prior = self.gaussian.prior
 
     def init(self, network: nn.Module, stack: Params) -> SymmetrizedGaussians:
-        state = self.gaussian.init(network, stack, SymmetrizedGaussians)
+        state = super().init(network, stack)
         if self.every > 1:
             state.held = HeldInformation(state.mean)
         return state
 
     # ------------------------------------------------------------ symmetries
-    def begin(self, state: SymmetrizedGaussians, fit: Fit, run: Run) -> None:
-        self.gaussian.begin(state, fit, run)
-        if fit.example:
-            self.set_example(state, fit.example, run)
+    def before_fit(self, state: SymmetrizedGaussians, fit: Fit, run: Run) -> None:
+        super().before_fit(state, fit, run)
+        self._find_units(state, run.example(), run)
 
-    def set_example(self, state: SymmetrizedGaussians, example: tuple[Any, ...], run: Run) -> None:
-        if state.units is None:
+    def _find_units(self, state: SymmetrizedGaussians, example: Sequence[Any], run: Run) -> None:
+        """Find what can be permuted, if there is an example and it was not found before."""
+        if state.units is None and example:
             state.units = self._units(state, discover(run.network, *example), run)
 
     def _units(self, state: Gaussians, sym: Symmetries, run: Run) -> UnitsOfNetwork:
@@ -151,8 +149,10 @@ class SymmetrizedVI(Method):
         )
         return units
 
-    def units(self, state: SymmetrizedGaussians) -> UnitsOfNetwork:
-        """What can be permuted; an error before an example of the inputs was seen."""
+    def units(self, state: SymmetrizedGaussians, run: Run) -> UnitsOfNetwork:
+        """What can be permuted; an error if no example of the inputs is known."""
+        if state.units is None:
+            self._find_units(state, run.example(), run)
         if state.units is None:
             raise ValueError(
                 "The symmetries are found with an example of the input: set "
@@ -162,13 +162,13 @@ class SymmetrizedVI(Method):
 
     # ------------------------------------------------------------ objective
     def losses(self, state: SymmetrizedGaussians, batch: Batch, run: Run) -> dict[str, Tensor]:
-        self.set_example(state, batch.example(), run)
-        drawn = self.gaussian.draw(state)
-        terms = self.gaussian.terms(state, drawn, batch, run)
-        information = self._of_the_step(state, drawn, batch.number).to(terms["nll"])
+        self._find_units(state, batch.example(), run)
+        drawn = self.draw(state)
+        terms = self.terms(state, drawn, batch, run)
+        information = self._of_the_step(state, drawn, batch.number, run).to(terms["nll"])
         assert run.num_data is not None
-        weight = self.gaussian.weight_of_complexity(state)
-        gain = weight * self.gaussian.temperature * information / run.num_data
+        weight = self.weight_of_complexity(state)
+        gain = weight * self.temperature * information / run.num_data
         return {
             **terms,
             "loss": terms["loss"] - gain,
@@ -176,19 +176,23 @@ class SymmetrizedVI(Method):
             "sym_elbo": terms["elbo"] + information,
         }
 
-    def _of_the_step(self, state: SymmetrizedGaussians, drawn: Draw, number: int) -> Tensor:
+    def _of_the_step(
+        self, state: SymmetrizedGaussians, drawn: Draw, number: int, run: Run
+    ) -> Tensor:
         """The information, anew or as it was held."""
         held = state.held
         if held is None or not torch.is_grad_enabled():
-            return self.information(state, drawn, number)
+            return self.information(state, drawn, run, number)
         if number % self.every == 0 or held.is_empty:
-            anew = self.information(state, drawn, number // self.every)
+            anew = self.information(state, drawn, run, number // self.every)
             held.hold(anew, state.mean, state.log_std)
         return held.estimate(state.mean, state.log_std)
 
-    def information(self, state: SymmetrizedGaussians, drawn: Draw, turn: int = 0) -> Tensor:
+    def information(
+        self, state: SymmetrizedGaussians, drawn: Draw, run: Run, turn: int = 0
+    ) -> Tensor:
         """Estimate of the information, ``(members,)``; the sets of layers take turns."""
-        units, sampled = self.units(state), _sampled(state, drawn)
+        units, sampled = self.units(state, run), _sampled(state, drawn)
         if self.estimator == "uniform":
             nats = draw_information(units.symmetries, sampled, self.draws)
         else:
@@ -199,22 +203,17 @@ class SymmetrizedVI(Method):
             ).sum(0)
         return nats.view(len(drawn.noise), -1).mean(0)
 
-    def validation_metrics(
-        self, state: SymmetrizedGaussians, example: tuple[Any, ...], run: Run
-    ) -> dict[str, Tensor]:
-        if example:
-            self.set_example(state, example, run)
-        return self.bracket(state) if state.units is not None else {}
+    def after_validation(self, state: SymmetrizedGaussians, run: Run) -> dict[str, Tensor]:
+        self._find_units(state, run.example(), run)
+        return self.bracket(state, run) if state.units is not None else {}
 
     @torch.no_grad()
     def bracket(
-        self, state: SymmetrizedGaussians, samples: int = _BRACKET_SAMPLES
+        self, state: SymmetrizedGaussians, run: Run, samples: int = _BRACKET_SAMPLES
     ) -> dict[str, Tensor]:
         """Lower and upper bound of the information, and interpolation; means over members."""
-        units = self.units(state)
-        drawn = draw(
-            state.mean, state.log_std, state.spec, self.gaussian.prior_std, Scratch(), samples
-        )
+        units = self.units(state, run)
+        drawn = draw(state.mean, state.log_std, state.spec, self.prior_std, Scratch(), samples)
         if not units.sets:
             return {}
         bounds = information_bracket(units.symmetries, units.sets[0], _sampled(state, drawn))
@@ -227,16 +226,15 @@ class SymmetrizedVI(Method):
             "interpolation": interpolation(units.layers, mean, log_std).mean(),
         }
 
-    def after_step(self, state: SymmetrizedGaussians, progress: Progress, run: Run) -> bool:
-        return self.gaussian.after_step(state, progress, run)
-
     # ------------------------------------------------------------ the posterior
-    def posterior(self, state: SymmetrizedGaussians) -> Posterior:
-        modes = [Symmetrized(mode, self.units(state).symmetries) for mode in state.modes()]
+    def posterior(
+        self, state: SymmetrizedGaussians, run: Run, purpose: Purpose = AS_IT_IS
+    ) -> Posterior:
+        if purpose.predicts:
+            return super().posterior(state, run, purpose)
+        symmetries = self.units(state, run).symmetries
+        modes = [Symmetrized(mode, symmetries) for mode in state.modes()]
         return modes[0] if len(modes) == 1 else Mixture(modes)
-
-    def judged(self, state: Any, choose: Choice = list, fitting: bool = False) -> Posterior:
-        return self.gaussian.posterior(state)
 
 
 def _sampled(state: Gaussians, drawn: Draw) -> Sampled:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Sized
 from inspect import Parameter
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
-__all__ = ["inputs_and_targets", "inputs_only", "left_over", "positional"]
+__all__ = ["first_rows", "inputs_and_targets", "inputs_only", "left_over", "positional"]
 
 _INPUTS = ("x", "input", "inputs", "image", "images", "features", "data")
 _TARGETS = ("y", "target", "targets", "label", "labels")
@@ -93,6 +94,18 @@ def positional(
             f"by position and {', '.join(named)} by name."
         )
     return _in_order({**first, **named}, parameters, network)
+
+
+def first_rows(loader: Any, rows: int) -> Any:
+    """A small batch as a loader would make it, without starting it; None if that cannot be."""
+    if hasattr(loader, "example"):
+        return loader.example(rows)
+    dataset = getattr(loader, "dataset", None)
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        return None
+    if getattr(loader, "batch_sampler", None) is None:  # its data set holds whole batches
+        return loader.dataset[0]
+    return loader.collate_fn([loader.dataset[k] for k in range(min(rows, len(dataset)))])
 
 
 # ------------------------------------------------------------ names

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from dataclasses import is_dataclass
 from typing import Any, Literal, cast, get_args
 
-import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn import _compat
 from lightning_bnn.arguments import check_count, check_integer
 from lightning_bnn.calibration import Calibrated
-from lightning_bnn.evaluation import make_evaluator, named_sets
 from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import Categorical, Likelihood
-from lightning_bnn.methods import Batch, Method, Run, State
-from lightning_bnn.methods.health import Diverged, Divergence
+from lightning_bnn.methods import Batch, Method, Run
 from lightning_bnn.metrics.validation import check_choice
-from lightning_bnn.modules import batches, calibrating, checkpoints, network_inputs, sharing
-from lightning_bnn.modules.fitting import Fitting, ReleasesFiles
+from lightning_bnn.modules import batches, checkpoints, sharing
+from lightning_bnn.modules.arguments import values_of
+from lightning_bnn.modules.core import Core
+from lightning_bnn.modules.fitting import EndsFit, Fitting
 from lightning_bnn.modules.judging import Judging, Prediction
-from lightning_bnn.modules.members import Members, Share
+from lightning_bnn.modules.members import Members
 from lightning_bnn.modules.optimization import clip_members, configured_optimizers, rescale_steps
 from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.templates import TemplateMode, explaining_misfits, template_of
-from lightning_bnn.params import Params
+from lightning_bnn.modules.training_data import batch_for
 from lightning_bnn.posteriors import Posterior
-from lightning_bnn.randomness import keyed_randomness
 
 __all__ = ["Bayesian"]
 
@@ -42,7 +38,7 @@ Interval = Literal["epoch", "step"]
 _NOT_SAVED = ("network", "likelihood", "prior", "optimizer", "lr_scheduler", "start_from")
 
 
-class Bayesian(L.LightningModule):
+class Bayesian(Core):
     """Trains a posterior over the weights of any network, by any method.
 
     The parts of the method's state are parts of this module, under their own names, so that
@@ -81,13 +77,6 @@ class Bayesian(L.LightningModule):
     2
     """
 
-    divergence: Divergence | None
-    template: nn.Module
-    likelihood: Likelihood
-    method: Any
-    state: Any
-
-    cast = network_inputs.cast
     configure_optimizers = configured_optimizers
     take_share = sharing.take_share
     take_whole = sharing.take_whole
@@ -117,96 +106,30 @@ class Bayesian(L.LightningModule):
                 check_count(name, value)
         check_integer("seed", seed)
         ignored = () if _compat.made_by_cli() else _NOT_SAVED
+        if hasattr(type(self), "arguments") and not _compat.made_by_cli():
+            self.hparams.update({n: v for n, v in values_of(method).items() if n not in ignored})
         self.save_hyperparameters(ignore=("method", *ignored), frame=inspect.currentframe())
         self.__dict__["template"] = template_of(network)
         self.template_mode = TemplateMode(self.template, network)
         self.likelihood = Categorical() if likelihood is None else cast(Likelihood, likelihood)
         self.prior, self.method = method.prior, method
-        method.check(self.likelihood)
         self.eval_samples, self.seed, self.start_from = eval_samples, seed, start_from
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
         self.lr_interval, self.automatic_optimization = lr_interval, not method.takes_all_data
         self.has_weights = start_from is not None or not method.trains
         self.known_example: tuple[Any, ...] = ()
-        self._names_left_over: set[str] = set()
+        self.unused_names = set()
         self.population = Members(members, first_member, member_rates, seed)
-        self.fitting, self.judging = Fitting(self, num_data), Judging(self)
+        self.fitting = Fitting(self, num_data)
+        self.judging = Judging(self, self.fitting)
         self.run = Run(
             self.template, self.likelihood, num_data, chunk_size, rank_zero_info, rank_zero_warn,
-            self.fitting.shows_progress, self.fitting.in_common,
+            self.fitting.shows_progress, self.fitting.in_common, self.fitting.example,
         )  # fmt: skip
         starts = self.population.starts(self.template, start_from)
-        with self._randomness("blitz", *self.population.key):
-            self._adopt(method.init(self.template, starts))
-        self.register_load_state_dict_post_hook(_after_loading)
-
-    # ------------------------------------------------------------ the state
-    def _adopt(self, state: State) -> None:
-        """Have the parts of a state, under their own names."""
-        for name, module in state.named_children():
-            self.add_module(name, module)
-        for name, parameter in state.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-        for name, buffer in state.named_buffers(recurse=False):
-            self.register_buffer(name, buffer)
-        self.__dict__["state"] = state
-
-    def relink(self) -> None:
-        """See that parameters and buffers of the state are those of this module, if replaced."""
-        for tensors, here in (
-            (self.state._parameters, self._parameters),
-            (self.state._buffers, self._buffers),
-        ):
-            tensors.update({name: here[name] for name in tensors})
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """The template follows to the device: it may hold tensors that no state dict names."""
-        self.template._apply(fn, recurse)
-        super()._apply(fn, recurse)
-        self.relink()
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        """Find what only the state knows, such as `modes()` or `chains()`."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            state = self.__dict__.get("state")
-            if state is None or name.startswith("_") or not hasattr(state, name):
-                raise
-            return getattr(state, name)
-
-    @property
-    def num_data(self) -> int | None:
-        """Number of training examples, once it is known."""
-        return self.run.num_data
-
-    @num_data.setter
-    def num_data(self, value: int | None) -> None:
-        self.run.num_data = value
-
-    # ------------------------------------------------------------ batches
-    def inputs_and_targets(self, batch: Any) -> tuple[tuple[Any, ...], Tensor]:
-        """Inputs and targets of a batch; override it for batches of another layout."""
-        network_inputs.warn_of_left_over(self, batch, self._names_left_over)
-        return batches.inputs_and_targets(batch, self.template)
-
-    def inputs_only(self, batch: Any) -> tuple[Any, ...]:
-        """Inputs of a batch that may have no targets; of a tuple, all but the last are inputs."""
-        overridden = type(self).inputs_and_targets is not Bayesian.inputs_and_targets
-        if overridden and not isinstance(batch, Tensor):
-            return self.inputs_and_targets(batch)[0]
-        network_inputs.warn_of_left_over(self, batch, self._names_left_over)
-        return batches.inputs_only(batch, self.template)
-
-    def example(self) -> tuple[Any, ...]:
-        """Two rows of input: from a batch that was seen, or from the train loader's data set."""
-        self.known_example = self.known_example or network_inputs.example_of(self)
-        return self.known_example
-
-    def asked_example(self) -> tuple[Any, ...]:
-        """The same, if the method needs it: nobody else reads the data for it."""
-        return self.example() if self.method.needs_example else ()
+        with self.randomness("blitz", *self.population.key):
+            self.adopt(method.init(self.template, starts))
+        self.__dict__["_arguments"] = _names_of_method(self)
 
     def use_training_data(self, source: Any) -> None:
         """Name the training data, where no trainer knows them.
@@ -216,51 +139,12 @@ class Bayesian(L.LightningModule):
         """
         self.fitting.last_source = source
 
-    # ------------------------------------------------------------ members
-    @property
-    def members(self) -> int:
-        """How many members are trained here."""
-        return self.population.count
-
-    @property
-    def share(self) -> Share | None:
-        """Which of the members of all processes these are; None if these are all."""
-        return self.population.share
-
-    def member_stack(self) -> Params:
-        """One network for each member: the weights that are trained, or the centres of modes."""
-        return self.state.stack()
-
-    def weights(self) -> tuple[nn.Module, Params, tuple[Any, ...]]:
-        """Template, stack of members, and an example of its inputs: what callbacks look at."""
-        return self.template, self.member_stack(), self.example()
-
-    def member(self, index: int) -> nn.Module:
-        """A plain module with the weights of one member."""
-        if not 0 <= index < self.members:
-            raise ValueError(f"`index` must be between 0 and {self.members - 1}, got {index}.")
-        result = copy.deepcopy(self.template)
-        result.load_state_dict({n: t[index] for n, t in self.member_stack().items()}, strict=False)
-        return result.train(self.training)
-
-    def stacked_parameters(self) -> list[Tensor]:
-        """Parameters whose first dimension counts members."""
-        return list(self.state.parameters())
-
-    def shared_parameters(self) -> list[Tensor]:
-        """Parameters that belong to all members, such as those of the likelihood."""
-        stacked = {id(p) for p in self.stacked_parameters()}
-        return [p for p in self.parameters() if id(p) not in stacked]
-
-    def member_names(self) -> set[str]:
-        """Names in the state dict whose tensors have a leading member dimension."""
-        return set(self.state.state_dict())
-
     # ------------------------------------------------------------ training
     def configure_callbacks(self) -> list[Callback]:
         trainer: Any = self.trainer  # is asked again for every run
-        there = any(isinstance(callback, ReleasesFiles) for callback in trainer.callbacks)
-        return [ReleasesFiles()] if self.state.holds_files and not there else []
+        there = any(isinstance(callback, EndsFit) for callback in trainer.callbacks)
+        needed = type(self.method).after_fit is not Method.after_fit
+        return [EndsFit()] if needed and not there else []
 
     def on_train_start(self) -> None:
         self.has_weights = True
@@ -269,12 +153,12 @@ class Bayesian(L.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """One step for all members."""
         number = self.trainer.fit_loop.total_batch_idx
-        examples = network_inputs.batch_for(self, batch, number)
+        examples = batch_for(self, batch, number)
         self.known_example = self.known_example or examples.example()
         if self.method.takes_all_data:
             self._transition()
             return None
-        with self._randomness("train", number, *self.population.key):
+        with self.randomness("train", number, *self.population.key):
             terms = self.losses(examples.inputs, examples.targets, examples.per_member, number)
         for name, values in terms.items():
             self.log(
@@ -301,17 +185,13 @@ class Bayesian(L.LightningModule):
             batch = Batch(inputs, targets, per_member, number)
             return self.method.losses(self.state, batch, self.run)
 
-    def nll(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Mean negative log-likelihood of a batch, for outputs of every network."""
-        return self.run.nll(outputs, targets)
-
     def _transition(self) -> None:
         """A step of a method that takes all the data."""
         sampler: Any = self.optimizers()
         before = self.trainer.global_step
         with explaining_misfits(self.template, self.known_example):
-            terms = self.method.step(self.state, self.run, sampler.step)
-        for name, value in {**terms, **self.method.optimizer_metrics(sampler.optimizer)}.items():
+            terms = self.method.transition(self.state, self.run, sampler.step)
+        for name, value in {**terms, **sampler.optimizer.metrics()}.items():
             mean = value.mean().float() if isinstance(value, Tensor) else value
             self.log(f"train/{name}", mean, prog_bar=name == "acceptance", batch_size=1)
         self.fitting.after_step(before + 1)
@@ -335,12 +215,12 @@ class Bayesian(L.LightningModule):
             return
         assert gradient_clip_val is not None
         shared = [p for p in self.shared_parameters() if p.grad is not None]
-        clip_members(self.stacked_parameters(), float(gradient_clip_val))
+        clip_members(self.state.parameters(), float(gradient_clip_val))
         nn.utils.clip_grad_norm_(shared, float(gradient_clip_val))
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         step, rates = self.trainer.global_step + 1, self.population.rates
-        stacks = [] if rates is None else self.stacked_parameters()
+        stacks = [] if rates is None else list(self.state.parameters())
         before = [t.detach().clone() for t in stacks]
         super().optimizer_step(*args, **kwargs)
         if rates is not None:  # every member goes a multiple of the way
@@ -349,8 +229,10 @@ class Bayesian(L.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         trainer: Any = self.trainer
-        if self.automatic_optimization and trainer.global_step % trainer.log_every_n_steps == 0:
-            for name, value in self.method.optimizer_metrics(trainer.optimizers[0]).items():
+        metrics = getattr(trainer.optimizers[0], "metrics", None)
+        due = trainer.global_step % trainer.log_every_n_steps == 0
+        if self.automatic_optimization and self.method.is_sampler and metrics and due:
+            for name, value in metrics().items():
                 self.log(f"train/{name}", value)
 
     def on_train_epoch_end(self) -> None:
@@ -363,37 +245,16 @@ class Bayesian(L.LightningModule):
         if self.divergence is not None:
             self.divergence.finish()
         self.fitting.complete()
-
-    def on_fit_end(self) -> None:
-        self.method.close(self.state, self.run)
+        self.method.after_fit(self.state, self.run)
 
     # ------------------------------------------------------------ the posterior
-    @property
-    def fits_now(self) -> bool:
-        """Whether a trainer is about to change the weights."""
-        trainer = _compat.trainer_of(self)
-        if trainer is None or trainer.state.fn != TrainerFn.FITTING:
-            return False
-        return trainer.state.status == TrainerStatus.RUNNING
-
-    def posterior(self) -> Posterior:
-        """The posterior as it is now, apart from what trains."""
-        self._look_at_example()
-        return self.method.posterior(self.state)
-
-    def _look_at_example(self) -> None:
-        looks = type(self.method).set_example is not Method.set_example
-        if looks and self.example():
-            self.method.set_example(self.state, self.example(), self.run)
-
     def judged_modes(self, samples: int) -> list[Posterior]:
         """For each of ``posterior().modes()``, one that predicts as it does.
 
         Args:
             samples: how many networks of each will predict.
         """
-        modes = self.method.judged(self.state).modes()
-        return [self.judging.refreshed(mode, samples, k) for k, mode in enumerate(modes)]
+        return self.judging.modes(samples)
 
     def outputs(self, inputs: Sequence[Any], *batch: int) -> Tensor:
         """Outputs of all networks that predict, in evaluation mode, ``(samples, batch, ...)``.
@@ -402,13 +263,7 @@ class Bayesian(L.LightningModule):
             inputs: of the network.
             *batch: which batch this is; random numbers of the predictions depend on it.
         """
-        predict, inputs = self.judging.predictor(), self.cast(inputs)
-        with (
-            self.template_mode.evaluation(self.training),
-            self._randomness("predict", *batch),
-            explaining_misfits(self.template, inputs),
-        ):
-            return self.run.one_tensor(predict(self.template, *inputs))
+        return self.judging.outputs(inputs, *batch)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Mean prediction of the posterior, outside of a trainer too; in evaluation mode always.
@@ -431,7 +286,6 @@ class Bayesian(L.LightningModule):
             samples: how many networks it holds, by default as many as predict otherwise; an
                 ensemble has no more than its members.
         """
-        self._look_at_example()
         with torch.no_grad():
             return Predictive(self.template, self.judging.export(samples), self.likelihood)
 
@@ -456,37 +310,15 @@ class Bayesian(L.LightningModule):
             held_out: the part of these data that makes sets and numbers, apart from the fit.
         """
         options = {"alpha": alpha, "score": score, "by_class": by_class, "held_out": held_out}
-        return calibrating.calibrate(self, datamodule, method, **options)
-
-    def _randomness(self, *key: int | str) -> AbstractContextManager[None]:
-        return keyed_randomness(self.seed, *key, self.global_rank, device=self.device)
+        return self.judging.calibrate(datamodule, method, **options)
 
     # ------------------------------------------------------------ validation, test, prediction
     def on_validation_epoch_start(self) -> None:
-        try:
-            self.judging.begin(make_evaluator(self.likelihood))
-        except Diverged as error:
-            if not (self.fitting.may_recover and self.trainer.state.fn == TrainerFn.FITTING):
-                raise
-            rank_zero_warn(f"{error} They begin anew, and are not validated.")
-
-    def on_test_epoch_start(self) -> None:
-        trainer: Any = self.trainer
-        source = trainer.datamodule if _compat.tests_datamodule(trainer) else None
-        self.judging.begin(
-            make_evaluator(self.likelihood, named_sets(source, trainer.test_dataloaders))
-        )
-
-    def on_predict_epoch_start(self) -> None:
-        self.judging.begin(None)
+        self.judging.begin_stage()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Judge one batch; further validation loaders are added to the first."""
-        self.judging.add(batch, 0, dataloader_idx, batch_idx)
-
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Judge one batch of the set that its loader holds."""
-        self.judging.add(batch, dataloader_idx, dataloader_idx, batch_idx)
+        """Judge one batch; in a test every loader has a set of its own."""
+        self.judging.add(batch, batch_idx, dataloader_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Prediction:
         """Mean prediction and the outputs of every network."""
@@ -494,25 +326,15 @@ class Bayesian(L.LightningModule):
         return Prediction(self.likelihood.predictive(samples), samples)
 
     def on_validation_epoch_end(self) -> None:
-        self.judging.log("val", ("acc", "nll", "rmse"))
-        with self._randomness("bracket"):
-            terms = self.method.validation_metrics(self.state, self.asked_example(), self.run)
-        for name, value in terms.items():
-            if self.share is not None:  # the mean of all, from the means of processes
-                strategy: Any = self.trainer.strategy
-                total = strategy.reduce(value * self.members, reduce_op="sum")
-                value = total / self.share.everyone
-            self.log(f"val/{name}", value.float(), sync_dist=True)
+        self.judging.end_stage()
 
-    def on_test_epoch_end(self) -> None:
-        self.judging.log("test")
-
-    def on_predict_epoch_end(self) -> None:
-        self.judging.end()
+    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     # ------------------------------------------------------------ checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self.fits_now and not self.method.is_complete(self.state) and ends(self.trainer):
+        if self.judging.fits_now and not self.state.is_complete and ends(self.trainer):
             self.fitting.complete()  # a callback may have ended the run since
             checkpoint["state_dict"].update(self.state.state_dict())
         checkpoint[checkpoints.KEY] = checkpoints.notes_of(self)
@@ -521,9 +343,11 @@ class Bayesian(L.LightningModule):
         checkpoints.recall(self, checkpoint.get(checkpoints.KEY, {}))
 
 
-def _after_loading(module: Bayesian, incompatible: Any) -> None:
-    module.has_weights = True
-    module.relink()
+def _names_of_method(module: Bayesian) -> set[str]:
+    """Arguments of the method that the module itself has not."""
+    names = values_of(module.method) if is_dataclass(module.method) else vars(module.method)
+    own = {*vars(module), *module._modules}
+    return {name for name in names if name not in own and not hasattr(type(module), name)}
 
 
 def _check(method: Any, likelihood: Any, optimizer: Any, lr_interval: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from lightning_bnn.modules.part import Bayesian
+from lightning_bnn.modules.core import Core
 from lightning_bnn.modules.sharing import divergence_state
 
 __all__ = ["KEY", "notes_of", "recall"]
@@ -16,7 +16,7 @@ KEY = "lightning_bnn"
 """Where our notes are in a checkpoint."""
 
 
-def notes_of(module: Bayesian) -> dict[str, Any]:
+def notes_of(module: Core) -> dict[str, Any]:
     """The notes of a module.
 
     Args:
@@ -25,13 +25,13 @@ def notes_of(module: Bayesian) -> dict[str, Any]:
     example = [x.detach().cpu() if isinstance(x, Tensor) else x for x in module.known_example]
     notes = {"class": type(module).__name__, "made_of": _parts(module), "example": example}
     if module.divergence is not None:
-        strategy: Any = None if module.share is None else module.trainer.strategy
+        strategy: Any = None if module.population.share is None else module.trainer.strategy
         gather = None if strategy is None else strategy.gather_members
         notes["divergence"] = divergence_state(module, gather)
     return {**notes, **module.state.notes}
 
 
-def recall(module: Bayesian, notes: dict[str, Any]) -> None:
+def recall(module: Core, notes: dict[str, Any]) -> None:
     """Go on from notes, and warn if the module targets another posterior than was saved.
 
     Args:
@@ -49,11 +49,11 @@ def recall(module: Bayesian, notes: dict[str, Any]) -> None:
     if module.divergence is None or state is None or len(state["left_out"]) < module.members:
         return
     module.divergence.load_state_dict(state)
-    if module.share is not None:
-        module.divergence.take_share(module.share.first, module.share.last)
+    if module.population.share is not None:
+        module.divergence.take_share(module.population.share.first, module.population.share.last)
 
 
-def _compare(module: Bayesian, saved: dict[str, str]) -> None:
+def _compare(module: Core, saved: dict[str, str]) -> None:
     here = _parts(module)
     for name, text in saved.items():
         if here.get(name) == text:
@@ -67,7 +67,7 @@ def _compare(module: Bayesian, saved: dict[str, str]) -> None:
         rank_zero_warn(message)
 
 
-def _parts(module: Bayesian) -> dict[str, str]:
+def _parts(module: Core) -> dict[str, str]:
     """Likelihood and prior in words."""
     parts = {name: getattr(module, name) for name in ("likelihood", "prior")}
     return {n: " ".join(repr(p).split()) for n, p in parts.items() if isinstance(p, nn.Module)}

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from lightning_bnn import methods
+from lightning_bnn.modules.arguments import joint_arguments
 from lightning_bnn.modules.bayesian import Bayesian
 
 __all__ = ["DeepEnsemble"]
@@ -23,13 +24,8 @@ class DeepEnsemble(Bayesian):
     Args:
         network: gives the computation; it is copied, not changed.
         members: how many networks.
-        prior_std: standard deviation of a Gaussian prior over all weights; None leaves
-            regularisation to the optimizer's weight decay.
-        max_loss: members whose mean training loss over the last epoch is above are left out of the
-            posterior, as those are whose weights are not finite.
-        restarts: how often a member that has diverged (weights not finite, loss not a number) may
-            begin anew from other weights after an epoch, while the others go on.
-        **kwargs: what every module takes, see `Bayesian`.
+        **kwargs: of the method, see `lightning_bnn.methods.DeepEnsemble`, and of every module, see
+            `Bayesian`.
 
     References:
         | Simple and Scalable Predictive Uncertainty Estimation (Lakshminarayanan et al., 2017)
@@ -45,14 +41,7 @@ class DeepEnsemble(Bayesian):
 
     networks: nn.Module
 
-    def __init__(
-        self,
-        network: nn.Module,
-        members: int = 5,
-        prior_std: float | None = None,
-        max_loss: float | None = None,
-        restarts: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        method = methods.DeepEnsemble(prior_std, max_loss, restarts)
-        super().__init__(network=network, method=method, members=members, **kwargs)
+    arguments = staticmethod(joint_arguments(methods.DeepEnsemble, Bayesian))
+
+    def __init__(self, network: nn.Module, members: int = 5, **kwargs: Any) -> None:
+        super().__init__(network=network, members=members, **self.arguments(**kwargs))

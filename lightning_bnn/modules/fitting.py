@@ -7,22 +7,22 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_bnn import _compat
 from lightning_bnn.harvest import ends, epochs_of
-from lightning_bnn.methods import Fit, Progress
+from lightning_bnn.methods import Fit, Method, Progress
 from lightning_bnn.methods.health import finite_members
-from lightning_bnn.modules.data_size import data_size
+from lightning_bnn.modules.core import Core, Part
 from lightning_bnn.modules.optimization import restart_members
-from lightning_bnn.modules.part import Bayesian, Part
 from lightning_bnn.modules.templates import fixed_names
-from lightning_bnn.modules.training_data import TrainingData
+from lightning_bnn.modules.training_data import TrainingData, data_size
 from lightning_bnn.params import Params
 from lightning_bnn.randomness import key_of
 
-__all__ = ["Fitting", "ReleasesFiles"]
+__all__ = ["EndsFit", "Fitting"]
 
 
 class Fitting(Part):
@@ -33,7 +33,7 @@ class Fitting(Part):
         num_data: number of training examples, if the user has given it.
     """
 
-    def __init__(self, module: Bayesian, num_data: int | None) -> None:
+    def __init__(self, module: Core, num_data: int | None) -> None:
         super().__init__(module)
         self.given_num_data = num_data
         self.last_source: Any = None
@@ -42,6 +42,12 @@ class Fitting(Part):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "last_source": None}
+
+    @property
+    def _weighs_data(self) -> bool:
+        """Whether the objective weighs the data against a prior."""
+        method = self.module.method
+        return method.prior is not None or method.is_sampler
 
     @property
     def may_recover(self) -> bool:
@@ -57,6 +63,10 @@ class Fitting(Part):
             known = (trainer.train_dataloader, trainer.datamodule, source)
             source = next((data for data in known if data is not None), None)
         return None if source is None else TrainingData(self.module, source)
+
+    def example(self) -> tuple[Any, ...]:
+        """Two rows of input; nothing if none are known."""
+        return self.module.example()
 
     def in_common(self, tensors: Params) -> Params:
         """Tensors of the first process, where several train the same members."""
@@ -75,17 +85,17 @@ class Fitting(Part):
                 group["seed"] = key_of(module.seed, "sampler", self._fits, *module.population.key)
         self._fits += 1
         asking = [group for group in groups if group.get("num_data", 0) is None]
-        if self.given_num_data is None and (module.method.needs_num_data or asking):
+        if self.given_num_data is None and (self._weighs_data or asking):
             self._read_num_data()
         for group in asking:
             group["num_data"] = module.num_data
-        module.method.begin(module.state, self._fit(), module.run)
+        module.method.before_fit(module.state, self._fit(), module.run)
         trainer.strategy.barrier()
 
     def _read_num_data(self) -> None:
         module, loader = self.module, cast(Any, self.module.trainer.train_dataloader)
         count = data_size(loader, module.trainer.num_training_batches)
-        module.num_data = count
+        module.run.num_data = count
         message = f"{type(module).__name__}: the training set has {count} examples"
         dropped = getattr(loader, "drop_last", False) and count % loader.batch_size
         rank_zero_info(f"{message}; every epoch drops {dropped}." if dropped else f"{message}.")
@@ -94,8 +104,6 @@ class Fitting(Part):
         """What is known of the fit that begins."""
         module, trainer = self.module, cast(Any, self.module.trainer)
         steps = trainer.estimated_stepping_batches
-        example = module.asked_example()
-        example = tuple(x.to(module.device) if isinstance(x, Tensor) else x for x in example)
         return Fit(
             anew=trainer.ckpt_path is None and trainer.global_step == 0,
             steps=math.inf if steps in (None, -1) else steps,
@@ -108,7 +116,6 @@ class Fitting(Part):
             rank=trainer.global_rank,
             processes=trainer.world_size,
             trial=bool(trainer.fast_dev_run),
-            example=module.cast(example),
             batches=lambda: self.training_data() or (),
         )
 
@@ -120,7 +127,7 @@ class Fitting(Part):
         """Of all processes; broken members do not break it, unless all are."""
         finite = values.isfinite()
         sums = torch.stack([values.where(finite, 0).sum(), finite.sum().to(values.dtype)])
-        if self.module.share is not None:
+        if self.module.population.share is not None:
             sums = self.module.trainer.strategy.reduce(sums, reduce_op="sum")
         return sums[0] / sums[1]
 
@@ -145,11 +152,13 @@ class Fitting(Part):
         means = None if divergence is None else divergence.take()
         if divergence is None or means is None:
             return
-        if module.trainer.world_size > 1 and module.share is None:  # they have seen other examples
+        if (
+            module.trainer.world_size > 1 and module.population.share is None
+        ):  # they have seen other examples
             every = module.all_gather(means.to(module.device))
             assert isinstance(every, Tensor)
             means = every.mean(0).cpu()
-        finite = finite_members(module.stacked_parameters())
+        finite = finite_members(module.state.parameters())
         anew = divergence.judge(means, finite, ends(module.trainer))
         name = type(module).__name__
         if anew:
@@ -165,7 +174,7 @@ class Fitting(Part):
     def look_for_divergence(self) -> None:
         """Say which members have diverged, and end a run in which nobody is left."""
         module, trainer = self.module, self.module.trainer
-        bad = (~finite_members(module.stacked_parameters())).nonzero().flatten().tolist()
+        bad = (~finite_members(module.state.parameters())).nonzero().flatten().tolist()
         if set(bad) - self._known_to_be_broken:
             self._known_to_be_broken |= set(bad)
             rank_zero_warn(
@@ -173,14 +182,14 @@ class Fitting(Part):
                 f"{trainer.global_step}: the learning rate is too large, or the data are not "
                 "finite or not scaled."
             )
-        if len(bad) == module.members and module.share is None and not self.may_recover:
+        if len(bad) == module.members and module.population.share is None and not self.may_recover:
             trainer.should_stop = True
 
     # ------------------------------------------------------------ the end
     def complete(self) -> None:
         """Compute what the method makes of the trained weights; a failure does not lose them."""
         module, data = self.module, self.training_data()
-        if module.method.is_complete(module.state) or data is None:
+        if module.state.is_complete or data is None:
             return
         try:
             module.method.at_end(module.state, data, module.run)
@@ -202,11 +211,11 @@ def _steps_of_epoch(trainer: Any) -> int | float:
     return math.ceil(batches / trainer.accumulate_grad_batches) if batches < math.inf else batches
 
 
-class ReleasesFiles(Callback):
+class EndsFit(Callback):
     """Modules are not told of exceptions, callbacks are."""
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Let others write; the trainer may have gone on to a module without files."""
-        state = getattr(pl_module, "state", None)
-        if getattr(state, "holds_files", False):
-            pl_module.state.release()
+        """Let others write; the trainer may have gone on to a module of another kind."""
+        method = getattr(pl_module, "method", None)
+        if isinstance(method, Method) and trainer.state.fn == TrainerFn.FITTING:
+            method.after_fit(pl_module.state, pl_module.run)

@@ -9,9 +9,8 @@ from torch import nn
 
 from lightning_bnn import methods, samplers
 from lightning_bnn.methods.kept_networks import KeptNetworks
-from lightning_bnn.modules.all_data import leave_out
+from lightning_bnn.modules.arguments import joint_arguments
 from lightning_bnn.modules.bayesian import Bayesian
-from lightning_bnn.modules.kept_in_bank import keeping
 
 __all__ = ["HMC"]
 
@@ -29,13 +28,9 @@ class HMC(Bayesian):
     Args:
         network: gives the computation, and where the first chain starts.
         members: how many chains.
-        prior_std: standard deviation of a Gaussian prior over all weights.
         optimizer: makes the sampler, given parameters.
-        burn_in: nothing is kept of the first so many steps (or epochs).
-        every_n_steps: how often the members are kept, in steps.
-        every_n_epochs: the same in epochs; by default after each.
-        bank: folder to keep them in, instead of in memory and in the checkpoints.
-        **kwargs: what every module takes, see `Bayesian`.
+        **kwargs: of the method, see `lightning_bnn.methods.HMC`, and of every module, see
+            `Bayesian`.
 
     References:
         | What Are Bayesian Neural Network Posteriors Really Like? (Izmailov et al., 2021)
@@ -56,21 +51,15 @@ class HMC(Bayesian):
     networks: nn.Module
     samples: KeptNetworks
 
+    arguments = staticmethod(joint_arguments(methods.HMC, Bayesian))
+
     def __init__(
         self,
         network: nn.Module,
         members: int = 1,
-        prior_std: float = 1.0,
         optimizer: OptimizerCallable = samplers.HMC,
-        burn_in: int = 0,
-        every_n_steps: int | None = None,
-        every_n_epochs: int | None = None,
-        bank: str | None = None,
         **kwargs: Any,
     ) -> None:
-        leave_out(kwargs, "HMC")
-        method = methods.HMC(prior_std, keeping(burn_in, every_n_steps, every_n_epochs, bank))
         super().__init__(
-            network=network, method=method, members=members, optimizer=optimizer,
-            lr_scheduler=None, lr_interval="epoch", member_rates=None, **kwargs,
-        )  # fmt: skip
+            network=network, members=members, optimizer=optimizer, **self.arguments(**kwargs)
+        )

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
+from torch.utils.data.distributed import DistributedSampler
 
-from lightning_bnn.evaluation import Evaluator
-from lightning_bnn.methods import Method
+from lightning_bnn import _compat
+from lightning_bnn.calibration import Calibrated, calibrated, method_of, read, validation_loaders
+from lightning_bnn.evaluation import Evaluator, make_evaluator, named_sets
+from lightning_bnn.methods import Purpose
 from lightning_bnn.methods.batch_statistics import has_statistics, refreshed
-from lightning_bnn.modules.part import Bayesian, Part
+from lightning_bnn.methods.health import Diverged
+from lightning_bnn.modules.core import Core, Part
+from lightning_bnn.modules.fitting import Fitting
 from lightning_bnn.modules.sharing import shared_predictor
+from lightning_bnn.modules.templates import explaining_misfits
+from lightning_bnn.modules.training_data import moved_by
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
 from lightning_bnn.randomness import keyed_generator
 
 __all__ = ["Judging", "Prediction"]
+
+_SHOWN = ("acc", "nll", "rmse")
+"""Numbers of a validation in the progress bar."""
 
 
 class Prediction(NamedTuple):
@@ -44,10 +56,12 @@ class Judging(Part):
 
     Args:
         module: whose posterior predicts.
+        fitting: knows the training data.
     """
 
-    def __init__(self, module: Bayesian) -> None:
+    def __init__(self, module: Core, fitting: Fitting) -> None:
         super().__init__(module)
+        self.fitting = fitting
         self.evaluator: Evaluator | None = None
         self._drawn: Predictor | None = None
 
@@ -59,9 +73,36 @@ class Judging(Part):
     def unrefreshed(self) -> Posterior:
         """What predicts, before networks that are drawn get statistics of their own."""
         module = self.module
-        if type(module.method).judged is Method.judged:  # a subclass may have its own posterior
+        if type(module).posterior is not Core.posterior:  # a subclass may have its own
             return module.posterior()
-        return module.method.judged(module.state, self._choose, module.fits_now)
+        purpose = Purpose(True, self.fits_now, self._choose)
+        return module.method.posterior(module.state, module.run, purpose)
+
+    def modes(self, samples: int) -> list[Posterior]:
+        """One for each mode of the posterior that predicts as it does.
+
+        Args:
+            samples: how many networks of each will predict.
+        """
+        module = self.module
+        modes = module.method.posterior(module.state, module.run, Purpose(predicts=True)).modes()
+        return [self.refreshed(mode, samples, k) for k, mode in enumerate(modes)]
+
+    def outputs(self, inputs: Sequence[Any], *batch: int) -> Tensor:
+        """Outputs of all networks that predict, in evaluation mode, ``(samples, batch, ...)``.
+
+        Args:
+            inputs: of the network.
+            *batch: which batch this is; random numbers of the predictions depend on it.
+        """
+        module = self.module
+        predict, inputs = self.predictor(), module.cast(inputs)
+        with (
+            module.template_mode.evaluation(module.training),
+            module.randomness("predict", *batch),
+            explaining_misfits(module.template, inputs),
+        ):
+            return module.run.one_tensor(predict(module.template, *inputs))
 
     def _choose(self, numbers: Sequence[int]) -> list[int]:
         """Up to ``eval_samples`` of many, drawn without replacement."""
@@ -72,7 +113,11 @@ class Judging(Part):
     @property
     def samples(self) -> int:
         """How many networks predict in validation, test and prediction."""
-        return self.module.method.count(self.unrefreshed(), self.module.eval_samples)
+        return self._count(self.unrefreshed())
+
+    def _count(self, posterior: Posterior) -> int:
+        """How many networks of a posterior predict: all of a list, as many as wanted else."""
+        return posterior.size if isinstance(posterior, Empirical) else self.module.eval_samples
 
     def posterior(self) -> Posterior:
         """What predicts in validation, test and prediction."""
@@ -90,7 +135,7 @@ class Judging(Part):
         drawn = module.method.refreshes_statistics and not isinstance(posterior, Empirical)
         if not drawn or not has_statistics(module.template):
             return posterior
-        data = module.fitting.training_data()
+        data = self.fitting.training_data()
         if data is None:
             rank_zero_warn(
                 "There are no training data for the BatchNorm statistics of the networks, those of "
@@ -107,7 +152,13 @@ class Judging(Part):
         module = self.module
         wanted = module.eval_samples if samples is None else samples
         choose = self._choose if samples is None else list
-        posterior = module.method.exported(module.state, choose, module.fits_now)
+        purpose = Purpose(fitting=self.fits_now, choose=choose)
+        posterior = module.method.posterior(module.state, module.run, purpose)
+        if any(getattr(mode, "is_linearised", False) for mode in posterior.modes()):
+            raise ValueError(
+                "Linearised networks cannot be exported: take `layers='last'` or "
+                "`prediction='network'`."
+            )
         posterior = self.refreshed(posterior, wanted)
         if isinstance(posterior, Empirical):
             wanted = posterior.size if samples is None else min(samples, posterior.size)
@@ -120,17 +171,16 @@ class Judging(Part):
         module = self.module
         generator = keyed_generator(module.seed, "judged", device=module.device)
         with torch.no_grad():
-            if module.share is not None:
-                return shared_predictor(module, generator)
+            if module.population.share is not None:
+                return shared_predictor(module, self.posterior, generator)
             posterior = self.posterior()
-            count = module.method.count(posterior, module.eval_samples)
-            return posterior.predictor(count, generator, module.run.chunk_size)
+            return posterior.predictor(self._count(posterior), generator, module.run.chunk_size)
 
     # ------------------------------------------------------------ a stage
     def begin(self, evaluator: Evaluator | None) -> None:
         """Draw the networks that predict, once for all batches."""
         self.end()
-        if not self.module.fits_now:
+        if not self.fits_now:
             self._prepare()
         self._drawn = self.predictor()
         self.evaluator = None if evaluator is None else evaluator.to(self.module.device)
@@ -138,14 +188,14 @@ class Judging(Part):
     def _prepare(self) -> None:
         """Complete what can be completed; weights that nobody has trained are mentioned."""
         module = self.module
-        if not module.method.is_complete(module.state):
-            if module.fitting.training_data() is None:
+        if not module.state.is_complete:
+            if self.fitting.training_data() is None:
                 rank_zero_warn(
                     f"There are no training data for the {module.method.completion}, the members "
                     "predict without their Gaussians: pass a datamodule, or a checkpoint of a "
                     "finished fit."
                 )
-            module.fitting.complete()
+            self.fitting.complete()
         drawn = "its members have the weights that they were drawn with"
         instead = module.method.unfitted or (drawn if module.members > 1 else "")
         if instead and not module.has_weights:
@@ -154,30 +204,52 @@ class Judging(Part):
                 "`ckpt_path` of a fit."
             )
 
-    def add(self, batch: Any, index: int, *which: int) -> None:
-        """Evaluate one batch of a set; nothing if there was no network to draw.
+    def begin_stage(self) -> None:
+        """Draw the networks of a validation, a test or a prediction."""
+        trainer: Any = self.module.trainer
+        likelihood = self.module.likelihood
+        if trainer.predicting:
+            return self.begin(None)
+        if trainer.testing:
+            source = trainer.datamodule if _compat.tests_datamodule(trainer) else None
+            sets = named_sets(source, trainer.test_dataloaders)
+            return self.begin(make_evaluator(likelihood, sets))
+        try:
+            self.begin(make_evaluator(likelihood))
+        except Diverged as error:
+            if not (self.fitting.may_recover and trainer.state.fn == TrainerFn.FITTING):
+                raise
+            rank_zero_warn(f"{error} They begin anew, and are not validated.")
+
+    def add(self, batch: Any, number: int, loader: int) -> None:
+        """Evaluate one batch; nothing if there was no network to draw.
 
         Args:
-            batch: of the loader.
-            index: number of the set.
-            *which: which batch this is.
+            batch: of a loader.
+            number: of the batch.
+            loader: its number; in a test every loader has a set of its own.
         """
-        module = self.module
+        module, index = self.module, loader if self.module.trainer.testing else 0
         if self.evaluator is None:
             return
         if self.evaluator.needs_targets(index):
             inputs, targets = module.inputs_and_targets(batch)
-            self.evaluator.add(module.outputs(inputs, *which), targets, index)
+            self.evaluator.add(self.outputs(inputs, loader, number), targets, index)
         else:
-            self.evaluator.add(module.outputs(module.inputs_only(batch), *which), None, index)
+            outputs = self.outputs(module.inputs_only(batch), loader, number)
+            self.evaluator.add(outputs, None, index)
 
-    def log(self, stage: str, shown: Sequence[str] = ()) -> None:
-        """Log every number under the name of a stage.
+    def end_stage(self) -> None:
+        """Log every number under the name of the stage, and let go of the networks."""
+        trainer = self.module.trainer
+        if not trainer.predicting:
+            self._log("test" if trainer.testing else "val")
+        if trainer.validating or trainer.sanity_checking:
+            self._log_terms()
+        self.end()
 
-        Args:
-            stage: ``"val"`` or ``"test"``.
-            shown: what the progress bar shows.
-        """
+    def _log(self, stage: str) -> None:
+        shown = _SHOWN if stage == "val" else ()
         if self.evaluator is None:
             self.module.log(f"{stage}/nll", math.nan, prog_bar="nll" in shown, sync_dist=True)
             return
@@ -185,8 +257,64 @@ class Judging(Part):
             # Metrics are the same on all processes already; the sync only keeps Lightning quiet.
             shows = name in shown
             self.module.log(f"{stage}/{name}", value.float(), prog_bar=shows, sync_dist=True)
-        self.end()
+
+    def _log_terms(self) -> None:
+        """Log what the method has to say after a validation."""
+        module, share = self.module, self.module.population.share
+        with module.randomness("bracket"):
+            terms = module.method.after_validation(module.state, module.run)
+        for name, value in terms.items():
+            if share is not None:  # the mean of all, from the means of processes
+                strategy: Any = module.trainer.strategy
+                value = strategy.reduce(value * module.members, reduce_op="sum") / share.everyone
+            module.log(f"val/{name}", value.float(), sync_dist=True)
 
     def end(self) -> None:
         """Let go of the networks that were drawn."""
         self.evaluator, self._drawn = None, None
+
+    # ------------------------------------------------------------ calibration
+    @torch.no_grad()
+    def calibrate(self, datamodule: Any, method: str | None, **options: Any) -> Calibrated:
+        """Predict the validation data, and fit a calibrator to the predictions.
+
+        Args:
+            datamodule: what has the validation data.
+            method: name of the calibrator, by default the first that fits the likelihood.
+            **options: of `lightning_bnn.calibration.calibrated`.
+        """
+        module = self.module
+        method = method_of(module.likelihood, method)
+        loaders = [_whole(loader) for loader in validation_loaders(datamodule)]
+        if self.fitting.training_data() is None:  # some methods complete their posterior by them
+            self.fitting.last_source = datamodule
+        move = moved_by(module, datamodule)
+        parts: list[tuple[Tensor, ...]] = []
+        every: list[Tensor] = []
+        self.begin(None)
+        try:
+            for index, raw in enumerate(chain.from_iterable(loaders)):
+                inputs, targets = module.inputs_and_targets(move(raw))
+                predicted = read(module.likelihood, method, self.outputs(inputs, 0, index))
+                parts.append(tuple(t.cpu() for t in predicted))
+                every.append(targets.cpu())
+        finally:
+            self.end()
+        if not parts:
+            raise ValueError(f"The validation data of {type(datamodule).__name__} are empty.")
+        predictions = tuple(torch.cat(p, 1) for p in zip(*parts, strict=True))
+        known: dict[str, Any] = {"seed": module.seed, "module": module, **options}
+        return calibrated(module.likelihood, predictions, torch.cat(every), method, **known)
+
+
+def _whole(loader: Any) -> Any:
+    """All examples, also where several processes share them: all fit the same calibrator."""
+    whole = getattr(loader, "whole", None)
+    if whole is not None:
+        return whole()
+    if isinstance(getattr(loader, "sampler", None), DistributedSampler):
+        raise ValueError(
+            "The validation data are shared by several processes, each would fit another "
+            "calibrator: calibrate in one process, or with a loader that has all examples."
+        )
+    return loader

@@ -8,12 +8,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 
 from lightning_bnn import methods
+from lightning_bnn.modules.arguments import joint_arguments
 from lightning_bnn.modules.bayesian import Bayesian
 from lightning_bnn.modules.training_data import TrainingData
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.posteriors.dropout import Layers
-from lightning_bnn.posteriors.laplace import Prediction
-from lightning_bnn.posteriors.laplace_fit import Structure
 
 __all__ = ["Laplace"]
 
@@ -31,19 +29,8 @@ class Laplace(Bayesian):
     Args:
         network: gives the computation; it is copied, not changed.
         members: how many networks, each with a Gaussian of its own.
-        structure: of the curvature: a ``"full"`` matrix, Kronecker factors of each layer
-            (``"kron"``) or its ``"diag"``-onal.
-        layers: ``"all"`` weights are random, or those of the ``"last"`` linear layer; by default
-            all, or the last for Kronecker factors of a network with layers that have none
-            (BatchNorm).
-        prior_std: standard deviation of a Gaussian prior over all weights, in training; None leaves
-            regularisation to the optimizer's weight decay.
-        prior_precision: :math:`\lambda`; by default that of largest marginal likelihood.
-        temperature: T.
-        prediction: by ``"linearised"`` networks, or by the ``"network"`` itself.
-        max_loss: members above it are left out, see `DeepEnsemble`.
-        restarts: how often a member that has diverged begins anew, see `DeepEnsemble`.
-        **kwargs: what every module takes, see `Bayesian`.
+        **kwargs: of the method, see `lightning_bnn.methods.Laplace`, and of every module, see
+            `Bayesian`.
 
     References:
         | Laplace Redux (Daxberger et al., 2021)
@@ -64,26 +51,11 @@ class Laplace(Bayesian):
     networks: nn.Module
     fitted: NamedTensors
 
-    def __init__(
-        self,
-        network: nn.Module,
-        members: int = 1,
-        structure: Structure = "kron",
-        layers: Layers | None = None,
-        prior_std: float | None = None,
-        prior_precision: float | None = None,
-        temperature: float = 1.0,
-        prediction: Prediction = "linearised",
-        max_loss: float | None = None,
-        restarts: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        method = methods.Laplace(
-            structure, layers, prior_std, prior_precision, temperature, prediction,
-            max_loss=max_loss, restarts=restarts,
-        )  # fmt: skip
-        super().__init__(network=network, method=method, members=members, **kwargs)
-        lacking = [] if layers else method.lacking_factors(self.template)
+    arguments = staticmethod(joint_arguments(methods.Laplace, Bayesian))
+
+    def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
+        super().__init__(network=network, members=members, **self.arguments(**kwargs))
+        lacking = [] if self.method.layers else self.method.lacking_factors(self.template)
         if lacking:
             rank_zero_info(
                 f"Laplace: {', '.join(lacking)} of {type(self.template).__name__} has no Kronecker "

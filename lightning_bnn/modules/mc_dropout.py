@@ -9,8 +9,8 @@ from torch import nn
 
 from lightning_bnn import methods
 from lightning_bnn.methods.dropout_layers import with_dropout
+from lightning_bnn.modules.arguments import joint_arguments
 from lightning_bnn.modules.bayesian import Bayesian
-from lightning_bnn.posteriors.dropout import Layers
 
 __all__ = ["MCDropout"]
 
@@ -27,13 +27,8 @@ class MCDropout(Bayesian):
         network: gives the computation; it is copied, not changed.
         members: how many networks.
         p: put dropout of this rate before linear layers of a network that has none.
-        layers: where dropout is active in evaluation, and where ``p`` puts it: before ``"all"``
-            linear layers but the first layer of the network, or before the ``"last"``.
-        prior_std: standard deviation of a Gaussian prior over all weights; None leaves
-            regularisation to the optimizer's weight decay.
-        max_loss: members above it are left out, see `DeepEnsemble`.
-        restarts: how often a member that has diverged begins anew, see `DeepEnsemble`.
-        **kwargs: what every module takes, see `Bayesian`.
+        **kwargs: of the method, see `lightning_bnn.methods.MCDropout`, and of every module, see
+            `Bayesian`.
 
     References:
         | Dropout as a Bayesian Approximation (Gal and Ghahramani, 2016)
@@ -49,19 +44,12 @@ class MCDropout(Bayesian):
 
     networks: nn.Module
 
+    arguments = staticmethod(joint_arguments(methods.MCDropout, Bayesian))
+
     def __init__(
-        self,
-        network: nn.Module,
-        members: int = 1,
-        p: float | None = None,
-        layers: Layers = "all",
-        prior_std: float | None = None,
-        max_loss: float | None = None,
-        restarts: int = 0,
-        **kwargs: Any,
+        self, network: nn.Module, members: int = 1, p: float | None = None, **kwargs: Any
     ) -> None:
-        method = methods.MCDropout(layers, prior_std, max_loss=max_loss, restarts=restarts)
-        given = network if p is None else with_dropout(network, p, layers)
-        super().__init__(network=given, method=method, members=members, **kwargs)
+        given = network if p is None else with_dropout(network, p, kwargs.get("layers", "all"))
+        super().__init__(network=given, members=members, **self.arguments(**kwargs))
         if any(isinstance(m, nn.RNNBase) and m.dropout > 0 for m in self.template.modules()):
             rank_zero_warn("Dropout inside recurrent layers stays off in predictions.")

@@ -7,9 +7,8 @@ from typing import Any
 from torch import nn
 
 from lightning_bnn import methods
-from lightning_bnn.methods.mfvi import KL, Initialisation, InitStd
+from lightning_bnn.modules.arguments import joint_arguments
 from lightning_bnn.modules.bayesian import Bayesian
-from lightning_bnn.posteriors.perturbations import Reparameterisation
 
 __all__ = ["MFVI"]
 
@@ -25,22 +24,9 @@ class MFVI(Bayesian):
 
     Args:
         network: gives the computation and the first means; it is copied, not changed.
-        prior_std: standard deviation of the Gaussian prior.
-        prior: another prior: a module with ``log_prob(params, names, stacked)``.
-        init_std: standard deviation of all weights at the start; ``"auto"`` lets five candidates
-            race for a hundred steps on the first training batches when a fit begins.
-        initialisation: where means start: at the weights of the ``"network"``, or as BLiTZ does
-            (``"blitz"``: means from N(0, 0.1^2), deviations softplus(-7), of convolutions
-            softplus(-6); ``init_std`` is not used).
-        elbo_samples: weight samples of every step.
-        temperature: T, of the tempered posterior.
-        kl_weight: multiplies all complexity terms, a departure from Bayes.
-        kl: ``"closed"`` form, or ``"sampled"`` with the weights of the step.
-        reparameterisation: noise in ``"weight"`` space, the same for a batch, or for every example,
-            ``"local"`` or ``"flipout"`` (networks then run one by one).
-        kl_warmup: so many epochs at the start, in which all complexity terms count less, linearly
-            from nothing; the ``elbo`` that is logged is the whole one.
-        **kwargs: what every module takes, see `Bayesian`.
+        members: how many Gaussians, one for each mode that is found.
+        **kwargs: of the method, see `lightning_bnn.methods.MFVI`, and of every module, see
+            `Bayesian`.
 
     References:
         | Weight Uncertainty in Neural Networks (Blundell et al., 2015)
@@ -56,23 +42,7 @@ class MFVI(Bayesian):
     mean: nn.Parameter
     log_std: nn.Parameter
 
-    def __init__(
-        self,
-        network: nn.Module,
-        prior_std: float = 1.0,
-        prior: nn.Module | None = None,
-        init_std: InitStd = 0.01,
-        initialisation: Initialisation = "network",
-        elbo_samples: int = 1,
-        temperature: float = 1.0,
-        kl_weight: float = 1.0,
-        kl: KL = "closed",
-        reparameterisation: Reparameterisation = "weight",
-        kl_warmup: int | float = 0,
-        **kwargs: Any,
-    ) -> None:
-        method = methods.MFVI(
-            prior_std, prior, init_std, initialisation, elbo_samples, temperature, kl_weight, kl,
-            reparameterisation, kl_warmup,
-        )  # fmt: skip
-        super().__init__(network=network, method=method, **kwargs)
+    arguments = staticmethod(joint_arguments(methods.MFVI, Bayesian))
+
+    def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
+        super().__init__(network=network, members=members, **self.arguments(**kwargs))

@@ -9,9 +9,8 @@ from torch import nn
 
 from lightning_bnn import methods, samplers
 from lightning_bnn.methods.kept_networks import KeptNetworks
-from lightning_bnn.modules.all_data import leave_out
+from lightning_bnn.modules.arguments import joint_arguments
 from lightning_bnn.modules.bayesian import Bayesian
-from lightning_bnn.modules.kept_in_bank import keeping
 
 __all__ = ["MILE"]
 
@@ -34,14 +33,9 @@ class MILE(Bayesian):
     Args:
         network: gives the computation, and where the first chain starts.
         members: how many chains.
-        prior_std: standard deviation of a Gaussian prior over all weights.
         optimizer: makes the sampler, given parameters.
-        burn_in: nothing is kept of the first so many steps (or epochs): those that descend and
-            adapt.
-        every_n_steps: how often the members are kept, in steps; by default after each.
-        every_n_epochs: the same in epochs.
-        bank: folder to keep them in, instead of in memory and in the checkpoints.
-        **kwargs: what every module takes, see `Bayesian`.
+        **kwargs: of the method, see `lightning_bnn.methods.MILE`, and of every module, see
+            `Bayesian`.
 
     References:
         | Microcanonical Langevin Ensembles: Advancing the Sampling of Bayesian Neural Networks
@@ -65,23 +59,15 @@ class MILE(Bayesian):
     networks: nn.Module
     samples: KeptNetworks
 
+    arguments = staticmethod(joint_arguments(methods.MILE, Bayesian))
+
     def __init__(
         self,
         network: nn.Module,
         members: int = 4,
-        prior_std: float = 1.0,
         optimizer: OptimizerCallable = samplers.MCLMC,
-        burn_in: int = 300,
-        every_n_steps: int | None = None,
-        every_n_epochs: int | None = None,
-        bank: str | None = None,
         **kwargs: Any,
     ) -> None:
-        leave_out(kwargs, "MILE")
-        if every_n_epochs is None:
-            every_n_steps = every_n_steps or 1
-        method = methods.MILE(prior_std, keeping(burn_in, every_n_steps, every_n_epochs, bank))
         super().__init__(
-            network=network, method=method, members=members, optimizer=optimizer,
-            lr_scheduler=None, lr_interval="epoch", member_rates=None, **kwargs,
-        )  # fmt: skip
+            network=network, members=members, optimizer=optimizer, **self.arguments(**kwargs)
+        )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import epochs_of
-from lightning_bnn.modules.part import Bayesian
+from lightning_bnn.modules.core import Core
 from lightning_bnn.samplers import EnergySampler, Langevin
 
 __all__ = [
@@ -25,7 +25,7 @@ _PROBES = ((3, 4, 5), (3, 4))
 _SCALES = (1e-3, 1.0, 1e3)
 
 
-def configured_optimizers(module: Bayesian) -> Any:
+def configured_optimizers(module: Core) -> Any:
     """One optimizer for all members, if it does not mix them, and its schedule.
 
     Args:
@@ -36,14 +36,15 @@ def configured_optimizers(module: Bayesian) -> Any:
     optimizer: Any = None
     if module.method.trains:
         optimizer = module.make_optimizer([p for p in module.parameters() if p.requires_grad])
-    module.method.check_optimizer(optimizer)
     if isinstance(optimizer, Langevin | EnergySampler) and module.population.rates is not None:
         raise ValueError("`member_rates` are for optimizers, not for samplers.")
     scheduler = None if module.make_scheduler is None else module.make_scheduler(optimizer)
     trainer = trainer_of(module)
     epochs = 0 if trainer is None else epochs_of(trainer)
     resumed = trainer is not None and trainer.ckpt_path is not None
-    scheduler = module.method.schedule_rates(module.state, optimizer, scheduler, epochs, resumed)
+    scheduler = module.method.configure_optimizer(
+        module.state, optimizer, module.run, scheduler, epochs, resumed
+    )
     if scheduler is None:
         return optimizer
     watched = getattr(scheduler, "monitor", "val/nll")

@@ -9,8 +9,8 @@ from torch import nn
 
 from lightning_bnn import methods, samplers
 from lightning_bnn.methods.kept_networks import KeptNetworks
+from lightning_bnn.modules.arguments import joint_arguments
 from lightning_bnn.modules.bayesian import Bayesian
-from lightning_bnn.modules.kept_in_bank import keeping
 
 __all__ = ["SGHMC"]
 
@@ -27,16 +27,9 @@ class SGHMC(Bayesian):
     Args:
         network: gives the computation, and where the first chain starts.
         members: how many chains.
-        prior_std: standard deviation of a Gaussian prior over all weights; None leaves it to
-            ``prior_precision`` or ``weight_decay`` of the sampler.
         optimizer: makes the sampler, given parameters.
-        burn_in: nothing is kept of the first so many steps (or epochs).
-        every_n_steps: how often the members are kept, in steps.
-        every_n_epochs: the same in epochs; by default after each.
-        bank: folder to keep them in, instead of in memory and in the checkpoints.
-        max_loss: members above it are left out, see `DeepEnsemble`.
-        restarts: how often a member that has diverged begins anew, see `DeepEnsemble`.
-        **kwargs: what every module takes, see `Bayesian`.
+        **kwargs: of the method, see `lightning_bnn.methods.SGMCMC`, and of every module, see
+            `Bayesian`.
 
     References:
         | Stochastic Gradient Hamiltonian Monte Carlo (Chen et al., 2014)
@@ -57,24 +50,15 @@ class SGHMC(Bayesian):
     networks: nn.Module
     samples: KeptNetworks
 
+    arguments = staticmethod(joint_arguments(methods.SGMCMC, Bayesian))
+
     def __init__(
         self,
         network: nn.Module,
         members: int = 1,
-        prior_std: float | None = 1.0,
         optimizer: OptimizerCallable = samplers.SGHMC,
-        burn_in: int = 0,
-        every_n_steps: int | None = None,
-        every_n_epochs: int | None = None,
-        bank: str | None = None,
-        max_loss: float | None = None,
-        restarts: int = 0,
         **kwargs: Any,
     ) -> None:
-        method = methods.SGMCMC(
-            prior_std, keeping(burn_in, every_n_steps, every_n_epochs, bank), max_loss=max_loss,
-            restarts=restarts,
-        )  # fmt: skip
         super().__init__(
-            network=network, method=method, members=members, optimizer=optimizer, **kwargs
+            network=network, members=members, optimizer=optimizer, **self.arguments(**kwargs)
         )

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import ends
 from lightning_bnn.methods.health import Diverged
-from lightning_bnn.modules.part import Bayesian
+from lightning_bnn.modules.core import Core
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Dropout, Empirical, Posterior, Predictor
 from lightning_bnn.posteriors.empirical import spread
@@ -21,7 +21,7 @@ from lightning_bnn.posteriors.empirical import spread
 __all__ = ["divergence_state", "shared_predictor", "take_share", "take_whole"]
 
 
-def take_share(module: Bayesian, first: int, last: int) -> None:
+def take_share(module: Core, first: int, last: int) -> None:
     """Let a module go of all members but some.
 
     Args:
@@ -41,7 +41,7 @@ def take_share(module: Bayesian, first: int, last: int) -> None:
         module.divergence.take_share(first, last)
 
 
-def take_whole(module: Bayesian, gather: Callable[[Tensor], Tensor]) -> None:
+def take_whole(module: Core, gather: Callable[[Tensor], Tensor]) -> None:
     """Let a module have the members of all processes again.
 
     Args:
@@ -55,7 +55,7 @@ def take_whole(module: Bayesian, gather: Callable[[Tensor], Tensor]) -> None:
     module.population.take_whole()
 
 
-def divergence_state(module: Bayesian, gather: Callable[[Tensor], Tensor] | None) -> dict[str, Any]:
+def divergence_state(module: Core, gather: Callable[[Tensor], Tensor] | None) -> dict[str, Any]:
     """Who has diverged, also among the members of other processes.
 
     Args:
@@ -80,23 +80,27 @@ class _Part(NamedTuple):
     order: Tensor | None = None
 
 
-def shared_predictor(module: Bayesian, generator: torch.Generator) -> Predictor:
+def shared_predictor(
+    module: Core, posterior_here: Callable[[], Posterior], generator: torch.Generator
+) -> Predictor:
     """Predicts with the members of all processes; every process must call it.
 
     Args:
         module: has a share of the members.
+        posterior_here: the posterior of the members that are here.
         generator: the same on all processes.
     """
-    assert module.share is not None
+    share = module.population.share
+    assert share is not None
     strategy: Any = module.trainer.strategy
     well = torch.zeros(module.members, dtype=torch.long, device=module.device)
     with contextlib.suppress(Diverged):  # their process leaves the predictions to others
         well[module.healthy()] = 1
     everyone = strategy.gather_members(well)
-    before, total = int(everyone[: module.share.first].sum()), int(everyone.sum())
+    before, total = int(everyone[: share.first].sum()), int(everyone.sum())
     if total == 0:
         module.healthy()  # says why
-    posterior = module.judging.posterior() if int(well.sum()) else None
+    posterior = posterior_here() if int(well.sum()) else None
     part = _part_of(posterior, before, int(well.sum()), total, module, generator)
     here = part.predictor or _nothing_like(module.member_stack(), module.run.chunk_size)
 
@@ -112,7 +116,7 @@ def _part_of(
     before: int,
     here: int,
     total: int,
-    module: Bayesian,
+    module: Core,
     generator: torch.Generator,
 ) -> _Part:
     """The draws of the members that are here, by what they are draws of."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lightning_bnn import methods
 from lightning_bnn.methods.kept_networks import InMemory
+from lightning_bnn.modules.arguments import joint_arguments
 from lightning_bnn.modules.bayesian import Bayesian
 
 __all__ = ["SWAG"]
@@ -27,19 +28,8 @@ class SWAG(Bayesian):
     Args:
         network: gives the computation; it is copied, not changed.
         members: how many runs.
-        prior_std: standard deviation of a Gaussian prior over all weights; None leaves
-            regularisation to the optimizer's weight decay.
-        start: epoch after which weights are collected, and the rate rises; by default half of the
-            run.
-        every_n_epochs: how often they are collected.
-        swa_lr: the high rate; by default the schedule of the rate goes on, which should then end at
-            a rate at which the weights still move.
-        ramp: epochs until the high rate is reached.
-        rank: how many deviations are kept.
-        scale: multiplies the covariance; 1 is the paper's, 2 s what its code calls s.
-        max_loss: members above it are left out, see `DeepEnsemble`.
-        restarts: how often a member that has diverged begins anew, see `DeepEnsemble`.
-        **kwargs: what every module takes, see `Bayesian`.
+        **kwargs: of the method, see `lightning_bnn.methods.SWAG`, and of every module, see
+            `Bayesian`.
 
     References:
         | A Simple Baseline for Bayesian Uncertainty in Deep Learning (Maddox et al., 2019)
@@ -61,25 +51,9 @@ class SWAG(Bayesian):
     collected: Tensor
     last: InMemory
 
-    def __init__(
-        self,
-        network: nn.Module,
-        members: int = 1,
-        prior_std: float | None = None,
-        start: int | None = None,
-        every_n_epochs: int = 1,
-        swa_lr: float | None = None,
-        ramp: int = 5,
-        rank: int = 20,
-        scale: float = 1.0,
-        max_loss: float | None = None,
-        restarts: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        method = methods.SWAG(
-            prior_std, start, every_n_epochs, swa_lr, ramp, rank, scale, max_loss=max_loss,
-            restarts=restarts,
-        )  # fmt: skip
-        super().__init__(network=network, method=method, members=members, **kwargs)
-        if swa_lr is not None and self.lr_interval == "step":
+    arguments = staticmethod(joint_arguments(methods.SWAG, Bayesian))
+
+    def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
+        super().__init__(network=network, members=members, **self.arguments(**kwargs))
+        if self.method.swa_lr is not None and self.lr_interval == "step":
             raise ValueError("`swa_lr` needs `lr_interval='epoch'`: its ramp counts epochs.")

@@ -1,24 +1,29 @@
-"""The training batches, outside of training too: for statistics, curvatures and full gradients."""
+"""The training data: how many there are, and all batches for curvatures and statistics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from itertools import islice
 from typing import Any
 
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
-from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 
 from lightning_bnn._compat import trainer_of
+from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.methods import Batch
-from lightning_bnn.modules.data_size import in_order
-from lightning_bnn.modules.network_inputs import batch_for
-from lightning_bnn.modules.part import Bayesian
+from lightning_bnn.modules.core import Core
 from lightning_bnn.randomness import keyed_randomness
 
-__all__ = ["TrainingData", "moved_by"]
+__all__ = ["TrainingData", "batch_for", "data_size", "in_order", "moved_by"]
 
 
 class TrainingData:
@@ -32,7 +37,7 @@ class TrainingData:
         source: a train loader, or a datamodule.
     """
 
-    def __init__(self, module: Bayesian, source: Any) -> None:
+    def __init__(self, module: Core, source: Any) -> None:
         self.module, self.source = module, source
 
     def __iter__(self) -> Iterator[Batch]:
@@ -54,7 +59,7 @@ class TrainingData:
                 yield batch
 
 
-def moved_by(module: Bayesian, datamodule: Any = None) -> Callable[[Any], Any]:
+def moved_by(module: Core, datamodule: Any = None) -> Callable[[Any], Any]:
     """How a batch gets to the device, and through the hooks of whom it comes from.
 
     Args:
@@ -70,7 +75,7 @@ def moved_by(module: Bayesian, datamodule: Any = None) -> Callable[[Any], Any]:
     return lambda batch: trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
-def _limit(module: Bayesian, loader: Any) -> int | None:
+def _limit(module: Core, loader: Any) -> int | None:
     """Batches of an epoch: of streams, of loaders whose other batches never come, of trials."""
     trainer = trainer_of(module)
     if trainer is None:
@@ -82,9 +87,64 @@ def _limit(module: Bayesian, loader: Any) -> int | None:
     return int(batches) if cut and math.isfinite(batches) and batches > 0 else None
 
 
-def _gathered(module: Bayesian, value: Any) -> Any:
+def _gathered(module: Core, value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     gathered = module.all_gather(value)
     assert isinstance(gathered, Tensor)
     return gathered.flatten(0, 1)
+
+
+def data_size(loader: Any, batches: int | float | None = None) -> int:
+    """Number of different examples that a loader gives, over all processes and epochs.
+
+    Args:
+        loader: what the trainer has for training.
+        batches: how many batches of an epoch are used. A loader that shuffles gives other examples
+            in every epoch, so this only matters for those that do not.
+    """
+    dataset = getattr(loader, "dataset", None)
+    batched = isinstance(loader, DataLoader) and loader.batch_size is None
+    batched = batched and loader.batch_sampler is None
+    if batched or not isinstance(dataset, Sized):
+        raise ValueError(
+            f"`num_data` cannot be read from {type(loader).__name__}, which has no data set whose "
+            "length counts examples: pass the number of training examples to the module."
+        )
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, SubsetRandomSampler):
+        return len(sampler)
+    if in_order(loader) and batches is not None:
+        size = getattr(loader, "batch_size", None)
+        if size is not None and batches * size < len(dataset):
+            return int(batches * size)
+    return len(dataset)
+
+
+def in_order(loader: Any) -> bool:
+    """Whether a loader gives the same batches in every epoch."""
+    sampler = getattr(loader, "sampler", None)
+    return isinstance(sampler, SequentialSampler) or getattr(loader, "training", None) is False
+
+
+def batch_for(module: Core, raw: Any, number: int = 0) -> Batch:
+    """A batch of a loader as methods take it.
+
+    Args:
+        module: says what is input and what is target.
+        raw: of the loader; of a `MemberBatch` the examples of the members that are here.
+        number: how many batches of the run came before.
+    """
+    inputs, targets = module.inputs_and_targets(raw)
+    batch = Batch(module.cast(inputs), targets, isinstance(raw, MemberBatch), number)
+    share = module.population.share
+    if not batch.per_member:
+        return batch
+    if share is not None and len(targets) == share.everyone:
+        return batch.of(slice(share.first, share.last))
+    if len(targets) != module.members:
+        raise ValueError(
+            f"A batch has examples for {len(targets)} members, the module has {module.members}: "
+            "give the data as many `orders`."
+        )
+    return batch

@@ -125,6 +125,11 @@ class LaplaceGaussian(Posterior):
 
     # -------------------------------------------------------- the Gaussian
     @property
+    def is_linearised(self) -> bool:
+        """Whether its samples, run as networks, predict other than it does."""
+        return self.prediction == "linearised" and self.last_layer is None
+
+    @property
     def blocks(self) -> list[CurvatureBlock]:
         """The curvature that the posterior was made with."""
         parts = self.curvature.tensors()

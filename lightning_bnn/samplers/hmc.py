@@ -149,6 +149,10 @@ class HMC(EnergySampler):
         draw = torch.rand((), generator=generator, device=generator.device)
         return 1 + group["jitter"] * (2 * float(draw) - 1)
 
+    def metrics(self) -> dict[str, Tensor | float]:
+        """Numbers that are worth logging, after a transition."""
+        return {"acceptance": self.acceptance.mean(), "step_size": self.step_size}
+
     def _adapt(self, group: dict[str, Any], acceptance: float) -> None:
         """Dual averaging of the logarithm of the step size."""
         step = group["step"]

@@ -132,6 +132,15 @@ class MCLMC(EnergySampler):
         """How many steps of every chain were undone since the adaptation, as not finite."""
         return self._known("failed")
 
+    def metrics(self) -> dict[str, Tensor]:
+        """Numbers that are worth logging, means over the chains of what is known by now."""
+        known = {
+            "energy_variance": self.energy_variances,
+            "step_size": self.step_sizes,
+            "memory_length": self.lengths,
+        }
+        return {name: values.mean() for name, values in known.items() if values.isfinite().any()}
+
     def _known(self, name: str) -> Tensor:
         lists = self.param_groups[0]["tuning"]
         return torch.tensor(lists.get(name, []), dtype=torch.float64)

@@ -107,6 +107,10 @@ class SGHMC(Langevin):
             _accelerate(group, fresh, *tensors)
         torch._foreach_add_(values, velocities, alpha=math.sqrt(group["lr"]))
 
+    def metrics(self) -> dict[str, Tensor]:
+        """Numbers that are worth logging, once there are momenta."""
+        return {"kinetic_temperature": self.kinetic_temperature()} if self.state else {}
+
     def kinetic_temperature(self) -> Tensor:
         r"""Mean energy of the momenta, :math:`N (1 + \mu) v^2 / (2 \eta)`.
 

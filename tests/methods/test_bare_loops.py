@@ -9,7 +9,7 @@ from lightning.fabric import Fabric
 from module_cases import Blobs, dropping, network
 
 from lightning_bnn import methods, params, samplers
-from lightning_bnn.methods import Batch, Fit, Progress, Run
+from lightning_bnn.methods import Batch, Fit, Keeping, Progress, Purpose, Run
 from lightning_bnn.posteriors import Dropout
 
 STEPS, PER_EPOCH, ROWS = 36, 6, 10
@@ -18,13 +18,13 @@ ALL = [Batch((X[k : k + ROWS],), Y[k : k + ROWS], number=k // ROWS) for k in ran
 METHODS = {
     "ensemble": (lambda: methods.DeepEnsemble(prior_std=1.0), None),
     "mfvi": (methods.MFVI, None),
-    "symmetrized": (lambda: methods.SymmetrizedVI(methods.MFVI()), None),
+    "symmetrized": (methods.SymmetrizedVI, None),
     "swag": (lambda: methods.SWAG(start=2, rank=4), None),
     "dropout": (methods.MCDropout, None),
     "laplace": (lambda: methods.Laplace("diag", prior_std=1.0), None),
     "sgmcmc": (methods.SGMCMC, lambda p: samplers.SGHMC(p, lr=0.05, num_data=len(X), seed=0)),
     "mile": (
-        methods.MILE,
+        lambda: methods.MILE(keeping=Keeping(burn_in=10)),
         lambda p: samplers.MCLMC(p, 0.1, 1, descent_steps=5, adapt_steps=5, seed=0),
     ),
     "hmc": (methods.HMC, lambda p: samplers.HMC(p, 0.03, 3, adapt_steps=10, seed=0)),
@@ -40,9 +40,8 @@ def nll(probabilities):
 
 
 def prediction(method, state, net, run):
-    method.set_example(state, (X[:2],), run)
-    posterior = method.posterior(state)
-    outputs = posterior.predict(net.eval(), X, method.count(posterior, 30))
+    posterior = method.posterior(state, run, Purpose(predicts=True))
+    outputs = posterior.predict(net.eval(), X, getattr(posterior, "size", 30))
     return outputs.softmax(-1).mean(0)
 
 
@@ -51,18 +50,18 @@ def trained(name, backward):
     torch.manual_seed(0)
     net, (make, optimizer) = network(), METHODS[name]
     net = dropping(net) if name == "dropout" else net
-    method, run = make(), Run(net, num_data=len(X))
+    method, run = make(), Run(net, num_data=len(X), example=lambda: (X[:2],))
     state = method.init(net, params.populate(net, 2, torch.Generator().manual_seed(1)))
     moving = (optimizer or adam)([p for p in state.parameters() if p.requires_grad])
-    method.check(run.likelihood)
-    method.check_optimizer(moving)
-    method.schedule_rates(state, moving, None, STEPS / PER_EPOCH, False)
+    method.configure_optimizer(state, moving, run, None, STEPS / PER_EPOCH)
     before = prediction(method, state, net, run)
     net.train()
-    method.begin(state, Fit(epochs=STEPS / PER_EPOCH, optimizer=moving, batches=lambda: ALL), run)
+    method.before_fit(
+        state, Fit(epochs=STEPS / PER_EPOCH, optimizer=moving, batches=lambda: ALL), run
+    )
     for step in range(STEPS):
         if method.takes_all_data:
-            method.step(state, run, moving.step)
+            method.transition(state, run, moving.step)
         else:
             moving.zero_grad()
             backward(method.losses(state, ALL[step % PER_EPOCH], run)["loss"].sum())
@@ -70,8 +69,8 @@ def trained(name, backward):
         ends = (step + 1) % PER_EPOCH == 0
         method.after_step(state, Progress(step + 1, step // PER_EPOCH, ends, moving), run)
     method.at_end(state, ALL, run)
-    method.close(state, run)
-    return before, prediction(method, state, net, run), method.posterior(state), state
+    method.after_fit(state, run)
+    return before, prediction(method, state, net, run), method.posterior(state, run), state
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -17,7 +17,7 @@ X, Y = Blobs().load().train
 ALL = [Batch((X[k : k + 10],), Y[k : k + 10], number=k // 10) for k in range(0, len(X), 10)]
 KINDS = {
     "mfvi": methods.MFVI,
-    "symmetrized": lambda **options: methods.SymmetrizedVI(methods.MFVI(**options)),
+    "symmetrized": methods.SymmetrizedVI,
 }
 
 
@@ -32,7 +32,7 @@ def begun(kind="mfvi", fit=None, net=None, members=2, **options):
     method, messages = KINDS[kind](**options), []
     run = Run(net, num_data=len(X), inform=messages.append, warn=messages.append)
     found = method.init(net, params.populate(net, members, torch.Generator().manual_seed(1)))
-    method.begin(found, fit or Fit(epochs=9, epoch_steps=6, batches=lambda: ALL), run)
+    method.before_fit(found, fit or Fit(epochs=9, epoch_steps=6, batches=lambda: ALL), run)
     return method, found, run, messages
 
 
@@ -142,7 +142,7 @@ def test_the_start_grows_with_the_noise_of_the_data():
         method = methods.MFVI(init_std="auto")
         run = Run(net, Gaussian(std=noise), num_data=200, inform=lambda _: None)
         found = method.init(net, params.populate(net, 1, torch.Generator().manual_seed(1)))
-        method.begin(found, Fit(batches=lambda: [Batch((x,), y)]), run)
+        method.before_fit(found, Fit(batches=lambda: [Batch((x,), y)]), run)
         starts.append(found.notes["init_std"])
     assert starts == sorted(starts)
     assert starts[0] <= 0.01
@@ -157,7 +157,7 @@ def test_one_race_only(monkeypatch):
     trainer(max_epochs=1).fit(module, Blobs())  # another fit goes on with what was trained
     module.state.log_std.data.fill_(math.log(0.01))
     method = module.method
-    method.begin(module.state, Fit(anew=False, batches=lambda: ALL), module.run)
+    method.before_fit(module.state, Fit(anew=False, batches=lambda: ALL), module.run)
     assert len(races) == 1
 
 
@@ -178,7 +178,7 @@ def test_statistics_and_likelihoods_do_not_move(kind):
     found = method.init(net, params.populate(net, 1))
     before = {n: t.clone() for n, t in {**found.stack(), **likelihood.state_dict()}.items()}
     data = [Batch((X,), torch.nn.functional.one_hot(Y).float())]
-    method.begin(found, Fit(batches=lambda: data), run)
+    method.before_fit(found, Fit(batches=lambda: data), run)
     after = {**found.stack(), **likelihood.state_dict()}
     assert all(torch.equal(after[n], t) for n, t in before.items())
     assert likelihood.log_std.grad is None

@@ -25,7 +25,7 @@ class Breaks(L.Callback):
 
     def on_train_batch_end(self, trainer, module, *_):
         if trainer.global_step == self.after:
-            for p in module.stacked_parameters():
+            for p in module.state.parameters():
                 p.data[self.members] = torch.nan
 
 

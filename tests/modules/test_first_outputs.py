@@ -51,10 +51,10 @@ def test_what_was_trained_elsewhere_is_looked_at_in_a_test():
 def test_targets_of_a_regression_may_sum_to_one():
     net = nn.Sequential(*network(), nn.Softmax(-1))
     module = DeepEnsemble(net, members=2, likelihood=Gaussian())
-    assert module.nll(torch.eye(3)[None], torch.eye(3)).isfinite().all()
+    assert module.run.nll(torch.eye(3)[None], torch.eye(3)).isfinite().all()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        module.nll(net(torch.randn(5, 6))[None], torch.zeros(5, 3))
+        module.run.nll(net(torch.randn(5, 6))[None], torch.zeros(5, 3))
 
 
 # ------------------------------------------------------------ types

@@ -98,7 +98,6 @@ def test_chains_start_from_trained_networks(tmp_path):
             lambda: HMC(network(), optimizer=samplers.MCLMC).configure_optimizers(),
             "`optimizer` MCLMC is not lightning_bnn.samplers.HMC",
         ),
-        (lambda: MILE(network(), restarts=2), "`restarts` means nothing to MILE"),
     ],
 )
 def test_bad_input(make, message):

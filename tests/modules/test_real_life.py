@@ -15,7 +15,7 @@ from lightning_bnn import _compat
 from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Categorical, Gaussian, IsotropicGaussianPrior
 from lightning_bnn.modules import MFVI, DeepEnsemble, MCDropout, SymmetrizedVI
-from lightning_bnn.modules.data_size import data_size
+from lightning_bnn.modules.training_data import data_size
 from lightning_bnn.posteriors.permanents import log_bethe
 
 pytestmark = pytest.mark.filterwarnings("ignore")

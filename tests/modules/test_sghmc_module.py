@@ -205,8 +205,8 @@ def test_a_trainer_that_is_used_again_has_nothing_to_say(tmp_path, caplog):
     run = trainer(max_epochs=1)
     run.fit(module, Blobs())
     run.validate(module, Blobs(), verbose=False)
-    assert not [r for r in caplog.records if "ReleasesFiles" in r.getMessage()]
-    assert sum(type(c).__name__ == "ReleasesFiles" for c in run.callbacks) == 1
+    assert not [r for r in caplog.records if "EndsFit" in r.getMessage()]
+    assert sum(type(c).__name__ == "EndsFit" for c in run.callbacks) == 1
     run.callbacks.append(Broken())  # another module, in which something goes wrong
     run.fit_loop.max_epochs = 3
     with pytest.raises(RuntimeError, match="broken"):
