@@ -52,13 +52,13 @@ class Dimensions:
     def scaling_dof(self) -> int:
         """Number of independent positive factors."""
         parts = [p.parts for p in self.reading.parameters.values()]
-        return degrees_of_freedom(parts, self.scales, "rational")
+        return degrees_of_freedom(parts, self.reading.system.scales, self.scales, "rational")
 
     @property
     def sign_dof(self) -> int:
         """Number of independent sign flips."""
         parts = [p.parts for p in self.reading.parameters.values()]
-        return degrees_of_freedom(parts, self.signs, "two")
+        return degrees_of_freedom(parts, self.reading.system.signs, self.signs, "two")
 
     @cached_property
     def linear(self) -> list[Mixing]:

@@ -8,17 +8,21 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from lightning_bnn.symmetry.dimensions.system import Equation
-from lightning_bnn.symmetry.dimensions.values import Ints, Part
+from lightning_bnn.symmetry.dimensions.values import Ints, Part, distinct_rows
 
-__all__ = ["Field", "Row", "Units", "connected", "degrees_of_freedom", "rank"]
+__all__ = ["Field", "Row", "Units", "connected", "degrees_of_freedom"]
 
 Field = Literal["rational", "two"]
 Row = dict[int, Fraction]
 """A linear combination: coefficients by variable, none of them zero."""
+
+_Terms = tuple[Ints, Ints]
+"""Labels, one equation a row, and their integer coefficients; label 0 stands for nothing."""
 
 
 def connected(pairs: Sequence[Ints], count: int) -> Ints:
@@ -31,41 +35,36 @@ def connected(pairs: Sequence[Ints], count: int) -> Ints:
 class Units:
     """The solutions of a system: every label in terms of free variables.
 
-    Labels that an equation makes equal are joined first, by connected components; the few equations
-    that remain are eliminated with sparse rows.
+    Labels that an equation makes equal, or opposite, are joined first, by connected components of a
+    graph that has every label twice, once for each sign; what remains is shortened by that, and
+    joined again. The few equations that never become so short are eliminated with sparse rows.
     """
 
     def __init__(self, equations: Sequence[Equation], count: int, over: Field) -> None:
-        self._over = over
-        fixed = Equation(np.zeros((1, 1), np.int64), (Fraction(1),), -1)
-        equations = [e for e in (*equations, fixed) if len(e.labels)]
-        self._root = connected([e.labels for e in equations if self._joins(e)], count)
+        self._over, self.count = over, count
+        self._root, self._sign = np.arange(count), np.ones(count, np.int64)
         self._solved: dict[int, Row] = {}
         self._known: dict[int, Row] = {}
-        rows = {
-            frozenset(row.items())
-            for e in equations
-            if not self._joins(e)
-            for row in self._rows(e)
-            if row
-        }
+        whole = [_terms(e, over) for e in equations if len(e.labels)]
+        left = [self._replaced(terms, self._root, self._sign) for terms in whole]
+        while any(self._short(terms).any() for terms in left):
+            left = self._joined(left)
+        rows = {frozenset(row.items()) for terms in left for row in self._rows(terms) if row}
         for items in sorted(rows, key=lambda r: (len(r), sorted(v for v, _ in r))):
             self._eliminate(self._reduced(dict(items)))
 
     def of(self, label: int) -> Row:
         """The unit of a label in terms of free variables; empty where it is one."""
-        root = int(self._root[label])
+        root, sign = int(self._root[label]), int(self._sign[label])
         if root not in self._known:
-            self._known[root] = self._reduced({root: Fraction(1)})
-        return self._known[root]
+            self._known[root] = self._reduced({root: Fraction(1)}) if root else {}
+        row = self._known[root]
+        return row if sign > 0 else {v: -c for v, c in row.items()}
 
-    def _joins(self, equation: Equation) -> bool:
-        c = equation.coefficients
-        return len(c) == 2 and (self._over == "two" or c[0] + c[1] == 0)
-
-    def _rows(self, equation: Equation) -> Iterable[Row]:
-        for labels in np.unique(self._root[equation.labels], axis=0).tolist():
-            yield self.added({v: c} for v, c in zip(labels, equation.coefficients, strict=True))
+    @property
+    def free(self) -> int:
+        """The number of free variables."""
+        return len(np.unique(self._root)) - 1 - len(self._solved)
 
     def added(self, rows: Iterable[Row]) -> Row:
         """The sum of linear combinations."""
@@ -75,6 +74,65 @@ class Units:
                 value = total.get(v, Fraction(0)) + c
                 total[v] = value % 2 if self._over == "two" else value
         return {v: c for v, c in total.items() if c}
+
+    # -------------------------------------------------------------- labels that are joined
+    def _short(self, terms: _Terms) -> NDArray[np.bool_]:
+        """Which equations make one label vanish, or two equal up to sign."""
+        labels, sizes = terms[0], np.abs(terms[1])
+        live = (labels > 0).sum(1)
+        return (live == 1) | ((live == 2) & (sizes.max(1) * 2 == sizes.sum(1)))
+
+    def _joined(self, left: Sequence[_Terms]) -> list[_Terms]:
+        """Join labels by all equations that are short enough; return the others, shortened."""
+        count = self.count
+        edges = [np.array([[0, count]])]
+        rest = []
+        for labels, c in left:
+            short = self._short((labels, c))
+            rest.append((labels[~short], c[~short]))
+            ends = np.sort(np.where(labels[short] > 0, np.arange(labels.shape[1]), -1), 1)[:, -2:]
+            ends = np.concatenate([np.full((len(ends), 2 - ends.shape[1]), -1), ends], 1)
+            rows = np.arange(len(ends))[:, None]
+            at = np.where(ends < 0, 0, labels[short][rows, ends])
+            same = (np.where(ends < 0, 1, c[short][rows, ends]) > 0).sum(1) != 1
+            same &= self._over == "rational"
+            a, b = at[:, 0], at[:, 1]
+            edges += [
+                np.stack([a, b + count * same], 1),
+                np.stack([a + count, b + count * ~same], 1),
+            ]
+        both = connected(edges, 2 * count)
+        first = np.full(2 * count, 2 * count)
+        np.minimum.at(first, both, np.arange(2 * count))
+        plus, minus = first[both[:count]], first[both[count:]]
+        is_zero = plus == minus
+        root = np.where(is_zero, 0, np.minimum(plus, minus))
+        sign = np.where(is_zero | (plus < minus), 1, -1)
+        self._sign = self._sign * sign[self._root]
+        self._root = root[self._root]
+        return [self._replaced(terms, root, sign) for terms in rest if len(terms[0])]
+
+    def _replaced(self, terms: _Terms, root: Ints, sign: Ints) -> _Terms:
+        """Equations of the representatives, each once, with one term for each of them."""
+        labels, c = terms
+        c = c * sign[labels]
+        labels = root[labels]
+        order = np.argsort(labels, 1, kind="stable")
+        labels, c = np.take_along_axis(labels, order, 1), np.take_along_axis(c, order, 1)
+        for k in range(1, labels.shape[1]):
+            same = labels[:, k] == labels[:, k - 1]
+            c[same, k] += c[same, k - 1]
+            labels[same, k - 1] = 0
+        c = c % 2 if self._over == "two" else c
+        labels, c = np.where(c == 0, 0, labels), np.where(labels == 0, 0, c)
+        rows = distinct_rows([*labels.T, *c.T])
+        rows = rows[(rows[:, : labels.shape[1]] > 0).any(1)]
+        return rows[:, : labels.shape[1]], rows[:, labels.shape[1] :]
+
+    # -------------------------------------------------------------- elimination
+    def _rows(self, terms: _Terms) -> Iterable[Row]:
+        for labels, c in zip(terms[0].tolist(), terms[1].tolist(), strict=True):
+            yield {v: Fraction(k) for v, k in zip(labels, c, strict=True) if v}
 
     def _reduced(self, row: Row) -> Row:
         result: Row = {}
@@ -94,34 +152,39 @@ class Units:
             self._solved[newest] = {w: -k / c for w, k in row.items()}
 
 
-def rank(rows: Iterable[Row], over: Field) -> int:
-    """The number of independent linear combinations."""
-    pivots: dict[int, Row] = {}
-    for start in rows:
-        row = dict(start)
-        while row:
-            v = min(row)
-            if v not in pivots:
-                pivots[v] = row
-                break
-            factor = row[v] / pivots[v][v]
-            for w, k in pivots[v].items():
-                value = row.get(w, Fraction(0)) - factor * k
-                row[w] = value % 2 if over == "two" else value
-                if not row[w]:
-                    del row[w]
-    return len(pivots)
+def _terms(equation: Equation, over: Field) -> _Terms:
+    """The rows of an equation with whole coefficients."""
+    shared = np.lcm.reduce([c.denominator for c in equation.coefficients])
+    whole = [int(c * int(shared)) for c in equation.coefficients]
+    c = np.broadcast_to(np.array(whole, np.int64), equation.labels.shape)
+    return equation.labels.astype(np.int64), c % 2 if over == "two" else c
 
 
-def degrees_of_freedom(parameters: Iterable[Sequence[Part]], units: Units, over: Field) -> int:
-    """In how many independent ways a system acts on the entries of the parameters."""
-    rows = set()
-    for parts in parameters:
-        full = [t.numpy().ravel() for t in torch.broadcast_tensors(*(x.labels for x in parts))]
-        at = np.unique(np.concatenate([np.unique(t, return_index=True)[1] for t in full]))
-        for labels in np.unique(np.stack([t[at] for t in full], 1), axis=0).tolist():
-            acts = [x for x in parts if (x.power if over == "rational" else x.parity)]
-            own = [v for v, x in zip(labels, parts, strict=True) if x in acts]
-            rows.add(frozenset(units.added(units.of(v) for v in own).items()))
-    ordered = sorted(rows, key=lambda r: (len(r), sorted(v for v, _ in r)))
-    return rank([dict(r) for r in ordered if r], over)
+def degrees_of_freedom(
+    parameters: Iterable[Sequence[Part]], equations: Sequence[Equation], units: Units, over: Field
+) -> int:
+    """In how many independent ways a system acts on the entries of the parameters.
+
+    What is lost where every entry must stay as it is.
+    """
+    still = [_still(parts, over) for parts in parameters]
+    return units.free - Units([*equations, *still], units.count, over).free
+
+
+def _still(parts: Sequence[Part], over: Field) -> Equation:
+    """The units of an entry cancel, for entries that every label of a part is met in."""
+    acting = [x for x in parts if (x.power if over == "rational" else x.parity)]
+    if not acting:
+        return Equation(np.zeros((0, 1), np.int64), (Fraction(1),), -1)
+    shape = torch.broadcast_shapes(*(x.labels.shape for x in acting))
+    places = np.concatenate([_first_places(x, shape) for x in acting])
+    index = tuple(places.T)
+    columns = [x.labels.expand(shape).numpy()[index] for x in acting]
+    ones = (Fraction(1),) * len(acting)
+    return Equation(np.stack(columns, 1).reshape(-1, len(acting)), ones, -1)
+
+
+def _first_places(part: Part, shape: Sequence[int]) -> Ints:
+    """Where each label of a part stands first."""
+    at = np.unique(part.labels.numpy(), return_index=True)[1]
+    return np.stack(np.unravel_index(at, part.labels.shape), 1).reshape(-1, len(shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -11,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["ZERO", "Ints", "Part", "Value", "compress", "label_rows", "occurrence", "with_dims"]
+__all__ = ["ZERO", "Ints", "Part", "Value", "compress", "distinct_rows", "label_rows",
+           "occurrence", "with_dims"]  # fmt: skip
 
 Ints = NDArray[np.int64]
 ZERO = -1
@@ -131,9 +133,26 @@ def compress(labels: Tensor) -> Tensor:
 
 def label_rows(*labels: Tensor) -> Ints:
     """Rows of labels that stand at one place, each once; places of padding are left out."""
-    flat = [np.ascontiguousarray(t.numpy()).ravel() for t in torch.broadcast_tensors(*labels)]
-    rows = np.stack(flat, 1)
-    return np.unique(rows[(rows >= 0).all(1)], axis=0)
+    rows = distinct_rows([t.numpy().ravel() for t in torch.broadcast_tensors(*labels)])
+    return rows[(rows >= 0).all(1)]
+
+
+def distinct_rows(columns: Sequence[Ints]) -> Ints:
+    """The rows of some columns, each once, in order: numbers of one row are packed into one."""
+    if not columns[0].size:
+        return np.zeros((0, len(columns)), np.int64)
+    lows = [int(c.min()) for c in columns]
+    spans = [int(c.max()) - low + 1 for c, low in zip(columns, lows, strict=True)]
+    if math.prod(spans) >= 2**62:
+        return np.unique(np.stack(columns, 1), axis=0)
+    code = np.zeros(columns[0].size, np.int64)
+    for column, low, span in zip(columns, lows, spans, strict=True):
+        code = code * span + (column - low)
+    code, rows = np.unique(code), []
+    for low, span in zip(reversed(lows), reversed(spans), strict=True):
+        code, digit = np.divmod(code, span)
+        rows.append(digit + low)
+    return np.stack(rows[::-1], 1)
 
 
 def occurrence(labels: Tensor) -> Tensor:
