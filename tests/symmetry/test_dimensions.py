@@ -13,11 +13,6 @@ from lightning_bnn.symmetry.dimensions.elements import exchanged, flipped, resca
 from lightning_bnn.symmetry.dimensions.engine import read
 
 CASES = [pytest.param(case, id=case.name) for case in cases.CASES]
-KEYS = pytest.mark.xfail(reason="half of the matrices inside heads of `nn.MultiheadAttention`")
-MATRICES = [
-    pytest.param(case, id=case.name, marks=KEYS if case.name == "tied transformer" else ())
-    for case in cases.CASES
-]
 
 
 def outputs(model, weights, x):
@@ -54,7 +49,7 @@ def test_it_finds_the_groups_of_discover(case, reading):
     assert found.sign_dof == symmetries.sign_dof
 
 
-@pytest.mark.parametrize("case", MATRICES)
+@pytest.mark.parametrize("case", CASES)
 def test_it_finds_the_matrices_of_discover(case, reading):
     *_, symmetries, found = reading(case)
     kinds = {}

@@ -56,6 +56,9 @@ def _unify_two(system: System, a: Value, b: Value) -> Value:
         system.balance([*ours, *((y, -1) for y in (*(p[1] for p in pairs), *right))])
     _meet_numbers(system, left, b, right)
     _meet_numbers(system, right, a, left)
+    told_apart = b.constant is None and all(b.varies[d] for x in left for d in x.dims)
+    if pairs and left and not right and told_apart:
+        result, left = [replace(y, is_free=False) for _, y in pairs], []
     result += _across(system, a, left, right) if left and right else [*left, *right]
     shape = torch.broadcast_shapes(a.shape, b.shape)
     varies = tuple(p or q for p, q in zip(a.varies, b.varies, strict=True))

@@ -96,10 +96,11 @@ def _add(
 
 def _codes(tensor: Tensor, uses: Sequence[_Use]) -> Codes | None:
     """None where the tensor is one matrix, or is not read exactly once."""
-    every = torch.cat([u.places.reshape(-1) for u in uses])
-    is_read_once = len(every) == tensor.numel() == len(torch.unique(every))
     is_plain = len(uses) == 1 and tensor.ndim < 3
-    if not is_read_once or is_plain or len({(u.places.ndim, u.lead) for u in uses}) > 1:
+    if is_plain or len({(u.places.ndim, u.lead) for u in uses}) > 1:
+        return None
+    every = torch.cat([u.places.reshape(-1) for u in uses])
+    if len(every) != tensor.numel() or not bool((every.bincount() == 1).all()):
         return None
     first = uses[0]
     ndim, lead = first.places.ndim, list(range(first.lead))

@@ -24,7 +24,7 @@ _RESHAPES = frozenset("view reshape _unsafe_view view_copy".split())
 MOVES = _RESHAPES | UNCHANGED | frozenset(
     "permute transpose t squeeze unsqueeze select slice flip roll narrow unbind split "
     "split_with_sizes diagonal as_strided unfold movedim pixel_shuffle pixel_unshuffle "
-    "channel_shuffle constant_pad_nd slice_scatter index".split()
+    "channel_shuffle constant_pad_nd slice_scatter index index_select".split()
 )  # fmt: skip
 
 
@@ -64,13 +64,28 @@ def _function(
         number = args[2] if len(args) > 2 else named.get("value", 0)
         if value.parts and number != 0:
             raise Unfollowed("padding by a number that is not zero")
-        return lambda t: torch.nn.functional.pad(t.expand(value.shape), rest[0], value=ZERO)
+        return lambda t: _padded(t, value.shape, rest[0])
     if name == "index":
         indices = [None if i is None else i.constant for i in args[1]]
         return lambda t: target(t.expand(value.shape), indices)
+    if name == "index_select":
+        return lambda t: target(t.expand(value.shape), rest[0], rest[1].constant)
     if name == "as_strided":
         return lambda t: target(t.expand(value.shape).contiguous(), *rest, **named)
     return lambda t: target(t.expand(value.shape), *rest, **named)
+
+
+def _padded(labels: Tensor, shape: Sequence[int], amounts: Sequence[int]) -> Tensor:
+    """Zeros around labels; along dimensions without labels they are entries like all others."""
+    pairs = [amounts[k : k + 2] for k in range(0, len(amounts), 2)]
+    own = []
+    for d, (before, after) in zip(range(len(shape) - 1, -1, -1), pairs, strict=False):
+        has_labels = labels.shape[d] == shape[d]
+        own += [before, after] if has_labels else [0, 0]
+    padded = torch.nn.functional.pad(labels, own, value=ZERO)
+    ends = [sum(p) for p in pairs[::-1]]
+    ends = [0] * (len(shape) - len(ends)) + ends
+    return padded.expand([n + k for n, k in zip(shape, ends, strict=True)])
 
 
 def _pieces(
@@ -181,6 +196,10 @@ def join(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) 
     values = [v for v in values if len(v.shape) == ndim]
     varies = [any(v.varies[k] for v in values) or k == d for k in range(ndim)]
     full = [v for v in values if not v.is_zero]
+    if all(v.parts and not any(d in p.dims for p in v.parts) for v in full):
+        narrow = [_first_of(v, d) for v in full]
+        same = unify(system, narrow)
+        return Value(tuple(shape), same.parts, None, tuple(varies))
     if len(full) == len(values):
         joined = _joined_part_by_part(system, values, d, shape)
         if joined is not None:
@@ -201,6 +220,13 @@ def join(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) 
             narrow = [t.narrow(k, 0, 1) for t in narrow]
     part = Part(compress(torch.cat(narrow, d)), power, parity)
     return Value(tuple(shape), (part,), None, tuple(varies))
+
+
+def _first_of(value: Value, d: int) -> Value:
+    """What stands first along a dimension without labels."""
+    shape, varies = list(value.shape), list(value.varies)
+    shape[d], varies[d] = 1, False
+    return Value(tuple(shape), value.parts, None, tuple(varies))
 
 
 def _joined_part_by_part(

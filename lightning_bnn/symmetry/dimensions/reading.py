@@ -190,7 +190,7 @@ class Reading:
     def _by_nature(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
         """A move, a product of matrices, a function of single numbers, or something to try."""
         name = operation_of(node)
-        if name in MOVES and (name != "index" or _is_constant_index(args[1])):
+        if name in MOVES and _is_constant_index(name, args):
             if name in UNCHANGED and not node.meta["val"].is_floating_point():
                 return self._measure(node, args, named, values)
             return move(self.system, node, args, named)
@@ -442,7 +442,8 @@ def _without_labels(size: Any) -> Any:
     return tree_map(lambda t: Value.of(t.shape) if isinstance(t, Tensor) else t, size)
 
 
-def _is_constant_index(indices: Sequence[Any]) -> bool:
+def _is_constant_index(name: str, args: Sequence[Any]) -> bool:
+    indices = {"index": args[1:2], "index_select": [args[2:]]}.get(name, [[]])[0]
     return all(i is None or i.constant is not None for i in indices)
 
 
