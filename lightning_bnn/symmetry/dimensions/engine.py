@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from lightning_bnn.symmetry.dimensions.exchanges import Exchanges, exchanges
 from lightning_bnn.symmetry.dimensions.export import operation_of, trace
-from lightning_bnn.symmetry.dimensions.matrices import Mixing, mixings
+from lightning_bnn.symmetry.dimensions.matrices import Mixing, Space, mixings, spaces
 from lightning_bnn.symmetry.dimensions.reading import Reading
 from lightning_bnn.symmetry.dimensions.scales import Units, degrees_of_freedom
 
@@ -61,9 +61,14 @@ class Dimensions:
         return degrees_of_freedom(parts, self.reading.system.signs, self.signs, "two")
 
     @cached_property
+    def spaces(self) -> list[Space]:
+        """The channels that matrices mix."""
+        return spaces(self.reading, self.exchanges, self.scales, self.signs)
+
+    @property
     def linear(self) -> list[Mixing]:
-        """The channels that groups of matrices mix."""
-        return mixings(self.reading, self.exchanges, self.scales, self.signs)
+        """The groups of matrices, equal ones counted together."""
+        return mixings(self.spaces)
 
     @property
     def frozen(self) -> list[str]:

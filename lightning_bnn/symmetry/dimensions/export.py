@@ -13,7 +13,7 @@ from torch.export import ExportedProgram, default_decompositions, export
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Program", "operation_of", "trace"]
+__all__ = ["Program", "decompose", "operation_of", "trace"]
 
 aten: Any = torch.ops.aten
 _WRITTEN_OUT = [
@@ -63,14 +63,21 @@ class Program(NamedTuple):
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> Program:
-    """Export a module, and write compound operations out as sums, products and functions."""
+    """Export a module, and decompose its program."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         exported = export(model, args, dict(named), strict=False)
-        table = default_decompositions()
-        table.update(get_decompositions(_WRITTEN_OUT))
-        for operation in _AS_THEY_ARE:
-            table.pop(operation, None)
+    return decompose(model, exported)
+
+
+def decompose(model: nn.Module, exported: ExportedProgram) -> Program:
+    """Write the compound operations of an exported module out as sums, products and functions."""
+    table = default_decompositions()
+    table.update(get_decompositions(_WRITTEN_OUT))
+    for operation in _AS_THEY_ARE:
+        table.pop(operation, None)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
         exported = exported.run_decompositions(table)
     output = next(n for n in exported.graph.nodes if n.op == "output")
     returned = [n for n in tree_leaves(output.args) if isinstance(n, Node)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from lightning_bnn.symmetry.dimensions.reading import Reading
 from lightning_bnn.symmetry.dimensions.scales import Units
 from lightning_bnn.symmetry.dimensions.values import Ints
 
-__all__ = ["Mixing", "mixings"]
+__all__ = ["Mixing", "Space", "mixings", "spaces"]
 
 
 class Mixing(NamedTuple):
@@ -25,26 +26,46 @@ class Mixing(NamedTuple):
     groups: int = 1
 
 
-def mixings(reading: Reading, exchanges: Exchanges, scales: Units, signs: Units) -> list[Mixing]:
+class Space(NamedTuple):
+    """Channels that one matrix mixes.
+
+    Attributes:
+        kind: the group of matrices.
+        rows: units in corresponding order, for every row of channels that the matrix acts on.
+        pairs: the labels of both sides of planes.
+    """
+
+    kind: str
+    rows: tuple[tuple[tuple[int, ...], ...], ...]
+    pairs: tuple[tuple[int, int], ...] = ()
+
+
+def mixings(spaces: Iterable[Space]) -> list[Mixing]:
     """The groups of matrices, equal ones counted together."""
+    counts = Counter((s.kind, 2 if s.pairs else len(s.rows[0])) for s in spaces)
+    return sorted(Mixing(kind, size, n) for (kind, size), n in counts.items())
+
+
+def spaces(
+    reading: Reading, exchanges: Exchanges, scales: Units, signs: Units
+) -> list[Space]:
+    """The channels that matrices mix; rows that share their signs are one space."""
     marked = {
         name: _marked(reading.system.marks.get(name, []), exchanges)
         for name in ("apart", "ones", "numbers")
     }
     label_of = _labels_by_class(reading, exchanges)
-    kinds: dict[tuple[str, int], int] = {}
-    for kind in _planes(reading, exchanges, marked, label_of, scales, signs):
-        kinds[kind, 2] = kinds.get((kind, 2), 0) + 1
+    found = _planes(reading, exchanges, marked, label_of, scales, signs)
     apart = marked["apart"] | marked["numbers"]
-    rows: dict[object, tuple[str, int]] = {}
+    rows: dict[object, list[tuple[tuple[int, ...], ...]]] = {}
     for group in exchanges.groups:
         units = [[x for x in unit if x < exchanges.class_count] for unit in group.units]
-        found = _row(units, group.units, apart, marked["ones"], label_of, scales, signs)
-        if found is not None:
-            rows[found[0]] = found[1]
-    for row in rows.values():
-        kinds[row] = kinds.get(row, 0) + 1
-    return sorted(Mixing(kind, size, count) for (kind, size), count in kinds.items())
+        key = _row(units, group.units, apart, marked["ones"], label_of, scales, signs)
+        if key is not None:
+            kind, order = key
+            ordered = tuple(tuple(units[k]) for k in order[1])
+            rows.setdefault((kind, order[0]), []).append(ordered)
+    return found + [Space(str(key[0]), tuple(own)) for key, own in rows.items()]  # type: ignore
 
 
 def _marked(labels: Iterable[Ints], exchanges: Exchanges) -> NDArray[np.bool_]:
@@ -66,22 +87,36 @@ def _labels_by_class(reading: Reading, exchanges: Exchanges) -> dict[int, int]:
 def _planes(
     reading: Reading, exchanges: Exchanges, marked: dict[str, NDArray[np.bool_]],
     label_of: dict[int, int], scales: Units, signs: Units,
-) -> list[str]:  # fmt: skip
+) -> list[Space]:  # fmt: skip
     """Channels that a shuffle of themselves is added to: complex numbers."""
     if not reading.system.planes:
         return []
-    pairs = exchanges.classes[np.concatenate(reading.system.planes)]
-    inside = np.unique(pairs[pairs[:, 0] == pairs[:, 1]]).tolist()
-    free = [c for c in inside if c in label_of and not marked["apart"][c] and not marked["ones"][c]]
-    by_sign = {frozenset(signs.of(label_of[c]).items()): c for c in free}
-    return ["complex" if scales.of(label_of[c]) else "unit complex" for c in by_sign.values()]
+    labels = np.unique(np.concatenate(reading.system.planes), axis=0)
+    pairs = exchanges.classes[labels]
+    by_class: dict[int, list[tuple[int, int]]] = {}
+    for (a, b), (p, q) in zip(labels.tolist(), pairs.tolist(), strict=True):
+        if p == q and p in label_of and not marked["apart"][p] and not marked["ones"][p]:
+            by_class.setdefault(p, []).append((a, b))
+    by_sign: dict[object, list[int]] = {}
+    for c in by_class:
+        by_sign.setdefault(frozenset(signs.of(label_of[c]).items()), []).append(c)
+    return [
+        Space(
+            "complex" if scales.of(label_of[own[-1]]) else "unit complex", (),
+            tuple(pair for c in own for pair in by_class[c]),
+        )
+        for own in by_sign.values()
+    ]  # fmt: skip
 
 
 def _row(
     units: Sequence[Sequence[int]], every: Sequence[Sequence[int]], apart: NDArray[np.bool_],
     ones: NDArray[np.bool_], label_of: dict[int, int], scales: Units, signs: Units,
-) -> tuple[object, tuple[str, int]] | None:  # fmt: skip
-    """The kind and size of the matrices that mix some units, and what tells them from others."""
+) -> tuple[str, tuple[object, list[int]]] | None:  # fmt: skip
+    """The kind of the matrices that mix some units, what tells them from others, and their order.
+
+    Units of several rows correspond where they share a sign.
+    """
     flat = [x for unit in units for x in unit]
     is_plain = all(units) and len(flat) == sum(map(len, every)) and len(units) > 1
     if not is_plain or apart[flat].any():
@@ -96,12 +131,13 @@ def _row(
         factors.append((sign.pop(), scale.pop()))
     signs_of, scales_of = zip(*factors, strict=True)
     if ones[flat].any():
-        key = (frozenset(flat), ("centred", len(units)))
-        return key if len(set(signs_of)) == 1 else None
+        key = frozenset(flat), list(range(len(units)))
+        return ("centred", key) if len(set(signs_of)) == 1 else None
     if not _all_free(signs_of):
         return None
     kind = "general" if _all_free(scales_of) else "orthogonal"
-    return (frozenset(signs_of), kind), (kind, len(units))
+    order = sorted(range(len(units)), key=lambda k: sorted(v for v, _ in signs_of[k]))
+    return kind, (frozenset(signs_of), order)
 
 
 def _up_to_sign(row: dict[int, Fraction]) -> frozenset[tuple[int, Fraction]]:

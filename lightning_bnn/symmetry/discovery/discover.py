@@ -99,6 +99,13 @@ def _solved(
     model: nn.Module, graphs: Graphs, inputs: Inputs, batch_norm: str, custom: Mapping[str, Rule]
 ) -> Symmetries:
     """Follow the channels of the graphs, solve for the groups, and check them."""
+    import os
+    if os.environ.get("ENGINE"):
+        from lightning_bnn.symmetry.dimensions.description import described
+        symmetries, unreached = described(model, graphs)
+        symmetries = replace(symmetries, batch_norm=batch_norm, evaluation_only=graphs.evaluation_only)
+        symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
+        return _with_what_is_not_reached(symmetries, unreached)
     write_out([graphs.evaluation, graphs.training], custom.keys())
     every = {**rules_of(batch_norm), **custom}
     channels = follow_channels(model, graphs, every)

@@ -34,6 +34,7 @@ class Graph:
 
     Attributes:
         module: the operations.
+        program: what `torch.export` has returned.
         sources: what every placeholder stands for.
         results: the nodes that the network returns, each once, without the buffers it updates.
         outputs: the same in the order of the network, as often as it returns them.
@@ -42,7 +43,7 @@ class Graph:
     """
 
     def __init__(self, program: ExportedProgram) -> None:
-        self.module, self._program = program.graph_module, program
+        self.module, self.program = program.graph_module, program
         nodes = list(program.graph.nodes)
         self.sources = {n: self._source(n) for n in nodes if n.op == "placeholder"}
         names = set(program.graph_signature.user_outputs)
@@ -57,7 +58,7 @@ class Graph:
         self.written = [(name, node) for node in nodes for name in self._buffers_written_by(node)]
 
     def _source(self, node: Node) -> Source:
-        program, signature = self._program, self._program.graph_signature
+        program, signature = self.program, self.program.graph_signature
         name = signature.inputs_to_parameters.get(node.name)
         if name is not None:
             return Source("parameter", name, program.state_dict[name])
@@ -70,7 +71,7 @@ class Graph:
         return Source("constant", name, program.constants[name]) if name else Source("input")
 
     def _buffers_written_by(self, node: Node) -> list[str]:
-        signature = self._program.graph_signature
+        signature = self.program.graph_signature
         name = signature.buffers_to_mutate.get(node.name)
         if writes(node):
             name = signature.inputs_to_buffers.get(_written_tensor(node).name, name)
@@ -89,7 +90,7 @@ class Graph:
         """Whether two graphs have the same operations, with the same literals."""
         if other is self:
             return True
-        ours, theirs = self._program.constants, other._program.constants
+        ours, theirs = self.program.constants, other.program.constants
         if self._code() != other._code() or ours.keys() != theirs.keys():
             return False
         return all(_equal(x, theirs[name]) for name, x in ours.items())

@@ -1,0 +1,107 @@
+"""From the graphs of a network to its `Symmetries`, by dimensional analysis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import Node
+
+from lightning_bnn.symmetry.dimensions.engine import Dimensions
+from lightning_bnn.symmetry.dimensions.export import decompose
+from lightning_bnn.symmetry.dimensions.reading import Reading
+from lightning_bnn.symmetry.dimensions.result import groups_of
+from lightning_bnn.symmetry.discovery.export import Graphs
+from lightning_bnn.symmetry.discovery.graph import Graph, ancestors
+from lightning_bnn.symmetry.discovery.reports import report
+from lightning_bnn.symmetry.groups import Frozen, SoftmaxShift, Symmetries
+from lightning_bnn.symmetry.rules.labels import operation_name
+from lightning_bnn.symmetry.rules.table import KEEP_LOGITS
+from lightning_bnn.symmetry.shared_tensors import owners
+
+__all__ = ["described"]
+
+
+def described(model: nn.Module, graphs: Graphs) -> tuple[Symmetries, list[str]]:
+    """The symmetries that the graphs say, and the tensors that no result depends on."""
+    read = Dimensions(Reading(decompose(model, graphs.evaluation.program)))
+    first = owners(model)
+    state = model.state_dict()
+    shapes = {first.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
+    groups = groups_of(read)
+    used = set(read.reading.parameters)
+    unread = [n for n, _ in model.named_parameters() if first[n] not in used]
+    statistics = [
+        n for n, b in model.named_buffers()
+        if n.rpartition(".")[2].startswith("running_") and b.is_floating_point()
+    ]  # fmt: skip
+    met = graphs.read | graphs.mutable
+    unreached = unread + [n for n in statistics if not {n, first[n]} & met]
+    symmetries = Symmetries(
+        **groups,
+        frozen=tuple(dict.fromkeys(_frozen(read))),
+        softmax_shift=_shift(graphs.evaluation, first),
+        weights=_weights(model, read, groups, unread, first),
+        shapes=shapes,
+        aliases={n: f for n, f in first.items() if n != f},
+        constants={
+            first.get(n, n): t.detach().clone() for n, t in _constants(graphs, used, first)
+        },
+    )
+    return symmetries, unreached
+
+
+def _frozen(read: Dimensions) -> list[Frozen]:
+    operations = read.reading.operations
+    return [report(operations[k], why) for k, why in read.reading.unfollowed.items()]
+
+
+def _constants(graphs: Graphs, used: set[str], first: dict[str, str]) -> list[tuple[str, Tensor]]:
+    """Persistent buffers of which only the values count."""
+    live = ancestors(graphs.evaluation.results)
+    return [
+        (s.name, s.tensor)
+        for n, s in graphs.evaluation.sources.items()
+        if n in live and s.kind == "buffer" and s.persistent and first[s.name] not in used
+    ]
+
+
+def _weights(
+    model: nn.Module, read: Dimensions, groups: dict[str, Any], unread: list[str],
+    first: dict[str, str],
+) -> tuple[str, ...]:  # fmt: skip
+    """Parameters that count for the mass: all but biases."""
+    biases = {a.tensor for a in groups["axes"] if a.role == "bias"}
+    biases |= {n for n in unread if n.endswith("bias")}
+    return tuple(
+        n
+        for n, p in model.named_parameters()
+        if p.is_floating_point() and first[n] == n and n not in biases
+    )
+
+
+def _shift(graph: Graph, first: dict[str, str]) -> SoftmaxShift | None:
+    """The layer that writes the logits, if only shape operations and softmax follow it.
+
+    Its tensors must be used nowhere else, and all its outputs must see the same inputs.
+    """
+    node: Any = graph.results[0] if len(graph.results) == 1 else None
+    while node is not None and node.op == "call_function" and operation_name(node) in KEEP_LOGITS:
+        node = node.args[0] if isinstance(node.args[0], Node) else None
+    if node is None or node.op != "call_function":
+        return None
+    kind, tensors = operation_name(node), [n for n in node.args[1:3] if isinstance(n, Node)]
+    grouped = kind == "conv2d" and len(node.args) > 6 and node.args[6] != 1
+    sources = [graph.sources.get(n) for n in tensors]
+    alone = all(
+        len(n.users) == 1 and s is not None and s.kind == "parameter"
+        for n, s in zip(tensors, sources, strict=True)
+    )
+    if kind not in ("linear", "conv2d") or grouped or not tensors or not alone:
+        return None
+    names = [s.name for s in sources if s is not None]
+    shared = {f for n, f in first.items() if n != f}
+    if tensors[0].meta["val"].shape[0] < 2 or shared & {first.get(n, n) for n in names}:
+        return None
+    dim = -1 if kind == "linear" else 1
+    return SoftmaxShift(names[0], names[1] if len(names) > 1 else None, dim)

@@ -1,0 +1,334 @@
+"""From labels to `Symmetries`: axes of tensors, and where on them the units of groups lie."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from math import lcm
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_bnn.symmetry.dimensions.engine import Dimensions
+from lightning_bnn.symmetry.dimensions.exchanges import Exchange
+from lightning_bnn.symmetry.dimensions.matrices import Space
+from lightning_bnn.symmetry.dimensions.roles import Roles
+from lightning_bnn.symmetry.dimensions.scales import Field, Row, Units
+from lightning_bnn.symmetry.dimensions.values import Ints, Part
+from lightning_bnn.symmetry.discovery.factors import Actions, factor_groups
+from lightning_bnn.symmetry.groups import (
+    Axis,
+    LinearGroup,
+    PermutationGroup,
+    Placement,
+    ScalingGroup,
+    SignGroup,
+)
+
+__all__ = ["Layout", "groups_of"]
+
+_WRITERS = ("out", "raw", "gain")
+
+
+def groups_of(read: Dimensions) -> dict[str, Any]:
+    """The fields of `Symmetries` that say what moves: axes, and the groups that act on them."""
+    layout = Layout(read)
+    scales, signs = (_actions(layout, units, field) for units, field in layout.systems)
+    return {
+        "axes": tuple(layout.axes),
+        "permutations": _permutations(layout),
+        "scalings": factor_groups(ScalingGroup, layout.axes, scales),
+        "signs": factor_groups(SignGroup, layout.axes, signs),
+        "linear": _linear(layout),
+    }
+
+
+class Layout:
+    """The axes of all tensors: their labels, the classes of these, and where each class lies.
+
+    Attributes:
+        axes: one for each part of each tensor.
+        labels: by axis, the label at every position.
+        powers: by axis, with which power scales act there; 0 where nothing but movement does.
+    """
+
+    def __init__(self, read: Dimensions) -> None:
+        self.read = read
+        self.axes: list[Axis] = []
+        self.labels: list[Ints] = []
+        self.powers: list[Fraction] = []
+        self.parities: list[int] = []
+        self._roles = Roles(read.reading)
+        for name, parameter in read.reading.parameters.items():
+            for part in parameter.parts:
+                self._add(name, parameter.shape, part)
+        classes = read.exchanges.classes
+        self.systems: tuple[tuple[Units, Field], ...] = (
+            (read.scales, "rational"), (read.signs, "two"),
+        )  # fmt: skip
+        self._places: dict[int, list[tuple[int, Ints]]] = defaultdict(list)
+        for axis, labels in enumerate(self.labels):
+            own = classes[labels]
+            order = np.argsort(own, kind="stable")
+            cuts = np.flatnonzero(np.diff(own[order])) + 1
+            for at in np.split(order, cuts):
+                self._places[int(own[at[0]])].append((axis, at))
+
+    def _add(self, name: str, shape: tuple[int, ...], part: Part) -> None:
+        dim, blocks, labels = _laid_out(shape, part)
+        role, last = self._roles.of(labels)
+        size = labels.size // blocks
+        self.axes.append(Axis(name, dim, size, role, blocks, last if role == "in" else -1))
+        self.labels.append(labels)
+        self.powers.append(part.power)
+        self.parities.append(part.parity)
+
+    def placements(
+        self, units: Sequence[Sequence[int]], without: frozenset[str] = frozenset()
+    ) -> tuple[Placement, ...]:
+        """Where units, given as corresponding classes, lie on the axes."""
+        columns: dict[int, list[Ints]] = defaultdict(list)
+        for row in zip(*units, strict=True):
+            by_axis: dict[int, list[Ints]] = defaultdict(list)
+            for one in row:
+                for axis, at in self._places.get(one, ()):
+                    by_axis[axis].append(at)
+            for axis, places in by_axis.items():
+                if self.axes[axis].tensor not in without:
+                    columns[axis].append(np.stack(places))
+        return tuple(
+            Placement(axis, torch.from_numpy(np.concatenate(columns[axis], 1)))
+            for axis in sorted(columns)
+        )
+
+    def name_of(self, places: Iterable[Placement]) -> str:
+        """The tensor that writes the units of a group."""
+        axes = [self.axes[p.axis] for p in places]
+        return ([a for a in axes if a.role in _WRITERS] or axes)[0].tensor
+
+
+def _laid_out(shape: tuple[int, ...], part: Part) -> tuple[int | None, int, Ints]:
+    """The dimension of an axis, its blocks of rows, and the label at every position."""
+    dims = sorted(part.dims)
+    if not dims:
+        dim = next((d for d, n in enumerate(shape) if n == 1), None)
+        return dim, 1, part.labels.reshape(-1).numpy()
+    if len(dims) == 1:
+        return dims[0], 1, part.labels.reshape(-1).numpy()
+    if len(dims) == 2 and dims[0] == 0:
+        table = part.labels.reshape(shape[0], shape[dims[1]]).numpy()
+        cuts = np.flatnonzero((table[1:] != table[:-1]).any(1)) + 1
+        step = int(np.gcd.reduce([shape[0], *cuts.tolist()]))
+        return dims[1], shape[0] // step, np.ascontiguousarray(table[::step]).reshape(-1)
+    return None, 1, part.labels.expand(shape).reshape(-1).numpy()
+
+
+# ------------------------------------------------------------ permutations
+def _permutations(layout: Layout) -> tuple[PermutationGroup, ...]:
+    """Groups of channels in graph order, then those of the blocks that contain them."""
+    found = layout.read.exchanges
+    channels = [g for g in found.groups if not g.is_block]
+    groups, index = [], {}
+    placed = [(layout.placements(g.units), g) for g in channels]
+    for places, group in sorted(((p, g) for p, g in placed if p), key=lambda x: _first(x[0])):
+        index[frozenset(x for u in group.units for x in u)] = len(groups)
+        groups.append(PermutationGroup(len(group.units), layout.name_of(places), places))
+    names = _tensor_names(layout)
+    blocks = [_Block(g, found.class_count, names) for g in found.groups if g.is_block]
+    located = [(b, layout.placements(b.classes, b.moved)) for b in blocks]
+    located = [(b, p) for b, p in located if p or b.tensors]
+    located.sort(key=lambda x: (len(x[0].units[0]), _first(x[1])))
+    for block, places in located:
+        inner = block.inside(index)
+        kind = "block" if inner or block.tensors or _is_block(layout, places) else "channel"
+        name = layout.name_of(places) if places else block.tensors[0][0]
+        index[block.support] = len(groups)
+        groups.append(
+            PermutationGroup(len(block.units), name, places, kind, inner, block.tensors)
+        )
+    return tuple(groups)
+
+
+def _is_block(layout: Layout, places: Sequence[Placement]) -> bool:
+    """Whether its units are several channels of a tensor that writes them."""
+    return any(p.positions.shape[1] > 1 and layout.axes[p.axis].role == "out" for p in places)
+
+
+def _first(places: Sequence[Placement]) -> tuple[int, int]:
+    return (places[0].axis, int(places[0].positions.min())) if places else (0, 0)
+
+
+def _tensor_names(layout: Layout) -> dict[int, str]:
+    """The name of a tensor by its vertex."""
+    reading = layout.read.reading
+    first = layout.read.exchanges.class_count + len(reading.operations)
+    return {first + k: name for k, name in enumerate(reading.parameters)}
+
+
+class _Block:
+    """An exchange of blocks: their classes, and the tensors that change places as wholes."""
+
+    def __init__(self, group: Exchange, class_count: int, names: Mapping[int, str]) -> None:
+        self.units = group.units
+        self.classes = [[x for x in unit if x < class_count] for unit in group.units]
+        rows = zip(*([x for x in unit if x in names] for unit in group.units), strict=True)
+        self.tensors = tuple(tuple(names[x] for x in row) for row in rows)
+        self.moved = frozenset(name for row in self.tensors for name in row)
+        self.support = frozenset(x for unit in self.classes for x in unit)
+
+    def inside(self, index: Mapping[frozenset[int], int]) -> tuple[tuple[int, ...], ...]:
+        """Groups inside the blocks, one per block, that lie in no other group inside."""
+        first, rows = self.classes[0], []
+        own = frozenset(first)
+        nested = [support for support in index if support <= own]
+        for support in nested:
+            if any(support < other for other in nested):
+                continue
+            images = [
+                frozenset(y for x, y in zip(first, unit, strict=True) if x in support)
+                for unit in self.classes
+            ]
+            if all(image in index for image in images):
+                rows.append(tuple(index[image] for image in images))
+        return tuple(rows)
+
+
+# ------------------------------------------------------------ scales and signs
+def _actions(layout: Layout, units: Units, field: Field) -> Actions:
+    """By which powers independent free variables act at every position."""
+    parameters = [p.parts for p in layout.read.reading.parameters.values()]
+    free = independent_variables(parameters, units, field)
+    columns: list[tuple[int, int, int, Fraction]] = []
+    exponents = layout.powers if field == "rational" else map(Fraction, layout.parities)
+    for axis, (labels, exponent) in enumerate(zip(layout.labels, exponents, strict=True)):
+        if not exponent:
+            continue
+        known: dict[int, Row] = {}
+        for at, label in enumerate(labels.tolist()):
+            if label not in known:
+                known[label] = units.of(label)
+            columns += [
+                (v, at, axis, c * exponent) for v, c in known[label].items() if v in free
+            ]
+    return Actions(*_integral(columns))
+
+
+def _integral(columns: Sequence[tuple[int, int, int, Fraction]]) -> Ints:
+    """The columns with powers that are integers, variable by variable."""
+    factor: dict[int, int] = {}
+    for v, _, _, power in columns:
+        factor[v] = lcm(factor.get(v, 1), power.denominator)
+    rows = [(v, at, axis, int(power * factor[v])) for v, at, axis, power in columns]
+    table = np.array(rows, np.int64).reshape(-1, 4)
+    _, table[:, 0] = np.unique(table[:, 0], return_inverse=True)
+    return table.T
+
+
+def independent_variables(
+    parameters: Iterable[Sequence[Part]], units: Units, field: Field
+) -> set[int]:
+    """Free variables that act on the entries of the parameters, each in a way of its own."""
+    rows = set()
+    for parts in parameters:
+        acts = [x for x in parts if (x.power if field == "rational" else x.parity)]
+        if not acts:
+            continue
+        full = [t.numpy().ravel() for t in torch.broadcast_tensors(*(x.labels for x in acts))]
+        at = np.unique(np.concatenate([np.unique(t, return_index=True)[1] for t in full]))
+        for labels in np.unique(np.stack([t[at] for t in full], 1), axis=0).tolist():
+            rows.add(frozenset(units.added(units.of(v) for v in labels).items()))
+    pivots: dict[int, Row] = {}
+    for start in sorted(rows, key=lambda r: (len(r), sorted(v for v, _ in r))):
+        row = dict(start)
+        while row and min(row) in pivots:
+            pivot = pivots[min(row)]
+            factor = row[min(row)] / pivot[min(row)]
+            row = units.added([row, {w: -factor * k for w, k in pivot.items()}])
+        if row:
+            pivots[min(row)] = row
+    return set(pivots)
+
+
+# ------------------------------------------------------------ matrices
+def _linear(layout: Layout) -> tuple[LinearGroup, ...]:
+    """Spaces of channels, those that act on the same axes in the same way in one group."""
+    powers = _signed_powers(layout)
+    similar: dict[tuple[object, ...], list[dict[tuple[int, int], Ints]]] = defaultdict(list)
+    for space in layout.read.spaces:
+        places = _planes(layout, space) if space.pairs else _rows(layout, space, powers)
+        if places:
+            shapes = tuple((key, at.shape) for key, at in sorted(places.items()))
+            similar[space.kind, shapes].append(places)
+    groups = []
+    for (kind, shapes), spaces in similar.items():
+        placements = tuple(
+            Placement(axis, torch.from_numpy(np.stack([s[axis, power] for s in spaces])), power)
+            for (axis, power), _ in shapes  # type: ignore[attr-defined]
+        )
+        size = placements[0].positions.shape[1]
+        name = layout.name_of(placements)
+        groups.append(LinearGroup(kind, len(spaces), size, name, placements))  # type: ignore
+    return tuple(
+        sorted(groups, key=lambda g: (g.placements[0].axis, int(g.placements[0].positions.min())))
+    )
+
+
+def _signed_powers(layout: Layout) -> list[NDArray[np.int64]]:
+    """At every position the power of its scale, 0 where there is none or several."""
+    result = []
+    for labels in layout.labels:
+        own = np.zeros(labels.size, np.int64)
+        for at, label in enumerate(labels.tolist()):
+            row = layout.read.scales.of(label)
+            if len(row) == 1:
+                (c,) = row.values()
+                own[at] = int(np.sign(c)) if abs(c) == 1 else 0
+        result.append(own)
+    return result
+
+
+def _rows(
+    layout: Layout, space: Space, powers: Sequence[NDArray[np.int64]]
+) -> dict[tuple[int, int], Ints]:
+    """Per axis and power the positions of a space, ``(size, repeats)``; nothing if they differ."""
+    columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
+    for units in space.rows:
+        for place in layout.placements(units):
+            at = place.positions.numpy()
+            own = powers[place.axis][at]
+            if space.kind in ("orthogonal", "centred"):
+                own = np.ones_like(own)
+            if (own != own[:1]).any() or (own == 0).any():
+                return {}
+            for power in np.unique(own[0]).tolist():
+                columns[place.axis, power].append(at[:, own[0] == power])
+    return {key: np.concatenate(at, 1) for key, at in columns.items()}
+
+
+def _planes(layout: Layout, space: Space) -> dict[tuple[int, int], Ints]:
+    """Per axis the two sides of planes; nothing where a channel has no partner."""
+    partner = {int(a): int(b) for pair in space.pairs for a, b in (pair, pair[::-1])}
+    second = {int(b) for _, b in space.pairs}
+    columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
+    classes = layout.read.exchanges.classes
+    inside = {int(classes[a]) for a, _ in space.pairs}
+    powers = _signed_powers(layout)
+    for axis, labels in enumerate(layout.labels):
+        at = [k for k, x in enumerate(labels.tolist()) if int(classes[x]) in inside]
+        if not at:
+            continue
+        where = {int(labels[k]): k for k in at}
+        first = [k for k in at if int(labels[k]) in partner and int(labels[k]) not in second]
+        others = [where.get(partner[int(labels[k])], -1) for k in first]
+        if len(where) != len(at) or len(at) != 2 * len(first) or -1 in others:
+            return {}
+        for a, b in zip(first, others, strict=True):
+            power = 1 if space.kind == "unit complex" else int(powers[axis][a])
+            if not power:
+                return {}
+            columns[axis, power].append(np.array([[a], [b]]))
+    return {key: np.concatenate(at, 1) for key, at in columns.items()}

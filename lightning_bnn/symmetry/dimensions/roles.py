@@ -1,0 +1,106 @@
+"""What the axes of a tensor do: write channels, read them, scale them or add to them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+from lightning_bnn.symmetry.dimensions.export import Program, operation_of
+from lightning_bnn.symmetry.dimensions.reading import Reading
+from lightning_bnn.symmetry.dimensions.values import Value
+
+__all__ = ["Roles"]
+
+_PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "mv": (1, 0), "dot": (0, 0)}
+_OF_NORMS = ("gain", "bias", "mean", "variance")
+
+
+class Roles:
+    """The role of every label of a parameter, and where it was last read.
+
+    A label that a product sums over reads (``in``), other labels of its operands write (``out``);
+    gains of norms and factors are ``gain``, summands ``bias``; all others are ``raw``.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._of: dict[int, str] = {}
+        self._last: dict[int, int] = {}
+        weights = _weight_nodes(reading.program)
+        for k, node in enumerate(reading.operations):
+            for labels, role in self._uses(node, weights):
+                for label in np.unique(labels[labels > 0]).tolist():
+                    self._of.setdefault(label, role)
+                    if role == "in":
+                        self._last[label] = k
+
+    def of(self, labels: NDArray[np.int64]) -> tuple[str, int]:
+        """The role of an axis by its labels, and the operation that last read it."""
+        at = np.unique(labels).tolist()
+        roles = [self._of[x] for x in at if x in self._of]
+        return (roles or ["raw"])[0], max((self._last.get(x, -1) for x in at), default=-1)
+
+    def _uses(self, node: Node, weights: set[Node]) -> Iterator[tuple[Any, str]]:
+        name = operation_of(node)
+        if name in _PRODUCTS:
+            for k, operand in enumerate(node.args[:2]):
+                if operand in weights:
+                    both = node.args[1 - k] in weights and k == 1
+                    yield from self._product(operand, _PRODUCTS[name][k], both)
+        elif name == "convolution" and node.args[1] in weights:
+            yield from self._product(node.args[1], 0 if node.args[6] else 1, False)
+            if node.args[2] in weights:
+                yield from self._whole(node.args[2], "bias")
+        elif "batch_norm" in name or name in ("native_group_norm",):
+            for operand, role in zip(node.args[1:5], _OF_NORMS, strict=False):
+                if isinstance(operand, Node) and operand in weights:
+                    yield from self._whole(operand, role)
+        elif name in ("mul", "div"):
+            yield from self._beside(node, weights, "gain")
+        elif name in ("add", "sub"):
+            yield from self._beside(node, weights, "bias")
+        elif name == "embedding" and node.args[0] in weights:
+            yield from self._whole(node.args[0], "out")
+
+    def _product(self, node: Any, summed: int, is_second: bool) -> Iterator[tuple[Any, str]]:
+        """Labels along the dimension that is summed over, and all others."""
+        value = self._reading.value_of(node)
+        for part in value.parts:
+            reads = summed in part.dims or (not part.dims and value.shape[summed] > 1)
+            yield part.labels.numpy(), "in" if reads != is_second else "out"
+
+    def _beside(self, node: Node, weights: set[Node], role: str) -> Iterator[tuple[Any, str]]:
+        operands = [a for a in node.args[:2] if isinstance(a, Node)]
+        if any(a not in weights for a in operands):
+            for operand in operands:
+                if operand in weights:
+                    yield from self._whole(operand, role)
+
+    def _whole(self, node: Any, role: str) -> Iterator[tuple[Any, str]]:
+        value = self._reading.value_of(node)
+        if isinstance(value, Value):
+            for part in value.parts:
+                yield part.labels.numpy(), role
+
+
+def _weight_nodes(program: Program) -> set[Node]:
+    """The nodes that are computed from tensors of the network alone."""
+    found: set[Node] = set()
+    for node in program.nodes:
+        if node.op == "placeholder":
+            if program.is_parameter(node) or program.is_buffer(node):
+                found.add(node)
+        elif node.op == "call_function":
+            inputs = node.all_input_nodes
+            is_tensor = any(isinstance(t, Tensor) for t in tree_leaves(node.meta.get("val")))
+            single = is_tensor or node.target is operator.getitem
+            if inputs and single and all(n in found for n in inputs):
+                found.add(node)
+    return found
