@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,13 +12,15 @@ from lightning_bnn.symmetry.dimensions.engine import Dimensions
 from lightning_bnn.symmetry.dimensions.export import decompose
 from lightning_bnn.symmetry.dimensions.reading import Reading
 from lightning_bnn.symmetry.dimensions.result import groups_of
+from lightning_bnn.symmetry.discovery.constants import Followed, follow_constants, shift_groups
 from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph, ancestors
 from lightning_bnn.symmetry.discovery.reports import report
-from lightning_bnn.symmetry.groups import Frozen, SoftmaxShift, Symmetries
+from lightning_bnn.symmetry.discovery.routers import Router, routers, shifts_of_routers
+from lightning_bnn.symmetry.groups import Axis, Frozen, ShiftGroup, SoftmaxShift, Symmetries
 from lightning_bnn.symmetry.rules.labels import operation_name
 from lightning_bnn.symmetry.rules.table import KEEP_LOGITS
-from lightning_bnn.symmetry.shared_tensors import owners
+from lightning_bnn.symmetry.shared_tensors import named_tensors, overlapping, owners
 
 __all__ = ["described"]
 
@@ -28,7 +31,12 @@ def described(model: nn.Module, graphs: Graphs) -> tuple[Symmetries, list[str]]:
     first = owners(model)
     state = model.state_dict()
     shapes = {first.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
+    overlaps = overlapping(named_tensors(model))
+    for name in {first[n] for n in overlaps} & read.reading.parameters.keys():
+        for part in read.reading.parameters[name].parts:
+            read.reading.system.fix(part)
     groups = groups_of(read)
+    groups["axes"], groups["shifts"] = _shifts(model, graphs, groups["axes"], first, set(overlaps))
     used = set(read.reading.parameters)
     unread = [n for n, _ in model.named_parameters() if first[n] not in used]
     statistics = [
@@ -49,6 +57,28 @@ def described(model: nn.Module, graphs: Graphs) -> tuple[Symmetries, list[str]]:
         },
     )
     return symmetries, unreached
+
+
+def _shifts(
+    model: nn.Module, graphs: Graphs, axes: tuple[Axis, ...], first: dict[str, str],
+    overlaps: set[str],
+) -> tuple[tuple[Axis, ...], tuple[ShiftGroup, ...]]:  # fmt: skip
+    """Biases that may be shifted, and routers of which a softmax forgets a common vector."""
+    followed = Followed()
+    uses = Counter(first.values())
+    sole = {name for name, n in uses.items() if n == 1} - overlaps
+    in_front: set[Router] | None = None
+    both = [graphs.evaluation]
+    if graphs.training is not None and not graphs.evaluation.says_the_same(graphs.training):
+        both.append(graphs.training)
+    for graph in both:
+        follow_constants(followed, graph, first, {first[n] for n in overlaps})
+        found = routers(graph, sole)
+        in_front = found if in_front is None else in_front & found
+    axes, shifts = shift_groups(followed, axes)
+    shifted = {axes[p.axis].tensor for group in shifts for p in group.placements}
+    forgotten = [g for g in shifts_of_routers(in_front or set(), axes) if g.name not in shifted]
+    return axes, (*shifts, *forgotten)
 
 
 def _frozen(read: Dimensions) -> list[Frozen]:

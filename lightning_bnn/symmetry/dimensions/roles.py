@@ -81,7 +81,8 @@ class Roles:
         if any(a not in weights for a in operands):
             for operand in operands:
                 if operand in weights:
-                    yield from self._whole(operand, role)
+                    is_table = len(self._reading.value_of(operand).parts) > 1
+                    yield from self._whole(operand, "raw" if is_table else role)
 
     def _whole(self, node: Any, role: str) -> Iterator[tuple[Any, str]]:
         value = self._reading.value_of(node)
