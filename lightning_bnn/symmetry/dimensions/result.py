@@ -38,9 +38,10 @@ def groups_of(read: Dimensions) -> dict[str, Any]:
     """The fields of `Symmetries` that say what moves: axes, and the groups that act on them."""
     layout = Layout(read)
     scales, signs = (_actions(layout, units, field) for units, field in layout.systems)
+    permutations = _permutations(layout)
     return {
         "axes": tuple(layout.axes),
-        "permutations": _permutations(layout),
+        "permutations": permutations,
         "scalings": factor_groups(ScalingGroup, layout.axes, scales),
         "signs": factor_groups(SignGroup, layout.axes, signs),
         "linear": _linear(layout),
@@ -63,9 +64,16 @@ class Layout:
         self.powers: list[Fraction] = []
         self.parities: list[int] = []
         self._roles = Roles(read.reading)
-        for name, parameter in read.reading.parameters.items():
-            for part in parameter.parts:
-                self._add(name, parameter.shape, part)
+        self._shape = {n: p.shape for n, p in read.reading.parameters.items()}
+        parameters = read.reading.parameters
+        uses = {
+            n: self._roles.first_use(x.labels.numpy() for x in p.parts)
+            for n, p in parameters.items()
+        }
+        for name in sorted(parameters, key=uses.__getitem__):
+            for part in _by_dimension(parameters[name].parts):
+                self._add(name, parameters[name].shape, part)
+        self._rows: dict[str, int] = {}
         classes = read.exchanges.classes
         self.systems: tuple[tuple[Units, Field], ...] = (
             (read.scales, "rational"), (read.signs, "two"),
@@ -100,15 +108,38 @@ class Layout:
             for axis, places in by_axis.items():
                 if self.axes[axis].tensor not in without:
                     columns[axis].append(np.stack(places))
-        return tuple(
-            Placement(axis, torch.from_numpy(np.concatenate(columns[axis], 1)))
-            for axis in sorted(columns)
-        )
+        found = {axis: np.concatenate(parts, 1) for axis, parts in columns.items()}
+        found |= self._moving_rows(found)
+        return tuple(Placement(axis, torch.from_numpy(found[axis])) for axis in sorted(found))
+
+    def _moving_rows(self, found: Mapping[int, Ints]) -> dict[int, Ints]:
+        """Rows of stacks that move as wholes, where only what lies inside them has labels."""
+        moving: dict[int, Ints] = {}
+        tensors = {self.axes[a].tensor for a in found if self.axes[a].dim == 0}
+        for axis, at in found.items():
+            own = self.axes[axis]
+            block = at // own.size
+            is_whole = own.blocks > 1 and own.blocks == self._shape[own.tensor][0]
+            if is_whole and own.tensor not in tensors and (block != block[:1]).any():
+                moving[self._rows_of(own)] = block[:, :1]
+        return moving
+
+    def _rows_of(self, axis: Axis) -> int:
+        """An axis along the matrices of a stack."""
+        if axis.tensor not in self._rows:
+            self._rows[axis.tensor] = len(self.axes)
+            self.axes.append(Axis(axis.tensor, 0, axis.blocks, "expert"))
+        return self._rows[axis.tensor]
 
     def name_of(self, places: Iterable[Placement]) -> str:
         """The tensor that writes the units of a group."""
         axes = [self.axes[p.axis] for p in places]
         return ([a for a in axes if a.role in _WRITERS] or axes)[0].tensor
+
+
+def _by_dimension(parts: Sequence[Part]) -> list[Part]:
+    """Parts in the order of the last dimension along which they change."""
+    return sorted(parts, key=lambda x: max(x.dims, default=-1))
 
 
 def _laid_out(shape: tuple[int, ...], part: Part) -> tuple[int | None, int, Ints]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,11 +33,13 @@ class Roles:
         self._reading = reading
         self._of: dict[int, str] = {}
         self._last: dict[int, int] = {}
+        self._first: dict[int, int] = {}
         weights = _weight_nodes(reading.program)
         for k, node in enumerate(reading.operations):
             for labels, role in self._uses(node, weights):
                 for label in np.unique(labels[labels > 0]).tolist():
                     self._of.setdefault(label, role)
+                    self._first.setdefault(label, k)
                     if role == "in":
                         self._last[label] = k
 
@@ -46,6 +48,12 @@ class Roles:
         at = np.unique(labels).tolist()
         roles = [self._of[x] for x in at if x in self._of]
         return (roles or ["raw"])[0], max((self._last.get(x, -1) for x in at), default=-1)
+
+    def first_use(self, labels: Iterable[NDArray[np.int64]]) -> int:
+        """The operation that first uses any of some labels."""
+        at = np.unique(np.concatenate([x.ravel() for x in labels])).tolist()
+        uses = (self._first[x] for x in at if x in self._first)
+        return min(uses, default=len(self._reading.operations))
 
     def _uses(self, node: Node, weights: set[Node]) -> Iterator[tuple[Any, str]]:
         name = operation_of(node)
