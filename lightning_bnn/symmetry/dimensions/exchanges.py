@@ -25,6 +25,7 @@ from lightning_bnn.symmetry.dimensions.values import Ints, occurrence
 __all__ = ["Exchange", "Exchanges", "exchanges"]
 
 Hashes = NDArray[np.uint64]
+_PIECES = ("split", "split_with_sizes", "unbind")
 _VIEWS = ("select", "slice", "getitem", "view")
 _LARGEST_CELL = 600
 _LONGEST_EXCHANGE = 4000
@@ -110,7 +111,7 @@ def _graph_of(reading: Reading) -> _Graph:
     system = reading.system
     classes = connected([t.pairs for t in system.ties], system.count)
     count = int(classes.max()) + 1
-    merged = _sums_of_sums(reading.operations)
+    merged = _sums_of_sums(reading)
     vertex = {n: count + k for k, n in enumerate(reading.operations)}
     vertex = {n: vertex[merged.get(n, n)] for n in vertex}
     first = count + len(reading.operations)
@@ -143,12 +144,13 @@ def _edge(a: Any, b: Any, colour: object) -> Ints:
     return np.stack([a.ravel(), b.ravel(), code], 1)
 
 
-def _sums_of_sums(operations: Sequence[Node]) -> dict[Node, Node]:
-    """Sums that only go into another sum of the same size are part of it."""
+def _sums_of_sums(reading: Reading) -> dict[Node, Node]:
+    """Sums that only go into another sum of the same size are part of it, but for biases."""
     into: dict[Node, Node] = {}
-    for node in reversed(operations):
+    for node in reversed(reading.operations):
         users = list(node.users)
-        is_inner = operation_of(node) == "add" and len(users) == 1
+        has_bias = any(reading.program.is_parameter(n) for n in node.all_input_nodes)
+        is_inner = operation_of(node) == "add" and len(users) == 1 and not has_bias
         if is_inner and operation_of(users[0]) == "add":
             sizes = [n.meta["val"].shape for n in (node, users[0])]
             if sizes[0] == sizes[1]:
@@ -159,6 +161,10 @@ def _sums_of_sums(operations: Sequence[Node]) -> dict[Node, Node]:
 def _description(reading: Reading, node: Node) -> tuple[object, ...]:
     name = operation_of(node)
     literals: object = ()
+    if name == "getitem":
+        whole: Any = node.args[0]
+        if operation_of(whole) in _PIECES and _acts_on_labels(reading, whole):
+            return name, tuple(node.meta["val"].shape)
     moves_labels = name in ("select", "slice") and _acts_on_labels(reading, node)
     if name not in _VIEWS or (not moves_labels and "view" not in name):
         literals = repr([a for a in node.args if not isinstance(a, Node | list | tuple)])
@@ -173,7 +179,8 @@ def _description(reading: Reading, node: Node) -> tuple[object, ...]:
 
 def _acts_on_labels(reading: Reading, node: Node) -> bool:
     value = reading.value_of(node.args[0])
-    d = (node.args[1] if len(node.args) > 1 else 0) % len(value.shape)  # type: ignore[operator]
+    at = 2 if "split" in operation_of(node) else 1
+    d = (node.args[at] if len(node.args) > at else 0) % len(value.shape)  # type: ignore[operator]
     return any(d in part.dims for part in value.parts)
 
 

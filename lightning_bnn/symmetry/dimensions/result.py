@@ -17,7 +17,7 @@ from lightning_bnn.symmetry.dimensions.engine import Dimensions
 from lightning_bnn.symmetry.dimensions.exchanges import Exchange
 from lightning_bnn.symmetry.dimensions.matrices import Space
 from lightning_bnn.symmetry.dimensions.roles import Roles
-from lightning_bnn.symmetry.dimensions.scales import Field, Row, Units
+from lightning_bnn.symmetry.dimensions.scales import Field, Row, Units, connected
 from lightning_bnn.symmetry.dimensions.values import Ints, Part
 from lightning_bnn.symmetry.discovery.factors import Actions, factor_groups
 from lightning_bnn.symmetry.groups import (
@@ -342,24 +342,35 @@ def _rows(
 
 def _planes(layout: Layout, space: Space) -> dict[tuple[int, int], Ints]:
     """Per axis the two sides of planes; nothing where a channel has no partner."""
-    partner = {int(a): int(b) for pair in space.pairs for a, b in (pair, pair[::-1])}
-    second = {int(b) for _, b in space.pairs}
-    columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
+    sides = _sides(layout)
+    partner = {int(sides[a]): int(sides[b]) for a, b in space.pairs}
     classes = layout.read.exchanges.classes
     inside = {int(classes[a]) for a, _ in space.pairs}
     powers = _signed_powers(layout)
+    columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
     for axis, labels in enumerate(layout.labels):
-        at = [k for k, x in enumerate(labels.tolist()) if int(classes[x]) in inside]
-        if not at:
-            continue
-        where = {int(labels[k]): k for k in at}
-        first = [k for k in at if int(labels[k]) in partner and int(labels[k]) not in second]
-        others = [where.get(partner[int(labels[k])], -1) for k in first]
-        if len(where) != len(at) or len(at) != 2 * len(first) or -1 in others:
+        at = np.flatnonzero(np.isin(classes[labels], list(inside)))
+        where: dict[int, list[int]] = defaultdict(list)
+        for k in at.tolist():
+            where[int(sides[labels[k]])].append(k)
+        found = [(where.get(a, []), where.get(b, [])) for a, b in partner.items()]
+        pairs = [p for a, b in found for p in zip(a, b, strict=False)]
+        if 2 * len(pairs) != at.size or any(len(a) != len(b) for a, b in found):
             return {}
-        for a, b in zip(first, others, strict=True):
-            power = 1 if space.kind == "unit complex" else int(powers[axis][a])
+        for first, second in pairs:
+            power = 1 if space.kind == "unit complex" else int(powers[axis][first])
             if not power:
                 return {}
-            columns[axis, power].append(np.array([[a], [b]]))
+            columns[axis, power].append(np.array([[first], [second]]))
     return {key: np.concatenate(at, 1) for key, at in columns.items()}
+
+
+def _sides(layout: Layout) -> Ints:
+    """Classes of labels if planes are not tied together: one for each of their sides."""
+    system = layout.read.reading.system
+    planes = {tuple(row) for pairs in system.planes for row in pairs.tolist()}
+    ties = [
+        t.pairs[[tuple(row) not in planes for row in np.sort(t.pairs, 1).tolist()]]
+        for t in system.ties
+    ]
+    return connected(ties, system.count)

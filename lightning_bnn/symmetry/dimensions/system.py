@@ -84,6 +84,13 @@ class System:
             self.relations.append(((name, i, j), rows[here, :2]))
         return False
 
+    def _tie_factor(self, labels: Tensor, part: Part, name: str) -> bool:
+        """Products move with a factor; one factor of all is another vertex, also of a single one."""
+        if part.dims:
+            return self.tie(labels, part.labels, name)
+        self.relations.append((name, label_rows(labels, part.labels)))
+        return False
+
     def tell_apart(self, part: Part, key: int = 0) -> None:
         """Every place has a colour of its own: nothing moves along it."""
         flat = np.ascontiguousarray(part.labels.numpy()).ravel()
@@ -153,7 +160,7 @@ class System:
         joined = Part(labels)
         is_mixed = sum(bool(part.dims) for part in parts) > 1  # a factor of all leaves matrices
         for part in parts:
-            self.tie(labels, part.labels, f"merge{len(part.dims)}")
+            self._tie_factor(labels, part, f"merge{len(part.dims)}")
             if is_mixed:
                 self.mark("apart", part)
         self.balance([(joined, -1), *((part, 1) for part in parts)])
@@ -174,7 +181,7 @@ class System:
                 continue
             nearest = max(wide, key=lambda y: (y.power != 0, -len(y.dims)), default=None)
             for other in others if nearest is None else [nearest]:
-                is_one = self.tie(other.labels, part.labels, "beside")
+                is_one = self._tie_factor(other.labels, part, "beside")
                 if part.dims and (is_one or not wide):
                     self.mark("apart", part)
                     self.mark("apart", other)
