@@ -175,7 +175,7 @@ def _permutations(layout: Layout) -> tuple[PermutationGroup, ...]:
     located.sort(key=lambda x: (len(x[0].units[0]), _first(x[1])))
     for block, places in located:
         inner = block.inside(index)
-        kind = "block" if inner or block.tensors or _is_block(layout, places) else "channel"
+        kind = "block" if inner or block.tensors or _is_block(places) else "channel"
         name = layout.name_of(places) if places else block.tensors[0][0]
         index[block.support] = len(groups)
         groups.append(
@@ -184,9 +184,9 @@ def _permutations(layout: Layout) -> tuple[PermutationGroup, ...]:
     return tuple(groups)
 
 
-def _is_block(layout: Layout, places: Sequence[Placement]) -> bool:
-    """Whether its units are several channels of a tensor that writes them."""
-    return any(p.positions.shape[1] > 1 and layout.axes[p.axis].role == "out" for p in places)
+def _is_block(places: Sequence[Placement]) -> bool:
+    """Whether its units are several channels wherever they lie."""
+    return all(p.positions.shape[1] > 1 for p in places)
 
 
 def _first(places: Sequence[Placement]) -> tuple[int, int]:
