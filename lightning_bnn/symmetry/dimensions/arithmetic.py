@@ -153,7 +153,7 @@ def sum_over(
         others = tuple(x for x in consumed if x not in free)
         consumed = [*free, *system.as_one_part(Value(value.shape, others)).parts]
     if len(consumed) == 2:
-        new = _contract(system, consumed[0], consumed[1], rest, over)
+        new, rest = _contract(system, consumed[0], consumed[1], rest, over)
     else:
         new = [y for x in consumed for y in _use_up(system, x, rest, over)]
     for row in new:
@@ -165,9 +165,12 @@ def sum_over(
 
 
 def _contract(
-    system: System, x: Part, y: Part, rest: Sequence[Part], over: frozenset[int]
-) -> list[Part]:
-    """Two rows meet: their labels are the same, and their units cancel, or are those of a block."""
+    system: System, x: Part, y: Part, rest: list[Part], over: frozenset[int]
+) -> tuple[list[Part], list[Part]]:
+    """Two rows meet: their labels are the same, and their units cancel, or are those of a block.
+
+    A weight that nothing has used takes up the units of what it is multiplied with.
+    """
     system.tie(x.labels, y.labels, "dot")
     fixes = (x.is_free or y.is_free) and any(z.is_free for z in rest)
     itself = x.labels.shape == y.labels.shape and bool((x.labels == y.labels).all())
@@ -175,11 +178,13 @@ def _contract(
         if z.power != 1:
             system.mark("apart", z)
     if x.power == y.power == 1 and not fixes and not itself:
-        return [row_part(system, [x, y], over, [x, y])]
-    system.balance([(x, 1), (y, 1)])
+        return [row_part(system, [x, y], over, [x, y])], rest
+    alone = [z for z in rest if fixes and not z.dims and not z.is_free and not z.only_moves]
+    system.balance([(x, 1), (y, 1), *((z, 1) for z in alone)])
+    rest = [z.without_units() if z in alone else z for z in rest]
     if (x.dims | y.dims) - over:
-        return [row_part(system, [x, y], over).without_units()]
-    return []
+        return [row_part(system, [x, y], over).without_units()], rest
+    return [], rest
 
 
 def _use_up(system: System, x: Part, rest: Sequence[Part], over: frozenset[int]) -> list[Part]:

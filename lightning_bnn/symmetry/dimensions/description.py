@@ -22,11 +22,16 @@ from lightning_bnn.symmetry.rules.labels import operation_name
 from lightning_bnn.symmetry.rules.table import KEEP_LOGITS
 from lightning_bnn.symmetry.shared_tensors import named_tensors, overlapping, owners
 
-__all__ = ["described"]
+__all__ = ["by_dimensions"]
 
 
-def described(model: nn.Module, graphs: Graphs) -> tuple[Symmetries, list[str]]:
-    """The symmetries that the graphs say, and the tensors that no result depends on."""
+def by_dimensions(
+    model: nn.Module, graphs: Graphs, *_: object
+) -> tuple[Symmetries, list[str]]:
+    """Read the groups of a network by dimensional analysis; also list what no result reads.
+
+    It takes the place of `by_rules` in `discover`, with the same arguments.
+    """
     read = Dimensions(Reading(decompose(model, graphs.evaluation.program)))
     first = owners(model)
     state = model.state_dict()

@@ -98,14 +98,19 @@ def discover(
 def _solved(
     model: nn.Module, graphs: Graphs, inputs: Inputs, batch_norm: str, custom: Mapping[str, Rule]
 ) -> Symmetries:
-    """Follow the channels of the graphs, solve for the groups, and check them."""
-    import os
-    if os.environ.get("ENGINE"):
-        from lightning_bnn.symmetry.dimensions.description import described
-        symmetries, unreached = described(model, graphs)
-        symmetries = replace(symmetries, batch_norm=batch_norm, evaluation_only=graphs.evaluation_only)
-        symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
-        return _with_what_is_not_reached(symmetries, unreached)
+    """Find the groups that the graphs say, and check them."""
+    symmetries, unreached = by_rules(model, graphs, batch_norm, custom)
+    symmetries = replace(
+        symmetries, batch_norm=batch_norm, evaluation_only=graphs.evaluation_only
+    )
+    symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
+    return _with_what_is_not_reached(symmetries, unreached)
+
+
+def by_rules(
+    model: nn.Module, graphs: Graphs, batch_norm: str, custom: Mapping[str, Rule]
+) -> tuple[Symmetries, list[str]]:
+    """Follow the channels of graphs by rules for operations; also list what no result reads."""
     write_out([graphs.evaluation, graphs.training], custom.keys())
     every = {**rules_of(batch_norm), **custom}
     channels = follow_channels(model, graphs, every)
@@ -115,13 +120,8 @@ def _solved(
         symmetries = symmetries_of(channels)
     except Unsupported:  # parts of stacks that cannot be put back
         symmetries = symmetries_of(follow_channels(model, graphs, every, by_parts=False))
-    symmetries = replace(
-        _with_what_is_only_written(symmetries, model, graphs, every),
-        batch_norm=batch_norm,
-        evaluation_only=graphs.evaluation_only,
-    )
-    symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
-    return _with_what_is_not_reached(symmetries, channels.unreached())
+    symmetries = _with_what_is_only_written(symmetries, model, graphs, every)
+    return symmetries, channels.unreached()
 
 
 @contextmanager
