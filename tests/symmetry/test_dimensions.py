@@ -1,5 +1,7 @@
 """The engine of dimensional analysis: as many groups as `discover`, and all of them right."""
 
+import importlib
+
 import cases
 import modern_networks
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 
 from lightning_bnn import params
 from lightning_bnn.symmetry import discover
+from lightning_bnn.symmetry.dimensions.description import by_dimensions
 from lightning_bnn.symmetry.dimensions.elements import exchanged, flipped, rescaled
 from lightning_bnn.symmetry.dimensions.engine import read
 
@@ -47,6 +50,33 @@ def test_it_finds_the_groups_of_discover(case, reading):
     assert found.log10_permutations == pytest.approx(symmetries.log10_permutations)
     assert found.scaling_dof == symmetries.scaling_dof
     assert found.sign_dof == symmetries.sign_dof
+
+
+def described(symmetries):
+    groups = symmetries.permutations
+    return {
+        "permutations": sorted((g.units, len(g.inner), len(g.tensors)) for g in groups),
+        "scales, signs, shifts": (
+            symmetries.scaling_dof, symmetries.sign_dof, symmetries.shift_dof,
+        ),
+        "weights": set(symmetries.weights),
+        "constants": set(symmetries.constants),
+        "logits": symmetries.softmax_shift,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_its_symmetries_are_those_of_discover(case, monkeypatch):
+    """Placements on axes, blocks inside blocks and all else, checked as those of rules are."""
+    model, x, expected = case.known()
+    discovery = importlib.import_module("lightning_bnn.symmetry.discovery.discover")
+    monkeypatch.setattr(discovery, "by_rules", by_dimensions)
+    monkeypatch.setattr(discovery, "recall", lambda key: None)
+    monkeypatch.setattr(discovery, "remember", lambda key, symmetries: None)
+    found = discover(model, x)
+    assert described(found) == described(expected)
+    assert found.error < 1e-9
+    assert not any("refuted" in f.reason for f in found.frozen)
 
 
 @pytest.mark.parametrize("case", CASES)

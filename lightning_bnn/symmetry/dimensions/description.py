@@ -25,9 +25,7 @@ from lightning_bnn.symmetry.shared_tensors import named_tensors, overlapping, ow
 __all__ = ["by_dimensions"]
 
 
-def by_dimensions(
-    model: nn.Module, graphs: Graphs, *_: object
-) -> tuple[Symmetries, list[str]]:
+def by_dimensions(model: nn.Module, graphs: Graphs, *_: object) -> tuple[Symmetries, list[str]]:
     """Read the groups of a network by dimensional analysis; also list what no result reads.
 
     It takes the place of `by_rules` in `discover`, with the same arguments.
@@ -57,9 +55,7 @@ def by_dimensions(
         weights=_weights(model, read, groups, unread, first),
         shapes=shapes,
         aliases={n: f for n, f in first.items() if n != f},
-        constants={
-            first.get(n, n): t.detach().clone() for n, t in _constants(graphs, used, first)
-        },
+        constants={first.get(n, n): t.detach().clone() for n, t in _constants(graphs, used, first)},
     )
     return symmetries, unreached
 

@@ -14,6 +14,7 @@ from lightning_bnn.symmetry.dimensions.exchanges import Exchanges
 from lightning_bnn.symmetry.dimensions.reading import Reading
 from lightning_bnn.symmetry.dimensions.scales import Units
 from lightning_bnn.symmetry.dimensions.values import Ints
+from lightning_bnn.symmetry.linear_groups import LinearKind
 
 __all__ = ["Mixing", "Space", "mixings", "spaces"]
 
@@ -35,7 +36,7 @@ class Space(NamedTuple):
         pairs: the labels of both sides of planes.
     """
 
-    kind: str
+    kind: LinearKind
     rows: tuple[tuple[tuple[int, ...], ...], ...]
     pairs: tuple[tuple[int, int], ...] = ()
 
@@ -46,9 +47,7 @@ def mixings(spaces: Iterable[Space]) -> list[Mixing]:
     return sorted(Mixing(kind, size, n) for (kind, size), n in counts.items())
 
 
-def spaces(
-    reading: Reading, exchanges: Exchanges, scales: Units, signs: Units
-) -> list[Space]:
+def spaces(reading: Reading, exchanges: Exchanges, scales: Units, signs: Units) -> list[Space]:
     """The channels that matrices mix; rows that share their signs are one space."""
     marked = {
         name: _marked(reading.system.marks.get(name, []), exchanges)
@@ -57,7 +56,7 @@ def spaces(
     label_of = _labels_by_class(reading, exchanges)
     found = _planes(reading, exchanges, marked, label_of, scales, signs)
     apart = marked["apart"] | marked["numbers"]
-    rows: dict[object, list[tuple[tuple[int, ...], ...]]] = {}
+    rows: dict[tuple[LinearKind, object], list[tuple[tuple[int, ...], ...]]] = {}
     for group in exchanges.groups:
         units = [[x for x in unit if x < exchanges.class_count] for unit in group.units]
         key = _row(units, group.units, apart, marked["ones"], label_of, scales, signs)
@@ -65,7 +64,7 @@ def spaces(
             kind, order = key
             ordered = tuple(tuple(units[k]) for k in order[1])
             rows.setdefault((kind, order[0]), []).append(ordered)
-    return found + [Space(str(key[0]), tuple(own)) for key, own in rows.items()]  # type: ignore
+    return found + [Space(kind, tuple(own)) for (kind, _), own in rows.items()]
 
 
 def _marked(labels: Iterable[Ints], exchanges: Exchanges) -> NDArray[np.bool_]:
@@ -112,7 +111,7 @@ def _planes(
 def _row(
     units: Sequence[Sequence[int]], every: Sequence[Sequence[int]], apart: NDArray[np.bool_],
     ones: NDArray[np.bool_], label_of: dict[int, int], scales: Units, signs: Units,
-) -> tuple[str, tuple[object, list[int]]] | None:  # fmt: skip
+) -> tuple[LinearKind, tuple[object, list[int]]] | None:  # fmt: skip
     """The kind of the matrices that mix some units, what tells them from others, and their order.
 
     Units of several rows correspond where they share a sign.
@@ -135,7 +134,7 @@ def _row(
         return ("centred", key) if len(set(signs_of)) == 1 else None
     if not _all_free(signs_of):
         return None
-    kind = "general" if _all_free(scales_of) else "orthogonal"
+    kind: LinearKind = "general" if _all_free(scales_of) else "orthogonal"
     order = sorted(range(len(units)), key=lambda k: sorted(v for v, _ in signs_of[k]))
     return kind, (frozenset(signs_of), order)
 

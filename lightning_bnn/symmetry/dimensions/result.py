@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import lcm
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lightning_bnn.symmetry.dimensions.engine import Dimensions
 from lightning_bnn.symmetry.dimensions.exchanges import Exchange
@@ -28,10 +27,13 @@ from lightning_bnn.symmetry.groups import (
     ScalingGroup,
     SignGroup,
 )
+from lightning_bnn.symmetry.linear_groups import LinearKind
 
 __all__ = ["Layout", "groups_of"]
 
 _WRITERS = ("out", "raw", "gain")
+_Places: TypeAlias = dict[tuple[int, int], Ints]
+"""Positions of a space by axis and power, ``(size, repeats)``."""
 
 
 def groups_of(read: Dimensions) -> dict[str, Any]:
@@ -163,7 +165,8 @@ def _permutations(layout: Layout) -> tuple[PermutationGroup, ...]:
     """Groups of channels in graph order, then those of the blocks that contain them."""
     found = layout.read.exchanges
     channels = [g for g in found.groups if not g.is_block]
-    groups, index = [], {}
+    groups: list[PermutationGroup] = []
+    index: dict[frozenset[int], int] = {}
     placed = [(layout.placements(g.units), g) for g in channels]
     for places, group in sorted(((p, g) for p, g in placed if p), key=lambda x: _first(x[0])):
         index[frozenset(x for u in group.units for x in u)] = len(groups)
@@ -178,9 +181,7 @@ def _permutations(layout: Layout) -> tuple[PermutationGroup, ...]:
         kind = "block" if inner or block.tensors or _is_block(places) else "channel"
         name = layout.name_of(places) if places else block.tensors[0][0]
         index[block.support] = len(groups)
-        groups.append(
-            PermutationGroup(len(block.units), name, places, kind, inner, block.tensors)
-        )
+        groups.append(PermutationGroup(len(block.units), name, places, kind, inner, block.tensors))
     return tuple(groups)
 
 
@@ -242,9 +243,7 @@ def _actions(layout: Layout, units: Units, field: Field) -> Actions:
         for at, label in enumerate(labels.tolist()):
             if label not in known:
                 known[label] = units.of(label)
-            columns += [
-                (v, at, axis, c * exponent) for v, c in known[label].items() if v in free
-            ]
+            columns += [(v, at, axis, c * exponent) for v, c in known[label].items() if v in free]
     return Actions(*_integral(columns))
 
 
@@ -288,24 +287,25 @@ def independent_variables(
 def _linear(layout: Layout) -> tuple[LinearGroup, ...]:
     """Spaces of channels, those that act on the same axes in the same way in one group."""
     powers = _signed_powers(layout)
-    similar: dict[tuple[object, ...], list[dict[tuple[int, int], Ints]]] = defaultdict(list)
+    similar: dict[tuple[LinearKind, object], list[_Places]] = defaultdict(list)
     for space in layout.read.spaces:
         places = _planes(layout, space) if space.pairs else _rows(layout, space, powers)
         if places:
             shapes = tuple((key, at.shape) for key, at in sorted(places.items()))
             similar[space.kind, shapes].append(places)
-    groups = []
-    for (kind, shapes), spaces in similar.items():
-        placements = tuple(
-            Placement(axis, torch.from_numpy(np.stack([s[axis, power] for s in spaces])), power)
-            for (axis, power), _ in shapes  # type: ignore[attr-defined]
-        )
-        size = placements[0].positions.shape[1]
-        name = layout.name_of(placements)
-        groups.append(LinearGroup(kind, len(spaces), size, name, placements))  # type: ignore
+    groups = [_linear_group(layout, kind, spaces) for (kind, _), spaces in similar.items()]
     return tuple(
         sorted(groups, key=lambda g: (g.placements[0].axis, int(g.placements[0].positions.min())))
     )
+
+
+def _linear_group(layout: Layout, kind: LinearKind, spaces: Sequence[_Places]) -> LinearGroup:
+    placements = tuple(
+        Placement(axis, torch.from_numpy(np.stack([s[axis, power] for s in spaces])), power)
+        for axis, power in sorted(spaces[0])
+    )
+    size = placements[0].positions.shape[1]
+    return LinearGroup(kind, len(spaces), size, layout.name_of(placements), placements)
 
 
 def _signed_powers(layout: Layout) -> list[NDArray[np.int64]]:
@@ -317,14 +317,12 @@ def _signed_powers(layout: Layout) -> list[NDArray[np.int64]]:
             row = layout.read.scales.of(label)
             if len(row) == 1:
                 (c,) = row.values()
-                own[at] = int(np.sign(c)) if abs(c) == 1 else 0
+                own[at] = int(c) if abs(c) == 1 else 0
         result.append(own)
     return result
 
 
-def _rows(
-    layout: Layout, space: Space, powers: Sequence[NDArray[np.int64]]
-) -> dict[tuple[int, int], Ints]:
+def _rows(layout: Layout, space: Space, powers: Sequence[NDArray[np.int64]]) -> _Places:
     """Per axis and power the positions of a space, ``(size, repeats)``; nothing if they differ."""
     columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
     for units in space.rows:
@@ -340,7 +338,7 @@ def _rows(
     return {key: np.concatenate(at, 1) for key, at in columns.items()}
 
 
-def _planes(layout: Layout, space: Space) -> dict[tuple[int, int], Ints]:
+def _planes(layout: Layout, space: Space) -> _Places:
     """Per axis the two sides of planes; nothing where a channel has no partner."""
     sides = _sides(layout)
     partner = {int(sides[a]): int(sides[b]) for a, b in space.pairs}

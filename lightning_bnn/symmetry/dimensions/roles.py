@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from lightning_bnn.symmetry.dimensions.values import Value
 __all__ = ["Roles"]
 
 _PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "mv": (1, 0), "dot": (0, 0)}
+_BESIDE = {"mul": "gain", "div": "gain", "add": "bias", "sub": "bias"}
 _OF_NORMS = ("gain", "bias", "mean", "variance")
 
 
@@ -58,24 +59,31 @@ class Roles:
     def _uses(self, node: Node, weights: set[Node]) -> Iterator[tuple[Any, str]]:
         name = operation_of(node)
         if name in _PRODUCTS:
-            for k, operand in enumerate(node.args[:2]):
-                if operand in weights:
-                    both = node.args[1 - k] in weights and k == 1
-                    yield from self._product(operand, _PRODUCTS[name][k], both)
+            yield from self._products(node, weights, _PRODUCTS[name])
         elif name == "convolution" and node.args[1] in weights:
             yield from self._product(node.args[1], 0 if node.args[6] else 1, False)
-            if node.args[2] in weights:
-                yield from self._whole(node.args[2], "bias")
-        elif "batch_norm" in name or name in ("native_group_norm",):
-            for operand, role in zip(node.args[1:5], _OF_NORMS, strict=False):
-                if isinstance(operand, Node) and operand in weights:
-                    yield from self._whole(operand, role)
-        elif name in ("mul", "div"):
-            yield from self._beside(node, weights, "gain")
-        elif name in ("add", "sub"):
-            yield from self._beside(node, weights, "bias")
-        elif name == "embedding" and node.args[0] in weights:
-            yield from self._whole(node.args[0], "out")
+            yield from self._wholes([(node.args[2], "bias")], weights)
+        elif "batch_norm" in name or name == "native_group_norm":
+            yield from self._wholes(zip(node.args[1:5], _OF_NORMS, strict=False), weights)
+        elif name == "embedding":
+            yield from self._wholes([(node.args[0], "out")], weights)
+        elif name in _BESIDE:
+            yield from self._beside(node, weights, _BESIDE[name])
+
+    def _products(
+        self, node: Node, weights: set[Node], summed: tuple[int, int]
+    ) -> Iterator[tuple[Any, str]]:
+        for k, operand in enumerate(node.args[:2]):
+            if operand in weights:
+                is_second = k == 1 and node.args[0] in weights
+                yield from self._product(operand, summed[k], is_second)
+
+    def _wholes(
+        self, operands: Iterable[tuple[Any, str]], weights: set[Node]
+    ) -> Iterator[tuple[Any, str]]:
+        for operand, role in operands:
+            if isinstance(operand, Node) and operand in weights:
+                yield from self._whole(operand, role)
 
     def _product(self, node: Any, summed: int, is_second: bool) -> Iterator[tuple[Any, str]]:
         """Labels along the dimension that is summed over, and all others."""

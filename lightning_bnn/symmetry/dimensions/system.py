@@ -85,7 +85,7 @@ class System:
         return False
 
     def _tie_factor(self, labels: Tensor, part: Part, name: str) -> bool:
-        """Products move with a factor; one factor of all is another vertex, also of a single one."""
+        """Let products move with a factor; one factor of all entries stays a label of its own."""
         if part.dims:
             return self.tie(labels, part.labels, name)
         self.relations.append((name, label_rows(labels, part.labels)))

@@ -100,9 +100,7 @@ def _solved(
 ) -> Symmetries:
     """Find the groups that the graphs say, and check them."""
     symmetries, unreached = by_rules(model, graphs, batch_norm, custom)
-    symmetries = replace(
-        symmetries, batch_norm=batch_norm, evaluation_only=graphs.evaluation_only
-    )
+    symmetries = replace(symmetries, batch_norm=batch_norm, evaluation_only=graphs.evaluation_only)
     symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
     return _with_what_is_not_reached(symmetries, unreached)
 
