@@ -197,8 +197,7 @@ def join(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) 
     varies = [any(v.varies[k] for v in values) or k == d for k in range(ndim)]
     full = [v for v in values if not v.is_zero]
     if all(v.parts and not any(d in p.dims for p in v.parts) for v in full):
-        narrow = [_first_of(v, d) for v in full]
-        same = unify(system, narrow)
+        same = unify(system, [_first_of(v, d) for v in full])
         return Value(tuple(shape), same.parts, None, tuple(varies))
     if len(full) == len(values):
         joined = _joined_part_by_part(system, values, d, shape)
