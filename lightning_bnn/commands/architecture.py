@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from lightning_bnn.weight_files import NetworkNames
+from typing import Any, Literal
 
 __all__ = ["Architecture"]
 
@@ -37,34 +31,3 @@ class Architecture:
     prefix: str | None = None
     batch_norm: Literal["carrier", "eval"] = "carrier"
     seed: int = 0
-
-    def build(self, folder: Path | None) -> tuple[nn.Module, tuple[Tensor, ...], NetworkNames]:
-        """Build the network and an example of its input, and list its names in files.
-
-        Args:
-            folder: of Hugging Face, where nothing else says what the network is.
-        """
-        import torch
-
-        from lightning_bnn.commands import named_networks as named
-        from lightning_bnn.commands.mistakes import building
-        from lightning_bnn.evaluation.problem import read_problem
-
-        torch.manual_seed(self.seed)
-        if self.network is None:
-            if folder is None:
-                raise ValueError(
-                    "`--network` is missing: give the import path of the class of the networks, "
-                    "e.g. --network torchvision.models.resnet18 --input 1,3,224,224"
-                )
-            module = named.transformers_network(folder)
-            example = named.transformers_example(module, self.input)
-        elif Path(self.network).suffix in (".yaml", ".yml"):
-            with building(f"What {self.network} describes"):
-                problem = read_problem(Path(self.network))
-                module = problem.network
-                example = named.example_of(self.input) if self.input else (problem.example(),)
-        else:
-            example = named.example_of(self.input)
-            module = named.network_of(self.network, self.init or {})
-        return module.eval(), example, named.names_in_files(module)

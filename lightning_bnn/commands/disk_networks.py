@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from lightning_bnn.commands.architecture import Architecture
+from lightning_bnn.commands.named_networks import build
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import Symmetries, discover
 from lightning_bnn.weight_files import (
@@ -57,7 +58,7 @@ class DiskNetworks:
             others: what becomes of tensors that do not belong to the network.
         """
         folder = next((s.path for s in stored if s.is_folder), None)
-        module, example, names = architecture.build(folder)
+        module, example, names = build(architecture, folder)
         files = fit_all(stored, names, architecture.prefix, others)
         sym = discover(module, *example, batch_norm=architecture.batch_norm)
         return cls(module, tuple(files), sym, example)

@@ -18,6 +18,7 @@ from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.commands.architecture import Architecture
 from lightning_bnn.commands.disk_networks import fit_all, shown, target_of
 from lightning_bnn.commands.judged_examples import Examples, examples_of, loss
+from lightning_bnn.commands.named_networks import build
 from lightning_bnn.loading import load
 from lightning_bnn.params import Params, shares, stack_size, unstack, weighted_mean
 from lightning_bnn.symmetry import Symmetries, align, discover
@@ -73,7 +74,7 @@ def merge(
         overwrite: replace an existing file or folder at --out (true or false).
     """
     paths, given = [Path(s) for s in sources], [Path(like)] if like else []
-    module, example, names = architecture.build(next(filter(is_hugging_face, paths), None))
+    module, example, names = build(architecture, next(filter(is_hugging_face, paths), None))
     stored = [open_network(p) for p in [*given, *paths] if p.is_file() or is_hugging_face(p)]
     single = [s for s in stored if architecture.prefix is not None or not _has_members(s, names)]
     files = {f.stored.path: f for f in fit_all(single, names, architecture.prefix, others)}

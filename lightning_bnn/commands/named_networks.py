@@ -13,16 +13,48 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.commands.architecture import Architecture
+from lightning_bnn.commands.mistakes import building
+from lightning_bnn.evaluation.problem import read_problem
 from lightning_bnn.weight_files import NetworkNames
 from lightning_bnn.weight_files.hugging_face import read_json
 
 __all__ = [
-    "code_of_the_user", "example_of", "imported", "names_in_files", "network_of",
-    "transformers_example", "transformers_network",
+    "build", "code_of_the_user", "example_of", "imported", "network_of",
 ]  # fmt: skip
 
 _TOKENS, _ROWS = 8, 2
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)
+
+
+def build(
+    architecture: Architecture, folder: Path | None
+) -> tuple[nn.Module, tuple[Tensor, ...], NetworkNames]:
+    """Build a network and an example of its input, and list its names in files.
+
+    Args:
+        architecture: as a user has named it.
+        folder: of Hugging Face, where nothing else says what the network is.
+    """
+    torch.manual_seed(architecture.seed)
+    path, text = architecture.network, architecture.input
+    if path is None:
+        if folder is None:
+            raise ValueError(
+                "`--network` is missing: give the import path of the class of the networks, e.g. "
+                "--network torchvision.models.resnet18 --input 1,3,224,224"
+            )
+        module = transformers_network(folder)
+        example = transformers_example(module, text)
+    elif Path(path).suffix in (".yaml", ".yml"):
+        with building(f"What {path} describes"):
+            problem = read_problem(Path(path))
+            module = problem.network
+            example = example_of(text) if text else (problem.example(),)
+    else:
+        example = example_of(text)
+        module = network_of(path, architecture.init or {})
+    return module.eval(), example, names_in_files(module)
 
 
 # ------------------------------------------------------------ input
