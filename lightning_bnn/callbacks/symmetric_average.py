@@ -158,9 +158,8 @@ class SymmetricAverage(SymmetryCallback):
         assert self.network is not None
         root, network = self._seen(), self.network.module
         live = _averaged_tensors(root)
-        names = _names_by_memory(live)
-        own = {n: names.get(_memory(t)) for n, t in self.network.weights().items()}
-        self._names = {n: name for n, name in own.items() if name is not None}
+        prefix = f"{self.network.name}." if self.network.name else ""
+        self._names = _names_in(live, self.network.weights(), prefix)
         saved = self._frame_state()
         is_stack = stack_of(root) is not None
         if is_stack and len(self._names) < len(live):  # what else is trained would not move along
@@ -231,10 +230,10 @@ class SymmetricAverage(SymmetryCallback):
         live = _averaged_tensors(pl_module)
         mean = {n: t.to(live[n].device, live[n].dtype) for n, t in self._mean.items()}
         mean |= self._statistics(mean)
-        names = _names_by_memory(live)
-        state = {n: t.clone() if isinstance(t, Tensor) else t for n, t in _state(pl_module).items()}
-        places = {n: names.get(_memory(t)) for n, t in _state(pl_module).items() if _is_full(t)}
-        return state | {n: mean[name] for n, name in places.items() if name is not None}
+        own = _state(pl_module)
+        state = {n: t.clone() if isinstance(t, Tensor) else t for n, t in own.items()}
+        names = _names_in(live, {n: t for n, t in own.items() if _is_full(t)})
+        return state | {n: mean[name] for n, name in names.items()}
 
     def _statistics(self, mean: Params) -> Params:
         """Statistics of batch norms in the network, estimated with the average in it."""
@@ -348,8 +347,16 @@ def _memory(tensor: Tensor) -> tuple[int, torch.Size]:
     return tensor.data_ptr(), tensor.shape
 
 
-def _names_by_memory(tensors: Params) -> dict[tuple[int, torch.Size], str]:
-    return {_memory(t): name for name, t in tensors.items()}
+def _names_in(root: Params, tensors: Params, prefix: str = "") -> dict[str, str]:
+    """Names of tensors in a module: the same behind a prefix, or those that share their memory."""
+    by_memory = {_memory(t): name for name, t in reversed(root.items())}
+    names = {
+        n: prefix + n
+        if prefix + n in root and root[prefix + n].shape == t.shape
+        else by_memory.get(_memory(t))
+        for n, t in tensors.items()
+    }
+    return {n: name for n, name in names.items() if name is not None}
 
 
 def _state(pl_module: Any) -> dict[str, Any]:
