@@ -234,17 +234,49 @@ def _actions(layout: Layout, units: Units, field: Field) -> Actions:
     """By which powers independent free variables act at every position."""
     parameters = [p.parts for p in layout.read.reading.parameters.values()]
     free = independent_variables(parameters, units, field)
+    labels = np.unique(np.concatenate([np.zeros(0, np.int64), *layout.labels])).tolist()
+    of = {x: {v: c for v, c in units.of(x).items() if v in free} for x in labels}
+    _thin_out(of, units)
     columns: list[tuple[int, int, int, Fraction]] = []
     exponents = layout.powers if field == "rational" else map(Fraction, layout.parities)
-    for axis, (labels, exponent) in enumerate(zip(layout.labels, exponents, strict=True)):
-        if not exponent:
-            continue
-        known: dict[int, Row] = {}
-        for at, label in enumerate(labels.tolist()):
-            if label not in known:
-                known[label] = units.of(label)
-            columns += [(v, at, axis, c * exponent) for v, c in known[label].items() if v in free]
+    for axis, (own, exponent) in enumerate(zip(layout.labels, exponents, strict=True)):
+        for at, label in enumerate(own.tolist() if exponent else ()):
+            columns += [(v, at, axis, c * exponent) for v, c in of[label].items()]
     return Actions(*_integral(columns))
+
+
+def _thin_out(of: dict[int, Row], units: Units) -> None:
+    """Let variables act on as few labels as adding others to them allows.
+
+    What acts on a label is a combination of variables. Any basis of them says the same, and one
+    whose members act in few places is easier to read, and to set by norms.
+    """
+    acts: dict[int, Row] = defaultdict(dict)
+    for label, row in of.items():
+        for v, c in row.items():
+            acts[v][label] = c
+    waiting = sorted({v for row in of.values() if len(row) > 1 for v in row})
+    while waiting:
+        v = waiting.pop()
+        near = [acts[w] for w in sorted({w for label in acts[v] for w in of[label]} - {v})]
+        found = (_thinner(acts[v], other, units) for other in near)
+        thinner = min((row for row in found if row is not None), key=len, default=None)
+        if thinner is None:
+            continue
+        for label in acts[v].keys() | thinner.keys():
+            of[label].pop(v, None)
+            if label in thinner:
+                of[label][v] = thinner[label]
+        acts[v] = thinner
+        waiting.append(v)
+
+
+def _thinner(row: Row, other: Row, units: Units) -> Row | None:
+    """The sum of a variable and a multiple of another one, if it acts on fewer labels."""
+    ratios = {-c / other[label] for label, c in row.items() if label in other}
+    sums = [units.added([row, {x: k * c for x, c in other.items()}]) for k in ratios]
+    best = min(sums, key=len, default=row)
+    return best if 0 < len(best) < len(row) else None
 
 
 def _integral(columns: Sequence[tuple[int, int, int, Fraction]]) -> Ints:

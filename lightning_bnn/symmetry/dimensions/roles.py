@@ -74,7 +74,8 @@ class Roles:
         self, node: Node, weights: set[Node], summed: tuple[int, int]
     ) -> Iterator[tuple[Any, str]]:
         for k, operand in enumerate(node.args[:2]):
-            if operand in weights:
+            other = self._reading.value_of(node.args[1 - k])
+            if operand in weights and not other.is_zero:  # such as the first state of a loop
                 is_second = k == 1 and node.args[0] in weights
                 yield from self._product(operand, summed[k], is_second)
 
@@ -89,7 +90,7 @@ class Roles:
         """Labels along the dimension that is summed over, and all others."""
         value = self._reading.value_of(node)
         for part in value.parts:
-            reads = summed in part.dims or (not part.dims and value.shape[summed] > 1)
+            reads = summed == max(part.dims, default=-1)  # rows only count the blocks of columns
             yield part.labels.numpy(), "in" if reads != is_second else "out"
 
     def _beside(self, node: Node, weights: set[Node], role: str) -> Iterator[tuple[Any, str]]:
