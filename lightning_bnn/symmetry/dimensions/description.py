@@ -15,11 +15,10 @@ from lightning_bnn.symmetry.dimensions.result import groups_of
 from lightning_bnn.symmetry.discovery.constants import Followed, follow_constants, shift_groups
 from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph, ancestors
+from lightning_bnn.symmetry.discovery.logits import find_shift
 from lightning_bnn.symmetry.discovery.reports import report
 from lightning_bnn.symmetry.discovery.routers import Router, routers, shifts_of_routers
 from lightning_bnn.symmetry.groups import Axis, Frozen, ShiftGroup, SoftmaxShift, Symmetries
-from lightning_bnn.symmetry.rules.labels import operation_name
-from lightning_bnn.symmetry.rules.table import KEEP_LOGITS
 from lightning_bnn.symmetry.shared_tensors import named_tensors, overlapping, owners
 
 __all__ = ["by_dimensions"]
@@ -112,27 +111,14 @@ def _weights(
 
 
 def _shift(graph: Graph, first: dict[str, str]) -> SoftmaxShift | None:
-    """The layer that writes the logits, if only shape operations and softmax follow it.
+    """The layer that writes the logits, unless its tensors have other names, too."""
 
-    Its tensors must be used nowhere else, and all its outputs must see the same inputs.
-    """
-    node: Any = graph.results[0] if len(graph.results) == 1 else None
-    while node is not None and node.op == "call_function" and operation_name(node) in KEEP_LOGITS:
-        node = node.args[0] if isinstance(node.args[0], Node) else None
-    if node is None or node.op != "call_function":
-        return None
-    kind, tensors = operation_name(node), [n for n in node.args[1:3] if isinstance(n, Node)]
-    grouped = kind == "conv2d" and len(node.args) > 6 and node.args[6] != 1
-    sources = [graph.sources.get(n) for n in tensors]
-    alone = all(
-        len(n.users) == 1 and s is not None and s.kind == "parameter"
-        for n, s in zip(tensors, sources, strict=True)
-    )
-    if kind not in ("linear", "conv2d") or grouped or not tensors or not alone:
-        return None
-    names = [s.name for s in sources if s is not None]
+    def name_of(node: Node) -> str | None:
+        source = graph.sources.get(node)
+        return source.name if source is not None and source.kind == "parameter" else None
+
+    shift = find_shift(graph.results, name_of)
     shared = {f for n, f in first.items() if n != f}
-    if tensors[0].meta["val"].shape[0] < 2 or shared & {first.get(n, n) for n in names}:
+    if shift is None or shared & {first.get(n, n) for n in (shift.weight, shift.bias) if n}:
         return None
-    dim = -1 if kind == "linear" else 1
-    return SoftmaxShift(names[0], names[1] if len(names) > 1 else None, dim)
+    return shift

@@ -154,7 +154,13 @@ class Channels:
             for leaf in tree_leaves(values[node], is_leaf=is_operand):
                 self.interpreter.freeze(leaf)
         shared = {first for name, first in self.owners.items() if name != first} | {*self.parts}
-        shift = find_shift(graph.results, values)
+
+        def name_of(node: Node) -> str | None:
+            value = values[node]
+            whole = isinstance(value, Weight) and value.shape == value.full_shape
+            return value.name if whole else None
+
+        shift = find_shift(graph.results, name_of)
         if shift is not None and not shared & {shift.weight, shift.bias}:
             self.shift = self.shift or shift
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch.fx import Node
 
 from lightning_bnn.symmetry.groups import SoftmaxShift
-from lightning_bnn.symmetry.rules.labels import Weight, operation_name
+from lightning_bnn.symmetry.rules.labels import operation_name
 from lightning_bnn.symmetry.rules.table import KEEP_LOGITS
 
 __all__ = ["find_shift"]
 
 
-def find_shift(results: list[Node], values: Mapping[Node, Any]) -> SoftmaxShift | None:
+def find_shift(results: list[Node], name_of: Callable[[Node], str | None]) -> SoftmaxShift | None:
     """The layer that writes the logits, if only shape operations and softmax follow it.
 
     Its tensors must be used nowhere else, and all its outputs must see the same inputs.
+
+    Args:
+        results: what the network returns.
+        name_of: gives the name of a parameter that a node stands for as a whole.
     """
     node: Any = results[0] if len(results) == 1 else None
     while node is not None and node.op == "call_function" and operation_name(node) in KEEP_LOGITS:
@@ -26,12 +30,10 @@ def find_shift(results: list[Node], values: Mapping[Node, Any]) -> SoftmaxShift 
         return None
     kind, tensors = operation_name(node), [n for n in node.args[1:3] if isinstance(n, Node)]
     grouped = kind == "conv2d" and len(node.args) > 6 and node.args[6] != 1
-    alone = all(len(n.users) == 1 and isinstance(values[n], Weight) for n in tensors)
-    if kind not in ("linear", "conv2d") or grouped or not tensors or not alone:
+    names = [name for n in tensors if len(n.users) == 1 and (name := name_of(n)) is not None]
+    if kind not in ("linear", "conv2d") or grouped or not names or len(names) < len(tensors):
         return None
-    names = [values[n].name for n in tensors]
-    shape = values[tensors[0]].full_shape
-    if values[tensors[0]].shape != shape or shape[0] < 2:
+    if tensors[0].meta["val"].shape[0] < 2:
         return None
     return SoftmaxShift(
         names[0], names[1] if len(names) > 1 else None, -1 if kind == "linear" else 1
