@@ -65,14 +65,45 @@ def described(symmetries):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_its_symmetries_are_those_of_discover(case, monkeypatch):
-    """Placements on axes, blocks inside blocks and all else, checked as those of rules are."""
-    model, x, expected = case.known()
+class Experts(nn.Module):
+    """Two stacks of matrices, of which only the second has an axis that counts its matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.router = nn.Linear(5, 4), nn.Linear(4, 3)
+        self.up, self.down = (nn.Parameter(torch.randn(3, *n)) for n in ((6, 4), (4, 6)))
+
+    def forward(self, x):
+        x = self.stem(x).tanh()
+        hidden = torch.einsum("bi,ehi->beh", x, self.up).relu()
+        out = torch.einsum("beh,eoh->beo", hidden, self.down)
+        return (out * self.router(x).softmax(-1)[..., None]).sum(1)
+
+
+@pytest.fixture
+def by_new_engine(monkeypatch):
     discovery = importlib.import_module("lightning_bnn.symmetry.discovery.discover")
     monkeypatch.setattr(discovery, "by_rules", by_dimensions)
     monkeypatch.setattr(discovery, "recall", lambda key: None)
     monkeypatch.setattr(discovery, "remember", lambda key, symmetries: None)
+
+
+@pytest.mark.usefixtures("by_new_engine")
+def test_rows_of_stacks_move_with_what_lies_inside_them():
+    torch.manual_seed(0)
+    sym = discover(Experts().double(), torch.randn(8, 5, dtype=torch.float64))
+    assert not sym.frozen
+    (block,) = (g for g in sym.permutations if g.kind == "block")
+    assert (block.units, len(block.inner[0])) == (3, 3)
+    rows = {sym.axes[p.axis].tensor for p in block.placements if sym.axes[p.axis].dim == 0}
+    assert rows == {"up", "down", "router.weight", "router.bias"}
+
+
+@pytest.mark.usefixtures("by_new_engine")
+@pytest.mark.parametrize("case", CASES)
+def test_its_symmetries_are_those_of_discover(case):
+    """Placements on axes, blocks inside blocks and all else, checked as those of rules are."""
+    model, x, expected = case.known()
     found = discover(model, x)
     assert described(found) == described(expected)
     assert found.error < 1e-9
