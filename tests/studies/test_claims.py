@@ -4,7 +4,6 @@ import copy
 import inspect
 import math
 import re
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,27 @@ import yaml
 from pages import page
 from scipy.stats import ttest_1samp
 
-from lightning_bnn.studies.claims.claim import judged, verdict_of
-from lightning_bnn.studies.claims.derived import DERIVED
-from lightning_bnn.studies.claims.evidence import Evidence, Missing, Quantity
-from lightning_bnn.studies.claims.numbers import Number, above, measured, minus, over_seeds
-from lightning_bnn.studies.claims.relations import RELATIONS, answer
+from lightning_bnn.studies.claims.evidence import (
+    Evidence,
+    Missing,
+    Number,
+    over_seeds,
+    with_error,
+)
 from lightning_bnn.studies.claims.steps import PAPERS, STEPS, chosen_steps
-from lightning_bnn.studies.claims.table import CLAIMS, claims_in, filled
+from lightning_bnn.studies.claims.verdicts import (
+    CLAIMS,
+    DERIVED,
+    RELATIONS,
+    _filled,
+    answer,
+    judged,
+    verdict_of,
+)
 from lightning_bnn.studies.reproduce import over_all_seeds
 
-EVERY = {claim.text: claim for claims in CLAIMS.values() for claim in claims}
-NAMED = {claim.name: claim for claim in EVERY.values()}
-TABLE = resources.files("lightning_bnn.studies.claims").joinpath("claims.yaml").read_text("utf-8")
+CLAIMED = {claim.name: claim for claims in CLAIMS.values() for claim in claims}
+ABOVE = RELATIONS["above"]
 
 
 # ------------------------------------------------------------ numbers
@@ -33,18 +41,12 @@ def test_the_doubt_about_a_mean_is_that_of_the_t_test(values):
     low, high = map(float, ttest_1samp(values, 0.0).confidence_interval(0.95))
     assert (number.value - number.doubt, number.value + number.doubt) == pytest.approx((low, high))
     for bound in (low - 1e-6, low + 1e-6, high + 1e-6):
-        assert above(number, Number(bound)) is (None if low < bound < high else bound < low)
-        wanted = None if low < bound < high else bound > high
-        assert above(Number(bound), number) is wanted
-
-
-def related(relation, *values):
-    """The answer about a number with an error of 0.1 and others without errors."""
-    return RELATIONS[relation][0](measured(1.0, 0.1), *map(Number, values))
+        assert ABOVE(number, Number([bound])) is (None if low < bound < high else bound < low)
+        assert ABOVE(Number([bound]), number) is (None if low < bound < high else bound > high)
 
 
 @pytest.mark.parametrize(
-    ("relation", "yes", "open_", "no"),
+    ("relation", "yes", "unclear", "no"),
     [
         ("above", (0.8,), (1.1,), (1.3,)),
         ("below", (1.3,), (1.1,), (0.8,)),
@@ -55,30 +57,25 @@ def related(relation, *values):
         ("agrees", (1.1, 2), None, (1.3, 2)),
     ],
 )
-def test_what_is_within_the_errors_is_neither_yes_nor_no(relation, yes, open_, no):
-    assert related(relation, *yes) is True
-    assert open_ is None or related(relation, *open_) is None
-    assert related(relation, *no) is False
-    nan = over_seeds([math.nan, 1.0])
-    assert RELATIONS[relation][0](nan, *map(Number, yes)) is None
-    assert nan.shown() == "/"
+def test_what_is_within_the_errors_is_neither_yes_nor_no(relation, yes, unclear, no):
+    def related(number, values):
+        return RELATIONS[relation](number, *(Number([v]) for v in values))
 
-
-def test_relations_know_all_of_their_operands():
-    assert {name: count for name, (_, count) in RELATIONS.items()} == {
-        **dict.fromkeys(("above", "below", "at_least", "at_most"), 2),
-        **dict.fromkeys(("within", "near", "agrees"), 3),
-    }
+    one = with_error([1.0], 0.1)
+    assert related(one, yes) is True
+    assert unclear is None or related(one, unclear) is None
+    assert related(one, no) is False
+    assert related(over_seeds([math.nan, 1.0]), yes) is None
 
 
 def test_errors_of_differences_are_independent():
-    one = measured(1.0, 0.1)
-    assert minus(one, one).doubt == pytest.approx(math.sqrt(2) * 1.96 * 0.1)
-    assert measured(1.0, 0.1, 4).doubt == pytest.approx(3.1824 * 0.05, rel=1e-4)
-    assert above(over_seeds([1.0]), Number(0.99)) is True
-    assert above(over_seeds([1.0]), Number(1.0)) is False
-    with pytest.raises(ValueError, match="got none"):
-        over_seeds([])
+    one = {"": with_error([1.0], 0.1)}
+    assert DERIVED["minus"](one, one)[""].doubt == pytest.approx(math.sqrt(2) * 1.96 * 0.1)
+    assert with_error([1.0], 0.1, 4).doubt == pytest.approx(3.1824 * 0.05, rel=1e-4)
+    assert with_error([1.0], 0.1, 1).doubt == 0
+    assert ABOVE(over_seeds([1.0]), Number([0.99])) is True
+    assert ABOVE(over_seeds([1.0]), Number([1.0])) is False
+    assert str(with_error([1.0], 0.25)) == "1 ± 0.25"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +89,7 @@ def test_errors_of_differences_are_independent():
     ],
 )
 def test_runs_and_means_are_compared_one_by_one(values, run, all_, mean):
-    rows = [[{"": Quantity(values, over_seeds(values))}, {"": Quantity([1.0], Number(1.0))}]]
+    rows = [[{"": over_seeds(values)}, {"": Number([1.0])}]]
     assert answer("above", rows, "run") is run
     assert answer("above", rows, "all") is all_
     assert answer("above", rows, "mean") is mean
@@ -103,10 +100,34 @@ def test_runs_and_means_are_compared_one_by_one(values, run, all_, mean):
     [((2, 3), True, True), ((0, 3), False, True), ((1, 3), None, True), ((0, 1), False, None)],
 )
 def test_all_rows_must_meet_a_relation_or_some(values, every, some):
-    rows = [[{"": Quantity([v], Number(v, 0.1, 0.2))}, {"": Quantity([1], Number(1))}]
-            for v in values]  # fmt: skip
+    rows = [[{"": Number([v], 0.1, 0.2)}, {"": Number([1])}] for v in values]
     assert answer("above", rows) is every
     assert answer("above", rows, some=True) is some
+
+
+def three(*values):
+    return {str(k): over_seeds(v) for k, v in enumerate(values, start=1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "values"),
+    [
+        ("least", three([1, 5], [3, 2]), [1, 2]),
+        ("most", three([1, 5], [3, 2]), [3, 5]),
+        ("where least", three([7, 8], [3, 2]), [3, 2]),
+        ("first", three([1], [2], [3]), [1]),
+        ("second", three([1], [2], [3]), [2]),
+        ("last", three([1], [2], [3]), [3]),
+        ("first fifth", three(*([k] for k in range(11))), [2]),
+        ("two fifths", three(*([k] for k in range(11))), [4]),
+        ("last fifth", three(*([k] for k in range(11))), [8]),
+        ("rank correlation", three([1, 3], [2, 2], [3, 1]), [1, -1]),
+        ("bonferroni", three([0.5, 0.2], [0.4, 0.3]), [0.8]),
+    ],
+)
+def test_one_number_is_derived_from_several_rows(name, rows, values):
+    more = [three([2], [1])] if name == "where least" else []
+    assert DERIVED[name](rows, *more)[""].values == pytest.approx(values)
 
 
 def test_verdicts():
@@ -116,8 +137,6 @@ def test_verdicts():
     assert verdict_of(open_) == "undecided: within the errors"
     assert verdict_of({**yes, **no}) == "partly (not: b)"
     assert verdict_of({**open_, **no}) == "partly (not: b; within the errors: c)"
-    with pytest.raises(ValueError, match="checks"):
-        verdict_of({})
 
 
 # ------------------------------------------------------------ results
@@ -136,14 +155,14 @@ def test_numbers_are_found_by_name_over_seeds():
     found = Evidence({"s": seeds}, {"other": "`other` failed: reason"})
     (x,) = found.read("s", "t", "a", "x").values()
     assert x.values == [1, 3]
-    assert x.number.value == 2
+    assert x.value == 2
     assert math.isnan(found.read("s", "t", "a", "y")[""].values[0])
-    assert Evidence({"s": seeds[:1]}).read("s", "t", "a", "x")[""].number.sd == 0.5
+    assert Evidence({"s": seeds[:1]}).read("s", "t", "a", "x")[""].sd == 0.5
     for wrong, text in (
         (("s", "u", "a", "x"), "no table 'u'"),
-        (("s", "t", "b", "x"), "no row 'b'"),
-        (("s", "t", "a", "z"), "no column 'z'"),
-        (("s", "t", "a", ""), "no number, but 'a'"),
+        (("s", "t", "b", "x"), "no number in row 'b'"),
+        (("s", "t", "a", "z"), "no number in row 'a' and column 'z'"),
+        (("s", "t", "a", ""), "no number in"),
         (("other", "t", "a", "x"), "`other` failed: reason"),
         (("never", "t", "a", "x"), "has not been run"),
     ):
@@ -156,14 +175,14 @@ def test_wildcards_stand_for_rows_and_columns():
     found = Evidence({"s": [stored(t=table(["", "", "x 1 ", "x 2"], *rows))]})
 
     def read(row, column):
-        return {key: q.number.value for key, q in found.read("s", "t", row, column).items()}
+        return {key: q.value for key, q in found.read("s", "t", row, column).items()}
 
     assert read(["a", "*"], "x 1") == {"u": 1, "v": 3}
     assert read(["*", "u"], "x 2") == {"a": 2}
     assert read(["* but a", "u"], "x 1") == {"b": 5}
-    assert read(["a", "u"], "x *") == {"x 1": 1, "x 2": 2}
-    assert read(["a", "*"], "last x *") == {"u": 2, "v": 4}
-    assert read(["*", "*"], "first x *") == {"a, u": 1, "a, v": 3, "b, u": 5}
+    assert read(["a", "u"], "*") == {"x 1": 1, "x 2": 2}
+    assert read(["a", "*"], "last *") == {"u": 2, "v": 4}
+    assert read("b", "*") == {"x 1": 5}
 
 
 def test_tables_of_several_seeds_become_one():
@@ -175,17 +194,13 @@ def test_tables_of_several_seeds_become_one():
     (alone,) = over_all_seeds([seed(1.0, 0.1)])
     assert alone.rows == [["a", 7, (1.0, 0.1)]]
     (first,) = over_all_seeds([seed(1.0, 0.1), seed(3.0, 0.2, "b")])
+    assert over_all_seeds([stored(t=table(["", "x"], ["a", None]))])[0].cells() == [["a", "/"]]
     assert first.rows == alone.rows
 
 
 # ------------------------------------------------------------ claims, with numbers made up
 CASES = yaml.safe_load((Path(__file__).parent / "claims_cases.yaml").read_text(encoding="utf-8"))
-ROWS = {
-    f"{paper}.{name}": row
-    for paper, sections in yaml.safe_load(TABLE).items()
-    for rows in sections.values()
-    for name, row in rows.items()
-}
+ROWS = {name: claim.row for name, claim in CLAIMED.items()}
 
 
 class Made:
@@ -209,14 +224,8 @@ class Made:
         for k, one in enumerate(value if isinstance(value, list) else [value], start=1):
             n = 1 if column == "*" else k
             cells = [str(n) if j in wild else name for j, name in enumerate(names)]
-            self.cell(table_name, cells, self.heading(column, k), one)
-
-    @staticmethod
-    def heading(column, k):
-        """A heading that a pattern matches."""
-        return {"*": str(k), "first *": "1", "last *": "2"}.get(column, column).replace(
-            "last near *", "near 2"
-        )
+            heading = {"*": str(k), "first *": "1", "last *": "2"}.get(column, column)
+            self.cell(table_name, cells, heading, one)
 
     def cell(self, name, cells, column, value):
         """One cell, whose row begins with others."""
@@ -248,8 +257,10 @@ def made_up(row, values):
     """Results for all studies of a claim, with the same numbers in each."""
     made = {}
     for names in row.get("each", [{}]):
-        part = filled(row, names)
+        part = _filled(row, names)
         results = made.setdefault(part["study"], Made())
+        if "count" in part:
+            results.put({"setting": part["count"]}, 5)
         numbers = part["numbers"].values()
         sources = [s for s in numbers if isinstance(s, list) or "setting" in (s or ())]
         for source, value in zip(sources, values, strict=False):
@@ -264,118 +275,50 @@ def test_verdicts_follow_from_the_numbers(name, answers):
     row = ROWS[name]
     results = made_up(row, CASES[name][answers])
     kept = copy.deepcopy(results)
-    found = judged(NAMED[name], Evidence(results))
+    found = judged(CLAIMED[name], Evidence(results))
     wanted = [letter == "y" for letter in answers] * len(row.get("each", [0]))
     assert [*found.checks.values()] == wanted, found
     assert found.here
     assert results == kept
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "function" not in row])
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "order" not in row])
 def test_every_criterion_has_both_answers(name):
     for answers in zip(*CASES[name], strict=True):
         assert {*answers} == {"y", "n"}
 
 
-def layers(few, many, masses):
-    header = ["layer", "weights", "largest weight", "largest at the minimum", "at the minimum"]
-    rows = (["few", 10, *few, masses[0]], ["many", 99, *many, masses[1]])
-    return {"layers": table(header, *rows)}
-
-
-def thresholds(*rows):
-    header = ["dimension", "sigma", "last alpha between", "first alpha on a mode"]
-    return {"thresholds": table(header, *rows)}
-
-
-def order(column, **changed):
-    rows = {**ROWS[f"p3.order_of_{column}"]["with"]["paper"], **changed}
-    heading = ROWS[f"p3.order_of_{column}"]["with"]["column"]
-    return {"table1": table(["", heading], *([name, value] for name, value in rows.items()))}
-
-
-_LAYERS = [
-    (layers((1, 3), (2, 2), (5, 5)), "holds"),
-    (layers((3, 2), (2, 2.5), (5, 6)), "does not hold"),
-]
-FUNCTIONS = [
-    *(("p1.layers", *case) for case in _LAYERS),
-    *(("p1.layers_digits", *case) for case in _LAYERS),
-    ("p2.proportional", thresholds(["5", 1.0, 4.5, 5.0], ["30", 2.0, 9.5, 10.0]), "holds"),
-    ("p2.proportional", thresholds(["5", 1.0, 4.5, 5.0], ["30", 2.0, 5, 5.5]), "does not hold"),
-    ("p2.no_dimension", thresholds(["5", 1.0, 4.5, 5.0], ["30", 1.0, 4.5, 5.0]), "holds"),
-    ("p2.no_dimension", thresholds(["5", 1.0, 4.5, 5.0], ["30", 1.0, 4, 4.5]), "does not hold"),
-    *(
-        (f"p3.order_of_{column}", order(column, **changed), verdict)
-        for column in ("accuracy", "of_the_mean", "agreement", "total_variation")
-        for changed, verdict in (({}, "holds"), ({"VI": 0.5}, "does not hold"))
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "tables", "verdict"), FUNCTIONS)
-def test_verdicts_of_claims_that_have_a_function(name, tables, verdict):
-    results = {ROWS[name]["study"]: [stored(**tables)]}
-    assert judged(NAMED[name], Evidence(results)).verdict == verdict
-
-
-def test_every_function_is_tested():
-    assert {name for name, row in ROWS.items() if "function" in row} == {n for n, *_ in FUNCTIONS}
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "order" in row])
+@pytest.mark.parametrize(("changed", "verdict"), [({}, "holds"), ({"VI": 0.5}, "does not hold")])
+def test_rows_in_the_papers_order_hold(name, changed, verdict):
+    order = ROWS[name]["order"]
+    rows = {**order["paper"], **changed}
+    table1 = table(["", order["column"]], *([row, value] for row, value in rows.items()))
+    found = judged(CLAIMED[name], Evidence({"compact": [stored(table1=table1)]}))
+    assert found.verdict == verdict
+    assert not changed or "below VI" in str(found.checks) or "VI below" in str(found.checks)
 
 
 def test_errors_of_the_numbers_leave_a_claim_undecided():
     name, cases = "p1.dropout", CASES["p1.dropout"]
     results = made_up(ROWS[name], cases["y"])
-    assert judged(NAMED[name], Evidence(results)).verdict == "holds"
+    assert judged(CLAIMED[name], Evidence(results)).verdict == "holds"
     for row in results["mnist/compare"][0]["rows"]:
         row["numbers"]["acc"][1] = 0.2
-    assert judged(NAMED[name], Evidence(results)).verdict == "undecided: within the errors"
+    assert judged(CLAIMED[name], Evidence(results)).verdict == "undecided: within the errors"
 
 
 def test_runs_that_differ_leave_a_claim_undecided():
     runs = [made_up(ROWS["p1.converged"], [share])["toy"][0] for share in (0.2, 1.5, 0.7)]
-    found = judged(NAMED["p1.converged"], Evidence({"toy": runs}))
+    found = judged(CLAIMED["p1.converged"], Evidence({"toy": runs}))
     assert found.verdict == "undecided: within the errors"
 
 
 def test_a_study_that_has_not_been_run_leaves_the_judgement_to_the_other():
     results = made_up(ROWS["p1.symmetric"], CASES["p1.symmetric"]["y"])
     del results["mnist/collapse"]
-    found = judged(NAMED["p1.symmetric"], Evidence(results))
+    found = judged(CLAIMED["p1.symmetric"], Evidence(results))
     assert list(found.checks) == ["digits: the skewness is below 0.5 in every run"]
-
-
-_ROW = "p9: {Section: {name: {claim: c, paper: p, study: s, %s}}}"
-_NUMBERS = "numbers: {x: [t, r, c]}"
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (
-            "checkz: 1",
-            "`p9.name` must have claim and paper, .*, got claim, paper, study, checkz",
-        ),
-        ("numbers: {x: [t, r, c]}", "`p9.name` must have checks, got none"),
-        ("numbers: {x: [t, r]}, checks: {a: {above: [x, 1]}}", "x must have table, row and column"),
-        (
-            f"{_NUMBERS}, checks: {{a: {{over: [x, 1]}}}}",
-            "a relation must be one of .*'over'",
-        ),
-        (f"{_NUMBERS}, checks: {{a: {{above: [y, 1]}}}}", "a must be one of x, got 'y'"),
-        (f"{_NUMBERS}, checks: {{a: {{above: [x]}}}}", "a must have 2 operands, got 1"),
-        (f"{_NUMBERS}, checks: {{a: {{above: [x, 1], by: z}}}}", "`by` must be one of .*, got 'z'"),
-        (
-            "numbers: {x: {root: 2}}, checks: {a: {above: [x, 1]}}",
-            "a derived number must be",
-        ),
-        ("function: f", "function must be one of layers, .*, got 'f'"),
-    ],
-)
-def test_a_row_that_cannot_be_judged_is_refused(row, message):
-    with pytest.raises(ValueError, match=message):
-        claims_in(_ROW % row)
 
 
 def test_a_law_that_is_not_there_leaves_the_judgement_to_what_is():
@@ -383,24 +326,23 @@ def test_a_law_that_is_not_there_leaves_the_judgement_to_what_is():
     results = made_up(ROWS[name], CASES[name]["y"])
     for row in results["mnist/compare"][0]["rows"]:
         row["numbers"].pop("law", None)
-    found = judged(NAMED[name], Evidence(results))
+    found = judged(CLAIMED[name], Evidence(results))
     assert list(found.checks) == ["closer for every method, by the pooled MMD², as P1 measures it"]
 
 
-@pytest.mark.parametrize("text", EVERY)
-def test_without_results_nothing_is_tested_and_the_reason_is_said(text):
+@pytest.mark.parametrize("name", CLAIMED)
+def test_without_results_nothing_is_tested_and_the_reason_is_said(name):
     absent = {step.name: f"`{step.name}` failed: a reason" for step in STEPS}
-    found = judged(EVERY[text], Evidence({}, absent))
+    found = judged(CLAIMED[name], Evidence({}, absent))
     assert re.fullmatch(r"not tested: `[\w/]+` failed: a reason", found.verdict)
     assert not found.checks
 
 
 # ------------------------------------------------------------ what there is
 def test_claims_are_told_apart():
-    claims = [claim for claims in CLAIMS.values() for claim in claims]
-    assert len(claims) == len(EVERY)
+    assert len({claim.text for claim in CLAIMED.values()}) == sum(map(len, CLAIMS.values()))
     assert CLAIMS.keys() == PAPERS.keys()
-    assert all(claim.section and claim.paper for claim in claims)
+    assert all(claim.section and claim.row["paper"] for claim in CLAIMED.values())
 
 
 @pytest.mark.parametrize("paper", CLAIMS)
@@ -442,8 +384,5 @@ def test_steps_are_chosen_by_paper_and_name():
 
 @pytest.mark.parametrize("values", [[math.nan, 0.5], [0.5, math.nan], [0.5, 0.5, math.nan]])
 def test_a_missing_p_decides_nothing_wherever_it_stands(values):
-    x = {"p": Quantity(values, over_seeds(values))}
-    (least,) = DERIVED["bonferroni"][0](x).values()
-    assert math.isnan(least.number.value)
-    (whole,) = DERIVED["bonferroni"][0]({"p": Quantity([0.5, 0.2], Number(0.35))}).values()
-    assert whole.number.value == 0.4
+    (least,) = DERIVED["bonferroni"]({"p": over_seeds(values)}).values()
+    assert math.isnan(least.value)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import threading
 
 import pytest
 from small_runs import results
@@ -12,9 +11,8 @@ import lightning_bnn
 from lightning_bnn.cli import main
 from lightning_bnn.datamodules import MissingData
 from lightning_bnn.studies import reproduce as command
-from lightning_bnn.studies.claims import records, steps
-from lightning_bnn.studies.claims.records import evidence_in, key_of_step, read_record, timed
-from lightning_bnn.studies.claims.steps import STEPS, Step
+from lightning_bnn.studies.claims import steps
+from lightning_bnn.studies.claims.steps import STEPS, Record, Step, evidence_in, recorded
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CALLS = []
@@ -53,7 +51,7 @@ def fakes(monkeypatch, tmp_path):
         Fake("mnist/runs", "p1", "optunets", None, seeded=False, error=MissingData("no files")),
         Fake("mnist/mass", "p1", "mass", 1, smallest=None, seeded=False, after="mnist/runs"),
     )
-    for module in (steps, records, command):
+    for module in (steps, command):
         monkeypatch.setattr(module, "STEPS", chosen)
     monkeypatch.chdir(tmp_path)
     return chosen
@@ -117,49 +115,39 @@ def test_another_version_begins_anew(fakes, monkeypatch):
 
 def test_keys_know_the_arguments_and_the_source(tmp_path):
     toy, mass = (step for step in STEPS if step.name in ("toy", "mass"))
-    keys = {
-        key_of_step(toy, tmp_path, seed, size) for seed in (0, 1) for size in ("full", "smallest")
-    }
-    keys |= {key_of_step(dataclasses.replace(toy, study="width"), tmp_path, 0, "full")}
-    keys |= {key_of_step(dataclasses.replace(toy, options={"members": 3}), tmp_path, 0, "full")}
-    assert len(keys | {key_of_step(mass, tmp_path, 0, "full")}) == 7
-    assert key_of_step(toy, tmp_path, 0, "full") == key_of_step(toy, tmp_path / "moved", 0, "full")
+    keys = {toy.key(tmp_path, seed, size) for seed in (0, 1) for size in ("full", "smallest")}
+    keys |= {dataclasses.replace(toy, study="width").key(tmp_path, 0, "full")}
+    keys |= {dataclasses.replace(toy, options={"members": 3}).key(tmp_path, 0, "full")}
+    assert len(keys | {mass.key(tmp_path, 0, "full")}) == 7
+    assert toy.key(tmp_path, 0, "full") == toy.key(tmp_path / "moved", 0, "full")
 
 
-def test_time_is_kept_while_a_step_runs_and_summed_over_calls(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "_SECONDS_BETWEEN", 0.01)
+def test_time_is_summed_over_calls_of_the_same_settings(tmp_path, monkeypatch):
     clock = iter(range(10**6))
-    monkeypatch.setattr(records.time, "monotonic", lambda: float(next(clock)))
-    toy = STEPS[0]
-    during = interrupted(tmp_path, toy)
-    first = read_record(tmp_path, toy, 0)
-    assert (first.state, during.state) == ("begun", "begun")
-    assert 0 < during.seconds <= first.seconds
-    with timed(tmp_path, toy, 0, "key") as outcome:
-        outcome["state"] = "finished"
-    second = read_record(tmp_path, toy, 0)
-    assert second.state == "finished"
-    assert second.seconds > first.seconds
-    with timed(tmp_path, toy, 0, "other settings"):
-        pass
-    assert read_record(tmp_path, toy, 0).seconds < first.seconds
-    assert not list((tmp_path / "steps").glob("*.part"))
-
-
-def interrupted(root, step):
-    """What a record says while a step runs that is then stopped."""
-    with contextlib.suppress(KeyboardInterrupt), timed(root, step, 0, "key"):
-        threading.Event().wait(0.1)
-        during = read_record(root, step, 0)
+    monkeypatch.setattr(steps.time, "monotonic", lambda: float(next(clock)))
+    toy, during = STEPS[0], []
+    with contextlib.suppress(KeyboardInterrupt), recorded(toy, tmp_path, 0, "full"):
+        during.append(toy.record(tmp_path, 0))
         raise KeyboardInterrupt
-    return during
+    first = toy.record(tmp_path, 0)
+    assert (first.state, during[0].state) == ("begun", "begun")
+    with recorded(toy, tmp_path, 0, "full") as outcome:
+        outcome["state"] = "finished"
+    second = toy.record(tmp_path, 0, "full")
+    assert second.state == "finished"
+    assert second.seconds == 2 * first.seconds > 0
+    with recorded(toy, tmp_path, 0, "smallest"):
+        pass
+    assert toy.record(tmp_path, 0).seconds == first.seconds
+    assert toy.record(tmp_path, 0, "full") == Record()
+    assert not list((tmp_path / "steps").glob("*.part"))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1, "more": 2}'])
 def test_a_record_that_cannot_be_read_is_none(text, tmp_path):
     (tmp_path / "steps").mkdir()
     (tmp_path / "steps" / "toy.0.json").write_text(text)
-    assert read_record(tmp_path, STEPS[0], 0) == records.Record()
+    assert STEPS[0].record(tmp_path, 0) == Record()
 
 
 @pytest.mark.bad_input

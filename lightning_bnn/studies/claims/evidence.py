@@ -1,17 +1,15 @@
-"""The stored results of studies, read by the names of tables, rows and columns."""
+"""Numbers of studies with the doubt about them, read by the names of tables, rows and columns."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
-from lightning_bnn.studies.claims.numbers import Number, measured, over_seeds
 from lightning_bnn.studies.compare import COLUMNS
 
-__all__ = ["Evidence", "Missing", "Quantities", "Quantity"]
+__all__ = ["Evidence", "Missing", "Number", "Numbers", "over_seeds", "with_error"]
 
 
 class Missing(Exception):
@@ -19,20 +17,64 @@ class Missing(Exception):
 
 
 @dataclass(frozen=True)
-class Quantity:
+class Number:
     """A number of a study.
 
     Attributes:
-        values: one for each seed, without errors.
-        number: over seeds; that of a single seed has the error that its table states.
+        values: one for each seed.
+        sd: the deviation that is shown behind their mean; NaN if there is none.
+        doubt: half the width of its 95 % interval; 0 where nothing is known of it, so that the
+            number alone decides.
     """
 
-    values: Sequence[float | int]
-    number: Number
+    values: Sequence[float]
+    sd: float = math.nan
+    doubt: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """The mean over seeds."""
+        return math.fsum(self.values) / len(self.values)
+
+    def __str__(self) -> str:
+        error = f" ± {self.sd:.2g}" if math.isfinite(self.sd) else ""
+        return f"{self.value:.4g}{error}"
 
 
-Quantities = Mapping[str, Quantity]
+Numbers = Mapping[str, Number]
 """Numbers by what the wildcards of their row and column stand for; "" without wildcards."""
+
+
+def over_seeds(values: Sequence[float]) -> Number:
+    """The mean of repetitions. The doubt about it is Student's.
+
+    Args:
+        values: one for each repetition.
+
+    >>> str(over_seeds([1.0, 2.0, 3.0]))
+    '2 ± 1'
+    """
+    number = Number(values)
+    if len(values) == 1:
+        return number
+    squares = math.fsum((v - number.value) ** 2 for v in values)
+    return with_error(values, math.sqrt(squares / (len(values) - 1)), len(values))
+
+
+def with_error(values: Sequence[float], sd: float, count: int | None = None) -> Number:
+    """A number whose spread is known.
+
+    Args:
+        values: one for each repetition.
+        sd: deviation of what was averaged, or a standard error.
+        count: how many were averaged; None if ``sd`` is a standard error.
+    """
+    from scipy.stats import t
+
+    if not math.isfinite(sd) or count == 1:
+        return Number(values, sd)
+    width = 1.96 if count is None else float(t.ppf(0.975, count - 1)) / math.sqrt(count)
+    return Number(values, sd, width * sd)
 
 
 @dataclass(frozen=True)
@@ -55,123 +97,85 @@ class Evidence:
         return self.results[step]
 
     def setting(self, step: str, path: str) -> Any:
-        """A setting of a step by its dotted name, None if there is none."""
-        found: Any = self.of(step)[0]["settings"]
+        """A setting of a step by its dotted name."""
+        value: Any = self.of(step)[0]["settings"]
         for name in path.split("."):
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
+            value = value[name]
+        return value
 
     def read(
         self, step: str, table: str, row: str | Sequence[str], column: str, count: int | None = None
-    ) -> Quantities:
+    ) -> Numbers:
         """Numbers of a table.
 
         Args:
             step: whose results.
             table: its name; ``one`` and ``multi`` are the posteriors of a comparison by method
                 and number, and ``floor`` is the noise of as many networks as they pool.
-            row: what its first cells are, with ``*``, or ``* but X``, for several rows.
-            column: its heading, or a pattern with ``*``; ``first`` or ``last`` before it takes one.
+            row: its first cells, with ``*``, or ``* but X``, for several rows.
+            column: its heading, ``*`` for all after the first, ``first *`` or ``last *``.
             count: how many were averaged for the error of the table, if it is their deviation.
         """
         if table in ("one", "multi", "floor"):
             return self._posteriors(step, table, str(row), column)
-        where, tables = f"{table!r} of `{step}`", self._tables(step, table)
-        patterns = [row] if isinstance(row, str) else list(row)
-        columns = _columns([str(name).strip() for name in tables[0]["header"]], column, where)
-        several = "*" in column and column.split()[0] not in ("first", "last")
-        names = dict.fromkeys(_row_name(cells, len(patterns)) for cells in tables[0]["rows"])
-        found: dict[str, Quantity | str] = {}
-        for name in names:
-            if all(map(_matches, name, patterns)):
-                rows = [_row(one, name, where) for one in tables]
-                free = [n for n, p in zip(name, patterns, strict=True) if n != p]
-                for title, index in columns.items():
-                    key = ", ".join([*free, title] if several else free)
-                    found[key] = _quantity([cells[index] for cells in rows], count)
-        if not found:
-            raise Missing(f"{where} has no row {', '.join(patterns)!r}")
-        return _numeric(found)
-
-    def _tables(self, step: str, table: str) -> list[Mapping[str, Any]]:
-        found = [result["tables"].get(table) for result in self.of(step)]
-        if any(one is None for one in found):
+        tables = [result["tables"].get(table) for result in self.of(step)]
+        if None in tables:
             raise Missing(f"the results of `{step}` have no table {table!r}")
-        return [one for one in found if one is not None]
+        patterns = [row] if isinstance(row, str) else row
+        header = [str(name).strip() for name in tables[0]["header"]]
+        columns = {"*": range(1, len(header)), "first *": [1], "last *": [len(header) - 1]}.get(
+            column, [k for k, name in enumerate(header) if name == column]
+        )
+        numbers: dict[str, Number] = {}
+        by_name = [{_first(r, len(patterns)): r for r in one["rows"]} for one in tables]
+        for name in by_name[0]:
+            if all(map(_matches, name, patterns)) and all(name in rows for rows in by_name):
+                free = [n for n, p in zip(name, patterns, strict=True) if "*" in p]
+                for k in columns:
+                    key = ", ".join([*free, header[k]] if column == "*" else free)
+                    cells = [rows[name][k] for rows in by_name]
+                    if not isinstance(cells[0], str):
+                        numbers[key] = _number(cells, count)
+        if not numbers:
+            where = f"row {', '.join(patterns)!r} and column {column!r}"
+            raise Missing(f"{table!r} of `{step}` has no number in {where}")
+        return numbers
 
-    def _posteriors(self, step: str, mode: str, method: str, name: str) -> Quantities:
-        found: dict[str, Quantity] = {}
+    def _posteriors(self, step: str, mode: str, method: str, name: str) -> Numbers:
+        numbers: dict[str, Number] = {}
         for row in self.of(step)[0].get("rows", ()):
-            same = row["mode"] == ("multi" if mode == "floor" else mode) and name in row["numbers"]
-            if same and _matches(row["method"], method):
-                key = row["method"] if "*" in method else ""
-                if mode == "floor":
-                    found[key] = self._floor(step, row["pooled"], COLUMNS[name])
-                    continue
-                value, error = row["numbers"][name]
-                error, count = _finite(error), row["seeds"] if mode == "one" else None
-                found[key] = Quantity([value], measured(value, error, count))
-        if not found:
+            in_mode = row["mode"] == ("multi" if mode == "floor" else mode)
+            if not (in_mode and name in row["numbers"] and _matches(row["method"], method)):
+                continue
+            key = row["method"] if "*" in method else ""
+            if mode == "floor":
+                floor = ("Noise floor", f"{row['pooled']} networks")
+                (cell,) = self.read(step, "table1", floor, COLUMNS[name]).values()
+                numbers[key] = Number([cell.value / 100], cell.sd / 100, cell.doubt / 100)
+                continue
+            value, error = map(_finite, row["numbers"][name])
+            numbers[key] = with_error([value], error, row["seeds"] if mode == "one" else None)
+        if not numbers:
             raise Missing(f"the rows of `{step}` have no number {name!r} of {method}, {mode} mode")
-        return found
-
-    def _floor(self, step: str, pooled: int, column: str) -> Quantity:
-        """The noise of as many pooled networks as a posterior has: P1's noise floor."""
-        (cell,) = self.read(step, "table1", ("Noise floor", f"{pooled} networks"), column).values()
-        n = cell.number
-        return Quantity([n.value / 100], Number(n.value / 100, n.sd / 100, n.doubt / 100))
-
-
-def _columns(header: Sequence[str], column: str, where: str) -> dict[str, int]:
-    """Columns by heading. An exact heading goes before a pattern."""
-    one, _, pattern = column.partition(" ")
-    if column in header:
-        return {column: header.index(column)}
-    if "*" not in column:
-        raise Missing(f"{where} has no column {column!r}")
-    pattern = pattern if one in ("first", "last") else column
-    found = {n: k for k, n in enumerate(header) if k and fnmatchcase(n, pattern)}
-    if not found:
-        raise Missing(f"{where} has no column {column!r}")
-    chosen = {"first": [*found][:1], "last": [*found][-1:]}.get(one, [*found])
-    return {name: found[name] for name in chosen}
+        return numbers
 
 
 def _matches(text: str, pattern: str) -> bool:
     pattern, _, excluded = pattern.partition(" but ")
-    return text != excluded and (text == pattern or (pattern == "*"))
+    return text != excluded and pattern in ("*", text)
 
 
-def _row_name(cells: Sequence[Any], length: int) -> tuple[str, ...]:
-    return tuple(str(cell).strip() for cell in cells[:length])
+def _first(cells: Sequence[Any], count: int) -> tuple[str, ...]:
+    return tuple(str(cell).strip() for cell in cells[:count])
 
 
-def _row(table: Mapping[str, Any], name: tuple[str, ...], where: str) -> Sequence[Any]:
-    for cells in table["rows"]:
-        if _row_name(cells, len(name)) == name:
-            return list(cells)
-    raise Missing(f"{where} has no row {', '.join(name)!r}")
-
-
-def _quantity(cells: Sequence[Any], count: int | None) -> Quantity | str:
-    """A cell of every seed, or the text in its place."""
-    plain = [cell["value"] if isinstance(cell, Mapping) else cell for cell in cells]
-    for cell in plain:
-        if isinstance(cell, str):
-            return cell
-    values = [_finite(value) for value in plain]
+def _number(cells: Sequence[Any], count: int | None) -> Number:
+    """A cell of every seed. That of a single seed has the error that its table states."""
+    values = [_finite(cell["value"] if isinstance(cell, Mapping) else cell) for cell in cells]
     if len(cells) == 1 and isinstance(cells[0], Mapping):
-        return Quantity(values, measured(values[0], _finite(cells[0]["error"]), count))
-    return Quantity(values, over_seeds(values))
+        return with_error(values, _finite(cells[0]["error"]), count)
+    return over_seeds(values)
 
 
-def _numeric(found: Mapping[str, Quantity | str]) -> Quantities:
-    """Those cells that are numbers."""
-    numbers = {key: one for key, one in found.items() if not isinstance(one, str)}
-    if not numbers:
-        raise Missing(f"there is no number, but {next(iter(found.values()))!r}")
-    return numbers
-
-
-def _finite(value: float | int | None) -> float:
+def _finite(value: float | None) -> float:
     return math.nan if value is None else float(value)

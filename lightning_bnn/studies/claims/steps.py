@@ -1,17 +1,24 @@
-"""The steps of a reproduction: which study is called, how, and how often."""
+"""The steps of a reproduction: which study is called, how and how often, and their records."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-__all__ = ["PAPERS", "STEPS", "Size", "Step", "chosen_steps"]
+import lightning_bnn
+from lightning_bnn.studies.claims.evidence import Evidence
+
+__all__ = ["PAPERS", "STEPS", "Record", "Size", "Step", "chosen_steps", "evidence_in", "recorded"]
 
 Size = Literal["full", "smallest"]
 PAPERS = {
@@ -19,6 +26,25 @@ PAPERS = {
     "p2": "Variational inference failures under model symmetries",
     "p3": "A compact representation for Bayesian neural networks",
 }
+
+
+@dataclass(frozen=True)
+class Record:
+    """The record of one repetition of a step.
+
+    Attributes:
+        key: digest of the settings that it was called with.
+        state: begun, finished, failed, skipped or not run.
+        reason: why it failed or was skipped.
+        seconds: that it took by the clock, over all calls.
+        cpu_seconds: that the process has computed, which other jobs on the machine do not change.
+    """
+
+    key: str = ""
+    state: str = "not run"
+    reason: str = ""
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +57,7 @@ class Step:
     name: str
     paper: str
     study: str
-    minutes: int | float | None = None
+    minutes: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     smallest: Mapping[str, Any] | None = field(default_factory=dict)
     seeded: bool = True
@@ -43,6 +69,10 @@ class Step:
         """The file of its study."""
         return Path(__file__).parents[1] / f"{self.study}.py"
 
+    def function(self) -> Any:
+        """Import the function of the study."""
+        return getattr(importlib.import_module(f"lightning_bnn.studies.{self.study}"), self.study)
+
     def seeds(self, count: int) -> Sequence[int]:
         """The seeds it is called with."""
         return range(count) if self.seeded else (0,)
@@ -52,23 +82,38 @@ class Step:
         return root / self.name / f"seed_{seed}" if self.seeded else root / self.name
 
     def arguments(self, root: Path, seed: int, size: Size) -> dict[str, Any]:
-        """Everything that its function is called with.
-
-        Args:
-            root: folder of everything.
-            seed: which repetition.
-            size: full or smallest.
-        """
+        """Everything that its function is called with."""
         options = self.options if size == "full" else self.smallest
-        assert options is not None
-        arguments = {name: _placed(value, root) for name, value in options.items()}
+        arguments = json.loads(json.dumps(options).replace("{root}", str(root)))
         if self.seeded:
             arguments["seed"] = seed
         return {**arguments, "out": str(self.folder(root, seed))}
 
-    def function(self) -> Any:
-        """Import the function of the study."""
-        return getattr(importlib.import_module(f"lightning_bnn.studies.{self.study}"), self.study)
+    def key(self, root: Path, seed: int, size: Size) -> str:
+        """A digest of the version, of the study's source, of its arguments, and of those before."""
+        arguments = json.dumps(self.arguments(Path("."), seed, size), sort_keys=True)
+        parts = [lightning_bnn.__version__, self.source.read_text(encoding="utf-8"), arguments]
+        parts += [step.record(root, 0).key for step in STEPS if step.name == self.after]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+    def record(self, root: Path, seed: int, size: Size | None = None) -> Record:
+        """The record of earlier calls, only of the same settings if a size is given."""
+        try:
+            record = Record(**json.loads(self._file(root, seed).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return Record()
+        return record if size is None or record.key == self.key(root, seed, size) else Record()
+
+    def write(self, record: Record, root: Path, seed: int) -> None:
+        """Replace the record as a whole: a kill must not leave half a file."""
+        file = self._file(root, seed)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(".part")
+        unfinished.write_text(json.dumps(asdict(record)) + "\n", encoding="utf-8")
+        unfinished.replace(file)
+
+    def _file(self, root: Path, seed: int) -> Path:
+        return root / "steps" / f"{self.name.replace('/', '.')}.{seed}.json"
 
 
 def chosen_steps(only: Sequence[str]) -> list[Step]:
@@ -84,12 +129,70 @@ def chosen_steps(only: Sequence[str]) -> list[Step]:
     return [step for step in STEPS if not only or {step.name, step.paper} & set(only)]
 
 
-def _placed(value: Any, root: Path) -> Any:
-    if isinstance(value, str):
-        return value.replace("{root}", str(root))
-    if isinstance(value, Mapping):
-        return {name: _placed(part, root) for name, part in value.items()}
-    return value
+@contextlib.contextmanager
+def recorded(step: Step, root: Path, seed: int, size: Size) -> Iterator[dict[str, str]]:
+    """Record a step while it runs. Time that other settings have taken does not count.
+
+    Yields:
+        Where the state and its reason are left for the record.
+    """
+    before = step.record(root, seed, size)
+    key, outcome = step.key(root, seed, size), {"state": "begun", "reason": ""}
+    clock, computed = time.monotonic(), time.process_time()
+
+    def write() -> None:
+        seconds = before.seconds + time.monotonic() - clock
+        cpu_seconds = before.cpu_seconds + time.process_time() - computed
+        taken = round(seconds, 1), round(cpu_seconds, 1)
+        step.write(Record(key, outcome["state"], outcome["reason"], *taken), root, seed)
+
+    write()
+    try:
+        yield outcome
+    finally:
+        write()
+
+
+def evidence_in(root: Path, seeds: int, size: Size) -> Evidence:
+    """All results of finished steps, and why others have none.
+
+    Args:
+        root: folder of everything.
+        seeds: repetitions that count.
+        size: full or smallest.
+    """
+    results: dict[str, Sequence[Mapping[str, Any]]] = {}
+    absent: dict[str, str] = {}
+    for step in STEPS:
+        if size == "smallest" and step.smallest is None:
+            absent[step.name] = f"`{step.name}` has no smallest size"
+            continue
+        records = {seed: step.record(root, seed, size) for seed in step.seeds(seeds)}
+        finished = [seed for seed, record in records.items() if record.state == "finished"]
+        waiting = [r for r in records.values() if r.state in ("begun", "not run")]
+        if finished and waiting:
+            number = f"{len(finished)} of {len(records)}"
+            absent[step.name] = f"`{step.name}` has finished {number} seeds"
+        elif finished:
+            results[step.name] = [_results(step.folder(root, s) / step.results) for s in finished]
+        else:
+            absent[step.name] = _reason(step, records[0])
+    return Evidence({name: found for name, found in results.items() if found[0]}, absent)
+
+
+def _reason(step: Step, record: Record) -> str:
+    state = "has not been run" if record.state == "not run" else record.state
+    return f"`{step.name}` {state}{f': {record.reason}' if record.reason else ''}"
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    """Read the results of a study, with the rows of its posteriors if it compares any."""
+    file = folder / "results.json"
+    if not file.is_file():
+        return {}
+    stored = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("rows/*.json"))]
+    rows = [row for one in stored for row in one["rows"]]
+    return {"rows": rows, **json.loads(file.read_text(encoding="utf-8"))}
 
 
 def _steps() -> tuple[Step, ...]:

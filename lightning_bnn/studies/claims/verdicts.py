@@ -1,0 +1,397 @@
+"""The claims of the papers, read from `claims.yaml`, and the verdicts of numbers on them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from string import Template
+from typing import Any
+
+import yaml
+
+from lightning_bnn.studies.claims.evidence import Evidence, Missing, Number, Numbers, over_seeds
+
+__all__ = ["CLAIMS", "RELATIONS", "Claim", "Judged", "answer", "judged", "verdict_of"]
+
+Answer = bool | None
+"""Yes, no, or None: it is within the errors."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A row of the table, whose head explains the fields.
+
+    Attributes:
+        name: of the row, after that of the paper.
+        section: of the page that it belongs to.
+        row: everything else.
+    """
+
+    name: str
+    section: str
+    row: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The claim in a sentence."""
+        return str(self.row["claim"])
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its verdict.
+
+    Attributes:
+        claim: what was judged.
+        here: the numbers of the studies.
+        verdict: holds, partly, does not hold, within the errors, or why it was not tested.
+        checks: the criteria in words, and whether each is met.
+    """
+
+    claim: Claim
+    here: str
+    verdict: str
+    checks: Mapping[str, Answer]
+
+
+def judged(claim: Claim, evidence: Evidence) -> Judged:
+    """Judge a claim by those of its studies or distances that there are.
+
+    Args:
+        claim: of a paper.
+        evidence: results of the studies.
+    """
+    texts: list[str] = []
+    checks: dict[str, Answer] = {}
+    reason = ""
+    for names in claim.row.get("each", [{}]):
+        part = _filled(claim.row, names)
+        try:
+            numbers, answers = (_order if "order" in part else _part)(evidence, part)
+        except Missing as missing:
+            if evidence.results.get(part["study"]) and not part.get("optional"):
+                return Judged(claim, "", f"not tested: {missing}", {})
+            reason = reason or str(missing)
+            continue
+        checks |= answers
+        texts.append(", ".join(_shown(n, x) for n, x in numbers.items() if not n.startswith("_")))
+    if not checks:
+        return Judged(claim, "", f"not tested: {reason}", {})
+    return Judged(claim, "; ".join(texts), verdict_of(checks), checks)
+
+
+def verdict_of(checks: Mapping[str, Answer]) -> str:
+    """The verdict that follows from all criteria together.
+
+    Args:
+        checks: every criterion in words, and whether it is met; None is within the errors.
+
+    >>> verdict_of({"larger": True}), verdict_of({"larger": True, "significant": None})
+    ('holds', 'partly (within the errors: significant)')
+    """
+    answers = set(checks.values())
+    if len(answers) == 1:
+        whole = {True: "holds", False: "does not hold", None: "undecided: within the errors"}
+        return whole[answers.pop()]
+    unmet = [f"not: {text}" for text, met in checks.items() if met is False]
+    unclear = [f"within the errors: {text}" for text, met in checks.items() if met is None]
+    return f"partly ({'; '.join(unmet + unclear)})"
+
+
+# ------------------------------------------------------------ relations
+def _above(x: Number, y: Number) -> Answer:
+    """Compare two numbers beyond the doubt about their difference."""
+    difference, doubt = x.value - y.value, math.hypot(x.doubt, y.doubt)
+    return True if difference > doubt else False if difference <= -doubt else None
+
+
+def _at_least(x: Number, y: Number) -> Answer:
+    smaller = _above(y, x)
+    return None if smaller is None else not smaller
+
+
+def _within(x: Number, low: Number, high: Number) -> Answer:
+    least, most = x.value - x.doubt, x.value + x.doubt
+    if low.value <= least and most <= high.value:
+        return True
+    return False if most < low.value or least > high.value else None
+
+
+def _near(x: Number, wanted: Number, tolerance: Number) -> Answer:
+    ends = wanted.value - tolerance.value, wanted.value + tolerance.value
+    return _within(x, *(Number([end]) for end in ends))
+
+
+def _agrees(x: Number, low: Number, high: Number) -> Answer:
+    """Tell whether a number may lie between two others, for claims that nothing is to be seen."""
+    if not math.isfinite(x.value):
+        return None
+    return low.value - low.doubt - x.doubt <= x.value <= high.value + high.doubt + x.doubt
+
+
+RELATIONS: Mapping[str, Callable[..., Answer]] = {
+    "above": _above,
+    "below": lambda x, y: _above(y, x),
+    "at_least": _at_least,
+    "at_most": lambda x, y: _at_least(y, x),
+    "within": _within,
+    "near": _near,
+    "agrees": _agrees,
+}
+"""Relations by their names in the table of claims."""
+
+
+def answer(
+    relation: str, rows: Sequence[Sequence[Numbers]], by: str = "number", some: bool = False
+) -> Answer:
+    """Tell whether a relation holds between numbers, for all rows and columns or for some.
+
+    Args:
+        relation: its name.
+        rows: operands; each row of them must meet the relation.
+        by: what is compared: ``"number"``, beyond its doubt; ``"mean"``, the number alone;
+            ``"seeds"``, the mean beyond the doubt that seeds leave; ``"run"``, every run, within
+            the errors if some meet it and some do not; ``"all"``, every run, not met if one fails.
+        some: one row or column is enough.
+    """
+    answers = [
+        _compared(RELATIONS[relation], numbers, by)
+        for operands in rows
+        for numbers in _paired(*operands).values()
+    ]
+    if some in answers:  # one yes is enough for some, one no for all
+        return some
+    return None if None in answers else not some
+
+
+def _compared(relation: Callable[..., Answer], numbers: Sequence[Number], by: str) -> Answer:
+    if by == "number":
+        return relation(*numbers)
+    if by == "mean":
+        return relation(*(Number([x.value]) for x in numbers)) is True
+    if by == "seeds":
+        return relation(*(over_seeds(x.values) for x in numbers))
+    runs = [k for k, v in enumerate(numbers[0].values) if by == "all" or math.isfinite(v)]
+    met = {relation(*(Number([_of_run(x, k)]) for x in numbers)) is True for k in runs}
+    if by == "all":
+        return False not in met
+    return met.pop() if len(met) == 1 else None
+
+
+def _of_run(x: Number, run: int) -> float:
+    """A number that is the same for all runs has one value."""
+    return x.values[run] if len(x.values) > 1 else x.values[0]
+
+
+def _paired(*operands: Numbers) -> dict[str, tuple[Number, ...]]:
+    """Numbers that have the same key. One without a key goes with every other."""
+    keyed = [x for x in operands if "" not in x] or operands[:1]
+    keys = [k for k in keyed[0] if all(k in x for x in keyed)]
+    if not keys:
+        raise Missing("no row or column has all numbers that are compared")
+    return {k: tuple(x[""] if "" in x else x[k] for x in operands) for k in keys}
+
+
+# ------------------------------------------------------------ derived numbers
+def _difference(x: Number, y: Number) -> Number:
+    """Seed by seed. The errors of both count as independent."""
+    runs = range(max(len(x.values), len(y.values)))
+    values = [_of_run(x, k) - _of_run(y, k) for k in runs]
+    return Number(values, math.hypot(x.sd, y.sd), math.hypot(x.doubt, y.doubt))
+
+
+def _minus(x: Numbers, y: Numbers) -> Numbers:
+    return {key: _difference(*pair) for key, pair in _paired(x, y).items()}
+
+
+def _ratio(x: Numbers, y: Numbers) -> Numbers:
+    return {
+        key: over_seeds([v / w if w else math.nan for v, w in zip(a.values, b.values, strict=True)])
+        for key, (a, b) in _paired(x, y).items()
+    }
+
+
+def _linear(x: Numbers, factor: Numbers, shift: Numbers) -> Numbers:
+    by, plus = factor[""].value, shift[""].value
+    return {
+        key: Number([by * v + plus for v in q.values], abs(by) * q.sd, abs(by) * q.doubt)
+        for key, q in x.items()
+    }
+
+
+def _rises(x: Numbers) -> Numbers:
+    """From each row to the next."""
+    return {b: _difference(x[b], x[a]) for a, b in itertools.pairwise(x)}
+
+
+def _extreme(choose: Callable[..., Any], x: Numbers) -> Numbers:
+    """Of all rows, seed by seed."""
+    chosen = choose(x.values(), key=lambda q: q.value)
+    if len(chosen.values) == 1:
+        return {"": chosen}
+    seeds = zip(*(q.values for q in x.values()), strict=True)
+    return {"": over_seeds([choose(row) for row in seeds])}
+
+
+def _where_least(x: Numbers, by: Numbers) -> Numbers:
+    """Of the row in which another number is least."""
+    return {"": x[min(by, key=lambda key: by[key].value)]}
+
+
+def _row(place: Callable[[int], int], least: int = 1) -> Callable[[Numbers], Numbers]:
+    """The row in a place, of as many as there are."""
+
+    def row(x: Numbers) -> Numbers:
+        if len(x) < least:
+            raise Missing(f"there are {len(x)} rows instead of {least} at least")
+        return {"": [*x.values()][place(len(x))]}
+
+    return row
+
+
+def _names(x: Numbers) -> Numbers:
+    """What the wildcard stands for, as a number."""
+    return {key: Number([float(key)] * len(q.values)) for key, q in x.items()}
+
+
+def _rank_correlation(x: Numbers) -> Numbers:
+    """Spearman's, of the numbers with the names of their rows, in every seed."""
+    from scipy.stats import spearmanr
+
+    names, seeds = [float(key) for key in x], zip(*(q.values for q in x.values()), strict=True)
+    return {"": over_seeds([float(spearmanr(names, one).statistic) for one in seeds])}
+
+
+def _bonferroni(x: Numbers) -> Numbers:
+    """The least p of all rows and seeds, times their number, or NaN where a test has none."""
+    values = [v for q in x.values() for v in q.values]
+    least = math.nan if any(map(math.isnan, values)) else min(values) * len(values)
+    return {"": Number([least])}
+
+
+def _finite(x: Numbers) -> Numbers:
+    """Those that there are: a grid may not reach all."""
+    finite = {key: [v for v in q.values if math.isfinite(v)] for key, q in x.items()}
+    if not any(finite.values()):
+        raise Missing("there is no number in any row")
+    return {key: over_seeds(values) for key, values in finite.items() if values}
+
+
+DERIVED: Mapping[str, Callable[..., Numbers]] = {
+    "minus": _minus,
+    "ratio": _ratio,
+    "linear": _linear,
+    "rises": _rises,
+    "least": lambda x: _extreme(min, x),
+    "most": lambda x: _extreme(max, x),
+    "where least": _where_least,
+    "first": _row(lambda n: 0),
+    "second": _row(lambda n: 1, 2),
+    "last": _row(lambda n: -1),
+    "first fifth": _row(lambda n: (n - 1) // 5),
+    "two fifths": _row(lambda n: 2 * (n - 1) // 5, 4),
+    "last fifth": _row(lambda n: n - 1 - n // 5),
+    "names": _names,
+    "rank correlation": _rank_correlation,
+    "finite": _finite,
+    "bonferroni": _bonferroni,
+}
+"""Numbers derived from those that claims read, by the names that the table of claims uses."""
+
+
+# ------------------------------------------------------------ rows of the table
+def _part(e: Evidence, part: Mapping[str, Any]) -> tuple[dict[str, Numbers], dict[str, Answer]]:
+    """The numbers of a row, and its criteria with their answers."""
+    study, numbers = part["study"], dict[str, Numbers]()
+    count = e.setting(study, part["count"]) if e.of(study) and "count" in part else None
+    for name, source in part["numbers"].items():
+        if isinstance(source, list):
+            table, row, column = source
+            numbers[name] = e.read(study, table, row, column, count)
+        elif isinstance(source, Mapping) and "setting" in source:
+            numbers[name] = _constant(e.setting(study, source["setting"]))
+        elif isinstance(source, Mapping):
+            ((derived, operands),) = source.items()
+            given = (_operand(one, numbers) for one in _listed(operands))
+            numbers[name] = DERIVED[derived](*given)
+        else:
+            numbers[name] = _constant(source)
+    return numbers, {text: _met(check, numbers) for text, check in part["checks"].items()}
+
+
+def _met(check: Mapping[str, Any], numbers: Mapping[str, Numbers]) -> Answer:
+    """Operands that are lists go together one by one. A single one goes with each of a list."""
+    relation = next(iter(check))
+    columns = [_listed(operand) for operand in check[relation]]
+    count = max(map(len, columns))
+    columns = [column * count if len(column) == 1 else column for column in columns]
+    rows = [[_operand(one, numbers) for one in row] for row in zip(*columns, strict=True)]
+    return answer(relation, rows, check.get("by", "number"), check.get("some", False))
+
+
+def _order(e: Evidence, part: Mapping[str, Any]) -> tuple[dict[str, Numbers], dict[str, Answer]]:
+    """Compare every two rows, which must be in the paper's order."""
+    column, paper = part["order"]["column"], part["order"]["paper"]
+    numbers = {name: e.read(part["study"], "table1", name, column) for name in paper}
+    pairs = itertools.combinations(sorted(paper, key=lambda name: paper[name]), 2)
+    met = {f"{a} below {b}": _above(numbers[b][""], numbers[a][""]) for a, b in pairs}
+    turned = [pair for pair, above in met.items() if above is False]
+    unclear = [pair for pair, above in met.items() if above is None]
+    checks: dict[str, Answer] = {f"every two rows are in its order{_some(turned)}": not turned}
+    if unclear:
+        checks[f"{len(unclear)} pairs{_some(unclear)}"] = None
+    return numbers, checks
+
+
+def _some(pairs: Sequence[str]) -> str:
+    """The first pairs of rows, and how many more there are."""
+    more = f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
+    return f": {', '.join(pairs[:3])}{more}" if pairs else ""
+
+
+def _filled(value: Any, names: Mapping[str, Any]) -> Any:
+    """Everything in a row, with what stands for its `$names`."""
+    if isinstance(value, str):
+        whole = names.get(value.removeprefix("$")) if value.startswith("$") else None
+        return Template(value).safe_substitute(names) if whole is None else whole
+    if isinstance(value, Mapping):
+        filled = {_filled(key, names): part for key, part in value.items() if key != "each"}
+        return {key: _filled(part, names) for key, part in filled.items()}
+    return [_filled(part, names) for part in value] if isinstance(value, list) else value
+
+
+def _operand(one: Any, numbers: Mapping[str, Numbers]) -> Numbers:
+    return numbers[one] if isinstance(one, str) else _constant(one)
+
+
+def _constant(value: Any) -> Numbers:
+    return {"": Number([float(value)])}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _shown(name: str, numbers: Numbers) -> str:
+    texts = [f"{key}: {q}".removeprefix(": ") for key, q in numbers.items()]
+    joined = "; ".join(texts)
+    return f"{name} {joined}" if len(texts) == 1 else f"{name} ({joined})"
+
+
+def _claims() -> dict[str, list[Claim]]:
+    text = resources.files(__package__).joinpath("claims.yaml").read_text(encoding="utf-8")
+    return {
+        paper: [
+            Claim(f"{paper}.{name}", section, row)
+            for section, rows in sections.items()
+            for name, row in rows.items()
+        ]
+        for paper, sections in yaml.safe_load(text).items()
+    }
+
+
+CLAIMS: Mapping[str, Sequence[Claim]] = _claims()
+"""By paper, in the order of its page."""
