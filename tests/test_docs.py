@@ -13,6 +13,7 @@ NO_CODE = (
     "architecture",
     "benchmarks",
     "demo",
+    "discovery",
     "glossary",
     "gotchas",
     "limits",
