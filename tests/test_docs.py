@@ -10,6 +10,7 @@ from lightning_bnn.cli import STUDIES
 from lightning_bnn.commands.presets import preset_names
 
 NO_CODE = (
+    "alignment_results",
     "architecture",
     "benchmarks",
     "demo",

@@ -327,7 +327,7 @@ figure.savefig("loss_between_networks.png", dpi=100)
 # matrices and rotations as well it falls to a sixth or less. Weights that are closest are not best:
 # what counts is what they compute, and matching by activations ends lower although the distance is
 # larger. (On other pairs the order of the last two may be another; with larger networks
-# [alignment](../alignment.md) has means over many pairs.)
+# [alignment](../alignment_results.md) has means over many pairs.)
 #
 # ## What to use when
 #
