@@ -22,11 +22,12 @@ NO_CODE = (
     "p1",
     "p2",
     "p3",
+    "variational",
 )
 NO_PYTHON = {f"docs/{name}.md" for name in NO_CODE}
 
 
-TRAINING = "README.md", "docs/tour.md", "docs/modules.md", "docs/scale.md"
+TRAINING = "README.md", "docs/tour.md", "docs/modules.md", "docs/scale.md", "docs/sampling.md"
 """Pages that take some seconds."""
 
 

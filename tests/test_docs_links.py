@@ -13,6 +13,6 @@ def test_files_and_headings_are_there(name):
 
 @pytest.mark.parametrize("target", ["docs/module.md", "docs/modules.md#chains", "#sampling"])
 def test_a_link_to_nowhere_is_found(target):
-    good = "# Title\n[file](README.md), [heading](docs/modules.md#sampling), [here](#title)\n"
+    good = "# Title\n[file](README.md), [heading](docs/modules.md#conventions), [here](#title)\n"
     assert dangling(good, ROOT) == []
     assert dangling(f"{good}[nowhere]({target})", ROOT) == [target]
