@@ -17,6 +17,7 @@ NO_CODE = (
     "discovery",
     "glossary",
     "gotchas",
+    "leaderboard",
     "limits",
     "peers",
     "p1",
