@@ -74,12 +74,10 @@ def blocks(text: str) -> list[Block]:
 
 def pasted(text: str, name: str) -> dict[str, Any]:
     """Run the Python of a page, block by block, as if pasted into one new interpreter."""
-    code = [block for block in blocks(text) if block.language == "python"]
-    if not code:
-        raise ValueError(f"{name} has no Python to paste.")
     names: dict[str, Any] = {"__name__": "__main__"}
-    for block in code:
-        exec(compile("\n" * block.line + block.text, name, "exec"), names)
+    for block in blocks(text):
+        if block.language == "python":
+            exec(compile("\n" * block.line + block.text, name, "exec"), names)
     return names
 
 
