@@ -69,19 +69,8 @@ EVERY = {**TRAINING, **PRESETS, **COMMANDS, **REFERENCES, **STUDIES}
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command; mistakes of the user end in one sentence and exit code 2."""
     args = list(sys.argv[1:] if args is None else args)
-    if not args or args[0] in ("-h", "--help"):
-        print(_usage())
-        return
-    name = args[0]
-    if name == "--version":
-        print(importlib.import_module("lightning_bnn").__version__)
-        return
-    _check_name(name)
-    _let_threads_rest()
-    if os.getcwd() not in sys.path:  # classes of the user; "" would be the folder of a YAML file
-        sys.path.insert(0, os.getcwd())
     try:
-        _run(name, args)
+        _run(args[0] if args else "--help", args)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads has seen enough; what is left must go somewhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -115,6 +104,16 @@ def _check_name(name: str) -> None:
 
 
 def _run(name: str, args: Sequence[str]) -> None:
+    if name in ("-h", "--help"):
+        print(_usage())
+        return
+    if name == "--version":
+        print(importlib.import_module("lightning_bnn").__version__)
+        return
+    _check_name(name)
+    _let_threads_rest()
+    if os.getcwd() not in sys.path:  # classes of the user; "" would be the folder of a YAML file
+        sys.path.insert(0, os.getcwd())
     if name in PRESETS:
         _imported("commands.presets").presets(args[1:])
     elif name not in TRAINING:

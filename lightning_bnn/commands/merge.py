@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lightning_bnn.bank import read_networks
+from lightning_bnn.bank import CheckpointBank, read_networks
+from lightning_bnn.bank.folders import checkpoint_files
 from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.commands.architecture import Architecture
 from lightning_bnn.commands.disk_networks import fit_all, shown, target_of
@@ -23,7 +24,13 @@ from lightning_bnn.loading import load
 from lightning_bnn.params import Params, shares, stack_size, unstack, weighted_mean
 from lightning_bnn.symmetry import Symmetries, align, discover
 from lightning_bnn.symmetry.matching.repair import reestimated
-from lightning_bnn.weight_files import FittedNetwork, NetworkNames, open_network, write_like
+from lightning_bnn.weight_files import (
+    FittedNetwork,
+    NetworkNames,
+    StoredNetwork,
+    open_network,
+    write_like,
+)
 from lightning_bnn.weight_files.hugging_face import is_hugging_face
 
 __all__ = ["merge"]
@@ -73,9 +80,9 @@ def merge(
             those of the form.
         overwrite: replace an existing file or folder at --out (true or false).
     """
-    paths, given = [Path(s) for s in sources], [Path(like)] if like else []
+    paths = [Path(source) for source in sources]
+    stored = [one for p in [*([Path(like)] if like else []), *paths] for one in _opened(p)]
     module, example, names = build(architecture, next(filter(is_hugging_face, paths), None))
-    stored = [open_network(p) for p in [*given, *paths] if p.is_file() or is_hugging_face(p)]
     single = [s for s in stored if architecture.prefix is not None or not _has_members(s, names)]
     files = {f.stored.path: f for f in fit_all(single, names, architecture.prefix, others)}
     form = _form(out, like, files)
@@ -98,6 +105,18 @@ def merge(
 
 
 # ------------------------------------------------------------ reading
+def _opened(path: Path) -> list[StoredNetwork]:
+    """Open a file or folder of Hugging Face; of banks and folders, only refuse what is damaged."""
+    if path.is_file() or is_hugging_face(path) or not path.exists():
+        return [open_network(path)]
+    if (path / "manifest.jsonl").is_file():
+        CheckpointBank(path, "r")
+    else:
+        for file in checkpoint_files(path):
+            open_network(file)
+    return []
+
+
 def _has_members(stored: Any, names: NetworkNames) -> bool:
     """Recognise a file of a module of this package, which has a stack of networks."""
     name, tensor = next(iter(names.tensors.items()))

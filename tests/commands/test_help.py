@@ -63,6 +63,27 @@ def test_help_and_mistakes_import_nothing_heavy():
     assert done.stdout.count("ended None") + done.stdout.count("ended 0") == len(PLACES) + 2
 
 
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        (["fti"], "'fit'"),
+        (["merge", "a", "b", "--netwrk", "x"], "`--network`"),
+        (["presets", "digits_mvfi"], "'digits_mfvi'"),
+        (["fit", "--model", "MFV", "--data", "Digits"], "'MFVI'"),
+        (["fit", "--model", "MFVI", "--data", "Digts"], "'Digits'"),
+        (["fit", "--model=MFVI", "--data=Digits", "--trainer.callbacks+=MasGap"], "'MassGap'"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_fresh_process_knows_what_was_meant(line, meant):
+    """Bare names of classes are known only once they are imported."""
+    code = f"from lightning_bnn.cli import main; main({line})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"did you mean {meant}?" in done.stderr.splitlines()[-1]
+
+
 # ------------------------------------------------------------ what is refused
 def options_of(name):
     """Every option of a command with its type, and the words that the command needs."""

@@ -105,7 +105,8 @@ def test_members_of_a_checkpoint_and_the_form_of_another_file(sources):
         (["--out", "x.pt", "--weights", "1", "2"], "`--weights` must be 1 numbers"),
         (["--out", "x.pt", "--weights", "-1"], "not negative"),
         (["--out", "x.ckpt"], "`--like` is missing"),
-        (["--out", "x.pt", "--like", "y.ckpt"], "`--like` must be a file or folder with one"),
+        (["--out", "x.pt", "--like", "y.ckpt"], "There is no file or folder y.ckpt"),
+        (["--out", "x.pt", "--like", "bank"], "`--like` must be a file or folder with one"),
         (["--out", "nowhere/x.pt"], "there is no folder nowhere"),
         (["--out", "x.pt", "--last", "0"], "`last` must be at least 1"),
     ],
@@ -116,6 +117,29 @@ def test_errors(sources, args, message, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main(["merge", "bank", *args, *PLAIN])
     assert message in capsys.readouterr().err
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["one.safetensors", "bank", "runs", "runs/a/x.ckpt"])
+def test_a_damaged_source_is_named_before_anything_else_is_asked_for(name, sources, capsys):
+    folder, net = sources
+    damaged = {"bank": "bank/manifest.jsonl", "runs": "runs/a/x.ckpt"}.get(name, name)
+    if name == "bank":
+        (folder / damaged).write_bytes(b"{}\n" + (folder / damaged).read_bytes())
+    else:
+        cut(folder / damaged)
+    whole = write(folder / "whole.safetensors", net)
+    for line in (["merge", whole, str(folder / name)], ["merge", whole, whole, "--like"]):
+        with pytest.raises(SystemExit):
+            main([*line, *([str(folder / name)] if line[-1] == "--like" else [])])
+        message = capsys.readouterr().err
+        assert "--network" not in message
+        assert str(folder / damaged) in message
+        assert len(message.splitlines()) == 1
 
 
 def test_what_is_not_finite_is_named(sources, capsys):
