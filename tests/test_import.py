@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from lightning_bnn import callbacks
+
 pytestmark = pytest.mark.e2e
 HEAVY = ("curvlinops", "cvxpy", "laplace", "matplotlib", "sklearn", "ray", "torchvision")
 SUBPACKAGES = (
@@ -67,12 +69,17 @@ def test_submodules_are_reachable_by_attribute():
 CORE = "lightning_bnn.symmetry", "lightning_bnn.params", "lightning_bnn.stacks"
 
 
-def test_one_callback_imports_the_symmetries_and_few_other_files():
-    code = "from lightning_bnn.callbacks import PermutationTau; import sys; print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("names", "most"), [(["PermutationTau"], 12), (callbacks.__all__, 22)], ids=["one", "all"]
+)
+def test_callbacks_import_the_symmetries_and_few_other_files(names, most):
+    """Figures, banks and the doctor are imported once a run needs them."""
+    code = f"import sys; from lightning_bnn.callbacks import {', '.join(names)}"
+    code += "\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     files = [name for name in done.stdout.split() if name.startswith("lightning_bnn")]
     assert "lightning_bnn.callbacks.permutation_tau" in files
-    assert len([name for name in files if not name.startswith(CORE)]) <= 25
+    assert len([name for name in files if not name.startswith(CORE)]) <= most
 
 
 def test_no_submodule_hides_a_function_of_its_name():

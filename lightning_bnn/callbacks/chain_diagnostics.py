@@ -14,10 +14,7 @@ from lightning_bnn import params as P
 from lightning_bnn._compat import figure_step
 from lightning_bnn.arguments import check_count
 from lightning_bnn.callbacks.figure_logging import log_folder, log_panels
-from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.metrics import effective_sample_size, rhat, tail_effective_sample_size
 from lightning_bnn.params import Params
-from lightning_bnn.plots import chains_figure
 from lightning_bnn.symmetry import Symmetries, canonicalise, discover
 from lightning_bnn.symmetry.scales_and_signs import Scaling
 from lightning_bnn.symmetry.sorting import SortKey
@@ -109,6 +106,12 @@ class ChainDiagnostics(Callback):
         healthy = {space: _healthy(values) for space, values in self.values.items()}
         for name, value in diagnoses(healthy).items():
             pl_module.log(f"posterior/{name}", value, rank_zero_only=True)
+        self._draw(trainer, healthy)
+
+    def _draw(self, trainer: Any, healthy: dict[str, Tensor]) -> None:
+        from lightning_bnn.metrics import rhat
+        from lightning_bnn.plots import chains_figure
+
         reductions = {space: rhat(values) for space, values in healthy.items()}
         panels = {**healthy, "rhat": None}
 
@@ -136,6 +139,8 @@ class ChainDiagnostics(Callback):
             self.values[space] = latest if before is None else torch.cat([before, latest], 1)
 
     def _predictions(self, pl_module: Any, networks: Params) -> Tensor:
+        from lightning_bnn.likelihoods import Categorical
+
         template = pl_module.template
         first = next(iter(networks.values()))
         inputs = tree_map(lambda t: t.to(first.device), pl_module.cast(self._probe))
@@ -187,6 +192,8 @@ def diagnoses(spaces: dict[str, Tensor]) -> dict[str, float]:
     >>> sorted(diagnoses({"function": torch.randn(2, 50, 3)}))
     ['ess_min/function', 'ess_tail_min/function', 'rhat_max/function', 'rhat_median/function']
     """
+    from lightning_bnn.metrics import effective_sample_size, rhat, tail_effective_sample_size
+
     numbers = {}
     for space, values in spaces.items():
         reduction = rhat(values)

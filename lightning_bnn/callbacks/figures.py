@@ -12,12 +12,6 @@ from lightning_bnn.arguments import check_count
 from lightning_bnn.callbacks.figure_logging import log_folder, log_layout, log_panels
 from lightning_bnn.callbacks.watching import SymmetryCallback
 from lightning_bnn.params import Params
-from lightning_bnn.plots import (
-    curves_figure,
-    hexbin_figure,
-    histograms_figure,
-    trajectories_figure,
-)
 from lightning_bnn.symmetry import canonicalise
 from lightning_bnn.symmetry.scales_and_signs import Scaling
 from lightning_bnn.symmetry.sorting import SortKey
@@ -152,6 +146,8 @@ class PosteriorFigures(SymmetryCallback):
         return weights, scaled, canonicalise(weights, sym, self.scaling, self.permutation)
 
     def _draw(self, trainer: Any, weights: Params) -> None:
+        from lightning_bnn.plots import hexbin_figure, histograms_figure, trajectories_figure
+
         assert self.network is not None
         followed = torch.stack(self._followed, 1)  # (forms, times, members, weights)
         places = [str(int(place)) for place in self._places]
@@ -190,7 +186,9 @@ def _sample(weights: Tensor) -> Tensor:
 
 
 def _curves(trainer: Any) -> dict[str, Any]:
-    """Curves of the callbacks that keep a history."""
+    """Draw the curves of the callbacks that keep a history."""
+    from lightning_bnn.plots import curves_figure
+
     figures = {}
     for callback in trainer.callbacks:
         history = getattr(callback, "history", None)

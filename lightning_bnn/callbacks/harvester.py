@@ -1,12 +1,10 @@
-"""Keeps the weights of a run in a bank while it trains; a thread writes them."""
+"""Keeps the weights of a run in a bank while it trains."""
 
 from __future__ import annotations
 
 import math
 import os
-import queue
 import shutil
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,12 @@ from torch.nn.parameter import is_lazy
 
 from lightning_bnn import params as P
 from lightning_bnn.arguments import check_count, check_floating_type
-from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.bank.disk import is_full, require_room
 from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.network import stack_of, whole_network
 from lightning_bnn.harvest import Schedule, expected
 from lightning_bnn.params import Params
 
-__all__ = ["BankWriter", "CheckpointHarvester", "host_copy"]
+__all__ = ["CheckpointHarvester"]
 
 
 class CheckpointHarvester(Callback):
@@ -93,7 +89,7 @@ class CheckpointHarvester(Callback):
         self.module, self.limit, self.dtype = module, limit, dtype
         self.members = None if members is None else list(members)
         self._name = None if bank is None else os.fspath(bank)
-        self._writer: BankWriter | None = None
+        self._writer: Any = None
         self._step, self._rows, self._at_start, self._lost = 0, 0, 0, 0
         self._restored = self._started = False
 
@@ -128,6 +124,9 @@ class CheckpointHarvester(Callback):
 
     def _start(self, trainer: Any, pl_module: Any) -> None:
         """Open the bank, as soon as there are weights: lazy modules have none before a batch."""
+        from lightning_bnn.bank import CheckpointBank
+        from lightning_bnn.bank.writer import BankWriter
+
         self._started = True
         # all processes take part in these two
         weights = _harvested_weights(trainer, pl_module, self.module, self.members)
@@ -175,7 +174,7 @@ class CheckpointHarvester(Callback):
         if self.limit is not None:
             room = self.limit - self._rows
             records, networks = records[:room], {n: t[:room] for n, t in networks.items()}
-        self._writer.put(*host_copy(networks), records)
+        self._writer.put(networks, records)
         self._rows += len(records)
 
     def _records(self, trainer: Any, count: int, stacked: bool) -> list[dict[str, Any]]:
@@ -191,7 +190,7 @@ class CheckpointHarvester(Callback):
         return [{**record, "member": m} for m in self.members or range(count)]
 
     # -------------------------------------------------------- bank
-    def _continue(self, bank: CheckpointBank) -> None:
+    def _continue(self, bank: Any) -> None:
         """Start where the checkpoint was made: networks from after it will come again."""
         if not self._restored:
             if len(bank):
@@ -214,7 +213,7 @@ class CheckpointHarvester(Callback):
         self._rows = self._at_start = len(bank)
         self._restored = False
 
-    def _check_space(self, trainer: Any, bank: CheckpointBank, weights: Params) -> None:
+    def _check_space(self, trainer: Any, bank: Any, weights: Params) -> None:
         """Refuse to train where the disk cannot hold what will be harvested."""
         count = expected(self.schedule, trainer)
         if self.limit is not None:
@@ -264,7 +263,7 @@ class CheckpointHarvester(Callback):
                 writer.bank.close()
 
 
-def _steps_of(bank: CheckpointBank) -> str:
+def _steps_of(bank: Any) -> str:
     steps = [r["step"] for r in bank.records if isinstance(r.get("step"), int)]
     return f" (steps {min(steps)} to {max(steps)})" if steps else ""
 
@@ -338,89 +337,3 @@ def _chosen(stack: Params, members: list[int]) -> Params:
     if not all(0 <= m < count for m in members):
         raise ValueError(f"`members` must be in 0..{count - 1}, got {members}.")
     return {name: tensor[members] for name, tensor in stack.items()}
-
-
-class BankWriter:
-    """Appends stacks in the order they are given; a full queue makes the giver wait.
-
-    Stacks for which the disk has no room are left out and counted, whether that is noticed before
-    or while they are written. After any other error nothing more is written.
-
-    Args:
-        bank: open for appending.
-        waiting: stacks that may wait to be written.
-
-    Attributes:
-        lost: networks that were left out.
-    """
-
-    def __init__(self, bank: CheckpointBank, waiting: int = 2) -> None:
-        self.bank, self.lost = bank, 0
-        self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(waiting)
-        self._error: BaseException | None = None
-        self._is_raised = False
-        self._thread = threading.Thread(target=self._work, name="bank writer", daemon=True)
-        self._thread.start()
-
-    def put(self, networks: Params, ready: Any, records: list[dict[str, Any]]) -> None:
-        """Hand over a stack; ``ready`` is what `host_copy` has returned with it."""
-        self._raise()
-        self._queue.put((networks, ready, records))
-
-    def flush(self) -> None:
-        """Wait until all that was given is on disk."""
-        self._queue.join()
-        self._raise()
-
-    def close(self) -> None:
-        """Write the stacks that wait, then stop."""
-        if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join()
-        if not self._is_raised:
-            self._raise()
-
-    def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
-            try:
-                if self._error is None:
-                    self._write(*item)
-            except BaseException as error:  # handed to the thread that trains
-                self._error = error
-            finally:
-                self._queue.task_done()
-        self._queue.task_done()
-
-    def _write(self, networks: Params, ready: Any, records: list[dict[str, Any]]) -> None:
-        if ready is not None:
-            ready.synchronize()
-        try:
-            require_room(self.bank.path, sum(t.nbytes for t in networks.values()))
-            self.bank.extend(networks, records)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            self.lost += len(records)
-
-    def _raise(self) -> None:
-        if self._error is not None:  # again and again: what came after is not written either
-            self._is_raised = True
-            message = f"Writing to {self.bank.path} failed: {self._error}"
-            raise RuntimeError(message) from self._error
-
-
-def host_copy(tensors: Params) -> tuple[Params, Any]:
-    """Copies on the CPU, and an event after which those from a GPU are complete."""
-    copies = {name: _copied(t.detach()) for name, t in tensors.items()}
-    device = next((t.device for t in tensors.values() if t.is_cuda), None)
-    if device is None:
-        return copies, None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return copies, event
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    if not tensor.is_cuda:
-        return tensor.to("cpu", copy=True)
-    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from lightning_bnn._compat import figure_step
 from lightning_bnn.arguments import check_count
 from lightning_bnn.callbacks.figure_logging import log_folder, log_panels
-from lightning_bnn.callbacks.run_evidence import (
-    ExampleStore,
-    evidence_of_module,
-    evidence_of_network,
-    settings_of,
-)
 from lightning_bnn.callbacks.watching import shards_weights
-from lightning_bnn.doctor import Evidence, Finding, Report, Settings, examine
-from lightning_bnn.doctor.page import drawn, html_of, looks_of, markdown_of
-from lightning_bnn.methods.health import Diverged
+from lightning_bnn.member_batch import MemberBatch
 
-__all__ = ["PAGE_FILE", "REPORT_FILE", "PosteriorDoctor"]
+__all__ = ["PosteriorDoctor"]
 
-REPORT_FILE, PAGE_FILE = "doctor.json", "doctor.html"
-"""In the folder of the logs."""
+_Examples = tuple[tuple[Tensor, ...], Tensor]
+"""Inputs and targets."""
 
 
 class PosteriorDoctor(Callback):
@@ -84,11 +76,11 @@ class PosteriorDoctor(Callback):
         check_count("training_examples", training_examples)
         check_count("held_out_examples", held_out_examples)
         self.every_n_epochs, self.module = every_n_epochs, module
-        self.report: Report | None = None
+        self.report: Any = None
         self.seconds = 0.0
         self.curves: dict[str, list[float]] = {}
-        self._training, self._training_is_whole = ExampleStore(training_examples), False
-        self._held_out = ExampleStore(held_out_examples)
+        self._training, self._training_is_whole = _ExampleStore(training_examples), False
+        self._held_out = _ExampleStore(held_out_examples)
         self._loss: Tensor | None = None
         self._steps = 0
         self._active = True
@@ -182,36 +174,23 @@ class PosteriorDoctor(Callback):
         """Examine the posterior as it is now, and tell everybody."""
         if not self._active or not hasattr(self, "_folder"):
             return
+        from lightning_bnn.callbacks.run_evidence import examine_run
+        from lightning_bnn.doctor import Examples
+
         begun = time.process_time()
-        try:
-            evidence = self._evidence(trainer, pl_module)
-        except ValueError as error:
-            settings = settings_of(trainer, pl_module)
-            self.report = _unexaminable(pl_module, error, settings, self.curves)
-            looks = None
-        else:
-            self.report = examine(evidence, {"module": type(pl_module).__name__})
-            looks = looks_of(self.report, evidence)
+        seen = (store.examples() for store in (self._training, self._held_out))
+        training, held_out = (None if pair is None else Examples(*pair) for pair in seen)
+        curves = {name: list(values) for name, values in self.curves.items()}
+        self.report, looks = examine_run(
+            trainer, pl_module, self.module, training, held_out, curves
+        )
         self._tell(trainer, self.report, looks)
         self.seconds += time.process_time() - begun
 
-    @torch.no_grad()
-    def _evidence(self, trainer: Any, pl_module: Any) -> Evidence:
-        parts = (
-            self._training.examples(),
-            self._held_out.examples(),
-            settings_of(trainer, pl_module),
-            {name: list(values) for name, values in self.curves.items()},
-        )
-        if callable(getattr(pl_module, "judged_modes", None)):
-            return evidence_of_module(pl_module, *parts)
-        return evidence_of_network(pl_module, self.module, *parts)
+    def _tell(self, trainer: Any, report: Any, looks: dict[str, Any] | None) -> None:
+        from lightning_bnn.doctor.page import PAGE_FILE, drawn, markdown_of, write_report
 
-    def _tell(self, trainer: Any, report: Report, looks: dict[str, Any] | None) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / REPORT_FILE).write_text(report.to_json() + "\n", encoding="utf-8")
-        figure = None if looks is None else drawn(looks)
-        (self._folder / PAGE_FILE).write_text(html_of(report, figure), encoding="utf-8")
+        write_report(report, looks, self._folder)
         step = figure_step(trainer)
         warnings = sum(f.severity == "warning" for f in report.findings)
         numbers = {"doctor/faults": len(report.faults), "doctor/warnings": warnings}
@@ -228,6 +207,56 @@ class PosteriorDoctor(Callback):
         rank_zero_info(f"PosteriorDoctor: {report.headline()} ({page}).")
 
 
+class _ExampleStore:
+    """The first examples of some batches, as inputs and targets, until there are enough."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._parts: list[_Examples] = []
+        self._count = 0
+
+    def clear(self) -> None:
+        """Forget the examples that were kept."""
+        self._parts, self._count = [], 0
+
+    def add(self, pl_module: Any, batch: Any) -> None:
+        """Keep the examples of a batch; one whose layout is not known is left out."""
+        if self._count >= self.most:
+            return
+        part = _examples(pl_module, batch)
+        if part is None:
+            return
+        left = self.most - self._count
+        inputs, targets = tree_map(lambda t: t[:left].detach(), part)
+        self._parts.append((inputs, targets))
+        self._count += len(targets)
+
+    def examples(self) -> _Examples | None:
+        """All that was kept; None if nothing was."""
+        if not self._parts:
+            return None
+        inputs = zip(*(inputs for inputs, _ in self._parts), strict=True)
+        targets = torch.cat([targets for _, targets in self._parts])
+        return tuple(torch.cat(list(column)) for column in inputs), targets
+
+
+def _examples(pl_module: Any, batch: Any) -> _Examples | None:
+    """Read inputs and targets from a batch, the first one where every member has its own."""
+    if isinstance(batch, MemberBatch):
+        batch = tree_map(lambda t: t[0] if isinstance(t, Tensor) else t, tuple(batch))
+    read = getattr(pl_module, "inputs_and_targets", None)
+    if callable(read):
+        inputs, targets = read(batch)
+        inputs = pl_module.cast(inputs)
+    elif isinstance(batch, (tuple, list)) and len(batch) > 1:
+        inputs, targets = tuple(batch[:-1]), batch[-1]
+    else:
+        return None
+    sizes = {len(t) for t in (*inputs, targets) if isinstance(t, Tensor) and t.ndim}
+    known = isinstance(targets, Tensor) and all(isinstance(t, Tensor) for t in inputs)
+    return (tuple(inputs), targets) if known and len(sizes) == 1 else None
+
+
 def _of_samplers(optimizers: Any) -> dict[str, float]:
     """Temperature, acceptance and energy errors of samplers, where they have any."""
     found: dict[str, float] = {}
@@ -240,24 +269,3 @@ def _of_samplers(optimizers: Any) -> dict[str, float]:
             if isinstance(values, Tensor) and values.numel():
                 found[curve] = float(values.double().mean())
     return {name: value for name, value in found.items() if not math.isnan(value)}
-
-
-def _unexaminable(
-    pl_module: Any, reason: ValueError, settings: Settings, curves: dict[str, list[float]]
-) -> Report:
-    """Of a posterior that is not there, or a network that nothing is known of, only the run."""
-    facts = {"module": type(pl_module).__name__}
-    if isinstance(reason, Diverged):
-        finding = Finding(
-            "no_posterior",
-            "fault",
-            f"There is no posterior to look at: {reason}",
-            "Nothing can be drawn from it.",
-            "Take a smaller learning rate, clip gradients, or let members begin anew (`restarts`).",
-        )
-        everything = {"everything else": "there is no posterior"}
-        return Report([finding], (), everything, facts, curves)
-    report = examine(
-        Evidence(pl_module, nn.Identity(), [], [], None, None, settings, curves), facts
-    )
-    return replace(report, skipped=dict.fromkeys(report.skipped, str(reason)))

@@ -1,87 +1,65 @@
-"""What the doctor is shown of a run: of modules with a posterior, and of any other module."""
+"""The examination of a run: of a module with a posterior, or of any other module."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence, Sized
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.callbacks.network import whole_network
-from lightning_bnn.doctor import Evidence, Examples, Settings
+from lightning_bnn.doctor import Evidence, Examples, Finding, Report, Settings, examine
+from lightning_bnn.doctor.page import looks_of
 from lightning_bnn.likelihoods import Categorical, Gaussian
-from lightning_bnn.member_batch import MemberBatch
+from lightning_bnn.methods.health import Diverged
 from lightning_bnn.posteriors import Empirical
 
-__all__ = ["ExampleStore", "evidence_of_module", "evidence_of_network", "settings_of"]
+__all__ = ["examine_run"]
 
 _FEW_CLASSES = 1000
 _DRAWS = 20
 
 
-class ExampleStore:
-    """The first examples of some batches, until there are enough.
+@torch.no_grad()
+def examine_run(
+    trainer: Any,
+    pl_module: Any,
+    network: str | None,
+    training: Examples | None,
+    held_out: Examples | None,
+    curves: Mapping[str, Sequence[float]],
+) -> tuple[Report, dict[str, Any] | None]:
+    """Examine the posterior of a run as it is now.
 
     Args:
-        most: how many are kept.
+        trainer: of the run.
+        pl_module: what it trains.
+        network: name of the network inside, by default the likeliest.
+        training: some of the examples that it is trained on.
+        held_out: some that it is not trained on.
+        curves: what was seen epoch by epoch.
+
+    Returns:
+        The report, and what `lightning_bnn.doctor.page.looks_of` says of it, if anything.
     """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._parts: list[Examples] = []
-        self._count = 0
-
-    def clear(self) -> None:
-        """Forget the examples that were kept."""
-        self._parts, self._count = [], 0
-
-    def add(self, pl_module: Any, batch: Any) -> None:
-        """Keep the examples of a batch; one whose layout is not known is left out."""
-        if self._count >= self.most:
-            return
-        part = _examples(pl_module, batch)
-        if part is None:
-            return
-        left = self.most - self._count
-        part = Examples(
-            tree_map(lambda t: t[:left].detach() if isinstance(t, Tensor) else t, part.inputs),
-            part.targets[:left].detach(),
-        )
-        self._parts.append(part)
-        self._count += len(part.targets)
-
-    def examples(self) -> Examples | None:
-        """All that was kept; None if nothing was."""
-        if not self._parts:
-            return None
-        inputs = zip(*(part.inputs for part in self._parts), strict=True)
-        joined = tuple(torch.cat(t) if isinstance(t[0], Tensor) else t[0] for t in inputs)
-        return Examples(joined, torch.cat([part.targets for part in self._parts]))
+    settings = _settings(trainer, pl_module)
+    try:
+        if callable(getattr(pl_module, "judged_modes", None)):
+            evidence = _of_module(pl_module, training, held_out, settings, curves)
+        else:
+            evidence = _of_network(pl_module, network, training, held_out, settings, curves)
+    except ValueError as error:
+        return _unexaminable(pl_module, error, settings, curves), None
+    report = examine(evidence, {"module": type(pl_module).__name__})
+    return report, looks_of(report, evidence)
 
 
-def _examples(pl_module: Any, batch: Any) -> Examples | None:
-    """Inputs and targets of a batch; of one with a batch for every member, those of the first."""
-    if isinstance(batch, MemberBatch):
-        batch = tree_map(lambda t: t[0] if isinstance(t, Tensor) else t, tuple(batch))
-    read = getattr(pl_module, "inputs_and_targets", None)
-    if callable(read):
-        inputs, targets = read(batch)
-        inputs = pl_module.cast(inputs)
-    elif isinstance(batch, (tuple, list)) and len(batch) > 1:
-        inputs, targets = tuple(batch[:-1]), batch[-1]
-    else:
-        return None
-    sizes = {len(t) for t in (*inputs, targets) if isinstance(t, Tensor) and t.ndim}
-    known = isinstance(targets, Tensor) and all(isinstance(t, Tensor) for t in inputs)
-    return Examples(tuple(inputs), targets) if known and len(sizes) == 1 else None
-
-
-def settings_of(trainer: Any, pl_module: Any) -> Settings:
-    """What a run was asked for, as far as module and optimizers say it."""
+def _settings(trainer: Any, pl_module: Any) -> Settings:
+    """Read what a run was asked for, as far as module and optimizers say it."""
     groups = [g for optimizer in trainer.optimizers for g in optimizer.param_groups]
     first: Mapping[str, Any] = groups[0] if groups else {}
     prior = getattr(pl_module, "prior", None)
@@ -106,22 +84,14 @@ def _number(value: Any, otherwise: Any = 1.0) -> Any:
     return float(value) if isinstance(value, (int, float)) else otherwise
 
 
-def evidence_of_module(
+def _of_module(
     pl_module: Any,
     training: Examples | None,
     held_out: Examples | None,
     settings: Settings,
     curves: Mapping[str, Sequence[float]],
 ) -> Evidence:
-    """Of a module of this package, or one with the same methods.
-
-    Args:
-        pl_module: what was trained.
-        training: some of its examples.
-        held_out: some that it was not trained on.
-        settings: what was asked for.
-        curves: what was seen epoch by epoch.
-    """
+    """Collect the evidence on a module of this package, or one with the same methods."""
     chains = getattr(pl_module, "chains", None)
     divergence = getattr(pl_module, "divergence", None)
     return Evidence(
@@ -139,7 +109,7 @@ def evidence_of_module(
     )
 
 
-def evidence_of_network(
+def _of_network(
     pl_module: nn.Module,
     name: str | None,
     training: Examples | None,
@@ -147,16 +117,7 @@ def evidence_of_network(
     settings: Settings,
     curves: Mapping[str, Sequence[float]],
 ) -> Evidence:
-    """Of any module: one network, and the likelihood that its outputs and targets suggest.
-
-    Args:
-        pl_module: what was trained.
-        name: of the network inside, by default the likeliest.
-        training: some of its examples.
-        held_out: some that it was not trained on.
-        settings: what was asked for.
-        curves: what was seen epoch by epoch.
-    """
+    """Collect the evidence on any module: one network, and the likelihood that targets suggest."""
     network = copy.deepcopy(whole_network(pl_module, name)[1]).eval()
     weights = {n: t.detach() for n, t in P.of(network).items()}
     mode = Empirical({n: t[None] for n, t in weights.items()})
@@ -171,7 +132,7 @@ def evidence_of_network(
 
 @torch.no_grad()
 def _likelihood(network: nn.Module, examples: Examples) -> nn.Module:
-    """What targets look like: classes, or numbers with noise of the size of the errors."""
+    """Choose a likelihood for targets: classes, or numbers with noise as large as the errors."""
     targets = examples.targets
     try:
         outputs = network(*examples.inputs)
@@ -189,3 +150,24 @@ def _likelihood(network: nn.Module, examples: Examples) -> nn.Module:
         error = float((outputs - targets).square().mean().sqrt())
         return Gaussian(std=error if 0 < error < float("inf") else 1.0)
     raise ValueError("targets are neither class indices nor numbers in the shape of the outputs")
+
+
+def _unexaminable(
+    pl_module: Any, reason: ValueError, settings: Settings, curves: Mapping[str, Sequence[float]]
+) -> Report:
+    """Report on the run alone, where there is no posterior, or nothing is known of the network."""
+    facts = {"module": type(pl_module).__name__}
+    if isinstance(reason, Diverged):
+        finding = Finding(
+            "no_posterior",
+            "fault",
+            f"There is no posterior to look at: {reason}",
+            "Nothing can be drawn from it.",
+            "Take a smaller learning rate, clip gradients, or let members begin anew (`restarts`).",
+        )
+        everything = {"everything else": "there is no posterior"}
+        return Report([finding], (), everything, facts, curves)
+    report = examine(
+        Evidence(pl_module, nn.Identity(), [], [], None, None, settings, curves), facts
+    )
+    return replace(report, skipped=dict.fromkeys(report.skipped, str(reason)))

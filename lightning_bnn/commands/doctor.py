@@ -13,10 +13,9 @@ from torch import Tensor
 
 from lightning_bnn import modules
 from lightning_bnn.arguments import check_count
-from lightning_bnn.callbacks.posterior_doctor import PAGE_FILE, REPORT_FILE
 from lightning_bnn.doctor import Evidence, Examples, NotPossible, Report, Settings, examine
 from lightning_bnn.doctor.checks.chains import LEAST
-from lightning_bnn.doctor.page import drawn, html_of, looks_of
+from lightning_bnn.doctor.page import PAGE_FILE, REPORT_FILE, looks_of, write_report
 from lightning_bnn.evaluation.problem import Problem, StoredBatches, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
 from lightning_bnn.params import Params
@@ -68,7 +67,9 @@ def doctor(
         report = examine(evidence, {"place": place})
         print(report.text(), flush=True)
         if out is not None:
-            _write(report, evidence, Path(out))
+            folder = Path(out)
+            write_report(report, looks_of(report, evidence), folder)
+            print(f"\nwrote {folder / REPORT_FILE} and {folder / PAGE_FILE}")
     if report.faults:
         raise SystemExit(FAULTY)
 
@@ -183,11 +184,3 @@ def _curves(place: Location) -> Mapping[str, Sequence[float]]:
     folders: Iterable[Path] = (file, *list(file.parents)[:3])
     found = next((f / REPORT_FILE for f in folders if (f / REPORT_FILE).is_file()), None)
     return {} if found is None else Report.read(found).curves
-
-
-def _write(report: Report, evidence: Evidence, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / REPORT_FILE).write_text(report.to_json() + "\n", encoding="utf-8")
-    page = html_of(report, drawn(looks_of(report, evidence)))
-    (folder / PAGE_FILE).write_text(page, encoding="utf-8")
-    print(f"\nwrote {folder / REPORT_FILE} and {folder / PAGE_FILE}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +19,11 @@ from lightning_bnn.plots.page import Section, html_report
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["drawn", "html_of", "looks_of", "markdown_of"]
+__all__ = [
+    "PAGE_FILE", "REPORT_FILE", "drawn", "html_of", "looks_of", "markdown_of", "write_report",
+]  # fmt: skip
 
+REPORT_FILE, PAGE_FILE = "doctor.json", "doctor.html"
 _ABOUT = (
     "What was measured on a posterior, why it matters, and what to do. A fault makes results "
     "wrong, a warning may, a note explains what is seen."
@@ -110,3 +114,17 @@ def html_of(report: Report, figure: Figure | None = None) -> str:
     facts = [f"{name}: {shown(value)}" for name, value in report.facts.items()]
     sections.append(Section("What was examined", code="\n".join(facts)))
     return html_report(f"The posterior: {report.headline()}", _ABOUT, sections)
+
+
+def write_report(report: Report, looks: Mapping[str, Any] | None, folder: Path) -> None:
+    """Write a report as JSON and as a page.
+
+    Args:
+        report: of the examination.
+        looks: what `looks_of` returned; None draws nothing.
+        folder: of the files; it is made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / REPORT_FILE).write_text(report.to_json() + "\n", encoding="utf-8")
+    page = html_of(report, None if looks is None else drawn(looks))
+    (folder / PAGE_FILE).write_text(page, encoding="utf-8")

@@ -25,8 +25,8 @@ from runs import (
 
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.bank.writer import BankWriter
 from lightning_bnn.callbacks import CheckpointHarvester, harvester
-from lightning_bnn.callbacks.harvester import BankWriter
 from lightning_bnn.harvest import Schedule
 
 KINDS = {**RUNS, "untraceable": (Unreadable, {})}
@@ -316,7 +316,7 @@ def test_an_error_of_the_disk_stops_training(tmp_path, monkeypatch):
     monkeypatch.undo()
     with CheckpointBank(tmp_path) as bank:  # the lock is gone
         writer = BankWriter(bank)
-        writer.put({}, None, [{}])
+        writer.put({}, [{}])
         with pytest.raises(RuntimeError, match="Writing to"):
             writer.flush()
         writer.close()

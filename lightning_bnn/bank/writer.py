@@ -1,0 +1,102 @@
+"""Appending to a bank by a thread, while what trains the networks goes on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.bank.checkpoint_bank import CheckpointBank
+from lightning_bnn.bank.disk import is_full, require_room
+from lightning_bnn.params import Params
+
+__all__ = ["BankWriter"]
+
+
+class BankWriter:
+    """Appends stacks by a thread, in the order they are given, and makes the giver wait if need be.
+
+    Stacks for which the disk has no room are left out and counted, whether that is noticed before
+    or while they are written. After any other error nothing more is written.
+
+    Args:
+        bank: open for appending.
+        waiting: stacks that may wait to be written.
+
+    Attributes:
+        lost: networks that were left out.
+    """
+
+    def __init__(self, bank: CheckpointBank, waiting: int = 2) -> None:
+        self.bank, self.lost = bank, 0
+        self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(waiting)
+        self._error: BaseException | None = None
+        self._is_raised = False
+        self._thread = threading.Thread(target=self._work, name="bank writer", daemon=True)
+        self._thread.start()
+
+    def put(self, networks: Params, records: list[dict[str, Any]]) -> None:
+        """Copy a stack, which may be on any device, and hand the copy over."""
+        self._raise()
+        self._queue.put((*_host_copy(networks), records))
+
+    def flush(self) -> None:
+        """Wait until all that was given is on disk."""
+        self._queue.join()
+        self._raise()
+
+    def close(self) -> None:
+        """Write the stacks that wait, then stop."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+        if not self._is_raised:
+            self._raise()
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                if self._error is None:
+                    self._write(*item)
+            except BaseException as error:  # handed to the thread that trains
+                self._error = error
+            finally:
+                self._queue.task_done()
+        self._queue.task_done()
+
+    def _write(self, networks: Params, ready: Any, records: list[dict[str, Any]]) -> None:
+        if ready is not None:
+            ready.synchronize()
+        try:
+            require_room(self.bank.path, sum(t.nbytes for t in networks.values()))
+            self.bank.extend(networks, records)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self.lost += len(records)
+
+    def _raise(self) -> None:
+        if self._error is not None:  # again and again: what came after is not written either
+            self._is_raised = True
+            message = f"Writing to {self.bank.path} failed: {self._error}"
+            raise RuntimeError(message) from self._error
+
+
+def _host_copy(tensors: Params) -> tuple[Params, Any]:
+    """Copy to the CPU, and return an event after which copies from a GPU are complete."""
+    copies = {name: _copied(t.detach()) for name, t in tensors.items()}
+    device = next((t.device for t in tensors.values() if t.is_cuda), None)
+    if device is None:
+        return copies, None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return copies, event
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor.to("cpu", copy=True)
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
