@@ -5,22 +5,58 @@ python benchmarks/diff_example.py FOLDER
 
 import argparse
 import copy
+import shutil
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, max_pool2d
 
 from lightning_bnn import params as P
+from lightning_bnn.datamodules import Digits
 from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.studies.alignment_networks import ConvNet, digits
 from lightning_bnn.symmetry import discover
 from lightning_bnn.symmetry.verify import random_element
 
 
+class ConvNet(nn.Module):
+    """Residual blocks of convolutions with BatchNorm beside a stream."""
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(width, width, 3, padding=1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+                nn.Conv2d(width, width, 3, padding=1, bias=False),
+                nn.BatchNorm2d(width),
+            )
+            for _ in range(blocks)
+        )
+        self.last = nn.Sequential(
+            nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU()
+        )
+        self.head = nn.Linear(2 * width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = max_pool2d(self.stem(x).relu(), 2)
+        for block in self.blocks:
+            x = (x + block(x)).relu()
+        return self.head(self.last(x).mean((2, 3)))
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    source = Digits()
+    inputs, labels = source.load().train
+    return source.normalise(inputs), labels
+
+
 def trained(network: ConvNet, seed: int, epochs: int) -> ConvNet:
     """Train a copy in an order of examples that the seed decides."""
-    network, (inputs, labels) = copy.deepcopy(network).train(), digits().train
+    network, (inputs, labels) = copy.deepcopy(network).train(), digits()
     optimizer = torch.optim.Adam(network.parameters(), 0.005)
     generator = keyed_generator(seed, "order")
     for _ in range(epochs):
@@ -36,10 +72,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(__file__, folder / "network.py")  # where the command finds its class
     torch.set_num_threads(1)
     torch.manual_seed(0)
     original = trained(ConvNet(12, 2), 0, 10)
-    symmetries, tuned = discover(original, digits().train[0][:2]), trained(original, 1, 5)
+    symmetries, tuned = discover(original, digits()[0][:2]), trained(original, 1, 5)
     generator = keyed_generator(0, "element")
     moved = random_element(P.of(tuned), symmetries, generator, mixing=True)
     for name, network in (("a", P.of(original)), ("b", moved)):

@@ -47,7 +47,6 @@ STUDIES = {
     "interpolation": "P2, section 3: one Gaussian for two modes, between them or on one",
     "width": "P2, table 1: symmetrized VI by the width of the network",
     "transpositions": "P3, figures 1 and 2: barriers, distances and swaps between networks",
-    "alignment": "networks of seven kinds averaged in one frame, by method and number",
     "compact": "P3, table 1 and figure 3: posteriors as one Gaussian, matched or not; pruning",
     "tractable": "P2, tables 2 and 3: two ReLU units, with and without symmetrization",
     "reproduce": "run all of these, and judge every claim of the papers by the numbers",

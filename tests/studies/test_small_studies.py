@@ -51,7 +51,6 @@ SMALLEST = {
     "correlation": ["--scale", "smallest"],
     "interpolation": ["--dims", "[2]", "--sigmas", "[1.0]", "--steps", "2"],
     "width": ["--widths", "[2]", "--draws", "[2]", "--starts", "[0.05]", "--members", "2", *EPOCHS],
-    "alignment": ["--scale", "smallest"],
     "transpositions": ["--hidden", "4", "--points", "2", *EPOCHS],
     "compact": None,
     "tractable": ["--alphas", "[0.1]", "--seeds", "2", *EPOCHS],
@@ -62,7 +61,6 @@ which tests of their own do."""
 
 
 LONGER = {
-    "alignment",
     "correlation",
     "width",
     "interpolation",
@@ -159,22 +157,6 @@ def test_collapse_is_the_information_of_pairs(ran):
     pairs = [M.mutual_information(probs[[i, j]]).mean() for i, j in ((0, 1), (0, 2), (1, 2))]
     assert row["mean ± sd"] == pytest.approx(float(torch.stack(pairs).mean()), rel=1e-4)
     assert row["max"] == pytest.approx(float(max(pairs)), rel=1e-4)
-
-
-@pytest.mark.e2e
-def test_alignment_takes_the_networks_that_are_there(ran):
-    folder, _ = ran("alignment")
-    (stored,) = (folder / "out" / "networks").iterdir()
-    before, rows = stored.stat().st_mtime_ns, results(folder / "out")["tables"]["distance"]["rows"]
-    distances = {row[1]: row[2]["value"] for row in rows}
-    assert distances["joint"] <= min(distances.values()) + 1e-6
-    assert distances["joint"] < 0.9 * distances["as they are"] == 0.9 * max(distances.values())
-    text = called(folder, ["alignment", *SMALLEST["alignment"], "--out", "out"])
-    assert stored.stat().st_mtime_ns == before
-    assert results(folder / "out")["tables"]["distance"]["rows"] == rows
-    assert "Squared distance to the mean" in text
-    with pytest.raises(SystemExit):
-        called(folder, ["alignment", "--only", "perceptron", "--out", "out"])
 
 
 def test_marginals_are_tested_as_by_scipy(ran):

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import functools
 
@@ -8,8 +9,6 @@ from scipy.linalg import orthogonal_procrustes
 from torch import nn
 
 from lightning_bnn import params as P
-from lightning_bnn.studies.alignment import without_gains
-from lightning_bnn.studies.alignment_networks import Transformer
 from lightning_bnn.symmetry import (
     Learning,
     align,
@@ -126,6 +125,50 @@ def test_under_noise_weights_come_as_close_as_the_planted_element_does(name):
 
 
 # ------------------------------------------------------------ never worse
+class Block(nn.Module):
+    """Causal attention and a layer of GELU units beside a normalised stream."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.before, self.between = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        y = self.before(x)
+        heads = (f(y).unflatten(-1, (4, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        seen = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.o(seen.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.between(x))))
+
+
+class Transformer(nn.Module):
+    """A decoder with tables of words and places."""
+
+    def __init__(self, width, words):
+        super().__init__()
+        self.embed, self.places = nn.Embedding(words, width), nn.Parameter(torch.empty(16, width))
+        self.blocks = nn.Sequential(Block(width), Block(width))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, words)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        nn.init.normal_(self.places, std=0.1)
+
+    def forward(self, tokens):
+        stream = self.blocks(self.embed(tokens) + self.places)
+        return self.head(self.norm(stream[:, -1]))
+
+
+def without_gains(model, networks, inputs):
+    """Fold the gains of norms of every network of a stack."""
+    model, folded = copy.deepcopy(model), []
+    for network in P.unstack(networks):
+        model.load_state_dict(network)
+        folded.append(P.of(fold_norms(model, inputs)))
+    return P.stack(folded)
+
+
 @functools.cache
 def decoders(members=3):
     """Untrained decoders with tables of words and places, whose offset they share."""
