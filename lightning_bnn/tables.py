@@ -71,6 +71,21 @@ class Table:
     digits: int | Mapping[str, int] = 3
     note: str = ""
 
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        rows: Sequence[Mapping[str, Cell]],
+        digits: int | Mapping[str, int] = 3,
+        note: str = "",
+    ) -> Table:
+        """A table of rows that name their cells, all in the same order.
+
+        >>> Table.of("", [{"method": "SWAG", "error": 1.0}]).header
+        ['method', 'error']
+        """
+        return cls(title, list(rows[0]), [list(row.values()) for row in rows], digits, note)
+
     def cells(self) -> list[list[str]]:
         """Every cell as text, row by row."""
         digits = self.digits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from lightning_bnn.studies.findings import Findings, publish, results_folder, se
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 from lightning_bnn.tables import Cell, Measured, Table
 
-__all__ = ["correlation", "rank_correlations"]
+__all__ = ["correlation", "rank_correlation", "rank_correlations"]
 
 Numbers = Mapping[str, float]
 Groups = Mapping[str, Mapping[str, Numbers]]
@@ -94,25 +95,37 @@ def _compared(title: str, jobs: Sequence[Job], folder: Path, samples: int) -> Gr
 def rank_correlations(
     groups: Groups, distance: str, quality: str, methods: Sequence[str] | None = None
 ) -> Tensor:
-    """Spearman's rho of every group with three rows or more.
+    """Spearman's rho of every group in which it is known, see `rank_correlation`.
 
     Args:
         groups: for every group, numbers by method.
         distance: name of the one.
-        quality: name of the other; where low is good, the sign is turned.
+        quality: name of the other.
         methods: which count, perhaps several times; by default all.
+    """
+    of_groups = [
+        rank_correlation([of[m] for m in (methods or of) if m in of], distance, quality)
+        for of in groups.values()
+    ]
+    return torch.tensor([rho for rho in of_groups if math.isfinite(rho)])
+
+
+def rank_correlation(rows: Sequence[Numbers], distance: str, quality: str) -> float:
+    """Spearman's rho, or NaN of fewer than three different distances.
+
+    Args:
+        rows: numbers of every method.
+        distance: name of the one.
+        quality: name of the other; where high is good, the sign is turned.
     """
     from scipy.stats import spearmanr
 
     sign = -1.0 if quality in _HIGH_IS_GOOD else 1.0
-    correlations = []
-    for rows in groups.values():
-        named = [rows[name] for name in (methods or list(rows)) if name in rows]
-        kept = [row for row in named if distance in row]
-        x, y = [row[distance] for row in kept], [sign * row[quality] for row in kept]
-        if len(set(x)) > 2 and len(set(y)) > 1:
-            correlations.append(float(spearmanr(x, y).statistic))
-    return torch.tensor(correlations)
+    pairs = [
+        (row[distance], sign * row[quality]) for row in rows if {distance, quality} <= set(row)
+    ]
+    varied = len({x for x, _ in pairs}) > 2 and len({y for _, y in pairs}) > 1
+    return float(spearmanr(*zip(*pairs, strict=True)).statistic) if varied else math.nan
 
 
 def _interval(groups: Groups, distance: str, quality: str) -> tuple[Measured, float, float]:
@@ -135,42 +148,38 @@ def _interval(groups: Groups, distance: str, quality: str) -> tuple[Measured, fl
 
 
 def _findings(groups: Groups) -> Findings:
-    intervals = {
-        (distance, quality): _interval(groups, distance, quality)
-        for distance in _DISTANCES
-        for quality in _QUALITIES
-    }
-    rows: list[list[Cell]] = [
-        [DISTANCE_TITLES[distance], COLUMNS[quality], number.value, low, high]
-        for (distance, quality), (number, low, high) in intervals.items()
-    ]
-    header = ["distance", "metric", "rank correlation", "2.5 %", "97.5 %"]
+    intervals = {(d, q): _interval(groups, d, q) for d in _DISTANCES for q in _QUALITIES}
+    rows: list[dict[str, Cell]] = [
+        {"distance": DISTANCE_TITLES[d], "metric": COLUMNS[q], "rank correlation": rho.value,
+         "2.5 %": low, "97.5 %": high}
+        for (d, q), (rho, low, high) in intervals.items()
+    ]  # fmt: skip
     note = (
         f"Mean of Spearman's rho over {len(groups)} groups (architecture and kind of row). "
         "Positive: posteriors closer to the reference are better. Intervals: methods drawn again."
     )
     series = {DISTANCE_TITLES[d]: [intervals[d, q][0] for q in _QUALITIES] for d in _DISTANCES}
-    points = {
-        DISTANCE_TITLES[distance]: {
-            name: (
-                torch.tensor([100 * numbers[distance] for numbers in methods.values()]),
-                torch.tensor([numbers["nll"] for numbers in methods.values()]),
-            )
-            for name, methods in groups.items()
-            if all(distance in numbers for numbers in methods.values())
-        }
-        for distance in _DISTANCES
-    }
+    metrics = [COLUMNS[q] for q in _QUALITIES]
+    panels = {DISTANCE_TITLES[d]: _points(groups, d) for d in _DISTANCES}
     return Findings(
         "correlation",
         "Does a better posterior predict better?",
-        {"correlation": Table("Rank correlations with quality", header, rows, 2, note)},
+        {"correlation": Table.of("Rank correlations with quality", rows, 2, note)},
         {
-            "correlation": dots_figure(
-                {"": series}, [COLUMNS[quality] for quality in _QUALITIES], label="rank correlation"
-            ),
-            "points": scatter_figure(points, ("distance x 100", "NLL (nats)")),
+            "correlation": dots_figure({"": series}, metrics, label="rank correlation"),
+            "points": scatter_figure(panels, ("distance x 100", "NLL (nats)")),
         },
         ["Perceptrons on scikit-learn's digits (a substitute for the papers' networks)."],
         {"groups": {name: dict(methods) for name, methods in groups.items()}},
     )
+
+
+def _points(groups: Groups, distance: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Distances and NLL of the methods, by group."""
+    points = {}
+    for name, methods in groups.items():
+        if all(distance in numbers for numbers in methods.values()):
+            pairs = [[100 * numbers[distance], numbers["nll"]] for numbers in methods.values()]
+            x, y = torch.tensor(pairs).T
+            points[name] = (x, y)
+    return points

@@ -103,13 +103,12 @@ def fidelity(
     """
     if not posteriors:
         raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")
-    gold = is_gold(reference) if reference in reference_names() else None
     options = options_for(samples, seed, device)
     place, folder = reference_location(reference), results_folder(out, "fidelity")
     with one_thread():
         comparison = one_succeeded(scored(reference, posteriors, folder, options))
         halves = scores_of_halves(place, Path(comparison.settings["config"]), options)
-    publish(_findings(reference, gold, comparison, halves, posteriors), folder)
+    publish(_findings(reference, comparison, halves, posteriors), folder)
 
 
 def options_for(samples: int, seed: int, device: str | None = None) -> Options:
@@ -161,68 +160,59 @@ def cost_of(place: Location) -> dict[str, float]:
     return {}
 
 
-# ------------------------------------------------------------ what is found, and what to know
+# ------------------------------------------------------------ results
 def _findings(
-    reference: str,
-    gold: bool | None,
-    comparison: Comparison,
-    halves: Numbers,
-    posteriors: Mapping[str, str],
+    reference: str, comparison: Comparison, halves: Numbers, posteriors: Mapping[str, str]
 ) -> Findings:
     numbers, settings = numbers_by_method(comparison), comparison.settings
-    unranked = _why_unranked(reference, gold, settings)
-    order = sorted(numbers, key=lambda n: _or_last(numbers[n].get("f_law", UNKNOWN)))
-    ordered = {name: numbers[name] for name in (numbers if unranked else order)}
-    costs = {name: cost_of(Location.of(posteriors[name])) for name in order}
-    rows: dict[str, Numbers] = {
-        name: {**of, **{key: Measured(value) for key, value in costs[name].items()}}
-        for name, of in ordered.items()
-    }
+    unranked = _why_unranked(reference, settings)
+    if not unranked:  # the closest first, those without a law last
+        laws = {name: of.get("f_law", UNKNOWN).value for name, of in numbers.items()}
+        order = sorted(numbers, key=lambda name: (math.isnan(laws[name]), laws[name]))
+        numbers = {name: numbers[name] for name in order}
+    rows: dict[str, Numbers] = {}
+    for name, of in numbers.items():
+        cost = cost_of(Location.of(posteriors[name]))
+        rows[name] = {**of, **{key: Measured(value) for key, value in cost.items()}}
     rows |= {HALVES: halves} if halves else {}
-    about = f"{reference_text(settings)} {_NOTE}"
-    names = {name for of in rows.values() for name in of}
+    about, names = (
+        f"{reference_text(settings)} {_NOTE}",
+        {name for of in rows.values() for name in of},
+    )
     if is_regression(names):
         about += f" {note_of(names & set(_QUALITIES), settings)}"
     title = f"Fidelity to the posterior {reference}"
     tables = {
         "fidelity": scores_table(title, rows, _QUALITIES, about, {}),
-        "mixtures": _mixtures_table(ordered, comparison.rows, halves),
+        "mixtures": _mixtures_table(numbers, comparison.rows, halves),
     }
     notes = [f"{name} failed: {reason}" for name, reason in comparison.failures().items()]
-    notes += _other_posteriors(Path(settings["config"]), posteriors)
+    for name, text in posteriors.items():
+        for setting, own, wanted in other_posterior(Location.of(text), Path(settings["config"])):
+            note = (
+                f"{name} has `{setting}` {own}, the reference {wanted}: it is of another posterior."
+            )
+            notes.append(note + (_MAY_HAVE_SEEN if setting == "data" else ""))
     notes += [f"{unranked}: distances to it rank nothing."] if unranked else []
-    figures = {"laws": _laws_figure(ordered, halves)}
-    return Findings("fidelity", title, tables, figures, notes, settings)
+    return Findings(
+        "fidelity", title, tables, {"laws": _laws_figure(numbers, halves)}, notes, settings
+    )
 
 
-def _why_unranked(reference: str, gold: bool | None, settings: Mapping[str, Any]) -> str:
+def _why_unranked(reference: str, settings: Mapping[str, Any]) -> str:
     """The reason why distances to a reference rank nothing, empty if they do.
 
     Those of the package have a verdict, one of the user's own has chains that agree or do not.
     """
     rhat = settings["reference_rhat"]
-    if gold is not None:
-        return "" if gold else f"{reference} is no gold reference"
+    if reference in reference_names():
+        return "" if is_gold(reference) else f"{reference} is no gold reference"
     if rhat is None:
         return (
             f"Nobody knows whether {reference} has draws of the posterior, since it is not several "
             "chains of at least eight networks"
         )
     return "" if have_converged(rhat) else f"The chains of {reference} have not converged"
-
-
-def _other_posteriors(config: Path, posteriors: Mapping[str, str]) -> list[str]:
-    """Notes on posteriors of other data, or with another prior or likelihood."""
-    return [
-        f"{name} has `{what}` {own}, the reference {wanted}: it is of another posterior."
-        + (_MAY_HAVE_SEEN if what == "data" else "")
-        for name, text in posteriors.items()
-        for what, own, wanted in other_posterior(Location.of(text), config)
-    ]
-
-
-def _or_last(number: Measured) -> float:
-    return number.value if math.isfinite(number.value) else math.inf
 
 
 # ------------------------------------------------------------ tables and figures
@@ -245,43 +235,35 @@ def scores_table(
     names = {name for of in numbers.values() for name in of}
     columns = {**to_reference(names)}
     columns |= {name: column for name, column in columns_of(names).items() if name in shown}
-    rows: list[list[Cell]] = [
-        [
-            name,
-            *(cells[name] for cells in first.values()),
-            *(of.get(key, UNKNOWN).value for key in ("gradients", "seconds")),
-            *(percent(of, law) for law in LAWS),
-            *(column.shown(of.get(key, UNKNOWN)) for key, column in columns.items()),
-        ]
+    rows: list[dict[str, Cell]] = [
+        {
+            "method" if first else "posterior": name,
+            **{title: cells[name] for title, cells in first.items()},
+            **{key: of.get(key, UNKNOWN).value for key in ("gradients", "seconds")},
+            **{title: percent(of, law) for law, title in LAWS.items()},
+            **{c.title: c.shown(of.get(key, UNKNOWN)) for key, c in columns.items()},
+        }
         for name, of in numbers.items()
     ]
     digits = {"gradients": 0, "seconds": 0, **dict.fromkeys(LAWS.values(), 2)}
     digits |= {column.title: column.digits for column in columns.values()}
-    header = [*first, "gradients", "seconds", *LAWS.values()]
-    header = ["method" if "failed" in first else "posterior", *header]
-    return Table(title, [*header, *(c.title for c in columns.values())], rows, digits, note)
+    return Table.of(title, rows, digits, note)
 
 
 def _mixtures_table(
     numbers: Mapping[str, Numbers], compared: Sequence[Row], halves: Numbers
 ) -> Table:
-    """Laws beside mixtures of the modes that are there, and beside their floors.
-
-    Args:
-        numbers: by posterior.
-        compared: says how many modes and networks there were.
-        halves: of one half of the reference beside the other, if that is known.
-    """
-    counts = {row.method: (row.seeds, row.networks) for row in compared}
-    rows: list[list[Cell]] = [
-        [name, *counts[name], *(percent(of, key) for key in _MIXTURES)]
-        for name, of in numbers.items()
-    ]
-    if halves:
-        rows.append([HALVES, "", "", *(percent(halves, key) for key in _MIXTURES)])
-    header = ["posterior", "modes", "networks", *_MIXTURES.values()]
+    """Laws beside mixtures of the modes that are there, and beside their floors."""
+    counts: dict[str, tuple[Cell, Cell]] = {
+        row.method: (row.seeds, row.networks) for row in compared
+    }
+    rows: list[dict[str, Cell]] = []
+    for name, of in {**numbers, **({HALVES: halves} if halves else {})}.items():
+        modes, networks = counts.get(name, ("", ""))
+        mixtures = {title: percent(of, key) for key, title in _MIXTURES.items()}
+        rows.append({"posterior": name, "modes": modes, "networks": networks, **mixtures})
     digits = dict.fromkeys(_MIXTURES.values(), 2)
-    return Table("Laws, and the modes as they are", header, rows, digits, _MIXTURES_NOTE)
+    return Table.of("Laws, and the modes as they are", rows, digits, _MIXTURES_NOTE)
 
 
 def _laws_figure(numbers: Mapping[str, Numbers], halves: Numbers) -> Figure:
@@ -290,9 +272,5 @@ def _laws_figure(numbers: Mapping[str, Numbers], halves: Numbers) -> Figure:
         title: {"": [percent(of, law) for of in numbers.values()]} for law, title in LAWS.items()
     }
     noise = {title: percent(halves, law) for law, title in LAWS.items()}
-    bands = {
-        title: (value, 2 * error)
-        for title, (value, error) in noise.items()
-        if math.isfinite(value + error)
-    }
+    bands = {t: (v, 2 * e) for t, (v, e) in noise.items() if math.isfinite(v + e)}
     return dots_figure(panels, list(numbers), bands, label="MMD² x 100")

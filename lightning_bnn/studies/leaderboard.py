@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_bnn.callbacks import TrainingCost
-from lightning_bnn.evaluation.comparison import Comparison
-from lightning_bnn.evaluation.report import columns_of, percent
-from lightning_bnn.plots import Line, dots_figure, lines_figure, scatter_figure
+from lightning_bnn.evaluation.report import PREDICTIONS, percent
+from lightning_bnn.plots import dots_figure, scatter_figure
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import is_gold, read_reference, reference_folder, reference_names
 from lightning_bnn.references.entries import Entry, read_entries
 from lightning_bnn.settings_files import read_settings
+from lightning_bnn.studies.correlation import rank_correlation
 from lightning_bnn.studies.fidelity import (
     LAWS,
     cost_of,
@@ -26,8 +26,8 @@ from lightning_bnn.studies.fidelity import (
     scored,
     scores_table,
 )
-from lightning_bnn.studies.findings import Findings, measured_line, publish, results_folder
-from lightning_bnn.studies.runs import Job, Run, reseeded, run_jobs
+from lightning_bnn.studies.findings import Findings, publish, results_folder
+from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 from lightning_bnn.tables import Cell, Measured, Table, spread
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "board_table", "leaderboard"]
 
 _SHOWN = ("acc", "rmse", "nll", "crps", "ece", "cover90")
-_QUALITIES = {"acc": -1, "rmse": 1, "nll": 1, "crps": 1, "ece": 1, "brier": 1}
-"""Numbers of the test, and whether low is good."""
+_QUALITIES = ("acc", "rmse", "nll", "crps", "ece", "brier")
+"""Numbers of the test."""
 _NOTE = (
     "Mean and standard deviation over the seeds that did not fail. Laws: MMD² x 100 between the "
     "networks of a method and draws of the posterior, by what they predict, without symmetries "
@@ -45,7 +45,6 @@ _NOTE = (
     "the reference. Gradients: of one network for all the data, of all networks together, as "
     "measured; seconds of one processor."
 )
-_SORTED = "Sorted by function law."
 _CORRELATIONS_NOTE = (
     "Spearman's rho over methods and seeds, signs turned: positive where closer is better in use."
 )
@@ -62,6 +61,14 @@ class Outcome:
 
     numbers: list[Mapping[str, float]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+
+    def over_seeds(self) -> dict[str, Measured]:
+        """Every number that all seeds have, or none without any seed."""
+        names = set.intersection(*map(set, self.numbers)) if self.numbers else set()
+        return {
+            name: spread(torch.tensor([of[name] for of in self.numbers], dtype=torch.float64))
+            for name in names
+        }
 
 
 Board = Mapping[str, Outcome]
@@ -119,61 +126,48 @@ def leaderboard(
     folder = results_folder(out, "leaderboard")
     plan = _Plan(chosen, seeds, samples, folder)
     with one_thread():
-        found = {(name, budget): _board(name, budget, plan) for name in names for budget in budgets}
-    publish(_findings(found, plan), folder)
+        boards = {(name, b): _board(name, b, plan) for name in names for b in budgets}
+    publish(_findings(boards, plan), folder)
 
 
 def _board(name: str, budget: int, plan: _Plan) -> Board:
     """Train and score all methods beside one reference, for one budget."""
     settings = read_settings(reference_folder(name) / "config.yaml")
     data: Any = read_reference(name)[1].source
-    texts = {
-        key: entry.configuration(name, settings, budget, data.num_data)
-        for key, entry in plan.entries.items()
-    }
     board = {entry.title: Outcome() for entry in plan.entries.values()}
     for seed in range(plan.seeds):
-        part = f"{name}-{budget}-{seed}"
-        jobs = [reseeded(_job(key, text), seed) for key, text in texts.items()]
-        runs = {
-            plan.entries[key].title: run
-            for key, run in run_jobs(jobs, plan.folder / "runs" / part).items()
-        }
-        places = {title: str(run.folder) for title, run in runs.items()}
-        scores = plan.folder / "scores" / part
-        _add(board, seed, scored(name, places, scores, options_for(plan.samples, seed)), runs)
+        jobs = []
+        for key, entry in plan.entries.items():
+            text = entry.configuration(name, settings, budget, data.num_data)
+            jobs.append(reseeded(Job(key, key, {}, [TrainingCost()], text), seed))
+        folder = f"{name}-{budget}-{seed}"
+        runs = run_jobs(jobs, plan.folder / "runs" / folder)
+        by_title = {plan.entries[key].title: run for key, run in runs.items()}
+        places = {title: str(run.folder) for title, run in by_title.items()}
+        scores, options = plan.folder / "scores" / folder, options_for(plan.samples, seed)
+        comparison = scored(name, places, scores, options)
+        for title, numbers in numbers_by_method(comparison).items():
+            values = {name: number.value for name, number in numbers.items()}
+            board[title].numbers.append({**values, **cost_of(by_title[title].place)})
+        for title, reason in comparison.failures().items():
+            board[title].failures.append(f"seed {seed}: {reason}")
     return board
 
 
-def _job(key: str, text: str) -> Job:
-    return Job(key, key, {}, [TrainingCost()], text)
-
-
-def _add(board: Board, seed: int, comparison: Comparison, runs: Mapping[str, Run]) -> None:
-    """Numbers and costs of the runs from one seed, or why there are none."""
-    for title, numbers in numbers_by_method(comparison).items():
-        values = {name: number.value for name, number in numbers.items()}
-        board[title].numbers.append({**values, **cost_of(runs[title].place)})
-    for title, reason in comparison.failures().items():
-        board[title].failures.append(f"seed {seed}: {reason}")
-
-
-def _findings(found: Mapping[tuple[str, int], Board], plan: _Plan) -> Findings:
+def _findings(boards: Boards, plan: _Plan) -> Findings:
     """Tables of all references, and comparisons of methods beside gold ones."""
-    gold = {(name, budget): board for (name, budget), board in found.items() if is_gold(name)}
+    gold = {(name, budget): board for (name, budget), board in boards.items() if is_gold(name)}
     tables = {
         f"{name}-{budget}": board_table(name, budget, board, (name, budget) in gold)
-        for (name, budget), board in found.items()
+        for (name, budget), board in boards.items()
     }
     figures = {}
     if gold:
         tables["correlations"] = _correlations(gold)
         figures = {"laws": _laws_figure(gold), "quality": _quality_figure(gold)}
-    if len({budget for _, budget in gold}) > 1:
-        figures["budgets"] = _budgets_figure(gold)
     notes = [
         f"{name}, {budget} gradients: {title} failed, {reason}"
-        for (name, budget), board in found.items()
+        for (name, budget), board in boards.items()
         for title, outcome in board.items()
         for reason in outcome.failures
     ]
@@ -192,60 +186,41 @@ def board_table(name: str, budget: int, board: Board, gold: bool) -> Table:
         board: outcomes by method.
         gold: whether the reference may rank them.
     """
-    numbers = {title: _over_seeds(outcome.numbers) for title, outcome in board.items()}
-    order = sorted(numbers, key=lambda title: _first(numbers[title], LAWS)) if gold else [*numbers]
+    numbers = {title: outcome.over_seeds() for title, outcome in board.items()}
+
+    def distance(title: str) -> float:
+        laws = [numbers[title][law].value for law in LAWS if law in numbers[title]]
+        return laws[0] if laws else math.inf
+
+    order = sorted(numbers, key=distance) if gold else list(numbers)
     failed: dict[str, Cell] = {
         title: f"{len(of.failures)} of {len(of.failures) + len(of.numbers)}"
         for title, of in board.items()
     }
     title = f"{name}, {budget} gradients" + ("" if gold else ": a long run, which ranks nothing")
-    note = f"{_NOTE} {_SORTED}" if gold else _NOTE
+    note = f"{_NOTE} Sorted by function law." if gold else _NOTE
     rows = {title: numbers[title] for title in order}
     return scores_table(title, rows, _SHOWN, note, {"failed": failed})
 
 
-def _over_seeds(of_seeds: Sequence[Mapping[str, float]]) -> dict[str, Measured]:
-    """Every number that all seeds have, or none without any seed."""
-    names = set.intersection(*(set(numbers) for numbers in of_seeds)) if of_seeds else ()
-    return {
-        name: spread(torch.tensor([numbers[name] for numbers in of_seeds], dtype=torch.float64))
-        for name in names
-    }
-
-
-def _first(numbers: Mapping[str, Measured], names: Mapping[str, str]) -> float:
-    return next((numbers[name].value for name in names if name in numbers), math.inf)
-
-
-def _correlations(found: Boards) -> Table:
+def _correlations(boards: Boards) -> Table:
     """Rank correlations of closeness to the posterior and quality of predictions."""
-    from scipy.stats import spearmanr
-
     rows: list[list[Cell]] = []
-    for (name, budget), board in found.items():
+    for (name, budget), board in boards.items():
         every = [numbers for outcome in board.values() for numbers in outcome.numbers]
         for law, title in LAWS.items():
-            cells: list[Cell] = []
-            for quality, sign in _QUALITIES.items():
-                pairs = [(n[law], sign * n[quality]) for n in every if law in n and quality in n]
-                varied = len({x for x, _ in pairs}) > 2 and len({y for _, y in pairs}) > 1
-                rho = float(spearmanr(*zip(*pairs, strict=True)).statistic) if varied else math.nan
-                cells.append(rho)
+            cells = [rank_correlation(every, law, quality) for quality in _QUALITIES]
             rows.append([f"{name}, {budget}", title, *cells])
-    titles = [
-        columns_of([q, "crps"] if q in ("rmse", "crps") else [q])[q].title for q in _QUALITIES
-    ]
-    title = "Does a closer posterior predict better?"
-    return Table(title, ["posterior, gradients", "closeness", *titles], rows, 2, _CORRELATIONS_NOTE)
+    header = ["posterior, gradients", "closeness", *(PREDICTIONS[q].title for q in _QUALITIES)]
+    return Table("Does a closer posterior predict better?", header, rows, 2, _CORRELATIONS_NOTE)
 
 
-def _laws_figure(found: Boards) -> Figure:
+def _laws_figure(boards: Boards) -> Figure:
     """All laws for the largest budget, one panel for each reference."""
-    titles = list(dict.fromkeys(title for board in found.values() for title in board))
-    largest = {name: max(b for other, b in found if other == name) for name, _ in found}
+    titles = list(dict.fromkeys(title for board in boards.values() for title in board))
     panels: dict[str, dict[str, list[Measured]]] = {}
-    for name, budget in largest.items():
-        numbers = {title: _over_seeds(of.numbers) for title, of in found[name, budget].items()}
+    for (name, _), board in sorted(boards.items(), key=lambda item: item[0][1]):
+        numbers = {title: outcome.over_seeds() for title, outcome in board.items()}
         panels[name] = {
             of_law: [percent(numbers.get(title, {}), law) for title in titles]
             for law, of_law in LAWS.items()
@@ -253,31 +228,16 @@ def _laws_figure(found: Boards) -> Figure:
     return dots_figure(panels, titles, label="MMD² x 100")
 
 
-def _budgets_figure(found: Boards) -> Figure:
-    """Distance of functions by gradients, one panel for each reference."""
-    panels: dict[str, dict[str, Line]] = {}
-    for name in dict.fromkeys(name for name, _ in found):
-        budgets = [budget for other, budget in found if other == name]
-        for title in found[name, budgets[0]]:
-            numbers = [_over_seeds(found[name, budget][title].numbers) for budget in budgets]
-            laws = [percent(of, "f_law") for of in numbers]
-            panels.setdefault(name, {})[title] = measured_line(budgets, laws)
-    return lines_figure(panels, ("gradients", "function law, MMD² x 100"), log="x")
-
-
-def _quality_figure(found: Boards) -> Figure:
+def _quality_figure(boards: Boards) -> Figure:
     """Test NLL by distance of functions, one panel for each reference and budget."""
-    several = len({budget for _, budget in found}) > 1
     panels: dict[str, dict[str, tuple[torch.Tensor, ...]]] = {}
-    for (name, budget), board in found.items():
-        panel = panels.setdefault(f"{name}, {budget} gradients" if several else name, {})
+    for (name, budget), board in boards.items():
+        panel = panels.setdefault(f"{name}, {budget} gradients", {})
         for title, outcome in board.items():
-            numbers = _over_seeds(outcome.numbers)
+            numbers = outcome.over_seeds()
             if "f_law" in numbers and "nll" in numbers:
-                panel[title] = _point(percent(numbers, "f_law"), numbers["nll"])
+                x, y = percent(numbers, "f_law"), numbers["nll"]
+                panel[title] = tuple(
+                    torch.tensor([v]) for v in (x.value, y.value, x.error, y.error)
+                )
     return scatter_figure(panels, ("function law, MMD² x 100", "test NLL"))
-
-
-def _point(x: Measured, y: Measured) -> tuple[torch.Tensor, ...]:
-    """Both coordinates, and the errors of both."""
-    return tuple(torch.tensor([v]) for v in (x.value, y.value, x.error, y.error))

@@ -17,7 +17,7 @@ from lightning_bnn.datamodules.base import DataModule
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.params import Params
-from lightning_bnn.plots import Line, lines_figure, scatter_figure
+from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import GivenExamples, fit_quietly
@@ -29,10 +29,8 @@ from lightning_bnn.symmetry import (
     match_activations,
     permute,
 )
-from lightning_bnn.symmetry import (
-    transpositions as count_swaps,
-)
-from lightning_bnn.tables import Table
+from lightning_bnn.symmetry import transpositions as count_swaps
+from lightning_bnn.tables import Cell, Table
 
 __all__ = ["permutation_with", "transpositions"]
 
@@ -129,18 +127,17 @@ class _Study:
     # -------------------------------------------------------- training and measuring
     def train(self, starts: Params, order: str) -> list[Params]:
         """Stacks of networks at the start and after every epoch."""
-        rate = self.settings.lr
         module = DeepEnsemble(
             self.model,
             members=P.stack_size(starts),
-            optimizer=lambda p: torch.optim.SGD(p, rate, momentum=0.9),
+            optimizer=lambda p: torch.optim.SGD(p, self.settings.lr, momentum=0.9),
         )
         module.networks.load_state_dict(starts)
-        history = _Weights()
+        history = _Weights([{n: t.clone() for n, t in starts.items()}])
         key = int(torch.randint(2**31, (), generator=keyed_generator(self.seed, order)))
         source = GivenExamples(self.inputs, self.labels, key)
         fit_quietly(module, source, self.settings.epochs, [history])
-        return [{n: t.clone() for n, t in starts.items()}, *history.stacks]
+        return history.stacks
 
     def match(self, network: Params, reference: Params) -> tuple[list[Tensor], float]:
         """Permutations that match two networks by activations, and how many swaps they take."""
@@ -149,73 +146,60 @@ class _Study:
         )
         return permutations, float(sum(int(count_swaps(p)) for p in permutations))
 
-    def barrier(self, a: Params, b: Params, points: int = 11) -> float:
-        """The barrier of the loss on the line between two networks, on the training data."""
-        return barrier(self.model, a, b, self.batches, points=points).height
-
     def pair(self, network: Params, reference: Params) -> dict[str, float]:
         """Everything about two networks, as they are and matched."""
         permutations, swaps = self.match(network, reference)
+        numbers = {"swaps": swaps}
         matched = permute(network, self.symmetries, permutations)
-        return {
-            "swaps": swaps,
-            "distance": _distance(network, reference),
-            "matched distance": _distance(matched, reference),
-            "barrier": self.barrier(reference, network),
-            "matched barrier": self.barrier(reference, matched),
-        }
+        for prefix, one in (("", network), ("matched ", matched)):
+            difference = P.ravel(one)[0] - P.ravel(reference)[0]
+            numbers[f"{prefix}distance"] = float(difference.norm())
+            line = barrier(self.model, reference, one, self.batches, points=11)
+            numbers[f"{prefix}barrier"] = line.height
+        return numbers
 
     # -------------------------------------------------------- tables and figures
     def findings(self) -> Findings:
         """The tables and figures that the study publishes."""
         generator = keyed_generator(self.seed, "starts")
-        both = self.train(P.populate(self.model, 2, generator), "first")
-        chosen = sorted({round(k) for k in torch.linspace(0, len(both) - 1, 11).tolist()})
-        epochs = {k: self.pair(_member(both[k], 1), _member(both[k], 0)) for k in chosen}
+        epochs = self.train(P.populate(self.model, 2, generator), "first")
+        chosen = sorted({round(k) for k in torch.linspace(0, len(epochs) - 1, 11).tolist()})
+        one, other = ([_member(stack, k) for stack in epochs] for k in (0, 1))
+        training = {k: self.pair(other[k], one[k]) for k in chosen}
         sweep = self.sweep(generator)
-        names = list(epochs[chosen[0]])
-        at_start = ["swaps at the start", "swaps after", *names[1:]]
-        points = {"different starts": _points(epochs), "permuted copies": _points(sweep)}
-        line, drift = self.along(both), self.drift(both, chosen)
+        positions = torch.linspace(0, 1, 11).tolist()
+        line = {w: self.match(interpolate(one[-1], other[-1], w), one[-1])[1] for w in positions}
+        drift = {float(k): self.match(one[k], one[0])[1] for k in chosen}
         return Findings(
             "transpositions",
             f"Swaps, distances and barriers, {self.settings.hidden} units (P3, figures 1 and 2)",
             {
                 "training": _table(
-                    "Figure 1: two networks from different starts", ["epoch", *names], epochs
+                    "Figure 1: two networks from different starts", "epoch", "swaps", training
                 ),
                 "sweep": _table(
                     "Figure 2: a start and its permuted copies, trained on other orders",
-                    at_start,
+                    "swaps at the start",
+                    "swaps after",
                     sweep,
                 ),
                 "line": _path("Swaps on the line between both", "position", line),
                 "drift": _path("Swaps between a network and its start", "epoch", drift),
             },
             {
-                "training": _curves(epochs, ("barrier (nats)", "distance", "swaps"), "epoch"),
+                "training": _curves(training, ("barrier (nats)", "distance", "swaps"), "epoch"),
                 "sweep": _curves(
-                    sweep, ("swaps after training", "barrier (nats)", "distance"), at_start[0]
+                    sweep,
+                    ("swaps after training", "barrier (nats)", "distance"),
+                    "swaps at the start",
                 ),
-                "paths": _paths(line, drift),
-                "pairs": scatter_figure({"": points}, ("distance after matching", "swaps")),
+                "paths": _paths({"to the first end of a line": line, "to the start": drift}),
             },
             [f"Data: {self.data}."],
             {"scale": self.settings.__dict__, "seed": self.seed},
         )
 
-    def along(self, both: Sequence[Params]) -> dict[float, float]:
-        """Swaps to one network, by the position on the line from it to another."""
-        one, other = (_member(both[-1], k) for k in (0, 1))
-        weights = torch.linspace(0, 1, 11).tolist()
-        return {w: self.match(interpolate(one, other, w), one)[1] for w in weights}
-
-    def drift(self, both: Sequence[Params], chosen: Sequence[int]) -> dict[float, float]:
-        """Swaps between a network and its start, by epoch."""
-        start = _member(both[0], 0)
-        return {float(k): self.match(_member(both[k], 0), start)[1] for k in chosen}
-
-    def sweep(self, generator: torch.Generator) -> dict[int, dict[str, float]]:
+    def sweep(self, generator: torch.Generator) -> Pairs:
         """Pairs of a network and one that started from a permuted copy, by the swaps between."""
         units, points = self.settings.hidden, self.settings.points
         counts = sorted({round(k) for k in torch.linspace(1, units - 1, points).tolist()})
@@ -229,10 +213,10 @@ class _Study:
 
 
 class _Weights(L.Callback):
-    """All networks after every epoch."""
+    """All networks at the start and after every epoch."""
 
-    def __init__(self) -> None:
-        self.stacks: list[Params] = []
+    def __init__(self, stacks: list[Params]) -> None:
+        self.stacks = stacks
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.stacks.append({n: t.clone() for n, t in pl_module.member_stack().items()})
@@ -242,44 +226,34 @@ def _member(stack: Params, index: int) -> Params:
     return {name: t[index] for name, t in stack.items()}
 
 
-def _distance(a: Params, b: Params) -> float:
-    return float((P.ravel(a)[0] - P.ravel(b)[0]).norm())
-
-
-def _table(title: str, header: Sequence[str], pairs: Pairs) -> Table:
-    return Table(title, header, [[str(k), *pair.values()] for k, pair in pairs.items()], 3)
+def _table(title: str, axis: str, swaps: str, pairs: Pairs) -> Table:
+    names = ["distance", "matched distance", "barrier", "matched barrier"]
+    rows: list[list[Cell]] = [
+        [str(k), pair["swaps"], *(pair[n] for n in names)] for k, pair in pairs.items()
+    ]
+    return Table(title, [axis, swaps, *names], rows, 3)
 
 
 def _path(title: str, axis: str, swaps: Mapping[float, float]) -> Table:
     return Table(title, [axis, "swaps"], [[f"{x:g}", swap] for x, swap in swaps.items()], 3)
 
 
-def _paths(line: Mapping[float, float], drift: Mapping[float, float]) -> Any:
+def _paths(paths: Mapping[str, Mapping[float, float]]) -> Any:
     """Both paths side by side."""
-    titles = {"to the first end of a line": line, "to the start, by epoch": drift}
     panels = {
         title: {"": Line(torch.tensor(list(path)), torch.tensor(list(path.values())))}
-        for title, path in titles.items()
+        for title, path in paths.items()
     }
     return lines_figure(panels, ("position on the line (left), epoch (right)", "swaps"))
 
 
-def _column(pairs: Pairs, name: str) -> Tensor:
-    return torch.tensor([pair[name] for pair in pairs.values()])
-
-
 def _curves(pairs: Pairs, titles: Sequence[str], axis: str) -> Any:
     """A panel for each title: what its first word says, as networks are and matched."""
-    x = torch.tensor([float(k) for k in pairs])
-    panels = {}
+    panels: dict[str, dict[str, Line]] = {title: {} for title in titles}
     for title in titles:
         word = title.split()[0]
-        names = {"as they are": word}
-        if word != "swaps":
-            names["matched"] = f"matched {word}"
-        panels[title] = {text: Line(x, _column(pairs, name)) for text, name in names.items()}
+        for text, name in (("as they are", word), ("matched", f"matched {word}")):
+            if all(name in pair for pair in pairs.values()):
+                values = torch.tensor([pair[name] for pair in pairs.values()])
+                panels[title][text] = Line(torch.tensor([float(k) for k in pairs]), values)
     return lines_figure(panels, (axis, ""))
-
-
-def _points(pairs: Pairs) -> tuple[Tensor, Tensor]:
-    return _column(pairs, "matched distance"), _column(pairs, "swaps")
