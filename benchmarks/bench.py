@@ -1,7 +1,7 @@
 """Everything that is timed, one script after the other, into the files that the pages show.
 
 python benchmarks/bench.py                     `make bench`
-python benchmarks/bench.py --only apply ratios `make bench ONLY="apply ratios"`
+python benchmarks/bench.py --only metrics_mmd ratios `make bench ONLY="metrics_mmd ratios"`
 python benchmarks/bench.py --again             `make bench AGAIN=1`
 python benchmarks/bench.py --list              what there is, and of when its file is
 
@@ -24,24 +24,15 @@ from tables import FILES, fill_pages, table
 
 SCRIPTS = Path(__file__).parent
 RUNS = {
-    "symmetry_discovery": "symmetry.py discovery",
     "symmetry_masses": "symmetry.py masses",
-    "symmetry_removal": "symmetry.py removal",
     "symmetry_matching": "symmetry.py matching",
     "metrics_mmd": "metrics.py mmd --repeats 3",
-    "metrics_batches": "metrics.py batches",
     "callbacks_steps": "callbacks.py steps",
-    "callbacks_bank": "callbacks.py bank",
     "discovery": "discovery.py",
-    "apply": "apply.py",
     "population": "population.py",
     "own_batches": "own_batches.py",
     "samplers_steps": "samplers.py steps",
-    "samplers_steps_resnet": "samplers.py steps --network resnet --repeats 5",
-    "samplers_chains": "samplers.py chains",
     "vi_steps": "vi.py steps",
-    "vi_steps_resnet_fused": "vi.py steps --network resnet --batch 32 --repeats 5 --fused",
-    "vi_predict": "vi.py predict",
     "ratios": "ratios.py",
 }
 """What writes each file; a row of `tables.py` shows it."""

@@ -8,15 +8,10 @@ Table = list[list[str]]
 LAYOUTS: dict[str, Callable[[list[Row]], Table]] = {}
 
 
-def layout(*names: str) -> Callable[[Callable[[list[Row]], Table]], Callable[[list[Row]], Table]]:
-    """Enter a function as the layout of the files of these names; without any, of its own."""
-
-    def enter(function: Callable[[list[Row]], Table]) -> Callable[[list[Row]], Table]:
-        for name in names or (function.__name__,):
-            LAYOUTS[name] = function
-        return function
-
-    return enter
+def layout(function: Callable[[list[Row]], Table]) -> Callable[[list[Row]], Table]:
+    """Enter a function as the layout of the file of its name."""
+    LAYOUTS[function.__name__] = function
+    return function
 
 
 # ------------------------------------------------------------ numbers
@@ -73,26 +68,7 @@ def every(rows: Sequence[Row], label: str) -> list[Any]:
 
 
 # ------------------------------------------------------------ symmetry
-@layout()
-def symmetry_discovery(rows: list[Row]) -> Table:
-    goals = {"resnet18": "1.5 s", "densenet121": "5 s"}
-    table = [
-        [
-            "`discover` at 224 px, check included",
-            "time",
-            "first call",
-            "error of random elements",
-            "goal",
-        ]
-    ]
-    for name in every(rows, "network"):
-        cells = (time(rows, network=name, who=who) for who in ("discover", "first call"))
-        error = f"{value(rows, 'error', network=name):.0e}"
-        table.append([name, *cells, error, goals[name]])
-    return table
-
-
-@layout()
+@layout
 def symmetry_masses(rows: list[Row]) -> Table:
     ours, theirs = (pick(rows, problem="MLP", who=who) for who in ("balancing", "cvxpy"))
     gap, difference = value(rows, "certified gap"), value(rows, "difference")
@@ -109,7 +85,7 @@ def symmetry_masses(rows: list[Row]) -> Table:
     return [*table, ["1000 OptuNets", time(rows, problem="1000 OptuNets"), "20 ms"]]
 
 
-@layout()
+@layout
 def discovery(rows: list[Row]) -> Table:
     head = ["peak of memory", "/ bytes", "CPU s", "CPU s a million parameters"]
     table = [["`discover`", "parameters", "their bytes", *head]]
@@ -123,19 +99,7 @@ def discovery(rows: list[Row]) -> Table:
     return [*table, goals]
 
 
-@layout()
-def symmetry_removal(rows: list[Row]) -> Table:
-    ways = ("sorting", "normalising", "balancing", "cvxpy")
-    table = [["weights", *ways, "cvxpy / balancing"]]
-    for weights in every(rows, "weights"):
-        own = {row["who"]: row for row in rows if row["weights"] == weights}
-        cells = [shown(seconds(own[way])) if way in own else "" for way in ways]
-        ratio = over(own["cvxpy"], own["balancing"]) if "cvxpy" in own else ""
-        table.append([thousands(weights), *cells, ratio])
-    return table
-
-
-@layout()
+@layout
 def symmetry_matching(rows: list[Row]) -> Table:
     theirs, tensors = pick(rows, who="rebasin"), value(rows, "tensors")
     table = [["planted permutation + 50 % noise, ResNet-18", "time", "recovered", "rebasin / ours"]]
@@ -147,7 +111,7 @@ def symmetry_matching(rows: list[Row]) -> Table:
 
 
 # ------------------------------------------------------------ metrics
-@layout()
+@layout
 def metrics_mmd(rows: list[Row]) -> Table:
     names = {
         "mmd_table": "`mmd_table`",
@@ -165,20 +129,8 @@ def metrics_mmd(rows: list[Row]) -> Table:
     return [*table, ["largest error against float64, of the largest value", f"{error:.0e}", ""]]
 
 
-@layout()
-def metrics_batches(rows: list[Row]) -> Table:
-    sizes = every(rows, "batch")
-    table = [["metric", "peer", *sizes]]
-    for metric in every(rows, "metric"):
-        of = [row for row in rows if row["metric"] == metric]
-        for who in [who for who in every(of, "who") if who != "ours"]:
-            pairs = [[pick(of, batch=size, who=w) for w in (who, "ours")] for size in sizes]
-            table.append([metric, who, *(over(*pair) for pair in pairs)])
-    return table
-
-
-# ------------------------------------------------------------ callbacks and banks
-@layout()
+# ------------------------------------------------------------ callbacks
+@layout
 def callbacks_steps(rows: list[Row]) -> Table:
     step = seconds(pick(rows, who="step"))
     table = [["callback", "time at work", "share of a step"]]
@@ -190,42 +142,8 @@ def callbacks_steps(rows: list[Row]) -> Table:
     return [*table, ["(the step itself)", shown(step), ""]]
 
 
-@layout()
-def callbacks_bank(rows: list[Row]) -> Table:
-    columns = f"100 000 columns of the largest layer of {value(rows, 'networks')} networks"
-    names = {
-        "write": ("write", "`torch.save`"),
-        "read one": ("read one network", "`torch.load`"),
-        "columns of all": (columns, "`torch.load(mmap=True)`"),
-    }
-    table = [["what", "bank", "one file per checkpoint", "ratio"]]
-    for what, (name, how) in names.items():
-        ours, theirs = (pick(rows, what=what, who=who) for who in ("bank", "files"))
-        cells = [shown(seconds(ours)), f"{how} {shown(seconds(theirs))}", over(theirs, ours)]
-        table.append([name, *cells])
-    for what, name in (("append", "appended one by one"), ("one layer", "one layer")):
-        taken = time(rows, what=f"1000 OptuNets, {what}")
-        table.append([f"1000 OptuNets, {name}", taken, "", ""])
-    return table
-
-
 # ------------------------------------------------------------ stacks
-@layout()
-def apply(rows: list[Row]) -> Table:
-    head = ["predict", "vmap", "loop", "gradient", "vmap", "loop"]
-    table = [["network", "weights", "members", "chosen", *head]]
-    for network in every(rows, "network"):
-        of = [row for row in rows if row["network"] == network]
-        cells = []
-        for what in ("predict", "gradient"):
-            ours, *others = (pick(of, what=what, who=who) for who in ("chosen", "vmap", "loop"))
-            cells += [shown(seconds(ours)), *(over(other, ours) for other in others)]
-        members, chosen = str(of[0]["members"]), of[0]["chosen"]
-        table.append([network, thousands(of[0]["weights"]), members, chosen, *cells])
-    return table
-
-
-@layout()
+@layout
 def population(rows: list[Row]) -> Table:
     """Of one step of one member."""
     names = every(rows, "who")
@@ -237,57 +155,29 @@ def population(rows: list[Row]) -> Table:
     return table
 
 
-@layout()
+@layout
 def own_batches(rows: list[Row]) -> Table:
     table = [["batches", "a step of a member", "/ shared"]]
     return table + [[r["who"], shown(seconds(r) / r["steps"]), over(r, rows[0])] for r in rows]
 
 
 # ------------------------------------------------------------ samplers
-@layout("samplers_steps", "samplers_steps_resnet")
-def samplers(rows: list[Row]) -> Table:
-    networks = {"mlp": "784-512-512-10", "resnet": "ResNet-18"}
-    table = [[networks[rows[0]["network"]], "time", "ratio"]]
+@layout
+def samplers_steps(rows: list[Row]) -> Table:
+    table = [["784-512-512-10", "time", "ratio"]]
     return table + [[row["who"], shown(seconds(row)), over(row, rows[0])] for row in rows]
 
 
-@layout()
-def samplers_chains(rows: list[Row]) -> Table:
-    head = ["8 runs", "8 chains", "ratio"]
-    table = [["", "weights", *(f"{loop}: {h}" for loop in ("bare", "`Trainer.fit`") for h in head)]]
-    for network in every(rows, "network"):
-        cells = []
-        for loop in ("bare", "Trainer.fit"):
-            pair = [
-                pick(rows, network=network, loop=loop, who=who) for who in ("8 runs", "8 chains")
-            ]
-            cells += [*(shown(seconds(row) / row["steps"]) for row in pair), over(*pair)]
-        weights = pick(rows, network=network, loop="bare", who="8 runs")["weights"]
-        table.append([network, thousands(weights), *cells])
-    return table
-
-
 # ------------------------------------------------------------ variational inference
-@layout("vi_steps", "vi_steps_resnet_fused")
+@layout
 def vi_steps(rows: list[Row]) -> Table:
     plain, ours = (pick(rows, who=who) for who in ("deterministic", "MFVI"))
     table = [["", "time", "/ deterministic", "/ `MFVI`"]]
     return table + [[r["who"], shown(seconds(r)), over(r, plain), over(r, ours)] for r in rows]
 
 
-@layout()
-def vi_predict(rows: list[Row]) -> Table:
-    table = [["network", "weights", "loop", "`Posterior.predictor`", "ratio"]]
-    for network in every(rows, "network"):
-        loop, ours = (pick(rows, network=network, who=who) for who in ("loop", "ours"))
-        scale, weights = 1000 / ours["samples"], thousands(ours["weights"])
-        times = (shown(scale * seconds(row)) for row in (loop, ours))
-        table.append([network, weights, *times, over(loop, ours)])
-    return table
-
-
 # ------------------------------------------------------------ ratios
-@layout()
+@layout
 def ratios(rows: list[Row]) -> Table:
     table = [["name", "ours; theirs", "theirs / ours"]]
     return table + [[f"`{r['who']}`", r["said"], f"{r['value']:.3g}"] for r in rows]

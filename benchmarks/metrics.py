@@ -1,12 +1,8 @@
-"""Metrics side by side with peers, interleaved in one run; prints ratios.
+"""The MMD of 1000 against 100 networks of 20 000 weights beside scipy and torchdrift.
 
-    python benchmarks/metrics.py mmd        1000 against 100 networks, 20 000 weights
-    python benchmarks/metrics.py batches    cost per test batch
-
-Peers that are not installed are left out: torchdrift, torch-uncertainty.
+python benchmarks/metrics.py mmd
 """
 
-import functools
 import importlib.util
 import math
 import warnings
@@ -15,11 +11,6 @@ import numpy as np
 import torch
 from record import Record, parsed, parser
 from scipy.spatial.distance import cdist, pdist
-from torchmetrics.classification import (
-    BinaryAUROC,
-    BinaryAveragePrecision,
-    MulticlassCalibrationError,
-)
 from turns import taking_turns, timed
 
 from lightning_bnn import metrics as M
@@ -27,7 +18,6 @@ from lightning_bnn import metrics as M
 warnings.filterwarnings("ignore")
 
 
-# ------------------------------------------------------------ MMD
 def scipy_and_numpy(x, y):
     """Distances once, then twenty kernels; the fastest that scipy alone can do."""
     values = []
@@ -76,81 +66,14 @@ def stacks_of(stacks):
     return [next(iter(s.values())) for s in stacks]
 
 
-# ------------------------------------------------------------ per batch
-def run(metric, batches):
-    for batch in batches:
-        metric.update(*batch)
-    value = metric.compute()
-    metric.reset()
-    return value
-
-
-def peers():
-    if importlib.util.find_spec("torch_uncertainty"):
-        from torch_uncertainty.metrics import (
-            FPR95,
-            AdaptiveCalibrationError,
-            BrierScore,
-            CalibrationError,
-        )
-
-        return FPR95, AdaptiveCalibrationError, BrierScore, CalibrationError
-    return None
-
-
-def batches(options, record):
-    g = torch.Generator().manual_seed(0)
-    theirs = peers()
-    for size, classes in ((128, 10), (512, 100), (512, 1000)):
-        data = [
-            (
-                (3 * torch.randn(size, classes, generator=g)).softmax(-1).to(options.device),
-                torch.randint(classes, (size,), generator=g).to(options.device),
-            )
-            for _ in range(40)
-        ]
-        scores = [(p.amax(-1), torch.rand(size).to(options.device) < 0.3) for p, _ in data]
-        for name, contestants in rivals(data, scores, classes, theirs).items():
-            functions = {
-                who: functools.partial(run, metric.to(options.device), values)
-                for who, (metric, values) in contestants.items()
-            }
-            found = taking_turns(functions, options.repeats, options.device)
-            record.times(found, metric=name, batch=f"{size} x {classes}")
-
-
-def rivals(data, scores, classes, theirs):
-    """For every metric ours and those of others, each with what it is given."""
-    integers = [(s, o.long()) for s, o in scores]
-    rows = {
-        "ECE": {
-            "ours": (M.ECE(), data),
-            "torchmetrics": (MulticlassCalibrationError(classes, n_bins=15), data),
-        },
-        "ACE": {"ours": (M.ACE(), data)},
-        "Brier": {"ours": (M.BrierScore(), data)},
-        "AUPR": {"ours": (M.AUPR(), scores), "torchmetrics": (BinaryAveragePrecision(), integers)},
-        "AUROC": {"ours": (M.AUROC(), scores), "torchmetrics": (BinaryAUROC(), integers)},
-        "FPR95": {"ours": (M.FPR95(), scores)},
-    }
-    if theirs:
-        fpr, ace, brier, ece = theirs
-        task = {"task": "multiclass", "num_classes": classes}
-        rows["ECE"]["torch-uncertainty"] = ece(**task), data
-        rows["ACE"]["torch-uncertainty"] = ace(**task), data
-        rows["Brier"]["torch-uncertainty"] = brier(num_classes=classes), data
-        rows["FPR95"]["torch-uncertainty"] = fpr(pos_label=1), integers
-    return rows
-
-
 def main():
-    made = parser(__doc__, ("mmd", "batches"))
+    made = parser(__doc__, ("mmd",))
     made.add_argument("--rows", type=int, default=1000)
     made.add_argument("--others", type=int, default=100)
     made.add_argument("--features", type=int, default=20_000)
     options = parsed(made)
     record = Record(options)
-    {"mmd": mmd, "batches": batches}[options.part](options, record)
+    mmd(options, record)
     record.write()
 
 

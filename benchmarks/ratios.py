@@ -244,7 +244,7 @@ def _least_mass(*hidden):
     compared(f"`min_mass` of an MLP {shape}; scipy's L-BFGS-B in log scales")(ways)
 
 
-for _hidden in ((8,), (16, 16), (50, 50), (8, 8, 8, 8), (64, 64, 64), (128, 128)):
+for _hidden in ((16, 16), (64, 64, 64)):
     _least_mass(*_hidden)
 
 

@@ -1,6 +1,6 @@
 """Speed of the symmetry core, and of cvxpy and the `rebasin` package.
 
-python benchmarks/symmetry.py discovery|masses|removal|matching
+python benchmarks/symmetry.py masses|matching
 """
 
 import copy
@@ -11,32 +11,18 @@ import warnings
 import torch
 import torchvision
 from record import Record, parsed, parser
-from torch import nn
-from turns import taking_turns, timed
+from turns import taking_turns
 
 from lightning_bnn import models
 from lightning_bnn import params as P
 from lightning_bnn.symmetry import (
-    canonicalise,
     discover,
     match,
     min_mass,
     permute,
     random_permutations,
-    sort_permutations,
     verify,
 )
-
-
-def discovery(options, record):
-    for name in ("resnet18", "densenet121"):
-        model = getattr(torchvision.models, name)().eval()
-        x = torch.randn(1, 3, 224, 224)
-        call = functools.partial(discover, model, x)
-        first, found = timed(call)
-        record.times({"discover": taking_turns({"it": call}, 3, warm=0)["it"]}, network=name)
-        record.times({"first call": first}, network=name)
-        record.value("error", found.error, network=name)
 
 
 def masses(options, record):
@@ -62,23 +48,6 @@ def masses(options, record):
 
 def by_cvxpy(params, sym, rounds=3):
     return taking_turns({"cvxpy": lambda: min_mass(params, sym, "cvxpy")}, rounds, warm=0)
-
-
-def removal(options, record):
-    """Three ways to remove symmetries of MLPs of three layers, and cvxpy."""
-    for power in range(3, options.largest + 1):
-        width = max(2, int((10**power / 3) ** 0.5))
-        layers = [m for _ in range(3) for m in (nn.Linear(width, width), nn.ReLU())]
-        net = nn.Sequential(*layers[:5])
-        sym, params = discover(net, torch.randn(1, width)), P.of(net)
-        calls = {
-            "sorting": lambda p=params, s=sym: permute(p, s, sort_permutations(p, s, "max")),
-            "normalising": functools.partial(canonicalise, params, sym, "unit-norm", None),
-            "balancing": functools.partial(min_mass, params, sym),
-        }
-        found = taking_turns(calls, 9 if power < 7 else 3)
-        found |= by_cvxpy(params, sym, 1) if power <= 5 else {}
-        record.times(found, weights=sum(params[n].numel() for n in sym.weights))
 
 
 def matching(options, record):
@@ -118,19 +87,13 @@ def by_rebasin(net, planted, x):
 
 
 PARTS = {
-    "discovery": discovery,
     "masses": masses,
-    "removal": removal,
     "matching": matching,
 }
 
 
 def main():
-    made = parser(__doc__, tuple(PARTS))
-    made.add_argument(
-        "--largest", type=int, default=8, help="decimal exponent of the largest network"
-    )
-    options = parsed(made)
+    options = parsed(parser(__doc__, tuple(PARTS)))
     record = Record(options)
     PARTS[options.part](options, record)
     record.write()

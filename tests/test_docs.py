@@ -25,10 +25,9 @@ def test_a_page_can_be_pasted(name, tmp_path, monkeypatch):
 
 # ------------------------------------------------------------ what pages name
 def test_every_study_is_in_the_docs_with_its_papers():
-    text, tour = page("docs/studies.md"), page("docs/tour.md")
+    text = page("docs/studies.md")
     for name in STUDIES:
         assert f"`{name}`" in text or f"lightning-bnn {name}" in text
-        assert f"`{name}`" in tour or f"lightning-bnn {name}" in tour
     claims = "".join(page(f"docs/p{k}.md") for k in (1, 2, 3))
     for name in STUDIES.keys() - {"demo", "calibrate"}:
         assert f"lightning-bnn {name}" in claims

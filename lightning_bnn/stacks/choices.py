@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 __all__ = ["fitting_chunk", "remember_loop", "runs_at_once", "work_of"]
 
 VMAP_LIMIT = {"cpu": 60_000, "cuda": 6_000_000}
-"""Networks with more work than this run member by member, see ``benchmarks/apply.py``, if they are
-no chains of stages (`fused`)."""
+"""Networks with more work than this run member by member, if they are no chains of stages
+(`fused`)."""
 BUDGET = {"cpu": 8 * 2**20, "cuda": 2**31}
 """Bytes of activations that run at once: on a CPU they should stay in its cache."""
 TRAINING_BUDGET = {"cpu": 64 * 2**20, "cuda": 2**33}
