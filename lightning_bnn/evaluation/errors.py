@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_bnn.metrics.laws import jackknife_variance
+from lightning_bnn.metrics.mmd import jackknife_variance
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.tables import Measured, spread
 

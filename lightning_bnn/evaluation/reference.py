@@ -21,7 +21,7 @@ from lightning_bnn.evaluation.scores import reference_predictions
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.metrics import MMDReference, Transformed, rhat
-from lightning_bnn.metrics.laws import ModesTable, Which, modes_table
+from lightning_bnn.metrics.laws import ModesTables, modes_table
 from lightning_bnn.metrics.mmd import MMDTable, Reduction
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
@@ -214,7 +214,7 @@ class Reference:
         for prefix, stack, reference in self._spaces(networks):
             table = modes_table(reference, stack, modes)
             for reduction, suffix in _SUFFIXES.items():
-                one[f"{prefix}mixture{suffix}"] = spread(table.of_each_mode(reduction))
+                one[f"{prefix}mixture{suffix}"] = spread(table.single.reduce(reduction))
                 multi |= _of_all_modes(table, reduction, prefix, suffix)
         return {"one": one, "multi": multi} if len(set(modes)) > 1 else {"one": one}
 
@@ -273,9 +273,10 @@ class Reference:
         return numbers
 
 
-def _of_all_modes(table: ModesTable, reduction: Reduction, prefix: str, suffix: str) -> Numbers:
-    which: Sequence[Which] = ("law", "mixture", "floor")
-    estimates = {name: table.estimate(name, reduction) for name in which}
+def _of_all_modes(table: ModesTables, reduction: Reduction, prefix: str, suffix: str) -> Numbers:
+    estimates = {
+        name: getattr(table, name).estimate(reduction) for name in ("law", "mixture", "floor")
+    }
     return {
         f"{prefix}{name}{suffix}": Measured(float(number.value), float(number.error))
         for name, number in estimates.items()

@@ -45,14 +45,12 @@ if TYPE_CHECKING:
         Disagreement,
         MutualInformation,
         PairwiseMutualInformation,
-        Uncertainty,
         decompose_uncertainty,
         disagreement,
         mutual_information,
         pairwise_mutual_information,
     )
     from lightning_bnn.metrics.gaussian_mixture import (
-        mixture_cdf,
         mixture_moments,
         mixture_nll,
         mixture_quantiles,
@@ -67,16 +65,11 @@ if TYPE_CHECKING:
     from lightning_bnn.metrics.kernels import KernelGrid
     from lightning_bnn.metrics.laws import (
         MMD,
-        Estimate,
-        ModesTable,
         law_mmd,
         mixture_mmd,
-        modes_table,
     )
     from lightning_bnn.metrics.likelihood import NLL, BrierScore, brier_score, nll
     from lightning_bnn.metrics.mmd import (
-        MMDTable,
-        TwoSampleTest,
         function_space_mmd,
         mmd,
         mmd_table,
@@ -85,13 +78,10 @@ if TYPE_CHECKING:
     )
     from lightning_bnn.metrics.ranking import AUPR, AUROC, FPR95, aupr, auroc, fpr95, fpr_at_tpr
     from lightning_bnn.metrics.reference import (
-        LayerMMD,
         MMDReference,
-        StackSource,
         Transformed,
-        WeightSource,
     )
-    from lightning_bnn.metrics.reliability import Reliability, adaptive_reliability, reliability
+    from lightning_bnn.metrics.reliability import reliability
     from lightning_bnn.metrics.scores import (
         energy_score,
         entropy_score,
@@ -104,7 +94,6 @@ if TYPE_CHECKING:
     )
     from lightning_bnn.metrics.set_coverage import (
         class_coverage,
-        coverage_gap,
         set_coverage,
         set_size,
     )
@@ -118,34 +107,23 @@ __all__ = [
     "CRPS",
     "Disagreement",
     "ECE",
-    "Estimate",
     "FPR95",
     "KernelGrid",
-    "LayerMMD",
     "MMD",
     "MMDReference",
-    "MMDTable",
-    "ModesTable",
     "MutualInformation",
     "NLL",
     "OODDetection",
     "PairwiseMutualInformation",
-    "Reliability",
-    "StackSource",
     "TotalVariation",
     "Transformed",
-    "TwoSampleTest",
-    "Uncertainty",
-    "WeightSource",
     "ace",
-    "adaptive_reliability",
     "agreement",
     "aupr",
     "aurc",
     "auroc",
     "brier_score",
     "class_coverage",
-    "coverage_gap",
     "crps",
     "decompose_uncertainty",
     "disagreement",
@@ -164,14 +142,12 @@ __all__ = [
     "mcse_mean",
     "mcse_quantile",
     "mcse_sd",
-    "mixture_cdf",
     "mixture_mmd",
     "mixture_moments",
     "mixture_nll",
     "mixture_quantiles",
     "mmd",
     "mmd_table",
-    "modes_table",
     "mutual_information",
     "mutual_information_score",
     "nll",

@@ -23,8 +23,6 @@ from lightning_bnn.plots import reliability_figure
 
 __all__ = ["ACE", "ECE", "ace", "ece"]
 
-_WAITING_BATCHES, _WAITING_EXAMPLES = 64, 2**14
-
 
 # ------------------------------------------------------------ functions
 def ece(probs: Probs, labels: Labels, n_bins: int = 15, from_logits: bool = False) -> Number:
@@ -110,8 +108,6 @@ class _Calibration(ExactMetric):
 class ECE(_Calibration):
     """Expected calibration error, see `ece`, in constant memory.
 
-    A few batches wait to be counted together, which is several times faster for small ones.
-
     Args:
         n_bins: number of equally wide bins; the last one is closed.
         from_logits: whether `update` is given logits; never guessed.
@@ -125,32 +121,22 @@ class ECE(_Calibration):
 
     calibration_count: Tensor
     calibration_confidence: Tensor
-    calibration_waiting: list[Tensor]
 
     def __init__(self, n_bins: int = 15, from_logits: bool = False, **kwargs: Any) -> None:
         super().__init__(n_bins, from_logits, **kwargs)
         self.add_sum("calibration_count", (n_bins, 2), torch.int64)
         self.add_sum("calibration_confidence", (n_bins,), torch.float64)
-        self.add_list("calibration_waiting")
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Add a batch: probabilities (or logits) ``(batch, classes)`` and labels ``(batch,)``."""
-        self.calibration_waiting.append(signed_confidences(probs, labels, self.from_logits))
-        waiting = len(self.calibration_waiting)
-        if waiting >= _WAITING_BATCHES or waiting * len(labels) >= _WAITING_EXAMPLES:
-            counts, confidence = self._counted()
-            self.calibration_count, self.calibration_confidence = counts, confidence
-            self.calibration_waiting = []
+        confidence, correct = _top_label(probs, labels, self.from_logits)
+        counts, sums = sums_per_bin(confidence.detach(), correct, self.n_bins)
+        self.calibration_count = self.calibration_count + counts
+        self.calibration_confidence = self.calibration_confidence + sums
 
     def reliability(self) -> Reliability:
         """The reliability diagram of this process's data so far."""
-        return diagram(*self._counted())
-
-    def _counted(self) -> tuple[Tensor, Tensor]:
-        """The sums with what is waiting."""
-        signed = collected(self.calibration_waiting).to(self.calibration_confidence.device)
-        counts, confidence = sums_per_bin(signed.abs(), signed > 0, self.n_bins)
-        return self.calibration_count + counts, self.calibration_confidence + confidence
+        return diagram(self.calibration_count, self.calibration_confidence)
 
 
 class ACE(_Calibration):

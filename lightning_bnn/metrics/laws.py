@@ -13,7 +13,6 @@ away from it, which falls as 1/K.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -21,118 +20,31 @@ from torch import Tensor
 
 from lightning_bnn.metrics.base import ExactMetric, collected, digest
 from lightning_bnn.metrics.kernels import KernelGrid, Modes, left_out_parts
-from lightning_bnn.metrics.mmd import MMDTable, Order, Reduction, mmd_table, reduced
+from lightning_bnn.metrics.mmd import Estimate, MMDTable, Order, Reduction, mmd_table
 from lightning_bnn.metrics.reference import MMDReference, WeightSource, as_reference, as_source
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params
 
-__all__ = [
-    "Estimate",
-    "MMD",
-    "ModesTable",
-    "Which",
-    "jackknife_error",
-    "jackknife_variance",
-    "law_mmd",
-    "mixture_mmd",
-    "modes_table",
-]
+__all__ = ["MMD", "ModesTables", "law_mmd", "mixture_mmd", "modes_table"]
 
-Which = Literal["law", "mixture", "floor"]
 Kind = Literal["pooled", "law", "mixture"]
 _END = 0
 """Ends a layer's name where names travel between processes as numbers."""
 
 
-class Estimate(NamedTuple):
-    """A number and its standard error, or NaN where nothing can be left out.
+class ModesTables(NamedTuple):
+    """Tables of the law, the mixture, its floor, and of each mode alone.
 
-    >>> from lightning_bnn.metrics import modes_table
-    >>> networks = {"w": torch.randn(40, 3, generator=torch.Generator().manual_seed(0))}
-    >>> parts = {"w": networks["w"][:20]}, {"w": networks["w"][20:]}
-    >>> estimate = modes_table(*parts, modes=[k // 4 for k in range(20)]).estimate("law")
-    >>> bool(estimate.value.abs() < 4 * estimate.error)  # both are draws of one law
-    True
-    """
-
-    value: Tensor
-    error: Tensor
-
-
-@dataclass(frozen=True)
-class ModesTable:
-    """MMD^2 of laws and mixtures of every layer and kernel.
-
-    Attributes:
-        layers: their names.
-        sizes: weights of each.
-        law: ``(left out, layers, kernels)``: of all modes, then without each part of them, then
-            without each part of the reference's chains.
-        mixture: the same of the modes as they are.
-        floor: what so many single networks of the reference's own law have as a mixture.
-        single: every mode alone, ``(modes, layers, kernels)``.
-        left_out: how many parts of the modes, and of the chains, are left out in turn.
-
-    >>> from lightning_bnn.metrics import modes_table
+    >>> from lightning_bnn.metrics.laws import modes_table
     >>> table = modes_table({"w": torch.eye(4)}, {"w": torch.eye(4) + 1}, [0, 0, 1, 1])
-    >>> table.layers, table.left_out, table.of_each_mode().shape
+    >>> table.law.layers, table.law.left_out, table.single.reduce().shape
     (('w',), (0, 4), torch.Size([2]))
     """
 
-    layers: tuple[str, ...]
-    sizes: Tensor
-    law: Tensor
-    mixture: Tensor
-    floor: Tensor
-    single: Tensor
-    left_out: tuple[int, int]
-
-    def estimate(
-        self, which: Which, reduction: Reduction = "median", order: Order = "kernels-first"
-    ) -> Estimate:
-        """One of the three numbers, with the error of the jackknife.
-
-        Modes and chains are left out in turn, and both variances add up. Fewer than three modes, or
-        than three chains (or networks) of the reference, have no error.
-
-        Args:
-            which: ``"law"``, ``"mixture"`` or ``"floor"``.
-            reduction: over kernels.
-            order: which comes first, kernels or layers.
-        """
-        check_choice("which", which, get_args(Which))
-        numbers = reduced(getattr(self, which), self.sizes, reduction, order)
-        whole, *left = numbers.split([1, *self.left_out])
-        return Estimate(whole[0], jackknife_error(left, self.left_out))
-
-    def of_each_mode(
-        self, reduction: Reduction = "median", order: Order = "kernels-first"
-    ) -> Tensor:
-        """MMD^2 of every mode alone. That of a single network is of one atom."""
-        return reduced(self.single, self.sizes, reduction, order)
-
-
-def jackknife_variance(left: Tensor) -> Tensor:
-    r"""Variance of a number out of those without each part of the data.
-
-    .. math:: s^2 = \frac{K - 1}{K} \sum_k (\theta_{-k} - \bar\theta)^2
-
-    Args:
-        left: the number without each part.
-    """
-    return (len(left) - 1) / len(left) * (left - left.mean()).square().sum()
-
-
-def jackknife_error(left: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
-    """Standard error out of numbers without some parts, whose variances add up.
-
-    Args:
-        left: numbers without each part of the modes, then of the chains.
-        counts: how many parts there are; without some of both there is no error.
-    """
-    if not all(counts):
-        return left[0].new_tensor(torch.nan)
-    return torch.stack([jackknife_variance(values) for values in left]).sum().sqrt()
+    law: MMDTable
+    mixture: MMDTable
+    floor: MMDTable
+    single: MMDTable
 
 
 # ------------------------------------------------------------ functions
@@ -143,26 +55,22 @@ def modes_table(
     grid: KernelGrid | None = None,
     layers: Sequence[str] | None = None,
     **options: Any,
-) -> ModesTable:
+) -> ModesTables:
     """MMD^2 of laws and mixtures of every layer and kernel. The arguments are those of `law_mmd`.
 
     >>> table = modes_table({"w": torch.eye(4)}, {"w": torch.eye(4) + 1}, [0, 0, 1, 1])
-    >>> table.law.shape, table.single.shape
+    >>> table.law.values.shape, table.single.values.shape
     (torch.Size([5, 1, 20]), torch.Size([2, 1, 20]))
     """
     reference = as_reference(x, grid, layers, **options)
     grouped = Modes.of(modes, as_source(y).rows)
     compared = list(reference.compare_modes(y, grouped, layers))
+    names = tuple(layer.name for layer in compared)
+    sizes = torch.tensor([layer.size for layer in compared])
     columns = zip(*(layer.values for layer in compared), strict=True)
-    law, mixture, floor, single = (torch.stack(values, 1).cpu() for values in columns)
-    return ModesTable(
-        tuple(layer.name for layer in compared),
-        torch.tensor([layer.size for layer in compared]),
-        law,
-        mixture,
-        floor,
-        single,
-        left_out_parts(reference.chains, grouped),
+    left_out = left_out_parts(reference.chains, grouped)
+    return ModesTables(
+        *(MMDTable(names, sizes, torch.stack(v, 1).cpu(), left_out) for v in columns)
     )
 
 
@@ -193,7 +101,7 @@ def law_mmd(
     >>> law_mmd(x, y, [0, 0, 1, 1])
     Estimate(value=tensor(0.4658, dtype=torch.float64), error=tensor(nan, dtype=torch.float64))
     """
-    return modes_table(x, y, modes, **options).estimate("law", reduction, order)
+    return modes_table(x, y, modes, **options).law.estimate(reduction, order)
 
 
 def mixture_mmd(
@@ -218,9 +126,8 @@ def mixture_mmd(
     >>> bool(mixture.value > floor.value)
     True
     """
-    table = modes_table(x, y, modes, **options)
-    mixture, floor = (table.estimate(w, reduction, order) for w in ("mixture", "floor"))
-    return mixture, floor
+    tables = modes_table(x, y, modes, **options)
+    return tables.mixture.estimate(reduction, order), tables.floor.estimate(reduction, order)
 
 
 # ------------------------------------------------------------ the metric
@@ -290,15 +197,13 @@ class MMD(ExactMetric):
         options = {} if isinstance(x, MMDReference) else self.options
         if self.of == "pooled":
             table = mmd_table(x, y, self.grid, layers, **options)
-            values, left_out = table.values[None], (0, 0)
         else:
-            of_modes = modes_table(x, y, modes, self.grid, layers, **options)
-            values, left_out = getattr(of_modes, self.of), of_modes.left_out
-            table = MMDTable(of_modes.layers, of_modes.sizes, values[0])
+            table = getattr(modes_table(x, y, modes, self.grid, layers, **options), self.of)
+        values = table.values.reshape(-1, *table.values.shape[-2:])
         for k, name in enumerate(table.layers):
             self._state("names").append(self._vector([*name.encode(), _END]))
             self._state("size").append(self._vector([int(table.sizes[k])]))
-            self._state("left_out").append(self._vector(left_out))
+            self._state("left_out").append(self._vector(table.left_out))
             self._state("values").append(values[:, k].flatten().to(self.device))
 
     def compute(self) -> Tensor:
@@ -317,17 +222,10 @@ class MMD(ExactMetric):
         if not len(collected(self._state("size"))):
             nothing = self._nan("it has compared no layer")
             return Estimate(nothing, nothing)
-        _, sizes, values, left_out = self._layers()
-        whole, *left = reduced(values, sizes, self.reduction, self.order).split([1, *left_out])
-        return Estimate(whole[0], jackknife_error(left, left_out))
+        return self.table().estimate(self.reduction, self.order)
 
     def table(self) -> MMDTable:
-        """MMD^2 of every layer and kernel that this process knows of."""
-        names, sizes, values, _ = self._layers()
-        return MMDTable(names, sizes, values[0])
-
-    def _layers(self) -> tuple[tuple[str, ...], Tensor, Tensor, tuple[int, int]]:
-        """Names, sizes and values ``(left out, layers, kernels)`` of every layer once."""
+        """MMD^2 of every layer and kernel that this process knows of, each layer once."""
         letters = bytes(int(letter) for letter in collected(self._state("names")).tolist())
         names = letters.decode().split(chr(_END))[:-1]
         if not names:
@@ -342,12 +240,8 @@ class MMD(ExactMetric):
         values = values.reshape(len(names), 1 + of_modes + of_chains, -1)
         first = _first_of_each(names, values)
         sizes = collected(self._state("size"))[first].long()
-        return (
-            tuple(names[k] for k in first),
-            sizes,
-            values[first].transpose(0, 1),
-            (of_modes, of_chains),
-        )
+        layers, values = tuple(names[k] for k in first), values[first].transpose(0, 1)
+        return MMDTable(layers, sizes, values, (of_modes, of_chains))
 
     def _state(self, name: str) -> Any:
         return getattr(self, f"{self._stem}_{name}")

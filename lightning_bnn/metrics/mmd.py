@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
@@ -26,19 +26,12 @@ from lightning_bnn.metrics.kernels import (
 from lightning_bnn.metrics.reference import MMDReference, WeightSource, as_reference
 from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.params import Params
+from lightning_bnn.tables import text_table
 
 __all__ = [
-    "MMDTable",
-    "Order",
-    "Reduction",
-    "TwoSampleTest",
-    "function_space_mmd",
-    "mmd",
-    "mmd_table",
-    "permutation_test",
-    "reduced",
-    "share_layers",
-]
+    "Estimate", "MMDTable", "Order", "Reduction", "TwoSampleTest", "function_space_mmd",
+    "jackknife_variance", "mmd", "mmd_table", "permutation_test", "share_layers",
+]  # fmt: skip
 
 Reduction = Literal["median", "mean", "max"]
 Order = Literal["kernels-first", "layers-first"]
@@ -46,9 +39,23 @@ _CHUNK = 2**25
 """Kernel values at once in a permutation test."""
 
 
+class Estimate(NamedTuple):
+    """A number and its standard error, or NaN where nothing can be left out."""
+
+    value: Tensor
+    error: Tensor
+
+
 @dataclass(frozen=True)
 class MMDTable:
     """MMD^2 of every layer and kernel, Laplace kernels first.
+
+    Attributes:
+        layers: their names.
+        sizes: weights of each.
+        values: ``(..., layers, kernels)``; where parts of the modes were left out in turn, that of
+            all modes first, then those without a part of them, then without a part of the chains.
+        left_out: how many parts of the modes, and of the chains of the reference, were left out.
 
     >>> from lightning_bnn.metrics import mmd_table
     >>> table = mmd_table({"w": torch.eye(4)}, {"w": torch.eye(4) + 1})
@@ -59,6 +66,7 @@ class MMDTable:
     layers: tuple[str, ...]
     sizes: Tensor
     values: Tensor
+    left_out: tuple[int, int] = (0, 0)
 
     def per_layer(self, reduction: Reduction = "median") -> Tensor:
         """MMD^2 of every layer, reduced over kernels."""
@@ -66,20 +74,46 @@ class MMDTable:
 
     def reduce(self, reduction: Reduction = "median", order: Order = "kernels-first") -> Tensor:
         """MMD^2 reduced over kernels and layers, in the order that `mmd` explains."""
-        return reduced(self.values, self.sizes, reduction, order)
+        check_choice("order", order, get_args(Order))
+        weights = (self.sizes.double() / self.sizes.sum()).to(self.values.device)
+        if order == "kernels-first":
+            return (weights * _reduced(self.values, reduction)).sum(-1)
+        return _reduced((weights[:, None] * self.values).sum(-2), reduction)
+
+    def estimate(self, reduction: Reduction = "median", order: Order = "kernels-first") -> Estimate:
+        """The number with the error of the jackknife.
+
+        Modes and chains are left out in turn, and both variances add up. Fewer than three modes, or
+        than three chains (or networks) of the reference, have no error.
+        """
+        numbers = self.reduce(reduction, order).reshape(-1)
+        whole, *left = numbers.split([1, *self.left_out])
+        if not all(self.left_out):
+            return Estimate(whole[0], whole.new_tensor(torch.nan))
+        variances = torch.stack([jackknife_variance(values) for values in left])
+        return Estimate(whole[0], variances.sum().sqrt())
 
     def __str__(self) -> str:
         reductions = get_args(Reduction)
-        width = max([len("layer"), *map(len, self.layers)])
-        names, sizes = [*self.layers, "all"], [*self.sizes.tolist(), int(self.sizes.sum())]
         numbers = torch.stack([self.per_layer(r) for r in reductions], 1).tolist()
         numbers.append([self.reduce(r).item() for r in reductions])
-        head = f"{'layer':<{width}}" + "".join(f"{name:>12}" for name in ("weights", *reductions))
+        names, sizes = [*self.layers, "all"], [*self.sizes.tolist(), int(self.sizes.sum())]
         rows = [
-            f"{name:<{width}}{size:>12}" + "".join(f"{value:>12.3g}" for value in row)
+            [name, str(size), *(f"{value:.3g}" for value in row)]
             for name, size, row in zip(names, sizes, numbers, strict=True)
         ]
-        return "\n".join([head, *rows])
+        return text_table(["layer", "weights", *reductions], rows)
+
+
+def jackknife_variance(left: Tensor) -> Tensor:
+    r"""Variance of a number out of those without each part of the data.
+
+    .. math:: s^2 = \frac{K - 1}{K} \sum_k (\theta_{-k} - \bar\theta)^2
+
+    Args:
+        left: the number without each part.
+    """
+    return (len(left) - 1) / len(left) * (left - left.mean()).square().sum()
 
 
 # ------------------------------------------------------------ over weights
@@ -129,9 +163,9 @@ def mmd_table(
     """MMD^2 of every layer and kernel. The arguments are those of `mmd`.
 
     >>> print(mmd_table({"w": torch.eye(3)}, {"w": torch.eye(3)[:2] + 1}))
-    layer     weights      median        mean         max
-    w               3       0.282       0.312        0.53
-    all             3       0.282       0.312        0.53
+    layer  weights  median   mean   max
+    w            3   0.282  0.312  0.53
+    all          3   0.282  0.312  0.53
     """
     compared = list(as_reference(x, grid, layers, **options).compare(y, layers))
     return MMDTable(
@@ -153,24 +187,6 @@ def share_layers(sizes: dict[str, int], rank: int, world_size: int) -> list[str]
     for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
         min(shares, key=lambda share: sum(sizes[n] for n in share)).append(name)
     return shares[rank]
-
-
-def reduced(
-    values: Tensor, sizes: Tensor, reduction: Reduction = "median", order: Order = "kernels-first"
-) -> Tensor:
-    """One number from tables of MMD^2, in the order that `mmd` explains.
-
-    Args:
-        values: ``(..., layers, kernels)``.
-        sizes: weights of every layer.
-        reduction: over kernels.
-        order: which comes first.
-    """
-    check_choice("order", order, get_args(Order))
-    weights = (sizes.double() / sizes.sum()).to(values.device)
-    if order == "kernels-first":
-        return (weights * _reduced(values, reduction)).sum(-1)
-    return _reduced((weights[:, None] * values).sum(-2), reduction)
 
 
 def _reduced(values: Tensor, reduction: str) -> Tensor:

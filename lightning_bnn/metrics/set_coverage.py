@@ -13,7 +13,6 @@ from lightning_bnn.metrics.validation import check_labels
 
 __all__ = [
     "class_coverage",
-    "coverage_gap",
     "set_coverage",
     "set_size",
 ]
@@ -68,38 +67,11 @@ def class_coverage(sets: Sets, labels: Labels) -> Float64[Tensor, " classes"]:
     return covered.double() / total
 
 
-def coverage_gap(sets: Sets, labels: Labels, alpha: int | float = 0.1) -> Number:
-    r"""Mean distance over classes of their coverage to what was asked for (CovGap).
-
-    .. math:: \frac1C \sum_c \left| coverage_c - (1 - \alpha) \right|
-
-    References:
-        | Class-Conditional Conformal Prediction with Many Classes (Ding et al., 2023)
-        | https://arxiv.org/abs/2306.09335
-
-    Args:
-        sets: which classes belong to the set of each example, boolean ``(batch, classes)``.
-        labels: ``(batch,)`` class indices; classes that do not occur do not count.
-        alpha: the share of examples that may be missed.
-
-    >>> coverage_gap(torch.tensor([[True, True], [True, False]]), torch.tensor([0, 1]))
-    tensor(0.5000, dtype=torch.float64)
-    """
-    check_alpha(alpha)
-    return _gap(*_by_class(sets, labels), alpha)
-
-
 def check_sets(sets: Any) -> None:
     """Refuse all but one truth value for every example and class."""
     if not isinstance(sets, Tensor) or sets.dtype != torch.bool or sets.ndim != 2:
         what = f"{sets.dtype} {tuple(sets.shape)}" if isinstance(sets, Tensor) else repr(sets)
         raise ValueError(f"`sets` must be boolean of shape (batch, classes), got {what}.")
-
-
-def check_alpha(alpha: int | float) -> None:
-    """Refuse shares that are not between 0 and 1."""
-    if not 0 < alpha < 1:
-        raise ValueError(f"`alpha` must be between 0 and 1, such as 0.1, got {alpha!r}.")
 
 
 def _covered(sets: Tensor, labels: Tensor) -> Tensor:
@@ -116,8 +88,3 @@ def _by_class(sets: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         torch.bincount(labels[covered], minlength=classes),
         torch.bincount(labels, minlength=classes),
     )
-
-
-def _gap(covered: Tensor, total: Tensor, alpha: int | float) -> Tensor:
-    occurs = total > 0
-    return (covered[occurs].double() / total[occurs] - (1 - alpha)).abs().mean()

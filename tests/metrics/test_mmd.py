@@ -7,6 +7,7 @@ from scipy.spatial.distance import cdist
 
 from lightning_bnn import metrics as M
 from lightning_bnn.metrics import distances as D
+from lightning_bnn.metrics.reference import StackSource
 
 
 def golden(seed, draw):
@@ -396,7 +397,7 @@ def test_permutation_test_brute_force():
     x, y = stacks(m=8, n=5)
     from lightning_bnn.metrics.mmd import _statistics
 
-    reference, other = M.MMDReference(x), M.StackSource(y)
+    reference, other = M.MMDReference(x), StackSource(y)
     orders = [torch.arange(13), *(torch.randperm(13) for _ in range(3))]
     first = torch.stack([(o.argsort() < 8).double() for o in orders])
     found = _statistics(reference, "a.weight", other, first)

@@ -9,6 +9,7 @@ import torch
 from lightning_bnn import metrics as M
 from lightning_bnn.metrics.base import collected
 from lightning_bnn.metrics.kernels import Modes, kernel_bandwidths, kernel_values
+from lightning_bnn.metrics.laws import modes_table
 
 CHAINS = [0, 0, 1, 1, 1, 2, 2, 3]
 MODES = [5, 5, 5, 2, 9, 9, 7]
@@ -64,19 +65,20 @@ def without(stack, names, part):
 def test_equals_loops_over_networks_also_without_each_mode_and_each_chain():
     x, y = draws(len(CHAINS)), draws(len(MODES), seed=1, shift=0.5)
     reference = M.MMDReference(x, chains=CHAINS)
-    table = M.modes_table(reference, y, MODES)
+    table = modes_table(reference, y, MODES)
     bandwidths = kernel_bandwidths(reference.blocks("w", reference.other(y)).xy, reference.grid)
     parts = [(x, CHAINS, y, MODES)]
     parts += [(x, CHAINS, *without(y, MODES, part)) for part in sorted(set(MODES))]
     parts += [(*without(x, CHAINS, part), y, MODES) for part in sorted(set(CHAINS))]
-    assert table.left_out == (4, 4)
+    assert table.law.left_out == (4, 4)
     for row, (a, chains, b, modes) in enumerate(parts):
         expected = brute_force(a, b, chains, modes, bandwidths)
         single = expected.pop("single")
         if row == 0:
-            np.testing.assert_allclose(table.single[:, 0], single, rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(table.single.values[:, 0], single, rtol=1e-10, atol=1e-12)
         for name, values in expected.items():
-            np.testing.assert_allclose(getattr(table, name)[row, 0], values, rtol=1e-10, atol=1e-12)
+            found = getattr(table, name).values[row, 0]
+            np.testing.assert_allclose(found, values, rtol=1e-10, atol=1e-12)
 
 
 def test_one_mode_is_what_pooled_networks_are():
@@ -136,11 +138,11 @@ def test_chains_of_the_reference_are_not_pairs():
 
 
 def test_many_modes_are_left_out_in_parts():
-    table = M.modes_table(draws(50), draws(90, seed=1), torch.arange(90) // 2)
-    assert table.left_out == (20, 20)
-    assert table.law.shape[0] == 41
-    assert table.single.shape[0] == 45
-    assert 0 < table.estimate("law").error < 0.1
+    table = modes_table(draws(50), draws(90, seed=1), torch.arange(90) // 2)
+    assert table.law.left_out == (20, 20)
+    assert table.law.values.shape[0] == 41
+    assert table.single.values.shape[0] == 45
+    assert 0 < table.law.estimate().error < 0.1
 
 
 def test_bandwidths_see_every_mode():
@@ -174,7 +176,6 @@ def test_chunks_change_nothing(monkeypatch, chunk, dtype):
         (lambda x, y: M.law_mmd(x, {"w": y["w"] * torch.nan}, None), "NaN or infinite"),
         (lambda x, y: M.MMD().update(x, y, modes=MODES), "pass `of='law'`"),
         (lambda x, y: M.MMD(of="laws"), "`of` must be one of"),
-        (lambda x, y: M.modes_table(x, y, None).estimate("single"), "`which` must be one of"),
     ],
 )
 def test_refused_in_one_sentence(call, message):

@@ -85,8 +85,6 @@ def test_sets_against_loops():
         of_class = [hit for hit, (_, y) in zip(covered, rows, strict=True) if y == c]
         by_class.append(sum(of_class) / len(of_class))
     assert M.class_coverage(sets, LABELS).tolist() == pytest.approx(by_class)
-    gap = sum(abs(share - 0.8) for share in by_class) / 4
-    assert float(M.coverage_gap(sets, LABELS, 0.2)) == pytest.approx(gap)
     assert M.class_coverage(sets[LABELS > 0], LABELS[LABELS > 0])[0].isnan()
 
 
@@ -96,8 +94,6 @@ def test_what_they_refuse():
         M.set_coverage(PROBS, LABELS)
     with pytest.raises(ValueError, match="`labels` must be 60 integers"):
         M.set_coverage(PROBS > 0.2, LABELS[:3])
-    with pytest.raises(ValueError, match="`alpha` must be between 0 and 1"):
-        M.coverage_gap(PROBS > 0.2, LABELS, alpha=1)
     with pytest.raises(ValueError, match="`confidence` must be finite"):
         M.risk_coverage(torch.tensor([math.nan]), torch.tensor([True]))
     with pytest.raises(ValueError, match="must have the same shape"):
