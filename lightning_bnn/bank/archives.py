@@ -7,6 +7,7 @@ safetensors, one file per network.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import itertools
 import os
@@ -23,7 +24,6 @@ from safetensors.torch import load, save
 
 from lightning_bnn.bank.checkpoint_bank import CheckpointBank
 from lightning_bnn.bank.folders import batched, natural_order
-from lightning_bnn.bank.shards import sha256
 from lightning_bnn.params import Params
 
 __all__ = ["export_archives", "import_archives"]
@@ -139,7 +139,7 @@ def export_archives(
         _write_archive(bank, root, name, first, min(first + per_archive, len(bank)), dtype)
         for first in range(0, len(bank), per_archive)
     ]
-    hashes = [f"{sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in archives]
+    hashes = [f"{_sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in archives]
     (Path(folder) / "SHA256SUMS").write_text("".join(hashes))
     (Path(folder) / "README.md").write_text(_card(bank, name, archives, dtype, about, licence))
     return archives
@@ -160,6 +160,14 @@ def _write_archive(
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     return path
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _card(

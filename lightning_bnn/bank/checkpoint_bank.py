@@ -12,17 +12,9 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.arguments import check_floating_type
-from lightning_bnn.bank.contents import (
-    Added,
-    Entry,
-    Merged,
-    Truncated,
-    check_records,
-    header,
-    line_of,
-)
 from lightning_bnn.bank.disk import WriterLock, is_full, require_room
-from lightning_bnn.bank.shards import Shard, check_hash, mergeable
+from lightning_bnn.bank.manifest import check_records, header
+from lightning_bnn.bank.shards import OpenShards, Shard, mergeable
 from lightning_bnn.bank.stored_networks import StoredNetworks
 from lightning_bnn.params import Params, stack_size, weighted_mean
 
@@ -39,8 +31,8 @@ class CheckpointBank(StoredNetworks):
     Small files are merged as the bank grows. Reading maps files into memory: a layer of all
     networks, or one network, is read without touching the rest.
 
-    Files are checked before they are trusted: a manifest that does not fit its hashes or its files
-    is refused, and every tensor is compared with its hash when it is read for the first time.
+    Files are checked before they are trusted: a manifest that does not fit its checksums or files
+    is refused, and every tensor is compared with its checksum when it is read for the first time.
     Opening a bank removes nothing but what a crash of its own has left behind.
 
     Args:
@@ -89,13 +81,10 @@ class CheckpointBank(StoredNetworks):
         ):  # files without a manifest are somebody's networks, not leftovers
             raise ValueError(f"There is no manifest.jsonl among the files at {self.path}.")
         self.reload()
-        if self._dtype not in (None, self._contents.dtype) and self._contents.layout:
+        if self._dtype not in (None, self._manifest.dtype) and self._manifest.layout:
             raise ValueError(f"`dtype`: {self!r} is there already, asked for {self._dtype}.")
         if self.mode == "a":
-            self._folder.tidy(self._contents.named, self._contents.replaced)
-            if self._unnamed:
-                aside = self._folder.set_aside(self._unnamed)
-                _log.warning("The networks of the entry that is dropped are kept in %s.", aside)
+            self._folder.tidy(self._manifest.named, self._manifest.replaced)
 
     # -------------------------------------------------------- averages
     def average(
@@ -155,9 +144,9 @@ class CheckpointBank(StoredNetworks):
             raise ValueError(f"`records` must be one per network: {rows}, got {len(records)}.")
         check_records(records)
         self._check_layout(networks)
-        stored = {name: self._contents.stored(name, t) for name, t in networks.items()}
+        stored = {name: self._manifest.stored(name, t) for name, t in networks.items()}
         with self._folder.adding(stored) as shard:
-            self._write(Added(shard, [dict(r) for r in records]))
+            self._manifest.write(shard.entry(records=[dict(r) for r in records]))
         self._merge()
 
     def truncate(self, rows: int) -> None:
@@ -166,8 +155,8 @@ class CheckpointBank(StoredNetworks):
         if not 0 <= rows <= self.rows:
             raise ValueError(f"`rows` must be in 0..{self.rows}, got {rows}.")
         if rows < self.rows:
-            self._write(Truncated(rows))
-            self._folder.remove(self._contents.replaced)
+            self._manifest.write({"truncate": rows})
+            self._folder.remove(self._manifest.replaced)
 
     def absorb(self, other: CheckpointBank) -> None:
         """Add all networks of another bank; files are linked or copied where they fit."""
@@ -178,20 +167,21 @@ class CheckpointBank(StoredNetworks):
             return
         self._check_layout({n: other.layer(n, slice(0, 1)) for n in other.names})
         start = 0
-        for shard in list(other._contents.shards):
+        for shard in list(other._manifest.shards):
             records = other.records[start : start + shard.rows]
-            ours, theirs = self._contents, other._contents
+            ours, theirs = self._manifest, other._manifest
             if (ours.dtype, ours.layout) == (theirs.dtype, theirs.layout):
+                other._verify(shard)
                 with self._folder.copying(other.path, shard) as duplicate:
-                    self._write(Added(duplicate, records))
+                    self._manifest.write(duplicate.entry(records=records))
             else:
                 self.extend(other[start : start + shard.rows], records)
             start += shard.rows
 
     def verify(self) -> None:
-        """Read every file and compare it with its hash; the first that differs is named."""
-        for shard in self._contents.shards:
-            check_hash(self.path, shard)
+        """Read every file and compare it with its checksums; the first that differs is named."""
+        for shard in self._manifest.shards:
+            self._verify(shard)
 
     def close(self) -> None:
         """End appending, so that another process may append; reading goes on."""
@@ -210,20 +200,21 @@ class CheckpointBank(StoredNetworks):
         self.close()
 
     def __repr__(self) -> str:
-        kind = f", stored as {self._contents.dtype}" if self._contents.dtype else ""
+        kind = f", stored as {self._manifest.dtype}" if self._manifest.dtype else ""
         return f"CheckpointBank({str(self.path)!r}: {self.rows} networks{kind})"
 
     # -------------------------------------------------------- pieces
-    def _write(self, entry: Entry) -> None:
-        self._journal.append(line_of(entry))
-        self._contents.apply(entry)
+    def _verify(self, shard: Shard) -> None:
+        files = OpenShards(self.path)  # which has not checked anything yet
+        for name in self.names:
+            files.tensor(shard, name, self._manifest.stored_layout(name))
 
     def _merge(self) -> None:
         """Join small files, so that there never are many; what cannot be joined now stays as it is.
 
         Their networks are on disk already, and none is lost whatever goes wrong here.
         """
-        shards = self._contents.shards
+        shards = self._manifest.shards
         while len(shards) >= self._merge_from and (last := mergeable(shards)):
             try:
                 self._join(last)
@@ -236,12 +227,12 @@ class CheckpointBank(StoredNetworks):
         require_room(self.path, sum(shard.size for shard in last))
         tensors = {
             name: torch.cat(
-                [self._open.tensor(s, name, self._contents.stored_layout(name)) for s in last]
+                [self._open.tensor(s, name, self._manifest.stored_layout(name)) for s in last]
             )
             for name in self.names
         }
         with self._folder.adding(tensors) as merged:
-            self._write(Merged(merged, [shard.name for shard in last]))
+            self._manifest.write(merged.entry(merge=[shard.name for shard in last]))
         self._open.close()
         self._folder.retire(last)
 
@@ -250,6 +241,6 @@ class CheckpointBank(StoredNetworks):
             raise ValueError(f"The bank {self.path} is open for reading only.")
 
     def _check_layout(self, networks: Params) -> None:
-        if not self._contents.layout:
-            self._write(header(networks, self._dtype, self._weights))
-        self._contents.check(networks, f"The bank {self.path}")
+        if not self._manifest.layout:
+            self._manifest.write(header(networks, self._dtype, self._weights))
+        self._manifest.check(networks)

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Locked", "WriterLock", "explain_full_disk", "is_full", "require_room"]
-
+__all__ = ["Locked", "WriterLock", "explain_full_disk", "is_full", "require_room", "sync_folder"]
 
 _LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 
@@ -63,6 +62,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_release_in_child)
 
 
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable; Windows, where this is impossible, does so by itself."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
@@ -77,7 +86,7 @@ def require_room(folder: Path, size: int) -> None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether the disk, or the user's quota on it, is used up."""
+    """Tell whether the disk, or the user's quota on it, is used up."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 

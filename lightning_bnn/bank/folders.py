@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lightning_bnn import params as P
 from lightning_bnn.bank.checkpoint_bank import CheckpointBank
+from lightning_bnn.bank.safetensors_format import save_tensors
 from lightning_bnn.loading import load
 from lightning_bnn.params import Params
 
@@ -254,9 +255,8 @@ def _save(path: Path, state: Params) -> None:
     if path.suffix == ".pt":
         torch.save(state, path)
         return
-    from safetensors.torch import save_file
-
-    save_file(state, path)
+    path.unlink(missing_ok=True)
+    save_tensors(path, state)
 
 
 def read_networks(

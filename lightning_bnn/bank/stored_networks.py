@@ -11,9 +11,8 @@ from typing import Any, SupportsIndex, overload
 import torch
 from torch import Tensor
 
-from lightning_bnn.bank.contents import FORMAT, Contents, parsed
-from lightning_bnn.bank.journal import Journal
-from lightning_bnn.bank.shards import OpenShards, ShardFolder, check_shard, overlapping
+from lightning_bnn.bank.manifest import Manifest
+from lightning_bnn.bank.shards import OpenShards, ShardFolder, overlapping
 from lightning_bnn.params import Params, stack
 
 __all__ = ["StoredNetworks"]
@@ -45,55 +44,44 @@ class StoredNetworks:
                     raise
 
     def _reload(self) -> None:
-        files = self._folder.finished()
-        journal, contents = Journal(self.path / "manifest.jsonl"), Contents()
-        for number, line in journal.read():
-            if number == 1 and isinstance(line.get("bank"), int) and line["bank"] != FORMAT:
-                raise ValueError(
-                    f"The bank {self.path} has format {line['bank']}, and this version of "
-                    f"lightning_bnn reads format {FORMAT}."
-                )
-            try:
-                contents.apply(parsed(line))
-            except ValueError as error:
-                raise journal.damaged(number, str(error)) from None
-        for shard in contents.shards:
-            check_shard(self.path, shard)
-        self._unnamed = files - contents.named
-        if len(self._unnamed) > journal.is_torn:  # a torn entry has named one file
+        files = self._folder.names()
+        manifest = Manifest(self.path / "manifest.jsonl")
+        for shard in manifest.shards:
+            self._folder.check(shard)
+        unnamed = files - manifest.named
+        if unnamed:
             raise ValueError(
-                f"The manifest of the bank {self.path} has lost {len(self._unnamed)} of its files, "
-                f"{min(self._unnamed)} among them: put back a copy of manifest.jsonl, or move "
-                "these files to another folder to go on without their networks; nothing has been "
-                "changed."
+                f"The manifest of the bank {self.path} has lost {len(unnamed)} of its files, "
+                f"{min(unnamed)} among them: put back a copy of manifest.jsonl, or move these "
+                "files to another folder to go on without their networks; nothing has been changed."
             )
-        self._journal, self._contents = journal, contents
+        self._manifest = manifest
 
     # -------------------------------------------------------- what there is
     @property
     def rows(self) -> int:
         """How many networks there are."""
-        return len(self._contents.records)
+        return len(self._manifest.records)
 
     @property
     def records(self) -> list[dict[str, Any]]:
         """What is known of each network: step, epoch, metrics, ..."""
-        return self._contents.records
+        return self._manifest.records
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all tensors, including buffers."""
-        return tuple(self._contents.layout)
+        return tuple(self._manifest.layout)
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
         """The layers: shapes of the weights of one network, without buffers."""
-        return {name: t.shape for name, t in self._contents.layout.items() if t.is_weight}
+        return {name: t.shape for name, t in self._manifest.layout.items() if t.is_weight}
 
     @property
     def nbytes(self) -> int:
         """The size of all files that count."""
-        return sum(shard.size for shard in self._contents.shards)
+        return sum(shard.size for shard in self._manifest.shards)
 
     def __len__(self) -> int:
         return self.rows
@@ -126,7 +114,7 @@ class StoredNetworks:
         It may share memory with the bank's view of the file: clone what you change in place.
         """
         parts = self._parts(name, rows)
-        dtype, shape, _ = self._contents.layout[name]
+        dtype, shape, _ = self._manifest.layout[name]
         return _joined(parts).to(dtype) if parts else torch.empty(0, *shape, dtype=dtype)
 
     def read(self, name: str, rows: slice, columns: slice) -> Tensor:
@@ -136,7 +124,7 @@ class StoredNetworks:
 
     def blocks(self, memory: int = 2**28) -> Iterator[Params]:
         """Stack after stack, each of at most so many bytes (and at least one network)."""
-        layout = self._contents.layout.values()
+        layout = self._manifest.layout.values()
         size = sum(math.prod(t.shape) * t.dtype.itemsize for t in layout)
         step = max(1, memory // max(1, size))
         for start in range(0, self.rows, step):
@@ -144,12 +132,12 @@ class StoredNetworks:
 
     def _parts(self, name: str, rows: slice) -> list[Tensor]:
         """What each file has of a tensor of some networks."""
-        if name not in self._contents.layout:
+        if name not in self._manifest.layout:
             names = ", ".join(self.names[:5]) or "nothing"
             raise ValueError(f"The bank has no tensor {name!r}; it holds {names}, ...")
         for _ in range(_ATTEMPTS):
-            layout = self._contents.stored_layout(name)
-            parts = overlapping(self._contents.shards, rows)
+            layout = self._manifest.stored_layout(name)
+            parts = overlapping(self._manifest.shards, rows)
             try:
                 return [self._open.tensor(shard, name, layout)[part] for shard, part in parts]
             except FileNotFoundError:

@@ -32,7 +32,7 @@ def bank(
             archive. Its networks are appended to the bank, which is created if it does not exist.
         prefix: prefix of the network's tensor names in the checkpoints, dot included, e.g. net.
         export: folder to which every network is written as .safetensors.
-        verify: compare all files with the hashes that were written.
+        verify: compare all files with the checksums that were written.
     """
     if add is not None:
         with CheckpointBank(path) as target:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from lightning_bnn.bank import CheckpointBank, read_networks
 from lightning_bnn.bank.folders import checkpoint_files
+from lightning_bnn.bank.safetensors_format import save_tensors
 from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.commands.architecture import Architecture
 from lightning_bnn.commands.disk_networks import fit_all, shown, target_of
@@ -285,7 +285,8 @@ def _write(mean: Params, form: FittedNetwork | None, target: Path, overwrite: bo
     elif form is not None:
         write_like(form.stored, target, value, overwrite)
     else:
-        save_file({place: value(place) for place in places}, target, {"format": "pt"})
+        target.unlink(missing_ok=True)
+        save_tensors(target, {place: value(place) for place in places}, {"format": "pt"})
     print(f"wrote {target}")
 
 

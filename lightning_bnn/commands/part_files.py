@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from lightning_bnn.bank.journal import sync_folder
+from lightning_bnn.bank.disk import sync_folder
 from lightning_bnn.loading import is_whole
 
 __all__ = [

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.bank.folders import FORMATS, read_state
+from lightning_bnn.bank.safetensors_format import StoredTensor, TensorFile, read_file
 from lightning_bnn.weight_files.hugging_face import weight_shards
-from lightning_bnn.weight_files.safetensors_format import Shard, StoredTensor, read_shard
 
 __all__ = ["StoredNetwork", "open_network"]
 
@@ -35,7 +35,7 @@ class StoredNetwork:
     """
 
     path: Path
-    shards: tuple[Shard, ...]
+    shards: tuple[TensorFile, ...]
 
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
@@ -76,7 +76,7 @@ def open_network(path: Path) -> StoredNetwork:
         raise ValueError(f"There is no file or folder {path}.")
     if path.suffix not in FORMATS:
         raise ValueError(f"{path} must be a folder, or end in one of {', '.join(FORMATS)}.")
-    shard = read_shard(path) if path.suffix == ".safetensors" else _of_torch(path)
+    shard = read_file(path) if path.suffix == ".safetensors" else _of_torch(path)
     if not shard.tensors:
         raise ValueError(f"{path} holds no tensors.")
     return StoredNetwork(path, (shard,))
@@ -85,7 +85,7 @@ def open_network(path: Path) -> StoredNetwork:
 def _folder(path: Path) -> StoredNetwork:
     shards, seen = [], dict[str, str]()
     for file, expected in weight_shards(path).items():
-        shard = read_shard(file)
+        shard = read_file(file)
         odd = sorted(expected ^ shard.tensors.keys()) if expected is not None else []
         if odd:
             where = "the index" if odd[0] in shard.tensors else file.name
@@ -98,11 +98,11 @@ def _folder(path: Path) -> StoredNetwork:
     return StoredNetwork(path, tuple(shards))
 
 
-def _of_torch(path: Path) -> Shard:
+def _of_torch(path: Path) -> TensorFile:
     """Tensors that stay on the disk until they are used, if torch has written an archive."""
     state, _ = read_state(path, mmap=zipfile.is_zipfile(path))
     for name, tensor in state.items():
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise ValueError(f"{path}: {name!r} is sparse or quantised, and not read.")
     tensors = {n: StoredTensor(t.dtype, t.shape, t.detach().clone) for n, t in state.items()}
-    return Shard(path.name, tensors, {"format": "pt"})
+    return TensorFile(path.name, tensors, {"format": "pt"})

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lightning_bnn.bank.journal import sync_folder
+from lightning_bnn.bank.disk import sync_folder
+from lightning_bnn.bank.safetensors_format import write_file
 from lightning_bnn.weight_files.hugging_face import INDEX, companions
-from lightning_bnn.weight_files.safetensors_format import write_shard
 from lightning_bnn.weight_files.stored import StoredNetwork
 
 __all__ = ["check_target", "write_like"]
@@ -89,7 +89,7 @@ def write_like(
             _write_folder(like, draft, value)
         else:
             (shard,) = like.shards
-            write_shard(draft, shard.tensors, shard.metadata, value)
+            write_file(draft, shard.tensors, shard.metadata, value)
         _check_free(target, like, overwrite)
         _replace(draft, target)
     sync_folder(target.parent)
@@ -101,7 +101,7 @@ def _write_folder(like: StoredNetwork, folder: Path, value: Callable[[str], Tens
         if path.name != INDEX or not _is_one_file(like):  # which nobody has read
             shutil.copyfile(path, folder / path.name)
     for shard in like.shards:
-        write_shard(folder / shard.name, shard.tensors, shard.metadata, value)
+        write_file(folder / shard.name, shard.tensors, shard.metadata, value)
 
 
 def _is_one_file(like: StoredNetwork) -> bool:

@@ -11,7 +11,7 @@ from lightning_bnn.bank import CheckpointBank
 pytestmark = pytest.mark.bad_input
 
 
-@pytest.mark.parametrize("version", [0, 2, 99])
+@pytest.mark.parametrize("version", [0, 1, 99])
 @pytest.mark.parametrize("mode", ["a", "r"])
 def test_another_format_is_refused(version, mode, tmp_path):
     small_bank(tmp_path)

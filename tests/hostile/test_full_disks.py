@@ -11,7 +11,6 @@ import lightning as L
 import pytest
 import torch
 from runs import Plain, built, fit
-from safetensors import SafetensorError
 from small_banks import networks
 
 from lightning_bnn.bank import CheckpointBank, shards
@@ -28,16 +27,17 @@ class Disk:
 
     def __init__(self, patch, failing=()):
         self.calls, self.failing, self.armed = 0, failing, True
-        save, opened = shards.save_file, Path.open
+        opened = Path.open
         patch.setattr(os, "fsync", lambda fd: self.full())
         for module, name in ((os, "replace"), (os, "link"), (os, "mkdir"), (shutil, "copyfile")):
             patch.setattr(module, name, self.counted(getattr(module, name)))
-        patch.setattr(shards, "save_file", lambda t, path: self.saved(save, t, path))
         patch.setattr(
             Path,
             "open",
             lambda path, mode="r", *a, **k: (
-                HalfWritten(self, path) if mode == "ab" else opened(path, mode, *a, **k)
+                HalfWritten(self, path, mode)
+                if mode in ("ab", "xb")
+                else opened(path, mode, *a, **k)
             ),
         )
 
@@ -55,21 +55,12 @@ class Disk:
 
         return counted
 
-    def saved(self, save, tensors, path):
-        """As safetensors tells it; it may leave something behind."""
-        try:
-            self.full()
-        except OSError:
-            (Path(path).parent / ".tmpAbCdE").write_bytes(b"half")
-            raise SafetensorError("I/O error: No space left on device (os error 28)") from None
-        save(tensors, path)
-
 
 class HalfWritten(io.FileIO):
     """A file of which only the first half of what does not fit is written."""
 
-    def __init__(self, disk, path):
-        super().__init__(path, "ab")
+    def __init__(self, disk, path, mode):
+        super().__init__(path, mode)
         self.disk = disk
 
     def write(self, content):
@@ -123,7 +114,7 @@ def carried_out(folder, stack, chain, disk):
     with CheckpointBank(folder) as bank:
         holds(bank, stack, steps)
     files = {p.name for p in folder.iterdir()} - {".lock", "manifest.jsonl"}
-    assert files == {shard.name for shard in bank._contents.shards}
+    assert files == {shard.name for shard in bank._manifest.shards}
     return failed
 
 
@@ -236,6 +227,6 @@ def test_merging_counts_the_room_it_needs(tmp_path, monkeypatch):
             monkeypatch.setattr(shutil, "disk_usage", lambda p, n=room: free(p)._replace(free=n))
             bank.append({"w": torch.full((60,), float(step))})
             if step == 3:
-                assert len(bank._contents.shards) == 4  # three files of 320 bytes, twice
-        assert len(bank._contents.shards) < 7
+                assert len(bank._manifest.shards) == 4  # three files of 320 bytes, twice
+        assert len(bank._manifest.shards) < 7
         assert bank[:]["w"][:, 0].tolist() == list(range(7))

@@ -1,4 +1,4 @@
-"""The safetensors format: what stands where in a file, one tensor of it, and a streaming writer.
+"""The safetensors format: the header of a file, one tensor of it, and the one writer of files.
 
 A file is the length of a header (8 bytes), the header (JSON: type, shape and place of every
 tensor), and all numbers. The library of this name reads tensors one by one, but its memory maps
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-__all__ = ["Shard", "StoredTensor", "read_shard", "write_shard"]
+__all__ = ["StoredTensor", "TensorFile", "read_file", "save_tensors", "write_file"]
 
 _TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
@@ -51,7 +52,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Shard:
+class TensorFile:
     """One file of a network.
 
     Attributes:
@@ -66,8 +67,8 @@ class Shard:
 
 
 # ------------------------------------------------------------ reading
-def read_shard(path: Path) -> Shard:
-    """The header of a safetensors file, which the library has checked; no numbers are read."""
+def read_file(path: Path) -> TensorFile:
+    """Read the header of a safetensors file, which the library has checked, and no numbers."""
     _check(path)
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -75,7 +76,7 @@ def read_shard(path: Path) -> Shard:
     metadata = header.pop("__metadata__", None) or {}
     rows = sorted(header.items(), key=lambda row: row[1]["data_offsets"])
     tensors = {name: _stored(path, name, row, 8 + length) for name, row in rows}
-    return Shard(path.name, tensors, metadata)
+    return TensorFile(path.name, tensors, metadata)
 
 
 def _check(path: Path) -> None:
@@ -109,12 +110,12 @@ def _read(path: Path, start: int, dtype: torch.dtype, shape: torch.Size) -> Tens
 
 
 # ------------------------------------------------------------ writing
-def write_shard(
+def write_file(
     path: Path,
     tensors: Mapping[str, StoredTensor],
     metadata: Mapping[str, str],
     value: Callable[[str], Tensor],
-) -> None:
+) -> dict[str, int]:
     """Write a file that is new, tensor by tensor; it is on the disk when this returns.
 
     Args:
@@ -122,7 +123,11 @@ def write_shard(
         tensors: the types and shapes.
         metadata: for the header.
         value: gives the tensor of a name; only one is held at a time.
+
+    Returns:
+        The CRC of every tensor.
     """
+    checks = {}
     order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)  # starts are aligned
     with path.open("xb") as file:
         _write_header(file, {name: tensors[name] for name in order}, metadata)
@@ -131,11 +136,30 @@ def write_shard(
             expected = tensors[name]
             assert (numbers.dtype, numbers.shape) == (expected.dtype, expected.shape), name
             flat = numbers.detach().cpu().contiguous().reshape(-1)
-            if flat.numel():
-                file.write(flat.view(torch.uint8).numpy().data)
-            del numbers, flat
+            content = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+            file.write(content)
+            checks[name] = zlib.crc32(content)
+            del numbers, flat, content
         file.flush()
         os.fsync(file.fileno())
+    return checks
+
+
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> dict[str, int]:
+    """Write tensors to a file that is new.
+
+    Args:
+        path: where nothing may be.
+        tensors: by name.
+        metadata: for the header.
+
+    Returns:
+        The CRC of every tensor.
+    """
+    stored = {n: StoredTensor(t.dtype, t.shape, t.detach) for n, t in tensors.items()}
+    return write_file(path, stored, metadata or {}, tensors.__getitem__)
 
 
 def _write_header(
