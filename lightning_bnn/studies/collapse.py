@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from lightning_bnn import params as P
 from lightning_bnn.evaluation.predictions import has_classes
-from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.plots import histograms_figure, scatter_figure
 from lightning_bnn.posteriors import stream_predictions
 from lightning_bnn.studies.findings import Findings, publish
@@ -33,9 +31,7 @@ def collapse(
 ) -> None:
     """Measure how different networks are, by the mutual information of all pairs.
 
-    The information is measured in and out of distribution. For a regression with Gaussian noise it
-    is the variance between the two networks' means instead: a quarter of their squared difference,
-    summed over targets and averaged over examples.
+    The information is measured in and out of distribution.
 
     Pairs that agree in distribution may or may not agree out of it: P1 finds a positive,
     significant and very low correlation. By default perceptrons on scikit-learn's digits are
@@ -70,7 +66,9 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
     count = P.stack_size(population.networks)
     if count < 3:
         raise ValueError(f"`networks` must be at least 3 for pairs to differ, got {count}.")
-    quantity, unit = _quantity(population.problem.likelihood)
+    if not has_classes(population.problem.likelihood):
+        kind = type(population.problem.likelihood).__name__
+        raise ValueError(f"`networks` must predict classes, their likelihood is {kind}.")
     pairs = _pairs(population, ood)
     name = list(pairs)[-1]
     inner, outer = pairs.values()
@@ -89,21 +87,21 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
         f"Pearson correlation {r:.3f}, p = {p:.1e} (permutations of the networks, which pairs "
         f"share); {len(inner)} pairs."
     )
-    header = [unit, "mean ± sd", "min", "max", "skewness"]
+    header = ["nats", "mean ± sd", "min", "max", "skewness"]
     panels = {label: {"pairs": values} for label, values in pairs.items()}
     points = {f"r = {r:.2f}": {"pairs": (inner, outer)}}
     return Findings(
         "collapse",
-        f"{quantity} of pairs among {count} networks (P1, figures 3, 7, 8)",
+        f"Mutual information of pairs among {count} networks (P1, figures 3, 7, 8)",
         {
-            "pairs": Table(f"{quantity} of pairs", header, rows, 4, note),
+            "pairs": Table("Mutual information of pairs", header, rows, 4, note),
             "correlation": Table(
                 "Are both correlated?", ["", "Pearson's r", "p"], [["all pairs", r, p]], 3
             ),
         },
         {
-            "pairs": histograms_figure(panels, f"{quantity.lower()} ({unit})"),
-            "joint": scatter_figure(points, (f"in distribution ({unit})", f"{name} ({unit})")),
+            "pairs": histograms_figure(panels, "mutual information (nats)"),
+            "joint": scatter_figure(points, ("in distribution (nats)", f"{name} (nats)")),
         },
         population.notes,
         {**population.settings, "ood": name},
@@ -119,51 +117,12 @@ def _pairs(population: Population, ood: str | None) -> dict[str, Tensor]:
     upper = tuple(torch.triu_indices(count, count, 1))
     pairs = {}
     for name, batches in (("in distribution", population.problem.test_set()), ood_set):
-        seen = iter(tqdm(batches, desc=name))
-        pairs[name] = _matrix(population, seen)[upper]
+        predictions = stream_predictions(
+            population.problem.network, population.networks, tqdm(batches, desc=name), pairs=True
+        )
+        assert predictions.pairs is not None
+        pairs[name] = predictions.pairs[upper]
     return pairs
-
-
-def _quantity(likelihood: Any) -> tuple[str, str]:
-    """The quantity that tells two networks apart, and its unit."""
-    if has_classes(likelihood):
-        return "Mutual information", "nats"
-    if isinstance(likelihood, Gaussian):
-        return "Variance between the means", "unit of the targets, squared"
-    raise ValueError(
-        "`networks` must predict classes or Gaussians for pairs to be compared, their likelihood "
-        f"is {type(likelihood).__name__}."
-    )
-
-
-def _matrix(population: Population, batches: Iterator[Any]) -> Tensor:
-    """Every pair of networks: mutual information, or the variance between the two means."""
-    problem = population.problem
-    if isinstance(problem.likelihood, Gaussian):
-        return variance_of_pairs(problem.network, population.networks, problem.likelihood, batches)
-    predictions = stream_predictions(problem.network, population.networks, batches, pairs=True)
-    assert predictions.pairs is not None
-    return predictions.pairs
-
-
-@torch.no_grad()
-def variance_of_pairs(
-    network: nn.Module, networks: P.Params, likelihood: Gaussian, batches: Iterable[Any]
-) -> Tensor:
-    r"""Matrix of :math:`\frac1n \sum_i \frac14 |\mu_s(x_i) - \mu_t(x_i)|^2`.
-
-    Args:
-        network: gives the computation.
-        networks: a stack.
-        likelihood: says which outputs are means.
-        batches: inputs and targets.
-    """
-    total, examples = torch.zeros((), dtype=torch.float64), 0
-    for inputs, _ in batches:
-        means = likelihood.moments(P.apply(network, networks, inputs).double())[0]
-        total = total + torch.cdist(means.flatten(1), means.flatten(1)).square() / 4
-        examples += means.shape[1]
-    return total / max(1, examples)
 
 
 def pearson(inner: Tensor, outer: Tensor, networks: int, repeats: int = 999) -> tuple[float, float]:

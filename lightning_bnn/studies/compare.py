@@ -203,7 +203,7 @@ def _compared(settings: Mapping[str, Any]) -> Table:
 
 # ------------------------------------------------------------ figures
 def _figures(comparison: Comparison) -> dict[str, Any]:
-    """A figure of the main numbers with errors and noise, and one of all others."""
+    """The main numbers with their errors and noise."""
     names = {name for row in comparison.rows for name in row.numbers}
     every = {name: title for name, title in {**DISTANCE_TITLES, **POOLED}.items() if name in names}
     units = {title: "x 100, less is better" for title in every.values()}
@@ -211,12 +211,7 @@ def _figures(comparison: Comparison) -> dict[str, Any]:
         every[name] = column.title
         units[column.title] = _in_words(column.unit)
     first = [name for name in _first(names) if name in every]
-    parts = {"metrics": first, "other_metrics": [name for name in every if name not in first]}
-    return {
-        key: _figure(comparison, {name: every[name] for name in part}, units)
-        for key, part in parts.items()
-        if part
-    }
+    return {"metrics": _figure(comparison, {name: every[name] for name in first}, units)}
 
 
 def _first(names: Collection[str]) -> list[str]:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from torch import Tensor
 
 import lightning_bnn
 from lightning_bnn import params as P
@@ -24,16 +23,7 @@ from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.studies.collapse import collapse_findings
 from lightning_bnn.studies.compare import findings_of
-from lightning_bnn.studies.demo_words import (
-    GLOSSARY,
-    on_chains,
-    on_distances,
-    on_masses,
-    on_pairs,
-    on_predictions,
-    on_taus,
-    percent_of_run,
-)
+from lightning_bnn.studies.demo_words import GLOSSARY, on_chains, on_distances, on_pairs
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.marginals import forms_of, units_figure
 from lightning_bnn.studies.mass import mass_findings
@@ -228,16 +218,12 @@ def _comparison(findings: Findings) -> Section:
         "errors. Grey: what networks of the reference's own law would have, plus and minus two "
         "standard deviations."
     )
-    said = [
+    sentences = [
         on_distances(findings.tables["distances"], "trained"),
         on_distances(findings.tables["sampled"], "sampled"),
-        *(on_predictions(t) for name, t in findings.tables.items() if name == "predictions"),
     ]
-    figures = {
-        caption: findings.figures["metrics"],
-        "All other numbers.": findings.figures["other_metrics"],
-    }
-    return _section("How good are the posteriors?", [text, *said], findings, figures)
+    figures = {caption: findings.figures["metrics"]}
+    return _section("How good are the posteriors?", [text, *sentences], findings, figures)
 
 
 def _permutations(runs: Mapping[str, Run]) -> Section:
@@ -245,11 +231,13 @@ def _permutations(runs: Mapping[str, Run]) -> Section:
         "Kendall's tau between the orders of the units before and after each step, by their "
         "largest weights: 1 means that no pair of units has changed places."
     )
-    curves = {METHODS.get(name, name): _scalar(run.folder, "tau") for name, run in runs.items()}
-    curves = {name: curve for name, curve in curves.items() if len(curve[0])}
-    figures = {"Tau, mean over units and members, by share of the run.": _taus(curves)}
-    said = on_taus({name: values for name, (_, values) in curves.items()})
-    return Section("Permutations while training", [text, said], figures=figures)
+    curves = {METHODS.get(name, name): _curve(run.folder, "tau") for name, run in runs.items()}
+    figure = lines_figure(
+        {"": {name: line for name, line in curves.items() if len(line.x)}},
+        ("per cent of the run", "Kendall's tau"),
+    )
+    figures = {"Tau, mean over units and members, by share of the run.": figure}
+    return Section("Permutations while training", [text], figures=figures)
 
 
 def _functions(reference: Population) -> list[Section]:
@@ -261,17 +249,11 @@ def _functions(reference: Population) -> list[Section]:
     }
     shared = {"In distribution, and on scrambled digits.": pairs.figures["pairs"]}
     penalty = "The L2 penalty of every network, and its minimum over all rescalings of its units."
-    information = "Mutual information of all pairs of reference networks."
+    information = ["Mutual information of all pairs of reference networks."]
+    information.append(on_pairs(pairs.tables["pairs"]))
     return [
-        _section(
-            "Mass that changes nothing", [penalty, on_masses(masses.tables["mass"])], masses, saved
-        ),
-        _section(
-            "Are the networks different functions?",
-            [information, on_pairs(pairs.tables["pairs"])],
-            pairs,
-            shared,
-        ),
+        _section("Mass that changes nothing", [penalty], masses, saved),
+        _section("Are the networks different functions?", information, pairs, shared),
     ]
 
 
@@ -281,13 +263,8 @@ def _section(
     return Section(title, text, tables=list(findings.tables.values()), figures=figures)
 
 
-def _taus(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
-    shown = {name: Line(percent_of_run(steps), tau) for name, (steps, tau) in curves.items()}
-    return lines_figure({"": shown}, ("per cent of the run", "Kendall's tau"))
-
-
-def _scalar(folder: Path, tag: str) -> tuple[Tensor, Tensor]:
-    """Steps and values of a scalar of a run, from all files of a run that was resumed."""
+def _curve(folder: Path, tag: str) -> Line:
+    """A scalar by per cent of its run, from all files of a run that was resumed."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     points: dict[int, float] = {}
@@ -297,4 +274,5 @@ def _scalar(folder: Path, tag: str) -> tuple[Tensor, Tensor]:
         if tag in events.Tags()["scalars"]:
             points |= {event.step: event.value for event in events.Scalars(tag)}
     steps = sorted(points)
-    return torch.tensor(steps), torch.tensor([points[step] for step in steps])
+    values = torch.tensor([points[step] for step in steps])
+    return Line(100 * torch.tensor(steps) / max(steps, default=1), values)

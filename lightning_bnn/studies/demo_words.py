@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from lightning_bnn.evaluation.reference import LARGEST, MEDIAN
 from lightning_bnn.tables import Measured, Table
@@ -16,11 +13,7 @@ __all__ = [
     "GLOSSARY",
     "on_chains",
     "on_distances",
-    "on_masses",
     "on_pairs",
-    "on_predictions",
-    "on_taus",
-    "percent_of_run",
 ]
 
 GLOSSARY = {
@@ -58,25 +51,20 @@ def on_chains(chains: int, rhat: Sequence[float] | None) -> str:
         chains: how many.
         rhat: of their predictions, in the median and at most; None for too few draws.
 
-    >>> on_chains(8, (1.005, 1.039))[:69]
-    'Eight chains of Hamiltonian Monte Carlo sampled the posterior itself,'
+    >>> on_chains(8, (1.005, 1.039))[:68]
+    'Eight chains of Hamiltonian Monte Carlo sample the posterior itself,'
     """
     several = f"{_COUNTS.get(chains, str(chains))} chains of Hamiltonian Monte Carlo"
     if rhat is None:
         return (
-            f"{several} set out to sample the posterior itself; they are too short for anybody to "
-            "say whether they agree, so that distances to them show no more than how this works."
+            f"{several} set out to sample the posterior itself; they are too short to tell whether "
+            "they agree."
         )
-    median, largest = rhat
-    if median <= MEDIAN and largest <= LARGEST:
-        return (
-            f"{several} sampled the posterior itself, and agree (R-hat of their predictions is at "
-            f"most {largest:.3f})."
-        )
+    agree = rhat[0] <= MEDIAN and rhat[1] <= LARGEST
+    verdict = "agree" if agree else "do not agree yet"
+    numbers = f"{rhat[0]:.3f} in the median and at most {rhat[1]:.3f}"
     return (
-        f"{several} set out to sample the posterior itself, and do not agree yet (R-hat of their "
-        f"predictions is {median:.3f} in the median and up to {largest:.3f}): distances to them "
-        "are distances to where they have come."
+        f"{several} sample the posterior itself, and {verdict} (R-hat of predictions: {numbers})."
     )
 
 
@@ -90,70 +78,13 @@ def on_distances(table: Table, reference: str) -> str:
     laws = _column(table, "NS law")
     if not laws:
         return f"No law beside the {reference} networks is known: every method has a single mode."
-    near = [n for n, m in laws.items() if abs(m.value) <= _ERRORS * m.error]
+    near = [name for name, law in laws.items() if abs(law.value) <= _ERRORS * law.error]
     order = sorted(laws, key=lambda name: laws[name].value)
-    told = (
-        f"With symmetries removed, {_listed(near)} cannot be told from the {reference} networks "
-        f"(within {_ERRORS:g} errors of zero)"
-        if near
-        else f"With symmetries removed, every method can be told from the {reference} networks"
-    )
+    names = f"{_listed(near)} cannot" if near else "every method can"
     return (
-        f"{told}; {order[0]} is closest ({laws[order[0]].value:.2f}), {order[-1]} farthest "
-        f"({laws[order[-1]].value:.2f})."
-    )
-
-
-def on_predictions(table: Table) -> str:
-    """Name the method that predicts best, by likelihood, and the one that detects best.
-
-    Args:
-        table: of predictions, rows of one and of several modes.
-    """
-    nlls, aupr = _column(table, "NLL", "Multi mode"), _column(table, "AUPR", "Multi mode")
-    if not nlls:
-        return "No method has a likelihood of several modes."
-    best = min(nlls, key=lambda name: nlls[name].value)
-    worst = max(nlls, key=lambda name: nlls[name].value)
-    sentence = (
-        f"With all modes, {best} has the least negative log-likelihood "
-        f"({nlls[best].value:.3f}) and {worst} the largest ({nlls[worst].value:.3f})"
-    )
-    if not aupr:
-        return f"{sentence}."
-    finds = max(aupr, key=lambda name: aupr[name].value)
-    return f"{sentence}; {finds} detects scrambled digits best (AUPR {aupr[finds].value:.1f} %)."
-
-
-def on_taus(curves: Mapping[str, Tensor]) -> str:
-    """Say how often units still change places at the beginning and at the end of runs.
-
-    Args:
-        curves: values of tau by run.
-    """
-    ends = {name: _mean(values[-max(1, len(values) // 5) :]) for name, values in curves.items()}
-    known = {name: value for name, value in ends.items() if math.isfinite(value)}
-    if not known:
-        return "No run has logged tau."
-    low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
-    first = _mean(torch.tensor([_mean(v[: max(1, len(v) // 5)]) for v in curves.values()]))
-    return (
-        f"In the first fifth of the runs tau is {first:.4f} in the mean; in the last fifth it goes "
-        f"from {known[low]:.4f} ({low}) to {known[high]:.4f} ({high})."
-    )
-
-
-def on_masses(table: Table) -> str:
-    """Say how much of the penalty is free.
-
-    Args:
-        table: of masses, with quantiles over networks.
-    """
-    (row,) = (row for row in table.rows if row[0] == "excess %")
-    low, middle, high = (_number(row[table.header.index(q)])[0] for q in ("5 %", "median", "95 %"))
-    return (
-        f"The penalty of the median network is {middle:.1f} % above its minimum, and that of nine "
-        f"in ten between {low:.1f} and {high:.1f} % above: rescaling alone would save that much."
+        f"With symmetries removed, {names} be told from the {reference} networks (within "
+        f"{_ERRORS:g} errors of zero); {order[0]} is closest ({laws[order[0]].value:.2f}), "
+        f"{order[-1]} farthest ({laws[order[-1]].value:.2f})."
     )
 
 
@@ -164,9 +95,8 @@ def on_pairs(table: Table) -> str:
         table: of what pairs of networks disagree about, in and out of distribution, in nats.
     """
     mean, least = table.header.index("mean ± sd"), table.header.index("min")
-    (inner, low), (outer, _) = ((row[mean], _number(row[least])[0]) for row in table.rows)
-    assert isinstance(inner, Measured)
-    assert isinstance(outer, Measured)
+    cells: list[Any] = [cell for row in table.rows for cell in (row[mean], row[least])]
+    inner, low, outer, _ = cells
     share = 100 * low / inner.value if inner.value > 0 else 0.0
     verdict = (
         "Yes: no two of them are the same function in different weights"
@@ -182,36 +112,15 @@ def on_pairs(table: Table) -> str:
     )
 
 
-def percent_of_run(steps: Tensor) -> Tensor:
-    """Steps as per cent of the last one, so that runs of any length can be compared.
-
-    >>> percent_of_run(torch.tensor([1, 2, 4]))
-    tensor([ 25.,  50., 100.])
-    """
-    return 100 * steps.float() / steps.max() if len(steps) else steps.float()
-
-
-def _column(table: Table, title: str, mode: str | None = None) -> dict[str, Measured]:
-    """Finite numbers of a column by method, of rows of a mode if one is named."""
-    if title not in table.header:
-        return {}
-    place, name = table.header.index(title), table.header.index("method")
-    found: dict[str, Measured] = {}
+def _column(table: Table, title: str) -> dict[str, Measured]:
+    """Finite numbers of a column by method."""
+    numbers = {}
     for row in table.rows:
-        cell: Any = row[place]
-        value = cell if isinstance(cell, Measured) else Measured(*_number(cell))
-        wanted = mode is None or mode in row
-        if wanted and math.isfinite(value.value) and not str(row[name]).startswith("Noise"):
-            found[str(row[name])] = value
-    return found
-
-
-def _number(cell: Any) -> tuple[float]:
-    return (float(cell) if isinstance(cell, (int, float)) else math.nan,)
-
-
-def _mean(values: Tensor) -> float:
-    return float(values.double().mean()) if len(values) else math.nan
+        cells = dict(zip(table.header, row, strict=True))
+        value, name = cells.get(title), str(cells["method"])
+        if isinstance(value, Measured) and math.isfinite(value.value) and "Noise" not in name:
+            numbers[name] = value
+    return numbers
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -12,7 +12,6 @@ from lightning_bnn.callbacks.training_cost import COST_FILE
 from lightning_bnn.evaluation.comparison import (
     FAILED,
     Comparison,
-    Row,
     attempt,
     one_succeeded,
     scores_of_halves,
@@ -47,11 +46,6 @@ LAWS = {"f_law": "function law", "ns_law": "NS law", "law": "law"}
 HALVES = "half of the reference"
 """The name of the row of what cannot be told from the reference."""
 _QUALITIES = ("acc", "rmse", "nll", "nll_moments", "crps", "ece", "cover90", "width90", "calib")
-_MIXTURES = {
-    f"{prefix}{which}": f"{title} {which}".strip()
-    for prefix, title in (("f_", "function"), ("ns_", "NS"), ("", ""))
-    for which in ("law", "mixture", "floor")
-}
 _NOTE = (
     "Laws: MMD² x 100 between the networks of a method, over runs and draws, and draws of the "
     "posterior: by what they predict, without symmetries (NS), and as they are; around zero for "
@@ -62,12 +56,6 @@ _NOTE = (
     "runs with the callback `TrainingCost`. ±: jackknife over modes and chains, over test examples "
     "for a single mode. /: not known, or one mode only, whose law is not known."
 )
-_MIXTURES_NOTE = (
-    "MMD² x 100. Law: of the method, from pairs of different modes; mixture: of the modes that are "
-    "there, a single network being an atom; floor: (1 - E B) / K, what the mixture of K single "
-    "networks of the posterior itself would have, E B being the mean kernel between its draws."
-)
-
 Numbers = Mapping[str, Measured]
 UNKNOWN = Measured(math.nan)
 
@@ -184,7 +172,6 @@ def _findings(
     title = f"Fidelity to the posterior {reference}"
     tables = {
         "fidelity": scores_table(title, rows, _QUALITIES, about, {}),
-        "mixtures": _mixtures_table(numbers, comparison.rows, halves),
     }
     notes = [f"{name} failed: {reason}" for name, reason in comparison.failures().items()]
     for name, text in posteriors.items():
@@ -248,22 +235,6 @@ def scores_table(
     digits = {"gradients": 0, "seconds": 0, **dict.fromkeys(LAWS.values(), 2)}
     digits |= {column.title: column.digits for column in columns.values()}
     return Table.of(title, rows, digits, note)
-
-
-def _mixtures_table(
-    numbers: Mapping[str, Numbers], compared: Sequence[Row], halves: Numbers
-) -> Table:
-    """Laws beside mixtures of the modes that are there, and beside their floors."""
-    counts: dict[str, tuple[Cell, Cell]] = {
-        row.method: (row.seeds, row.networks) for row in compared
-    }
-    rows: list[dict[str, Cell]] = []
-    for name, of in {**numbers, **({HALVES: halves} if halves else {})}.items():
-        modes, networks = counts.get(name, ("", ""))
-        mixtures = {title: percent(of, key) for key, title in _MIXTURES.items()}
-        rows.append({"posterior": name, "modes": modes, "networks": networks, **mixtures})
-    digits = dict.fromkeys(_MIXTURES.values(), 2)
-    return Table.of("Laws, and the modes as they are", rows, digits, _MIXTURES_NOTE)
 
 
 def _laws_figure(numbers: Mapping[str, Numbers], halves: Numbers) -> Figure:

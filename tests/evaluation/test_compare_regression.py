@@ -12,7 +12,6 @@ from lightning_bnn.cli import main
 from lightning_bnn.datamodules import Diabetes
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.models import mlp
-from lightning_bnn.studies.collapse import variance_of_pairs
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
 
@@ -72,18 +71,3 @@ def test_numbers_of_an_ensemble_are_those_computed_by_hand(tmp_path, monkeypatch
         "a perfect forecaster has 3.1"
         in results("studies/compare")["tables"]["predictions"]["note"]
     )
-    main(["collapse", "--like", "like.yaml", "--networks", "ens"])
-    (inner, _) = numbers("studies/collapse", "pairs")
-    pairs = torch.stack([(a - b).square().mean() / 4 for a in m for b in m]).sum() / 12
-    assert inner["mean ± sd"] == pytest.approx(float(pairs), rel=1e-5)
-
-
-def test_variance_of_pairs_is_that_of_two_function_values():
-    networks = P.populate(NET, 3, torch.Generator().manual_seed(0))
-    x = torch.randn(8, 10, generator=torch.Generator().manual_seed(1))
-    found = variance_of_pairs(NET, networks, Gaussian(), [(x[:3], None), (x[3:], None)])
-    values = P.apply(NET, networks, x).double()
-    for a in range(3):
-        for b in range(3):
-            wanted = values[[a, b]].var(0, correction=0).sum(-1).mean()
-            assert float(found[a, b]) == pytest.approx(float(wanted), rel=1e-6, abs=1e-9)

@@ -1,18 +1,8 @@
 """What the demo's page says is what its tables say, whatever the numbers are."""
 
 import pytest
-import torch
 
-from lightning_bnn.studies.demo_words import (
-    GLOSSARY,
-    on_chains,
-    on_distances,
-    on_masses,
-    on_pairs,
-    on_predictions,
-    on_taus,
-    percent_of_run,
-)
+from lightning_bnn.studies.demo_words import GLOSSARY, on_chains, on_distances, on_pairs
 from lightning_bnn.tables import Measured, Table
 
 NAN = float("nan")
@@ -41,25 +31,17 @@ def test_a_law_that_is_not_known_is_no_number():
     assert "B is closest (2.00), B farthest" in on_distances(laws(A=(NAN, 1.0), B=(2.0, 0.1)), "x")
 
 
-def test_predictions_of_all_modes_count():
-    rows = [
-        ["One mode", "A", Measured(0.01), Measured(99.0)],
-        ["Multi mode", "A", Measured(0.3), Measured(90.0)],
-        ["Multi mode", "B", Measured(0.1), Measured(95.0)],
-    ]
-    said = on_predictions(Table("", ["mode", "method", "NLL", "AUPR"], rows))
-    assert "B has the least negative log-likelihood (0.100) and A the largest (0.300)" in said
-    assert "B detects scrambled digits best (AUPR 95.0 %)" in said
-    assert "no" in on_predictions(Table("", ["mode", "method"], [])).lower()
-
-
 @pytest.mark.parametrize(
     ("chains", "rhat", "said"),
     [
-        (8, (1.005, 1.039), "Eight chains of Hamiltonian Monte Carlo sampled the posterior itself"),
+        (8, (1.005, 1.039), "Eight chains of Hamiltonian Monte Carlo sample the posterior itself"),
         (3, None, "Three chains of Hamiltonian Monte Carlo set out to sample"),
-        (4, (1.2, 1.9), "do not agree yet (R-hat of their predictions is 1.200 in the median"),
-        (20, (1.0, 1.06), "20 chains of Hamiltonian Monte Carlo set out to sample"),
+        (4, (1.2, 1.9), "do not agree yet (R-hat of predictions: 1.200 in the median"),
+        (
+            20,
+            (1.0, 1.06),
+            "20 chains of Hamiltonian Monte Carlo sample the posterior",
+        ),
     ],
 )
 def test_chains_are_as_many_as_there_are_and_agree_only_if_they_do(chains, rhat, said):
@@ -94,27 +76,6 @@ def test_networks_that_all_agree_are_one_function():
     rows = [[name, Measured(0.0, 0.0), 0.0, 0.0, NAN] for name in ("in distribution", "scrambled")]
     table = Table("", ["nats", "mean ± sd", "min", "max", "skewness"], rows)
     assert on_pairs(table).startswith("Not all of them")
-
-
-def test_taus_of_the_first_and_the_last_fifth():
-    said = on_taus({"a": torch.tensor([0.5, *[0.9] * 8, 1.0]), "b": torch.tensor([0.7] * 10)})
-    assert "0.7000 (b) to 0.9500 (a)" in said
-    assert "is 0.7000 in the mean" in said
-    assert on_taus({}) == "No run has logged tau."
-
-
-def test_masses_by_their_quantiles():
-    rows = [["mass", Measured(9.0), 1.0, 2.0, 3.0], ["excess %", Measured(9.0), 1.5, 20.25, 40.0]]
-    said = on_masses(Table("", ["", "mean ± sd", "5 %", "median", "95 %"], rows))
-    assert "20.2 % above its minimum" in said
-    assert "between 1.5 and 40.0 %" in said
-
-
-def test_runs_of_any_length_end_at_a_hundred():
-    assert (
-        percent_of_run(torch.tensor([3, 30]))[-1] == percent_of_run(torch.tensor([1, 7]))[-1] == 100
-    )
-    assert len(percent_of_run(torch.tensor([]))) == 0
 
 
 def test_words_are_explained():

@@ -84,24 +84,6 @@ def test_a_half_of_the_reference_says_what_cannot_be_told_from_it(beside_agreein
     assert "TrainingCost" in found["tables"]["fidelity"]["note"]
 
 
-def test_mixtures_and_their_floors_stand_beside_laws(beside_agreeing):
-    """Of four chains of the posterior the mixture is (E W - E B) / 4 away, below the floor."""
-    _, found = beside_agreeing
-    table = found["tables"]["mixtures"]
-    rows = {row[0]: dict(zip(table["header"], row, strict=True)) for row in table["rows"]}
-    assert rows["chains"]["modes"] == 4
-    assert rows["chains"]["networks"] == 160
-    for space in ("function ", "NS ", ""):
-        law, mixture, floor = (
-            rows["chains"][f"{space}{of}"]["value"] for of in ("law", "mixture", "floor")
-        )
-        assert law < 1
-        assert 3 < floor < 25
-        assert mixture < floor
-        assert rows["shrunken"][f"{space}mixture"]["value"] > mixture
-        assert math.isfinite(rows[HALVES][f"{space}floor"]["value"])
-
-
 def test_of_a_regression_calibration_stands_beside_distances(tmp_path):
     """With what a perfect forecaster has of so many test points."""
     stored = read_reference("sine")[0]
