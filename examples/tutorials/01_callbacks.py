@@ -3,14 +3,13 @@
 # %% [markdown]
 # # Callbacks on your run
 #
-# You have a LightningModule and a `Trainer`. Six callbacks of this package look at the weights
-# while they train. They change nothing in your module, and a run with them ends in the same weights
-# as a run without them. This page shows what each of them says, and what to conclude from it.
+# You have a LightningModule and a `Trainer`. Six callbacks look at the weights while they train.
+# They change nothing in your module, and a run with them ends in the same weights as a run without
+# them. This page shows what each of them says, and what to conclude from it.
 #
-# Here is a module as you may have one, with nothing of this package inside: a network with two
-# hidden layers for the 8 x 8 digits of scikit-learn. The learning rate falls to a twentieth after
-# fifteen of twenty epochs. (One thread and fixed seeds are there so that the numbers below come out
-# again.)
+# Here is a module as you may have one: a network with two hidden layers for the 8 x 8 digits of
+# scikit-learn. The learning rate falls to a twentieth after fifteen of twenty epochs. (One thread
+# and fixed seeds make the numbers below come out again.)
 
 # %%
 import lightning as L
@@ -49,9 +48,9 @@ class Classifier(L.LightningModule):
 
 
 # %% [markdown]
-# The callbacks go into the list that every Trainer takes. With a TensorBoard logger the curves and
-# figures appear in TensorBoard; with this CSV logger numbers go to `metrics.csv` and figures to PNG
-# files.
+# The callbacks go into the list that every Trainer takes. With a TensorBoard logger, curves and
+# figures appear in TensorBoard; with this CSV logger, numbers go to `metrics.csv` and figures to
+# PNG files.
 
 # %%
 from lightning_bnn.callbacks import (
@@ -87,15 +86,14 @@ trainer.fit(module, DataLoader(train, 50, shuffle=True), DataLoader(held_out, 50
 # ## PermutationTau: have the units settled?
 #
 # A *unit* is a neuron together with the weights that enter it and the weights that leave it.
-# Exchange two units of a layer, and the network computes what it did before: the weights have a
-# *symmetry*. So the same function stands at very many places in weight space, one for every order
-# of the units, and two runs that found the same function may still look entirely different.
+# Exchange two units of a layer, and the network computes what it did before. So the same function
+# stands at very many places in weight space, one for every order of the units.
 #
-# One way out is to *sort* the units, here by their largest incoming weight, and to look at the
-# sorted network. That works once the order has come to rest. `PermutationTau` watches this: after
-# every step it compares the order of the units with the order one step before, by Kendall's tau.
-# **1 means that no two units have changed places, 0 that half of all pairs have.** Each number
-# below is a mean over ten steps; there are 26 steps in an epoch.
+# One way out is to *sort* the units, here by their largest incoming weight. That works once the
+# order has come to rest. After every step, `PermutationTau` compares the order of the units with
+# the order one step before, by Kendall's tau. **1 means that no two units have changed places, 0
+# that half of all pairs have.** Each number below is a mean over ten steps; there are 26 steps in
+# an epoch.
 
 # %%
 print("step", *tau.layers, sep="  ")
@@ -106,23 +104,21 @@ print(f"swaps of two units that lead from the first order to the last: {swaps:.0
 
 # %% [markdown]
 # The order is in motion in the first steps, moves a little as long as the learning rate is high,
-# and stands still after the rate has dropped (step 390). The last line says how far the last order
-# is from the first: it takes 58 exchanges of two units to get there, and no order of two layers of
-# 32 units is more than 62 away. Next to nothing is where it was. What follows for you:
+# and stands still after the rate has dropped (step 390). At the end it takes 58 exchanges of two
+# units to get back to the first order, and no order of two layers of 32 units is more than 62 away.
+# What follows for you:
 #
-# - From where tau stays near 1, sorted networks of this run, and of other runs, may be compared
-#   weight by weight. Before that, "weight 17 of the sorted layer" belongs to another unit every few
-#   steps.
+# - Where tau stays near 1, sorted networks of this run, and of other runs, may be compared weight
+#   by weight. Before that, "weight 17 of the sorted layer" belongs to another unit every few steps.
 # - A tau that falls again late in a run says that training is still reordering the network: the
-#   learning rate is high for it, or something has changed, such as the data.
+#   learning rate is high for it, or the data have changed.
 #
 # ## MassGap: how much of the weight decay is for nothing?
 #
 # The second symmetry is one of scale. Multiply everything that enters a ReLU unit by 2, divide
 # everything that leaves it by 2, and the function is the same. The penalty of weight decay is not:
-# it counts the sum of the squares of all weights, which we call the *mass*. Over all such
-# rescalings there is a least mass, and the callback computes it, exactly and in milliseconds. The
-# *excess* is how far the network lies above it, in per cent.
+# it counts the sum of the squares of all weights, the *mass*. The callback computes the least mass
+# over all such rescalings. The *excess* is how far the network lies above it, in per cent.
 
 # %%
 print("step     mass  minimum  excess")
@@ -131,11 +127,10 @@ for step, (mass, minimum, excess) in [gap.history[k] for k in (0, 9, 38, -1)]:
 
 # %% [markdown]
 # At the start the network pays for more than it needs, by 15 % of the least mass. Then the excess
-# falls, grows again with the weights, and hardly moves once the learning rate is low: weight decay
-# does remove it, but slowly. What to do with it: an excess of a few per cent is nothing to worry
-# about. A large one, or one that keeps growing, says that the weight decay pushes against numbers
-# that have no influence on the function; a network at the minimum is the same function at less
-# penalty (`lightning_bnn.symmetry.min_mass` and `rescale` give it to you).
+# falls, grows again with the weights, and hardly moves once the learning rate is low. An excess of
+# a few per cent is nothing to worry about. A large one, or one that keeps growing, says that the
+# weight decay pushes against numbers that have no influence on the function
+# (`lightning_bnn.symmetry.min_mass` and `rescale` give you the network at the minimum).
 #
 # ## PosteriorFigures: the same run, with symmetries and without
 #
@@ -153,16 +148,15 @@ shutil.copy(folder / "figures" / "posterior-trajectories-520.png", "trajectories
 # %% [markdown]
 # On the left, weights grow. In the middle, part of that growth has gone, since it was scale alone.
 # On the right a curve belongs to a *place in the order* and not to a unit: it jumps when two units
-# change places, which is what tau counts, and is calm after the learning rate has dropped.
+# change places, and is calm after the learning rate has dropped.
 #
 # ## SymmetricAverage: a better network from the same run
 #
 # Averages of the weights along a run (EMA, SWA) can predict better than the last weights, above all
-# while the learning rate is high. They make sense only if units keep their places, since the mean
-# of two differently ordered networks is no network of any use ([tutorial 4](04_symmetries.md) shows
-# one). `SymmetricAverage` first brings every network into the order of the average. It validates
-# the average beside your module, by your own `validation_step`, under names that begin with
-# `average/`.
+# while the learning rate is high. They make sense only if units keep their places ([tutorial
+# 4](04_symmetries.md) shows what happens otherwise). `SymmetricAverage` first brings every network
+# into the order of the average. It validates the average beside your module, under names that begin
+# with `average/`.
 
 # %%
 import csv
@@ -189,11 +183,10 @@ lines_figure(panels, ("step", ""), marks=[390], columns=2).savefig("curves.png",
 
 # %% [markdown]
 # In the first epochs the average still remembers the start, and is worse. Then it is the better
-# network as long as the rate is high, and it does not jump about; once the rate has dropped (dashed
-# line), both are the same within a few thousandths. "0 units moved" says that no unit had to be
-# brought back: inside this run the average is the plain one. The average is in `average.ckpt` in
-# the log folder, an ordinary checkpoint of your module;
-# `ModelCheckpoint(monitor="average/val_loss")` works as well.
+# network as long as the rate is high; once the rate has dropped (dashed line), both are the same
+# within a few thousandths. "0 units moved" says that inside this run the average is the plain one.
+# It is in `average.ckpt` in the log folder; `ModelCheckpoint(monitor="average/val_loss")` works as
+# well.
 #
 # ## CheckpointHarvester: the weights themselves
 #
@@ -214,14 +207,13 @@ print(f"of their mean prediction: {together:.3f}")
 
 # %% [markdown]
 # The mean prediction of five networks is close to that of the best of them, and nobody had to know
-# which one that is. Networks of a bank can be predicted with, averaged, compared, or turned into a
-# distribution over weights ([tutorial 3](03_comparing.md)).
+# which one that is. Networks of a bank can be averaged, compared, or turned into a distribution
+# over weights ([tutorial 3](03_comparing.md)).
 #
 # ## TrainingCost: what a run has cost
 #
-# The last callback counts processor time of the training alone, and writes it to `cost.json`, also
-# for runs that are resumed. For modules of this package it counts gradients, too, so that methods
-# can be compared at equal cost.
+# The last callback counts processor time of the training alone, and writes it to `cost.json`. For
+# modules of this package it counts gradients, too, so that methods can be compared at equal cost.
 
 # %%
 import json
@@ -235,8 +227,8 @@ print("more than no time at all:", spent["seconds"] > 0)
 #
 # - `tau` near 1 and rising: the order of the units has settled. Falling late in a run: look closer.
 # - `mass_excess` of some per cent is nothing to worry about; tens of per cent late in a run are.
-# - `average/val_loss` below `val_loss`: the average is the better network. Above it at the end: it
-#   remembers too much, so make `decay` smaller.
+# - `average/val_loss` below `val_loss`: the average is the better network. Above it at the end:
+#   make `decay` smaller.
 # - `average/moved_units` at 0: a plain average would have done. Many: it would have been wrong.
 #
-# All options of these callbacks are in [callbacks](../callbacks.md).
+# All options are in [callbacks](../callbacks.md).

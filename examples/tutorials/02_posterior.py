@@ -14,7 +14,7 @@
 #   (*variational inference*), for which all orders of the units of a layer count as the same
 #   network.
 #
-# The data are scikit-learn's digits. Three sets that are no digits any more come with them (pixels
+# The data are scikit-learn's digits. Three sets that are not digits any more come with them (pixels
 # in another order, negatives, noise), and two of digits in poor quality.
 
 # %%
@@ -56,10 +56,9 @@ posteriors = {"one network": single, "ensemble": ensemble, "SWAG": swag, "VI": g
 # ## Predictions
 #
 # `module(x)` is the mean prediction of the posterior, here probabilities of ten classes.
-# `module.outputs((x,))` are the outputs of every network that was drawn, one after the other in the
-# first dimension. Four numbers say how good the mean is: accuracy; *NLL*, the negative
-# log-likelihood, which punishes confident errors (lower is better); and *ECE*, by how much
-# confidence and accuracy differ (0 is perfect).
+# `module.outputs((x,))` are the outputs of every network that was drawn. Three numbers say how good
+# the mean is: accuracy; *NLL*, the negative log-likelihood, which punishes confident errors (lower
+# is better); and *ECE*, by how much confidence and accuracy differ (0 is perfect).
 
 # %%
 from lightning_bnn.metrics import ece, nll
@@ -78,9 +77,8 @@ for name, module in posteriors.items():
 
 # %% [markdown]
 # There are 450 test digits, so that one per cent of accuracy is four or five of them: differences
-# of that size mean nothing. VI has fewer right, and says so: it is the least confident of the four,
-# as the section on calibration shows. That costs it NLL and ECE, too; one number will mend most of
-# this.
+# of that size mean nothing. VI has fewer right, and is the least confident of the four, which costs
+# it NLL and ECE; one number will mend most of this below.
 #
 # ## Two kinds of uncertainty
 #
@@ -109,8 +107,8 @@ for name in ("ensemble", "VI"):
 # %% [markdown]
 # Both parts grow from clean digits to noisy ones and to images of nothing but noise. Most of what
 # the ensemble does not know is inside of its networks, most of what VI does not know lies between
-# them. The difference matters when you decide what to do: more data of that kind help against the
-# second part, and not against the first. Which digits does the ensemble find hard?
+# them. More data of that kind help against the second part, and not against the first. Which digits
+# does the ensemble find hard?
 
 # %%
 from matplotlib.figure import Figure
@@ -133,39 +131,9 @@ print(f"errors among the 405 others: {wrong[45:].sum()}")
 
 # %% [markdown]
 # Above, the eight test digits on which the networks of the ensemble disagree most, below those on
-# which they disagree least; over each image its label, and what the five networks say. The ensemble
-# is most often wrong where it is uncertain: the tenth of the digits with the most disagreement has
-# twice as many errors as all the others together. So the number does its job, and you can look at
-# the inputs on which your own model is uncertain before anybody complains about them.
-#
-# ## Let a person decide the uncertain ones
-#
-# If an uncertain input may be handed to a person, or refused, the question is: how good are the
-# answers that remain? *Coverage* is the share of inputs that are answered. Here are the digits with
-# noise on them, sorted by confidence, the probability of the predicted class.
-
-# %%
-from lightning_bnn.metrics import risk_coverage
-from lightning_bnn.plots import Line, lines_figure
-
-images, labels = sets["noisy"]
-curves = {}
-print(f"{'answered:':12s}    100 %   90 %   70 %   50 %")
-for name, module in posteriors.items():
-    confidence, answer = module(images).max(-1)
-    kept = risk_coverage(confidence, answer == labels)
-    accuracies = [kept.accuracy_at(share) for share in (1.0, 0.9, 0.7, 0.5)]
-    print(f"{name:12s}   ", "  ".join(f"{value:5.3f}" for value in accuracies))
-    curves[name] = Line(kept.coverage[22:], 1 - kept.risk[22:])
-axes = ("share of digits that are answered", "accuracy of the answers")
-lines_figure({"noisy digits": curves}, axes).savefig("accuracy_by_coverage.png", dpi=100)
-
-# %% [markdown]
-# With all digits answered the four are the same. Leave out the most uncertain half, and two to four
-# per cent of the answers are wrong instead of fourteen. Between 70 and 90 % the posteriors are up
-# to 1.6 points better than the one network, which is seven digits of 450 at most; the large effect
-# is to refuse at all. In practice: read the share that you can afford to refuse off the horizontal
-# axis, or choose the accuracy that you need on the vertical one.
+# which they disagree least; over each image its label, and what the five networks say. The tenth of
+# the digits with the most disagreement has twice as many errors as all the others together. So you
+# can look at the inputs on which your own model is uncertain before anybody complains about them.
 #
 # ## Notice what is no digit at all
 #
@@ -207,8 +175,8 @@ histograms_figure(panels, "mutual information", 30).savefig("mutual_information.
 # %% [markdown]
 # Mutual information beats confidence in every pair of rows, and the ensemble and VI beat one
 # network by much: more than half of what it gets wrong (1 - AUROC) is gone in every column. SWAG is
-# the exception: it is worse here than one ordinary network, although nothing in its accuracy or NLL
-# said so. Whether a posterior is good for *this* must be measured for this.
+# worse here than one ordinary network, although nothing in its accuracy or NLL said so. Whether a
+# posterior is good for *this* must be measured for this.
 #
 # In the figure the digits are at the left, with little disagreement, and the others where networks
 # contradict each other. A threshold between them is your alarm.
@@ -219,7 +187,7 @@ histograms_figure(panels, "mutual information", 30).savefig("mutual_information.
 # mend it: the *temperature*, by which the logits are divided. Above 1 it takes confidence away,
 # below 1 it adds some. Every module finds it on half of the validation data. The other half makes
 # *conformal sets*: for each input a set of classes that holds the truth in 90 % of all cases,
-# whether or not the network is any good; bad networks get large sets.
+# whether or not the network is any good.
 
 # %%
 rows = torch.arange(len(y))
@@ -242,16 +210,13 @@ calibration.figure().savefig("reliability_of_VI_on_validation_data.png", dpi=90)
 # Three of the four were slightly too sure (temperatures above 1), and gain little. VI was far from
 # sure enough, and gains a quarter of its NLL by one number: if you use variational inference,
 # calibrate it. The sets hold the truth about as often as was promised: the standard deviation of
-# such a share is 0.023 with 270 validation and 450 test digits, so that everything from 0.85 to
-# 0.95 is as promised. That sets have less than one class on average is no mistake: nine of ten
-# truths can be caught while some inputs, for which no class is likely enough, get an empty set. If
-# 99 % are asked for, as in the last line, they grow.
+# such a share is 0.023 with 270 validation and 450 test digits. They have less than one class on
+# average, since some inputs, for which no class is likely enough, get an empty set.
 #
 # ## Save and load
 #
 # A trained posterior is an ordinary Lightning checkpoint; the network is given again when it is
-# loaded, since a checkpoint holds tensors and plain data only. A calibration is a small file of its
-# own.
+# loaded. A calibration is a small file of its own.
 
 # %%
 from lightning_bnn.calibration import Calibrated
@@ -265,13 +230,11 @@ draws = again.posterior().sample(100)  # a hundred networks, as one dict of tens
 print("draws of the weights:", {name: tuple(tensor.shape) for name, tensor in draws.items()})
 
 # %% [markdown]
-# In a run of your own `trainer.fit` writes such checkpoints by itself; `module.predictive()` is the
-# averaged prediction as a plain module for `torch.export` and ONNX.
+# `module.predictive()` is the averaged prediction as a plain module for `torch.export` and ONNX.
 #
 # ## Which one?
 #
 # Start with `DeepEnsemble(members=5)`: it costs five trainings at once, is at or near the top of
-# every table on this page, and has no setting to choose but the number of its members. What the
-# others are worth on *your* network and data, the same few lines tell you. There are more methods
-# (`Laplace`, `MCDropout`, `SGHMC`, `HMC`, `MFVI`, `MILE`); [modules](../modules.md) has them all,
-# and [calibration](../calibration.md) has the rest on temperatures and sets.
+# every table on this page, and has no setting but the number of its members. What the others are
+# worth on *your* network and data, the same few lines tell you. [Modules](../modules.md) has more
+# methods, and [calibration](../calibration.md) more on temperatures and sets.

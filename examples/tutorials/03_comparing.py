@@ -4,12 +4,12 @@
 # # Comparing posteriors, with a folder of plain .pt files
 #
 # Perhaps you have trained the same network several times, and there is a folder of `torch.save`
-# files. That is all this page needs: how far apart are two such folders? Do two training recipes
+# files. That is all this page needs. How far apart are two such folders? Do two training recipes
 # lead to the same networks? And are your networks anything like draws of the posterior?
 #
 # First, some folders. A plain PyTorch loop trains perceptrons with 16 hidden units on
-# scikit-learn's digits, from different seeds. The weight decay is one divided by the number of
-# examples, which is what a standard normal prior on the weights asks for.
+# scikit-learn's digits. The weight decay is one divided by the number of examples, which is what a
+# standard normal prior asks for.
 
 # %%
 from pathlib import Path
@@ -63,8 +63,7 @@ for folder in ("ours", "again", "short", "late"):
 #
 # `FromCheckpoints` makes a module of a folder, without training, and finds the names of the network
 # behind any prefix (`model.`, `net.`, ...). It predicts, tests and calibrates as any other module
-# does ([tutorial 2](02_posterior.md)). Files are read in such a way that nothing in them is
-# executed.
+# does ([tutorial 2](02_posterior.md)). Nothing in the files is executed.
 
 # %%
 import lightning as L
@@ -81,9 +80,8 @@ print(results_table({name: trainer.callback_metrics[name] for name in wanted}))
 # %% [markdown]
 # ## How far apart are two sets of networks?
 #
-# Two sets of networks are two samples of weights. *MMD²* (maximum mean discrepancy, squared)
-# measures how different the distributions are that they were drawn from: near 0 for the same one,
-# at most 2. It is unbiased, so that it may be negative by chance.
+# *MMD²* (maximum mean discrepancy, squared) measures how different two distributions are: near 0
+# for the same one, at most 2. The estimate is unbiased, so that it may be negative by chance.
 #
 # One network of ours and its near neighbours, and the same networks with their hidden units in
 # another order, show why weights alone mislead: all of them compute the same functions.
@@ -110,19 +108,17 @@ before, after = (params.apply(network, stack, inputs) for stack in (also_near, r
 print("outputs are the same but for rounding:", torch.allclose(before, after, atol=1e-4))
 
 # %% [markdown]
-# In the same order both sets are around zero, as they should be. In another order the raw number
-# says that they have nothing in common, although their outputs are the same. `canonicalise` removes
-# what can be exchanged and rescaled without any effect (the *symmetries* that `discover` has found
-# in the network): it brings every network into a standard order at standard scales, and the
-# distance is gone. Look at both numbers: a large raw one beside a small one without symmetries says
+# In another order the raw number says that the two sets have nothing in common, although their
+# outputs are the same. `canonicalise` brings every network into a standard order at standard
+# scales, and the distance is gone. A large raw number beside a small one without symmetries says
 # "the same functions, written down differently".
 #
 # ## All folders in one table
 #
-# `compare` takes any number of folders, banks and runs, and a reference. It needs to know network
-# and data; where no configuration lies beside the networks, a short file says it. It prints tables,
-# and writes them into a folder together with a figure; here only some columns are shown. (From a
-# shell the same is `lightning-bnn compare`.)
+# `compare` takes any number of folders, banks and runs, and a reference. Where no configuration
+# lies beside the networks, a short file names network and data. It prints tables, and writes them
+# into a folder together with a figure; here only some columns are shown. (From a shell:
+# `lightning-bnn compare`.)
 
 # %%
 import contextlib
@@ -163,36 +159,32 @@ show("compared/predictions.csv", ("Acc", "NLL", "FPR95"))
 shutil.copy("compared/metrics.png", "distances_and_predictions.png")
 
 # %% [markdown]
-# The words of these tables:
-#
-# - *law* is the distribution over networks that a recipe leads to, over all seeds; the column is
-#   MMD² x 100 to that of our folder. *NS* stands for "no symmetries": canonical forms are compared.
-# - A *mode* is what was found independently of the rest: a single file of `again` or `short`, but
-#   all five files of one run in `late`, since they depend on each other. The files said so: they
-#   lie in one folder and hold different `global_step`s. "One mode" judges each alone, "Multi mode"
-#   all of them together.
+# - *law* is the distribution over networks that a recipe leads to; the column is MMD² x 100 to that
+#   of our folder. *NS* stands for "no symmetries": canonical forms are compared.
+# - A *mode* was found independently of the rest: a single file of `again` or `short`, but all five
+#   files of one run in `late`, which depend on each other. "One mode" takes each alone, "Multi
+#   mode" all of them together.
 # - *TV* is by how much the mean predictions differ from ours, in per cent of probability; *FPR95*
 #   is the share of digits that raise a false alarm when 95 % of the scrambled images are to be
 #   found.
-# - *Noise of the reference* compares parts of our folder with each other: so far from zero can
-#   nothing at all be.
+# - *Noise of the reference* compares parts of our folder with each other.
 #
-# What they say: **Again** and **Late** cannot be told from our folder, neither by weights nor by
-# predictions; zero is within about two errors, and numbers of this size are there between parts of
-# our own folder. So a folder trained from other seeds may be added to ours, and late epochs of a
-# run may stand for it. **Short** can be told: its law is about three errors away from zero, and its
-# predictions by more than a tenth of the probability. Which of them is better is another question:
-# Short is less often right, has more than twice the NLL, and raises fewer false alarms.
+# **Again** and **Late** cannot be told from our folder, neither by weights nor by predictions: zero
+# is within about two errors. So a folder trained from other seeds may be added to ours, and late
+# epochs of a run may stand for it. **Short** can be told: its law is about three errors away from
+# zero, and its predictions by more than a tenth of the probability. Which of them is better is
+# another question: Short is less often right, has more than twice the NLL, and raises fewer false
+# alarms.
 
 # %% [markdown]
 # ## Is this the posterior?
 #
-# Networks that are trained are not draws of the posterior: training goes to a maximum of it, and
-# most of the posterior lies elsewhere. For a few small networks the package comes with
-# *references*: draws by long chains of Hamiltonian Monte Carlo, whose quality is on a card. `gold`
-# is the verdict if all chains agree, and again from other seeds. One of these references has our
-# network, our data and our prior. As a rival to our folder we also train a sampler, `SGHMC`:
-# stochastic gradients with noise, which keep moving through the posterior instead of settling.
+# Trained networks are not draws of the posterior: training goes to a maximum of it, and most of the
+# posterior lies elsewhere. For a few small networks the package comes with *references*: draws by
+# long chains of Hamiltonian Monte Carlo. `gold` means that all chains agree. One of these
+# references has our network, our data and our prior. As a rival to our folder we also train a
+# sampler, `SGHMC`: stochastic gradients with noise, which keep moving through the posterior instead
+# of settling.
 
 # %%
 from functools import partial
@@ -219,18 +211,16 @@ with contextlib.redirect_stdout(io.StringIO()):
 show("scored/fidelity.csv", ("function law", "NS law", "TV", "Acc", "NLL"))
 
 # %% [markdown]
-# *Function law* is the same distance once more, between what networks predict instead of between
-# their weights. The closest posterior comes first. The last row compares the two halves of the
-# reference with each other: nothing can be told from it that is not farther away. Two answers to
-# two questions:
+# *Function law* is the same distance between what networks predict instead of between their
+# weights. The last row compares the two halves of the reference with each other.
 #
 # - *Do these networks vary as the posterior does?* The chains do: as functions they cannot be told
 #   from the reference, and without symmetries their weights are much closer than ours, although not
-#   quite there. Our folder does not, neither as functions nor as weights.
+#   quite there. Our folder does not.
 # - *Is the mean prediction good?* There our folder is level with the chains: it is as near to the
 #   prediction of the reference (TV), and as accurate, within the errors.
 #
 # So use trained networks if all you need are averaged predictions, and a sampler if you need to
-# know what the data leave open. `lightning-bnn leaderboard` scores every method of the package in
-# this way; [references](../references.md) has the results, and [comparing
-# posteriors](../studies.md) every column of the tables.
+# know what the data leave open. [The leaderboard](../leaderboard.md) scores every method of the
+# package in this way, and [comparing posteriors](../studies.md) explains every column of the
+# tables.

@@ -4,9 +4,9 @@
 # # Finding, removing and matching symmetries, up to a transformer
 #
 # A *symmetry* of a network is a change of its weights that changes none of its outputs. This page
-# finds the symmetries of three networks, uses them, and shows what becomes of networks that were
-# trained apart once their symmetries are out of the way: they can be averaged, compared, and joined
-# by a line on which the loss stays low.
+# finds the symmetries of three networks, and shows what becomes of networks that were trained apart
+# once their symmetries are out of the way: they can be averaged, compared, and joined by a line on
+# which the loss stays low.
 #
 # All three networks classify scikit-learn's digits, and a plain loop trains them.
 
@@ -50,10 +50,10 @@ def accuracy(network, weights=None):
 # %% [markdown]
 # ## A perceptron: find
 #
-# `discover` reads the graph of a network, any network, with an example of its inputs. A *unit* is a
-# neuron with all weights that enter and leave it. Weights are handed around as dicts from the names
-# of the `state_dict` to tensors (`params.of(network)`); several networks are one such dict, with
-# one more dimension in front.
+# `discover` reads the graph of any network, with an example of its inputs. A *unit* is a neuron
+# with all weights that enter and leave it. Weights are dicts from the names of the `state_dict` to
+# tensors (`params.of(network)`); several networks are one such dict, with one more dimension in
+# front.
 
 # %%
 from lightning_bnn.symmetry import discover, verify
@@ -70,13 +70,13 @@ print("outputs change by less than a millionth:", bool(error < 1e-6))
 # multiplied by a positive number before its ReLU and divided by it afterwards (*scaling*). So there
 # are more than 10^70 places in weight space with this very function, and around each of them 64
 # directions in which it does not change. `verify` tries random ones on your own weights. What
-# `discover` does not understand it holds fixed, and lists in `symmetries.frozen`: it never guesses.
+# `discover` does not understand is listed in `symmetries.frozen`: it never guesses.
 #
 # ## Remove
 #
-# Of all these copies `canonicalise` picks one, and always the same one, wherever it starts: units
-# scaled to norm one and sorted. `min_mass` picks those scales at which the sum of all squared
-# weights, the *mass*, is least, which is what weight decay would want.
+# Of all these copies `canonicalise` picks one, and always the same one: units scaled to norm one
+# and sorted. `min_mass` picks those scales at which the sum of all squared weights, the *mass*, is
+# least, which is what weight decay would want.
 
 # %%
 from lightning_bnn.symmetry import (
@@ -133,8 +133,8 @@ panels = {"two perceptrons": lines}
 # The barrier falls to a fraction. Much of what seemed to separate the two networks was the order of
 # their units.
 #
-# `align` does this for many networks at once, all with each other. Here is the test that everybody
-# can understand: take the mean of the weights of all six networks, and run it.
+# `align` does this for many networks at once, all with each other. Take the mean of the weights of
+# all six networks, and run it:
 
 # %%
 alignment = align(stack, symmetries)
@@ -145,39 +145,7 @@ for text, six in (("as trained", stack), ("aligned", alignment.apply(stack, symm
 
 # %% [markdown]
 # Without alignment the mean guesses. Aligned, it predicts nearly as well as its parts. (`average`
-# and `lightning-bnn merge` do this in one call, also for files.)
-#
-# ## Are two checkpoints the same network?
-#
-# `difference` brings two networks together by all symmetries, and compares what is left with what
-# is left between networks that have nothing in common. So it can tell a copy that somebody has
-# shuffled, rescaled and trained on.
-
-# %%
-import copy
-
-from lightning_bnn.symmetry import difference
-
-later = copy.deepcopy(network)
-optimizer = torch.optim.SGD(later.parameters(), 0.2, momentum=0.9)
-for inputs, targets in batches * 3:
-    optimizer.zero_grad()
-    cross_entropy(later(inputs), targets).backward()
-    optimizer.step()
-tuned = permute(params.of(later), symmetries, random_permutations(symmetries, generator))
-tuned = rescale(tuned, symmetries, random_scales(symmetries, generator))
-others = {"disguised": disguised, "trained on": tuned, "another seed": second}
-for text, other in others.items():
-    found = difference(other, weights, symmetries)
-    print(
-        f"{text:12s}  as stored {found.stages[0].relative:.2f}, rest {found.rest:.2f}, "
-        f"unrelated {found.null.mean():.2f}: {'related' if found.related else 'independent'}"
-    )
-
-# %% [markdown]
-# Distances are relative to the norms of the networks. As stored, all three look unrelated. The rest
-# of the first is zero, that of the second is small, and that of the third is as large as that of
-# networks that only look like ours. (For files: `lightning-bnn diff`.)
+# and `lightning-bnn merge` do this in one call.)
 #
 # ## A residual network
 #
@@ -215,16 +183,14 @@ panels["two residual networks"] = lines
 
 # %% [markdown]
 # A new kind is there: *sign*. A channel that goes into BatchNorm may be flipped, as the gain behind
-# it can flip it back. The statistics of BatchNorm are estimated anew on the line, as they must be.
-#
-# The barrier is about half of what it was, and not gone: no order and no signs that `match` has
-# found make these two one network.
+# it can flip it back. The barrier is about half of what it was, and not gone: no order and no signs
+# that `match` has found make these two one network.
 #
 # ## A transformer
 #
 # Attention has more freedom. Queries meet keys in a scalar product and nowhere else, so that *any*
 # invertible matrix may be applied to the queries of a head, if its inverse (transposed) is applied
-# to the keys; values and outputs are the same story. Heads can change places. And the *stream*, the
+# to the keys; the same holds for values and outputs. Heads can change places. And the *stream*, the
 # vector to which every layer adds its part, could be rotated as a whole, were it not for the gains
 # of the norms.
 
@@ -270,11 +236,10 @@ print(discover(pair[0], x[:2]))
 
 # %% [markdown]
 # Of the *general* matrices there are eight, of 8 x 8 numbers: for each of four heads one between
-# queries and keys, and one between values and outputs. *block perm.* are the heads. `mix` applies
-# such matrices as `permute` applies permutations, and `min_mass(..., mixing=True)` includes them.
+# queries and keys, and one between values and outputs. *block perm.* are the heads.
 #
-# To be able to rotate the stream as well, move the gains of the norms into the layers behind them.
-# `fold_norms` does it, and returns a network with the same outputs.
+# To be able to rotate the stream as well, `fold_norms` moves the gains of the norms into the layers
+# behind them, and returns a network with the same outputs.
 
 # %%
 from lightning_bnn.symmetry import fold_norms, mix, random_mixings
@@ -324,19 +289,11 @@ figure.savefig("loss_between_networks.png", dpi=100)
 
 # %% [markdown]
 # Permutations bring the weights closer and leave the barrier as high as it was. With heads,
-# matrices and rotations as well it falls to a sixth or less. Weights that are closest are not best:
-# what counts is what they compute, and matching by activations ends lower although the distance is
-# larger. (On other pairs the order of the last two may be another; with larger networks
-# [alignment](../alignment_results.md) has means over many pairs.)
+# matrices and rotations as well it falls to a quarter or less. Weights that are closest are not
+# best: matching by activations ends lower although the distance is larger. (On other pairs the
+# order of the last two may be another; [alignment](../alignment_results.md) has means over many
+# pairs.)
 #
-# ## What to use when
-#
-# | question | function | in a shell |
-# |---|---|---|
-# | What symmetries does my network have? | `discover`, `verify` | `lightning-bnn symmetries` |
-# | Compare or store networks without them | `canonicalise`, `min_mass` | |
-# | Bring one network to another | `match`, for transformers `match_all` | `lightning-bnn match` |
-# | Bring many together, average them | `align`, `average` | `lightning-bnn merge` |
-# | Are these two the same network? | `difference` | `lightning-bnn diff` |
-#
-# [Symmetries](../symmetry.md) says what is found in which layers, and what is not.
+# [Symmetries](../symmetry.md) has the functions, and [what discovery finds](../discovery.md) the
+# layers. [Alignment](../alignment.md) shows how to tell whether two checkpoints are the same
+# network.

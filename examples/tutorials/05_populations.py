@@ -3,17 +3,17 @@
 # %% [markdown]
 # # Populations and banks
 #
-# What does training lead to, from all the starts that there are? One network does not say, and ten
-# hardly do. This page trains five thousand small networks in a few seconds, and looks at their
-# weights as a cloud; then five hundred larger ones, and at what they predict.
+# What does training lead to, from all the starts that there are? This page trains five thousand
+# small networks in a few seconds, and looks at their weights as a cloud; then five hundred larger
+# ones, and at what they predict.
 #
 # ## Five thousand networks, one call
 #
-# `population` trains many independent networks side by side and keeps them in a *bank*, a folder of
-# safetensors files. It takes a configuration as `lightning-bnn fit` does, or the name of one that
-# comes with the package. `two_gaussians` is a network with two inputs, two hidden units and one
-# output, which separates two classes of points in the plane. From a shell the same is
-# `lightning-bnn population --config two_gaussians --members 5000 --part 5000 --bank perceptrons`.
+# `population` trains many independent networks side by side and stores them in a *bank*, a folder
+# of safetensors files. It takes a configuration as `lightning-bnn fit` does, or the name of a
+# preset. `two_gaussians` is a network with two inputs, two hidden units and one output, which
+# separates two classes of points in the plane. From a shell the same is `lightning-bnn population
+# --config two_gaussians --members 5000 --part 5000 --bank perceptrons`.
 
 # %%
 import contextlib
@@ -43,8 +43,8 @@ print("of the last network we know", {k: bank.records[-1][k] for k in ("member",
 # ## Weights as a picture
 #
 # A bank can be read by network (`bank[7]`, `bank[10:20]`) or by layer: `bank.layer(name)` is one
-# tensor of all networks, read from the file without the others. Here are the two weights of the
-# last layer of five thousand networks, one point for each network, as a density.
+# tensor of all networks. Here are the two weights of the last layer, one point for each network, as
+# a density.
 
 # %%
 from lightning_bnn.models import mlp
@@ -70,18 +70,15 @@ for text, pairs in forms.items():
 
 # %% [markdown]
 # On the left nearly all networks lie on a ring, which is symmetric about the dashed diagonal:
-# nothing tells unit 1 from unit 2, so that every solution is there twice, once on each side, and
-# half of the networks are on either side. In the middle, hidden units are scaled to the same norm,
-# which changes no function: a part of the ring was scale. On the right the units are sorted by
-# their outgoing weight as well, and one half of the picture is empty: each solution is there once.
-# With two units a symmetry doubles the picture. With 16 units there would be 16! = 2 x 10^13
-# copies, and no cloud of weights could be read at all without removing them.
+# nothing tells unit 1 from unit 2, so that every solution is there twice. In the middle, hidden
+# units are scaled to the same norm: a part of the ring was scale. On the right the units are sorted
+# as well, and each solution is there once. With 16 units there would be 16! = 2 x 10^13 copies, and
+# no cloud of weights could be read at all without removing them.
 #
 # ## A population of your own network
 #
 # Any configuration will do whose module trains members side by side. Here it is a preset for the
-# digits with some changes: sixteen hidden units, and five passes over the data. (In a file of your
-# own, `model.init_args.network` may name any class that Python can import.)
+# digits with some changes: sixteen hidden units, and five passes over the data.
 
 # %%
 changes = {
@@ -99,16 +96,14 @@ print(after, "- network 7 is what it was:", same)
 
 # %% [markdown]
 # The same call continues where it was stopped, also after a crash, and member 7 is the same network
-# in every population of this configuration. That is what makes large numbers practical: start with
-# hundreds, look, and add thousands later, on Ray or Slurm if one machine is too slow
-# ([scale](../scale.md)).
+# in every population of this configuration. So start with hundreds, look, and add thousands later,
+# on Ray or Slurm if one machine is too slow ([scale](../scale.md)).
 #
 # ## Predictions without holding them
 #
-# Five hundred networks times all test images need not fit into memory. `stream_predictions` reads
-# the bank block by block and keeps sums: how good each network is, what all of them say together,
-# and, if asked, how much each pair disagrees (*mutual information*, 0 for two networks that say the
-# same; at most log 2 = 0.69 for a pair).
+# `stream_predictions` reads the bank block by block and keeps sums: how good each network is, what
+# all of them say together, and how much each pair disagrees (*mutual information*, 0 for two
+# networks that say the same; at most log 2 = 0.69 for a pair).
 
 # %%
 from lightning_bnn.datamodules import Digits
@@ -130,13 +125,12 @@ print(
 # %% [markdown]
 # Nine of ten single networks lie within a little more than three points, and the mean of all is at
 # the upper end. A few single networks have a higher accuracy; with 450 digits nobody can say
-# whether they are better or lucky, so that it is no good idea to train some networks and to keep
-# the best of them.
+# whether they are better or lucky.
 #
 # ## How many networks are worth averaging?
 #
-# With five hundred at hand this can be measured: form groups of 1, 2, 5, ... networks, and judge
-# the mean prediction of each group. *NLL* is the negative log-likelihood, lower is better.
+# Form groups of 1, 2, 5, ... networks, and test the mean prediction of each group. *NLL* is the
+# negative log-likelihood, lower is better.
 
 # %%
 from matplotlib.figure import Figure
@@ -173,15 +167,14 @@ left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=Fal
 figure.savefig("single_networks_and_groups.png", dpi=100)
 
 # %% [markdown]
-# For these networks most of the gain is there with five, and hardly any is left from twenty on.
-# What does go on falling is the spread: with five networks the result still depends on which five.
-# In this way you can choose the number of members for a network of your own.
+# Most of the gain is there with five networks, and hardly any is left from twenty on. What goes on
+# falling is the spread: with five networks the result still depends on which five. In this way you
+# can choose the number of members for a network of your own.
 #
 # ## Are they different networks?
 #
-# Two runs that end in the same function would tell us nothing new. In weights one could not see it,
-# since the units may stand in another order; in predictions it shows as a pair with no mutual
-# information.
+# Two runs that end in the same function would tell us nothing new. In predictions it shows as a
+# pair with no mutual information.
 
 # %%
 from lightning_bnn.symmetry import min_mass
@@ -198,8 +191,7 @@ print(f"mass above the least: {excess.mean():.1f} % ± {excess.std():.1f}; block
 # %% [markdown]
 # Not one of more than a hundred thousand pairs comes close to zero: there are five hundred
 # different functions. The second line goes through the bank block by block, as one does with a bank
-# that is larger than the memory: the mass (the sum of squared weights) that rescaling could save,
-# network by network.
+# that is larger than the memory: the mass (the sum of squared weights) that rescaling could save.
 #
 # ## Where to go from here
 #
@@ -207,6 +199,5 @@ print(f"mass above the least: {excess.mean():.1f} % ± {excess.std():.1f}; block
 #   the other [studies](../studies.md) draw it.
 # - A bank is a posterior for all other tools: `FromCheckpoints(network, "digits")`, `compare`,
 #   `mmd` ([tutorial 3](03_comparing.md)).
-# - Checkpoints of your own runs come into a bank by the callback `CheckpointHarvester` ([tutorial
-#   1](01_callbacks.md)) or by `import_files`.
-# - [Scale](../scale.md) has what populations cost, and how to spread them over machines.
+# - Checkpoints of your own runs come into a bank by `CheckpointHarvester` ([tutorial
+#   1](01_callbacks.md)) or `import_files`.
