@@ -13,7 +13,7 @@ from lightning_bnn.commands.mistakes import mistake
 from lightning_bnn.datamodules import CIFAR10, MNIST, Diabetes, Digits
 from lightning_bnn.engines import Work, run_on_ray, run_on_slurm
 from lightning_bnn.extras import _EXTRAS, MissingPackage, needed
-from lightning_bnn.posteriors.kronecker import kronecker_factors
+from lightning_bnn.posteriors.curvature import kronecker_factors
 from lightning_bnn.studies.marginals import clusters
 from lightning_bnn.symmetry import discover, min_mass
 

@@ -1,29 +1,40 @@
-r"""Chains whose every step sees all the data.
+r"""Chains whose every step sees all the data: Hamiltonian and microcanonical.
 
 .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
+
+References:
+    | What Are Bayesian Neural Network Posteriors Really Like? (Izmailov et al., 2021)
+    | https://arxiv.org/abs/2104.14421
+    | Microcanonical Langevin Ensembles: Advancing the Sampling of Bayesian Neural Networks
+    | (Sommer et al., 2025), https://arxiv.org/abs/2502.06335
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from lightning_bnn import samplers
 from lightning_bnn.arguments import check_positive
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
-from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.chains import Chains, Keeping
-from lightning_bnn.methods.dropout_layers import has_dropout
+from lightning_bnn.methods.mc_dropout import has_dropout
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
-from lightning_bnn.methods.run import Run
+from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
 
-__all__ = ["AllDataChains", "AllDataSampling"]
+__all__ = ["HMC", "MILE", "AllDataChains", "AllDataSampling"]
+
+_LEAST_ACCEPTANCE = 0.01
+_MOST = 10
+"""Times the wanted variance of energy errors, above which the user is warned."""
 
 
 class AllDataChains(Chains):
@@ -33,17 +44,18 @@ class AllDataChains(Chains):
         data: the share of this process of all batches.
         processes: how many processes share the data.
         stuck: chains whose energy was no number, as far as the user was warned of them.
+        sampler: what moves the chains of this fit.
+        acceptance: sum of the acceptance probabilities of every chain, where proposals are tested.
+        transitions: how many they are of.
     """
 
     def __init__(self, network: nn.Module, stack: Params, keeping: Keeping) -> None:
         super().__init__(network, stack, keeping)
         self.data: list[Batch] = []
         self.processes = 1
-        self.start_counting()
-
-    def start_counting(self) -> None:
-        """Forget what an earlier run has counted."""
         self.stuck: set[int] = set()
+        self.sampler: Any = None
+        self.acceptance, self.transitions = torch.zeros(self.count), 0
 
 
 @dataclass(eq=False)
@@ -80,16 +92,7 @@ class AllDataSampling(Method):
             )
         trained = {name for name, _ in network.named_parameters()}
         common = {n: t if n in trained else t[:1].expand_as(t) for n, t in stack.items()}
-        return self.chains(network, common)
-
-    def chains(self, network: nn.Module, stack: Params) -> AllDataChains:
-        """The state.
-
-        Args:
-            network: gives the computation.
-            stack: where the chains start; they have their buffers in common.
-        """
-        return AllDataChains(network, stack, self.keeping)
+        return AllDataChains(network, common, self.keeping)
 
     def losses(self, state: AllDataChains, batch: Batch, run: Run) -> dict[str, Tensor]:
         return {"loss": run.losses(state.trained_stack(), batch)}
@@ -123,8 +126,7 @@ class AllDataSampling(Method):
                 "these are the data of the posterior."
             )
         state.data = [_share(batch, fit) for batch in batches]
-        state.processes = fit.processes
-        state.start_counting()
+        state.processes, state.sampler, state.stuck = fit.processes, fit.optimizer, set()
         run.inform(
             f"{name}: every gradient takes {examples} examples, {batches[0].examples} at a time."
         )
@@ -189,10 +191,130 @@ class AllDataSampling(Method):
 
     def after_fit(self, state: AllDataChains, run: Run) -> None:
         self.keeping.close(state, run, type(self).__name__)
-        state.data = []
+        state.data, state.sampler = [], None
 
     def posterior(self, state: Chains, run: Run, purpose: Purpose = AS_IT_IS) -> Empirical:
         return state.kept(purpose.choose)
+
+
+@dataclass(eq=False)
+class HMC(AllDataSampling):
+    r"""Samples of the posterior, exact but for the length of the chains.
+
+    .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
+
+    Every step is one transition of `lightning_bnn.samplers.HMC`; see `AllDataSampling`.
+
+    >>> import torch
+    >>> from lightning_bnn import methods, params, samplers
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [4], 2), torch.randn(50, 2), torch.arange(50) % 2
+    >>> method, run, batch = methods.HMC(), methods.Run(net, num_data=50), methods.Batch((x,), y)
+    >>> state = method.init(net, params.populate(net, members=2))
+    >>> sampler = samplers.HMC(state.parameters(), step_size=0.02, leapfrog_steps=3)
+    >>> method.before_fit(state, methods.Fit(optimizer=sampler, batches=lambda: [batch]), run)
+    >>> for step in range(3):
+    ...     energies = method.transition(state, run, sampler.step)["energy"]
+    ...     kept = method.after_step(state, methods.Progress(step + 1, step, True, sampler), run)
+    >>> energies.shape, method.posterior(state, run).size  # two chains, kept three times
+    (torch.Size([2]), 6)
+    """
+
+    sampler = samplers.HMC
+
+    def before_fit(self, state: AllDataChains, fit: Fit, run: Run) -> None:
+        super().before_fit(state, fit, run)
+        state.acceptance, state.transitions = torch.zeros(state.count), 0
+        if fit.trial:
+            for group in fit.optimizer.param_groups:
+                group["leapfrog_steps"] = 1
+
+    def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
+        state.acceptance = state.acceptance + progress.optimizer.acceptance.cpu()
+        state.transitions += 1
+        return super().after_step(state, progress, run)
+
+    def after_fit(self, state: Any, run: Run) -> None:
+        super().after_fit(state, run)
+        few = state.acceptance < _LEAST_ACCEPTANCE * state.transitions
+        stuck = few.nonzero().flatten().tolist()
+        if stuck:
+            run.warn(
+                f"Chains {stuck} of {state.count} have hardly moved, as nearly all proposals were "
+                "refused: take a smaller `step_size`, or let `adapt_steps` find one."
+            )
+
+
+@dataclass(eq=False)
+class MILE(AllDataSampling):
+    r"""Samples of the posterior, off by as much as the energy errors of the steps vary.
+
+    .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
+
+    Every step is one transition of `lightning_bnn.samplers.MCLMC`, which first descends to where
+    each chain starts, if it is told to; see `AllDataSampling`.
+
+    >>> import torch
+    >>> from lightning_bnn import methods, params, samplers
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [4], 2), torch.randn(50, 2), torch.arange(50) % 2
+    >>> method = methods.MILE(keeping=methods.Keeping(burn_in=2))
+    >>> run, batch = methods.Run(net, num_data=50), methods.Batch((x,), y)
+    >>> state = method.init(net, params.populate(net, members=2))
+    >>> sampler = samplers.MCLMC(state.parameters(), steps=2, descent_steps=1, adapt_steps=1)
+    >>> method.before_fit(state, methods.Fit(optimizer=sampler, batches=lambda: [batch]), run)
+    >>> for step in range(5):
+    ...     energies = method.transition(state, run, sampler.step)["energy"]
+    ...     kept = method.after_step(state, methods.Progress(step + 1, step, True, sampler), run)
+    >>> method.posterior(state, run).size  # two chains, kept three times after the burn-in
+    6
+    """
+
+    keeping: Keeping = field(default_factory=partial(Keeping, burn_in=300))
+
+    sampler = samplers.MCLMC
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keeping.every_n_epochs is None:  # a transition is a draw
+            self.keeping = replace(self.keeping, every_n_steps=self.keeping.every_n_steps or 1)
+
+    def before_fit(self, state: AllDataChains, fit: Fit, run: Run) -> None:
+        super().before_fit(state, fit, run)
+        (group,) = fit.optimizer.param_groups
+        if fit.trial:
+            group["steps"] = 1
+            return
+        adapting, schedule = group["descent_steps"] + group["adapt_steps"], self.keeping.schedule
+        by_steps = schedule.every_n_steps is not None
+        first = schedule.start if by_steps else schedule.start * fit.epoch_steps
+        if first <= adapting:
+            run.warn(
+                f"MILE keeps networks from step {first:.0f} on, but the first {adapting} steps "
+                "descend and adapt, and give no draws of the posterior: take a larger `burn_in`."
+            )
+
+    def after_fit(self, state: AllDataChains, run: Run) -> None:
+        sampler = state.sampler
+        super().after_fit(state, run)
+        if sampler is None or not sampler.step_sizes.numel():
+            return
+        variances, failures = sampler.energy_variances, sampler.failed_steps
+        wanted = sampler.param_groups[0]["energy_variance"]
+        rough = (variances > _MOST * wanted).nonzero().flatten().tolist()
+        if rough:
+            run.warn(
+                f"The energy errors of chains {rough} of {state.count} vary by up to "
+                f"{float(variances[rough].max()):.2g}, more than {_MOST} times what was asked for "
+                f"({wanted:.2g}), and so do their laws differ from the posterior: take a smaller "
+                "`energy_variance`, or confirm the draws by HMC."
+            )
+        failed = (failures > 0).nonzero().flatten().tolist()
+        if failed:
+            run.warn(
+                f"Chains {failed} of {state.count} have left the finite numbers while sampling, "
+                f"{int(failures.sum())} times in all; these steps were undone."
+            )
 
 
 def _share(batch: Batch, fit: Fit) -> Batch:

@@ -10,16 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from lightning_bnn.methods.batch import Batch
-from lightning_bnn.methods.method import AS_IT_IS, Method, Purpose
-from lightning_bnn.methods.networks import (
-    Networks,
-    gaussian_prior,
-    penalised_losses,
-    refuse_second_prior,
-)
+from lightning_bnn.methods.method import AS_IT_IS, Purpose
+from lightning_bnn.methods.networks import Networks, PenalisedTraining, refuse_second_prior
 from lightning_bnn.methods.run import Run
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
@@ -29,18 +23,12 @@ __all__ = ["DeepEnsemble"]
 
 
 @dataclass(eq=False)
-class DeepEnsemble(Method):
+class DeepEnsemble(PenalisedTraining):
     r"""Every member goes to a maximum of the posterior, or of the likelihood without a prior.
 
     .. math:: L_m = -\frac{1}{B} \sum_i \log p(y_i | x_i, \omega_m) - \frac{1}{N} \log p(\omega_m)
 
-    Args:
-        prior_std: standard deviation of a Gaussian prior over all weights; None leaves
-            regularisation to the optimizer's weight decay.
-        max_loss: members whose mean training loss over the last epoch is above are left out of the
-            posterior, as those are whose weights are not finite.
-        restarts: how often a member that has diverged (weights not finite, loss not a number) may
-            begin anew from other weights after an epoch, while the others go on.
+    See `PenalisedTraining` for the arguments.
 
     >>> import torch
     >>> from lightning_bnn import methods, params
@@ -58,21 +46,11 @@ class DeepEnsemble(Method):
     (True, 3)
     """
 
-    prior_std: float | None = None
-    max_loss: float | None = None
-    restarts: int = 0
-
     takes_samplers = True
     can_be_shared = True
 
-    def __post_init__(self) -> None:
-        self.prior = gaussian_prior(self.prior_std)
-
     def init(self, network: nn.Module, stack: Params) -> Networks:
         return Networks(network, stack, self.max_loss, self.restarts)
-
-    def losses(self, state: Networks, batch: Batch, run: Run) -> dict[str, Tensor]:
-        return penalised_losses(state, batch, run, self.prior)
 
     def configure_optimizer(self, state: Networks, optimizer: Any, run: Run, *fit: Any) -> Any:
         if isinstance(optimizer, Langevin) and self.prior is not None:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.arguments import check_count, check_not_negative
-from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.method import AS_IT_IS, Method, Purpose, State
-from lightning_bnn.methods.run import Run
+from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import (

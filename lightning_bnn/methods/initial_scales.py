@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.method import Fit
-from lightning_bnn.methods.run import Run
+from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.randomness import keyed_randomness
 
 __all__ = ["CANDIDATES", "choose_scale", "describe_noise_cost"]

@@ -8,34 +8,35 @@ References:
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bnn import params as P
 from lightning_bnn.arguments import check_not_negative, check_positive
 from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.methods.batch import Batch
-from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
-from lightning_bnn.methods.networks import Networks, gaussian_prior, penalised_losses
-from lightning_bnn.methods.run import Run
+from lightning_bnn.methods.method import AS_IT_IS, Fit, Progress, Purpose
+from lightning_bnn.methods.networks import Networks, PenalisedTraining
+from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import CurvatureBlock, LaplaceGaussian, Mixture, Posterior
-from lightning_bnn.posteriors.dropout import Layers
-from lightning_bnn.posteriors.laplace import Prediction
-from lightning_bnn.posteriors.laplace_fit import (
+from lightning_bnn.posteriors.curvature import (
+    MappedBatches,
     Structure,
     curvature,
+    curvature_root,
     last_layer_name,
     likeliest_precision,
+    noise_factor,
     without_factors,
 )
-from lightning_bnn.posteriors.output_curvature import curvature_root, noise_factor
+from lightning_bnn.posteriors.dropout import Layers
+from lightning_bnn.posteriors.laplace import Prediction
 
 __all__ = ["CurvedNetworks", "Laplace"]
 
@@ -89,7 +90,7 @@ class CurvedNetworks(Networks):
 
 
 @dataclass(eq=False)
-class Laplace(Method):
+class Laplace(PenalisedTraining):
     r"""A maximum of the posterior, and the Gaussian that its curvature speaks for.
 
     .. math:: \omega \sim N\big(\hat\omega,\; T (H + \lambda I)^{-1}\big)
@@ -103,13 +104,9 @@ class Laplace(Method):
         layers: ``"all"`` weights are random, or those of the ``"last"`` linear layer; by default
             all, or the last for Kronecker factors of a network with layers that have none
             (BatchNorm).
-        prior_std: standard deviation of a Gaussian prior over all weights, in training; None leaves
-            regularisation to the optimizer's weight decay.
         prior_precision: :math:`\lambda`; by default that of largest marginal likelihood.
         temperature: T.
         prediction: by ``"linearised"`` networks, or by the ``"network"`` itself.
-        max_loss: members above it are left out, see `DeepEnsemble`.
-        restarts: how often a member that has diverged begins anew, see `DeepEnsemble`.
 
     >>> import torch
     >>> from lightning_bnn import methods, params
@@ -125,12 +122,9 @@ class Laplace(Method):
 
     structure: Structure = "kron"
     layers: Layers | None = None
-    prior_std: float | None = None
     prior_precision: float | None = None
     temperature: float = 1.0
     prediction: Prediction = "linearised"
-    max_loss: float | None = None
-    restarts: int = 0
 
     completion = "curvature"
     unfitted = "it is the curvature around the networks as they were given that counts"
@@ -143,7 +137,7 @@ class Laplace(Method):
         if self.prior_precision is not None:
             check_positive("prior_precision", self.prior_precision)
         check_not_negative("temperature", self.temperature)
-        self.prior = gaussian_prior(self.prior_std)
+        super().__post_init__()
 
     def init(self, network: nn.Module, stack: Params) -> CurvedNetworks:
         layers = self.layers or ("last" if self.lacking_factors(network) else "all")
@@ -154,9 +148,6 @@ class Laplace(Method):
         """Layers that have no Kronecker factors, if the last layer could do without them."""
         has_linear = any(isinstance(m, nn.Linear) for m in network.modules())
         return without_factors(network) if self.structure == "kron" and has_linear else []
-
-    def losses(self, state: CurvedNetworks, batch: Batch, run: Run) -> dict[str, Tensor]:
-        return penalised_losses(state, batch, run, self.prior)
 
     def configure_optimizer(
         self, state: CurvedNetworks, optimizer: Any, run: Run, *fit: Any
@@ -181,7 +172,7 @@ class Laplace(Method):
             outputs = P.apply(copy.deepcopy(run.network).eval(), network, *example)
         classes = isinstance(run.likelihood, Categorical)
         targets = outputs[:, 0].long() * 0 if classes else torch.zeros_like(outputs)
-        self._curvature(state, network, _Pairs([Batch(example, targets)]), run, False)
+        self._curvature(state, network, _pairs([Batch(example, targets)]), run, False)
 
     def after_step(self, state: CurvedNetworks, progress: Progress, run: Run) -> bool:
         state.fitted.hold({})
@@ -190,7 +181,7 @@ class Laplace(Method):
     def at_end(self, state: CurvedNetworks, data: Iterable[Batch], run: Run) -> None:
         """The curvature of every healthy member."""
         fitted: Params = {}
-        pairs = _Pairs(data)
+        pairs = _pairs(data)
         with torch.inference_mode(False):
             for m in state.healthy().tolist():
                 network = {n: t.clone() for n, t in state.member(m).items()}
@@ -204,7 +195,7 @@ class Laplace(Method):
         state.fitted.hold(fitted)
 
     def _curvature(
-        self, state: CurvedNetworks, network: Params, pairs: _Pairs, run: Run, bar: bool
+        self, state: CurvedNetworks, network: Params, pairs: MappedBatches, run: Run, bar: bool
     ) -> list[CurvatureBlock]:
         return curvature(
             run.network, network, pairs, run.likelihood, self.structure, state.last_layer, bar
@@ -235,17 +226,5 @@ class Laplace(Method):
         return modes[0] if len(modes) == 1 else Mixture(modes)
 
 
-class _Pairs:
-    """Inputs and targets of batches, as often as they are asked for."""
-
-    def __init__(self, data: Iterable[Batch]) -> None:
-        self.data, self.examples = data, 0
-
-    def __iter__(self) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-        examples = 0
-        for batch in self.data:
-            examples += batch.examples
-            yield batch.inputs, batch.targets
-        self.examples = examples
-        if examples == 0:
-            raise ValueError("The training data are empty: a stream can be read only once.")
+def _pairs(data: Iterable[Batch]) -> MappedBatches:
+    return MappedBatches(data, lambda batch: (batch.inputs, batch.targets))

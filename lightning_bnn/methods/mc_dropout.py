@@ -7,23 +7,24 @@ References:
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from lightning_bnn.methods.batch import Batch
-from lightning_bnn.methods.method import AS_IT_IS, Method, Purpose
-from lightning_bnn.methods.networks import Networks, gaussian_prior, penalised_losses
+from lightning_bnn.arguments import check_fraction
+from lightning_bnn.methods.method import AS_IT_IS, Purpose
+from lightning_bnn.methods.networks import Networks, PenalisedTraining
 from lightning_bnn.methods.run import Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Dropout
-from lightning_bnn.posteriors.dropout import Layers
-from lightning_bnn.posteriors.dropout_sites import DropoutSite, dropout_sites
+from lightning_bnn.posteriors.dropout import DropoutSite, Layers, dropout_sites
 
-__all__ = ["DroppedNetworks", "MCDropout"]
+__all__ = ["DroppedNetworks", "MCDropout", "LinearAfterDropout", "has_dropout", "with_dropout"]
 
 
 class DroppedNetworks(Networks):
@@ -33,7 +34,7 @@ class DroppedNetworks(Networks):
 
 
 @dataclass(eq=False)
-class MCDropout(Method):
+class MCDropout(PenalisedTraining):
     r"""Networks that drop units in training and in prediction; BatchNorm uses its statistics.
 
     .. math:: p(y | x) = \frac1S \sum_s p(y | x, \omega, z_s), \quad z_s \sim \text{dropout}
@@ -41,10 +42,6 @@ class MCDropout(Method):
     Args:
         layers: where dropout is active in evaluation, and where ``p`` puts it: before ``"all"``
             linear layers but the first layer of the network, or before the ``"last"``.
-        prior_std: standard deviation of a Gaussian prior over all weights; None leaves
-            regularisation to the optimizer's weight decay.
-        max_loss: members above it are left out, see `DeepEnsemble`.
-        restarts: how often a member that has diverged begins anew, see `DeepEnsemble`.
 
     >>> import torch
     >>> from lightning_bnn import methods, params
@@ -58,21 +55,15 @@ class MCDropout(Method):
     """
 
     layers: Layers = "all"
-    prior_std: float | None = None
-    max_loss: float | None = None
-    restarts: int = 0
 
     can_be_shared = True
 
     def __post_init__(self) -> None:
         check_choice("layers", self.layers, get_args(Layers))
-        self.prior = gaussian_prior(self.prior_std)
+        super().__post_init__()
 
     def init(self, network: nn.Module, stack: Params) -> DroppedNetworks:
         return DroppedNetworks(network, stack, self.max_loss, self.restarts)
-
-    def losses(self, state: DroppedNetworks, batch: Batch, run: Run) -> dict[str, Tensor]:
-        return penalised_losses(state, batch, run, self.prior)
 
     def posterior(self, state: DroppedNetworks, run: Run, purpose: Purpose = AS_IT_IS) -> Dropout:
         """The members, with units dropped; predictions themselves see what is dropped."""
@@ -104,3 +95,57 @@ def _like(value: Any, weight: Tensor) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value.to(weight if value.is_floating_point() else weight.device)
+
+
+def has_dropout(network: nn.Module) -> bool:
+    """Whether some module of a network drops units in training."""
+    layers = (m for m in network.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
+    return any(layer.p > 0 for layer in layers)
+
+
+class LinearAfterDropout(nn.Linear):
+    """A linear layer that drops some of its inputs in training.
+
+    Args:
+        *args: of the linear layer.
+        p: how many.
+        **kwargs: of the linear layer.
+    """
+
+    def __init__(self, *args: Any, p: float = 0.5, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.p = p
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Drop some of the inputs in training, then multiply."""
+        return super().forward(F.dropout(input, self.p, self.training))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, p={self.p:g}"
+
+
+def with_dropout(network: nn.Module, p: float, layers: Layers) -> nn.Module:
+    """A copy of a network with dropout before its linear layers; its names stay.
+
+    Args:
+        network: without dropout.
+        p: the rate.
+        layers: ``"all"`` but a first layer of the network, or the ``"last"``.
+    """
+    check_fraction("p", p)
+    result = copy.deepcopy(network)
+    if has_dropout(result):
+        raise ValueError("`network` has dropout: leave `p` out, or take a network without it.")
+    weighted = [name for name, m in result.named_modules() if hasattr(m, "weight")]
+    linear = [n for n in weighted if type(result.get_submodule(n)) is nn.Linear]
+    chosen = linear[-1:] if layers == "last" else [n for n in linear if n != weighted[0]]
+    if not chosen or chosen == [""]:
+        raise ValueError("`network` has no linear layer that dropout could come before.")
+    for name in chosen:
+        old = result.get_submodule(name)
+        assert isinstance(old, nn.Linear)
+        new = LinearAfterDropout(old.in_features, old.out_features, old.bias is not None, p=p)
+        new.weight, new.bias = old.weight, old.bias
+        path, _, leaf = name.rpartition(".")
+        setattr(result.get_submodule(path), leaf, new.train(old.training))
+    return result

@@ -9,9 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.health import Divergence, healthy
-from lightning_bnn.methods.run import Run
+from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior
 from lightning_bnn.samplers import EnergySampler, Langevin

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 from lightning_bnn import params as P
 from lightning_bnn.arguments import check_count, check_not_negative, check_positive
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
-from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.initial_scales import choose_scale, describe_noise_cost
-from lightning_bnn.methods.kl_warmup import KLWarmup
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose, State
-from lightning_bnn.methods.run import Run
+from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
@@ -30,7 +28,7 @@ from lightning_bnn.posteriors import DiagonalGaussian, Mixture, Posterior
 from lightning_bnn.posteriors.perturbations import Perturbed, Reparameterisation, tied_names
 from lightning_bnn.posteriors.reparameterised import Draw, Scratch, draw
 
-__all__ = ["KL", "Gaussians", "InitStd", "Initialisation", "MFVI"]
+__all__ = ["KL", "Gaussians", "InitStd", "Initialisation", "MFVI", "KLWarmup"]
 
 InitStd = float | Literal["auto"]
 Initialisation = Literal["network", "blitz"]
@@ -321,3 +319,42 @@ def _average_statistics(state: Gaussians, seen: Params, samples: int) -> None:
     for name, tensor in state.constants.tensors().items():
         values = seen[name].view(samples, *tensor.shape)
         tensor.copy_(values.mean(0) if tensor.is_floating_point() else values[0])
+
+
+@dataclass(frozen=True)
+class KLWarmup:
+    """A share that rises from 0 to 1 in the first epochs of a run, linearly by steps.
+
+    Where the number of steps of an epoch is not known (streams), it rises at the end of each.
+
+    Args:
+        epochs: how long it rises; 0 for a share that is always 1.
+
+    >>> warmup = KLWarmup(4)
+    >>> [warmup.share(Progress(step, step // 2, step % 2 == 0), 2) for step in (1, 4, 9)]
+    [0.125, 0.5, 1.0]
+    """
+
+    epochs: int | float = 0
+
+    def __post_init__(self) -> None:
+        check_not_negative("kl_warmup", self.epochs)
+
+    def share(self, progress: Progress, epoch_steps: int | float) -> float:
+        """What the next step is to count.
+
+        Args:
+            progress: after the last step.
+            epoch_steps: of an epoch; infinite if that is not known.
+        """
+        done = progress.step / epoch_steps or progress.epoch + progress.epoch_ends
+        return 1.0 if done >= self.epochs else float(done / self.epochs)
+
+    def advice(self, fit: Fit) -> str:
+        """What is wrong with it in a fit; nothing if it ends before."""
+        if not 0 < fit.epochs <= self.epochs or fit.trial:
+            return ""
+        return (
+            f"`kl_warmup` {self.epochs} is as long as the run of {fit.epochs} epochs, which never "
+            "trains on the whole objective: take a shorter one."
+        )

@@ -1,7 +1,8 @@
-"""The state of methods that train ordinary networks, and their loss with a prior over weights."""
+"""Ordinary networks that are trained: their state, and their loss with a prior over weights."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,13 +10,12 @@ from torch import Tensor, nn
 from lightning_bnn import params as P
 from lightning_bnn.arguments import check_positive
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
-from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.health import Divergence
-from lightning_bnn.methods.method import State
-from lightning_bnn.methods.run import Run
+from lightning_bnn.methods.method import Method, State
+from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.params import Params
 
-__all__ = ["Networks", "gaussian_prior", "penalised_losses", "refuse_second_prior"]
+__all__ = ["Networks", "PenalisedTraining", "gaussian_prior", "refuse_second_prior"]
 
 
 class Networks(State):
@@ -45,22 +45,43 @@ class Networks(State):
 
 
 def gaussian_prior(std: float | None) -> IsotropicGaussianPrior | None:
-    """A prior over all weights; none without a standard deviation."""
+    """Make a prior over all weights; none without a standard deviation."""
     if std is None:
         return None
     check_positive("prior_std", std)
     return IsotropicGaussianPrior(std)
 
 
-def penalised_losses(state: Networks, batch: Batch, run: Run, prior: Any) -> dict[str, Tensor]:
-    """Mean negative log-likelihood of every member, with the prior's share for one example."""
-    stack = state.trained_stack()
-    nll = run.losses(stack, batch)
-    if prior is None:
-        return {"loss": nll}
-    assert run.num_data is not None
-    log_prior = prior.log_prob(stack, P.weight_names(run.network), stacked=True)
-    return {"loss": nll - log_prior / run.num_data, "nll": nll}
+@dataclass(eq=False, kw_only=True)
+class PenalisedTraining(Method):
+    r"""Training of ordinary networks, on the loss and the prior's share for one example.
+
+    .. math:: L_m = -\frac{1}{B} \sum_i \log p(y_i | x_i, \omega_m) - \frac{1}{N} \log p(\omega_m)
+
+    Args:
+        prior_std: standard deviation of a Gaussian prior over all weights; None leaves
+            regularisation to the optimizer's weight decay.
+        max_loss: members whose mean training loss over the last epoch is above are left out of the
+            posterior, as those are whose weights are not finite.
+        restarts: how often a member that has diverged (weights not finite, loss not a number) may
+            begin anew from other weights after an epoch, while the others go on.
+    """
+
+    prior_std: float | None = None
+    max_loss: float | None = None
+    restarts: int = 0
+
+    def __post_init__(self) -> None:
+        self.prior = gaussian_prior(self.prior_std)
+
+    def losses(self, state: Networks, batch: Batch, run: Run) -> dict[str, Tensor]:
+        stack = state.trained_stack()
+        nll = run.losses(stack, batch)
+        if self.prior is None:
+            return {"loss": nll}
+        assert run.num_data is not None
+        log_prior = self.prior.log_prob(stack, P.weight_names(run.network), stacked=True)
+        return {"loss": nll - log_prior / run.num_data, "nll": nll}
 
 
 def refuse_second_prior(group: dict[str, Any]) -> None:

@@ -1,23 +1,197 @@
-"""How the networks of a stack are run on batches, and what their outputs say about targets."""
+"""A batch for networks side by side: the same examples for all of them, or some for each."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.methods.batch import Batch
-from lightning_bnn.methods.member_losses import member_losses
 from lightning_bnn.metrics.validation import are_distributions
 from lightning_bnn.params import Params
+from lightning_bnn.stacks import in_threads, keep_freed_memory, threads_for
 
-__all__ = ["Run"]
+__all__ = ["EXAMPLE_ROWS", "Batch", "member_losses", "Run"]
+
+EXAMPLE_ROWS = 2
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and targets.
+
+    Attributes:
+        inputs: of the networks, by position.
+        targets: of the networks.
+        per_member: whether the leading dimension of both counts members.
+        number: how many batches of the run came before.
+
+    >>> import torch
+    >>> batch = Batch((torch.randn(3, 10, 2),), torch.zeros(3, 10), per_member=True)
+    >>> batch.examples, batch.of(0).inputs[0].shape, batch.example()[0].shape
+    (10, torch.Size([10, 2]), torch.Size([2, 2]))
+    """
+
+    inputs: tuple[Any, ...]
+    targets: Tensor
+    per_member: bool = False
+    number: int = 0
+
+    def of(self, members: int | slice | Tensor) -> Batch:
+        """What some members see; for one member without the leading dimension."""
+        if not self.per_member:
+            return self
+        return Batch(_rows(self.inputs, members), self.targets[members], True, self.number)
+
+    def example(self) -> tuple[Any, ...]:
+        """The first rows of the inputs, as one network takes them."""
+        return _rows(self.of(0).inputs, slice(EXAMPLE_ROWS))
+
+    @property
+    def examples(self) -> int:
+        """How many examples a member sees."""
+        return self.targets.shape[1] if self.per_member else len(self.targets)
+
+    def outputs(self, network: nn.Module, stack: Params, chunk_size: int | None) -> Any:
+        """Outputs of every network of a stack, in the order of the stack."""
+        apply = P.apply_each if self.per_member else P.apply
+        return apply(network, stack, *self.inputs, chunk_size=chunk_size)
+
+    def outputs_of_one(self, network: nn.Module, params: Params) -> Any:
+        """The same for a single network, without ``vmap``; outputs have a leading dimension."""
+        inputs = _rows(self.inputs, 0) if self.per_member else self.inputs
+        outputs = P.apply(network, params, *inputs)
+        return tree_map(lambda t: t[None] if isinstance(t, Tensor) else t, outputs)
+
+
+def _rows(inputs: tuple[Any, ...], members: int | slice | Tensor) -> tuple[Any, ...]:
+    rows: tuple[Any, ...] = tree_map(lambda t: t[members] if isinstance(t, Tensor) else t, inputs)
+    return rows
+
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""From outputs with a leading member dimension, and targets, to one number per member."""
+
+
+def member_losses(
+    model: nn.Module,
+    params: Params,
+    batch: Batch,
+    loss: Loss,
+    shared: Sequence[Tensor] = (),
+    chunk_size: int | None = None,
+) -> Tensor:
+    """The loss of every network of a stack, ``(members,)``, with gradients.
+
+    As many networks run at once as fit into the cache, large ones one by one; the gradient of each
+    chunk is taken before the next one starts, so that the activations of one chunk are held.
+
+    Args:
+        model: gives the computation.
+        params: a stack.
+        batch: what the networks see.
+        loss: from outputs ``(members, ...)`` and targets to ``(members,)``.
+        shared: leaf tensors that the loss depends on besides the outputs.
+        chunk_size: networks that run at once, see `lightning_bnn.params.apply`.
+    """
+    members = P.stack_size(params)
+    if members == 1:
+        return _alone(model, params, batch, loss)
+    leaves = [t for t in shared if t.requires_grad]
+    size = P.chunk_of(model, params, batch.of(0).inputs, chunk_size)
+    if leaves and size > 1:  # what is shared has a gradient of every member
+        size = members
+    if size >= members or not torch.is_grad_enabled() or _scaled(params):
+        return loss(batch.outputs(model, params, chunk_size), batch.targets)
+    keep_freed_memory()
+    device = next(iter(params.values())).device
+    threads = 1 if size == 1 else threads_for(model, device)
+    if device.type == "cpu":
+        size = min(size, -(-members // torch.get_num_threads()))
+    names = list(params)
+
+    def losses_of_some(copied: nn.Module, first: int, tensors: Sequence[Tensor]) -> Tensor:
+        stack = dict(zip(names, tensors, strict=True))
+        seen = batch.of(slice(first, first + size))
+        if size == 1:
+            return _alone(copied, stack, seen, loss)
+        return loss(seen.outputs(copied, stack, None), seen.targets)
+
+    chunks = _Chunks(model, losses_of_some, size, threads)
+    return _ByChunks.apply(chunks, len(leaves), *leaves, *params.values())
+
+
+def _scaled(params: Params) -> bool:
+    """Whether losses are scaled before their gradients are taken, as float16 needs it."""
+    device = next(iter(params.values())).device.type
+    half = torch.get_autocast_dtype(device) == torch.float16
+    return torch.is_autocast_enabled(device) and half
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """How members run: so many at a time, from some first one on, on so many threads."""
+
+    model: nn.Module
+    losses: Callable[[nn.Module, int, Sequence[Tensor]], Tensor]
+    size: int
+    threads: int
+
+
+def _alone(model: nn.Module, stack: Params, batch: Batch, loss: Loss) -> Tensor:
+    """The loss of a stack of one network."""
+    network = {name: t.squeeze(0) for name, t in stack.items()}
+    return loss(batch.outputs_of_one(model, network), batch.targets)
+
+
+class _ByChunks(torch.autograd.Function):
+    """Runs members in turn, some at a time, and takes their gradients in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, chunks: _Chunks, count: int, *tensors: Tensor) -> Tensor:
+        shared, stacked = tensors[:count], tensors[count:]
+        wanted = [k for k, needed in enumerate(ctx.needs_input_grad[2 + count :]) if needed]
+        grads = {k: torch.empty_like(stacked[k]) for k in wanted}
+
+        def work(model: nn.Module, first: int) -> tuple[Tensor, list[Tensor]]:
+            chunk = [t[first : first + chunks.size].detach() for t in stacked]
+            for k in wanted:
+                chunk[k].requires_grad_()
+            with torch.enable_grad():
+                values = chunks.losses(model, first, chunk)
+                total = values.sum()
+            leaves = [*(chunk[k] for k in wanted), *shared]
+            found = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
+            for k, grad in zip(wanted, found, strict=False):
+                grads[k][first : first + chunks.size] = grad
+            return values.detach(), list(found[len(wanted) :])
+
+        starts = range(0, len(stacked[0]), chunks.size)
+        losses, of_shared = zip(
+            *in_threads(work, starts, chunks.model, chunks.threads), strict=True
+        )
+        ctx.count, ctx.total, ctx.grads = count, len(stacked), grads
+        ctx.of_shared = [torch.stack(parts) for parts in zip(*of_shared, strict=True)]
+        return torch.cat(losses)
+
+    @staticmethod
+    def backward(ctx: Any, weight: Tensor) -> tuple[Tensor | None, ...]:
+        summed = bool((weight == 1).all())  # as nearly always: spare a copy of all gradients
+
+        def weighed(grad: Tensor) -> Tensor:
+            return grad if summed else grad * weight.to(grad).reshape(-1, *(1,) * (grad.ndim - 1))
+
+        shared = [weighed(parts).sum(0) for parts in ctx.of_shared]
+        stacked = [weighed(ctx.grads[k]) if k in ctx.grads else None for k in range(ctx.total)]
+        return (None, None, *shared, *stacked)
+
 
 _log = logging.getLogger(__name__)
 

@@ -12,12 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.chains import Chains, Keeping
-from lightning_bnn.methods.dropout_layers import has_dropout
+from lightning_bnn.methods.mc_dropout import has_dropout
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
 from lightning_bnn.methods.networks import gaussian_prior, refuse_second_prior
-from lightning_bnn.methods.run import Run
+from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import CyclicalSchedule, Langevin

@@ -13,22 +13,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_bnn import params as P
 from lightning_bnn.arguments import check_count, check_not_negative, check_positive
 from lightning_bnn.harvest import Schedule
-from lightning_bnn.methods.batch import Batch
 from lightning_bnn.methods.health import Diverged, finite_members
 from lightning_bnn.methods.kept_networks import InMemory
-from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
-from lightning_bnn.methods.networks import Networks, gaussian_prior, penalised_losses
+from lightning_bnn.methods.method import AS_IT_IS, Fit, Progress, Purpose
+from lightning_bnn.methods.networks import Networks, PenalisedTraining
 from lightning_bnn.methods.run import Run
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import LowRankGaussian, Mixture, Posterior
-from lightning_bnn.samplers.high_rate import HighRate
 
-__all__ = ["SWAG", "Moments"]
+__all__ = ["SWAG", "Moments", "HighRate"]
 
 
 class Moments(Networks):
@@ -106,15 +106,13 @@ class Moments(Networks):
 
 
 @dataclass(eq=False)
-class SWAG(Method):
+class SWAG(PenalisedTraining):
     r"""Mean, variances and last deviations of the weights along a run, a Gaussian for each member.
 
     .. math:: \omega = \bar\omega + \sqrt{s} \Big(\tfrac{1}{\sqrt 2} \sigma \odot z_1
         + \tfrac{1}{\sqrt{2 (K - 1)}} D z_2\Big)
 
     Args:
-        prior_std: standard deviation of a Gaussian prior over all weights; None leaves
-            regularisation to the optimizer's weight decay.
         start: epoch after which weights are collected, and the rate rises; by default half of the
             run.
         every_n_epochs: how often they are collected.
@@ -123,8 +121,6 @@ class SWAG(Method):
         ramp: epochs until the high rate is reached.
         rank: how many deviations are kept.
         scale: multiplies the covariance; 1 is the paper's, 2 s what its code calls s.
-        max_loss: members above it are left out, see `DeepEnsemble`.
-        restarts: how often a member that has diverged begins anew, see `DeepEnsemble`.
 
     >>> import torch
     >>> from lightning_bnn import methods, params
@@ -140,15 +136,12 @@ class SWAG(Method):
     (tensor([2.]), tensor([1.]), tensor([-1.,  1.]))
     """
 
-    prior_std: float | None = None
     start: int | None = None
     every_n_epochs: int = 1
     swa_lr: float | None = None
     ramp: int = 5
     rank: int = 20
     scale: float = 1.0
-    max_loss: float | None = None
-    restarts: int = 0
 
     refreshes_statistics = True
     unfitted = "its members are judged as they are, without Gaussians"
@@ -162,13 +155,10 @@ class SWAG(Method):
         if self.swa_lr is not None:
             check_positive("swa_lr", self.swa_lr)
         Schedule(every_n_epochs=self.every_n_epochs)
-        self.prior = gaussian_prior(self.prior_std)
+        super().__post_init__()
 
     def init(self, network: nn.Module, stack: Params) -> Moments:
         return Moments(network, stack, self)
-
-    def losses(self, state: Moments, batch: Batch, run: Run) -> dict[str, Tensor]:
-        return penalised_losses(state, batch, run, self.prior)
 
     # ------------------------------------------------------------ the run
     def configure_optimizer(
@@ -215,3 +205,53 @@ class SWAG(Method):
             return state.members()
         modes = state.modes()
         return modes[0] if len(modes) == 1 else Mixture(modes)
+
+
+class HighRate(LRScheduler):
+    """Follows another schedule up to some epoch, then goes to a high rate in a straight line.
+
+    Args:
+        optimizer: whose rates are set.
+        rate: the high one.
+        start: epoch at which the ramp starts.
+        ramp: length of the ramp, in epochs.
+        before: schedule of the epochs before; by default the rate is constant.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        rate: float,
+        start: int,
+        ramp: int = 5,
+        before: LRScheduler | None = None,
+    ) -> None:
+        if isinstance(before, ReduceLROnPlateau):
+            raise ValueError("`lr_scheduler` ReduceLROnPlateau cannot go before the high rate.")
+        self.rate, self.begin, self.ramp, self.before = rate, start, ramp, before
+        self.reached = [group["lr"] for group in optimizer.param_groups]
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[Any]:
+        """The rate of every parameter group in this epoch."""
+        beyond = self.last_epoch - self.begin
+        if beyond > 0:
+            part = min(1.0, beyond / max(1, self.ramp))
+            return [lr + part * (self.rate - lr) for lr in self.reached]
+        if self.before is not None and self.last_epoch > 0:
+            self.before.step()
+        self.reached = [group["lr"] for group in self.optimizer.param_groups]
+        return list(self.reached)
+
+    def state_dict(self) -> dict[str, Any]:
+        """With the state of the schedule before."""
+        own = {k: v for k, v in super().state_dict().items() if k != "before"}
+        return {**own, "before": None if self.before is None else self.before.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """With the state of the schedule before."""
+        state = dict(state_dict)
+        before = state.pop("before")
+        super().load_state_dict(state)
+        if self.before is not None:
+            self.before.load_state_dict(before)

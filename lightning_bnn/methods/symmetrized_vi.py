@@ -16,19 +16,17 @@ from torch import Tensor, nn
 
 from lightning_bnn import params as P
 from lightning_bnn.arguments import check_count
-from lightning_bnn.methods.batch import Batch
-from lightning_bnn.methods.held_information import HeldInformation
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Purpose
 from lightning_bnn.methods.mfvi import MFVI, Gaussians
-from lightning_bnn.methods.run import Run
+from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Mixture, Posterior, Symmetrized
-from lightning_bnn.posteriors.interpolation import interpolation
 from lightning_bnn.posteriors.mutual_information import (
     Sampled,
     draw_information,
     information_bracket,
+    interpolation,
     permanent_information,
 )
 from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_permanent
@@ -37,7 +35,7 @@ from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, un
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.symmetry import Symmetries, discover, permute, random_permutations
 
-__all__ = ["Estimator", "SymmetrizedVI", "UnitsOfNetwork"]
+__all__ = ["Estimator", "SymmetrizedVI", "UnitsOfNetwork", "HeldInformation"]
 
 Estimator = Literal["bethe", "capacity", "uniform"]
 _BRACKET_SAMPLES = 8
@@ -283,3 +281,65 @@ def _check_prior(prior: Any, sym: Symmetries, networks: Params, names: tuple[str
             f"{float(before):.6g} and {float(after):.6g}); the symmetrized posterior needs one "
             "that does not, such as an isotropic Gaussian."
         )
+
+
+class HeldInformation(nn.Module):
+    """What the last estimate was, and its gradient by means and deviations; a part of checkpoints.
+
+    Args:
+        mean: the means, ``(members, weights)``, like which gradients are.
+    """
+
+    value: Tensor
+    of_mean: Tensor
+    of_log_std: Tensor
+
+    def __init__(self, mean: Tensor) -> None:
+        super().__init__()
+        mean = mean.detach()
+        self.register_buffer("value", mean.new_full((len(mean),), torch.nan))
+        self.register_buffer("of_mean", torch.zeros_like(mean))
+        self.register_buffer("of_log_std", torch.zeros_like(mean))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was no estimate yet."""
+        return bool(self.value.isnan().any())
+
+    def hold(self, information: Tensor, mean: Tensor, log_std: Tensor) -> None:
+        """Keep an estimate and its gradient.
+
+        Args:
+            information: the estimate, ``(members,)``.
+            mean: the means, with respect to which it is differentiated.
+            log_std: the logarithms of deviations.
+        """
+        self.value.copy_(information.detach())
+        if not information.requires_grad:  # as where all units can be told apart
+            self.of_mean.zero_()
+            self.of_log_std.zero_()
+            return
+        grads = torch.autograd.grad(information.sum(), (mean, log_std), retain_graph=True)
+        self.of_mean.copy_(grads[0])
+        self.of_log_std.copy_(grads[1])
+
+    def estimate(self, mean: Tensor, log_std: Tensor) -> Tensor:
+        """The estimate that is held, with the gradient that is held.
+
+        Args:
+            mean: the means, which get it.
+            log_std: the logarithms of deviations, which get it.
+        """
+        return _WithGradient.apply(mean, log_std, self)
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, held: HeldInformation) -> Tensor:
+        ctx.held = held
+        return held.value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        weight = grad[:, None]
+        return weight * ctx.held.of_mean, weight * ctx.held.of_log_std, None

@@ -17,8 +17,8 @@ from lightning_bnn import _compat
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.methods import Run, State
-from lightning_bnn.methods.batch import EXAMPLE_ROWS
 from lightning_bnn.methods.health import Divergence
+from lightning_bnn.methods.run import EXAMPLE_ROWS
 from lightning_bnn.modules import batches
 from lightning_bnn.modules.members import Members
 from lightning_bnn.modules.templates import TemplateMode

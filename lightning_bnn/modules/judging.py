@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
 from lightning_bnn import _compat
+from lightning_bnn.batch_norms import has_statistics, refreshed
 from lightning_bnn.calibration import Calibrated, calibrated, method_of, read, validation_loaders
 from lightning_bnn.evaluation import Evaluator, make_evaluator, named_sets
 from lightning_bnn.methods import Purpose
-from lightning_bnn.methods.batch_statistics import has_statistics, refreshed
 from lightning_bnn.methods.health import Diverged
 from lightning_bnn.modules.core import Core, Part
 from lightning_bnn.modules.fitting import Fitting

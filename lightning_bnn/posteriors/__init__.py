@@ -8,9 +8,8 @@ if TYPE_CHECKING:
     from lightning_bnn.posteriors.base import Posterior, Predictor
     from lightning_bnn.posteriors.dropout import Dropout
     from lightning_bnn.posteriors.empirical import Empirical, Mixture
-    from lightning_bnn.posteriors.gaussian import DiagonalGaussian
+    from lightning_bnn.posteriors.gaussian import DiagonalGaussian, LowRankGaussian
     from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
-    from lightning_bnn.posteriors.low_rank import LowRankGaussian
     from lightning_bnn.posteriors.streaming import StreamedPredictions, stream_predictions
     from lightning_bnn.posteriors.symmetrized import Symmetrized
 

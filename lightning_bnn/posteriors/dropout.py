@@ -3,23 +3,142 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn import params as P
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params, stack_size
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
-from lightning_bnn.posteriors.dropout_sites import ACTIVE, DropoutSite, dropout_sites
+from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["Dropout", "Layers"]
+__all__ = ["Dropout", "Layers", "ACTIVE", "DropoutSite", "dropout_sites"]
 
 Layers = Literal["all", "last"]
+
+
+_BY_CHANNEL = (F.dropout1d, F.dropout2d, F.dropout3d)
+_NO_MASKS = {
+    F.multi_head_attention_forward: "it is in attention",
+    F.alpha_dropout: "alpha dropout moves its units",
+    F.feature_alpha_dropout: "alpha dropout moves its units",
+}
+ACTIVE: frozenset[Any] = frozenset((F.dropout, *_BY_CHANNEL, *_NO_MASKS))
+"""Functions with an argument ``training`` that decides whether they drop something."""
+
+
+@dataclass(frozen=True)
+class DropoutSite:
+    """One call of dropout.
+
+    Args:
+        rate: how many units are dropped.
+        units: how many there are.
+        weight: name of the weight that reads them, None if it is not one.
+        repeat: columns of the weight for each unit.
+        reason: why there is no such weight.
+    """
+
+    rate: float
+    units: int = 0
+    weight: str | None = None
+    repeat: int = 1
+    reason: str = "no weight reads its units one by one"
+
+
+@torch.no_grad()
+def dropout_sites(model: nn.Module, example: Sequence[Any]) -> list[DropoutSite]:
+    """Find all calls of dropout of a network in evaluation mode, in the order of the forward pass.
+
+    A weight reads the units of a call if multiplying its columns changes the outputs exactly as
+    multiplying the units does, whatever the units are: that is tried with random numbers.
+
+    Args:
+        model: the network.
+        example: inputs.
+    """
+    training = model.training
+    model.eval()
+    try:
+        watch = _Watch()
+        with watch:
+            model(*example)
+        sites = enumerate(watch.sites)
+        return [_with_reader(model, example, k, s) if s.units else s for k, s in sites]
+    finally:
+        model.train(training)
+
+
+def _with_reader(
+    model: nn.Module, example: Sequence[Any], index: int, site: DropoutSite
+) -> DropoutSite:
+    params = dict(model.named_parameters())
+    like = next(iter(params.values()))
+    factors = 2 * torch.rand(site.units, generator=keyed_generator("dropout")).to(like)
+
+    def outputs(factors: Tensor, changed: Params) -> Tensor:
+        with _Watch(index, factors):
+            found = functional_call(model, changed, tuple(example))
+        return torch.cat([t.flatten() for t in tree_leaves(found) if isinstance(t, Tensor)])
+
+    plain, wanted = outputs(torch.ones_like(factors), {}), outputs(factors, {})
+    if torch.allclose(plain, wanted):
+        return site
+    for name, weight in params.items():
+        if weight.ndim < 2 or weight.shape[1] % site.units:
+            continue
+        repeat = weight.shape[1] // site.units
+        columns = factors.repeat_interleave(repeat).view(-1, *(1,) * (weight.ndim - 2))
+        found = outputs(torch.ones_like(factors), {name: weight * columns})
+        if torch.allclose(found, wanted, rtol=1e-4, atol=1e-5):
+            return replace(site, weight=name, repeat=repeat)
+    return site
+
+
+class _Watch(TorchFunctionMode):
+    """Notes calls of dropout; noise is added to what one of them gives, and factors multiply both.
+
+    Args:
+        index: number of the call; none by default.
+        factors: for every unit.
+    """
+
+    def __init__(self, index: int = -1, factors: Tensor | None = None) -> None:
+        super().__init__()
+        self.index, self.factors = index, factors
+        self.sites: list[DropoutSite] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func not in ACTIVE:
+            return out
+        if func in _NO_MASKS:
+            at = args[10] if len(args) > 10 else 0.0
+            rate = kwargs.get("p", kwargs.get("dropout_p", at))
+            self.sites.append(DropoutSite(rate, reason=_NO_MASKS[func]))
+            return out
+        shape = out.shape[1:2] + (1,) * (out.ndim - 2) if func in _BY_CHANNEL else out.shape[1:]
+        rate = kwargs.get("p", 0.5)
+        self.sites.append(DropoutSite(rate, shape.numel() if rate > 0 else 0))
+        if self.factors is None or len(self.sites) != self.index + 1:
+            return out
+        noise = torch.randn(out.shape, generator=keyed_generator("units")).to(out)
+        return (out + noise) * self.factors.view(shape)
 
 
 class Dropout(Posterior):

@@ -1,22 +1,32 @@
-"""Independent Gaussians, one for each weight."""
+"""Gaussians over weights: independent ones, and those with a low-rank covariance as well."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.params import Params, RavelSpec, is_weight, ravel, stack_size, unravel
-from lightning_bnn.posteriors.alignment import Align, alignment
+from lightning_bnn.params import (
+    Params,
+    RavelSpec,
+    is_stacked,
+    is_weight,
+    ravel,
+    stack_size,
+    unravel,
+)
 from lightning_bnn.posteriors.base import Posterior, check_count, standard_normal, with_constants
-from lightning_bnn.symmetry import Symmetries
+from lightning_bnn.symmetry import Symmetries, match, match_activations, permute
+from lightning_bnn.symmetry import align as joint_alignment
 
-__all__ = ["DiagonalGaussian"]
+__all__ = ["DiagonalGaussian", "LowRankGaussian", "Align", "alignment"]
 
+Align = Literal["weights", "activations", "joint"]
 _LOG_2PI = math.log(2 * math.pi)
 
 
@@ -88,24 +98,10 @@ class DiagonalGaussian(Posterior):
         >>> DiagonalGaussian.fit({"w": rows}).centre["w"]
         tensor([1., 1.])
         """
-        if not isinstance(networks, dict):
-            raise ValueError(
-                "`networks` must be a stack, `params.stack([...])` makes one of a list, got a "
-                f"{type(networks).__name__}."
-            )
-        size = stack_size(networks)
-        if size < 2:
-            raise ValueError(f"`networks` must hold at least 2 networks, got {size}.")
-        if align is not None:
-            move = alignment(networks, reference, align, symmetries, model, batches, **options)
-            networks = move(networks)
-        elif reference is not None or options:
-            name = "reference" if reference is not None else min(options)
-            raise ValueError(f"`{name}` is used with `align`, which is None.")
-        weights = {name: t for name, t in networks.items() if is_weight(name, t)}
-        least = torch.finfo(next(iter(weights.values())).dtype).tiny
-        mean = {name: t.mean(0) if name in weights else t[-1] for name, t in networks.items()}
-        return cls(mean, {name: t.std(0).clamp(min=least) for name, t in weights.items()})
+        frame = reference, align, symmetries, model, batches
+        mean, std = _moments(_in_one_frame(networks, *frame, **options), 1)
+        least = torch.finfo(next(iter(std.values())).dtype).tiny
+        return cls(mean, {name: t.clamp(min=least) for name, t in std.items()})
 
     def extra_repr(self) -> str:
         """What ``print`` shows in brackets."""
@@ -189,3 +185,193 @@ def _deviations(std: Params | float, spec: RavelSpec, like: Tensor) -> Tensor:
     if not bool((vector > 0).all()):
         raise ValueError("`std` must be positive.")
     return vector
+
+
+class LowRankGaussian(Posterior):
+    r"""Half of the covariance is diagonal, half is that of the last networks of a trajectory.
+
+    .. math:: w = \mu + \sqrt{s} \Big(\tfrac{1}{\sqrt 2} \sigma \odot z_1
+        + \tfrac{1}{\sqrt{2 (K - 1)}} D z_2\Big)
+
+    One draw of the K low-rank numbers moves all tensors, so that correlations between layers are
+    kept; K is the number of networks that are there.
+
+    Args:
+        mean: one network.
+        std: standard deviations of its weights.
+        deviations: a stack of K networks minus the mean.
+        scale: multiplies the covariance.
+        names: what counts as weights, by default all floating tensors but BatchNorm statistics.
+
+    References:
+        | A Simple Baseline for Bayesian Uncertainty in Deep Learning (Maddox et al., 2019)
+        | https://arxiv.org/abs/1902.02476
+
+    >>> deviations = {"w": torch.tensor([[1.0, 2.0], [-1.0, -2.0]])}
+    >>> posterior = LowRankGaussian({"w": torch.zeros(2)}, {"w": torch.zeros(2)}, deviations)
+    >>> draws = posterior.sample(20_000, torch.Generator().manual_seed(0))["w"]
+    >>> torch.allclose(draws[:, 1], 2 * draws[:, 0], atol=1e-5)  # both weights move together
+    True
+    >>> draws.std(0).round(decimals=1)
+    tensor([1., 2.])
+    """
+
+    mean: Tensor
+    std: Tensor
+    deviations: Tensor
+
+    def __init__(
+        self,
+        mean: Params,
+        std: Params,
+        deviations: Params,
+        scale: float = 1.0,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if not scale >= 0:
+            raise ValueError(f"`scale` must not be negative, got {scale}.")
+        vector, self.spec = ravel(mean, names)
+        weights = self.spec.names
+        self.register_buffer("mean", vector.detach().clone())
+        self.register_buffer("std", ravel(std, weights)[0].detach().clone())
+        rows = ravel(deviations, weights, stacked=True)[0]
+        if len(rows) < 2:
+            raise ValueError(f"`deviations` must hold at least 2 networks, got {len(rows)}.")
+        self.register_buffer("deviations", rows.detach().clone())
+        self.scale, self.order = scale, tuple(mean)
+        self.constants = NamedTensors({n: t for n, t in mean.items() if n not in weights})
+
+    @classmethod
+    def fit(
+        cls,
+        networks: Params,
+        rank: int | None = None,
+        scale: float = 1.0,
+        align: Align | None = None,
+        symmetries: Symmetries | None = None,
+        model: nn.Module | None = None,
+        batches: Iterable[Any] | None = None,
+        **options: Any,
+    ) -> LowRankGaussian:
+        """From a stack of networks: moments of all, deviations of the last ones.
+
+        Args:
+            networks: a stack, in the order of the trajectory.
+            rank: how many deviations are kept, by default 20 or all that there are.
+            scale: multiplies the covariance.
+            align: bring the networks into one frame first: ``"joint"``, or by ``"weights"`` or
+                ``"activations"`` into that of the first.
+            symmetries: what ``discover`` returned, for the alignment.
+            model: gives the computation, for activations.
+            batches: inputs, for activations.
+            **options: of `lightning_bnn.symmetry.align`, for a joint frame.
+        """
+        networks = _in_one_frame(networks, None, align, symmetries, model, batches, **options)
+        size = stack_size(networks)
+        if rank is not None and not 2 <= rank <= size:
+            raise ValueError(f"`rank` must be between 2 and {size}, got {rank}.")
+        mean, std = _moments(networks, 0)
+        last = slice(-min(rank or 20, size), None)
+        deviations = {name: networks[name][last] - mean[name] for name in std}
+        return cls(mean, std, deviations, scale)
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
+        """A stack of n networks."""
+        check_count(n)
+        rank, size = self.deviations.shape
+        one, two = (standard_normal((n, k), self.mean, generator) for k in (size, rank))
+        moved = self.std * one + two @ self.deviations / math.sqrt(rank - 1)
+        weights = unravel(self.mean + math.sqrt(self.scale / 2) * moved, self.spec)
+        return with_constants(weights, self.constants.tensors(), self.order)
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Log-density of every network of a stack."""
+        rows, _ = ravel(params, self.spec.names, stacked=True)
+        factor = self.deviations.T * math.sqrt(self.scale / (2 * (len(self.deviations) - 1)))
+        return torch.distributions.LowRankMultivariateNormal(
+            self.mean, factor, self.scale / 2 * self.std.square()
+        ).log_prob(rows)
+
+
+# ------------------------------------------------------------ fits to stacks
+def _in_one_frame(
+    networks: Params, reference: Params | None, align: Align | None, *frame: Any, **options: Any
+) -> Params:
+    """A stack to fit a Gaussian to, brought into the frame that `alignment` finds."""
+    if not isinstance(networks, dict):
+        raise ValueError(
+            "`networks` must be a stack, `params.stack([...])` makes one of a list, got a "
+            f"{type(networks).__name__}."
+        )
+    if stack_size(networks) < 2:
+        raise ValueError(f"`networks` must hold at least 2 networks, got {stack_size(networks)}.")
+    if align is not None:
+        return alignment(networks, reference, align, *frame, **options)(networks)
+    unused = ["reference"] if reference is not None else sorted(options)
+    if unused:
+        raise ValueError(f"`{unused[0]}` is used with `align`, which is None.")
+    return networks
+
+
+def _moments(networks: Params, correction: int) -> tuple[Params, Params]:
+    """Means, with the buffers of the last network, and standard deviations of the weights."""
+    weights = {name: t for name, t in networks.items() if is_weight(name, t)}
+    mean = {name: t.mean(0) if name in weights else t[-1] for name, t in networks.items()}
+    return mean, {name: t.std(0, correction=correction) for name, t in weights.items()}
+
+
+def alignment(
+    networks: Params,
+    reference: Params | None,
+    align: Align,
+    symmetries: Symmetries | None,
+    model: nn.Module | None = None,
+    batches: Iterable[Any] | None = None,
+    **options: Any,
+) -> Callable[[Params], Params]:
+    """A function that moves the networks, or anything else that has their shapes.
+
+    Args:
+        networks: one, or a stack whose members are matched one by one.
+        reference: one network, by default the first of the stack.
+        align: by ``"weights"``, by the ``"activations"`` on some data, or all networks of a stack
+            with each other: ``"joint"``.
+        symmetries: what ``discover`` returned.
+        model: gives the computation, for activations.
+        batches: inputs, for activations.
+        **options: of `lightning_bnn.symmetry.align`, for a joint frame.
+    """
+    check_choice("align", align, get_args(Align))
+    if symmetries is None:
+        raise ValueError("`symmetries` must be what `discover` returned, to match networks.")
+    if align == "joint":
+        return _jointly(networks, reference, symmetries, options)
+    if options:
+        raise ValueError(f"`{min(options)}` goes with `align='joint'`, got {align!r}.")
+    goal = {name: t[0] for name, t in networks.items()} if reference is None else reference
+    if align == "weights":
+        permutations: Sequence[Tensor] = match(networks, goal, symmetries)
+    elif model is None or batches is None:
+        raise ValueError("`model` and `batches` must be given, to match activations.")
+    else:
+        permutations = match_activations(model, networks, goal, symmetries, batches)
+    return lambda stack: permute(stack, symmetries, permutations)
+
+
+def _jointly(
+    networks: Params,
+    reference: Params | None,
+    symmetries: Symmetries,
+    options: dict[str, Any],
+) -> Callable[[Params], Params]:
+    """All to each other, and then all in one to a reference if there is one."""
+    if not is_stacked(networks, symmetries.shapes):
+        raise ValueError("`align` is 'joint', which needs a stack of networks, not one network.")
+    found = joint_alignment(networks, symmetries, **options)
+    if reference is None:
+        return lambda stack: found.apply(stack, symmetries)
+    moved = found.apply(networks, symmetries)
+    mean = {n: t.mean(0) if t.is_floating_point() else t[0] for n, t in moved.items()}
+    together = match(mean, reference, symmetries)
+    return lambda stack: permute(found.apply(stack, symmetries), symmetries, together)

@@ -18,24 +18,30 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from lightning_bnn.posteriors.doubly_stochastic import (
-    bethe_functional,
-    is_doubly_stochastic,
-    likeliest_permutation,
-    to_unit_sums,
-)
-from lightning_bnn.posteriors.quick_bethe import quick_bethe
-
-__all__ = ["log_bethe", "log_capacity", "log_permanent", "log_transpositions"]
+__all__ = [
+    "bethe_functional",
+    "likeliest_permutation",
+    "log_bethe",
+    "log_capacity",
+    "log_permanent",
+    "log_transpositions",
+    "quick_bethe",
+    "to_unit_sums",
+]
 
 _EXACT_UP_TO = 14
 _SAFE = 200
 """Exponents up to here leave room in float64 for what sums of them do."""
+_TOLERANCE, _LEAST = 1e-12, 1e-100
+_QUICK_FROM, _QUICK_SHARE, _QUICK_TOLERANCE = 32, 0.9, 1e-6
+"""Rows from which float32 pays, the largest share that it can tell from one, and its precision."""
 
 
 def log_permanent(logs: Tensor) -> Tensor:
@@ -118,6 +124,53 @@ def _capacity(logs: Tensor, sweeps: int) -> tuple[Tensor, Tensor]:
     return rows.sum((-2, -1)) + columns.sum((-2, -1)), (logs - rows - columns).exp()
 
 
+def bethe_functional(logs: Tensor, shares: Tensor) -> Tensor:
+    r"""A lower bound of the log-permanents of ``logs`` at any doubly stochastic ``shares``.
+
+    .. math:: \log \mathrm{perm}(A) \ge \sum_{ij} b_{ij} \log \frac{A_{ij}}{b_{ij}}
+        + (1 - b_{ij}) \log(1 - b_{ij})
+
+    The largest of these values is the Bethe permanent.
+
+    References:
+        | Unleashing the Power of Schrijver's Permanental Inequality (Gurvits, 2011)
+        | https://arxiv.org/abs/1106.2844
+
+    >>> bethe_functional(torch.zeros(3, 3), torch.full((3, 3), 1 / 3)).exp().round(decimals=3)
+    tensor(2.3700)
+    """
+    others = (1 - shares).clamp(min=0)
+    entropies = torch.xlogy(others, others) - torch.xlogy(shares, shares)
+    return (entropies + torch.where(shares > 0, shares * logs, 0)).sum((-2, -1))
+
+
+# ------------------------------------------------------------ the Bethe permanent
+def quick_bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor, Tensor] | None:
+    """Bethe permanents in float32, by plain sums; None where a permutation stands out.
+
+    Where every share is well below one, nothing is lost when an entry is subtracted from a sum that
+    it is part of.
+
+    Args:
+        logs: of the matrices, ``(..., n, n)``.
+        iterations: rounds of messages at most.
+        tolerance: change of the shares at which to stop.
+
+    Returns:
+        Logarithms, and the shares that are their gradients.
+    """
+    n = logs.shape[-1]
+    if logs.dtype != torch.float32 or n < _QUICK_FROM or tolerance < _QUICK_TOLERANCE:
+        return None
+    rows = logs.amax(-1, keepdim=True)
+    scaled = logs - rows
+    shares = _sinkhorn(_beliefs(scaled.exp(), iterations, tolerance, 2, _plain_others), 3)
+    misses, largest = _misses(shares).amax(), shares.amax()
+    if not bool((misses < 10 * _QUICK_TOLERANCE) & (largest < _QUICK_SHARE)):
+        return None
+    return bethe_functional(scaled, shares) + rows.sum((-2, -1)), shares
+
+
 def _bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor, Tensor]:
     """Where messages have not settled, the value is that of other shares: a bound all the same."""
     matrices = logs.reshape(-1, *logs.shape[-2:]).double()
@@ -139,30 +192,63 @@ def _shares(logs: Tensor, iterations: int, tolerance: float) -> Tensor:
         kept, swapped = logs[:, 0, 0] + logs[:, 1, 1], logs[:, 0, 1] + logs[:, 1, 0]
         share = (kept > swapped) + (kept == swapped) / 2
         return torch.stack([share, 1 - share, 1 - share, share], -1).view(logs.shape).to(logs)
-    shares = to_unit_sums(_beliefs(logs.exp(), iterations, tolerance))
-    for k in (~is_doubly_stochastic(shares)).nonzero()[:, 0]:
+    shares = to_unit_sums(_beliefs(logs.exp(), iterations, tolerance, 4, _others))
+    for k in (~(_misses(shares) < _TOLERANCE)).nonzero()[:, 0]:
         shares[k] = likeliest_permutation(logs[k])
     return shares
 
 
-def _beliefs(scaled: Tensor, iterations: int, tolerance: float) -> Tensor:
+def _beliefs(
+    odds: Tensor,
+    iterations: int,
+    tolerance: float,
+    rounds: int,
+    others: Callable[[Tensor, int], Tensor],
+) -> Tensor:
     """Messages are odds of an edge: ``down`` from its row, ``up`` from its column.
 
     On this graph they converge (Vontobel), unless several permutations are equally likely; damping
     them takes twice as many rounds. They are clamped where an edge is as good as certain, so that
     no product leaves the numbers.
     """
-    up = torch.full_like(scaled, 1 / (scaled.shape[-1] - 1))
-    down = _clamped(scaled / _others(scaled * up, -1))
-    beliefs = torch.zeros_like(scaled)
+    up = torch.full_like(odds, 1 / (odds.shape[-1] - 1))
+    down = _clamped(odds / others(odds * up, -1))
+    shares = torch.zeros_like(odds)
     for step in range(iterations):
-        up = _clamped(1 / _others(down, -2))
-        down = _clamped(scaled / _others(scaled * up, -1))
-        if step % 4 == 3:
-            before, beliefs = beliefs, 1 / (1 + 1 / (down * up))
-            if bool((beliefs - before).abs().amax() < tolerance):
+        up = _clamped(others(down, -2).reciprocal_())
+        down = others(odds * up, -1)
+        down = _clamped(torch.div(odds, down, out=down))
+        if step % rounds == rounds - 1:
+            before, shares = shares, _shares_of(down, up)
+            if not bool((shares - before).abs_().amax() >= tolerance):
                 break
-    return torch.where(scaled > 0, 1 / (1 + 1 / (down * up)), 0)
+    return torch.where(odds > 0, _shares_of(down, up), 0)
+
+
+def _shares_of(down: Tensor, up: Tensor) -> Tensor:
+    both = down * up
+    return both.div_(both + 1)
+
+
+def _clamped(odds: Tensor) -> Tensor:
+    return odds.clamp_(1e-150, 1e150) if odds.dtype == torch.float64 else odds
+
+
+def _plain_others(x: Tensor, dim: int) -> Tensor:
+    """Sum of all other entries along a dimension, for each; ``x`` is overwritten."""
+    return torch.sub(x.sum(dim, keepdim=True), x, out=x)
+
+
+def _others(x: Tensor, dim: int) -> Tensor:
+    """As `_plain_others`, without cancellation.
+
+    All entries but the largest are at most half of the sum, so that subtracting them is safe; the
+    sum without the largest is taken apart.
+    """
+    largest, where = x.max(dim, keepdim=True)
+    rest = x.scatter(dim, where, 0).sum(dim, keepdim=True)
+    others = (largest + rest).sub(x)
+    return others.scatter_(dim, where, rest)
 
 
 def _with_a_floor(logs: Tensor) -> Tensor:
@@ -195,17 +281,59 @@ def _potentials(logs: Tensor) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
-def _clamped(odds: Tensor) -> Tensor:
-    return odds.clamp_(1e-150, 1e150)
+# ------------------------------------------------------------ doubly stochastic matrices
+def to_unit_sums(shares: Tensor) -> Tensor:
+    """Scale rows and columns so that they sum to one, as far as entries that are zero allow it.
 
+    Sinkhorn's sweeps hardly move where a few tiny entries connect the rest; Newton's steps do.
 
-def _others(x: Tensor, dim: int) -> Tensor:
-    """Sum of all other entries along a dimension, for each, without cancellation.
+    Args:
+        shares: not negative, ``(matrices, n, n)``, in float64.
 
-    All entries but the largest are at most half of the sum, so that subtracting them is safe; the
-    sum without the largest is taken apart.
+    References:
+        | The Sinkhorn-Knopp Algorithm: Convergence and Applications (Knight, 2008)
     """
-    largest, where = x.max(dim, keepdim=True)
-    rest = x.scatter(dim, where, 0).sum(dim, keepdim=True)
-    others = (largest + rest).sub(x)
-    return others.scatter_(dim, where, rest)
+    scaled = _sinkhorn(torch.where(shares > 0, shares.clamp(min=_LEAST), 0), 10)
+    for _ in range(10):
+        far = (_misses(scaled) >= _TOLERANCE) & scaled.isfinite().all(-1).all(-1)
+        if not bool(far.any()):
+            break
+        scaled[far] = _newton(scaled[far])
+    return scaled.clamp(max=1)
+
+
+def _sinkhorn(shares: Tensor, sweeps: int) -> Tensor:
+    rows = torch.ones_like(shares[..., :1])
+    for _ in range(sweeps):
+        columns = 1 / (shares.mT @ rows)
+        rows = 1 / (shares @ columns)
+    return rows * shares * columns.mT
+
+
+def _misses(shares: Tensor) -> Tensor:
+    """How far the sums of rows and columns are from one at most, for each matrix."""
+    return torch.maximum(*((shares.sum(dim) - 1).abs().amax(-1) for dim in (-2, -1)))
+
+
+def _newton(scaled: Tensor) -> Tensor:
+    """Factors 1 + u + v after which all sums are one, where none of them would be negative.
+
+    What is left is a Laplacian of the columns, which is built without differences; columns that
+    nothing connects are left alone.
+    """
+    gram = (scaled.mT @ scaled).tril(-1)
+    gram = gram + gram.mT
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    laplacian = torch.diag_embed(gram.sum(-1)) - gram + 1 / len(identity) + _TOLERANCE * identity
+    columns = torch.linalg.solve(laplacian, 1 - scaled.sum(-2, keepdim=True).mT)
+    moved = scaled * (1 - scaled @ columns + columns.mT).clamp(1e-3, 1e3)
+    return moved / moved.sum(-1, keepdim=True)
+
+
+def likeliest_permutation(logs: Tensor) -> Tensor:
+    """The matrix of the permutation of largest weight; the identity where none is possible."""
+    try:
+        _, columns = linear_sum_assignment(logs.cpu().numpy(), maximize=True)
+    except ValueError:  # scipy's word for a matrix without a possible permutation
+        columns = range(len(logs))
+    return torch.eye(len(logs)).to(logs)[torch.as_tensor(columns)]

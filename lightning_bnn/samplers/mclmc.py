@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +13,8 @@ from torch import Tensor
 from lightning_bnn.arguments import check_count, check_integer, check_positive
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.samplers.energy_sampler import EnergySampler
-from lightning_bnn.samplers.energy_tuning import Tuning, memory_length
-from lightning_bnn.samplers.microcanonical import Place, integrate, refresh
 
-__all__ = ["MCLMC"]
+__all__ = ["MCLMC", "Place", "bend", "integrate", "refresh", "Tuning", "memory_length"]
 
 _SIZES_ONLY, _WITH_SPREAD = 0.8, 0.9
 """Parts of the adaptation after which the spread of weights, and then a trace of them, is taken."""
@@ -303,3 +302,206 @@ def _is_finite(place: Place) -> Tensor:
     """Chains whose numbers are all finite."""
     tensors = (place.x, place.direction, place.gradient)
     return torch.stack([t.isfinite().all(1) for t in tensors]).all(0) & place.energy.isfinite()
+
+
+_B = 0.1931833275037836
+"""Of the splitting of second order whose error is least."""
+
+
+class Place(NamedTuple):
+    """Where chains are, all ``(chains, numbers)`` but the energy.
+
+    Attributes:
+        x: positions.
+        direction: of unit length.
+        energy: ``(chains,)``.
+        gradient: of the energy.
+    """
+
+    x: Tensor
+    direction: Tensor
+    energy: Tensor
+    gradient: Tensor
+
+    def where(self, chains: Tensor, other: Place) -> Place:
+        """These for some chains, the other's for the rest.
+
+        Args:
+            chains: which, ``(chains,)``.
+            other: of the same chains.
+        """
+        pick = chains[:, None]
+        return Place(
+            torch.where(pick, self.x, other.x),
+            torch.where(pick, self.direction, other.direction),
+            torch.where(chains, self.energy, other.energy),
+            torch.where(pick, self.gradient, other.gradient),
+        )
+
+
+def integrate(
+    place: Place, sizes: Tensor, look: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Place, Tensor]:
+    """One step of the minimal-norm integrator, which takes two gradients, and its energy error.
+
+    Args:
+        place: where the chains are.
+        sizes: of the steps, ``(chains,)``.
+        look: energies and their gradients at given positions.
+    """
+    half = (sizes / 2).to(place.x.dtype)[:, None]
+    direction, first = bend(place.direction, place.gradient, _B * sizes)
+    x = place.x + half * direction
+    direction, second = bend(direction, look(x)[1], (1 - 2 * _B) * sizes)
+    x = x + half * direction
+    energy, gradient = look(x)
+    direction, third = bend(direction, gradient, _B * sizes)
+    error = first + second + third + energy - place.energy
+    return Place(x, direction, energy, gradient), error
+
+
+def bend(direction: Tensor, gradient: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """Directions after a time in which the gradient was the same, and what kinetic energy gained.
+
+    Args:
+        direction: of unit length, ``(chains, numbers)``.
+        gradient: of the energy.
+        sizes: how long, ``(chains,)``.
+    """
+    freedom = gradient.shape[1] - 1
+    norm = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64)
+    down = -gradient / torch.where(norm > 0, norm, 1.0).to(gradient.dtype)[:, None]
+    angle = sizes * norm / freedom
+    cosine = (down * direction).sum(1, dtype=torch.float64).clamp(-1, 1)
+    fade = (-angle).exp()
+    along = (1 - fade) * (1 + fade + cosine * (1 - fade))
+    turned = along.to(down.dtype)[:, None] * down + (2 * fade).to(down.dtype)[:, None] * direction
+    gain = angle - math.log(2) + ((1 + cosine) + (1 - cosine) * fade.square()).log()
+    return torch.nn.functional.normalize(turned, dim=1), freedom * gain
+
+
+def refresh(direction: Tensor, noise: Tensor, sizes: Tensor, lengths: Tensor) -> Tensor:
+    """Directions that forget themselves over some length.
+
+    Args:
+        direction: of unit length, ``(chains, numbers)``.
+        noise: standard normal numbers.
+        sizes: of the step, ``(chains,)``.
+        lengths: after which a direction is forgotten.
+    """
+    variance = torch.expm1(2 * sizes / lengths) / direction.shape[1]
+    return torch.nn.functional.normalize(
+        direction + variance.sqrt().to(direction.dtype)[:, None] * noise, dim=1
+    )
+
+
+_FADE, _TRUST, _ORDER = 99 / 101, 9.0, 6
+_SHRINK = 0.8
+_LEAST_TRACE = 16
+
+
+@dataclass
+class Tuning:
+    """What a sampler knows of the steps of every chain, each field ``(chains,)`` and float64.
+
+    Attributes:
+        sizes: of steps.
+        largest: that have not failed yet.
+        weighted: faded sum of squared errors over the sixth power of their step sizes, each with
+            a weight that trusts outliers less.
+        weights: faded sum of these weights.
+        lengths: after which directions are forgotten.
+        squares: sum of squared errors over the number of weights, since the adaptation.
+        steps: how many they are of.
+        failed: how many more were undone since, as something was not finite.
+    """
+
+    sizes: Tensor
+    largest: Tensor
+    weighted: Tensor
+    weights: Tensor
+    lengths: Tensor
+    squares: Tensor
+    steps: Tensor
+    failed: Tensor
+
+    @classmethod
+    def start(cls, chains: int, size: float, length: float, device: torch.device) -> Tuning:
+        """Of chains that know nothing yet.
+
+        Args:
+            chains: how many.
+            size: of their steps.
+            length: after which directions are forgotten.
+            device: where the tensors are.
+        """
+        first = [size, torch.inf, 0.0, 0.0, length, 0.0, 0.0, 0.0]
+        return cls(*(torch.full((chains,), v, dtype=torch.float64, device=device) for v in first))
+
+    @classmethod
+    def from_lists(cls, lists: dict[str, list[float]], device: torch.device) -> Tuning:
+        """What `as_lists` has made, exactly.
+
+        Args:
+            lists: of every field.
+            device: where the tensors are.
+        """
+        numbers = {n: torch.tensor(v, dtype=torch.float64) for n, v in lists.items()}
+        return cls(**{n: t.to(device) for n, t in numbers.items()})
+
+    def as_lists(self) -> dict[str, list[float]]:
+        """Plain numbers, which checkpoints keep in double precision."""
+        return {name: tensor.tolist() for name, tensor in asdict(self).items()}
+
+    def adapt(self, errors: Tensor, wanted: float) -> None:
+        """Take the errors of one step into account, and choose the sizes of the next.
+
+        A step that failed makes all later ones of its chain smaller.
+
+        Args:
+            errors: squares over the number of weights; not finite where a step has failed.
+            wanted: their mean.
+        """
+        well = errors.isfinite()
+        ratio = torch.where(well, errors, wanted) / wanted + 1e-8
+        trust = torch.where(well, (-0.5 * (ratio.log() / _TRUST).square()).exp(), 0.0)
+        fade = torch.where(well, _FADE, 1.0)
+        self.weighted = fade * self.weighted + trust * ratio / self.sizes**_ORDER
+        self.weights = fade * self.weights + trust
+        self.largest = torch.where(well, self.largest, _SHRINK * self.sizes)
+        found = (self.weighted / self.weights) ** (-1 / _ORDER)
+        found = torch.where(self.weights > 0, found, self.sizes)
+        self.sizes = torch.minimum(found, self.largest)
+
+    def watch(self, errors: Tensor) -> None:
+        """Count the errors of one step of the sampling.
+
+        Args:
+            errors: as in `adapt`.
+        """
+        well = errors.isfinite()
+        self.squares = self.squares + torch.where(well, errors, 0.0)
+        self.steps = self.steps + well
+        self.failed = self.failed + ~well
+
+
+def memory_length(trace: Tensor, sizes: Tensor) -> Tensor:
+    r"""How far chains should go before they forget their direction.
+
+    That is :math:`0.4\,\epsilon` times the mean number of steps for an independent draw.
+
+    Args:
+        trace: numbers after every step, ``(chains, steps, numbers)``.
+        sizes: of the steps, ``(chains,)``.
+
+    Returns:
+        ``(chains,)``; NaN where the trace is too short or constant.
+    """
+    from lightning_bnn.metrics.chains import effective_sample_size
+
+    chains, steps, _ = trace.shape
+    if steps < _LEAST_TRACE:
+        return torch.full_like(sizes, torch.nan)
+    series = trace.transpose(0, 1)[None].double()
+    apart = steps / effective_sample_size(series)
+    return 0.4 * sizes * apart.to(sizes.device).reshape(chains, -1).nanmean(1)

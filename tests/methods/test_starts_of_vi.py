@@ -11,7 +11,7 @@ from lightning_bnn import methods, modules, params
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.methods import Batch, Fit, Progress, Run
 from lightning_bnn.methods import initial_scales as starting
-from lightning_bnn.methods.kl_warmup import KLWarmup
+from lightning_bnn.methods.mfvi import KLWarmup
 
 X, Y = Blobs().load().train
 ALL = [Batch((X[k : k + 10],), Y[k : k + 10], number=k // 10) for k in range(0, len(X), 10)]

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.methods import Batch
-from lightning_bnn.methods.member_losses import member_losses
+from lightning_bnn.methods.run import member_losses
 from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.modules.optimization import check_elementwise, clip_members
 

@@ -11,12 +11,12 @@ from torch.optim.swa_utils import update_bn
 
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.batch_norms import refreshed
 from lightning_bnn.callbacks import CheckpointHarvester
-from lightning_bnn.methods.batch_statistics import refreshed
+from lightning_bnn.methods.swag import HighRate
 from lightning_bnn.modules import SWAG, DeepEnsemble
 from lightning_bnn.posteriors import LowRankGaussian, Mixture
 from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.samplers.high_rate import HighRate
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from lightning_bnn import params as P
 from lightning_bnn.posteriors import Dropout
-from lightning_bnn.posteriors.dropout_sites import dropout_sites
+from lightning_bnn.posteriors.dropout import dropout_sites
 
 
 class Functional(nn.Module):
@@ -167,13 +167,13 @@ class Tied(nn.Module):
 @pytest.mark.parametrize(
     ("net", "x", "reason"),
     [
-        (Residual(), (4, 6), "add reads it"),
-        (Tied(), (4, 6), "a.weight is used more than once"),
-        (nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.2)), (4, 6), "nothing reads its output"),
+        (Residual(), (4, 6), "no weight reads its units one by one"),
+        (Tied(), (4, 6), "no weight reads"),
+        (nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.2)), (4, 6), "no weight reads"),
         (
             nn.Sequential(nn.Conv2d(1, 2, 3), nn.Dropout(0.2), nn.Conv2d(2, 1, 3)),
             (4, 1, 8, 8),
-            "conv2d reads it",
+            "no weight reads",
         ),
         (nn.Sequential(nn.AlphaDropout(0.2), nn.Linear(6, 5)), (4, 6), "moves its units"),
         (nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), (4, 3, 6), "is in attention"),

@@ -10,7 +10,7 @@ from lightning_bnn import models
 from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.posteriors import CurvatureBlock, LaplaceGaussian
-from lightning_bnn.posteriors.laplace_fit import (
+from lightning_bnn.posteriors.curvature import (
     curvature,
     last_layer_name,
     likeliest_precision,

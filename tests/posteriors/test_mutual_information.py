@@ -10,12 +10,12 @@ from torch import nn
 from lightning_bnn import params as P
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian, Symmetrized
-from lightning_bnn.posteriors.interpolation import interpolation
 from lightning_bnn.posteriors.mutual_information import (
     Sampled,
     confusable_units,
     draw_information,
     information_bracket,
+    interpolation,
     log_ratios,
     permanent_information,
 )

@@ -8,8 +8,7 @@ from torch.func import jacrev
 
 from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
-from lightning_bnn.posteriors.laplace_fit import curvature
-from lightning_bnn.posteriors.output_curvature import curvature_root
+from lightning_bnn.posteriors.curvature import curvature, curvature_root
 
 CASES = {
     "categorical": (Categorical(), 4),

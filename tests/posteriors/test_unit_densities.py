@@ -7,15 +7,16 @@ import torch
 from test_mutual_information import layer_of, sampled
 from torch import nn
 
-from lightning_bnn.posteriors import quick_bethe
 from lightning_bnn.posteriors.mutual_information import (
+    Rows,
     Sampled,
     confusable_units,
     log_ratios,
+    log_ratios_of,
     permanent_information,
+    squares_of,
 )
-from lightning_bnn.posteriors.permanents import log_bethe
-from lightning_bnn.posteriors.unit_densities import Rows, log_ratios_of, squares_of
+from lightning_bnn.posteriors.permanents import log_bethe, quick_bethe
 from lightning_bnn.posteriors.unit_layers import UnitLayer
 
 
@@ -71,7 +72,7 @@ def test_large_squares_are_summed_in_float64():
 def test_gradients_of_the_information_in_float32(spread, is_quick, monkeypatch):
     """Within 1e-5 of float64, by messages in float64 and autograd through the plain formula."""
     n, answers = 48, []
-    quick = quick_bethe.quick_bethe
+    quick = quick_bethe
     monkeypatch.setattr(
         "lightning_bnn.posteriors.permanents.quick_bethe",
         lambda *a: answers.append(quick(*a)) or answers[-1],
@@ -92,10 +93,10 @@ def test_gradients_of_the_information_in_float32(spread, is_quick, monkeypatch):
 def test_values_of_quick_bethe_are_those_in_float64():
     for scale in (0.0, 0.3, 1.0):
         logs = scale * torch.randn(2, 40, 40)
-        value, shares = quick_bethe.quick_bethe(logs, 32, 1e-5)
+        value, shares = quick_bethe(logs, 32, 1e-5)
         torch.testing.assert_close(value.double(), log_bethe(logs.double()), rtol=3e-6, atol=1e-4)
         torch.testing.assert_close(shares.sum(-1), torch.ones(2, 40), rtol=0, atol=1e-5)
-    alike = quick_bethe.quick_bethe(torch.zeros(64, 64), 32, 1e-5)[0]
+    alike = quick_bethe(torch.zeros(64, 64), 32, 1e-5)[0]
     assert 0 < math.lgamma(65) - float(alike) < 32 * math.log(2)
 
 
@@ -112,8 +113,8 @@ def test_values_of_quick_bethe_are_those_in_float64():
     ids=["certain", "nan", "impossible", "float64", "small", "wide"],
 )
 def test_what_needs_float64_is_left_to_it(logs):
-    assert quick_bethe.quick_bethe(logs, 32, 1e-5) is None
-    assert quick_bethe.quick_bethe(torch.zeros(40, 40), 32, 1e-9) is None
+    assert quick_bethe(logs, 32, 1e-5) is None
+    assert quick_bethe(torch.zeros(40, 40), 32, 1e-9) is None
 
 
 # ------------------------------------------------------------ screening

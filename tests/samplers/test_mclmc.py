@@ -10,8 +10,7 @@ from scipy.integrate import solve_ivp
 from torch import nn
 
 from lightning_bnn.samplers import MCLMC
-from lightning_bnn.samplers.energy_tuning import Tuning, memory_length
-from lightning_bnn.samplers.microcanonical import Place, bend, integrate, refresh
+from lightning_bnn.samplers.mclmc import Place, Tuning, bend, integrate, memory_length, refresh
 
 D = 30
 SCALES = torch.logspace(-0.5, 0.5, D, dtype=torch.float64)

@@ -6,7 +6,7 @@ from torch import nn
 
 from lightning_bnn import params as P
 from lightning_bnn.methods import Batch
-from lightning_bnn.methods.member_losses import member_losses
+from lightning_bnn.methods.run import member_losses
 from lightning_bnn.stacks import in_threads, threads_for
 from lightning_bnn.stacks.memory import keep_freed_memory
 

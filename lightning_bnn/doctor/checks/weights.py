@@ -12,8 +12,7 @@ from lightning_bnn import params as P
 from lightning_bnn.doctor.evidence import Evidence, NotPossible, constant_log_density
 from lightning_bnn.doctor.findings import Finding
 from lightning_bnn.posteriors import DiagonalGaussian, Posterior, Symmetrized
-from lightning_bnn.posteriors.gauss_newton import gauss_newton
-from lightning_bnn.posteriors.output_curvature import curvature_root
+from lightning_bnn.posteriors.curvature import curvature_root, gauss_newton
 
 __all__ = ["prior_dominates", "wrong_deviations"]
 

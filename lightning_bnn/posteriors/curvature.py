@@ -1,0 +1,413 @@
+r"""The curvature of a trained network's loss, and the prior that it speaks for.
+
+.. math:: H = \sum_i J_i^T \Lambda_i J_i, \quad
+    \Lambda(f) = E_{y \sim p(y | f)}\big[\nabla_f \log p(y | f) \nabla_f \log p(y | f)^T\big]
+
+This is the Hessian of the cross-entropy and of the squared error at the outputs, whatever the
+targets are. Where the Hessian depends on them and may be indefinite, as that of a Gaussian whose
+noise is an output, it is the expected one.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.utils._pytree import tree_map_only
+from tqdm import tqdm
+
+from lightning_bnn import params as P
+from lightning_bnn.extras import needed
+from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
+from lightning_bnn.metrics.validation import check_choice
+from lightning_bnn.params import Params
+from lightning_bnn.posteriors.laplace import CurvatureBlock, features_of
+
+__all__ = [
+    "MappedBatches",
+    "Structure",
+    "curvature",
+    "curvature_root",
+    "gauss_newton",
+    "kronecker_factors",
+    "last_layer_name",
+    "likeliest_precision",
+    "log_marginal_likelihood",
+    "noise_factor",
+    "without_factors",
+]
+
+Root = Callable[[Tensor], Tensor]
+r"""From outputs ``(batch, k)`` to matrices ``(batch, k, r)`` with :math:`R R^T = \Lambda`."""
+
+
+def curvature_root(likelihood: nn.Module) -> Root:
+    """A root of the curvature at the outputs.
+
+    Args:
+        likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``.
+    """
+    if isinstance(likelihood, Categorical):
+        return _of_logits
+    if isinstance(likelihood, Bernoulli):
+        return lambda outputs: torch.diag_embed((outputs.sigmoid() * (-outputs).sigmoid()).sqrt())
+    if isinstance(likelihood, Gaussian):
+        return lambda outputs: torch.diag_embed(_of_moments(likelihood, outputs))
+    raise ValueError(
+        "`likelihood` must be Categorical, Bernoulli or Gaussian, whose curvatures are known, got "
+        f"{type(likelihood).__name__}."
+    )
+
+
+def _of_logits(outputs: Tensor) -> Tensor:
+    """R with R R^T = diag(p) - p p^T, the curvature of the cross-entropy at the logits."""
+    p = outputs.softmax(-1)
+    return torch.diag_embed(p.sqrt()) - p[:, :, None] * p.sqrt()[:, None, :]
+
+
+def _of_moments(likelihood: Gaussian, outputs: Tensor) -> Tensor:
+    """Roots of 1 / std^2 at a mean, and of 2 (dstd / draw)^2 / std^2 at a raw scale."""
+    std = likelihood.moments(outputs)[1]
+    if likelihood.noise != "heteroscedastic":
+        return 1 / std
+    slope = outputs.chunk(2, -1)[1].sigmoid()
+    return torch.cat([1 / std, 2**0.5 * slope / std], -1)
+
+
+def noise_factor(likelihood: nn.Module) -> float:
+    """What the curvature of half the squared error, or of the cross-entropy, is multiplied by.
+
+    Args:
+        likelihood: one that laplace-torch knows, as it does for Kronecker factors.
+    """
+    if isinstance(likelihood, Categorical):
+        return 1.0
+    if isinstance(likelihood, Gaussian) and likelihood.noise != "heteroscedastic":
+        stds = likelihood.log_std.detach().exp()
+        if len(stds) == 1:
+            return float(stds[0]) ** -2
+    got = f"{type(likelihood).__name__}({likelihood.extra_repr()})"
+    raise ValueError(
+        "`likelihood` must be Categorical, or Gaussian with one standard deviation of noise for "
+        f"all targets, for Kronecker factors and for networks that vmap cannot run, got {got}: "
+        "take `structure='diag'` or 'full'."
+    )
+
+
+Batch = tuple[Any, Tensor]
+"""The input, or a tuple of several; and the targets."""
+_BYTES = 2**26
+"""Size of the gradients that are in memory at a time, apart from those of a single example."""
+
+
+def inputs_of(x: Any) -> tuple[Any, ...]:
+    """The inputs of a batch by position."""
+    return x if isinstance(x, tuple) else (x,)
+
+
+@torch.no_grad()
+def gauss_newton(
+    model: nn.Module,
+    names: Sequence[str],
+    batches: Iterable[Batch],
+    root: Root,
+    diagonal: bool,
+    progress: bool = False,
+) -> Tensor:
+    """The Gauss-Newton matrix of the summed negative log-likelihood.
+
+    Args:
+        model: in evaluation mode.
+        names: the weights, which require gradients.
+        batches: inputs and targets.
+        root: of the curvature at the outputs.
+        diagonal: only the diagonal.
+        progress: show a bar.
+    """
+    weights: Params = {name: model.get_parameter(name) for name in names}
+    size = sum(t.numel() for t in weights.values())
+    like = next(iter(weights.values()))
+    total = like.new_zeros(size) if diagonal else like.new_zeros(size, size)
+    for x, _ in tqdm(batches, "curvature", disable=not progress, leave=False):
+        inputs = inputs_of(x)
+        outputs = model(*inputs)
+        if outputs.ndim != 2:
+            raise ValueError(f"outputs must be (batch, numbers), not {tuple(outputs.shape)}")
+        roots = root(outputs).mT
+        at_once = max(1, _BYTES // (roots.shape[1] * size * like.element_size()))
+        for start, columns in zip(range(0, len(roots), at_once), roots.split(at_once), strict=True):
+            rows = [t[start : start + at_once] if isinstance(t, Tensor) else t for t in inputs]
+            gradients = _pulled_back(model, weights, rows, columns)
+            total += gradients.square().sum(0) if diagonal else gradients.T @ gradients
+    return total
+
+
+def _pulled_back(
+    model: nn.Module, weights: Params, inputs: Sequence[Any], columns: Tensor
+) -> Tensor:
+    """Gradients of all weights, a row for each column ``(batch, r, outputs)`` of the roots."""
+    try:
+        return _at_once(model, weights, inputs, columns)
+    except (RuntimeError, NotImplementedError, IndexError):  # vmap cannot run some networks
+        return _one_by_one(model, weights, inputs, columns)
+
+
+def _at_once(model: nn.Module, weights: Params, inputs: Sequence[Any], columns: Tensor) -> Tensor:
+    def of_example(cotangents: Tensor, *example: Any) -> Tensor:
+        batch = tuple(t[None] if isinstance(t, Tensor) else t for t in example)
+        pull_back = vjp(lambda values: functional_call(model, values, batch)[0], weights)[1]
+        (gradients,) = vmap(pull_back)(cotangents)
+        return torch.cat([t.flatten(1) for t in gradients.values()], 1)
+
+    dims = [0 if isinstance(t, Tensor) else None for t in inputs]
+    return vmap(of_example, (0, *dims))(columns, *inputs).flatten(0, 1)
+
+
+@torch.enable_grad()
+def _one_by_one(
+    model: nn.Module, weights: Params, inputs: Sequence[Any], columns: Tensor
+) -> Tensor:
+    rows = []
+    for k, cotangents in enumerate(columns):
+        output = model(*(t[k : k + 1] if isinstance(t, Tensor) else t for t in inputs))[0]
+        for cotangent in cotangents:
+            gradients = torch.autograd.grad(
+                output, list(weights.values()), cotangent, retain_graph=True, materialize_grads=True
+            )
+            rows.append(torch.cat([t.flatten() for t in gradients]))
+    return torch.stack(rows)
+
+
+def without_factors(model: nn.Module) -> list[str]:
+    """Names of the layers with trained weights that Kronecker factors are not made for."""
+    others = {
+        type(m).__name__
+        for m in model.modules()
+        if not isinstance(m, (nn.Linear, nn.Conv2d))
+        and any(p.requires_grad for p in m.parameters(recurse=False))
+    }
+    return sorted(others)
+
+
+@torch.enable_grad()
+def kronecker_factors(
+    model: nn.Module,
+    names: Sequence[str],
+    batches: Iterable[Batch],
+    likelihood: nn.Module,
+    progress: bool = False,
+) -> list[CurvatureBlock]:
+    """A block for every weight and bias, of the summed negative log-likelihood.
+
+    Args:
+        model: in evaluation mode.
+        names: the weights, which require gradients.
+        batches: inputs and targets.
+        likelihood: ``Categorical``, or ``Gaussian`` with one standard deviation.
+        progress: show a bar.
+    """
+    with needed("A Laplace approximation with Kronecker factors"):
+        from curvlinops import FisherType, KFACLinearOperator  # type: ignore[import-untyped]  # it has no types
+
+    classes = isinstance(likelihood, Categorical)
+    loss = (nn.CrossEntropyLoss if classes else nn.MSELoss)(reduction="sum")
+    factor = noise_factor(likelihood) / (1 if classes else 2)  # second derivative of a square
+    uses = sum(p.requires_grad for m in model.modules() for p in m.parameters(recurse=False))
+    if uses > len(names):
+        raise ValueError("there are no Kronecker factors of weights that layers share")
+    data = MappedBatches(batches, _by_name)
+    operator = KFACLinearOperator(
+        _RunByName(model), loss, [model.get_parameter(name) for name in names], data,
+        progressbar=progress, check_deterministic=False, fisher_type=FisherType.TYPE2,
+        num_data=1, num_per_example_loss_terms=1, batch_size_fn=len,
+    )  # fmt: skip
+    operator.compute_kronecker_factors()
+    factors = operator.state_dict()
+    blocks = []
+    for name in names:
+        layer, _, kind = f"model.{name}".rpartition(".")
+        rows, left = torch.linalg.eigh(factors["gradient_covariances"][layer])
+        columns, right = torch.ones_like(rows[:1]), None
+        if kind == "weight":
+            columns, right = torch.linalg.eigh(factors["input_covariances"][layer] / data.examples)
+        values = factor * torch.outer(rows.clamp(min=0), columns.clamp(min=0))
+        blocks.append(CurvatureBlock((name,), values, left, right))
+    return blocks
+
+
+class _RunByName(nn.Module):
+    """Runs a network on the inputs of a dict, in order."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: dict[str, Any]) -> Any:
+        return self.model(*x.values())
+
+
+Structure = Literal["full", "kron", "diag"]
+_LARGEST = 20_000
+"""Weights of a full matrix; its eigenvectors take 3 GB."""
+
+
+def last_layer_name(model: nn.Module) -> str:
+    """Name of the last linear layer of a network."""
+    names = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    if not names:
+        raise ValueError(f"{type(model).__name__} has no linear layer that could be its last.")
+    return names[-1]
+
+
+def curvature(
+    model: nn.Module,
+    params: Params,
+    batches: Iterable[Batch],
+    likelihood: nn.Module,
+    structure: Structure = "kron",
+    last_layer: str | None = None,
+    progress: bool = False,
+) -> list[CurvatureBlock]:
+    """Generalised Gauss-Newton matrix of the negative log-likelihood, summed over the data.
+
+    Args:
+        model: gives the computation; weights that do not require gradients are left out.
+        params: one network.
+        batches: the training data, inputs (one, or a tuple of several) and targets; they are asked
+            for several times.
+        likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``; for Kronecker factors
+            ``Categorical``, or ``Gaussian`` with one standard deviation.
+        structure: ``"full"`` matrix, Kronecker factors of every layer (``"kron"``), or ``"diag"``.
+        last_layer: only that of this layer, which must be linear and the last.
+        progress: show a bar.
+    """
+    check_choice("structure", structure, get_args(Structure))
+    curvature_root(likelihood)
+    if structure == "kron":
+        noise_factor(likelihood)
+    runner = copy.deepcopy(model)
+    runner.load_state_dict({n: t.clone() for n, t in params.items()}, strict=False)
+    runner.eval()
+    prefix = ""
+    if last_layer is not None:
+        batches = [_features(runner, last_layer, *batch) for batch in batches]
+        runner = runner.get_submodule(last_layer)
+        prefix = f"{last_layer}." if last_layer else ""
+    if next(runner.parameters()).dtype in (torch.float16, torch.bfloat16):
+        runner, batches = runner.float(), MappedBatches(batches, _in_single_precision)
+    blocks = _blocks(runner, batches, likelihood, structure, progress)
+    if not all(bool(block.eigenvalues.isfinite().all()) for block in blocks):
+        raise ValueError("The curvature is not finite: look for NaN in the data and the weights.")
+    return [replace(block, names=tuple(prefix + n for n in block.names)) for block in blocks]
+
+
+def _blocks(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    likelihood: nn.Module,
+    structure: Structure,
+    progress: bool,
+) -> list[CurvatureBlock]:
+    names = tuple(n for n, p in model.named_parameters() if p.requires_grad)
+    size = sum(model.get_parameter(n).numel() for n in names)
+    if structure == "full" and size > _LARGEST:
+        raise ValueError(
+            f"A full curvature of {size} weights takes {size**2 * 8 / 1e9:.0f} GB: take "
+            "`structure='kron'` or 'diag', or `layers='last'`."
+        )
+    try:
+        if structure == "kron":
+            return kronecker_factors(model, names, batches, likelihood, progress)
+        root = curvature_root(likelihood)
+        matrix = gauss_newton(model, names, batches, root, structure == "diag", progress)
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        unusual = f" (it has {', '.join(without_factors(model))})" if without_factors(model) else ""
+        raise ValueError(
+            f"Laplace cannot compute a curvature `structure={structure!r}` of "
+            f"{type(model).__name__}{unusual}: {first}. Take `layers='last'`, or another structure."
+        ) from error
+    if structure == "diag":
+        return [CurvatureBlock(names, matrix[:, None])]
+    values, vectors = torch.linalg.eigh(matrix.double())
+    return [CurvatureBlock(names, values.clamp(min=0)[:, None].to(matrix), vectors.to(matrix))]
+
+
+@dataclass
+class MappedBatches:
+    """Batches with a function applied to each, as often as they are asked for.
+
+    Attributes:
+        batches: anything that can be iterated several times.
+        function: from a batch to inputs and targets.
+        examples: how many there were when they were last read.
+    """
+
+    batches: Iterable[Any]
+    function: Callable[[Any], tuple[Any, Tensor]]
+    examples: int = 0
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        examples = 0
+        for batch in map(self.function, self.batches):
+            examples += len(batch[1])
+            yield batch
+        self.examples = examples
+        if examples == 0:
+            raise ValueError("The training data are empty: a stream can be read only once.")
+
+
+def _in_single_precision(batch: Batch) -> Batch:
+    x, y = batch
+    return tree_map_only(Tensor, lambda t: t.float() if t.is_floating_point() else t, x), y
+
+
+def _by_name(batch: Batch) -> tuple[dict[str, Any], Tensor]:
+    """As curvlinops takes a batch, whose inputs are in a dict."""
+    return {str(k): value for k, value in enumerate(inputs_of(batch[0]))}, batch[1]
+
+
+@torch.no_grad()
+def _features(model: nn.Module, layer: str, x: Any, y: Tensor) -> Batch:
+    features, outputs = features_of(model, P.of(model), layer, *inputs_of(x))
+    last = model.get_submodule(layer)(features)
+    if last.shape != outputs.shape or not torch.allclose(last, outputs, rtol=1e-4, atol=1e-5):
+        raise ValueError(f"The layer {layer!r} is not the last: what it returns is changed.")
+    return features, y
+
+
+# ------------------------------------------------------------ the prior
+def log_marginal_likelihood(
+    blocks: Sequence[CurvatureBlock], mean: Params, prior_precision: float
+) -> float:
+    r"""Log evidence of a prior, without the log-likelihood at the mean.
+
+    .. math:: -\frac12 \Big(\lambda \|\hat\omega\|^2
+        + \sum_i \log \frac{h_i + \lambda}{\lambda}\Big)
+
+    Args:
+        blocks: the curvature.
+        mean: one network.
+        prior_precision: :math:`\lambda`.
+    """
+    values = torch.cat([block.eigenvalues.flatten() for block in blocks]).double()
+    square = sum(mean[n].double().square().sum() for block in blocks for n in block.names)
+    ratios = torch.log1p(values / prior_precision)
+    return float(-(prior_precision * square + ratios.sum()) / 2)
+
+
+def likeliest_precision(blocks: Sequence[CurvatureBlock], mean: Params) -> float:
+    """The prior precision of largest marginal likelihood."""
+    best = minimize_scalar(
+        lambda log: -log_marginal_likelihood(blocks, mean, math.exp(log)),
+        bounds=(-12.0, 16.0),
+        method="bounded",
+    )
+    return math.exp(best.x)
