@@ -28,7 +28,7 @@ from lightning_bnn.posteriors import DiagonalGaussian, Mixture, Posterior
 from lightning_bnn.posteriors.perturbations import Perturbed, Reparameterisation, tied_names
 from lightning_bnn.posteriors.reparameterised import Draw, Scratch, draw
 
-__all__ = ["KL", "Gaussians", "InitStd", "Initialisation", "MFVI", "KLWarmup"]
+__all__ = ["KL", "Gaussians", "InitStd", "Initialisation", "MFVI"]
 
 InitStd = float | Literal["auto"]
 Initialisation = Literal["network", "blitz"]
@@ -144,7 +144,7 @@ class MFVI(Method):
         check_count("elbo_samples", self.elbo_samples)
         check_not_negative("temperature", self.temperature)
         check_not_negative("kl_weight", self.kl_weight)
-        KLWarmup(self.kl_warmup)
+        check_not_negative("kl_warmup", self.kl_warmup)
         check_choice("initialisation", self.initialisation, get_args(Initialisation))
         check_choice("kl", self.kl, get_args(KL))
         check_choice("reparameterisation", self.reparameterisation, get_args(Reparameterisation))
@@ -260,9 +260,11 @@ class MFVI(Method):
             run.warn(
                 f"Standard deviations hardly train in {state.mean.dtype}: take a mixed precision."
             )
-        advice = KLWarmup(self.kl_warmup).advice(fit)
-        if advice:
-            run.warn(advice)
+        if 0 < fit.epochs <= self.kl_warmup and not fit.trial:
+            run.warn(
+                f"`kl_warmup` {self.kl_warmup} is as long as the run of {fit.epochs} epochs, which "
+                "never trains on the whole objective: take a shorter one."
+            )
         if fit.anew or state.notes["kl_share"] is None:
             state.notes["kl_share"] = 0.0
         state.epoch_steps = fit.epoch_steps
@@ -291,7 +293,10 @@ class MFVI(Method):
             run.warn(advice)
 
     def after_step(self, state: Gaussians, progress: Progress, run: Run) -> bool:
-        state.notes["kl_share"] = KLWarmup(self.kl_warmup).share(progress, state.epoch_steps)
+        done = progress.step / state.epoch_steps  # of streams, whose epochs have no length, zero
+        done = done or progress.epoch + progress.epoch_ends
+        is_over = done >= self.kl_warmup
+        state.notes["kl_share"] = 1.0 if is_over else float(done / self.kl_warmup)
         return False
 
     # ------------------------------------------------------------ the posterior
@@ -319,42 +324,3 @@ def _average_statistics(state: Gaussians, seen: Params, samples: int) -> None:
     for name, tensor in state.constants.tensors().items():
         values = seen[name].view(samples, *tensor.shape)
         tensor.copy_(values.mean(0) if tensor.is_floating_point() else values[0])
-
-
-@dataclass(frozen=True)
-class KLWarmup:
-    """A share that rises from 0 to 1 in the first epochs of a run, linearly by steps.
-
-    Where the number of steps of an epoch is not known (streams), it rises at the end of each.
-
-    Args:
-        epochs: how long it rises; 0 for a share that is always 1.
-
-    >>> warmup = KLWarmup(4)
-    >>> [warmup.share(Progress(step, step // 2, step % 2 == 0), 2) for step in (1, 4, 9)]
-    [0.125, 0.5, 1.0]
-    """
-
-    epochs: int | float = 0
-
-    def __post_init__(self) -> None:
-        check_not_negative("kl_warmup", self.epochs)
-
-    def share(self, progress: Progress, epoch_steps: int | float) -> float:
-        """What the next step is to count.
-
-        Args:
-            progress: after the last step.
-            epoch_steps: of an epoch; infinite if that is not known.
-        """
-        done = progress.step / epoch_steps or progress.epoch + progress.epoch_ends
-        return 1.0 if done >= self.epochs else float(done / self.epochs)
-
-    def advice(self, fit: Fit) -> str:
-        """What is wrong with it in a fit; nothing if it ends before."""
-        if not 0 < fit.epochs <= self.epochs or fit.trial:
-            return ""
-        return (
-            f"`kl_warmup` {self.epochs} is as long as the run of {fit.epochs} epochs, which never "
-            "trains on the whole objective: take a shorter one."
-        )

@@ -20,6 +20,7 @@ from lightning_bnn.methods.method import AS_IT_IS, Fit, Purpose
 from lightning_bnn.methods.mfvi import MFVI, Gaussians
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.metrics.validation import check_choice
+from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Mixture, Posterior, Symmetrized
 from lightning_bnn.posteriors.mutual_information import (
@@ -35,7 +36,7 @@ from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, un
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.symmetry import Symmetries, discover, permute, random_permutations
 
-__all__ = ["Estimator", "SymmetrizedVI", "UnitsOfNetwork", "HeldInformation"]
+__all__ = ["Estimator", "SymmetrizedVI", "UnitsOfNetwork"]
 
 Estimator = Literal["bethe", "capacity", "uniform"]
 _BRACKET_SAMPLES = 8
@@ -61,14 +62,17 @@ class UnitsOfNetwork:
 
 
 class SymmetrizedGaussians(Gaussians):
-    """Gaussians whose units are known once an example of the inputs was seen."""
+    """Gaussians whose units are known once an example of the inputs was seen.
+
+    Attributes:
+        held: the last estimate of the information and its gradient, if later steps use it again.
+    """
 
     units: UnitsOfNetwork | None = None
-    held: HeldInformation | None
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.held = None
+        self.held = NamedTensors()
 
 
 @dataclass(eq=False)
@@ -110,12 +114,6 @@ class SymmetrizedVI(MFVI):
         check_choice("estimator", self.estimator, get_args(Estimator))
         check_count("draws", self.draws)
         check_count("every", self.every)
-
-    def init(self, network: nn.Module, stack: Params) -> SymmetrizedGaussians:
-        state = super().init(network, stack)
-        if self.every > 1:
-            state.held = HeldInformation(state.mean)
-        return state
 
     # ------------------------------------------------------------ symmetries
     def before_fit(self, state: SymmetrizedGaussians, fit: Fit, run: Run) -> None:
@@ -178,13 +176,19 @@ class SymmetrizedVI(MFVI):
         self, state: SymmetrizedGaussians, drawn: Draw, number: int, run: Run
     ) -> Tensor:
         """The information, anew or as it was held."""
-        held = state.held
-        if held is None or not torch.is_grad_enabled():
+        if self.every == 1 or not torch.is_grad_enabled():
             return self.information(state, drawn, run, number)
-        if number % self.every == 0 or held.is_empty:
+        leaves = state.mean, state.log_std
+        if number % self.every == 0 or not state.held.tensors():
             anew = self.information(state, drawn, run, number // self.every)
-            held.hold(anew, state.mean, state.log_std)
-        return held.estimate(state.mean, state.log_std)
+            slopes = [torch.zeros_like(t) for t in leaves]
+            if anew.requires_grad:  # which it does not where all units can be told apart
+                slopes = list(torch.autograd.grad(anew.sum(), leaves, retain_graph=True))
+            held = {"value": anew.detach(), "of_mean": slopes[0], "of_log_std": slopes[1]}
+            state.held.hold({name: t.detach() for name, t in held.items()})
+        value, *slopes = state.held.tensors().values()
+        moved = [((t - t.detach()) * slope).sum(1) for t, slope in zip(leaves, slopes, strict=True)]
+        return value + moved[0] + moved[1]
 
     def information(
         self, state: SymmetrizedGaussians, drawn: Draw, run: Run, turn: int = 0
@@ -281,65 +285,3 @@ def _check_prior(prior: Any, sym: Symmetries, networks: Params, names: tuple[str
             f"{float(before):.6g} and {float(after):.6g}); the symmetrized posterior needs one "
             "that does not, such as an isotropic Gaussian."
         )
-
-
-class HeldInformation(nn.Module):
-    """What the last estimate was, and its gradient by means and deviations; a part of checkpoints.
-
-    Args:
-        mean: the means, ``(members, weights)``, like which gradients are.
-    """
-
-    value: Tensor
-    of_mean: Tensor
-    of_log_std: Tensor
-
-    def __init__(self, mean: Tensor) -> None:
-        super().__init__()
-        mean = mean.detach()
-        self.register_buffer("value", mean.new_full((len(mean),), torch.nan))
-        self.register_buffer("of_mean", torch.zeros_like(mean))
-        self.register_buffer("of_log_std", torch.zeros_like(mean))
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there was no estimate yet."""
-        return bool(self.value.isnan().any())
-
-    def hold(self, information: Tensor, mean: Tensor, log_std: Tensor) -> None:
-        """Keep an estimate and its gradient.
-
-        Args:
-            information: the estimate, ``(members,)``.
-            mean: the means, with respect to which it is differentiated.
-            log_std: the logarithms of deviations.
-        """
-        self.value.copy_(information.detach())
-        if not information.requires_grad:  # as where all units can be told apart
-            self.of_mean.zero_()
-            self.of_log_std.zero_()
-            return
-        grads = torch.autograd.grad(information.sum(), (mean, log_std), retain_graph=True)
-        self.of_mean.copy_(grads[0])
-        self.of_log_std.copy_(grads[1])
-
-    def estimate(self, mean: Tensor, log_std: Tensor) -> Tensor:
-        """The estimate that is held, with the gradient that is held.
-
-        Args:
-            mean: the means, which get it.
-            log_std: the logarithms of deviations, which get it.
-        """
-        return _WithGradient.apply(mean, log_std, self)
-
-
-class _WithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_std: Tensor, held: HeldInformation) -> Tensor:
-        ctx.held = held
-        return held.value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        weight = grad[:, None]
-        return weight * ctx.held.of_mean, weight * ctx.held.of_log_std, None

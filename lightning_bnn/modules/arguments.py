@@ -14,7 +14,9 @@ from lightning_bnn.methods import Method
 __all__ = ["joint_arguments", "values_of"]
 
 
-def joint_arguments(method: type[Method], module: type) -> Callable[..., dict[str, Any]]:
+def joint_arguments(
+    method: type[Method], module: type, **defaults: Any
+) -> Callable[..., dict[str, Any]]:
     """Make a function that builds a method, and passes on the arguments of every module.
 
     Its signature and its docstring name all of them. LightningCLI follows ``**kwargs`` to where
@@ -23,12 +25,17 @@ def joint_arguments(method: type[Method], module: type) -> Callable[..., dict[st
     Args:
         method: a dataclass; what it holds in one field, such as `Keeping`, is given one by one.
         module: gives the other arguments.
+        **defaults: of its arguments, where they differ.
     """
     of_method = list(_parameters(method))
     names = {parameter.name for parameter in of_method}
     hints = get_type_hints(module.__init__)  # type: ignore[misc]  # of a class, not of an instance
     of_module = [
-        parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
+        parameter.replace(
+            annotation=hints[name],
+            kind=Parameter.KEYWORD_ONLY,
+            default=defaults.get(name, parameter.default),
+        )
         for name, parameter in inspect.signature(module).parameters.items()
         if name not in {"network", "method", *names}
     ]
@@ -38,7 +45,7 @@ def joint_arguments(method: type[Method], module: type) -> Callable[..., dict[st
         if unknown:
             raise TypeError(f"{method.__name__} has no argument `{min(unknown)}`.")
         given = {name: kwargs.pop(name) for name in names & kwargs.keys()}
-        return {"method": _made(method, given), **kwargs}
+        return {"method": _made(method, given), **defaults, **kwargs}
 
     vars(arguments)["__signature__"] = Signature([*of_method, *of_module])
     held = (type(value) for _, value in _held(method))

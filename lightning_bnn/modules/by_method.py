@@ -1,10 +1,9 @@
-"""Deep ensembles under a trainer."""
+"""Modules with the arguments of one method each, for constructors and YAML."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
@@ -165,18 +164,10 @@ class HMC(Bayesian):
     networks: nn.Module
     samples: KeptNetworks
 
-    arguments = staticmethod(joint_arguments(methods.HMC, Bayesian))
+    arguments = staticmethod(joint_arguments(methods.HMC, Bayesian, optimizer=samplers.HMC))
 
-    def __init__(
-        self,
-        network: nn.Module,
-        members: int = 1,
-        optimizer: OptimizerCallable = samplers.HMC,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            network=network, members=members, optimizer=optimizer, **self.arguments(**kwargs)
-        )
+    def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
+        super().__init__(network=network, members=members, **self.arguments(**kwargs))
 
 
 class Laplace(Bayesian):
@@ -354,18 +345,10 @@ class MILE(Bayesian):
     networks: nn.Module
     samples: KeptNetworks
 
-    arguments = staticmethod(joint_arguments(methods.MILE, Bayesian))
+    arguments = staticmethod(joint_arguments(methods.MILE, Bayesian, optimizer=samplers.MCLMC))
 
-    def __init__(
-        self,
-        network: nn.Module,
-        members: int = 4,
-        optimizer: OptimizerCallable = samplers.MCLMC,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            network=network, members=members, optimizer=optimizer, **self.arguments(**kwargs)
-        )
+    def __init__(self, network: nn.Module, members: int = 4, **kwargs: Any) -> None:
+        super().__init__(network=network, members=members, **self.arguments(**kwargs))
 
 
 class SGHMC(Bayesian):
@@ -403,18 +386,10 @@ class SGHMC(Bayesian):
     networks: nn.Module
     samples: KeptNetworks
 
-    arguments = staticmethod(joint_arguments(methods.SGMCMC, Bayesian))
+    arguments = staticmethod(joint_arguments(methods.SGMCMC, Bayesian, optimizer=samplers.SGHMC))
 
-    def __init__(
-        self,
-        network: nn.Module,
-        members: int = 1,
-        optimizer: OptimizerCallable = samplers.SGHMC,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            network=network, members=members, optimizer=optimizer, **self.arguments(**kwargs)
-        )
+    def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
+        super().__init__(network=network, members=members, **self.arguments(**kwargs))
 
 
 class SWAG(Bayesian):

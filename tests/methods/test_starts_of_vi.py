@@ -11,7 +11,6 @@ from lightning_bnn import methods, modules, params
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.methods import Batch, Fit, Progress, Run
 from lightning_bnn.methods import initial_scales as starting
-from lightning_bnn.methods.mfvi import KLWarmup
 
 X, Y = Blobs().load().train
 ALL = [Batch((X[k : k + 10],), Y[k : k + 10], number=k // 10) for k in range(0, len(X), 10)]
@@ -57,16 +56,23 @@ def test_complexity_counts_linearly_more_and_the_elbo_is_whole(kind):
         torch.testing.assert_close(now["loss"], mixed)
 
 
+def shares(kl_warmup, epoch_steps, steps):
+    """What complexity terms count after each of some steps, of epochs of three."""
+    method, found, run, _ = begun(kl_warmup=kl_warmup, fit=Fit(epoch_steps=epoch_steps))
+    result = [found.notes["kl_share"]]
+    for k in range(1, steps):
+        method.after_step(found, Progress(k, (k - 1) // 3, k % 3 == 0), run)
+        result.append(found.notes["kl_share"])
+    return result
+
+
 def test_streams_warm_up_by_epochs():
-    warmup = KLWarmup(2)
-    shares = [warmup.share(Progress(k, (k - 1) // 3, k % 3 == 0), math.inf) for k in range(1, 8)]
-    assert shares == [0, 0, 0.5, 0.5, 0.5, 1, 1]
+    assert shares(2, math.inf, 8) == [0, 0, 0, 0.5, 0.5, 0.5, 1, 1]
 
 
 @pytest.mark.parametrize("epochs", [0.5, 1, 3])
 def test_parts_of_epochs_and_the_end(epochs):
-    shares = [KLWarmup(epochs).share(Progress(k, 0, False), 4) for k in range(20)]
-    assert shares == [min(1.0, k / (4 * epochs)) for k in range(20)]
+    assert shares(epochs, 4, 20) == [min(1.0, k / (4 * epochs)) for k in range(20)]
 
 
 class Saves(L.Callback):

@@ -129,4 +129,9 @@ def test_layers_take_turns_in_the_steps_that_compute_it():
     found = [float(step[2]) for step in stepped(2, range(6), init_std=1e-3)]
     assert found == pytest.approx([4.787492] * 2 + [3.178054] * 2 + [4.787492] * 2, abs=1e-4)
     assert float(stepped(2, [3], init_std=1e-3)[0][2]) > 3  # nothing was held yet
-    assert "held.of_mean" in SymmetrizedVI(deep(), every=2).state.state_dict()
+
+
+def test_what_is_held_is_in_checkpoints():
+    module = SymmetrizedVI(deep(), num_data=60, every=2)
+    module.losses((torch.randn(8, 6),), torch.zeros(8).long())
+    assert module.state_dict()["held.of_mean"].shape == module.mean.shape
