@@ -109,9 +109,9 @@ def describe_noise_cost(state: Any, nll: Tensor, batch: Batch, run: Run) -> str:
         run: computes losses.
     """
     first = batch.of(0)
-    one = {name: t[:1] for name, t in state.stack().items()}
+    one = {name: t[0] for name, t in state.stack().items()}
     with _evaluation(run.network):
-        outputs = run.one_tensor(P.apply(run.network, one, *first.inputs))
+        outputs = run.one_tensor(P.apply(run.network, one, *first.inputs))[None]
     without, ignorant = (
         float(run.nll(o, first.targets)[0]) for o in (outputs, torch.zeros_like(outputs))
     )

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lightning_bnn.fast import chain_of, fused_outputs
 from lightning_bnn.params.networks import Params, is_stacked, of, stack_size, unstack
 from lightning_bnn.stacks import (
     FastLayers,
-    chain_of,
     fitting_chunk,
-    fused_outputs,
     remember_loop,
     remember_vmap,
     run_network,

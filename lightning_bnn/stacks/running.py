@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, disable_saved_tensors_hooks
 from torch.func import functional_call
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["remember_vmap", "run_network", "undoing"]
+__all__ = ["remember_vmap", "run_network", "undoing", "FastLayers"]
 
 _RECOMPUTES = (
     "`network` uses torch.utils.checkpoint, which runs parts of it again in the backward pass, "
@@ -92,3 +94,28 @@ def undoing(model: nn.Module, params: Mapping[str, Tensor]) -> Callable[[], None
             torch.cuda.set_rng_state(state, k)
 
     return undo
+
+
+class FastLayers(TorchFunctionMode):
+    """Runs linear layers as weight times input while it is active.
+
+    With weights of many networks and one input that is a single product of matrices; the usual
+    order is one small product for every network.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear and not kwargs and args[0].ndim == 2 and args[1].ndim == 2:
+            return _linear(*args)
+        return func(*args, **kwargs)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    y = (weight @ x.mT).mT
+    return y if bias is None else y + bias.to(y.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,10 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_bnn.stacks.copies import copied
-from lightning_bnn.stacks.openmp import end_waiting_threads
+from lightning_bnn.stacks.process import end_waiting_threads
 
-__all__ = ["in_threads", "pool", "threads_for"]
+__all__ = ["in_threads", "pool", "threads_for", "copied", "known_of"]
 
 _ALONE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _KNOWN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -93,3 +93,26 @@ def _shared_out(
 def pool(threads: int) -> ThreadPoolExecutor:
     """Threads in each of which torch uses one thread; kept until another number is asked for."""
     return ThreadPoolExecutor(threads, "members", initializer=torch.set_num_threads, initargs=(1,))
+
+
+_FINDINGS: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def known_of(model: nn.Module) -> dict[Any, Any]:
+    """What is known of a network, to read and to add to.
+
+    Args:
+        model: the network.
+    """
+    return _FINDINGS.setdefault(model, {})
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of a network that knows what is known of the network, also later.
+
+    Args:
+        model: what to copy.
+    """
+    result = copy.deepcopy(model)
+    _FINDINGS[result] = known_of(model)
+    return result

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from lightning_bnn import models
 from lightning_bnn import params as P
-from lightning_bnn.stacks import chain_of
-from lightning_bnn.stacks.fused import machine_code
+from lightning_bnn.fast import chain_of, machine_code
 
 TOLERANCE = 1e-14
 """Relative to the largest number of a tensor; 1.2e-15 was the most in 136 random networks."""
@@ -162,7 +161,7 @@ def test_two_threads_are_one_bit_for_bit(monkeypatch):
 def test_without_gradients_members_run_some_at_a_time(monkeypatch):
     model, stack, x = made(NETWORKS["strided"]())
     whole = P.apply(model, stack, x)
-    monkeypatch.setattr("lightning_bnn.stacks.fused.running.AT_ONCE", 1)
+    monkeypatch.setattr("lightning_bnn.fast.running.AT_ONCE", 1)
     with torch.no_grad():
         assert torch.equal(P.apply(model, stack, x), whole)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import pickle
 import random
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial, singledispatch
 from typing import Any
 
 import numpy as np
@@ -14,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
+from torch.nn.modules import module as hooks_of_all
 
+from lightning_bnn.fast.chains import Chain, Unsuitable
+from lightning_bnn.fast.machine_code import has_compiler, lanes_of
+from lightning_bnn.fast.reading import read_chain
+from lightning_bnn.fast.running import run_chain
 from lightning_bnn.stacks.choices import work_of
-from lightning_bnn.stacks.copies import known_of
-from lightning_bnn.stacks.fused.chains import Chain, Unsuitable
-from lightning_bnn.stacks.fused.machine_code import has_compiler, lanes_of
-from lightning_bnn.stacks.fused.reading import read_chain
-from lightning_bnn.stacks.fused.running import run_chain
-from lightning_bnn.stacks.fused.settings import has_hooks, settings_of
 from lightning_bnn.stacks.running import run_network
+from lightning_bnn.stacks.threads import known_of
 
-__all__ = ["chain_of", "fused_outputs"]
+__all__ = ["chain_of", "fused_outputs", "has_hooks", "settings_of"]
 
 Params = dict[str, Tensor]
 LIMIT = 10**6
@@ -191,3 +193,74 @@ def _compare(chain: Chain, x: Tensor, params: Params, wanted: Tensor) -> None:
         found / scale, wanted / scale, rtol=tolerance, atol=tolerance, equal_nan=True
     ):
         raise Unsuitable("its stages do not give what it gives")
+
+
+_DEEP = 4
+"""Levels of containers and objects inside each other that are looked at."""
+_PLAIN = frozenset(
+    (bool, int, float, complex, str, bytes, type(None), type, types.FunctionType)
+    + (types.BuiltinFunctionType, types.ModuleType)
+)
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+
+
+def has_hooks(model: nn.Module) -> bool:
+    """Whether functions are called when its modules run.
+
+    Args:
+        model: the network.
+    """
+    return hooks_of_all._has_any_global_hook() or any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+        for m in model.modules()
+    )
+
+
+def settings_of(model: nn.Module) -> tuple[Any, ...]:
+    """Something that differs when attributes of the network have changed.
+
+    Containers and other objects are looked into; what is global or belongs to classes is not seen.
+
+    Args:
+        model: the network.
+    """
+    found: list[Any] = []
+    for name, module in model.named_modules():
+        own = [n for n in vars(module) if n not in _OF_EVERY_MODULE]
+        found += (name, type(module), *own, *_seen([vars(module)[n] for n in own], _DEEP))
+    return tuple(found)
+
+
+def _seen(values: Iterable[Any], deep: int) -> list[Any]:
+    """What tells values from others."""
+    return [
+        v if type(v) in _PLAIN else (type(v), *_seen(_inside(v) if deep else (id(v),), deep - 1))
+        for v in values
+    ]
+
+
+@singledispatch
+def _inside(value: Any) -> Iterable[Any]:
+    """What a value consists of."""
+    attributes = getattr(value, "__dict__", {})
+    return id(value), *attributes, *attributes.values()
+
+
+@_inside.register(list | tuple | set | frozenset)
+def _(value: Iterable[Any]) -> Iterable[Any]:
+    return value
+
+
+@_inside.register
+def _(value: dict) -> Iterable[Any]:
+    return *value, *value.values()
+
+
+@_inside.register
+def _(value: partial) -> Iterable[Any]:
+    return value.func, value.args, value.keywords
+
+
+@_inside.register
+def _(value: types.MethodType) -> Iterable[Any]:
+    return value.__func__, id(value.__self__)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
-from lightning_bnn.stacks.fused.addresses import (
+from lightning_bnn.fast.stage import Pair, Stage
+from lightning_bnn.fast.vector_code import (
     Address,
+    VectorCode,
     block_of,
     cell_of,
     channel_of,
@@ -20,8 +22,6 @@ from lightning_bnn.stacks.fused.addresses import (
     weights_of,
     windows,
 )
-from lightning_bnn.stacks.fused.stage import Pair, Stage
-from lightning_bnn.stacks.fused.vector_code import VectorCode
 
 __all__ = ["forward"]
 

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.stacks.fused.chains import Chain, Layer
-from lightning_bnn.stacks.fused.layout import examples_first, examples_last
-from lightning_bnn.stacks.fused.machine_code import compiled, lanes_of
-from lightning_bnn.stacks.openmp import end_waiting_threads
+from lightning_bnn.fast.chains import Chain, Layer, examples_first, examples_last
+from lightning_bnn.fast.machine_code import compiled, lanes_of
+from lightning_bnn.stacks.process import end_waiting_threads
 from lightning_bnn.stacks.threads import pool
 
 __all__ = ["run_chain"]

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from lightning_bnn import models
 from lightning_bnn import params as P
-from lightning_bnn.stacks import chain_of
-from lightning_bnn.stacks.fused import dispatch, machine_code
+from lightning_bnn.fast import chain_of, dispatch, machine_code
 
 TOLERANCE = 1e-14
 

@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
-from lightning_bnn.stacks.fused.stage import Stage
-from lightning_bnn.stacks.fused.stage_code import code_of
+from lightning_bnn.fast.forward_code import forward
+from lightning_bnn.fast.gradient_code import before_backward, input_gradient, weight_gradient
+from lightning_bnn.fast.stage import Stage
+from lightning_bnn.fast.vector_code import VectorCode
 
-__all__ = ["compiled", "has_compiler", "lanes_of"]
+__all__ = ["compiled", "has_compiler", "lanes_of", "FUNCTIONS", "code_of"]
 
 KINDS = {4: "float", 8: "double"}
 _LOCK = threading.Lock()
@@ -98,3 +100,27 @@ declare {kind} @llvm.vector.reduce.fadd.{suffix}({kind}, {vector})
     call: Any = ctypes.CFUNCTYPE(None, *arguments)(engine.get_function_address(function))
     call.engine = engine  # which owns the code
     return cast(Callable[..., None], call)
+
+
+FUNCTIONS = {
+    "forward": forward,
+    "before_backward": before_backward,
+    "weight_gradient": weight_gradient,
+    "input_gradient": input_gradient,
+}
+POINTERS = ("x", "weight", "bias", "out", "notes")
+"""Gradients stand where that of which they are the gradient stands."""
+
+
+def code_of(stage: Stage, function: str, kind: str, lanes: int) -> str:
+    """What LLVM compiles.
+
+    Args:
+        stage: the sizes.
+        function: a name in ``FUNCTIONS``.
+        kind: ``"float"`` or ``"double"``.
+        lanes: examples in a block.
+    """
+    code = VectorCode(function, POINTERS, kind, lanes)
+    FUNCTIONS[function](code, stage)
+    return code.text()

@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
-from lightning_bnn.stacks import in_threads, openmp
-from lightning_bnn.stacks.fused.running import _over_members
-from lightning_bnn.stacks.openmp import end_waiting_threads
+from lightning_bnn.fast.running import _over_members
+from lightning_bnn.stacks import in_threads, process
+from lightning_bnn.stacks.process import end_waiting_threads
 
 TASKS = "/proc/self/task"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts the threads of Linux")
@@ -46,13 +46,13 @@ def test_nothing_ends_where_nothing_waits():
 def test_without_such_a_library_everything_goes_on(monkeypatch):
     shared_out()
     waiting = len(os.listdir(TASKS))
-    monkeypatch.setattr(openmp.ctypes, "CDLL", lambda name: object())
-    openmp._pause.cache_clear()
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: object())
+    process._pause.cache_clear()
     try:
         assert not end_waiting_threads()
         assert len(os.listdir(TASKS)) == waiting
     finally:
-        openmp._pause.cache_clear()
+        process._pause.cache_clear()
 
 
 def in_a_pool(look):
