@@ -49,13 +49,6 @@ def problems(steps):
             yield f"no step before names {name}"
 
 
-def test_layers_are_those_that_are_enforced():
-    tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    layers = next(c["layers"] for c in contracts["contracts"] if c["containers"] == [PACKAGE.name])
-    assert f"Imports run down only: `{' > '.join(layers)}`." in page("CONTRIBUTING.md")
-
-
 @pytest.mark.parametrize("title", list(WALKS))
 def test_functions_of_a_walk_exist_and_are_called(title):
     assert list(problems(WALKS[title])) == []
