@@ -78,8 +78,8 @@ class TinyImageNet(ImageData):
             )
             for split in ("train", "val", "test")
         ]
-        paths = [path for part in parts for path in part._image_files]
-        return _decoded(paths, "textures"), _labels([k for part in parts for k in part._labels])
+        paths = [path for chunk in parts for path in chunk._image_files]
+        return _decoded(paths, "textures"), _labels([k for chunk in parts for k in chunk._labels])
 
 
 def _labels(values: Sequence[int]) -> Tensor:

@@ -86,13 +86,13 @@ def separation(points: Tensor, labels: Tensor) -> float:
     """
     from scipy.optimize import nnls
 
-    one, two = (points[labels == k].double() for k in (0, 1))
+    machine, two = (points[labels == k].double() for k in (0, 1))
     # Nearest points of two hulls: minimise |A'a - B'b| with a, b >= 0 and both of sum one. A heavy
     # weight on the sums turns that into least squares over the positive numbers.
     heavy = 1e4 * float(points.abs().max())
     sums = torch.zeros(2, len(points), dtype=torch.float64)
-    sums[0, : len(one)] = sums[1, len(one) :] = heavy
-    system = torch.cat([torch.cat([one, -two]).T, sums])
+    sums[0, : len(machine)] = sums[1, len(machine) :] = heavy
+    system = torch.cat([torch.cat([machine, -two]).T, sums])
     wanted = torch.tensor([0.0, 0.0, heavy, heavy], dtype=torch.float64)
     shares, _ = nnls(system.numpy(), wanted.numpy())
     return float((system[:2] @ torch.from_numpy(shares)).norm())
@@ -134,7 +134,7 @@ class TractableReLU(DataModule):
         """Draw inputs between -10 and 10."""
         generator = keyed_generator(self.seed, "tractable")
         x = 20 * torch.rand(2 * self.size, 1, generator=generator) - 10
-        train, test = ((part, self.alpha * part.abs()) for part in x.split(self.size))
+        train, test = ((chunk, self.alpha * chunk.abs()) for chunk in x.split(self.size))
         return Splits(train, None, test)
 
 

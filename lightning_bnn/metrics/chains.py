@@ -179,9 +179,9 @@ def _quantile_size(draws: Tensor, probability: float) -> Tensor:
 def _quantile(x: Tensor, probability: float) -> Tensor:
     """Between two draws on a straight line, from the nearer one, which makes it exact at draws."""
     ordered = x.sort(0).values
-    place = (len(x) - 1) * probability
-    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return torch.lerp(low, high, place - math.floor(place))
+    position = (len(x) - 1) * probability
+    low, high = ordered[math.floor(position)], ordered[math.ceil(position)]
+    return torch.lerp(low, high, position - math.floor(position))
 
 
 def _effective(x: Tensor) -> Tensor:
@@ -203,8 +203,8 @@ def _effective(x: Tensor) -> Tensor:
     end = (sums > 0).cumprod(0).sum(0, keepdim=True).clamp(max=last)
     inside = torch.arange(last + 1, device=x.device)[:, None] < end
     first, ending = pairs[:, 0].gather(0, end), sums.gather(0, end)
-    rest = torch.where((first > 0) | (ending >= 0), first, 0)[0]
-    length = 2 * torch.where(inside, sums.cummin(0).values, 0).sum(0) + rest - 1
+    remainder = torch.where((first > 0) | (ending >= 0), first, 0)[0]
+    length = 2 * torch.where(inside, sums.cummin(0).values, 0).sum(0) + remainder - 1
     constant = x.amax((0, 1)) - x.amin((0, 1)) < _RESOLUTION
     return torch.where(constant, count, count / length.clamp(min=1 / math.log10(count)))
 

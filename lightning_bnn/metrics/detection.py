@@ -11,12 +11,11 @@ from lightning_bnn.metrics import ranking
 from lightning_bnn.metrics import scores as score_functions
 from lightning_bnn.metrics.base import ExactMetric, collected, digest
 from lightning_bnn.metrics.ranking import Interpolation, Positive, Rule
-from lightning_bnn.metrics.validation import check_choice, check_labels, check_scores
+from lightning_bnn.metrics.validation import check_choice, check_scores
 
 __all__ = ["OODDetection"]
 
 ScoreName = Literal["max_probability", "entropy", "mutual_information", "energy"]
-IdFilter = Literal["all", "correct"]
 
 
 class OODDetection(ExactMetric):
@@ -31,7 +30,6 @@ class OODDetection(ExactMetric):
         tpr: the fraction of positives that it finds.
         rule: its threshold, see `fpr_at_tpr`.
         interpolation: of both AUPR, see `aupr`.
-        id_filter: ``"correct"`` leaves out misclassified ID examples (Hendrycks and Gimpel, 2017).
         from_logits: whether `update` is given logits; never guessed.
         **kwargs: what every ``torchmetrics.Metric`` takes.
 
@@ -51,7 +49,6 @@ class OODDetection(ExactMetric):
         tpr: float = 0.95,
         rule: Rule = "first",
         interpolation: Interpolation = "step",
-        id_filter: IdFilter = "all",
         from_logits: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -65,32 +62,27 @@ class OODDetection(ExactMetric):
         self.tpr = tpr
         self.rule = check_choice("rule", rule, get_args(Rule))
         self.interpolation = check_choice("interpolation", interpolation, get_args(Interpolation))
-        self.id_filter = check_choice("id_filter", id_filter, get_args(IdFilter))
         self.from_logits = from_logits
-        _check_possible(score, id_filter, from_logits)
-        self._stem = f"detection_{digest(_described(score), id_filter, from_logits)}"
+        if score == "energy" and not from_logits:
+            raise ValueError("`score='energy'` needs logits: pass `from_logits=True`.")
+        self._stem = f"detection_{digest(_described(score), from_logits)}"
         for k in range(len(self.ood_sets) + 1):
             self.add_list(f"{self._stem}_{k}")
 
-    def update(
-        self, outputs: Tensor, ood_set: str | int | None = None, labels: Tensor | None = None
-    ) -> None:
+    def update(self, outputs: Tensor, ood_set: str | int | None = None) -> None:
         """Add a batch of one set.
 
         Args:
             outputs: what the score takes: probabilities (or logits) ``(batch, classes)``, or
                 ``(samples, batch, classes)``; scores ``(batch,)`` if ``score`` is None.
             ood_set: name or number of the OOD set; None for ID examples.
-            labels: true classes of ID examples, for ``id_filter="correct"``.
         """
-        scores = self._scores(outputs)
-        if ood_set is None and self.id_filter == "correct":
-            scores = scores[_is_correct(outputs, labels, self.from_logits)]
-        getattr(self, f"{self._stem}_{self._position(ood_set)}").append(scores)
+        state = f"{self._stem}_{self._position(ood_set)}"
+        getattr(self, state).append(self._scores(outputs))
 
-    def update_id(self, outputs: Tensor, labels: Tensor | None = None) -> None:
+    def update_id(self, outputs: Tensor) -> None:
         """Add a batch of in-distribution examples."""
-        self.update(outputs, None, labels)
+        self.update(outputs)
 
     def update_ood(self, outputs: Tensor, ood_set: str | int | None = None) -> None:
         """Add a batch of out-of-distribution examples of one of the sets."""
@@ -121,12 +113,12 @@ class OODDetection(ExactMetric):
         inside = ranking.count_positives(scores_id, scores_ood, "id")
         rate = ranking.fpr_of_scores(scores_id, scores_ood, self.tpr, self.positive, self.rule)
         area = "_trapezoid" * (self.interpolation == "trapezoid")
-        kind = "_id" * (self.positive == "id") + "_nearest" * (self.rule == "nearest")
+        convention = "_id" * (self.positive == "id") + "_nearest" * (self.rule == "nearest")
         return {
             "AUROC": ranking.auroc_of_counts(out),
             f"AUPR_out{area}": ranking.aupr_of_counts(out, self.interpolation),
             f"AUPR_in{area}": ranking.aupr_of_counts(inside, self.interpolation),
-            f"FPR{100 * self.tpr:g}{kind}": rate,
+            f"FPR{100 * self.tpr:g}{convention}": rate,
         }
 
     def _scores(self, outputs: Tensor) -> Tensor:
@@ -156,25 +148,8 @@ def _check_sets(ood_sets: Sequence[str]) -> None:
         raise ValueError(f"`ood_sets` must be a list of different names, got {ood_sets!r}.")
 
 
-def _check_possible(score: Any, id_filter: str, from_logits: bool) -> None:
-    if score == "energy" and not from_logits:
-        raise ValueError("`score='energy'` needs logits: pass `from_logits=True`.")
-    if score is None and id_filter == "correct":
-        raise ValueError("`id_filter='correct'` needs class outputs, not scores.")
-
-
 def _described(score: Any) -> str:
     """Tells scores apart, in the same words in every process."""
     name = getattr(score, "__qualname__", None) or type(score).__name__
     line = getattr(getattr(score, "__code__", None), "co_firstlineno", "")
     return score if isinstance(score, str) else f"{getattr(score, '__module__', '')}.{name}:{line}"
-
-
-def _is_correct(outputs: Tensor, labels: Tensor | None, from_logits: bool) -> Tensor:
-    if labels is None or outputs.ndim < 2:
-        raise ValueError(
-            "`id_filter='correct'` needs the class outputs of ID examples and their `labels`."
-        )
-    probs = score_functions.predictive(outputs, from_logits)
-    check_labels(labels, probs)
-    return probs.argmax(-1) == labels

@@ -157,8 +157,8 @@ class _TileSums:
             self._buffer.zero_()
         tiles = iter(self._buffer)
         for values in (x, y):
-            for part in values.split(self._size):
-                next(tiles)[: len(part), : part.shape[1]] = part
+            for rows_of_tile in values.split(self._size):
+                next(tiles)[: len(rows_of_tile), : rows_of_tile.shape[1]] = rows_of_tile
 
     def matrices(self) -> Distances:
         """Distances of the pooled rows, as far as they were asked for."""

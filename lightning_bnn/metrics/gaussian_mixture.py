@@ -155,9 +155,9 @@ def mean_difference(means: Components, stds: Components) -> Float64Values:
     rows = max(1, _AT_ONCE // max(1, means.numel()))
     total = means.new_zeros(means.shape[1:])
     for first in range(0, len(means), rows):
-        here, after = slice(first, first + rows), slice(first + rows, None)
-        total += _distances(means[here], stds[here], means[here], stds[here])
-        total += 2 * _distances(means[here], stds[here], means[after], stds[after])
+        block, after = slice(first, first + rows), slice(first + rows, None)
+        total += _distances(means[block], stds[block], means[block], stds[block])
+        total += 2 * _distances(means[block], stds[block], means[after], stds[after])
     return total / len(means) ** 2
 
 
@@ -174,8 +174,8 @@ def thinned(means: Tensor, stds: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """
     if len(means) <= most:
         return means, stds
-    kept = torch.linspace(0, len(means) - 1, most, dtype=torch.float64).round().long()
-    return means[kept.to(means.device)], stds[kept.to(stds.device)]
+    chosen = torch.linspace(0, len(means) - 1, most, dtype=torch.float64).round().long()
+    return means[chosen.to(means.device)], stds[chosen.to(stds.device)]
 
 
 # ------------------------------------------------------------ what is refused
@@ -189,8 +189,12 @@ def components(means: Any, stds: Any, least: str = "positive") -> tuple[Tensor, 
     """
     for name, tensor in (("means", means), ("stds", stds)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim == 0:
-            what = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else tensor
-            raise ValueError(f"`{name}` must be a float tensor (samples, ...), got {what!s}.")
+            description = (
+                f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else tensor
+            )
+            raise ValueError(
+                f"`{name}` must be a float tensor (samples, ...), got {description!s}."
+            )
     if means.shape != stds.shape or len(means) == 0:
         raise ValueError(
             "`means` and `stds` must have the same shape (samples, ...) of at least one sample, "

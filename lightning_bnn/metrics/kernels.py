@@ -143,7 +143,7 @@ def _mean(distances: Distances, bandwidths: Tensor) -> Tensor:
     size = max(1, _CHUNK // len(bandwidths))
     parts = zip(pairs.l1.split(size), pairs.l2.split(size), strict=True)
     return sum(
-        (kernel_values(Distances(*part), bandwidths).sum(1) for part in parts),
+        (kernel_values(Distances(*chunk), bandwidths).sum(1) for chunk in parts),
         torch.zeros_like(bandwidths),
     ) / len(pairs.l1)
 
@@ -299,7 +299,7 @@ def mmd_of_modes(sums: KernelSums, chains: Modes, modes: Modes) -> ModesMMD:
         modes: of the other.
     """
     device = sums.xx.device
-    kept_x, kept_y = (kept.to(device) for kept in _kept(chains, modes))
+    kept_x, kept_y = (mask.to(device) for mask in _masks(chains, modes))
     by_part = _indicator(modes.parts).to(device)
     k = (kept_y @ modes.per_part().to(device))[:, None]
     c = (kept_x @ chains.per_part().to(device))[:, None]
@@ -322,7 +322,7 @@ def left_out_parts(chains: Modes, modes: Modes) -> tuple[int, int]:
     return (of_modes if of_modes >= 3 else 0), (of_chains if of_chains >= 3 else 0)
 
 
-def _kept(chains: Modes, modes: Modes) -> tuple[Tensor, Tensor]:
+def _masks(chains: Modes, modes: Modes) -> tuple[Tensor, Tensor]:
     """Masks of chains and modes: all, then all but one part of modes, then of chains."""
     of_modes, of_chains = left_out_parts(chains, modes)
     kept_x = torch.ones(1 + of_modes + of_chains, len(chains.per_part()), dtype=torch.float64)

@@ -254,8 +254,8 @@ def _first_of_each(names: Sequence[str], values: Tensor) -> list[int]:
     """The first position of every layer, on which all processes must agree."""
     first: dict[str, int] = {}
     for k, name in enumerate(names):
-        known = values[first.setdefault(name, k)]
-        if not torch.allclose(known, values[k], rtol=1e-4, atol=1e-6, equal_nan=True):
+        earlier = values[first.setdefault(name, k)]
+        if not torch.allclose(earlier, values[k], rtol=1e-4, atol=1e-6, equal_nan=True):
             raise ValueError(
                 f"Layer {name!r} has been compared twice with different weights: "
                 "call `reset()` between comparisons."

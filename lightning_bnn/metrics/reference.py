@@ -401,8 +401,8 @@ class MMDReference:
     def _with_progress(self, names: Sequence[str], rows: int) -> Iterable[str]:
         total = sum(math.prod(self.source.shapes[n]) for n in names) * (self.source.rows + rows)
         long = total * self.source.rows > _PROGRESS_FROM
-        shown = long if self._progress is None else self._progress
-        return tqdm(names, desc="MMD", unit="layer", disable=not shown)
+        visible = long if self._progress is None else self._progress
+        return tqdm(names, desc="MMD", unit="layer", disable=not visible)
 
 
 def as_reference(

@@ -80,10 +80,10 @@ def adaptive_reliability(
     check_bins(n_bins)
     _check_confidence(confidence, correct)
     confidence, order = confidence.double().sort()
-    place = torch.arange(len(order), device=order.device)
-    starts = torch.ones_like(place, dtype=torch.bool)
+    position = torch.arange(len(order), device=order.device)
+    starts = torch.ones_like(position, dtype=torch.bool)
     starts[1:] = confidence[1:] != confidence[:-1]
-    rank = torch.where(starts, place, 0).cummax(0).values  # examples of lower confidence
+    rank = torch.where(starts, position, 0).cummax(0).values  # examples of lower confidence
     index = (rank * n_bins).div(max(1, len(order)), rounding_mode="floor")
     correct = correct[order]
     return diagram(_count(index, correct, n_bins), _sum_by(index, confidence, n_bins))

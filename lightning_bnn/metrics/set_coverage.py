@@ -70,8 +70,10 @@ def class_coverage(sets: Sets, labels: Labels) -> Float64[Tensor, " classes"]:
 def check_sets(sets: Any) -> None:
     """Refuse all but one truth value for every example and class."""
     if not isinstance(sets, Tensor) or sets.dtype != torch.bool or sets.ndim != 2:
-        what = f"{sets.dtype} {tuple(sets.shape)}" if isinstance(sets, Tensor) else repr(sets)
-        raise ValueError(f"`sets` must be boolean of shape (batch, classes), got {what}.")
+        description = (
+            f"{sets.dtype} {tuple(sets.shape)}" if isinstance(sets, Tensor) else repr(sets)
+        )
+        raise ValueError(f"`sets` must be boolean of shape (batch, classes), got {description}.")
 
 
 def _covered(sets: Tensor, labels: Tensor) -> Tensor:

@@ -115,8 +115,8 @@ def label_edges(axes: Sequence[Axes], labels: tuple[str, str]) -> None:
         axes: of one grid, row by row.
         labels: of the horizontal and of the vertical axes.
     """
-    place: Any = axes[0].get_subplotspec()
-    columns = place.get_gridspec().ncols
+    position: Any = axes[0].get_subplotspec()
+    columns = position.get_gridspec().ncols
     room = (_ALONG, _UP) if columns > 1 else (_ALONG_CARD, _UP if len(axes) > 1 else _UP_CARD)
     for k, ax in enumerate(axes):
         at_edge = k + columns >= len(axes), k % columns == 0
@@ -170,8 +170,8 @@ def legend(axes: Sequence[Axes], least: int = 2, last: str = "") -> None:
     columns = _columns(marks, figure.bbox_inches.width, 4)
     if len(axes) > 1:  # one alone stays as large as a card
         figure.set_figheight(figure.get_figheight() + _ROW * -(-len(marks) // columns))
-    place = "outside lower center"
-    figure.legend(marks.values(), marks.keys(), loc=place, ncols=columns, **_LOOK)
+    position = "outside lower center"
+    figure.legend(marks.values(), marks.keys(), loc=position, ncols=columns, **_LOOK)
 
 
 def legend_below(ax: Axes) -> None:
@@ -190,8 +190,8 @@ def legend_below(ax: Axes) -> None:
 
 def _share(ax: Axes) -> float:
     """Of the width of its figure, what is for axes and what is around them."""
-    place = ax.get_subplotspec()
-    return ax.get_position().width if place is None else 1 / place.get_gridspec().ncols
+    position = ax.get_subplotspec()
+    return ax.get_position().width if position is None else 1 / position.get_gridspec().ncols
 
 
 def _columns(names: Collection[str] | Mapping[str, Any], width: float, most: int) -> int:

@@ -38,21 +38,21 @@ def stripes(panels: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]) -> dict[s
     for group in groups:
         members = sorted(group, key=order.index)
         for rank, name in enumerate(members[1:], 1):
-            seen = _STRIPE * (len(members) - rank)
-            dashes[name] = (0, (seen, _STRIPE * len(members) - seen))
+            visible_points = _STRIPE * (len(members) - rank)
+            dashes[name] = (0, (visible_points, _STRIPE * len(members) - visible_points))
     return dashes
 
 
 def _covering(panels: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]) -> list[set[str]]:
     """The pairs of names whose curves cover each other somewhere."""
-    found = []
+    overlaps = []
     for curves in panels.values():
-        shown = {name: _points(*curve) for name, curve in curves.items() if len(curve[0]) > 1}
-        height = _height(shown)
-        for (one, a), (other, b) in itertools.combinations(shown.items(), 2):
+        visible = {name: _points(*curve) for name, curve in curves.items() if len(curve[0]) > 1}
+        height = _height(visible)
+        for (one, a), (other, b) in itertools.combinations(visible.items(), 2):
             if _cover(a, b, height):
-                found.append({one, other})
-    return found
+                overlaps.append({one, other})
+    return overlaps
 
 
 def _points(x: Tensor, y: Tensor) -> Points:

@@ -54,8 +54,8 @@ def dots_figure(
         for j, (name, values) in enumerate(series.items()):
             shift = (j - (len(series) - 1) / 2) * min(0.28, 0.7 / len(series))
             _dots(ax, values, shift, {"label": name, "color": colour[name], "fmt": MARKERS[j]})
-        shown = list(names) if k % min(columns, len(panels)) == 0 else [""] * len(names)
-        ax.set_yticks(range(len(names)), shown)
+        visible = list(names) if k % min(columns, len(panels)) == 0 else [""] * len(names)
+        ax.set_yticks(range(len(names)), visible)
         ax.tick_params(axis="y", length=0)
         ax.set_ylim(len(names) - 0.5, -0.5)
         ax.set_title(title)
@@ -83,10 +83,10 @@ def _floors(ax: Any, floors: Numbers | tuple[float, float], lines: int) -> None:
 
 
 def _dots(ax: Any, values: Numbers, shift: float, style: Mapping[str, Any]) -> None:
-    shown = [(k, v, e) for k, (v, e) in enumerate(values) if math.isfinite(v)]
+    visible = [(k, v, e) for k, (v, e) in enumerate(values) if math.isfinite(v)]
     ax.errorbar(
-        [v for _, v, _ in shown],
-        [k + shift for k, _, _ in shown],
-        xerr=[e if math.isfinite(e) else 0 for _, _, e in shown],
+        [v for _, v, _ in visible],
+        [k + shift for k, _, _ in visible],
+        xerr=[e if math.isfinite(e) else 0 for _, _, e in visible],
         ms=4.5, lw=1.2, mfc="white", mew=1.3, **style,
     )  # fmt: skip

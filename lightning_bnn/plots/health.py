@@ -71,10 +71,10 @@ def _confidence(ax: Axes, confidence: Tensor, right: Tensor) -> None:
     counts = torch.bincount(which, minlength=_BINS)
     hits = torch.bincount(which, right.double(), _BINS)
     sums = torch.bincount(which, confidence.double(), _BINS)
-    there = counts > 4
+    present = counts > 4
     ax.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle="--", label="as sure as right")
-    x, y = (sums / counts)[there], (hits / counts)[there]
-    error = (y * (1 - y) / counts[there]).sqrt()
+    x, y = (sums / counts)[present], (hits / counts)[present]
+    error = (y * (1 - y) / counts[present]).sqrt()
     ax.errorbar(x.tolist(), y.tolist(), error.tolist(), fmt="o", markersize=4, color="0.25",
                 label="held-out predictions")  # fmt: skip
     ax.set(xlabel="confidence", ylabel="share that is right", xlim=(0, 1.02), ylim=(0, 1.02))

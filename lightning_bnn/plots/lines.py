@@ -74,19 +74,19 @@ def lines_figure(
     (['one', 'two'], 'y')
     """
     figure, axes = titled_panels(panels, columns)
-    shown = _seen(panels, log)
+    visible = _visible(panels, log)
     colour = colours(name for curves in panels.values() for name in curves)
-    dashes = stripes(shown)
-    apart = _beside(shown, len(colour))
+    dashes = stripes(visible)
+    apart = _beside(visible, len(colour))
     for ax, curves in zip(axes, panels.values(), strict=True):
         _scale(ax, curves.values(), log)
         if any(line.low is not None and len(line.x) <= FEW for line in curves.values()):
             ax.margins(x=0.06 + apart * (len(colour) - 1) / 2 / _PANEL)
         for name, line in curves.items():
-            place = list(colour).index(name)
+            position = list(colour).index(name)
             style = {"color": colour[name], "linestyle": dashes.get(name, "-"), "label": name}
-            style["marker"] = MARKERS[place % len(MARKERS)]
-            _draw(ax, line, style, apart * (place - (len(colour) - 1) / 2))
+            style["marker"] = MARKERS[position % len(MARKERS)]
+            _draw(ax, line, style, apart * (position - (len(colour) - 1) / 2))
         for mark in marks:
             ax.axvline(mark, color="0.6", linewidth=0.8, linestyle="--")
     label_edges(axes, labels)
@@ -114,8 +114,8 @@ def _draw(ax: Axes, line: Line, style: dict[str, Any], shift: float) -> None:
     drawn.append(ax.vlines(x, low, high, color=style["color"], linewidth=1.2))
     figure: Any = ax.figure
     move = ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
-    for part in drawn:
-        part.set_transform(ax.transData + move)
+    for segment in drawn:
+        segment.set_transform(ax.transData + move)
 
 
 def _scale(ax: Axes, curves: Iterable[Line], log: Log) -> None:
@@ -137,24 +137,26 @@ def _scale(ax: Axes, curves: Iterable[Line], log: Log) -> None:
             ax.minorticks_off()
 
 
-def _seen(
+def _visible(
     panels: Mapping[str, Mapping[str, Line]], log: Log
 ) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
     """The points of curves in their panels."""
 
-    def place(values: Tensor, axis: str) -> Tensor:
+    def position(values: Tensor, axis: str) -> Tensor:
         positive = axis in log and bool((values > 0).all())
         return values.double().log10() if positive else values.double()
 
     return {
-        title: {name: (place(line.x, "x"), place(line.y, "y")) for name, line in curves.items()}
+        title: {
+            name: (position(line.x, "x"), position(line.y, "y")) for name, line in curves.items()
+        }
         for title, curves in panels.items()
     }
 
 
-def _beside(shown: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]], count: int) -> float:
+def _beside(visible: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]], count: int) -> float:
     """Points between the error bars of so many curves, which stay away from those of the next x."""
-    x = _joined(x for curves in shown.values() for x, _ in curves.values()).unique()
+    x = _joined(x for curves in visible.values() for x, _ in curves.values()).unique()
     if len(x) < 2:
         return _APART
     nearest = float(x.diff().min() / (x[-1] - x[0]))

@@ -98,10 +98,10 @@ def html_report(title: str, about: str, sections: Sequence[Section]) -> str:
 
 
 def _element(tag: str, text: str, options: str = "") -> str:
-    shown = html.escape(text)
+    content = html.escape(text)
     if tag == "p":  # names of code
-        shown = re.sub(r"`([^`]+)`", r"<code>\1</code>", shown)
-    return f"<{tag}{options}>{shown}</{tag}>"
+        content = re.sub(r"`([^`]+)`", r"<code>\1</code>", content)
+    return f"<{tag}{options}>{content}</{tag}>"
 
 
 def _table(table: Tabular) -> str:

@@ -185,16 +185,16 @@ def scatter_figure(
     return figure
 
 
-def _points(ax: Axes, points: tuple[Tensor, ...], place: int, style: dict[str, Any]) -> None:
+def _points(ax: Axes, points: tuple[Tensor, ...], position: int, style: dict[str, Any]) -> None:
     x, y, *errors = (t.double().numpy() for t in points)
     bars: dict[str, Any] = dict(zip(("xerr", "yerr"), errors, strict=False))
     if len(x) > _MANY:
         ax.scatter(x, y, s=7, alpha=0.5, linewidths=0, **style)
         return
-    place %= len(MARKERS)
-    size = max(4.5, 8 - 0.5 * place) if place else 10.5  # what is below looks out
+    position %= len(MARKERS)
+    size = max(4.5, 8 - 0.5 * position) if position else 10.5  # what is below looks out
     ax.errorbar(
-        x, y, **bars, fmt=MARKERS[place], ms=size, mfc="none", mew=1.3,
+        x, y, **bars, fmt=MARKERS[position], ms=size, mfc="none", mew=1.3,
         elinewidth=0.9, **style,
     )  # fmt: skip
 

@@ -68,12 +68,12 @@ def distances_figure(
     layers = list(next(iter(stages.values())))
     figure, ax = axes_of(None, (min(16.0, max(5.0, 0.32 * len(layers))), 4.2))
     if nulls:
-        ends = (_seen([f(null[n] for null in nulls) for n in layers]) for f in (min, max))
+        ends = (_visible([f(null[n] for null in nulls) for n in layers]) for f in (min, max))
         for k, (low, high) in enumerate(zip(*ends, strict=True)):
             label = "independent" if k == 0 else None
             ax.bar(layers[k], max(high / low, 1.02) * low - low, 0.7, low, color="0.8", label=label)
     for k, (name, values) in enumerate(stages.items()):
-        heights = _seen([values[n] for n in layers])
+        heights = _visible([values[n] for n in layers])
         ax.plot(layers, heights, "os^D"[k % 4], markersize=7 - k, fillstyle="none", label=name)
     ax.set(yscale="log", ylabel="relative distance", xlim=(-0.5, len(layers) - 0.5))
     if len(layers) > 6:
@@ -83,7 +83,7 @@ def distances_figure(
     return figure
 
 
-def _seen(values: Sequence[float]) -> list[float]:
+def _visible(values: Sequence[float]) -> list[float]:
     """Zeros where a logarithmic axis can show them."""
     return [max(value, 1e-9) for value in values]
 

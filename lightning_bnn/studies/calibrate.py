@@ -84,14 +84,14 @@ def calibrate(
     """
     if samples < 1:
         raise ValueError(f"`samples` must be at least 1, got {samples}.")
-    place = Location.of(posterior)
-    config = place.config() if data is None else Path(data)
+    location = Location.of(posterior)
+    config = location.config() if data is None else Path(data)
     if config is None:
         raise ValueError(
             f"{posterior} has no `config.yaml`: pass a configuration with network and data as "
             "`--data`."
         )
-    if has_other_data(place, config):
+    if has_other_data(location, config):
         raise ValueError(
             f"`--data` {config} has other settings of the data than {posterior} was trained with: "
             "its training examples may be among those that calibrate it."
@@ -99,7 +99,7 @@ def calibrate(
     problem = read_problem(config)
     options = {"alpha": alpha, "score": score, "by_class": by_class, "held_out": held_out}
     with quiet():
-        stored = read_posterior(place.path.name, place, problem, samples)
+        stored = read_posterior(location.path.name, location, problem, samples)
         tested = calibrate_posterior(stored, problem, method, samples, seed, **options)
     folder = results_folder(out, "calibrate")
     settings = {**stored.origin, "config": str(config), "samples": samples, "seed": seed, **options}

@@ -48,10 +48,10 @@ def collapse(
         seed: random seed of the initial weights; other seeds repeat the study on the same data.
         out: folder for the results.
     """
-    given = population(
+    ensemble = population(
         "collapse", out, ENSEMBLES, scale, networks, like, seed, members=members, epochs=epochs
     )
-    publish(collapse_findings(given, ood), given.folder)
+    publish(collapse_findings(ensemble, ood), ensemble.folder)
 
 
 def collapse_findings(population: Population, ood: str | None = None) -> Findings:
@@ -67,8 +67,8 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
     if count < 3:
         raise ValueError(f"`networks` must be at least 3 for pairs to differ, got {count}.")
     if not has_classes(population.problem.likelihood):
-        kind = type(population.problem.likelihood).__name__
-        raise ValueError(f"`networks` must predict classes, their likelihood is {kind}.")
+        likelihood = type(population.problem.likelihood).__name__
+        raise ValueError(f"`networks` must predict classes, their likelihood is {likelihood}.")
     pairs = _pairs(population, ood)
     name = list(pairs)[-1]
     inner, outer = pairs.values()

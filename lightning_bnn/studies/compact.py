@@ -168,7 +168,7 @@ class CompactStudy:
         rows = {f"{name} networks": self.row([stack], "", hmc) for name, stack in networks.items()}
         for title, gaussian in gaussians.items():
             rows[title] = self.row(self.drawn(gaussian, title), self.accuracy(gaussian.centre), hmc)
-        order = [f"{name} {kind}" for name in networks for kind in KINDS]
+        order = [f"{name} {form}" for name in networks for form in KINDS]
         return [[title, *rows[title]] for title in (*order, "VI")]
 
     @torch.no_grad()
@@ -191,8 +191,8 @@ class CompactStudy:
             measures = (agreement, total_variation)
             distances = (float(f(averages.probs, hmc.probs).double().mean()) for f in measures)
             numbers.append([self._accuracy(averages), *distances])
-        accuracy, *rest = torch.tensor(numbers, dtype=torch.float64).mean(0).tolist()
-        return [accuracy, of_mean, *rest]
+        accuracy, *others = torch.tensor(numbers, dtype=torch.float64).mean(0).tolist()
+        return [accuracy, of_mean, *others]
 
     def averages(self, networks: Params) -> ClassPredictions:
         """Predictions of a stack, or of one network."""
@@ -208,27 +208,27 @@ class CompactStudy:
 
     # -------------------------------------------------------- pruning
     def pruning(
-        self, gaussians: Mapping[str, DiagonalGaussian], ensemble: Params, kind: str = "q_r"
+        self, gaussians: Mapping[str, DiagonalGaussian], ensemble: Params, form: str = "q_r"
     ) -> dict[str, list[float]]:
         """Accuracy of means by the part of the weights that is kept.
 
         Args:
             gaussians: by their titles in table 1.
             ensemble: a stack, whose first network is pruned alone.
-            kind: of the Gaussians of networks that were matched: q_r or q_r joint.
+            form: of the Gaussians of networks that were matched: q_r or q_r joint.
         """
-        mean, hmc, vi = (gaussians[name] for name in (f"Ensemble {kind}", f"HMC {kind}", "VI"))
+        mean, hmc, vi = (gaussians[name] for name in (f"Ensemble {form}", f"HMC {form}", "VI"))
         alone = DiagonalGaussian({name: t[0] for name, t in ensemble.items()}, mean.deviations)
         curves = {
-            f"HMC {kind}, own deviations": hmc,
-            f"Ensemble {kind}, own deviations": mean,
+            f"HMC {form}, own deviations": hmc,
+            f"Ensemble {form}, own deviations": mean,
             "VI, own deviations": vi,
-            f"Ensemble {kind}, deviations of HMC": self.mixed(mean, hmc),
-            f"Ensemble {kind}, deviations of VI": self.mixed(mean, vi),
+            f"Ensemble {form}, deviations of HMC": self.mixed(mean, hmc),
+            f"Ensemble {form}, deviations of VI": self.mixed(mean, vi),
             "one network, deviations of HMC": self.mixed(alone, hmc),
         }
         return {
-            title: [self.accuracy(q.prune(1 - kept / 100)) for kept in _KEPT]
+            title: [self.accuracy(q.prune(1 - share / 100)) for share in _KEPT]
             for title, q in curves.items()
         }
 
@@ -247,13 +247,13 @@ def _pruning_table(curves: Mapping[str, list[float]], matched: str) -> Table:
 
 def _pruning_figure(curves: Mapping[str, Mapping[str, list[float]]]) -> Any:
     """One panel for each way of matching, whose curves have the same names in both."""
-    kept = torch.tensor([float(k) for k in _KEPT])
+    share = torch.tensor([float(k) for k in _KEPT])
     titles = {"q_r": "q_r: by activations", "q_r joint": "q_r: joint"}
     panels = {
-        titles[kind]: {
-            name.replace(kind, "q_r"): Line(kept, torch.tensor(curve))
+        titles[form]: {
+            name.replace(form, "q_r"): Line(share, torch.tensor(curve))
             for name, curve in some.items()
         }
-        for kind, some in curves.items()
+        for form, some in curves.items()
     }
     return lines_figure(panels, ("weights kept (%)", "accuracy of the mean (%)"))

@@ -170,13 +170,13 @@ def _compared(runs: Mapping[str, Run], folder: Path) -> tuple[Findings, str]:
 def _beside_page(table: Table, folder: Path) -> Table:
     """A table whose paths begin where the page lies."""
 
-    def shown(text: str) -> str:
+    def relative(text: str) -> str:
         for start in (folder.resolve(), folder):
             text = text.replace(f"{start}{os.sep}", "")
         return text
 
-    rows = [[shown(c) if isinstance(c, str) else c for c in row] for row in table.rows]
-    return replace(table, rows=rows, note=shown(table.note))
+    rows = [[relative(c) if isinstance(c, str) else c for c in row] for row in table.rows]
+    return replace(table, rows=rows, note=relative(table.note))
 
 
 def _opening(runs: Mapping[str, Run], reference: Population, chains: str) -> list[Section]:

@@ -92,10 +92,10 @@ def fidelity(
     if not posteriors:
         raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")
     options = options_for(samples, seed, device)
-    place, folder = reference_location(reference), results_folder(out, "fidelity")
+    location, folder = reference_location(reference), results_folder(out, "fidelity")
     with one_thread():
         comparison = one_succeeded(scored(reference, posteriors, folder, options))
-        halves = scores_of_halves(place, Path(comparison.settings["config"]), options)
+        halves = scores_of_halves(location, Path(comparison.settings["config"]), options)
     publish(_findings(reference, comparison, halves, posteriors), folder)
 
 
@@ -124,10 +124,10 @@ def scored(
         folder: for rows that need not be computed again.
         options: how they are compared.
     """
-    place = reference_location(reference)
-    like = place.config()
+    location = reference_location(reference)
+    like = location.config()
     config = None if like is None else str(like)
-    return attempt(str(place.path), posteriors, folder, config, options)
+    return attempt(str(location.path), posteriors, folder, config, options)
 
 
 def numbers_by_method(comparison: Comparison) -> dict[str, Numbers]:
@@ -139,9 +139,9 @@ def numbers_by_method(comparison: Comparison) -> dict[str, Numbers]:
     return dict(found)
 
 
-def cost_of(place: Location) -> dict[str, float]:
+def cost_of(location: Location) -> dict[str, float]:
     """Read the cost of a run, if the callback `TrainingCost` has watched it."""
-    file = place.file()
+    file = location.file()
     for folder in (file, *list(file.parents)[:3]):
         if (folder / COST_FILE).is_file():
             return dict(json.loads((folder / COST_FILE).read_text(encoding="utf-8")))
@@ -175,11 +175,10 @@ def _findings(
     }
     notes = [f"{name} failed: {reason}" for name, reason in comparison.failures().items()]
     for name, text in posteriors.items():
-        for setting, own, wanted in other_posterior(Location.of(text), Path(settings["config"])):
-            note = (
-                f"{name} has `{setting}` {own}, the reference {wanted}: it is of another posterior."
-            )
-            notes.append(note + (_MAY_HAVE_SEEN if setting == "data" else ""))
+        for setting, actual, wanted in other_posterior(Location.of(text), Path(settings["config"])):
+            difference = f"{name} has `{setting}` {actual}, the reference {wanted}"
+            seen = _MAY_HAVE_SEEN if setting == "data" else ""
+            notes.append(f"{difference}: it is of another posterior.{seen}")
     notes += [f"{unranked}: distances to it rank nothing."] if unranked else []
     return Findings(
         "fidelity", title, tables, {"laws": _laws_figure(numbers, halves)}, notes, settings
@@ -206,7 +205,7 @@ def _why_unranked(reference: str, settings: Mapping[str, Any]) -> str:
 def scores_table(
     title: str,
     numbers: Mapping[str, Numbers],
-    shown: Sequence[str],
+    qualities: Sequence[str],
     note: str,
     first: Mapping[str, Mapping[str, Cell]],
 ) -> Table:
@@ -215,13 +214,13 @@ def scores_table(
     Args:
         title: of the table.
         numbers: by posterior; gradients and seconds are among them where they are known.
-        shown: numbers of quality that have a column.
+        qualities: numbers of the test that have a column.
         note: below the table.
         first: columns before these, cells by posterior.
     """
     names = {name for of in numbers.values() for name in of}
     columns = {**to_reference(names)}
-    columns |= {name: column for name, column in columns_of(names).items() if name in shown}
+    columns |= {name: column for name, column in columns_of(names).items() if name in qualities}
     rows: list[dict[str, Cell]] = [
         {
             "method" if first else "posterior": name,

@@ -111,9 +111,9 @@ def fitted_gaussians(dim: int, settings: Scale, seed: int) -> Fits:
 def _divergence(mean: Tensor, log_std: Tensor, far: Tensor, noise: Tensor) -> Tensor:
     """KL(q || p) by samples, with the entropy of q in closed form."""
     z = mean + log_std.exp() * noise
-    rest = z[..., 1:].square().sum(-1) / 2
+    others = z[..., 1:].square().sum(-1) / 2
     modes = torch.stack([z[..., 0].square() / 2, (z[..., 0] - far).square() / 2])
-    log_p = (-modes).logsumexp(0) - math.log(2) - rest
+    log_p = (-modes).logsumexp(0) - math.log(2) - others
     entropy = (log_std + 0.5).sum(-1)
     return -entropy - log_p.mean(0)
 
@@ -126,11 +126,11 @@ def exact_divergence(mean: Tensor, log_std: Tensor, far: Tensor) -> Tensor:
         log_std: logarithms of their standard deviations.
         far: distance of the modes, ``(...)``.
     """
-    rest = (0.5 * (mean.square() + (2 * log_std).exp() - 1) - log_std)[..., 1:].sum(-1)
+    others = (0.5 * (mean.square() + (2 * log_std).exp() - 1) - log_std)[..., 1:].sum(-1)
     nodes, weights = _quadrature()
     x = mean[..., :1] + log_std[..., :1].exp() * nodes
     modes = torch.stack([-x.square() / 2, -(x - far[..., None]).square() / 2])
-    return math.log(2) - log_std[..., 0] - 0.5 - (weights * modes.logsumexp(0)).sum(-1) + rest
+    return math.log(2) - log_std[..., 0] - 0.5 - (weights * modes.logsumexp(0)).sum(-1) + others
 
 
 def _quadrature() -> tuple[Tensor, Tensor]:

@@ -120,8 +120,8 @@ def leaderboard(
         raise ValueError(f"`methods` must be among {', '.join(entries)}, got {min(unknown)}.")
     names = references or [name for name in reference_names() if is_gold(name)]
     if not names:
-        known = ", ".join(reference_names()) or "none"
-        raise ValueError(f"No reference is gold: name some as `--references`, of {known}.")
+        available = ", ".join(reference_names()) or "none"
+        raise ValueError(f"No reference is gold: name some as `--references`, of {available}.")
     chosen = {name: entries[name] for name in methods or entries}
     folder = results_folder(out, "leaderboard")
     plan = _Plan(chosen, seeds, samples, folder)

@@ -54,10 +54,10 @@ def marginals(
         seed: random seed of the initial weights; other seeds repeat the study on the same data.
         out: folder for the results.
     """
-    given = population(
+    ensemble = population(
         "marginals", out, RECIPES, scale, networks, like, seed, members=members, epochs=epochs
     )
-    publish(marginals_findings(given), given.folder)
+    publish(marginals_findings(ensemble), ensemble.folder)
 
 
 def marginals_findings(population: Population) -> Findings:
@@ -117,18 +117,18 @@ def forms_of(networks: Params, sym: Symmetries) -> dict[str, Params]:
 def _incoming(stack: Params, sym: Symmetries) -> Iterator[tuple[str, Tensor]]:
     """For every group of units, the tensor's name and weights ``(networks, units, weights)``."""
     for group in sym.permutations:
-        place = writer(sym, group)
-        if place is not None and group.kind != "block":
-            yield sym.axes[place.axis].tensor, unit_rows(stack, sym, place)
+        unit_writer = writer(sym, group)
+        if unit_writer is not None and group.kind != "block":
+            yield sym.axes[unit_writer.axis].tensor, unit_rows(stack, sym, unit_writer)
 
 
 def _tests(form: str, stack: Params, sym: Symmetries) -> list[list[Cell]]:
     table: list[list[Cell]] = []
     for name, rows in _incoming(stack, sym):
         p = exchange_p_values(rows)
-        often, held = 100 * float((p < 0.05).double().mean()), argmax_p_value(rows)
+        often, largest_p = 100 * float((p < 0.05).double().mean()), argmax_p_value(rows)
         inputs = _smallest(exchange_p_values(rows.transpose(1, 2)))
-        table.append([form, name, rows.shape[1], _smallest(p), often, held, inputs])
+        table.append([form, name, rows.shape[1], _smallest(p), often, largest_p, inputs])
     return table
 
 
@@ -149,10 +149,10 @@ def exchange_p_values(rows: Tensor) -> Tensor:
     return torch.tensor(
         [
             [
-                ks_2samp(one.numpy(), two.numpy()).pvalue
-                for one, two in zip(first.T, other.T, strict=True)
+                ks_2samp(left.numpy(), two.numpy()).pvalue
+                for left, two in zip(first.T, second.T, strict=True)
             ]
-            for other in others
+            for second in others
         ]
     )
 

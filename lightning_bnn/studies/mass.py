@@ -43,10 +43,10 @@ def mass(
         seed: random seed of the initial weights; other seeds repeat the study on the same data.
         out: folder for the results.
     """
-    given = population(
+    ensemble = population(
         "mass", out, ENSEMBLES, scale, networks, like, seed, members=members, epochs=epochs
     )
-    publish(mass_findings(given), given.folder)
+    publish(mass_findings(ensemble), ensemble.folder)
 
 
 def mass_findings(population: Population) -> Findings:

@@ -74,9 +74,9 @@ def _findings(history: Mapping[str, Any], note: str, command: str) -> Findings:
     phases = itertools.pairwise([0, *drops, len(tau)])
     rows: list[list[Cell]] = []
     for (first, last), (name, values) in itertools.product(phases, curves.items()):
-        part = values[first:last]
-        still = 100 * float((part == 1).all(-1).double().mean())
-        numbers = [rates[first], float(part.mean()), float(part.min()), still]
+        phase = values[first:last]
+        still = 100 * float((phase == 1).all(-1).double().mean())
+        numbers = [rates[first], float(phase.mean()), float(phase.min()), still]
         rows.append([f"{first} to {last}", name, *numbers])
     header = ["steps", "layer", "learning rate", "tau, mean", "tau, least"]
     table = Table(

@@ -94,15 +94,15 @@ def population(
         if recipe.epochs is not None:
             overrides["trainer.check_val_every_n_epoch"] = recipe.epochs
         job = reseeded(Job("population", recipe.preset, overrides), seed)
-        place = run_jobs([job], folder / "runs")["population"].place
+        location = run_jobs([job], folder / "runs")["population"].place
         settings = {"command": job.command}
         note = f"{recipe.members} networks on {recipe.data}: {job.command}"
     else:
-        place = Location.of(networks)
+        location = Location.of(networks)
         settings, note = {"networks": networks}, f"Networks: {networks}"
-    config = place.config() if like is None else Path(like)
+    config = location.config() if like is None else Path(like)
     if config is None:
-        raise ValueError(f"{place.path} has no `config.yaml` with it: pass one as `--like`.")
+        raise ValueError(f"{location.path} has no `config.yaml` with it: pass one as `--like`.")
     problem = read_problem(config)
-    stack = read_posterior("networks", place, problem).networks()
-    return Population(stack, problem, {**settings, "sha256": place.digest()}, (note,), folder)
+    stack = read_posterior("networks", location, problem).networks()
+    return Population(stack, problem, {**settings, "sha256": location.digest()}, (note,), folder)

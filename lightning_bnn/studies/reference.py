@@ -55,9 +55,9 @@ def reference(
         transitions: of every chain, by default what the preset says.
         restart: begin anew: remove the runs that this folder has from before.
     """
-    known = [n.removeprefix(_PREFIX) for n in preset_names() if n.startswith(_PREFIX)]
-    if name not in known:
-        meant = did_you_mean(name, known) or f"; choose from: {', '.join(known)}."
+    names = [n.removeprefix(_PREFIX) for n in preset_names() if n.startswith(_PREFIX)]
+    if name not in names:
+        meant = did_you_mean(name, names) or f"; choose from: {', '.join(names)}."
         raise ValueError(f"there is no reference {name!r}{meant}")
     if repeats < 0:
         raise ValueError(f"`repeats` must not be negative, got {repeats}.")
@@ -67,7 +67,7 @@ def reference(
     if restart:
         shutil.rmtree(folder / "runs", ignore_errors=True)
     with one_thread():
-        findings = _made(name, folder, repeats, transitions)
+        findings = _findings(name, folder, repeats, transitions)
     publish(findings, folder)
 
 
@@ -84,20 +84,20 @@ def _check_transitions(name: str, transitions: int) -> None:
         )
 
 
-def _made(name: str, folder: Path, repeats: int, transitions: int | None) -> Findings:
+def _findings(name: str, folder: Path, repeats: int, transitions: int | None) -> Findings:
     """Run everything, write the reference, and say what it is worth."""
     jobs = [_job(name, folder, seed, transitions) for seed in range(repeats + 1)]
     run_jobs(jobs, folder / "runs")
     problem = read_problem(folder / "runs" / jobs[0].name / f"{_PREFIX}{name}.yaml")
-    sampled = [_read(folder, job, problem) for job in jobs]
+    sampled = [_stored(folder, job, problem) for job in jobs]
     others = {seed: diagnose(each, problem) for seed, each in enumerate(sampled[1:], 1)}
     again = [
-        {"seed": seed, "failures": found.failures(), "spaces": found.spaces, "halves": found.halves,
+        {"seed": seed, "failures": other.failures(), "spaces": other.spaces, "halves": other.halves,
          "distances": between(sampled[0], sampled[seed], problem)}
-        for seed, found in others.items()
+        for seed, other in others.items()
     ]  # fmt: skip
     card = _write(name, folder, jobs[0], problem, again)
-    rows = {"shipped": card.diagnosis} | {f"seed {seed}": found for seed, found in others.items()}
+    rows = {"shipped": card.diagnosis} | {f"seed {seed}": other for seed, other in others.items()}
     tables = {
         "agreement": agreement_table(rows),
         "distances": distances_table(card.diagnosis, again),
@@ -116,7 +116,7 @@ def _job(name: str, folder: Path, seed: int, transitions: int | None) -> Job:
     )
 
 
-def _read(folder: Path, job: Job, problem: Problem) -> StoredPosterior:
+def _stored(folder: Path, job: Job, problem: Problem) -> StoredPosterior:
     return read_posterior(job.name, Location(folder / "runs" / job.name / "bank"), problem)
 
 
@@ -153,9 +153,9 @@ def _store(source: Path, target: Path) -> None:
     with CheckpointBank(source, "r") as bank:
         networks, records = bank[:], bank.records
     large = sum(t.nbytes for t in networks.values()) > _LARGE
-    kept = [{k: record[k] for k in ("member", "step")} for record in records]
+    positions = [{k: record[k] for k in ("member", "step")} for record in records]
     with CheckpointBank(target, dtype=torch.float16 if large else None) as bank:
-        bank.extend(networks, kept)
+        bank.extend(networks, positions)
     (target / ".lock").unlink()
     for path in target.iterdir():
         path.chmod(0o644)

@@ -85,15 +85,15 @@ def _as_on(card: Card, moved: Sequence[str]) -> str:
 
 
 # ------------------------------------------------------------ tables
-def agreement_table(found: Mapping[str, Diagnosis]) -> Table:
+def agreement_table(diagnoses: Mapping[str, Diagnosis]) -> Table:
     """R-hat and effective sizes in every space.
 
     Args:
-        found: by what the chains are.
+        diagnoses: by what the chains are.
     """
     rows: list[list[Cell]] = [
         [name, of.chains, of.draws, SPACES[space], *(numbers[key] for key in _NUMBERS)]
-        for name, of in found.items()
+        for name, of in diagnoses.items()
         for space, numbers in of.spaces.items()
     ]
     header = ["chains of", "chains", "draws", "compared by", *_NUMBERS.values()]
@@ -101,16 +101,16 @@ def agreement_table(found: Mapping[str, Diagnosis]) -> Table:
     return Table("Do the chains agree?", header, rows, digits, _GOLD)
 
 
-def distances_table(found: Diagnosis, again: Sequence[Mapping[str, Any]] = ()) -> Table:
+def distances_table(diagnosis: Diagnosis, again: Sequence[Mapping[str, Any]] = ()) -> Table:
     """Halves of the chains beside each other, and all of them beside those of other seeds.
 
     Args:
-        found: of the chains.
+        diagnosis: of the chains.
         again: other seeds with their ``distances``.
     """
-    every = {"halves of the chains": found.halves}
-    every |= {f"seed {other['seed']}": other["distances"] for other in again}
-    beside = {name: PREDICTIONS[name] for name in found.halves if name in PREDICTIONS}
+    every = {"halves of the chains": diagnosis.halves}
+    every |= {f"seed {one['seed']}": one["distances"] for one in again}
+    beside = {name: PREDICTIONS[name] for name in diagnosis.halves if name in PREDICTIONS}
     rows: list[list[Cell]] = [
         [name, *(percent(numbers, key) for key in _LAWS),
          *(column.shown(numbers.get(key, Measured(math.nan))) for key, column in beside.items())]

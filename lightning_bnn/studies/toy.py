@@ -114,7 +114,9 @@ def _rows(forms: Mapping[str, Tensor], trained: int) -> list[list[Cell]]:
         [f"norm of both weights, {name}", value, ""]
         for name, value in zip(_QUANTILES, quantiles, strict=True)
     ]
-    rows += [[f"quadrant {n}", float(part.double().mean()), ""] for n, part in quadrants.items()]
+    rows += [
+        [f"quadrant {n}", float(inside.double().mean()), ""] for n, inside in quadrants.items()
+    ]
     for name, points in forms.items():
         p = float(ks_2samp(points[:, 0].numpy(), points[:, 1].numpy()).pvalue)
         verdict = "same distribution" if p > 0.01 else "different distributions"

@@ -97,9 +97,9 @@ def study(alphas: list[float], seeds: int, epochs: int, noise: float) -> list[Re
 
 # ------------------------------------------------------------ one run
 def _run(alpha: float, method: str, seeds: int, epochs: int, noise: float) -> Result:
-    kind, options = METHODS[method]
+    module_class, options = METHODS[method]
     data = TractableReLU(alpha=alpha)
-    module = kind(
+    module = module_class(
         two_relus(),
         members=seeds,
         likelihood=Gaussian(std=noise),

@@ -101,10 +101,10 @@ def permutation_with(swaps: int, units: int, generator: torch.Generator) -> Tens
         raise ValueError(f"`swaps` must be between 0 and {units - 1}, got {swaps}.")
     names = torch.randperm(units, generator=generator).tolist()
     result = torch.arange(units)
-    for place in range(units - swaps, units):
-        after = names[int(torch.randint(place, (), generator=generator))]
-        result[names[place]] = result[after]
-        result[after] = names[place]
+    for position in range(units - swaps, units):
+        after = names[int(torch.randint(position, (), generator=generator))]
+        result[names[position]] = result[after]
+        result[after] = names[position]
     return result
 
 

@@ -239,24 +239,6 @@ def test_own_scores_and_names_of_conventions():
     assert own.compute()["AUROC"] == 1
 
 
-def test_only_correct_id_examples():
-    probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
-    ood = torch.tensor([[0.7, 0.3]])
-    metric = M.OODDetection(id_filter="correct")
-    metric.update_id(probs, torch.tensor([0, 1, 1]))
-    metric.update_ood(ood)
-    assert metric.compute()["AUROC"] == 1  # the misclassified 0.6 would rank above
-    logits = torch.stack([torch.tensor([[9.0, 0.0]]), torch.tensor([[-4.0, 0.0]])])
-    mean = M.OODDetection(id_filter="correct", from_logits=True)
-    mean.update_id(logits, torch.tensor([0]))  # the mean of probabilities, not of logits
-    mean.update_ood(torch.tensor([[0.0, 0.0]]))
-    assert not mean.compute()["AUROC"].isnan()
-    everything = M.OODDetection()
-    everything.update_id(probs)
-    everything.update_ood(ood)
-    assert everything.compute()["AUROC"].item() == pytest.approx(2 / 3)
-
-
 def test_a_set_without_examples():
     metric = M.OODDetection(None, ["a", "b"])
     metric.update_id(torch.rand(3))
@@ -319,12 +301,7 @@ def test_scores():
         (lambda s, o: M.OODDetection(None).update_id(s[None]), "Scores must be one per example"),
         (lambda s, o: M.OODDetection("energy"), "needs logits"),
         (lambda s, o: M.energy_score(s[None], False), "needs logits"),
-        (lambda s, o: M.OODDetection(None, id_filter="correct"), "needs class outputs"),
         (lambda s, o: M.OODDetection(None, ["a", "b"]).update_ood(s), "must be one of a, b, got N"),
-        (
-            lambda s, o: M.OODDetection(id_filter="correct").update_id(torch.ones(2, 2) / 2),
-            "needs the class outputs of ID examples and their `labels`",
-        ),
     ],
 )
 def test_errors(call, message):

@@ -122,10 +122,10 @@ def chosen_steps(only: Sequence[str]) -> list[Step]:
     Args:
         only: names of papers and steps.
     """
-    known = [*PAPERS, *(step.name for step in STEPS)]
+    names = [*PAPERS, *(step.name for step in STEPS)]
     for name in only:
-        if name not in known:
-            raise ValueError(f"`only` must be of {', '.join(known)}, got {name!r}.")
+        if name not in names:
+            raise ValueError(f"`only` must be of {', '.join(names)}, got {name!r}.")
     return [step for step in STEPS if not only or {step.name, step.paper} & set(only)]
 
 
@@ -177,7 +177,7 @@ def evidence_in(root: Path, seeds: int, size: Size) -> Evidence:
             results[step.name] = [_results(step.folder(root, s) / step.results) for s in finished]
         else:
             absent[step.name] = _reason(step, records[0])
-    return Evidence({name: found for name, found in results.items() if found[0]}, absent)
+    return Evidence({name: runs for name, runs in results.items() if runs[0]}, absent)
 
 
 def _reason(step: Step, record: Record) -> str:

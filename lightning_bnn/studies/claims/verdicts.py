@@ -68,11 +68,11 @@ def judged(claim: Claim, evidence: Evidence) -> Judged:
     checks: dict[str, Answer] = {}
     reason = ""
     for names in claim.row.get("each", [{}]):
-        part = _filled(claim.row, names)
+        entry = _filled(claim.row, names)
         try:
-            numbers, answers = (_order if "order" in part else _part)(evidence, part)
+            numbers, answers = (_order if "order" in entry else _part)(evidence, entry)
         except Missing as missing:
-            if evidence.results.get(part["study"]) and not part.get("optional"):
+            if evidence.results.get(entry["study"]) and not entry.get("optional"):
                 return Judged(claim, "", f"not tested: {missing}", {})
             reason = reason or str(missing)
             continue
@@ -303,11 +303,11 @@ DERIVED: Mapping[str, Callable[..., Numbers]] = {
 
 
 # ------------------------------------------------------------ rows of the table
-def _part(e: Evidence, part: Mapping[str, Any]) -> tuple[dict[str, Numbers], dict[str, Answer]]:
+def _part(e: Evidence, entry: Mapping[str, Any]) -> tuple[dict[str, Numbers], dict[str, Answer]]:
     """The numbers of a row, and its criteria with their answers."""
-    study, numbers = part["study"], dict[str, Numbers]()
-    count = e.setting(study, part["count"]) if e.of(study) and "count" in part else None
-    for name, source in part["numbers"].items():
+    study, numbers = entry["study"], dict[str, Numbers]()
+    count = e.setting(study, entry["count"]) if e.of(study) and "count" in entry else None
+    for name, source in entry["numbers"].items():
         if isinstance(source, list):
             table, row, column = source
             numbers[name] = e.read(study, table, row, column, count)
@@ -319,7 +319,7 @@ def _part(e: Evidence, part: Mapping[str, Any]) -> tuple[dict[str, Numbers], dic
             numbers[name] = DERIVED[derived](*given)
         else:
             numbers[name] = _constant(source)
-    return numbers, {text: _met(check, numbers) for text, check in part["checks"].items()}
+    return numbers, {text: _met(check, numbers) for text, check in entry["checks"].items()}
 
 
 def _met(check: Mapping[str, Any], numbers: Mapping[str, Numbers]) -> Answer:
@@ -332,10 +332,10 @@ def _met(check: Mapping[str, Any], numbers: Mapping[str, Numbers]) -> Answer:
     return answer(relation, rows, check.get("by", "number"), check.get("some", False))
 
 
-def _order(e: Evidence, part: Mapping[str, Any]) -> tuple[dict[str, Numbers], dict[str, Answer]]:
+def _order(e: Evidence, entry: Mapping[str, Any]) -> tuple[dict[str, Numbers], dict[str, Answer]]:
     """Compare every two rows, which must be in the paper's order."""
-    column, paper = part["order"]["column"], part["order"]["paper"]
-    numbers = {name: e.read(part["study"], "table1", name, column) for name in paper}
+    column, paper = entry["order"]["column"], entry["order"]["paper"]
+    numbers = {name: e.read(entry["study"], "table1", name, column) for name in paper}
     pairs = itertools.combinations(sorted(paper, key=lambda name: paper[name]), 2)
     met = {f"{a} below {b}": _above(numbers[b][""], numbers[a][""]) for a, b in pairs}
     turned = [pair for pair, above in met.items() if above is False]
@@ -358,9 +358,9 @@ def _filled(value: Any, names: Mapping[str, Any]) -> Any:
         whole = names.get(value.removeprefix("$")) if value.startswith("$") else None
         return Template(value).safe_substitute(names) if whole is None else whole
     if isinstance(value, Mapping):
-        filled = {_filled(key, names): part for key, part in value.items() if key != "each"}
-        return {key: _filled(part, names) for key, part in filled.items()}
-    return [_filled(part, names) for part in value] if isinstance(value, list) else value
+        filled = {_filled(key, names): entry for key, entry in value.items() if key != "each"}
+        return {key: _filled(entry, names) for key, entry in filled.items()}
+    return [_filled(entry, names) for entry in value] if isinstance(value, list) else value
 
 
 def _operand(one: Any, numbers: Mapping[str, Numbers]) -> Numbers:
