@@ -91,12 +91,13 @@ def fidelity(
     """
     if not posteriors:
         raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")
+    gold = is_gold(reference) if reference in reference_names() else None
     options = options_for(samples, seed, device)
     location, folder = reference_location(reference), results_folder(out, "fidelity")
     with one_thread():
         comparison = one_succeeded(scored(reference, posteriors, folder, options))
         halves = scores_of_halves(location, Path(comparison.settings["config"]), options)
-    publish(_findings(reference, comparison, halves, posteriors), folder)
+    publish(_findings(reference, gold, comparison, halves, posteriors), folder)
 
 
 def options_for(samples: int, seed: int, device: str | None = None) -> Options:
@@ -150,10 +151,14 @@ def cost_of(location: Location) -> dict[str, float]:
 
 # ------------------------------------------------------------ results
 def _findings(
-    reference: str, comparison: Comparison, halves: Numbers, posteriors: Mapping[str, str]
+    reference: str,
+    gold: bool | None,
+    comparison: Comparison,
+    halves: Numbers,
+    posteriors: Mapping[str, str],
 ) -> Findings:
     numbers, settings = numbers_by_method(comparison), comparison.settings
-    unranked = _why_unranked(reference, settings)
+    unranked = _why_unranked(reference, gold, settings)
     if not unranked:  # the closest first, those without a law last
         laws = {name: of.get("f_law", UNKNOWN).value for name, of in numbers.items()}
         order = sorted(numbers, key=lambda name: (math.isnan(laws[name]), laws[name]))
@@ -185,14 +190,14 @@ def _findings(
     )
 
 
-def _why_unranked(reference: str, settings: Mapping[str, Any]) -> str:
+def _why_unranked(reference: str, gold: bool | None, settings: Mapping[str, Any]) -> str:
     """The reason why distances to a reference rank nothing, empty if they do.
 
     Those of the package have a verdict, one of the user's own has chains that agree or do not.
     """
     rhat = settings["reference_rhat"]
-    if reference in reference_names():
-        return "" if is_gold(reference) else f"{reference} is no gold reference"
+    if gold is not None:
+        return "" if gold else f"{reference} is no gold reference"
     if rhat is None:
         return (
             f"Nobody knows whether {reference} has draws of the posterior, since it is not several "

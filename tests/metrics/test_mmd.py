@@ -416,9 +416,9 @@ def test_permutation_test_power_and_level():
     assert M.permutation_test(x, y, 200).reject(0.01)
     g = torch.Generator().manual_seed(0)
     p = []
-    for _ in range(120):
-        a, b = {"w": torch.randn(14, 3, generator=g)}, {"w": torch.randn(10, 3, generator=g)}
-        p.append(M.permutation_test(a, b, 600, generator=g).p_value)
+    for _ in range(100):
+        a, b = {"w": torch.randn(12, 3, generator=g)}, {"w": torch.randn(8, 3, generator=g)}
+        p.append(M.permutation_test(a, b, 200, generator=g).p_value)
     p = torch.tensor(p)
     assert 0.005 < (p <= 0.05).double().mean() < 0.12
     assert 0.35 < (p <= 0.5).double().mean() < 0.65

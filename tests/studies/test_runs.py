@@ -31,6 +31,7 @@ def epochs_saved(folder):
     return sorted(int(p.stem.split("-")[0].split("=")[1]) for p in folder.rglob("*.ckpt"))
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("seconds", "continues_with"), [(0.0, 2), (1e6, 0)])
 def test_what_an_interruption_costs_is_a_time_and_not_an_epoch(
     tmp_path, monkeypatch, seconds, continues_with

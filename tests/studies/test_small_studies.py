@@ -32,10 +32,9 @@ from lightning_bnn.studies.marginals import (
     exchange_p_values,
     explained_variance,
 )
-from lightning_bnn.studies.permutations import _History as History
 from lightning_bnn.studies.toy import forms_of
 from lightning_bnn.studies.transpositions import permutation_with
-from lightning_bnn.symmetry import canonicalise, discover, permute, transpositions
+from lightning_bnn.symmetry import discover, permute, transpositions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 EPOCHS = ["--epochs", "1"]
@@ -243,7 +242,7 @@ def test_a_gaussian_stays_on_its_mode_only_if_the_other_is_far():
     import dataclasses
 
     settings = dataclasses.replace(
-        SCALES["small"], points=11, sigmas=(1.0, 2.0), samples=100, steps=1200
+        SCALES["small"], points=11, sigmas=(1.0, 2.0), samples=60, steps=700
     )
     found = fitted_gaussians(3, settings, seed=0)
     one, two = found.measure
@@ -277,13 +276,11 @@ def test_toy_forms_keep_the_function_and_order_the_last_layer():
     assert (ordered["3.weight"][:, 0, 0] <= ordered["3.weight"][:, 0, 1]).all()
 
 
-def test_permutations_are_followed_step_by_step(here):
-    main(["permutations", "--members", "2", "--epochs", "2", "--out", "out"])
-    held = torch.load(here / "out" / "history_max.pt")
-    assert held["tau"].shape == (34, 2, 2)
+def test_permutations_are_followed_step_by_step(ran):
+    held = torch.load(ran("permutations")[0] / "out" / "history_max.pt")
+    assert held["tau"].shape == (17, 2, 3)
     assert held["layers"] == ["1.weight", "3.weight"]
     assert (held["tau"] <= 1).all()
-    assert History(here / "x", "max").state_dict() == {"tau": [], "rates": [], "layers": []}
 
 
 @pytest.mark.e2e
@@ -316,20 +313,6 @@ def test_a_population_is_trained_once(here, capsys):
     assert {p: p.stat().st_mtime for p in (here / "out").rglob("*.ckpt")} == files
     main(["mass", "--members", "5", *EPOCHS, "--out", "out"])
     assert "Mass of 5 networks" in capsys.readouterr().out
-
-
-def test_canonical_networks_do_not_pass_for_trained_ones(here):
-    """The negative control of the marginals: removed symmetries are seen."""
-    bank("many", 60, seed=5)
-    main(["marginals", "--like", "like.yaml", "--networks", "many", "--out", "out"])
-    raw, removed = numbers("out", "equal")
-    column = "largest weight: chi-square p"
-    assert raw[column] > 0.01 > 1e-6 > removed[column]
-    stack = canonicalise(
-        P.populate(NET, 60, torch.Generator().manual_seed(5)),
-        discover(NET, torch.randn(2, 1, 8, 8)),
-    )
-    assert argmax_p_value(stack["1.weight"]) == removed[column]
 
 
 @pytest.mark.e2e
