@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_bnn.symmetry.dimensions.noise import met
 from lightning_bnn.symmetry.dimensions.system import System
 from lightning_bnn.symmetry.dimensions.values import Part, Value, compress, label_rows, with_dims
 
@@ -26,7 +27,7 @@ def unify(system: System, values: Sequence[Value], is_linear: bool = True) -> Va
         is_linear: whether the result is linear in them, so that matrices pass.
     """
     ndim = max(len(v.shape) for v in values)
-    values = [with_dims(v, ndim) for v in values]
+    values = met([with_dims(v, ndim) for v in values])
     shape = torch.broadcast_shapes(*(v.shape for v in values))
     varies = tuple(any(v.varies[d] for v in values) for d in range(ndim))
     values = [v for v in values if not v.is_zero] or values[:1]
@@ -85,7 +86,7 @@ def _tied(system: System, x: Part, y: Part, is_partial: bool) -> Part:
     labels = x.labels
     if not bool((labels >= 0).all()):
         labels = torch.where(*torch.broadcast_tensors(labels >= 0, labels, y.labels))
-    return replace(x, labels=labels, is_free=False)
+    return replace(x, labels=labels, is_free=False, is_noise=x.is_noise and y.is_noise)
 
 
 def _meet_numbers(
@@ -123,7 +124,7 @@ def _across(system: System, a: Value, left: list[Part], right: list[Part]) -> li
 def multiply(system: System, a: Value, b: Value, power: int = 1) -> Value:
     """``a * b ** power``: parts side by side; nothing is tied until something needs it."""
     ndim = max(len(a.shape), len(b.shape))
-    a, b = with_dims(a, ndim), with_dims(b, ndim)
+    a, b = met([with_dims(a, ndim), with_dims(b, ndim)])
     shape = torch.broadcast_shapes(a.shape, b.shape)
     if a.is_zero or (b.is_zero and power > 0):
         return Value.constant_of(torch.zeros(()).expand(shape))

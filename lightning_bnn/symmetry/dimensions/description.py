@@ -23,23 +23,34 @@ from lightning_bnn.symmetry.shared_tensors import named_tensors, overlapping, ow
 
 __all__ = ["by_dimensions"]
 
+_NO_CHANNELS = (
+    "what it writes are inputs, outputs or constants of the network, or added to them, or no two "
+    "of its channels are used alike"
+)
 
-def by_dimensions(model: nn.Module, graphs: Graphs, *_: object) -> tuple[Symmetries, list[str]]:
+
+def by_dimensions(
+    model: nn.Module, graphs: Graphs, batch_norm: str, *_: object
+) -> tuple[Symmetries, list[str]]:
     """Read the groups of a network by dimensional analysis; also list what no result reads.
 
     It takes the place of `by_rules` in `discover`, with the same arguments.
     """
-    read = Dimensions(Reading(decompose(model, graphs.evaluation.program)))
-    first = owners(model)
+    first, programs = owners(model), [graph.program for graph in _told_apart(graphs)]
+    read = Dimensions(
+        Reading(
+            *(decompose(model, p, graphs.mutable, graphs.read) for p in programs),
+            is_fixed=batch_norm == "eval",
+        )
+    )
     state = model.state_dict()
     shapes = {first.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
     overlaps = overlapping(named_tensors(model))
     for name in {first[n] for n in overlaps} & read.reading.parameters.keys():
         for part in read.reading.parameters[name].parts:
             read.reading.system.fix(part)
-    groups = groups_of(read)
+    groups, used = groups_of(read), set(read.reading.parameters)
     groups["axes"], groups["shifts"] = _shifts(model, graphs, groups["axes"], first, set(overlaps))
-    used = set(read.reading.parameters)
     unread = [n for n, _ in model.named_parameters() if first[n] not in used]
     statistics = [
         n for n, b in model.named_buffers()
@@ -49,7 +60,7 @@ def by_dimensions(model: nn.Module, graphs: Graphs, *_: object) -> tuple[Symmetr
     unreached = unread + [n for n in statistics if not {n, first[n]} & met]
     symmetries = Symmetries(
         **groups,
-        frozen=tuple(dict.fromkeys(_frozen(read))),
+        frozen=tuple(dict.fromkeys(_frozen(read))) or _why_nothing_moves(model, groups, used),
         softmax_shift=_shift(graphs.evaluation, first),
         weights=_weights(model, read, groups, unread, first),
         shapes=shapes,
@@ -68,10 +79,7 @@ def _shifts(
     uses = Counter(first.values())
     sole = {name for name, n in uses.items() if n == 1} - overlaps
     in_front: set[Router] | None = None
-    both = [graphs.evaluation]
-    if graphs.training is not None and not graphs.evaluation.says_the_same(graphs.training):
-        both.append(graphs.training)
-    for graph in both:
+    for graph in _told_apart(graphs):
         follow_constants(followed, graph, first, {first[n] for n in overlaps})
         found = routers(graph, sole)
         in_front = found if in_front is None else in_front & found
@@ -81,9 +89,28 @@ def _shifts(
     return axes, (*shifts, *forgotten)
 
 
+def _told_apart(graphs: Graphs) -> list[Graph]:
+    """The graph in evaluation, and that in training if it says something else."""
+    training = graphs.training
+    if training is None or graphs.evaluation.says_the_same(training):
+        return [graphs.evaluation]
+    return [graphs.evaluation, training]
+
+
 def _frozen(read: Dimensions) -> list[Frozen]:
     operations = read.reading.operations
     return [report(operations[k], why) for k, why in read.reading.unfollowed.items()]
+
+
+def _why_nothing_moves(
+    model: nn.Module, groups: dict[str, Any], used: set[str]
+) -> tuple[Frozen, ...]:
+    """A reason for every weight, where a network that was understood has no symmetry at all."""
+    if any(groups[kind] for kind in ("permutations", "scalings", "signs", "linear", "shifts")):
+        return ()
+    read = [n for n, _ in model.named_parameters() if n in used]
+    nothing = Frozen("network", "", "", "its outputs depend on no weight")
+    return tuple(Frozen("parameter", n, "", _NO_CHANNELS) for n in read) or (nothing,)
 
 
 def _constants(graphs: Graphs, used: set[str], first: dict[str, str]) -> list[tuple[str, Tensor]]:

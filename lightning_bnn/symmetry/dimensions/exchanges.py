@@ -149,7 +149,7 @@ def _sums_of_sums(reading: Reading) -> dict[Node, Node]:
     into: dict[Node, Node] = {}
     for node in reversed(reading.operations):
         users = list(node.users)
-        has_bias = any(reading.program.is_parameter(n) for n in node.all_input_nodes)
+        has_bias = any(reading.is_parameter(n) for n in node.all_input_nodes)
         is_inner = operation_of(node) == "add" and len(users) == 1 and not has_bias
         if is_inner and operation_of(users[0]) == "add":
             sizes = [n.meta["val"].shape for n in (node, users[0])]
@@ -168,11 +168,10 @@ def _description(reading: Reading, node: Node) -> tuple[object, ...]:
     moves_labels = name in ("select", "slice") and _acts_on_labels(reading, node)
     if name not in _VIEWS or (not moves_labels and "view" not in name):
         literals = repr([a for a in node.args if not isinstance(a, Node | list | tuple)])
-    program = reading.program
     inputs = [
         a.name
         for a in node.all_input_nodes
-        if a.op == "placeholder" and a.name not in program.owners
+        if a.op == "placeholder" and a.name not in reading.owners
     ]
     return (str(node.target), literals, inputs)
 
@@ -194,7 +193,7 @@ def _edges_of_operations(
 ) -> Iterator[Ints]:
     def vertex_of(node: Any) -> int | None:
         """That of an operation, or of the tensor that a placeholder stands for."""
-        name = reading.program.owners.get(node.name, "") if isinstance(node, Node) else ""
+        name = reading.owners.get(node.name, "") if isinstance(node, Node) else ""
         return vertex.get(node, tensors.get(name)) if isinstance(node, Node) else None
 
     for node in reading.operations:

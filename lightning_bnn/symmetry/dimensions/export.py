@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +37,9 @@ class Program(NamedTuple):
         results: the nodes that the network returns.
         tensors: parameters and buffers by the first of their names.
         owners: that name by the name of a placeholder.
-    state: float buffers of one dimension, or that a forward writes; others are constants.
+        state: float buffers of one dimension, or that a forward writes; others are constants.
+        changing: buffers that a forward writes.
+        written: the nodes whose numbers replace those of a buffer, and its name.
     """
 
     exported: ExportedProgram
@@ -46,6 +48,8 @@ class Program(NamedTuple):
     tensors: Mapping[str, Tensor]
     owners: Mapping[str, str]
     state: frozenset[str]
+    changing: frozenset[str]
+    written: tuple[tuple[Node, str], ...]
 
     def is_parameter(self, node: Node) -> bool:
         """Whether a placeholder stands for a parameter."""
@@ -70,8 +74,18 @@ def trace(model: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> 
     return decompose(model, exported)
 
 
-def decompose(model: nn.Module, exported: ExportedProgram) -> Program:
-    """Write the compound operations of an exported module out as sums, products and functions."""
+def decompose(
+    model: nn.Module, exported: ExportedProgram, changing: Collection[str] = (),
+    kept: Collection[str] = (),
+) -> Program:  # fmt: skip
+    """Write the compound operations of an exported module out as sums, products and functions.
+
+    Args:
+        model: the module.
+        exported: what `torch.export` says of it.
+        changing: further buffers that a forward writes, in another mode.
+        kept: the buffers for which it matters what is written into them.
+    """
     table = default_decompositions()
     table.update(get_decompositions(_WRITTEN_OUT))
     for operation in _AS_THEY_ARE:
@@ -81,22 +95,33 @@ def decompose(model: nn.Module, exported: ExportedProgram) -> Program:
         exported = exported.run_decompositions(table)
     output = next(n for n in exported.graph.nodes if n.op == "output")
     returned = [n for n in tree_leaves(output.args) if isinstance(n, Node)]
-    results = returned[len(exported.graph_signature.buffers_to_mutate) :]
-    live = set(results)
+    signature = exported.graph_signature
+    results = [n for n in returned if n.name in signature.user_outputs]
+    tensors, owners = _tensors(model, exported)
+    first = {name: owners[p] for p, name in signature.inputs_to_buffers.items()}
+    written = tuple(
+        (n, first[name])
+        for n in returned
+        for name in [signature.buffers_to_mutate.get(n.name)]
+        if name in kept and tensors[first[name]].is_floating_point()
+    )
+    live = {*results, *(n for n, _ in written)}
     for node in reversed(exported.graph.nodes):
         if node in live:
             live.update(node.all_input_nodes)
     nodes = [n for n in exported.graph.nodes if n in live]
-    tensors, owners = _tensors(model, exported)
-    signature = exported.graph_signature
-    written, unsaved = set(signature.buffers_to_mutate.values()), signature.non_persistent_buffers
+    mutable = {*signature.buffers_to_mutate.values(), *changing}
+    changes = frozenset(own for name, own in first.items() if name in mutable)
     state = {
         name
         for name in map(owners.__getitem__, signature.inputs_to_buffers)
         if tensors[name].is_floating_point()
-        and (name in written or (tensors[name].ndim == 1 and name not in unsaved))
+        and (
+            name in changes
+            or (tensors[name].ndim == 1 and name not in signature.non_persistent_buffers)
+        )
     }
-    return Program(exported, nodes, results, tensors, owners, frozenset(state))
+    return Program(exported, nodes, results, tensors, owners, frozenset(state), changes, written)
 
 
 def _tensors(

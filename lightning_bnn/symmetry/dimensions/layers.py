@@ -19,7 +19,7 @@ from lightning_bnn.symmetry.dimensions.system import System
 from lightning_bnn.symmetry.dimensions.values import Part, Value, compress
 
 __all__ = ["batch_norm", "contract", "convolution", "embedding", "extreme", "group_norm",
-           "instance_norm", "only_moving", "variance"]  # fmt: skip
+           "norm_by_places", "only_moving", "statistics", "variance"]  # fmt: skip
 
 
 def only_moving(value: Value) -> Value:
@@ -85,13 +85,17 @@ def _per_channel(value: Value, ndim: int) -> Value:
 
 
 def batch_norm(
-    system: System, x: Value, gain: Value | None, bias: Value | None, mean: Value, var: Value
-) -> Value:
+    system: System, x: Value, gain: Value | None, bias: Value | None, mean: Value, var: Value,
+    is_fixed: bool = False,
+) -> Value:  # fmt: skip
     """Statistics move with their channels and keep their units, so that no scale comes in.
 
-    Signs pass; the gain carries the scale of what follows.
+    Signs pass; the gain carries the scale of what follows. As a fixed map, a scale may come in: it
+    passes, and the mean has it, too.
     """
     ndim = len(x.shape)
+    for part in () if is_fixed else mean.parts:
+        system.stop(part, sign=False)
     y = unify(system, [x, _per_channel(mean, ndim)])
     deviation = _per_channel(var, ndim)
     for part in deviation.parts:
@@ -109,9 +113,19 @@ def group_norm(system: System, args: Sequence[Any]) -> Value:
     return _affine(system, y, gain, bias)
 
 
-def instance_norm(system: System, x: Value, gain: Value | None, bias: Value | None) -> Value:
-    """Normalised by places, channel by channel."""
-    return _affine(system, _normalised(system, x, range(2, len(x.shape))), gain, bias)
+def norm_by_places(system: System, x: Value, gain: Value | None, bias: Value | None) -> Value:
+    """Normalised by examples and places, channel by channel."""
+    return _affine(system, _normalised(system, x, _all_but_channels(x)), gain, bias)
+
+
+def statistics(system: System, x: Value) -> tuple[Value, Value]:
+    """Means and variances of channels."""
+    dims = _all_but_channels(x)
+    return sum_over(system, x, dims), variance(system, x, dims, False, False)
+
+
+def _all_but_channels(x: Value) -> list[int]:
+    return [d for d in range(len(x.shape)) if d != 1]
 
 
 def _affine(system: System, y: Value, gain: Value | None, bias: Value | None) -> Value:

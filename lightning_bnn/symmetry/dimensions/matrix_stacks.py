@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,19 +31,22 @@ class _Use(NamedTuple):
     counts_matrices: bool
 
 
-def stack_codes(program: Program) -> dict[str, Codes]:
+def stack_codes(programs: Iterable[Program]) -> dict[str, Codes]:
     """The parts of tensors that products read as stacks of matrices."""
     places: dict[Node, tuple[str, Tensor]] = {}
     uses: dict[str, list[_Use]] = {}
-    for node in program.nodes:
-        if node.op == "placeholder" and program.is_parameter(node):
-            name = program.owners[node.name]
-            tensor = program.tensors[name]
-            if tensor.ndim:
-                places[node] = name, torch.arange(tensor.numel()).reshape(tensor.shape)
-        elif node.op == "call_function":
-            _follow(node, places, uses)
-    found = {name: _codes(program.tensors[name], own) for name, own in uses.items()}
+    tensors: dict[str, Tensor] = {}
+    for program in programs:
+        tensors |= program.tensors
+        for node in program.nodes:
+            if node.op == "placeholder" and program.is_parameter(node):
+                name = program.owners[node.name]
+                tensor = tensors[name]
+                if tensor.ndim:
+                    places[node] = name, torch.arange(tensor.numel()).reshape(tensor.shape)
+            elif node.op == "call_function":
+                _follow(node, places, uses)
+    found = {name: _codes(tensors[name], own) for name, own in uses.items()}
     return {name: codes for name, codes in found.items() if codes is not None}
 
 

@@ -218,7 +218,22 @@ def join(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) 
         if k not in own:
             narrow = [t.narrow(k, 0, 1) for t in narrow]
     part = Part(compress(torch.cat(narrow, d)), power, parity)
+    part = _with_copies(system, part, narrow, d)
     return Value(tuple(shape), (part,), None, tuple(varies))
+
+
+def _with_copies(system: System, part: Part, pieces: Sequence[Tensor], d: int) -> Part:
+    """What stands in several pieces gets a label of its own in each of them."""
+    distinct = [torch.unique(piece[piece > 0]) for piece in pieces]
+    if sum(map(len, distinct)) == len(torch.unique(torch.cat(distinct))):
+        return part
+    keys = torch.cat([torch.where(p > 0, p + k * system.count, p) for k, p in enumerate(pieces)], d)
+    distinct_keys, index = torch.unique(keys, return_inverse=True)
+    copies = compress(torch.where(keys > 0, system.new(len(distinct_keys))[index], keys))
+    system.tie(copies, torch.where(part.labels > 0, part.labels, ZERO), "cat")
+    copy = replace(part, labels=copies, is_free=False)
+    system.balance([(copy, 1), (part, -1)])
+    return copy
 
 
 def _first_of(value: Value, d: int) -> Value:

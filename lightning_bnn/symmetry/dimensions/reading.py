@@ -27,6 +27,15 @@ from lightning_bnn.symmetry.dimensions.moves import (
     move,
     stacked,
 )
+from lightning_bnn.symmetry.dimensions.noise import (
+    LAWS,
+    is_noise,
+    is_pointwise,
+    is_random,
+    met,
+    noise,
+    of_noise,
+)
 from lightning_bnn.symmetry.dimensions.probe import (
     Along,
     Pointwise,
@@ -35,6 +44,7 @@ from lightning_bnn.symmetry.dimensions.probe import (
 )
 from lightning_bnn.symmetry.dimensions.system import System
 from lightning_bnn.symmetry.dimensions.values import Ints, Part, Value, with_dims
+from lightning_bnn.symmetry.discovery.reports import check_sizes
 
 __all__ = ["Parameter", "Reading", "Touch"]
 
@@ -77,8 +87,11 @@ class Reading:
         unfollowed: by operation, why labels were held fixed.
     """
 
-    def __init__(self, program: Program) -> None:
-        self.program, self.system = program, System()
+    def __init__(self, *programs: Program, is_fixed: bool = False) -> None:
+        self.programs, self.system = programs, System()
+        self.owners = {placeholder: n for p in programs for placeholder, n in p.owners.items()}
+        self._is_fixed = is_fixed
+        self._changing = frozenset[str]().union(*(p.changing for p in programs))
         self.parameters: dict[str, Parameter] = {}
         self.operations: list[Node] = []
         self.touched: list[Touch] = []
@@ -86,44 +99,61 @@ class Reading:
         self.unfollowed: dict[int, str] = {}
         self._values: dict[Node, Any] = {}
         self._measured: dict[object, Any] = {}
-        self._codes = stack_codes(program)
-        for node in program.nodes:
-            if node.op == "placeholder":
-                self._values[node] = self._placeholder(node)
-            elif node.op == "get_attr":
-                numbers = getattr(program.exported.graph_module, str(node.target))
-                self._values[node] = Value.constant_of(numbers)
-            elif node.op == "call_function":
-                self._call(node)
+        self._codes = stack_codes(programs)
+        for program in programs:
+            for node in program.nodes:
+                self._read(program, node)
         self.system.origin = len(self.operations)
-        for k, node in enumerate(program.results):
-            value = self._values[node]
-            if isinstance(value, Value):
-                for part in self.system.as_one_part(value).parts:
-                    self.system.fix(part, k + 1)
+        for program in programs:
+            self._finish(program)
 
     def value_of(self, node: Any) -> Value:
         """What stands for the result of a node."""
         return self._values[node]
 
+    def is_parameter(self, node: Node) -> bool:
+        """Whether a node stands for a parameter."""
+        name = self.owners.get(node.name, "") if node.op == "placeholder" else ""
+        return name in self.parameters and not self.parameters[name].is_buffer
+
+    def _read(self, program: Program, node: Node) -> None:
+        if node.op == "placeholder":
+            self._values[node] = self._placeholder(program, node)
+        elif node.op == "get_attr":
+            numbers = getattr(program.exported.graph_module, str(node.target))
+            self._values[node] = Value.constant_of(numbers)
+        elif node.op == "call_function":
+            self._call(node)
+
+    def _finish(self, program: Program) -> None:
+        """What is returned stays as it is, and what is written is what later calls read."""
+        for k, node in enumerate(program.results):
+            value = self._values[node]
+            if isinstance(value, Value):
+                for part in self.system.as_one_part(value).parts:
+                    self.system.fix(part, k + 1)
+        for node, name in program.written:
+            unify(self.system, [self._state(program, name, True), self._values[node]])
+
     # -------------------------------------------------------------- sources
-    def _placeholder(self, node: Node) -> Any:
-        program, size = self.program, node.meta.get("val")
+    def _placeholder(self, program: Program, node: Node) -> Any:
+        size = node.meta.get("val")
         if program.is_parameter(node) or program.is_buffer(node):
-            return self._state(program.owners[node.name], program.is_buffer(node))
+            return self._state(program, program.owners[node.name], program.is_buffer(node))
         constant = program.constant_of(node)
         if constant is not None:
             return Value.constant_of(constant)
         return Value.of(size.shape) if isinstance(size, Tensor) else size
 
-    def _state(self, name: str, is_buffer: bool) -> Value:
-        tensor = self.program.tensors[name]
-        if is_buffer and name not in self.program.state:
-            return Value.constant_of(tensor.detach())
+    def _state(self, program: Program, name: str, is_buffer: bool) -> Value:
+        tensor = program.tensors[name]
+        if is_buffer and name not in program.state:
+            is_constant = name not in self._changing
+            return Value.constant_of(tensor.detach()) if is_constant else Value.of(tensor.shape)
         if name not in self.parameters:
             parts = self._axes(name, tensor)
             self.parameters[name] = Parameter(tuple(tensor.shape), parts, is_buffer)
-            if is_buffer:
+            if is_buffer and name not in self._changing:
                 for part in parts:
                     self.system.stop(part, sign=False)
         own = self.parameters[name]
@@ -156,6 +186,7 @@ class Reading:
         args, named = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
         leaves = tree_leaves((args, named), is_leaf=lambda x: isinstance(x, Value))
         values = [x for x in leaves if isinstance(x, Value)]
+        check_sizes(node)
         index = self.system.origin = len(self.operations)
         self.operations.append(node)
         try:
@@ -178,6 +209,10 @@ class Reading:
         name, size = operation_of(node), node.meta.get("val")
         if node.target is operator.getitem:
             return args[0][args[1]]
+        if is_random(node):
+            return self._random(node, args, values)
+        if is_noise(values) and is_pointwise(node):
+            return of_noise(self.system, values, size)
         is_tensor = isinstance(size, Tensor)
         is_constant = all(v.constant is not None for v in values) and (values or is_tensor)
         if is_constant or (name in _FILLED and is_tensor):
@@ -199,6 +234,27 @@ class Reading:
         if torch.Tag.pointwise in getattr(node.target, "tags", ()):
             return self._measure(node, args, named, values)
         return self._measure_along(node, args, named, values)
+
+    def _random(self, node: Node, args: Any, values: Sequence[Value]) -> Any:
+        """Noise, which may depend on constants or units beside it, or factors that are noise."""
+        name, size = operation_of(node), node.meta["val"]
+        if isinstance(size, Tensor):
+            drawn = noise(self.system, size.shape)
+            laws = values if name in LAWS else values[1:]  # else the first only lends its size
+            if not any(v.parts for v in laws):
+                return of_noise(self.system, [drawn, *laws], size)
+            if name in LAWS:
+                return self._side_by_side(met([drawn, *laws]))
+        if name not in ("native_dropout", "rrelu_with_noise_functional"):
+            raise Unfollowed("random numbers whose law depends on weights")
+        if name == "native_dropout" and args[2] is False:
+            return args[0], Value.of(size[1].shape)
+        factor = noise(self.system, args[0].shape)
+        y = multiply(self.system, args[0], factor)
+        for part in args[0].parts if name != "native_dropout" else ():
+            self.system.stop(part, scale=False)
+            self.system.mark("apart", part)
+        return replace(y, parts=self.system.absorb(y.parts)), factor
 
     # -------------------------------------------------------------- rules, by name of the operation
     def _add(self, node: Node, args: Any, named: Any) -> Value:
@@ -275,7 +331,7 @@ class Reading:
 
     def _native_batch_norm(self, node: Node, args: Any, named: Any) -> Any:
         x, gain, bias, mean, var = args[:5]
-        y = layers.batch_norm(self.system, x, gain, bias, mean, var)
+        y = layers.batch_norm(self.system, x, gain, bias, mean, var, self._is_fixed)
         return y, Value.of((0,)), Value.of((0,))
 
     def _native_group_norm(self, node: Node, args: Any, named: Any) -> Any:
@@ -283,17 +339,24 @@ class Reading:
         return (y, *(Value.of(s.shape) for s in node.meta["val"][1:]))
 
     def _legit_batch_norm(self, node: Node, args: Any, named: Any) -> Any:
-        if any(isinstance(a, Value) for a in args[3:]):
-            raise Unfollowed("statistics of the batch")
-        y = layers.instance_norm(self.system, *args[:3])
-        return y, Value.of((0,)), Value.of((0,))
+        x, gain, bias, mean, var = args[:5]
+        of_batch = (Value.of(s.shape) for s in node.meta["val"][1:3])
+        if not isinstance(mean, Value):
+            return layers.norm_by_places(self.system, x, gain, bias), *of_batch
+        if self._is_fixed:
+            y = layers.batch_norm(self.system, x, gain, bias, mean, var, is_fixed=True)
+            return y, *of_batch, mean, var
+        y = layers.norm_by_places(self.system, x, gain, bias)
+        new_mean, new_var = layers.statistics(self.system, x)
+        statistics = unify(self.system, [mean, new_mean]), unify(self.system, [var, new_var])
+        return y, *of_batch, *statistics
 
     def _embedding(self, node: Node, args: Any, named: Any) -> Value:
         return layers.embedding(self.system, args[0], args[1], node.meta["val"])
 
     # -------------------------------------------------------------- measured
     def _measure(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Value:
-        size = node.meta["val"]
+        size, values = node.meta["val"], met(values)
         moving = [k for k, v in enumerate(values) if v.parts]
         key = (node.target, tuple(moving), _literals(args, named, values))
         if key not in self._measured:

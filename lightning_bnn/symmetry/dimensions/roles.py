@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from lightning_bnn.symmetry.dimensions.export import Program, operation_of
+from lightning_bnn.symmetry.dimensions.export import operation_of
 from lightning_bnn.symmetry.dimensions.reading import Reading
 from lightning_bnn.symmetry.dimensions.values import Value
 
@@ -35,7 +35,7 @@ class Roles:
         self._of: dict[int, str] = {}
         self._last: dict[int, int] = {}
         self._first: dict[int, int] = {}
-        weights = _weight_nodes(reading.program)
+        weights = _weight_nodes(reading)
         for k, node in enumerate(reading.operations):
             for labels, role in self._uses(node, weights):
                 for label in np.unique(labels[labels > 0]).tolist():
@@ -108,12 +108,12 @@ class Roles:
                 yield part.labels.numpy(), role
 
 
-def _weight_nodes(program: Program) -> set[Node]:
+def _weight_nodes(reading: Reading) -> set[Node]:
     """The nodes that are computed from tensors of the network alone."""
     found: set[Node] = set()
-    for node in program.nodes:
+    for node in (n for program in reading.programs for n in program.nodes):
         if node.op == "placeholder":
-            if program.is_parameter(node) or program.is_buffer(node):
+            if node.name in reading.owners:
                 found.add(node)
         elif node.op == "call_function":
             inputs = node.all_input_nodes

@@ -77,6 +77,9 @@ class System:
         if name not in _IN_PLACE_ORDER:
             self.relations.append((name, rows))
             return False
+        if _is_grid(rows):  # then the order in which one meets the others says nothing
+            self.relations.append((name, rows))
+            return False
         rows = label_rows(a, b, occurrence(a), occurrence(b))
         rows = rows[rows[:, 0] != rows[:, 1]]
         for i, j in np.unique(rows[:, 2:], axis=0).tolist():
@@ -91,10 +94,13 @@ class System:
         self.relations.append((name, label_rows(labels, part.labels)))
         return False
 
-    def tell_apart(self, part: Part, key: int = 0) -> None:
-        """Every place has a colour of its own: nothing moves along it."""
+    def tell_apart(self, part: Part, key: int = 0, dims: Sequence[int] | None = None) -> None:
+        """Every place along some dimensions, or all, has a colour: nothing moves along them."""
         flat = np.ascontiguousarray(part.labels.numpy()).ravel()
-        self.colour(flat, np.arange(flat.size) + 1_000_003 * key)
+        shape = [n if dims is None or d in dims else 1 for d, n in enumerate(part.labels.shape)]
+        places = np.arange(int(np.prod(shape))).reshape(shape)
+        places = np.broadcast_to(places, tuple(part.labels.shape)).ravel()
+        self.colour(flat, places + 1_000_003 * key)
 
     def colour(self, labels: Ints, keys: Ints) -> None:
         """Labels of different keys do not change places."""
@@ -136,7 +142,7 @@ class System:
         if not dims:
             return
         if value.constant is None:
-            self.tell_apart(part)
+            self.tell_apart(part, dims=dims)
             self.mark("apart", part)
             return
         keys = _keys(value, part)
@@ -171,7 +177,8 @@ class System:
     def absorb(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """Parts that only move are dropped beside others that reach as far."""
         left = list(parts)
-        for part in [p for p in left if p.only_moves]:
+        moving = [p for p in left if p.only_moves]
+        for part in sorted(moving, key=lambda p: not p.is_noise):
             others = [y for y in left if y is not part and (part.dims & y.dims or not part.dims)]
             wide = [y for y in others if part.dims <= y.dims and _determines(y.labels, part.labels)]
             if not wide and any(part.dims <= y.dims for y in others):
@@ -196,6 +203,12 @@ class System:
             for part in parts:
                 self.mark("apart", part)
         return self.as_one_part(replace(value, parts=parts))
+
+
+def _is_grid(rows: Ints) -> bool:
+    """Whether each of several labels meets each of several others."""
+    sizes = [len(np.unique(column)) for column in rows.T]
+    return min(sizes) > 1 and len(rows) == sizes[0] * sizes[1]
 
 
 def _determines(wide: Tensor, narrow: Tensor) -> bool:

@@ -32,12 +32,14 @@ class Part:
         power: of scales; 0 if the part only says how entries move.
         parity: of signs; 0 or 1.
         is_free: whether it is an axis of a parameter that nothing has used yet.
+        is_noise: whether random numbers stand there, which move with whatever they meet.
     """
 
     labels: Tensor
     power: Fraction = Fraction(1)
     parity: int = 1
     is_free: bool = False
+    is_noise: bool = False
 
     @property
     def dims(self) -> frozenset[int]:

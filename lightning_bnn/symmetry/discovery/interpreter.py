@@ -148,7 +148,7 @@ class Interpreter:
         for operand in operands:
             self.freeze(operand)
         self.frozen.append(report(node, reason))
-        check_sizes(node, self.frozen[-1])
+        check_sizes(node)
         return unknown(node.meta["val"])
 
     def _value(self, name: str, node: Node, args: Any, kwargs: Any, operands: list[Any]) -> Any:

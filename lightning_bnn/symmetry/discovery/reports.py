@@ -35,10 +35,11 @@ def reason_of(error: Exception, node: Node) -> str:
     return f"its rule does not cover this use ({type(error).__name__}: {error})"
 
 
-def check_sizes(node: Node, where: Frozen) -> None:
+def check_sizes(node: Node) -> None:
     """Channels can be counted only where sizes do not depend on numbers in the input."""
     tensors = (v for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor))
     if any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
+        where = report(node, "")
         line = f" at {where.line}" if where.line else ""
         raise UnsupportedModel(
             f"The size of what `{where.operation}`{line} returns depends on the numbers in the "
