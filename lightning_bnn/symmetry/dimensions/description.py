@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lightning_bnn.symmetry.dimensions.engine import Dimensions
-from lightning_bnn.symmetry.dimensions.export import decompose
+from lightning_bnn.symmetry.dimensions.export import decompose, operation_of
 from lightning_bnn.symmetry.dimensions.reading import Reading
 from lightning_bnn.symmetry.dimensions.result import groups_of
 from lightning_bnn.symmetry.discovery.constants import Followed, follow_constants, shift_groups
@@ -23,6 +27,8 @@ from lightning_bnn.symmetry.shared_tensors import named_tensors, overlapping, ow
 
 __all__ = ["by_dimensions"]
 
+_log = logging.getLogger(__name__)
+
 _NO_CHANNELS = (
     "what it writes are inputs, outputs or constants of the network, or added to them, or no two "
     "of its channels are used alike"
@@ -30,19 +36,28 @@ _NO_CHANNELS = (
 
 
 def by_dimensions(
-    model: nn.Module, graphs: Graphs, batch_norm: str, *_: object
+    model: nn.Module,
+    graphs: Graphs,
+    batch_norm: str = "carrier",
+    rules: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Symmetries, list[str]]:
     """Read the groups of a network by dimensional analysis; also list what no result reads.
 
     It takes the place of `by_rules` in `discover`, with the same arguments.
     """
     first, programs = owners(model), [graph.program for graph in _told_apart(graphs)]
-    read = Dimensions(
-        Reading(
-            *(decompose(model, p, graphs.mutable, graphs.read) for p in programs),
-            is_fixed=batch_norm == "eval",
-        )
-    )
+    _name_unused(rules, programs)
+
+    def reading(kept: frozenset[str]) -> Dimensions:
+        """What follows if it matters what is written into some buffers."""
+        pointwise = [name for name, rule in rules.items() if rule == "pointwise"]
+        parts = (decompose(model, p, graphs.mutable, kept, rules) for p in programs)
+        return Dimensions(Reading(*parts, is_fixed=batch_norm == "eval", pointwise=pointwise))
+
+    read = reading(graphs.read)
+    if graphs.only_written:  # what nothing reads moves along, if that takes nothing away
+        more = reading(graphs.read | graphs.only_written)
+        read = more if _sizes(more) == _sizes(read) else read
     state = model.state_dict()
     shapes = {first.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
     overlaps = overlapping(named_tensors(model))
@@ -68,6 +83,19 @@ def by_dimensions(
         constants={first.get(n, n): t.detach().clone() for n, t in _constants(graphs, used, first)},
     )
     return symmetries, unreached
+
+
+def _name_unused(rules: Mapping[str, Any], programs: Iterable[ExportedProgram]) -> None:
+    """Warn of rules for operations that do not occur."""
+    nodes = [n for p in programs for n in p.graph.nodes if n.op == "call_function"]
+    for name in rules.keys() - set(map(operation_of, nodes)):
+        _log.warning("discover: the network has no operation %r; its rule is not used.", name)
+
+
+def _sizes(read: Dimensions) -> tuple[object, ...]:
+    """The groups that are found, in numbers."""
+    groups = sorted(len(g.units) for g in read.exchanges.groups)
+    return groups, read.scaling_dof, read.sign_dof, read.linear, read.frozen
 
 
 def _shifts(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,12 @@ from torch.export import ExportedProgram, default_decompositions, export
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Program", "decompose", "operation_of", "trace"]
+__all__ = ["Program", "Rule", "decompose", "operation_of", "trace"]
 
 aten: Any = torch.ops.aten
+Rule: TypeAlias = Callable[..., Any] | Literal["pointwise"]
+"""What an operation of others does: a function of torch that computes the same, which is read in
+its place, or ``"pointwise"`` for a function of single numbers, which is measured on some."""
 _WRITTEN_OUT = [
     *(aten.native_layer_norm, aten._softmax, aten._log_softmax, aten.addmm, aten.lstm, aten.gru),
     *(aten.softplus, aten.glu, aten._weight_norm_interface, aten.baddbmm, aten.addcmul),
@@ -76,7 +79,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> 
 
 def decompose(
     model: nn.Module, exported: ExportedProgram, changing: Collection[str] = (),
-    kept: Collection[str] = (),
+    kept: Collection[str] = (), rules: Mapping[str, Rule] | None = None,
 ) -> Program:  # fmt: skip
     """Write the compound operations of an exported module out as sums, products and functions.
 
@@ -85,11 +88,16 @@ def decompose(
         exported: what `torch.export` says of it.
         changing: further buffers that a forward writes, in another mode.
         kept: the buffers for which it matters what is written into them.
+        rules: for operations, by name, the functions that compute the same.
     """
     table = default_decompositions()
     table.update(get_decompositions(_WRITTEN_OUT))
     for operation in _AS_THEY_ARE:
         table.pop(operation, None)
+    for node in exported.graph.nodes:
+        rule = (rules or {}).get(operation_of(node)) if node.op == "call_function" else None
+        if callable(rule):
+            table[node.target] = rule
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         exported = exported.run_decompositions(table)
@@ -146,8 +154,8 @@ def _tensors(
 
 
 def operation_of(node: Node) -> str:
-    """The bare name of an operation, such as ``add``."""
+    """The bare name of an operation, such as ``add``, or ``mylib.add`` of others."""
     schema = getattr(node.target, "_schema", None)
-    if schema is not None and schema.name.startswith("aten"):
-        return str(schema.name.split("::")[1])
+    if schema is not None:
+        return str(schema.name).replace("::", ".").removeprefix("aten.")
     return str(getattr(node.target, "__name__", node.target))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -87,10 +87,12 @@ class Reading:
         unfollowed: by operation, why labels were held fixed.
     """
 
-    def __init__(self, *programs: Program, is_fixed: bool = False) -> None:
+    def __init__(
+        self, *programs: Program, is_fixed: bool = False, pointwise: Collection[str] = ()
+    ) -> None:
         self.programs, self.system = programs, System()
         self.owners = {placeholder: n for p in programs for placeholder, n in p.owners.items()}
-        self._is_fixed = is_fixed
+        self._is_fixed, self._pointwise = is_fixed, pointwise
         self._changing = frozenset[str]().union(*(p.changing for p in programs))
         self.parameters: dict[str, Parameter] = {}
         self.operations: list[Node] = []
@@ -231,7 +233,7 @@ class Reading:
             return move(self.system, node, args, named)
         if name in ("mm", "bmm", "mv", "dot"):
             return layers.contract(self.system, name, *args)
-        if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        if is_pointwise(node) or name in self._pointwise:
             return self._measure(node, args, named, values)
         return self._measure_along(node, args, named, values)
 

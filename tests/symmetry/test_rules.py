@@ -1,0 +1,86 @@
+"""Rules of users: what an operation of others does, in operations of torch."""
+
+import importlib
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn.symmetry import UnsupportedModel, discover, verify
+from lightning_bnn.symmetry.dimensions.description import by_dimensions
+from tests.cases import Forward
+
+
+@pytest.fixture(autouse=True)
+def _new_engine(monkeypatch):
+    discovery = importlib.import_module("lightning_bnn.symmetry.discovery.discover")
+    monkeypatch.setattr(discovery, "by_rules", by_dimensions)
+
+
+@torch.library.custom_op("lightning_bnn_test::gate", mutates_args=())
+def gate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * y.clamp_min(0)
+
+
+gate.register_fake(lambda x, y: torch.empty_like(x))
+
+
+@torch.library.custom_op("lightning_bnn_test::double_relu", mutates_args=())
+def double_relu(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x.clamp_min(0)
+
+
+double_relu.register_fake(torch.empty_like)
+
+
+def gated():
+    torch.manual_seed(0)
+    layers = {"a": nn.Linear(4, 5), "b": nn.Linear(4, 5), "c": nn.Linear(5, 2)}
+    model = Forward(lambda s, x: s.c(gate(s.a(x), s.b(x))), **layers)
+    return model.double(), torch.randn(3, 4).double()
+
+
+def test_an_operation_of_two_operands_is_held_until_it_has_a_rule():
+    model, x = gated()
+    sym = discover(model, x)
+    assert not sym.permutations
+    assert sym.frozen[0].operation == "lightning_bnn_test.gate"
+
+
+@pytest.mark.parametrize("rule", [lambda x, y: x * torch.relu(y), "pointwise"])
+@pytest.mark.parametrize("name", ["lightning_bnn_test::gate", "lightning_bnn_test.gate.default"])
+def test_a_rule_says_what_an_operation_does(name, rule):
+    model, x = gated()
+    sym = discover(model, x, rules={name: rule})
+    assert not sym.frozen
+    assert ([g.units for g in sym.permutations], sym.scaling_dof, sym.sign_dof) == ([5], 10, 5)
+    assert verify(model, sym, x) < 1e-12
+
+
+def test_an_operation_of_one_operand_is_tried_without_a_rule():
+    model = Forward(lambda s, x: s.b(double_relu(s.a(x))), a=nn.Linear(4, 5), b=nn.Linear(5, 2))
+    sym = discover(model, torch.randn(2, 4))
+    assert (sym.permutations[0].units, sym.scaling_dof) == (5, 5)
+
+
+@pytest.mark.bad_input
+def test_a_wrong_rule_is_refused():
+    layers = {"a": nn.Linear(5, 8), "b": nn.Linear(8, 3)}
+    model = Forward(lambda s, x: s.b(torch.cumsum(s.a(x), -1)), **layers)
+    refused = r"A rule given in `rules` breaks the function.*a\.weight"
+    for name in ("cumsum", "aten::cumsum"):
+        with pytest.raises(UnsupportedModel, match=refused):
+            discover(model, torch.randn(2, 5), rules={name: lambda x, dim: x})
+
+
+def test_a_rule_for_an_operation_that_does_not_occur_is_named(caplog):
+    model, x = gated()
+    discover(model, x, rules={"mylib.swihs.default": torch.relu})
+    assert "no operation 'mylib.swihs'" in caplog.text
+
+
+def test_an_example_that_a_rule_cannot_take_is_an_error_of_the_rule():
+    """Negative control: the function is called, and called with the arguments of the operation."""
+    model, x = gated()
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        discover(model, x, rules={"lightning_bnn_test.gate": lambda x, y, z: x})
