@@ -1,5 +1,7 @@
 """`lightning-bnn compare`: rows, errors, resuming, traces, and what it refuses."""
 
+import contextlib
+import io
 import json
 
 import lightning as L
@@ -58,10 +60,42 @@ def row(rows, mode, method):
     return found
 
 
-def test_numbers_of_an_ensemble_are_those_computed_by_hand(here):
-    reference, ensemble = bank("ref", 12, seed=1), bank("ens", 5, seed=2)
-    distances, predictions = compare(reference="ref", posteriors__E="ens")
-    found = row(distances, "", "E")
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory, undrawn):
+    """Compare posteriors of every kind with one reference, by either protocol.
+
+    By protocol: the folder, all stacks, and what was printed.
+    """
+    found = {}
+    steps = {"member": [k % 3 for k in range(12)], "step": [k // 3 for k in range(12)]}
+    for protocol, samples in (("full", 100), ("p1", 6)):
+        folder, out = tmp_path_factory.mktemp(protocol), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+            patch.chdir(folder)
+            config(folder)
+            (folder / "empty").mkdir()
+            stacks = {
+                "ref": bank("ref", 12, seed=1),
+                "E": bank("ens", 5, seed=2),
+                "R": bank("run", 6, seed=3, step=list(range(6))),
+                "C": bank("chains", 12, seed=4, **steps),
+                "O|1": bank("one", 1, seed=5),
+                "copy": bank("copy", 12, seed=1),
+                "many": bank("many", 30, seed=6),
+            }
+            places = {"E": "ens", "R": "run", "C": "chains", "O|1": "one", "copy": "copy"}
+            places |= {"many": "many", "part": "ens[1:4]", "bad": "empty"}
+            posteriors = [w for name, at in places.items() for w in (f"--posteriors.{name}", at)]
+            args = ["--reference", "ref", "--protocol", protocol, "--samples", str(samples)]
+            main(["compare", "--like", "like.yaml", "--out", "out", *args, *posteriors])
+        found[protocol] = folder / "out", stacks, out.getvalue()
+    return found
+
+
+def test_numbers_of_an_ensemble_are_those_computed_by_hand(compared):
+    folder, stacks, _ = compared["full"]
+    reference, ensemble = stacks["ref"], stacks["E"]
+    found = row(numbers(folder, "distances"), "", "E")
     assert found["law"] == pytest.approx(100 * float(mmd(reference, ensemble)))
     mixture, floor = mixture_mmd(reference, ensemble, None)
     assert found["mixture"] == pytest.approx(100 * float(mixture.value))
@@ -70,50 +104,91 @@ def test_numbers_of_an_ensemble_are_those_computed_by_hand(here):
     freed = [canonicalise(stack, sym) for stack in (reference, ensemble)]
     table = mmd_table(*freed)
     assert found["NS law"] == pytest.approx(100 * float(table.reduce("median")))
-    kernels = row(numbers("out", "kernels"), "", "E")
+    kernels = row(numbers(folder, "kernels"), "", "E")
     assert kernels["NS law mean"] == pytest.approx(100 * float(table.reduce("mean")))
     assert kernels["NS law max"] == pytest.approx(100 * float(table.reduce("max")))
     data = Digits()
     x, y = data.load().test
     probs = P.apply(NET, ensemble, data.normalise(x)).double().softmax(-1)
+    predictions = numbers(folder, "predictions")
     assert row(predictions, "Multi mode", "E")["Acc"] == pytest.approx(
         100 * float((probs.mean(0).argmax(-1) == y).float().mean())
     )
     single = 100 * (probs.argmax(-1) == y).double().mean(1)
     assert row(predictions, "One mode", "E")["Acc"] == pytest.approx(float(single.mean()))
-    held = results("out")["tables"]["predictions"]["rows"]
+    held = results(folder)["tables"]["predictions"]["rows"]
     (cells,) = (r for r in held if r[:2] == ["One mode", "E"])
     assert cells[2]["error"] == pytest.approx(float(single.std()))
 
 
-def test_chains_of_members_are_modes(here):
-    bank("ref", 8, seed=1)
-    bank("chains", 12, seed=2, member=[k % 3 for k in range(12)], step=[k // 3 for k in range(12)])
-    distances, _ = compare(reference="ref", posteriors__C="chains")
-    assert row(distances, "", "C")["networks"] == 12
-    problem = read_problem(here / "like.yaml")
-    found = read_posterior("C", Location.of("chains"), problem)
-    assert [mode.size for mode in found.modes] == [4, 4, 4]
-    compare(reference="ref", posteriors__C="chains", samples=6, protocol="p1")
-    held = json.loads((here / "out" / "rows" / "C.json").read_text())
-    assert [(r["mode"], r["networks"], r["pooled"]) for r in held["rows"]] == [
-        ("one", 4, 4),
-        ("multi", 12, 6),
-    ]
+def test_p1_pools_all_networks_beside_the_law(compared):
+    folder, stacks, _ = compared["p1"]
+    found = row(numbers(folder, "table1"), "Multi mode", "E")
+    assert found["MMD²"] == pytest.approx(100 * float(mmd(stacks["ref"], stacks["E"])))
+    law = law_mmd(stacks["ref"], stacks["C"], [k % 3 for k in range(12)])
+    found = row(numbers(folder, "distances"), "", "C")
+    assert found["law"] == pytest.approx(100 * float(law.value))
+    assert "mmd" not in str(results(folder)["tables"]["distances"]["header"]).lower()
+    assert "table1" not in results(compared["full"][0])["tables"]
 
 
-def test_p1_pools_all_networks_beside_the_law(here):
-    reference = bank("ref", 8, seed=1)
-    steps = {"member": [k % 3 for k in range(12)], "step": [k // 3 for k in range(12)]}
-    chains = bank("chains", 12, seed=2, **steps)
-    distances, _ = compare(reference="ref", posteriors__C="chains", protocol="p1")
-    found = row(numbers("out", "table1"), "Multi mode", "C")
-    assert found["MMD²"] == pytest.approx(100 * float(mmd(reference, chains)))
-    law = law_mmd(reference, chains, steps["member"])
-    assert row(distances, "", "C")["law"] == pytest.approx(100 * float(law.value))
-    assert "mmd" not in str(results("out")["tables"]["distances"]["header"]).lower()
-    compare(reference="ref", posteriors__C="chains")
-    assert "table1" not in results("out")["tables"]
+def test_modes_are_members_runs_or_networks_and_not_more_than_samples(compared):
+    """By posterior: mode, number of modes, networks, and those that are pooled."""
+    folder, _, _ = compared["p1"]
+    expected = {
+        "C": [("one", 3, 4, 4), ("multi", 3, 12, 6)],
+        "many": [("one", 6, 1, 1), ("multi", 6, 6, 6)],
+        "R": [("one", 1, 6, 6)],
+        "O|1": [("one", 1, 1, 1)],
+    }
+    for name, rows in expected.items():
+        held = json.loads((folder / "rows" / f"{name}.json").read_text())["rows"]
+        assert [(r["mode"], r["seeds"], r["networks"], r["pooled"]) for r in held] == rows
+
+
+def test_one_mode_has_no_law_and_errors_by_a_bootstrap(compared):
+    folder, _, _ = compared["full"]
+    distances, predictions = numbers(folder, "distances"), numbers(folder, "predictions")
+    assert not [r for r in predictions if r["mode"] == "Multi mode" and r["method"] in ("R", "O|1")]
+    held = results(folder)["tables"]["predictions"]["rows"]
+    assert next(r for r in held if r[1] == "R")[2]["error"] > 0
+    for name in ("R", "O|1"):
+        assert row(distances, "", name)["law"] is None
+        assert row(predictions, "One mode", name)["Acc"] > 0
+    assert row(distances, "", "R")["one mode"] is not None
+
+
+def test_posteriors_that_fail_do_not_stop_the_others(compared):
+    folder, _, out = compared["full"]
+    distances = numbers(folder, "distances")
+    assert "12 networks of copy are also in the reference" in out
+    assert "bad failed:" in out
+    for name in ("bad", "copy"):
+        assert row(distances, "", name)["law"] is None
+    shown = [line.split() for line in out.splitlines() if line.split()[:2] == ["bad", "/"]]
+    predicted, calibrated = predicted_and_calibrated(COLUMNS)
+    assert shown == [["bad", *["/"] * len(columns)] for columns in (predicted, calibrated)]
+    assert any(line.split() == ["bad", "0", "0", *["/"] * 11] for line in out.splitlines())
+
+
+def test_every_number_can_be_traced(compared):
+    folder, _, out = compared["p1"]
+    found = results(folder)["settings"]
+    assert (found["reference"], found["protocol"], found["samples"]) == ("ref", "p1", 6)
+    origin = found["posteriors"]["part"]
+    assert origin["rows"] == "1:4"
+    assert origin["path"] == "ens"  # as it was given
+    written = (p for p in folder.rglob("*") if p.suffix in (".md", ".csv", ".json"))
+    assert not any(str(folder.parent) in path.read_text() for path in written)
+    assert len(origin["sha256"]) == len(found["config_sha256"]) == 12
+    assert results(folder)["version"]
+    assert "Reference: 12 networks of ref" in out
+    assert "Out of distribution: scrambled" in out
+    (kind,) = ((r["kind"], r["modes"]) for r in numbers(folder, "compared") if r["method"] == "E")
+    assert kind == ("networks", "5")
+    tables = results(folder)["tables"]
+    assert "largest of twenty" in tables["kernels"]["note"]  # its maxima are not around zero
+    assert "largest of twenty" not in tables["distances"]["note"]
 
 
 def test_a_reference_of_chains_has_no_pairs_within_a_chain(here, capsys):
@@ -125,17 +200,6 @@ def test_a_reference_of_chains_has_no_pairs_within_a_chain(here, capsys):
     out = capsys.readouterr().out
     assert "12 networks of 4 chains, sampled: draws of the posterior" in out
     assert "Noise of" not in out
-
-
-def test_one_trajectory_is_one_mode_with_errors_by_a_bootstrap(here):
-    bank("ref", 8, seed=1)
-    bank("run", 6, seed=2, step=list(range(6)))
-    distances, predictions = compare(reference="ref", posteriors__R="run")
-    assert [r["method"] for r in predictions if r["mode"] == "Multi mode"] == []
-    held = results("out")["tables"]["predictions"]["rows"][0]
-    assert held[2]["error"] > 0
-    assert row(distances, "", "R")["law"] is None
-    assert row(distances, "", "R")["one mode"] is not None
 
 
 def test_same_law_lies_at_the_noise_floor_and_another_does_not(here):
@@ -162,6 +226,10 @@ def test_rows_are_computed_once(here, monkeypatch):
     monkeypatch.setattr(comparison, "rows_of", lambda *a: calls.append(a[0].name) or kept(*a))
     assert compare(reference="ref", posteriors__A="a") == first
     assert calls == []
+    path = here / "out" / "rows" / "A.json"
+    path.write_text(path.read_text()[:100])  # not written to its end
+    assert compare(reference="ref", posteriors__A="a") == first
+    assert calls.pop() == "A"
     bank("b", 3, seed=3)
     compare(reference="ref", posteriors__A="a", posteriors__B="b")
     assert calls == ["B"]
@@ -171,45 +239,6 @@ def test_rows_are_computed_once(here, monkeypatch):
         held.extend(P.populate(NET, 1, torch.Generator().manual_seed(9)))
     compare(reference="ref", posteriors__A="a", seed=1)
     assert calls == ["B", "A", "A"]
-
-
-def test_every_number_can_be_traced(here):
-    bank("ref", 6, seed=1)
-    bank("a", 6, seed=2)
-    compare(reference="ref[0:5]", posteriors__A="a[1:4]", seed=3, protocol="p1", samples=7)
-    found = results("out")["settings"]
-    assert found["reference"] == "ref[0:5]"
-    assert (found["seed"], found["protocol"], found["samples"]) == (3, "p1", 7)
-    origin = found["posteriors"]["A"]
-    assert origin["rows"] == "1:4"
-    assert origin["path"] == "a"  # as it was given
-    written = (p for p in (here / "out").rglob("*") if p.suffix in (".md", ".csv", ".json"))
-    assert not any(str(here) in path.read_text() for path in written)
-    assert len(origin["sha256"]) == len(found["config_sha256"]) == 12
-    assert results("out")["version"]
-
-
-def test_one_posterior_that_fails_does_not_stop_the_others(here, capsys):
-    bank("ref", 6, seed=1)
-    bank("a", 3, seed=2)
-    (here / "empty").mkdir()
-    one, _ = compare(reference="ref", posteriors__A="a", posteriors__bad="empty")
-    assert row(one, "", "bad")["law"] is None
-    out = capsys.readouterr().out
-    assert "bad failed:" in out
-    shown = [line.split() for line in out.splitlines() if line.split()[:2] == ["bad", "/"]]
-    predicted, calibrated = predicted_and_calibrated(COLUMNS)
-    assert shown == [["bad", *["/"] * len(columns)] for columns in (predicted, calibrated)]
-    assert any(line.split() == ["bad", "0", "0", *["/"] * 11] for line in out.splitlines())
-
-
-def test_networks_in_both_sets_are_refused(here, capsys):
-    bank("ref", 6, seed=1)
-    bank("copy", 6, seed=1)
-    bank("a", 3, seed=2)
-    one, _ = compare(reference="ref", posteriors__A="a", posteriors__C="copy")
-    assert "6 networks of C are also in the reference" in capsys.readouterr().out
-    assert row(one, "", "C")["law"] is None
 
 
 @pytest.mark.bad_input
@@ -329,16 +358,6 @@ def test_the_noise_floor_is_that_of_as_many_networks():
     assert abs(floors["mmd_max"].value - values["mmd_max"].mean()) < floors["mmd_max"].error / 2
 
 
-def test_the_second_table_says_where_the_zero_of_a_maximum_is(here):
-    """Of numbers that are around zero for the reference's own law, and of the one that is not."""
-    bank("ref", 12, seed=1)
-    bank("same", 6, seed=2)
-    compare(reference="ref", posteriors__same="same")
-    tables = results("out")["tables"]
-    assert "largest of twenty" in tables["kernels"]["note"]
-    assert "largest of twenty" not in tables["distances"]["note"]
-
-
 def test_parts_are_compared_as_if_they_were_alone():
     reference, y = P.populate(NET, 9), P.populate(NET, 11)
     beside = Reference(reference, NET, [torch.randn(2, 64)], PROTOCOLS["full"])
@@ -349,17 +368,6 @@ def test_parts_are_compared_as_if_they_were_alone():
     assert whole["mmd_max"] == pytest.approx(float(mmd(reference, y, "max")), abs=1e-7)
 
 
-def test_more_modes_than_samples(here):
-    bank("ref", 6, seed=1)
-    bank("many", 30, seed=2)
-    compare(reference="ref", posteriors__M="many", samples=8)
-    held = json.loads((here / "out" / "rows" / "M.json").read_text())
-    assert [(r["mode"], r["seeds"], r["networks"]) for r in held["rows"]] == [
-        ("one", 8, 1),
-        ("multi", 8, 8),
-    ]
-
-
 def test_a_regression_is_compared_by_its_weights(here):
     net = mlp(8, [4], 1)
     reference, networks = P.populate(net, 6), P.populate(net, 4)
@@ -368,42 +376,6 @@ def test_a_regression_is_compared_by_its_weights(here):
     rows = rows_of(StoredPosterior("G", own, own, net, Gaussian()), beside, [], "entropy")
     assert rows[1].numbers["law"].value == pytest.approx(float(mmd(reference, networks)))
     assert "acc" not in rows[1].numbers
-
-
-def test_a_row_that_was_not_written_to_its_end_is_computed_again(here):
-    bank("ref", 6, seed=1)
-    bank("a", 3, seed=2)
-    first = compare(reference="ref", posteriors__A="a")
-    path = here / "out" / "rows" / "A.json"
-    path.write_text(path.read_text()[:100])
-    assert compare(reference="ref", posteriors__A="a") == first
-
-
-def test_names_are_free(here):
-    bank("ref", 6, seed=1)
-    bank("a", 3, seed=2)
-    main(["compare", "--like", "like.yaml", "--out", "out", "--reference", "ref",
-          "--posteriors.A|B", "a"])  # fmt: skip
-    assert row(numbers("out", "predictions"), "Multi mode", "A|B")["Acc"] > 0
-
-
-def test_one_network_is_judged_by_its_predictions(here):
-    bank("ref", 6, seed=1)
-    bank("one", 1, seed=2)
-    distances, predictions = compare(reference="ref", posteriors__O="one")
-    assert row(distances, "", "O")["law"] is None
-    assert row(predictions, "One mode", "O")["Acc"] > 0
-
-
-def test_what_was_compared_is_said(here, capsys):
-    bank("ref", 6, seed=1)
-    bank("a", 3, seed=2)
-    compare(reference="ref", posteriors__A="a")
-    out = capsys.readouterr().out
-    assert "Reference: 6 networks of ref" in out
-    assert "Out of distribution: scrambled" in out
-    (held,) = numbers("out", "compared")
-    assert (held["method"], held["kind"], held["modes"]) == ("A", "networks", "3")
 
 
 def test_a_bank_below_a_folder_is_found(here):
@@ -428,13 +400,9 @@ def test_a_place_must_be_one_thing(here):
         Location.of("runs/two").file()
 
 
-def test_rows_in_brackets():
-    assert Location.of("a/b[:3]").rows == slice(None, 3)
-    assert Location.of("a/b[-3:]").rows == slice(-3, None)
-    assert Location.of("a/b").rows is None
-
-
 def test_which_networks_belong_together():
+    rows = {"a/b[:3]": slice(None, 3), "a/b[-3:]": slice(-3, None), "a/b": None}
+    assert all(Location.of(text).rows == some for text, some in rows.items())
     assert chains_of([{"member": 0}, {"member": 1}, {"member": 0}]) == [0, 1, 0]
     assert chains_of([{"step": 1}, {"step": 2}]) == [0, 0]
     assert chains_of([{}, {}]) is None
