@@ -42,10 +42,26 @@ def move(system: System, node: Node, args: Sequence[Any], named: dict[str, Any])
         return _reshaped(value, size.shape)
     if name == "slice_scatter":
         return _written_into(system, node, args, named)
+    if name == "slice" and _is_emptied(value, args, size):
+        return _without_places(value, int(args[1]), size)
     function = _function(node, name, value, args, named)
     if isinstance(size, tuple | list):
         return _pieces(value, function, size)
     return value.moved(size.shape, function, _varies(value, function))
+
+
+def _is_emptied(value: Value, args: Sequence[Any], size: Tensor) -> bool:
+    """Whether a slice, such as ``x[:, 1:]``, is empty because what it cuts is short."""
+    start, end = (*args[2:4], None, None)[:2]
+    is_by_length = start not in (None, 0) or (isinstance(end, int) and end < 0)
+    return is_by_length and not size.numel() and 0 not in value.shape
+
+
+def _without_places(value: Value, d: int, size: Tensor) -> Value:
+    """Nothing along one dimension; what another example would leave there moves as before."""
+    if any(d % len(value.shape) in part.dims for part in value.parts):
+        raise Unfollowed("nothing is left of a slice in the example; pass a longer one")
+    return Value(tuple(size.shape), value.parts, None, value.varies)
 
 
 def _reshaped(value: Value, shape: Sequence[int]) -> Value:

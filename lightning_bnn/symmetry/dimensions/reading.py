@@ -43,7 +43,7 @@ from lightning_bnn.symmetry.dimensions.probe import (
     probe_pointwise,
 )
 from lightning_bnn.symmetry.dimensions.system import System
-from lightning_bnn.symmetry.dimensions.values import Ints, Part, Value, with_dims
+from lightning_bnn.symmetry.dimensions.values import ZERO, Ints, Part, Value, with_dims
 from lightning_bnn.symmetry.discovery.reports import check_sizes
 
 __all__ = ["Parameter", "Reading", "Touch"]
@@ -108,6 +108,7 @@ class Reading:
         self.system.origin = len(self.operations)
         for program in programs:
             self._finish(program)
+        self._hold_what_is_unread()
 
     def value_of(self, node: Any) -> Value:
         """What stands for the result of a node."""
@@ -136,6 +137,22 @@ class Reading:
                     self.system.fix(part, k + 1)
         for node, name in program.written:
             unify(self.system, [self._state(program, name, True), self._values[node]])
+
+    def _hold_what_is_unread(self) -> None:
+        """Another example may read entries, such as positions, that this one does not reach.
+
+        They stay in their places, and have the unit of those that are read.
+        """
+        system, named = self.system, self.system.named()
+        for part in (p for own in self.parameters.values() for p in own.parts):
+            is_read = named[part.labels]
+            unread = replace(part, labels=torch.where(is_read, ZERO, part.labels))
+            if not bool(is_read.all()):
+                system.tell_apart(unread)
+                system.mark("apart", unread)
+                read = part.labels[is_read][:1]
+                others = [(replace(part, labels=read.reshape([1] * part.labels.ndim)), -1)]
+                system.balance([(unread, 1), *(others if len(read) else [])])
 
     # -------------------------------------------------------------- sources
     def _placeholder(self, program: Program, node: Node) -> Any:
@@ -172,6 +189,8 @@ class Reading:
                 parts.append(Part(labels, power, int(not only_moves), not only_moves))
             return tuple(parts)
         shape = tuple(tensor.shape)
+        if not tensor.numel():
+            return ()
         dims = [d for d, n in enumerate(shape) if n > 1] or ([0] if shape else [])
         if not dims:
             return (Part(self.system.new(), is_free=True),)

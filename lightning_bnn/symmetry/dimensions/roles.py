@@ -52,7 +52,7 @@ class Roles:
 
     def first_use(self, labels: Iterable[NDArray[np.int64]]) -> int:
         """The operation that first uses any of some labels."""
-        at = np.unique(np.concatenate([x.ravel() for x in labels])).tolist()
+        at = [x for own in labels for x in np.unique(own).tolist()]
         uses = (self._first[x] for x in at if x in self._first)
         return min(uses, default=len(self._reading.operations))
 

@@ -64,6 +64,15 @@ class System:
         self.count += size
         return torch.arange(self.count - size, self.count).reshape(shape)
 
+    def named(self) -> Tensor:
+        """By label, whether a statement names it."""
+        result = torch.zeros(self.count, dtype=torch.bool)
+        rows = [*(t.pairs for t in self.ties), *(pairs for _, pairs in self.relations)]
+        rows += [*(e.labels for e in (*self.scales, *self.signs)), *(c[0] for c in self.colours)]
+        for labels in rows:
+            result[torch.from_numpy(labels[labels >= 0])] = True
+        return result
+
     # -------------------------------------------------------------- permutations
     def tie(self, a: Tensor, b: Tensor, name: str = "tie") -> bool:
         """Labels at one place move together: as one if each belongs to one of the others."""
