@@ -36,57 +36,27 @@ def root(tmp_path, monkeypatch):
     return str(tmp_path)
 
 
+TABLE = ["test", "shuffled", "far"]
 MODULES = {
-    "digits": lambda root: Digits(),
-    "mnist": lambda root: MNIST(root, val_size=5),
-    "cifar10": lambda root: CIFAR10(root, val_size=5),
-    "cifar100": lambda root: CIFAR100(root, val_size=5),
-    "tiny imagenet": lambda root: TinyImageNet(root, val_size=2),
-    "two gaussians": lambda root: TwoGaussians(),
-    "tractable": lambda root: TractableReLU(),
-    "uci energy": lambda root: UCI("energy", root, val_size=4),
-    "uci airfoil": lambda root: UCI("airfoil", root, val_size=4),
-    "airfoil": lambda root: Airfoil(val_size=20),
-    "diabetes": lambda root: Diabetes(val_size=20),
-    "sine": lambda root: NoisySine(),
-    "yacht": lambda root: Yacht(val_size=20),
-    "concrete": lambda root: Concrete(val_size=20),
-    "energy": lambda root: Energy(val_size=20),
-}
-SHAPES = {
-    "digits": (1, 8, 8),
-    "mnist": (1, 28, 28),
-    "cifar10": (3, 32, 32),
-    "cifar100": (3, 32, 32),
-    "tiny imagenet": (3, 64, 64),
-    "two gaussians": (2,),
-    "tractable": (1,),
-    "uci energy": (8,),
-    "uci airfoil": (5,),
-    "airfoil": (5,),
-    "diabetes": (10,),
-    "sine": (1,),
-    "yacht": (6,),
-    "concrete": (8,),
-    "energy": (8,),
-}
-SETS = {
-    "digits": ["test", "scrambled", "inverted", "noise", "noisy", "moved"],
-    "mnist": ["test", "fashion"],
-    "cifar10": ["test", "svhn"],
-    "cifar100": ["test", "svhn"],
-    "tiny imagenet": ["test", "textures"],
-    "two gaussians": ["test", "ring"],
-    "tractable": ["test"],
-    "uci energy": ["test", "shuffled", "far"],
-    "uci airfoil": ["test", "shuffled", "far"],
-    "airfoil": ["test", "shuffled", "far"],
-    "diabetes": ["test", "shuffled", "far"],
-    "sine": ["test", "outside"],
-    "yacht": ["test", "shuffled", "far"],
-    "concrete": ["test", "shuffled", "far"],
-    "energy": ["test", "shuffled", "far"],
-}
+    "digits": (lambda root: Digits(), (1, 8, 8),
+               ["test", "scrambled", "inverted", "noise", "noisy", "moved"]),
+    "mnist": (lambda root: MNIST(root, val_size=5), (1, 28, 28), ["test", "fashion"]),
+    "cifar10": (lambda root: CIFAR10(root, val_size=5), (3, 32, 32), ["test", "svhn"]),
+    "cifar100": (lambda root: CIFAR100(root, val_size=5), (3, 32, 32), ["test", "svhn"]),
+    "tiny imagenet": (lambda root: TinyImageNet(root, val_size=2), (3, 64, 64),
+                      ["test", "textures"]),
+    "two gaussians": (lambda root: TwoGaussians(), (2,), ["test", "ring"]),
+    "tractable": (lambda root: TractableReLU(), (1,), ["test"]),
+    "uci energy": (lambda root: UCI("energy", root, val_size=4), (8,), TABLE),
+    "uci airfoil": (lambda root: UCI("airfoil", root, val_size=4), (5,), TABLE),
+    "diabetes": (lambda root: Diabetes(val_size=20), (10,), TABLE),
+    "sine": (lambda root: NoisySine(), (1,), ["test", "outside"]),
+    "airfoil": (lambda root: Airfoil(val_size=20), (5,), TABLE),
+    "yacht": (lambda root: Yacht(val_size=20), (6,), TABLE),
+    "concrete": (lambda root: Concrete(val_size=20), (8,), TABLE),
+    "energy": (lambda root: Energy(val_size=20), (8,), TABLE),
+}  # fmt: skip
+"""By name, with the shape of an example and the sets to test on."""
 
 
 def batches(data, loader):
@@ -95,17 +65,18 @@ def batches(data, loader):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_batches_of_all_loaders(name, root):
-    data = MODULES[name](root)
+    make, shape, sets = MODULES[name]
+    data = make(root)
     data.prepare_data()
     data.setup("fit")
-    assert [each for each, _ in data.test_sets] == SETS[name]
+    assert [each for each, _ in data.test_sets] == sets
     loaders = [data.train_dataloader(), data.predict_dataloader(), *data.test_dataloader()]
     assert len(data.test_dataloader()) == len(data.test_sets)
     if data.splits.val is not None:
         loaders.append(data.val_dataloader())
     for loader in loaders:
         for x, y in batches(data, loader):
-            assert x.shape[1:] == SHAPES[name]
+            assert x.shape[1:] == shape
             assert x.dtype == torch.float32
             assert len(x) == len(y)
     assert sum(len(b.inputs) for b in data.train_dataloader()) == data.num_data
@@ -113,7 +84,9 @@ def test_batches_of_all_loaders(name, root):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_same_seed_gives_the_same_batches(name, root):
-    one, two = (batches(d, d.train_dataloader()) for d in (MODULES[name](root) for _ in range(2)))
+    one, two = (
+        batches(d, d.train_dataloader()) for d in (MODULES[name][0](root) for _ in range(2))
+    )
     for (x, y), (u, v) in zip(one, two, strict=True):
         assert torch.equal(x, u)
         assert torch.equal(y, v)
@@ -121,7 +94,7 @@ def test_the_same_seed_gives_the_same_batches(name, root):
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "tiny imagenet", "uci energy", "digits"])
 def test_held_out_examples_are_not_trained_on(name, root):
-    data = MODULES[name](root)
+    data = MODULES[name][0](root)
     data.setup()
     rows = {row.numpy().tobytes() for row in data.splits.train[0]}
     held = {row.numpy().tobytes() for row in data.splits.val[0]}
@@ -208,22 +181,6 @@ def test_damaged_tables_are_refused(tmp_path, text, message):
     (tmp_path / "yacht.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
         UCI("yacht", str(tmp_path)).load()
-
-
-TABLES = {
-    "airfoil": (1503, 5), "concrete": (1030, 8), "energy": (768, 8), "yacht": (308, 6)
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_real_tables_have_their_sizes(table):
-    try:
-        splits = UCI(table).load()
-    except MissingData:
-        pytest.skip("the tables are not in LIGHTNING_BNN_DATA")
-    rows, columns = TABLES[table]
-    assert len(splits.train[0]) + len(splits.test[0]) == rows
-    assert splits.train[0].shape[1] == columns
 
 
 def test_diabetes_is_split_by_split_and_standardised_by_the_training_rows():
