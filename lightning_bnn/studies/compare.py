@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from lightning_bnn.evaluation.comparison import FAILED, Comparison, collect
@@ -11,7 +11,6 @@ from lightning_bnn.evaluation.protocols import PROTOCOLS
 from lightning_bnn.evaluation.reference import Options
 from lightning_bnn.evaluation.report import (
     CLASSES,
-    PREDICTIONS,
     Column,
     columns_of,
     distances_by_kernel,
@@ -26,25 +25,31 @@ from lightning_bnn.plots import dots_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.tables import Cell, Measured, Table
 
-__all__ = ["COLUMNS", "DISTANCE_TITLES", "compare", "findings_of"]
+__all__ = ["COLUMNS", "compare", "distance", "findings_of", "numbers_table"]
 
-POOLED = {"mmd": "MMD²", "ns": "NS-MMD²"}
+
+def distance(title: str) -> Column:
+    """The column of an MMD², which is shown times a hundred."""
+    return Column(title, "x 100 ↓", 100, 2)
+
+
+POOLED = {"mmd": distance("MMD²"), "ns": distance("NS-MMD²")}
 """Distances of all networks alike, as P1 measures them."""
-COLUMNS = {**POOLED, **{name: column.title for name, column in CLASSES.items()}}
-"""Of classification; `columns_of` has those of other predictions."""
 _KERNELS = {
-    "mmd": "MMD² median", "mmd_mean": "mean", "mmd_max": "max",
-    "ns": "NS median", "ns_mean": "NS mean", "ns_max": "NS max",
+    "mmd": distance("MMD² median"), "mmd_mean": distance("mean"), "mmd_max": distance("max"),
+    "ns": distance("NS median"), "ns_mean": distance("NS mean"), "ns_max": distance("NS max"),
 }  # fmt: skip
+COLUMNS = {
+    **POOLED, "law": distance("law MMD²"), "ns_law": distance("NS law"),
+    "mixture": distance("mixture MMD²"), "ns_mixture": distance("NS mixture"), **CLASSES,
+}  # fmt: skip
+"""Of classification, distances before predictions."""
 _POOLED_NOTE = (
     "MMD² x 100 of all networks alike, as P1 measures it: of K modes of several networks each, "
     "about 1/K of one mode's MMD² is left even if they are drawn from the reference's law, and "
     "none of one network each. A maximum over kernels has its zero at the noise floor, which is "
     "over splits of the reference, scaled to so many networks against all of it."
 )
-DISTANCE_TITLES = {
-    "law": "law MMD²", "ns_law": "NS law", "mixture": "mixture MMD²", "ns_mixture": "NS mixture",
-}  # fmt: skip
 _MODES = {"one": "One mode", "multi": "Multi mode"}
 
 
@@ -115,7 +120,7 @@ def findings_of(comparison: Comparison) -> Findings:
         "kernels": distances_by_kernel(comparison),
         "compared": _compared(settings),
     }
-    figures = _figures(comparison)
+    figures = {"metrics": _figure(comparison)}
     title = "Posteriors against a reference"
     return Findings("compare", title, tables, figures, notes, settings)
 
@@ -125,59 +130,62 @@ def _predictions(comparison: Comparison) -> dict[str, Table]:
     settings = comparison.settings
     names = {name for row in comparison.rows for name in row.numbers}
     predicted, calibrated = predicted_and_calibrated(names)
-    on_top = {"calibrated": _of_columns("Calibrated", comparison, calibrated)} if calibrated else {}
-    if not PROTOCOLS[settings["protocol"]].pools:
-        return {"predictions": _of_columns("Predictions", comparison, predicted), **on_top}
-    pooled = f"{reference_text(settings)} {_POOLED_NOTE}"
-    return {
-        "table1": _of_columns("P1, table 1", comparison, predicted, POOLED, pooled),
-        "table2": _table("P1, table 2: over kernels", comparison, _KERNELS, 2, _POOLED_NOTE),
-        **on_top,
-    }
+    about = _note(note_of(predicted, settings))
+    tables = {}
+    if PROTOCOLS[settings["protocol"]].pools:
+        pooled = f"{reference_text(settings)} {_POOLED_NOTE} {about}"
+        tables["table1"] = _table("P1, table 1", comparison, {**POOLED, **predicted}, pooled)
+        title = "P1, table 2: over kernels"
+        tables["table2"] = _table(title, comparison, _KERNELS, _POOLED_NOTE)
+    else:
+        tables["predictions"] = _table("Predictions", comparison, predicted, about)
+    if calibrated:
+        about = _note(note_of(calibrated, settings))
+        tables["calibrated"] = _table("Calibrated", comparison, calibrated, about)
+    return tables
 
 
-def _of_columns(
-    title: str,
-    comparison: Comparison,
-    columns: Mapping[str, Column],
-    distances: Mapping[str, str] | None = None,
-    about: str = "",
-) -> Table:
-    """A table of numbers of predictions, perhaps with distances before them."""
-    digits = {column.title: column.digits for column in columns.values()}
-    titles = {**(distances or {}), **{name: column.title for name, column in columns.items()}}
-    digits |= dict.fromkeys((distances or {}).values(), 2)
-    note = f"{about} {_note(note_of(columns, comparison.settings))}".strip()
-    return _table(title, comparison, titles, digits, note)
-
-
-def _table(
-    title: str,
-    comparison: Comparison,
-    columns: Mapping[str, str],
-    digits: int | Mapping[str, int],
-    note: str,
-) -> Table:
+def _table(title: str, comparison: Comparison, columns: Mapping[str, Column], note: str) -> Table:
     """Rows of one mode, of all modes, of what has failed, and noise floors of pooled networks."""
     order = [*_MODES, FAILED]
-    rows: list[list[Cell]] = [
-        [_MODES.get(row.mode, ""), row.method, *(_cell(row.numbers, name) for name in columns)]
+    rows: list[tuple[dict[str, Cell], Mapping[str, Any]]] = [
+        ({"mode": _MODES.get(row.mode, ""), "method": row.method}, row.numbers)
         for row in sorted(comparison.rows, key=lambda row: order.index(row.mode))
         if columns is not _KERNELS or "mmd" in row.numbers
     ]
     pooled = {row.pooled for row in comparison.rows} if "mmd" in columns else set()
     for count, floor in comparison.floors.items():
-        if count not in pooled:
-            continue
-        cells = (_cell(floor, name) if name in floor else "" for name in columns)
-        rows.append(["Noise floor", f"{count} networks", *cells])
-    return Table(title, ["mode", "method", *columns.values()], rows, digits, note)
+        if count in pooled:
+            known = {**dict.fromkeys(columns, ""), **floor}
+            rows.append(({"mode": "Noise floor", "method": f"{count} networks"}, known))
+    return numbers_table(title, rows, columns, note)
 
 
-def _cell(numbers: Mapping[str, Measured], name: str) -> Measured:
+def numbers_table(
+    title: str,
+    rows: Sequence[tuple[Mapping[str, Cell], Mapping[str, Any]]],
+    columns: Mapping[str, Column],
+    note: str,
+) -> Table:
+    """A table of numbers by name, each in the unit of its column.
+
+    Args:
+        title: of the table.
+        rows: first cells by their headings, and numbers; text stays as it is.
+        columns: by the name of the number.
+        note: below the table.
+    """
+    cells = [
+        {**first, **{c.title: _cell(numbers, name, c) for name, c in columns.items()}}
+        for first, numbers in rows
+    ]
+    return Table.of(title, cells, {c.title: c.digits for c in columns.values()}, note)
+
+
+def _cell(numbers: Mapping[str, Any], name: str, column: Column) -> Any:
     """A number as tables show it, or NaN where there is none."""
-    found = numbers.get(name, Measured(math.nan))
-    return PREDICTIONS[name].shown(found) if name in PREDICTIONS else percent(numbers, name)
+    number = numbers.get(name, Measured(math.nan))
+    return number if isinstance(number, str) else column.shown(number)
 
 
 def _note(of_predictions: str) -> str:
@@ -202,23 +210,45 @@ def _compared(settings: Mapping[str, Any]) -> Table:
 
 
 # ------------------------------------------------------------ figures
-def _figures(comparison: Comparison) -> dict[str, Any]:
-    """The main numbers with their errors and noise."""
-    names = {name for row in comparison.rows for name in row.numbers}
-    every = {name: title for name, title in {**DISTANCE_TITLES, **POOLED}.items() if name in names}
-    units = {title: "x 100, less is better" for title in every.values()}
-    for name, column in columns_of(names).items():
-        every[name] = column.title
-        units[column.title] = _in_words(column.unit)
-    first = [name for name in _first(names) if name in every]
-    return {"metrics": _figure(comparison, {name: every[name] for name in first}, units)}
+def _figure(comparison: Comparison) -> Any:
+    """Four distances and four numbers of predictions with their errors, and noise."""
+    rows = {(row.method, row.mode): row.numbers for row in comparison.rows}
+    names = {name for numbers in rows.values() for name in numbers}
+    chosen = ["law", "ns_law", *(POOLED if "mmd" in names else ("mixture", "ns_mixture"))]
+    gaussian = ("rmse", "nll", "crps", "cover90")
+    chosen += gaussian if is_regression(names) else ("acc", "nll", "ece", "aupr")
+    columns = {k: c for k, c in {**COLUMNS, **columns_of(names)}.items() if k in names}
+    columns = {name: columns[name] for name in chosen if name in columns}
+    methods = list(dict.fromkeys(method for method, mode in rows if mode != FAILED))
+    panels = {
+        column.title: {
+            text: [_cell(rows.get((method, mode), {}), name, column) for method in methods]
+            for mode, text in _MODES.items()
+        }
+        for name, column in columns.items()
+    }
+    floors = _bands(comparison)
+    for name, key in (("mixture", "floor"), ("ns_mixture", "ns_floor")):
+        of_methods = [percent(rows.get((method, "multi"), {}), key) for method in methods]
+        floors[name] = [(floor.value, 2 * floor.error) for floor in of_methods]
+    return dots_figure(
+        panels,
+        methods,
+        {columns[name].title: band for name, band in floors.items() if name in columns},
+        label={column.title: _in_words(column.unit) for column in columns.values()},
+    )
 
 
-def _first(names: Collection[str]) -> list[str]:
-    """The numbers of the first figure: four distances, and four of predictions."""
-    distances = ["law", "ns_law", *(POOLED if "mmd" in names else ("mixture", "ns_mixture"))]
-    gaussian = ["rmse", "nll", "crps", "cover90"]
-    return [*distances, *(gaussian if is_regression(names) else ["acc", "nll", "ece", "aupr"])]
+def _bands(comparison: Comparison) -> dict[str, Any]:
+    """Noise around zero, two deviations of it: of the most networks, or of the fewest modes."""
+    floors, modes = comparison.floors, {row.seeds for row in comparison.rows}
+    bands = {}
+    for name, key in (("law", "mmd"), ("ns_law", "ns"), ("mmd", "mmd"), ("ns", "ns")):
+        counts = set(floors) & modes if name.endswith("law") else set(floors)
+        if counts:
+            floor = floors[min(counts) if name.endswith("law") else max(counts)][key]
+            bands[name] = (100 * floor.value, 200 * floor.error)
+    return bands
 
 
 def _in_words(unit: str) -> str:
@@ -228,46 +258,5 @@ def _in_words(unit: str) -> str:
     ('%, more is better', 'less is better', 'nats x 100')
     """
     arrows = {"↑": "more is better", "↓": "less is better"}
-    word = arrows.get(unit[-1:])
-    return unit if word is None else ", ".join(part for part in (unit[:-1].strip(), word) if part)
-
-
-def _figure(comparison: Comparison, titles: Mapping[str, str], units: Mapping[str, str]) -> Any:
-    """Numbers with their errors, one panel for each of the titles."""
-    rows = {(row.method, row.mode): row.numbers for row in comparison.rows}
-    methods = list(dict.fromkeys(method for method, mode in rows if mode != FAILED))
-    panels = {
-        title: {
-            text: [_cell(rows.get((method, mode), {}), name) for method in methods]
-            for mode, text in _MODES.items()
-        }
-        for name, title in titles.items()
-    }
-    floors = _bands(comparison, titles) | _mixture_floors(rows, methods, titles)
-    return dots_figure(panels, methods, floors, label=units)
-
-
-def _bands(comparison: Comparison, titles: Mapping[str, str]) -> dict[str, Any]:
-    """Noise around zero, two deviations of it: of the most networks, or of the fewest modes."""
-    floors, modes = comparison.floors, {row.seeds for row in comparison.rows}
-    bands = {}
-    for name, key in (("law", "mmd"), ("ns_law", "ns"), ("mmd", "mmd"), ("ns", "ns")):
-        counts = set(floors) & modes if name in DISTANCE_TITLES else set(floors)
-        if name in titles and counts:
-            floor = floors[min(counts) if name in DISTANCE_TITLES else max(counts)][key]
-            bands[titles[name]] = (100 * floor.value, 200 * floor.error)
-    return bands
-
-
-def _mixture_floors(
-    rows: Mapping[tuple[str, str], Mapping[str, Measured]],
-    methods: Sequence[str],
-    titles: Mapping[str, str],
-) -> dict[str, Any]:
-    """The mixture distance of single networks of the reference's own law, method by method."""
-    found = {}
-    for name, key in (("mixture", "floor"), ("ns_mixture", "ns_floor")):
-        floors = [percent(rows.get((method, "multi"), {}), key) for method in methods]
-        if name in titles:
-            found[titles[name]] = [(floor.value, 2 * floor.error) for floor in floors]
-    return found
+    words = [unit.rstrip("↑↓ "), arrows.get(unit[-1:], "")]
+    return ", ".join(word for word in words if word)

@@ -16,7 +16,7 @@ from lightning_bnn.evaluation.reference import Options
 from lightning_bnn.plots import dots_figure, scatter_figure
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.studies.compare import COLUMNS, DISTANCE_TITLES
+from lightning_bnn.studies.compare import COLUMNS
 from lightning_bnn.studies.demo import METHODS, REFERENCE, demo_jobs
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
@@ -150,7 +150,7 @@ def _interval(groups: Groups, distance: str, quality: str) -> tuple[Measured, fl
 def _findings(groups: Groups) -> Findings:
     intervals = {(d, q): _interval(groups, d, q) for d in _DISTANCES for q in _QUALITIES}
     rows: list[dict[str, Cell]] = [
-        {"distance": DISTANCE_TITLES[d], "metric": COLUMNS[q], "rank correlation": rho.value,
+        {"distance": COLUMNS[d].title, "metric": COLUMNS[q].title, "rank correlation": rho.value,
          "2.5 %": low, "97.5 %": high}
         for (d, q), (rho, low, high) in intervals.items()
     ]  # fmt: skip
@@ -158,9 +158,9 @@ def _findings(groups: Groups) -> Findings:
         f"Mean of Spearman's rho over {len(groups)} groups (architecture and kind of row). "
         "Positive: posteriors closer to the reference are better. Intervals: methods drawn again."
     )
-    series = {DISTANCE_TITLES[d]: [intervals[d, q][0] for q in _QUALITIES] for d in _DISTANCES}
-    metrics = [COLUMNS[q] for q in _QUALITIES]
-    panels = {DISTANCE_TITLES[d]: _points(groups, d) for d in _DISTANCES}
+    series = {COLUMNS[d].title: [intervals[d, q][0] for q in _QUALITIES] for d in _DISTANCES}
+    metrics = [COLUMNS[q].title for q in _QUALITIES]
+    panels = {COLUMNS[d].title: _points(groups, d) for d in _DISTANCES}
     return Findings(
         "correlation",
         "Does a better posterior predict better?",

@@ -18,6 +18,7 @@ from lightning_bnn.evaluation.comparison import (
 )
 from lightning_bnn.evaluation.reference import Options, have_converged
 from lightning_bnn.evaluation.report import (
+    Column,
     columns_of,
     is_regression,
     note_of,
@@ -30,6 +31,7 @@ from lightning_bnn.evaluation.stored_posteriors import Location
 from lightning_bnn.plots import dots_figure
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import is_gold, reference_location, reference_names
+from lightning_bnn.studies.compare import distance, numbers_table
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.tables import Cell, Measured, Table
 
@@ -224,21 +226,20 @@ def scores_table(
         first: columns before these, cells by posterior.
     """
     names = {name for of in numbers.values() for name in of}
-    columns = {**to_reference(names)}
+    columns = {"gradients": Column("gradients", "", 1, 0), "seconds": Column("seconds", "", 1, 0)}
+    columns |= {law: distance(title) for law, title in LAWS.items()} | to_reference(names)
     columns |= {name: column for name, column in columns_of(names).items() if name in qualities}
-    rows: list[dict[str, Cell]] = [
-        {
-            "method" if first else "posterior": name,
-            **{title: cells[name] for title, cells in first.items()},
-            **{key: of.get(key, UNKNOWN).value for key in ("gradients", "seconds")},
-            **{title: percent(of, law) for law, title in LAWS.items()},
-            **{c.title: c.shown(of.get(key, UNKNOWN)) for key, c in columns.items()},
-        }
+    rows = [
+        (
+            {
+                "method" if first else "posterior": name,
+                **{heading: cells[name] for heading, cells in first.items()},
+            },
+            of,
+        )
         for name, of in numbers.items()
     ]
-    digits = {"gradients": 0, "seconds": 0, **dict.fromkeys(LAWS.values(), 2)}
-    digits |= {column.title: column.digits for column in columns.values()}
-    return Table.of(title, rows, digits, note)
+    return numbers_table(title, rows, columns, note)
 
 
 def _laws_figure(numbers: Mapping[str, Numbers], halves: Numbers) -> Figure:

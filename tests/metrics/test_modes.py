@@ -79,6 +79,10 @@ def test_equals_loops_over_networks_also_without_each_mode_and_each_chain():
         for name, values in expected.items():
             found = getattr(table, name).values[row, 0]
             np.testing.assert_allclose(found, values, rtol=1e-10, atol=1e-12)
+    medians = table.law.reduce()
+    left = [medians[1:5].numpy(), medians[5:].numpy()]  # without each mode, without each chain
+    variance = sum(3 / 4 * np.square(part - part.mean()).sum() for part in left)
+    assert table.law.estimate().error == pytest.approx(variance**0.5)
 
 
 def test_one_mode_is_what_pooled_networks_are():

@@ -150,7 +150,7 @@ class Evidence:
             key = row["method"] if "*" in method else ""
             if mode == "floor":
                 floor = ("Noise floor", f"{row['pooled']} networks")
-                (cell,) = self.read(step, "table1", floor, COLUMNS[name]).values()
+                (cell,) = self.read(step, "table1", floor, COLUMNS[name].title).values()
                 numbers[key] = Number([cell.value / 100], cell.sd / 100, cell.doubt / 100)
                 continue
             value, error = map(_finite, row["numbers"][name])
