@@ -66,7 +66,7 @@ EVERY = {**TRAINING, **PRESETS, **COMMANDS, **REFERENCES, **STUDIES}
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run one command; mistakes of the user end in one sentence and exit code 2."""
+    """Run one command, and end mistakes of the user in one sentence and exit code 2."""
     args = list(sys.argv[1:] if args is None else args)
     try:
         _run(args[0] if args else "--help", args)

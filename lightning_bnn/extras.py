@@ -20,7 +20,7 @@ _EXTRAS = {
 
 
 class MissingPackage(ModuleNotFoundError):
-    """A package is not installed; the text says how to install it."""
+    """Raised where a package is not installed, with a text that says how to install it."""
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def load(path: str | Path, mmap: bool = False) -> Any:
 
 
 def is_whole(path: str | Path) -> bool:
-    """Whether all parts of an archive fit their CRC, which torch writes and does not check."""
+    """Tell whether all parts of an archive fit their CRC, which torch writes and does not check."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None

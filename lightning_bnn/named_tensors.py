@@ -14,7 +14,7 @@ __all__ = ["NamedTensors"]
 
 
 class NamedTensors(nn.Module):
-    """Tensors that are not trained; they move, save and load with the module that has them.
+    """Tensors that are not trained, and move, save and load with the module that has them.
 
     Those that it is made with are buffers: data-parallel training sends them to all processes at
     every step, and a checkpoint must have the same ones. Those that `hold` puts in their place are
@@ -40,7 +40,7 @@ class NamedTensors(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are, also if there are none."""
+        """The device of the tensors, also if there are none."""
         return self._device.device
 
     def tensors(self) -> Params:
@@ -50,7 +50,7 @@ class NamedTensors(nn.Module):
         return {name: getattr(self, place) for name, place in self._attributes.items()}
 
     def hold(self, tensors: Params) -> None:
-        """Have these instead; they are not copied."""
+        """Hold these tensors instead, without copying them."""
         for place in self._attributes.values():
             self._buffers.pop(place, None)
         self._replaced = dict(tensors)

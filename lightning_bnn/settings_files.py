@@ -78,7 +78,7 @@ def _check_keys(settings: dict[str, Any], name: str) -> None:
 
 
 def _misspelt(key: str) -> str | None:
-    """Which of the keys this nearly is; `ckpt_path` and `data_path` are names of their own."""
+    """Find the key that this nearly is, unlike `ckpt_path` and `data_path`."""
     near = get_close_matches(key.lower(), _KEYS, 1, _NEARLY)
     return near[0] if near and key not in _KEYS else None
 
@@ -99,7 +99,7 @@ def _groups(settings: Any, where: str) -> Iterator[tuple[str, dict[Any, Any]]]:
 
 
 def _syntax(error: yaml.YAMLError) -> str:
-    """What is wrong with the text and where, without the lines themselves."""
+    """Describe what is wrong with the text and where, without the lines themselves."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return " ".join(str(error).split())

@@ -122,7 +122,7 @@ class CheckpointBank(StoredNetworks):
 
     # -------------------------------------------------------- writing
     def append(self, network: Params, **record: Any) -> None:
-        """Add one network; it is on disk when this returns.
+        """Add one network, and return once it is on disk.
 
         Args:
             network: its tensors.
@@ -131,7 +131,7 @@ class CheckpointBank(StoredNetworks):
         self.extend({name: t[None] for name, t in network.items()}, [record])
 
     def extend(self, networks: Params, records: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """Add a stack of networks in one write; if it fails, the bank is as it was before.
+        """Add a stack of networks in one write, or leave the bank as it was before.
 
         Args:
             networks: their tensors, each with a leading dimension.
@@ -159,7 +159,7 @@ class CheckpointBank(StoredNetworks):
             self._folder.remove(self._manifest.replaced)
 
     def absorb(self, other: CheckpointBank) -> None:
-        """Add all networks of another bank; files are linked or copied where they fit."""
+        """Add all networks of another bank, by links to its files or copies where they fit."""
         self._check_writable()
         if other.path.resolve() == self.path.resolve():
             raise ValueError("`other` is this very bank.")
@@ -179,12 +179,12 @@ class CheckpointBank(StoredNetworks):
             start += shard.rows
 
     def verify(self) -> None:
-        """Read every file and compare it with its checksums; the first that differs is named."""
+        """Read every file, compare it with its checksums, and name the first that differs."""
         for shard in self._manifest.shards:
             self._verify(shard)
 
     def close(self) -> None:
-        """End appending, so that another process may append; reading goes on."""
+        """End appending, so that another process may append, and go on reading."""
         self._open.close()
         lock, self._lock, self.mode = self._lock, None, "r"
         if lock is not None:
@@ -210,7 +210,7 @@ class CheckpointBank(StoredNetworks):
             files.tensor(shard, name, self._manifest.stored_layout(name))
 
     def _merge(self) -> None:
-        """Join small files, so that there never are many; what cannot be joined now stays as it is.
+        """Join small files, so that there never are many, and leave what cannot be joined now.
 
         Their networks are on disk already, and none is lost whatever goes wrong here.
         """

@@ -63,7 +63,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable; Windows, where this is impossible, does so by itself."""
+    """Make the names in a folder durable, which Windows does by itself."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -74,7 +74,7 @@ def _read_safetensors(path: Path) -> Params:
 
 
 def strip_prefix(state: Params, prefix: str, wanted: Sequence[str] | None = None) -> Params:
-    """The tensors whose names start with a prefix, without it; only those wanted.
+    """Select the wanted tensors whose names start with a prefix, and remove it.
 
     >>> import torch
     >>> state = {"net.w": torch.ones(1), "net.b": torch.zeros(1), "loss.w": torch.ones(3)}
@@ -210,7 +210,7 @@ def read_networks_of(
 
 
 def _are_members(members: Params, wanted: Params) -> bool:
-    """Whether these tensors are several networks of the wanted kind, stacked."""
+    """Tell whether these tensors are several networks of the wanted kind, stacked."""
     return wanted.keys() <= members.keys() and all(
         members[name].shape[1:] == t.shape and members[name].ndim == t.ndim + 1
         for name, t in wanted.items()

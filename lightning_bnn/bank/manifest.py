@@ -116,7 +116,7 @@ class Manifest:
 
     # -------------------------------------------------------- entries
     def _apply(self, entry: Any) -> None:
-        """Change the state as one line says; the message of an error is half a sentence."""
+        """Change the state as one line says, or raise an error whose message is half a sentence."""
         match entry:
             case {"bank": int(), "dtype": dtype, "tensors": dict(tensors)} if not self._lines:
                 self.dtype = None if dtype is None else _type(dtype)
@@ -140,7 +140,7 @@ class Manifest:
                 raise ValueError("it is no entry of a bank")
 
     def _shard(self, entry: Mapping[str, Any], rows: int) -> Shard:
-        """Read what an entry says of a new file; only a bare name leads to one of the folder."""
+        """Read what an entry says of a new file, whose name leads to no other folder."""
         name, size, checks = (entry.get(key) for key in ("shard", "bytes", "checks"))
         if not isinstance(name, str) or not is_shard_name(name) or name in self.named:
             raise ValueError(f"'shard' cannot be {str(name)[:80]!r}")
@@ -174,7 +174,7 @@ class Manifest:
                 raise ValueError(f"`{name}` is {tensor.dtype}, the bank keeps {dtype}.")
 
     def stored(self, name: str, tensor: Tensor) -> Tensor:
-        """Convert a tensor to the type in which it is stored; buffers keep their own."""
+        """Convert a tensor, unless it is a buffer, to the type in which it is stored."""
         result = tensor.to(self.stored_layout(name).dtype)
         if self.dtype == torch.float16 and bool((result.isinf() & ~tensor.isinf()).any()):
             raise ValueError(f"`{name}` is too large for torch.float16: use torch.bfloat16.")

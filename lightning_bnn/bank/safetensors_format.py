@@ -47,7 +47,7 @@ class StoredTensor:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes its numbers take."""
+        """The size of its numbers in bytes."""
         return self.shape.numel() * self.dtype.itemsize
 
 
@@ -116,7 +116,7 @@ def write_file(
     metadata: Mapping[str, str],
     value: Callable[[str], Tensor],
 ) -> dict[str, int]:
-    """Write a file that is new, tensor by tensor; it is on the disk when this returns.
+    """Write a file that is new, tensor by tensor, and return once it is on the disk.
 
     Args:
         path: where nothing may be.

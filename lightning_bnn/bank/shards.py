@@ -59,7 +59,7 @@ class Shard:
 
 
 def is_shard_name(name: str) -> bool:
-    """Tell whether a bank has given this name; other files belong to somebody else."""
+    """Tell whether a bank has given this name, or the file belongs to somebody else."""
     return re.fullmatch(r"shard-[0-9a-f]{12}\.safetensors", name) is not None
 
 
@@ -81,7 +81,7 @@ _MOST_OPEN = 64
 
 
 class OpenShards:
-    """Memory-mapped shards; those that have not been used for longest are closed first.
+    """Memory-mapped shards, of which those that have not been used for longest are closed first.
 
     Args:
         folder: where they are.
@@ -118,7 +118,7 @@ class OpenShards:
         return tensor[: shard.rows]
 
     def close(self) -> None:
-        """Close all files; they are opened again when needed."""
+        """Close all files, which are opened again when needed."""
         self._open.clear()
 
     def _map(self, shard: Shard) -> Any:
@@ -143,7 +143,7 @@ _GRACE = 10.0
 
 
 class ShardFolder:
-    """Adds and removes the files of one folder; the manifest decides which of them count.
+    """Adds and removes the files of one folder, of which those in the manifest count.
 
     A file is a draft, whose name begins with a dot, until the manifest names it. So a draft that
     the manifest does not name is what a crash has left, and any other file that it does not name
@@ -163,7 +163,7 @@ class ShardFolder:
         return {p.name for p in self.path.glob("shard-*") if is_shard_name(p.name)}
 
     def check(self, shard: Shard) -> Path:
-        """Return the path of a shard; refuse one that is missing, a link, or of another size."""
+        """Return the path of a shard that is there, no link, and of its size."""
         path = self.path / shard.name
         if path.is_symlink():
             raise ValueError(f"Shard {path} must be a file of its own, and is a link.")

@@ -25,7 +25,7 @@ def shipped_banks() -> list[str]:
 
 
 def shipped_path(path: str | Path) -> Path:
-    """Where a bank of the package is, if its name is meant: if nothing else is there.
+    """Find a bank of the package by its name, unless something else is at that path.
 
     Args:
         path: of a user's networks, or the name of a bank of the package.
@@ -51,7 +51,7 @@ def shipped_bank(name: str) -> CheckpointBank:
 
 
 def bank_card(path: Path) -> dict[str, str]:
-    """What is known of a bank of the package; nothing of a bank of the user's own.
+    """Read the card of a bank of the package, empty for a bank of the user's own.
 
     >>> card = bank_card(shipped_path("mnist_optunets"))
     >>> card["network"]

@@ -60,12 +60,12 @@ class StoredNetworks:
     # -------------------------------------------------------- what there is
     @property
     def rows(self) -> int:
-        """How many networks there are."""
+        """The number of networks."""
         return len(self._manifest.records)
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """What is known of each network: step, epoch, metrics, ..."""
+        """The records of the networks: step, epoch, metrics, ..."""
         return self._manifest.records
 
     @property
@@ -131,7 +131,7 @@ class StoredNetworks:
             yield self[start : start + step]
 
     def _parts(self, name: str, rows: slice) -> list[Tensor]:
-        """What each file has of a tensor of some networks."""
+        """Read a tensor of some networks from every file."""
         if name not in self._manifest.layout:
             names = ", ".join(self.names[:5]) or "nothing"
             raise ValueError(f"The bank has no tensor {name!r}; it holds {names}, ...")
@@ -148,7 +148,7 @@ class StoredNetworks:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Parts of a stack as one; a single part is not copied."""
+    """Join the parts of a stack, without copying a single part."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 

@@ -1,4 +1,4 @@
-"""What is done with predictions after training: calibrators, and sets that hold the truth."""
+"""Calibration of predictions after training: calibrators, and sets that hold the truth."""
 
 from typing import TYPE_CHECKING
 

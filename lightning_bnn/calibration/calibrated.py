@@ -63,7 +63,7 @@ __all__ = [
 
 
 def validation_loaders(datamodule: Any) -> list[Any]:
-    """The loaders of validation data; refused if there are none, with what would give some.
+    """Find the loaders of validation data, or say what would give some.
 
     Args:
         datamodule: anything with a ``val_dataloader``, after ``setup("fit")``.
@@ -93,7 +93,7 @@ def validation_loaders(datamodule: Any) -> list[Any]:
 
 
 def _made(make: Any) -> Any:
-    """The loaders; a datamodule of Lightning that has none raises an exception of its own."""
+    """Make the loaders, or none where a datamodule of Lightning raises that it has none."""
     try:
         return make()
     except NotImplementedError:
@@ -240,7 +240,7 @@ class Calibrated(ABC):
             return self.module.outputs(inputs)
 
     def read(self, outputs: Tensor) -> Predictions:
-        """What the calibrator takes, from outputs of all networks ``(samples, batch, ...)``."""
+        """Convert outputs of all networks ``(samples, batch, ...)`` for the calibrator."""
         check_finite(outputs, "outputs")
         return read(self.likelihood, self.method, outputs)
 
@@ -255,7 +255,7 @@ class Calibrated(ABC):
 
     @staticmethod
     def load(path: str | Path, module: Any = None) -> Any:
-        """Read what `save` has written; nothing in the file is executed.
+        """Read what `save` has written, without executing anything in the file.
 
         Args:
             path: of the file.
@@ -274,11 +274,11 @@ class Calibrated(ABC):
 
     @abstractmethod
     def headline(self) -> str:
-        """What was fitted, to how much, in one line."""
+        """Describe in one line what was fitted, and to how much."""
 
     @abstractmethod
     def figure(self) -> Figure:
-        """How well calibrated the held-out predictions are, before and after."""
+        """Draw how well calibrated the held-out predictions are, before and after."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,7 +340,7 @@ class CalibratedClasses(Calibrated):
         return rule(self.probs_of(outputs), batch)
 
     def headline(self) -> str:
-        """What was fitted, to how much, in one line."""
+        """Describe in one line what was fitted, and to how much."""
         what = self.method.replace("_", " ")
         if isinstance(self.calibrator, Temperature):
             bound = " (at its bound)" if self.calibrator.at_bound else ""
@@ -437,7 +437,7 @@ class CalibratedGaussian(Calibrated):
         return mean_band(means, stds) if self.kind == "split" else quantile_band(means, stds, alpha)
 
     def headline(self) -> str:
-        """What was fitted, to how much, in one line."""
+        """Describe in one line what was fitted, and to how much."""
         bound = " (at its bound)" if self.calibrator.at_bound else ""
         return (
             f"standard deviations times {self.calibrator.value:.4f}{bound} ({self.method}), fitted "
@@ -478,7 +478,7 @@ def calibrated(
     seed: int = 0,
     module: Any = None,
 ) -> Any:
-    """Fit a calibrator to one part of held-out predictions; the other tests it and makes sets.
+    """Fit a calibrator to one part of held-out predictions, and test it and make sets by the other.
 
     Args:
         likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``.

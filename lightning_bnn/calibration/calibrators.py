@@ -65,7 +65,7 @@ def class_logits(likelihood: nn.Module, outputs: Tensor) -> Tensor:
 
 
 def checked_logits(logits: Tensor) -> Tensor:
-    """Finite logits ``(samples, batch, classes)`` in float64; of one network also without samples.
+    """Convert finite logits ``(samples, batch, classes)``, or those of one network, to float64.
 
     Args:
         logits: of every network.
@@ -125,7 +125,7 @@ _GRID = 41
 
 
 def least_positive(loss: Callable[[float], float], low: float, high: float) -> tuple[float, bool]:
-    """Where a function is least between two bounds, and whether that is one of these.
+    """Find where a function is least between two bounds, and whether that is one of these.
 
     A grid of logarithms finds the right valley, Brent's method its bottom.
 
@@ -531,7 +531,7 @@ def method_of(likelihood: nn.Module, name: str | None = None) -> str:
 
 @torch.no_grad()
 def read(likelihood: Any, method: str, outputs: Tensor) -> Predictions:
-    """What a calibrator takes, from the outputs of all networks on a batch.
+    """Convert the outputs of all networks on a batch to what a calibrator takes.
 
     Args:
         likelihood: says what outputs mean.

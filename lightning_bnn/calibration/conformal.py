@@ -143,7 +143,7 @@ Score = Literal["thr", "aps", "raps"]
 
 @dataclass(frozen=True)
 class SetScore:
-    r"""How strange every class would be as the truth, given a prediction.
+    r"""A score of how strange every class would be as the truth, given a prediction.
 
     With classes ordered by falling probability, :math:`o` the place of class :math:`c` (from 1)
     and :math:`u` uniform in (0, 1), or 1 if not randomised:
@@ -214,7 +214,7 @@ class SetScore:
 
 @dataclass(frozen=True)
 class ConformalSets:
-    r"""Prediction sets, given calibration examples; called, it makes those of new predictions.
+    r"""A rule that makes prediction sets of new predictions, fitted to calibration examples.
 
     .. math:: \{c : s_c(x) \leq q\}, \quad q = \text{quantile of } s_{y_i}(x_i)
 
@@ -256,7 +256,7 @@ class ConformalSets:
         return replace(self, alpha=float(alpha))
 
     def __call__(self, probs: Tensor, batch: int = 0) -> Tensor:
-        """Which classes belong to the set of each example, boolean ``(batch, classes)``.
+        """Return the classes in the set of each example, boolean ``(batch, classes)``.
 
         Args:
             probs: predictions ``(batch, classes)``.
@@ -329,17 +329,17 @@ class Intervals(NamedTuple):
     high: Tensor
 
     def contain(self, targets: Tensor) -> Tensor:
-        """Which targets lie inside, ends included."""
+        """Tell which targets lie inside, ends included."""
         return (self.low <= targets) & (targets <= self.high)
 
     @property
     def width(self) -> Tensor:
-        """How far the ends are from each other."""
+        """The distance between the ends."""
         return self.high - self.low
 
 
 class Band(NamedTuple):
-    """What is predicted before calibration: intervals, and the unit in which they are widened.
+    """A prediction before calibration: intervals, and the unit in which they are widened.
 
     Every tensor has the shape of the targets, ``(batch, ...)``.
 
@@ -397,7 +397,7 @@ def quantile_band(means: Tensor, stds: Tensor, alpha: int | float = 0.1) -> Band
 
 @dataclass(frozen=True)
 class ConformalIntervals:
-    r"""Intervals, given calibration examples; called, it makes those of new predictions.
+    r"""A rule that makes intervals of new predictions, fitted to calibration examples.
 
     .. math:: [l - q s,\; h + q s], \quad q = \text{quantile of } \max(l_i - y_i,\; y_i - h_i) / s_i
 
@@ -420,7 +420,7 @@ class ConformalIntervals:
         return conformal_quantiles(self.scores, self.alpha)
 
     def at(self, alpha: int | float) -> ConformalIntervals:
-        """The same with another error rate; a `quantile_band` has that for which it was made.
+        """Return the same rule with another error rate, which a `quantile_band` cannot have.
 
         Args:
             alpha: the share of targets that may lie outside.

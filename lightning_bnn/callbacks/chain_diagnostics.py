@@ -162,7 +162,7 @@ class ChainDiagnostics(Callback):
         return {space: self._some(weights) for space, weights in rows.items()}
 
     def _canonical(self, networks: Params, sym: Symmetries) -> Params:
-        """Canonical forms; networks that have diverged have none and stay as they are."""
+        """Bring networks to canonical form, except those that have diverged."""
         finite = torch.stack([networks[n].flatten(1).isfinite().all(1) for n in sym.weights]).all(0)
         if not bool(finite.any()):
             return networks
@@ -205,6 +205,6 @@ def diagnoses(spaces: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _healthy(values: Tensor) -> Tensor:
-    """The chains that have not diverged; zeros if there are none."""
+    """Select the chains that have not diverged, or return zeros if there are none."""
     finite = values.isfinite().flatten(1).all(1)
     return values[finite] if bool(finite.any()) else torch.zeros_like(values)

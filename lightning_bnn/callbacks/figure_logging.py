@@ -14,7 +14,7 @@ Taker = Callable[[str, Any, int], None]
 
 
 def log_folder(trainer: Any) -> Path:
-    """Where files of a run go; all processes must call this, since they agree on the folder."""
+    """Return the folder for files of a run, which all processes must ask for together."""
     return Path(trainer.log_dir or trainer.default_root_dir)
 
 
@@ -26,7 +26,7 @@ def log_panels(
     draw: Callable[[dict[str, T]], Any],
     step: int,
 ) -> None:
-    """Give panels to every logger one by one, whose cards are small; a file has all of them.
+    """Give panels to every logger one by one, or write all of them to a file.
 
     Args:
         trainer: of the run.
@@ -55,7 +55,7 @@ def log_layout(trainer: Any, layout: dict[str, Any]) -> None:
 
 
 def _taker(logger: Any) -> Taker | None:
-    """How a logger takes figures; None for one that takes none."""
+    """Return a function by which a logger takes figures, if it takes any."""
     experiment: Any = getattr(logger, "experiment", None)
     if hasattr(experiment, "add_figure"):  # TensorBoard
         return lambda tag, figure, step: experiment.add_figure(tag, figure, step, close=False)

@@ -94,7 +94,7 @@ class CheckpointHarvester(Callback):
         self._restored = self._started = False
 
     def should_harvest(self, before: int, step: int) -> bool:
-        """Whether to harvest once the count of optimizer steps went from one number to another."""
+        """Decide whether to harvest after the count of optimizer steps has changed."""
         return self.schedule.after_step(before, step)
 
     # -------------------------------------------------------- state
@@ -241,7 +241,7 @@ class CheckpointHarvester(Callback):
             self.on_full_disk(first=self._lost == new)
 
     def on_full_disk(self, first: bool) -> None:
-        """Networks were left out; by default training goes on.
+        """Handle networks that were left out, by default with one warning.
 
         Args:
             first: whether it is the first time in this run.
@@ -272,7 +272,7 @@ def _steps_of(bank: Any) -> str:
 def _harvested_weights(
     trainer: Any, pl_module: Any, module: str | None, members: Sequence[int] | None
 ) -> Params:
-    """The tensors to keep; processes other than the first may get none.
+    """Collect the tensors to keep, of which processes other than the first may get none.
 
     Args:
         trainer: all of its processes must take part.

@@ -1,4 +1,4 @@
-"""How much of a network's squared weights rescaling could save."""
+"""The part of a network's squared weights that rescaling could save."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _streams(network: Network) -> tuple[Stream, ...]:
 
 
 def _mixes(symmetries: Symmetries) -> bool:
-    """Whether matrices that change the mass may act on channels."""
+    """Tell whether matrices that change the mass may act on channels."""
     return any(group.rescales for group in symmetries.linear)
 
 

@@ -48,7 +48,7 @@ class Stack(NamedTuple):
 
 
 def stack_of(root: Any) -> Stack | None:
-    """The networks of a module that trains several and returns them from ``weights()``; else None.
+    """Return the networks of a module that trains several, as ``weights()`` returns them, or None.
 
     Other modules may have an attribute of that name, too.
     """
@@ -158,7 +158,7 @@ class Capture:
 
 
 def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-    """What a module was called with; by position where `discover` has an option of a name."""
+    """Return the inputs of a call, by position where `discover` has an option of a name."""
     if kwargs.keys() & inspect.signature(discover).parameters.keys():
         return Inputs(inspect.signature(module.forward).bind(*args, **kwargs).args, {})
     return Inputs(args, kwargs)

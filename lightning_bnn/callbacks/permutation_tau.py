@@ -1,4 +1,4 @@
-"""How the order of the units changes while a network trains."""
+"""Changes in the order of the units while a network trains."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ class _ExampleStore:
         self._parts, self._count = [], 0
 
     def add(self, pl_module: Any, batch: Any) -> None:
-        """Keep the examples of a batch; one whose layout is not known is left out."""
+        """Keep the examples of a batch, unless its layout is not known."""
         if self._count >= self.most:
             return
         part = _examples(pl_module, batch)
@@ -232,7 +232,7 @@ class _ExampleStore:
         self._count += len(targets)
 
     def examples(self) -> _Examples | None:
-        """All that was kept; None if nothing was."""
+        """Join all that was kept, if anything was."""
         if not self._parts:
             return None
         inputs = zip(*(inputs for inputs, _ in self._parts), strict=True)

@@ -117,7 +117,7 @@ class SymmetricAverage(SymmetryCallback):
 
     @property
     def moved_units(self) -> int:
-        """How many units of the last network have other places, or signs, than in the average."""
+        """The number of units of the last network with other places or signs in the average."""
         return 0 if self.frame is None else self.frame.moved_units
 
     # -------------------------------------------------------- state
@@ -220,7 +220,7 @@ class SymmetricAverage(SymmetryCallback):
     # -------------------------------------------------------- what becomes of the average
     @torch.no_grad()
     def averaged_state(self, pl_module: Any) -> dict[str, Any]:
-        """The state dict of a module with the average in place of its weights; copies.
+        """Copy the state dict of a module, with the average in place of its weights.
 
         Args:
             pl_module: the module that was trained; it keeps its weights.
@@ -343,7 +343,7 @@ def _averaged_tensors(root: nn.Module) -> Params:
 
 
 def _memory(tensor: Tensor) -> tuple[int, torch.Size]:
-    """What tells whether two tensors are one."""
+    """Return an identity that two tensors share if they are one."""
     return tensor.data_ptr(), tensor.shape
 
 

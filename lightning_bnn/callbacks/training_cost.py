@@ -1,4 +1,4 @@
-"""What a run costs: gradients, and seconds of the processor."""
+"""The cost of a run: gradients, and seconds of the processor."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ class TrainingCost(Callback):
 
 
 def _examples(trainer: Any, pl_module: Any) -> int | None:
-    """How many training examples there are, as far as that can be known."""
+    """Count the training examples, as far as that can be known."""
     dataset = getattr(trainer.train_dataloader, "dataset", None)
     return pl_module.num_data or (len(dataset) if isinstance(dataset, Sized) else None)
 
 
 def _evaluated(pl_module: Any) -> int:
-    """How many examples networks have seen with gradients, all networks together."""
+    """Count the examples that networks have seen with gradients, all networks together."""
     return getattr(getattr(pl_module, "run", None), "evaluated", 0)

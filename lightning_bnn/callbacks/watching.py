@@ -1,4 +1,4 @@
-"""What callbacks that look at symmetries share: they find the network, then look after steps."""
+"""The base of callbacks that look at symmetries: find the network, then look after steps."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SymmetryCallback(Callback):
         """See the weights after every n-th step."""
 
     def due(self, trainer: Any, before: int, step: int) -> bool:
-        """Whether to look once the count of optimizer steps has gone from one number to another."""
+        """Decide whether to look after the count of optimizer steps has changed."""
         return step // self.every_n_steps > before // self.every_n_steps
 
     def __getstate__(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class SymmetryCallback(Callback):
         self._watch(find, lambda _: stack.weights)
 
     def _weights_before(self, network: Network) -> Params:
-        """The weights before the first step; lazy ones, which were not there yet, as they are."""
+        """Return the weights before the first step, or as they are if they were lazy."""
         prefix = f"{network.name}." if network.name else ""
         return {
             name: self._before.get(_plain_name(prefix + name), tensor)
@@ -151,7 +151,7 @@ class SymmetryCallback(Callback):
         }
 
     def _log_all(self, trainer: Any, pl_module: Any, values: dict[str, float]) -> None:
-        """Log from the first process; names of networks come first if two callbacks are alike."""
+        """Log from the first process, behind names of networks if two callbacks are alike."""
         same = [c for c in trainer.callbacks if type(c) is type(self)]
         name = self.network.name if self.network else ""
         prefix = f"{name}/" if len(same) > 1 and name else ""
@@ -182,7 +182,7 @@ def _live_weights(pl_module: Any) -> Params:
 
 
 def shards_weights(trainer: Any, module: torch.nn.Module) -> bool:
-    """Whether every process has only a part of the weights."""
+    """Tell whether every process has only a part of the weights."""
     strategies = {kind.__name__ for kind in type(trainer.strategy).__mro__}
     return bool(strategies & {"FSDPStrategy", "DeepSpeedStrategy"}) or any(
         isinstance(p, DTensor) for p in module.parameters()

@@ -23,7 +23,7 @@ def bank(
     export: str | None = None,
     verify: bool = False,
 ) -> None:
-    """Show what is in a bank of networks; import networks, export them, or check the files.
+    """Show the content of a bank of networks, import networks, export them, or check the files.
 
     Args:
         path: folder of the bank, or the name of a bank that comes with the package, such as

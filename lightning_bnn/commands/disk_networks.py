@@ -64,7 +64,7 @@ class DiskNetworks:
         return cls(module, tuple(files), sym, example)
 
     def read(self, k: int) -> Params:
-        """Read one network in float32, to be matched and judged; all numbers are finite."""
+        """Read one network in float32, to be matched and judged, if all numbers are finite."""
         file = self.files[k]
         return {name: file.number(name) for name in shown(file.places, f"reading {k + 1}")}
 
@@ -106,7 +106,7 @@ def fit_all(
 
 
 def target_of(out: str | None, stored: Sequence[StoredNetwork], overwrite: bool) -> Path | None:
-    """Check where to write; None where only numbers are asked for.
+    """Check where to write, or return None where only numbers are asked for.
 
     Args:
         out: what the user has written.

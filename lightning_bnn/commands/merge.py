@@ -106,7 +106,7 @@ def merge(
 
 # ------------------------------------------------------------ reading
 def _opened(path: Path) -> list[StoredNetwork]:
-    """Open a file or folder of Hugging Face; of banks and folders, only refuse what is damaged."""
+    """Open a file or folder of Hugging Face, and refuse banks and folders that are damaged."""
     if path.is_file() or is_hugging_face(path) or not path.exists():
         return [open_network(path)]
     if (path / "manifest.jsonl").is_file():

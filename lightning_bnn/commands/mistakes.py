@@ -20,7 +20,7 @@ _CONFIGURED = ("fit", "validate", "test", "predict")
 
 
 def mistake(error: Exception, typed: Sequence[str]) -> str | None:
-    """Say what the user can mend, in one sentence; None for a bug.
+    """Say what the user can mend, in one sentence, or return None for a bug.
 
     A mistake is what a parser refuses, what the system says about a path, a missing package of an
     extra, what Lightning calls a misconfiguration, and a ValueError from a file of this package.

@@ -141,7 +141,7 @@ def imported(path: str) -> Any:
 
 # ------------------------------------------------------------ transformers
 def transformers_network(folder: Path) -> nn.Module:
-    """A network of the class in ``config.json``; code that lies in the folder is never run.
+    """Make a network of the class in ``config.json``, without code that lies in the folder.
 
     Args:
         folder: with a ``config.json``.

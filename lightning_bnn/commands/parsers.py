@@ -152,7 +152,7 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def did_you_mean(word: str, known: Iterable[str], quote: str = "'") -> str:
-    """Name what is nearest to a word, or to its first part, in half a sentence; or nothing.
+    """Name what is nearest to a word, or to its first part, in half a sentence, if anything is.
 
     >>> did_you_mean("fti", ["fit", "test"])
     "; did you mean 'fit'?"

@@ -80,7 +80,7 @@ class Part:
 
 
 def train_part(part: Part, tick: Callable[[], None]) -> None:
-    """Train a part, or what is left of it; a part that is finished stays as it is.
+    """Train a part, or what is left of it, and leave a part that is finished as it is.
 
     Args:
         part: what to train.

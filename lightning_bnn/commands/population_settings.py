@@ -119,7 +119,7 @@ def identity_of(settings: dict[str, Any], every_n_epochs: int | None) -> dict[st
 
 
 def check_identity(folder: Path, identity: dict[str, Any]) -> None:
-    """A folder holds one population; what was made otherwise is not mixed with it.
+    """Refuse a folder that holds another population, or other files.
 
     Args:
         folder: the bank.
@@ -143,7 +143,7 @@ def check_identity(folder: Path, identity: dict[str, Any]) -> None:
 
 
 def write_identity(folder: Path, settings: dict[str, Any], identity: dict[str, Any]) -> None:
-    """Note what the population is; the bank is locked, so that nobody else does.
+    """Note what the population is, while the bank is locked.
 
     Args:
         folder: the bank.

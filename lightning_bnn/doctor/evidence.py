@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class NotPossible(Exception):
-    """A check cannot be made; the message says why, after a colon.
+    """Raised where a check cannot be made, with a message that says why, after a colon.
 
     >>> from lightning_bnn.doctor import Evidence
     >>> from lightning_bnn.likelihoods import Categorical
@@ -52,7 +52,7 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for, as far as it is known.
+    """The settings that were asked for, as far as they are known.
 
     Attributes:
         num_data: the number of training examples that the objective assumes.
@@ -88,7 +88,7 @@ class Settings:
 
 @dataclass
 class Evidence:
-    """A posterior and what is known of it; what several checks need is computed once.
+    """A posterior and all that is known of it, with results that several checks need.
 
     Attributes:
         network: gives the computation.
@@ -132,7 +132,7 @@ class Evidence:
     _known: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, compute: Callable[[Evidence], T]) -> T:
-        """What a function says of this evidence, computed for the first check that asks.
+        """Return the result of a function of this evidence, computed for the first check that asks.
 
         Args:
             compute: a function of the evidence.
@@ -142,31 +142,31 @@ class Evidence:
         return self._known[compute]
 
     def training_examples(self) -> Examples:
-        """The training examples; a check that needs them is not possible without."""
+        """Return the training examples, without which a check is not possible."""
         if self.training is None:
             raise NotPossible("no training data were seen")
         return self.training
 
     def held_out_examples(self) -> Examples:
-        """The held-out examples; a check that needs them is not possible without."""
+        """Return the held-out examples, without which a check is not possible."""
         if self.held_out is None:
             raise NotPossible("there are no validation data")
         return self.held_out
 
     @cached_property
     def classes(self) -> bool:
-        """Whether the targets are classes."""
+        """True if the targets are classes."""
         return has_classes(self.likelihood)
 
     @property
     def class_count(self) -> int | None:
-        """How many classes there are; None for numbers. A single logit has two."""
+        """The number of classes, two for a single logit, or None for numbers."""
         outputs = self.on_training if self.held_out is None else self.on_held_out
         return max(2, outputs[0].shape[-1]) if self.classes else None
 
     @cached_property
     def numbers(self) -> bool:
-        """Whether targets are numbers with Gaussian noise."""
+        """True if the targets are numbers with Gaussian noise."""
         return isinstance(self.likelihood, Gaussian)
 
     @cached_property

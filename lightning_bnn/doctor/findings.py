@@ -105,7 +105,7 @@ class Report:
         return "\n".join(part for part in parts if part)
 
     def to_json(self) -> str:
-        """The report as JSON; numbers that are not finite are written as words."""
+        """Return the report as JSON, with words for numbers that are not finite."""
         return json.dumps(_plain(asdict(self)), indent=1, allow_nan=False)
 
     @classmethod

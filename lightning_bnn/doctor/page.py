@@ -31,7 +31,7 @@ _ABOUT = (
 
 
 def looks_of(report: Report, evidence: Evidence) -> dict[str, dict[str, Any]]:
-    """What the checks have looked at: arguments of `health_figure` for every panel, by its name.
+    """Collect what the checks looked at: arguments of `health_figure` by the name of the panel.
 
     Args:
         report: of the examination.
@@ -56,7 +56,7 @@ def drawn(looks: Mapping[str, Mapping[str, Any]]) -> Figure:
 
 
 def _on_held_out(evidence: Evidence) -> dict[str, Any]:
-    """Predictions of held-out examples beside what they are; nothing if there are none."""
+    """Predict the held-out examples, if there are any, beside what they are."""
     if evidence.held_out is None:
         return {}
     try:

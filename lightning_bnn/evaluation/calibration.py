@@ -95,7 +95,7 @@ def predictions_of(
     samples: int = 100,
     seed: int = 0,
 ) -> list[Predictions]:
-    """What all networks of a posterior predict, as a calibrator takes it, for every data set.
+    """Predict every data set by all networks of a posterior, as a calibrator takes it.
 
     Args:
         posterior: what predicts.

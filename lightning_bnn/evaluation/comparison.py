@@ -1,4 +1,4 @@
-"""Scores of any posteriors on disk beside a reference; what was computed before is read."""
+"""Scores of any posteriors on disk beside a reference, computed once and then read."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _quality(
     predicted: Any,
     validation: StoredBatches | None,
 ) -> dict[str, Numbers]:
-    """Every metric of the predictions of one mode and of all modes; none without data."""
+    """Compute every metric of the predictions of one mode and of all modes, if there are data."""
     if not sets:
         return {}
     if not posterior.knows_its_noise():
@@ -216,7 +216,7 @@ def _quality(
 
 
 def _predicts(likelihood: Any) -> bool:
-    """Whether outputs say something without targets, so that OOD sets can be looked at."""
+    """Tell whether outputs say something without targets, so that OOD sets can be looked at."""
     return has_classes(likelihood) or isinstance(likelihood, Gaussian)
 
 
@@ -255,7 +255,7 @@ def collect(
     like: str | None = None,
     options: Options | None = None,
 ) -> Comparison:
-    """Compare posteriors with a reference; refused if all of them fail.
+    """Compare posteriors with a reference, and refuse a comparison in which all fail.
 
     The arguments are those of `attempt`.
     """
@@ -277,7 +277,7 @@ def attempt(
     like: str | None = None,
     options: Options | None = None,
 ) -> Comparison:
-    """Compare posteriors with a reference; those that fail have a row that says so.
+    """Compare posteriors with a reference, with a row for those that fail, too.
 
     Args:
         reference: networks that stand for the posterior.
@@ -394,7 +394,7 @@ def _check_disjoint(reference: Location, locations: Mapping[str, Location]) -> N
 def _stored_or_computed(
     path: Path, key: Mapping[str, Any], compute: Callable[[], RowsAndOrigin]
 ) -> RowsAndOrigin:
-    """Rows of an earlier call with the same key; a posterior that fails has a row that says so."""
+    """Read the rows of an earlier call with the same key, or compute them."""
     stored = _stored(path)
     if stored.get("key") == json.loads(json.dumps(key)):
         return [_row(**row) for row in stored["rows"]], stored["origin"]
@@ -415,7 +415,7 @@ def _stored_or_computed(
 
 
 def _stored(path: Path) -> dict[str, Any]:
-    """What an earlier call has written; nothing if it was interrupted."""
+    """Read what an earlier call has written, unless it was interrupted."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):

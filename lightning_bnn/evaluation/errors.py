@@ -28,7 +28,7 @@ def over_modes(numbers: Sequence[Mapping[str, float]]) -> Numbers:
 
 
 def left_out(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Rows of all parts but one, for every part; nothing where too little would be left.
+    """Select the rows of all parts but one, for every part, unless too little would be left.
 
     Many parts are joined to some groups of neighbours, which are left out in turn.
     """
@@ -60,7 +60,7 @@ def _with_errors(
     others: Sequence[Mapping[str, float]],
     error: Callable[[Tensor], Tensor],
 ) -> Numbers:
-    """Numbers, with errors from what they are in other parts or samples; NaN without any."""
+    """Attach errors to numbers, from what they are in other parts or samples, NaN without any."""
     columns = {name: torch.tensor([o[name] for o in others], dtype=torch.float64) for name in whole}
     return {
         name: Measured(number, float(error(columns[name])) if others else math.nan)

@@ -41,7 +41,7 @@ TestSet = tuple[str, str]
 
 
 def named_sets(datamodule: Any, loaders: Any) -> list[TestSet]:
-    """What the test loaders are: what the datamodule's ``test_sets`` says, else ID and OOD sets.
+    """Name the test loaders as the datamodule's ``test_sets`` says, else as ID and OOD sets.
 
     Args:
         datamodule: where the loaders are from, if it is known.
@@ -76,7 +76,7 @@ INTERVAL = 0.9
 
 @dataclass(frozen=True)
 class DensityScores:
-    """Scores of every example, by name; those of examples that are not valid are NaN.
+    """Scores of every example, by name, NaN for examples that are not valid.
 
     Attributes:
         of_each: ``(examples,)``, or ``(examples, targets)``.
@@ -117,7 +117,7 @@ class DensityScores:
 
 
 def _spread(means: Tensor, stds: Tensor) -> dict[str, Tensor]:
-    """What the predictions alone say, without targets."""
+    """Score the predictions alone, without targets."""
     return {
         "epistemic_var": (means - means.mean(0)).square().mean(0).sum(-1),
         "sharpness": mixture_moments(means, stds)[1].mean(-1),
@@ -125,7 +125,7 @@ def _spread(means: Tensor, stds: Tensor) -> dict[str, Tensor]:
 
 
 def _quality(means: Tensor, stds: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """Of predictions and targets; log-densities are of all targets of an example together."""
+    """Score predictions beside targets, by log-densities of all targets of an example together."""
     of_networks = mixture_nll_of_each(means, stds, targets).sum(-1)
     mean, std = mixture_moments(means, stds)
     error = mean - targets
@@ -205,7 +205,7 @@ class RootMean(ExampleMean):
         self.add(values.double().flatten(1).mean(1))
 
     def compute(self) -> Tensor:
-        """The root; NaN without examples."""
+        """Return the root, NaN without examples."""
         return super().compute().sqrt()
 
 
@@ -253,10 +253,10 @@ class Evaluator(nn.Module, ABC):
 
     @abstractmethod
     def record(self, metrics: Any, outputs: Any, targets: Tensor | None) -> Tensor | None:
-        """Update the metrics of a set by one batch; returns the scores that detect OOD examples."""
+        """Update the metrics of a set by one batch, and return scores that detect OOD examples."""
 
     def needs_targets(self, index: int) -> bool:
-        """Whether the predictions on a set are compared with targets."""
+        """Tell whether the predictions on a set are compared with targets."""
         return self.sets[index][1] != "ood"
 
     def add(self, outputs: Any, targets: Tensor | None, index: int = 0) -> None:
@@ -278,7 +278,7 @@ class Evaluator(nn.Module, ABC):
             self.detection.update_id(scores)
 
     def values(self) -> dict[str, Tensor]:
-        """Every number under the name of its set; those of the first set have no prefix."""
+        """Compute every number under the name of its set, without a prefix for the first set."""
         values: dict[str, Tensor] = {}
         for index, (name, _) in enumerate(self.sets):
             metrics: Any = self.metrics[index]
@@ -320,13 +320,13 @@ class DensityEvaluator(Evaluator):
         super().__init__(likelihood, sets, {"nll": Mean}, {}, detects=False)
 
     def record(self, metrics: Any, outputs: Tensor, targets: Tensor | None) -> None:
-        """Compare with targets; nothing detects OOD examples."""
+        """Compare with targets, and return no score that detects OOD examples."""
         if targets is not None:
             metrics["nll"].update(_negative_log_density(self.likelihood, outputs, targets))
 
 
 class RegressionEvaluator(Evaluator):
-    """Scores of the mixture of the networks' Gaussians; variance between networks detects OOD.
+    """Scores of the mixture of the networks' Gaussians, and OOD detection by their variance.
 
     Of several targets ``nll`` is that of all together; RMSE is the root of the mean over all, and
     the other numbers are means over them.
@@ -360,7 +360,7 @@ class RegressionEvaluator(Evaluator):
         outputs: Tensor | GaussianPredictions | DensityScores,
         targets: Tensor | None,
     ) -> Tensor:
-        """Compare with targets; the variance between networks detects OOD examples."""
+        """Compare with targets, and return the variance between networks to detect OOD examples."""
         if isinstance(outputs, Tensor):
             outputs = GaussianPredictions.of_each(self.likelihood, outputs).mean()
         if isinstance(outputs, GaussianPredictions):
@@ -376,7 +376,7 @@ _SCORED = {"rmse": "squares", "calib": "pit"}
 
 
 class ClassificationEvaluator(Evaluator):
-    """Accuracy, NLL, Brier score and ECE of mean probabilities; information; OOD detection.
+    """Accuracy, NLL, Brier score, ECE and information of mean probabilities, and OOD detection.
 
     Args:
         likelihood: of classes.
@@ -415,7 +415,7 @@ class ClassificationEvaluator(Evaluator):
     def record(
         self, metrics: Any, outputs: Tensor | ClassPredictions, targets: Tensor | None
     ) -> Tensor:
-        """Compare mean probabilities with labels; the chosen score detects OOD examples."""
+        """Compare mean probabilities with labels, and return scores that detect OOD examples."""
         if isinstance(outputs, Tensor):
             outputs = ClassPredictions.of(self.likelihood, outputs)
         if targets is not None:
@@ -427,7 +427,7 @@ class ClassificationEvaluator(Evaluator):
 
 
 def make_evaluator(likelihood: nn.Module, sets: Sequence[TestSet] = _JUST_ID) -> Evaluator:
-    """The evaluator for a likelihood; one of the user's own is scored by its log-density.
+    """Choose the evaluator for a likelihood, by log-density for one of the user's own.
 
     >>> from lightning_bnn.likelihoods import Categorical
     >>> [type(make_evaluator(likelihood)).__name__ for likelihood in (Categorical(), Gaussian())]

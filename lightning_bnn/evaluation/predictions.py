@@ -84,7 +84,7 @@ class GaussianPredictions(_Predictions):
 
     @property
     def examples(self) -> int:
-        """How many examples there are."""
+        """Count the examples."""
         return self.means.shape[-3]
 
     def components(self) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ class LogDensities(_Predictions):
 
     @property
     def examples(self) -> int:
-        """How many examples there are."""
+        """Count the examples."""
         return self.values.shape[-1]
 
     def mean(self) -> LogDensities:
@@ -168,7 +168,7 @@ class ClassPredictions(_Predictions):
 
     @property
     def examples(self) -> int:
-        """How many examples there are."""
+        """Count the examples."""
         return self.entropy.shape[-1]
 
     def mean(self) -> ClassPredictions:
@@ -181,12 +181,12 @@ class ClassPredictions(_Predictions):
 
 
 def has_classes(likelihood: nn.Module) -> bool:
-    """Whether outputs are classes, so that they have averages."""
+    """Tell whether outputs are classes, so that they have averages."""
     return isinstance(likelihood, (Categorical, Bernoulli))
 
 
 def predictions_of_each(likelihood: Any, outputs: Tensor, targets: Tensor) -> Any:
-    """What every single network predicts: classes, Gaussians, or only the density of targets.
+    """Predict by every single network: classes, Gaussians, or only the density of targets.
 
     All three can be chosen from, averaged, stacked and joined in the same way.
 
@@ -203,7 +203,7 @@ def predictions_of_each(likelihood: Any, outputs: Tensor, targets: Tensor) -> An
 
 
 def draw(mode: Posterior, count: int, *key: int | str) -> Params:
-    """Networks of a mode in random order; one that is made of fewer networks gives all it has.
+    """Draw networks of a mode in random order, or all of a mode that is made of fewer.
 
     Args:
         mode: draws the networks.
@@ -224,7 +224,7 @@ def draw(mode: Posterior, count: int, *key: int | str) -> Params:
 def predictions_of_stack(
     model: nn.Module, networks: Params, likelihood: nn.Module, batches: Batches
 ) -> ClassPredictions:
-    """ClassPredictions over all networks of a stack; a single network counts as a stack of one.
+    """Predict by all networks of a stack, or by a single network.
 
     Args:
         model: gives the computation.

@@ -1,4 +1,4 @@
-"""What posteriors are compared on: a network, its data, and what its outputs mean."""
+"""The problem that posteriors share: a network, its data, and the meaning of its outputs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StoredBatches:
         return torch.cat([targets for _, targets in self])
 
     def target_std(self) -> Tensor | None:
-        """What gives standardised targets their own unit, if the datamodule knows it."""
+        """Return the unit of standardised targets, if the datamodule knows it."""
         return getattr(self._source, "target_std", None)
 
     def digest(self) -> str:
@@ -97,11 +97,11 @@ class Problem:
         return StoredBatches(self.source, self.source.train_dataloader(), most)
 
     def validation_sets(self) -> list[StoredBatches]:
-        """The validation data; refused if there are none."""
+        """Return the validation data, and refuse a datamodule that has none."""
         return [StoredBatches(self.source, loader) for loader in validation_loaders(self.source)]
 
     def validation_set(self) -> StoredBatches | None:
-        """All validation data; None if there are less than two examples."""
+        """Join all validation data, or return None for fewer than two examples."""
         try:
             every = StoredBatches(self.source, _Joined(validation_loaders(self.source)))
             return every if len(every.targets()) > 1 else None
@@ -113,7 +113,7 @@ class Problem:
         return next(iter(self._test_sets("id").values()))
 
     def ood_set(self, name: str | None = None) -> tuple[str, StoredBatches] | None:
-        """One set that is out of distribution, by default the first; None if there is none."""
+        """Return one set that is out of distribution, by default the first, if there is any."""
         sets = self._test_sets("ood")
         if name is not None and name not in sets:
             raise ValueError(f"`ood` must be one of {', '.join(sets) or 'none'}, got {name!r}.")
@@ -126,7 +126,7 @@ class Problem:
         return inputs[:2]
 
     def probe(self, likelihood: Any) -> Callable[[Params], Tensor]:
-        """What networks predict for up to a hundred test inputs: probabilities, or outputs.
+        """Return a function that predicts up to a hundred test inputs: probabilities, or outputs.
 
         Args:
             likelihood: says what outputs mean.

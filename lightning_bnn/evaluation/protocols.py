@@ -1,4 +1,4 @@
-"""How posteriors are freed of symmetries before they are compared."""
+"""Protocols by which symmetries are removed from posteriors before they are compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["PROTOCOLS", "Protocol", "Remover", "before_norm", "inner_symmetries"
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is removed, and how.
+    """A choice of symmetries to remove, and of how to remove them.
 
     Attributes:
         about: one sentence for tables.
@@ -37,7 +37,7 @@ class Protocol:
     pools: bool = False
 
     def remover(self, model: nn.Module, *example: Any) -> Remover:
-        """What removes them from networks of one kind.
+        """Return what removes them from networks of one kind.
 
         Args:
             model: one of them.
@@ -124,7 +124,7 @@ def before_norm(sym: Symmetries) -> frozenset[str]:
 
 
 def inner_symmetries(sym: Symmetries) -> Symmetries:
-    """Permutations and scales of units that one layer writes; no blocks, no signs.
+    """Select permutations and scales of units that one layer writes, without blocks and signs.
 
     Args:
         sym: what `discover` returned.

@@ -46,7 +46,7 @@ Made = Literal["trained", "sampled"]
 
 @dataclass(frozen=True)
 class Options:
-    """How posteriors are compared, see `lightning_bnn.studies.compare.compare`.
+    """Options of a comparison, see `lightning_bnn.studies.compare.compare`.
 
     Attributes:
         reference_samples: networks of every chain of the reference at most.
@@ -64,7 +64,7 @@ class Options:
     functions: bool = False
 
     def usable_device(self) -> str:
-        """The device that was asked for, or the best one; refused if there is none of its name."""
+        """Return the device that was asked for, if it is there, or else the best one."""
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         try:
             torch.empty(0, device=device)
@@ -81,7 +81,7 @@ _LEAST = 8
 
 
 def have_converged(reductions: Sequence[float]) -> bool:
-    """Whether chains with such a median and largest R-hat count as converged."""
+    """Tell whether chains with such a median and largest R-hat count as converged."""
     median, largest = reductions
     return median <= MEDIAN and largest <= LARGEST
 
@@ -295,7 +295,7 @@ def _digests(networks: Params, layers: Iterable[str]) -> list[bytes]:
 def predictions_of_reference(
     stored: StoredPosterior, batches: StoredBatches, reference: Reference, likelihood: nn.Module
 ) -> Any:
-    """What compares with as many networks of the reference as are drawn from a posterior.
+    """Predict by as many networks of the reference as are drawn from a posterior, to compare.
 
     Args:
         stored: the reference.

@@ -106,12 +106,12 @@ _ON_TOP = (
 
 
 def is_regression(names: Iterable[str]) -> bool:
-    """Whether numbers are those of predicted densities."""
+    """Tell whether numbers are those of predicted densities."""
     return "crps" in set(names)
 
 
 def columns_of(names: Iterable[str]) -> dict[str, Column]:
-    """The columns for the kind of numbers that there are; those of no number are left out.
+    """Select the columns for the numbers that there are.
 
     Args:
         names: of the numbers of all rows.
@@ -144,7 +144,7 @@ def to_reference(names: Iterable[str]) -> dict[str, Column]:
 
 
 def note_of(names: Iterable[str], settings: Mapping[str, Any]) -> str:
-    """What a reader must know about the columns of predictions.
+    """Explain the columns of predictions.
 
     Args:
         names: of the columns.
@@ -256,7 +256,7 @@ def distances_by_kernel(comparison: Comparison) -> Table:
 
 
 def reference_text(settings: Mapping[str, Any]) -> str:
-    """What the reference is: how many networks, and whether they were trained or sampled."""
+    """Describe the reference by the number of its networks, and how they were made."""
     chains, made = settings["reference_chains"], settings["reference_made"]
     count = f"{settings['reference_networks']} networks"
     count += f" of {chains} chains" if chains else ""
@@ -270,7 +270,7 @@ def reference_text(settings: Mapping[str, Any]) -> str:
 
 
 def _agreement(rhat: Sequence[float] | None) -> str:
-    """Whether the chains of the reference agree."""
+    """State whether the chains of the reference agree."""
     if rhat is None:
         return " R-hat of its predictions: too few draws, it is NOT KNOWN whether chains agree."
     median, largest = rhat
@@ -279,7 +279,7 @@ def _agreement(rhat: Sequence[float] | None) -> str:
 
 
 def percent(numbers: Mapping[str, Measured], name: str) -> Measured:
-    """A number times a hundred; NaN where there is none."""
+    """Multiply a number by a hundred, NaN where there is none."""
     value, error = numbers.get(name, Measured(math.nan))
     return Measured(value * 100, error * 100)
 

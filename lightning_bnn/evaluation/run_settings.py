@@ -1,4 +1,4 @@
-"""What the configuration of a run says beside another one: of which posterior, from which data."""
+"""Differences between configurations of runs: of the posterior, and of the data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Part = tuple[str, dict[str, Any]]
 
 
 def has_other_data(location: Location, config: Path) -> bool:
-    """Whether the run of a posterior names other data, or another split, than a configuration.
+    """Tell whether the run of a posterior names other data, or another split, than a configuration.
 
     Its training examples may then be among those that it is compared on. Locations without a
     configuration of their own say nothing.
@@ -67,7 +67,7 @@ def _differences(
 
 
 def _difference(one: Part, other: Part) -> tuple[str, str] | None:
-    """Two parts of configurations in words, as far as they differ; None if they do not."""
+    """Describe two parts of configurations as far as they differ, or return None."""
     (name, arguments), (other_name, others) = one, other
     if name != other_name:
         return name, other_name
@@ -78,7 +78,7 @@ def _difference(one: Part, other: Part) -> tuple[str, str] | None:
 
 # ------------------------------------------------------------ parts of configurations
 def _settings(config: Path | None) -> dict[str, Any]:
-    """A configuration that has data; nothing of another file, or of none."""
+    """Read a configuration that has data, and nothing from any other file."""
     try:
         settings = {} if config is None else read_settings(config)
     except (OSError, ValueError):
@@ -100,7 +100,7 @@ def _data(settings: Mapping[str, Any]) -> Part:
 
 
 def _likelihood(arguments: Mapping[str, Any]) -> Part:
-    """What outputs say about targets; these are classes where nothing is said."""
+    """Read the likelihood, by default of classes."""
     return _part(arguments.get("likelihood") or "Categorical", likelihoods)
 
 

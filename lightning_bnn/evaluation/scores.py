@@ -109,7 +109,7 @@ def _check_kind(predictions: Any, kind: type) -> None:
 
 
 def reference_predictions(predictions: Any) -> ClassReference | GaussianReference | None:
-    """What compares with a reference's predictions; None of log-densities, which are no prediction.
+    """Prepare comparisons with a reference's predictions, which log-densities are not.
 
     Args:
         predictions: `ClassPredictions`, `GaussianPredictions` or `LogDensities`.
@@ -138,7 +138,7 @@ def numbers_of(
     reference: Any = None,
     target_std: Tensor | None = None,
 ) -> NumbersOf:
-    """A function that gives the numbers of some examples; what can be known before is computed.
+    """Return a function that gives the numbers of some examples from scores that are computed once.
 
     Args:
         likelihood: says what outputs mean.

@@ -53,7 +53,7 @@ class Location:
         return cls(shipped_path(match[1]), slice(first, last))
 
     def file(self) -> Path:
-        """The checkpoint, bank or folder of networks itself; of a run, its newest checkpoint."""
+        """Find the checkpoint, bank or folder of networks, or the newest checkpoint of a run."""
         if not self.path.exists():
             raise ValueError(f"There is nothing at {self.path}.")
         if self.path.is_file() or (self.path / "manifest.jsonl").is_file():
@@ -89,7 +89,7 @@ class Location:
 
 
 def digest_of_file(file: Path) -> str:
-    """The start of the SHA-256 of a file; of a bank of its manifest, of a folder of all its files.
+    """Compute the start of the SHA-256 of a file, a bank's manifest, or all files of a folder.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as empty:
@@ -159,12 +159,12 @@ class StoredPosterior:
         return {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
 
     def knows_its_noise(self) -> bool:
-        """Whether the likelihood is that of these networks: banks hold no learned noise."""
+        """Tell whether the likelihood is that of these networks: banks hold no learned noise."""
         learned = getattr(self.likelihood, "noise", None) == "learned"
         return not (learned and self.origin.get("kind") == "networks")
 
     def chains(self) -> list[int] | None:
-        """The chain of every network of `networks`; None if each is of a run of its own."""
+        """Number the chain of every network of `networks`, or return None for single networks."""
         sizes = [mode.size for mode in self.modes if isinstance(mode, Empirical)]
         if max(sizes, default=1) == 1:
             return None
@@ -234,7 +234,7 @@ def _no_rows(location: Location, content: str) -> ValueError:
 
 
 def chains_of(records: Sequence[Mapping[str, Any]]) -> list[int] | None:
-    """Which networks belong together: those of one member, or all that one run went through.
+    """Group networks that belong together: those of one member, or of one run.
 
     Networks of different folders are of different runs; those of one folder, or of a bank, are of
     one run if each is of another step.
@@ -256,7 +256,7 @@ def chains_of(records: Sequence[Mapping[str, Any]]) -> list[int] | None:
 
 
 def read_module(file: Path, problem: Problem) -> Any:
-    """The module that made a checkpoint; None if it is not one of this package.
+    """Load the module that made a checkpoint, or return None if it is not one of this package.
 
     Args:
         file: a checkpoint.
@@ -295,7 +295,7 @@ def _class_of(content: Mapping[str, Any]) -> type | None:
 
 
 def _is_ours(module: Any) -> bool:
-    """Whether a module, or a class of modules, has a posterior that can be evaluated."""
+    """Tell whether a module, or a class of modules, has a posterior that can be evaluated."""
     return hasattr(module, "judged_modes")
 
 

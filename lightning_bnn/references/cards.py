@@ -28,7 +28,7 @@ _OTHERS = {
 
 
 def licence_of(data: str, table: str = "") -> str:
-    """In one line, the licence of the data and of the draws; nothing is made up.
+    """State the licences of the data and of the draws in one line, as far as they are known.
 
     >>> licence_of("UCI", "yacht")
     'data: CC BY 4.0, https://doi.org/10.24432/C5XG7R; draws: Apache 2.0'
@@ -71,7 +71,7 @@ _CARD = {
 
 
 def write_card_file(content: Mapping[str, Any], path: Path) -> None:
-    """Write a card; numbers that are not finite are null, since JSON has no other word for them.
+    """Write a card, with null for numbers that are not finite.
 
     Args:
         content: of the card, in plain types.
@@ -82,7 +82,7 @@ def write_card_file(content: Mapping[str, Any], path: Path) -> None:
 
 
 def read_card_file(path: Path) -> dict[str, Any]:
-    """What such a file holds, numbers that are null being NaN.
+    """Read such a file, with NaN for numbers that are null.
 
     Args:
         path: of the file.
@@ -104,7 +104,7 @@ def _finite(content: Any) -> Any:
 
 # ------------------------------------------------------------ the shape of what is read
 def _shaped(content: Any, shape: Any, name: str) -> Any:
-    """The content, refused if it has another shape; numbers become floats."""
+    """Check the shape of the content, and convert its numbers to floats."""
     if isinstance(shape, dict):
         return _group(content, shape, name)
     if isinstance(shape, list):
@@ -139,7 +139,7 @@ _SEEDS = 3
 
 @dataclass(frozen=True)
 class Card:
-    """How the draws of a posterior were made, and what they say about themselves.
+    """A record of how the draws of a posterior were made, and of what they say about themselves.
 
     Attributes:
         name: of the reference.
@@ -171,7 +171,7 @@ class Card:
 
     @property
     def failures(self) -> list[str]:
-        """What these draws, or those from other seeds, lack to be gold; nothing if they are."""
+        """List what these draws, or those from other seeds, lack to be gold."""
         count = len(self.again)
         few = [] if count >= _SEEDS else [f"sampled from {count} other seeds, not {_SEEDS}"]
         of_seeds = [f"seed {o['seed']}: {text}" for o in self.again for text in o["failures"]]
@@ -188,7 +188,7 @@ class Card:
 
     @classmethod
     def read(cls, path: Path) -> Card:
-        """From a file that `write` has written; the failures are those of its numbers."""
+        """Read a file that `write` has written, with failures that follow from its numbers."""
         content = read_card_file(path)
         del content["failures"]
         diagnosis = content.pop("diagnosis")

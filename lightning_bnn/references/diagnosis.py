@@ -42,7 +42,7 @@ _POINTS, _COMPARED = 100, 60
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What draws of several chains say about themselves.
+    """Diagnostics of draws of several chains.
 
     Attributes:
         chains: how many there are.
@@ -64,7 +64,7 @@ class Diagnosis:
     halves: Mapping[str, Measured]
 
     def failures(self) -> list[str]:
-        """What these draws lack to be gold, each in some words; nothing if they are."""
+        """List what these draws lack to be gold, each in some words."""
         function = self.spaces["function"]
         checks = {
             f"{self.chains} chains, not {CHAINS}": self.chains >= CHAINS,
@@ -222,7 +222,7 @@ _NAMES = {
 
 
 def differences(before: Diagnosis, now: Diagnosis) -> list[str]:
-    """What two diagnoses of the same draws do not agree about, each in some words.
+    """Describe what two diagnoses of the same draws do not agree about.
 
     Args:
         before: as a card has it.

@@ -70,7 +70,7 @@ class Entry:
         return cls(path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "), **content)
 
     def epochs(self, budget: int) -> int:
-        """How many epochs cost the budget, with all members.
+        """Compute the number of epochs that cost the budget, with all members.
 
         Args:
             budget: gradients of one network for all the data.
@@ -85,7 +85,7 @@ class Entry:
     def configuration(
         self, name: str, reference: Mapping[str, Any], budget: int, examples: int
     ) -> str:
-        """What `lightning-bnn fit` runs: the network, prior and data are those of the reference.
+        """Return a configuration for `fit` with the network, prior and data of the reference.
 
         Args:
             name: of the reference.

@@ -30,7 +30,7 @@ def reference_names() -> list[str]:
 
 
 def reference_folder(name: str) -> Path:
-    """Where a reference is: its configuration, its card, and a bank of its draws.
+    """Return the folder of a reference: its configuration, its card, and a bank of its draws.
 
     >>> folder = reference_folder("sine")
     >>> sorted(path.name for path in folder.iterdir())
@@ -43,7 +43,7 @@ def reference_folder(name: str) -> Path:
 
 
 def is_gold(name: str) -> bool:
-    """Whether a reference may rank what is compared with it: its card says so.
+    """Tell whether a reference may rank what is compared with it, as its card says.
 
     >>> is_gold("two_gaussians")
     True

@@ -1,4 +1,4 @@
-"""Which tensor of a file is which of a network: prefixes, tied tensors, and foreign ones."""
+"""Tensors of a network found in a file: prefixes, tied tensors, and foreign ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class NetworkNames:
-    """What a network calls its tensors.
+    """The names of the tensors of a network.
 
     Attributes:
         tensors: all of them, each once.
@@ -99,7 +99,7 @@ class FittedNetwork:
         return self.stored.read(self.places[name])
 
     def number(self, name: str) -> Tensor:
-        """One tensor in float32, to compute with; all numbers are finite."""
+        """Read one tensor in float32, to compute with, and refuse numbers that are not finite."""
         tensor = self.read(name)
         if not tensor.is_floating_point():
             return tensor
@@ -151,7 +151,7 @@ def fit(
 
 
 class _Renaming(NamedTuple):
-    """What a file puts before all names, and what it leaves out at their beginning."""
+    """A prefix that a file puts before all names, and a part that it leaves out."""
 
     prefix: str = ""
     left_out: str = ""
@@ -176,7 +176,7 @@ def _renamings(
 
 
 def _places(stored: StoredNetwork, names: NetworkNames, renaming: _Renaming) -> dict[str, str]:
-    """Where every tensor should be; tied ones may be there under any of their names."""
+    """Find the place of every tensor, of tied ones under any of their names."""
     places = {}
     for name in names.tensors:
         aliases = [alias for alias, first in names.aliases.items() if first == name]

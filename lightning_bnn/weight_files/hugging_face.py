@@ -17,7 +17,7 @@ _WEIGHTS = (
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Whether a folder looks like a network of Hugging Face."""
+    """Tell whether a folder looks like a network of Hugging Face."""
     return (folder / "config.json").is_file()
 
 
@@ -52,7 +52,7 @@ def _is_other_index(path: Path) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What a file of JSON says under names."""
+    """Read an object from a file of JSON."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
@@ -77,7 +77,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """A file of the folder; links may lead into the folder or the blobs of the cache only."""
+    """Find a file of the folder, and refuse links that lead out of it and of the cache."""
     path = folder / name
     if not path.is_file():
         raise ValueError(f"{folder} lacks {name}, which its index names.")

@@ -26,7 +26,7 @@ def moved(
     signs: Element | None = None,
     matrices: Element | None = None,
 ) -> Tensor:
-    """One tensor of a network after `flip`, `permute` and `mix`; its type stays what it is.
+    """Return one tensor of a network after `flip`, `permute` and `mix`, in its own type.
 
     Without matrices its bits do, too.
 

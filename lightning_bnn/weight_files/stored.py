@@ -44,12 +44,12 @@ class StoredNetwork:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder of Hugging Face."""
+        """True for a folder of Hugging Face."""
         return self.path.is_dir()
 
     @property
     def nbytes(self) -> int:
-        """How many bytes all numbers take."""
+        """The size of all numbers in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def read(self, name: str) -> Tensor:

@@ -220,6 +220,6 @@ def _late(e: Evidence, name: str) -> float | None:
 
 
 def _reductions(values: Tensor) -> tuple[float, float]:
-    """Median and maximum of R-hat over numbers; those that never change count as 1."""
+    """Compute median and maximum of R-hat over numbers, 1 for those that never change."""
     reductions = rhat(values).nan_to_num(1.0)
     return float(reductions.median()), float(reductions.max())

@@ -224,13 +224,13 @@ def statistics_of_other_networks(e: Evidence) -> Finding | None:
 
 # ------------------------------------------------------------ copies
 def _standing(e: Evidence) -> float:
-    """The share of intervals in which chains have not moved; 0 without chains."""
+    """Compute the share of intervals in which chains have not moved, 0 without chains."""
     same = [(t.diff(dim=1) == 0).flatten(2).all(2) for t in e.chains.values() if t.shape[1] > 1]
     return float(torch.stack(same).all(0).double().mean()) if same else 0.0
 
 
 def _pairs_alike(e: Evidence) -> int:
-    """How many pairs of modes predict the same."""
+    """Count the pairs of modes that predict the same."""
     means = torch.stack([o.mean(0) for o in e.on_held_out]).flatten(1)
     distances = torch.cdist(means, means)
     above = distances[tuple(torch.triu_indices(len(means), len(means), 1))]
@@ -239,7 +239,7 @@ def _pairs_alike(e: Evidence) -> int:
 
 
 def _spread(e: Evidence) -> float:
-    """Deviation over draws of a typical mode, relative to that over examples; infinite of one."""
+    """Compare the deviation over draws of a typical mode with that over examples."""
     several = [o for o in e.on_held_out if len(o) > 1]
     if not several:
         return math.inf
@@ -267,7 +267,7 @@ def _check_likelihood(e: Evidence) -> None:
 
 
 def _hits(e: Evidence, outputs: list[Tensor], known: Tensor, targets: Tensor) -> tuple[float, str]:
-    """What part of the examples is right beyond a constant answer, and its words."""
+    """Compute the part of the examples that is right beyond a constant answer, and its words."""
     if e.classes:
         right = float((_log_probs(e, outputs).argmax(-1) == targets).double().mean())
         often = float((targets == known.flatten().long().mode().values).double().mean())

@@ -88,7 +88,7 @@ def prior_dominates(e: Evidence) -> Finding | None:
 
 
 def _of_the_objective(e: Evidence, information: float) -> tuple[float, float]:
-    """The share of the KL term, and what is explained of what inputs could explain; else NaN."""
+    """Compute the shares of the KL term, and of what inputs could explain, where that is known."""
     settings, examples = e.settings, e.training
     size = settings.num_data or settings.seen
     if examples is None or not size:
