@@ -123,8 +123,8 @@ class Reading:
         if node.op == "placeholder":
             self._values[node] = self._placeholder(program, node)
         elif node.op == "get_attr":
-            numbers = getattr(program.exported.graph_module, str(node.target))
-            self._values[node] = Value.constant_of(numbers)
+            kept = getattr(program.exported.graph_module, str(node.target))
+            self._values[node] = Value.constant_of(kept) if isinstance(kept, Tensor) else kept
         elif node.op == "call_function":
             self._call(node)
 
@@ -473,6 +473,8 @@ class Reading:
 
     def _measure_along(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
         """An operation that no rule knows: tried along the dimensions of its one operand."""
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise Unfollowed("no rule for what takes functions")
         moving = [k for k, v in enumerate(values) if v.parts]
         if len(moving) != 1:
             raise Unfollowed("several operands with weights behind them")

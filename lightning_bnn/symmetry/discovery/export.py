@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
 from lightning_bnn.symmetry.discovery.graph import Graph, writes
@@ -148,6 +148,7 @@ def trace(model: nn.Module, inputs: Inputs, reads: ModeReads | None = None) -> G
         try:
             with _quiet(), torch.no_grad():
                 program = torch.export.export(network, inputs.args, inputs.named, strict=strict)
+                _inline(program.graph_module)
                 if not _is_functional(program):
                     program = program.run_decompositions({})
         except Exception as error:  # torch.export raises many kinds: all become one clear message
@@ -201,6 +202,37 @@ def _quiet() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+
+
+# ------------------------------------------------------------ parts under other settings
+def _inline(module: GraphModule) -> None:
+    """Put operations under `autocast` or `enable_grad` among the others: no unit feels these."""
+    for node in list(module.graph.nodes):
+        if not getattr(node.target, "__name__", "").startswith("wrap_with_"):
+            continue
+        at = next(k for k, a in enumerate(node.args) if _is_module(module, a))
+        inner = getattr(module, node.args[at].target)
+        _inline(inner)
+        places = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        copies = dict(zip(places, node.args[at + 1 :], strict=True))
+        with module.graph.inserting_before(node):
+            for own in inner.graph.nodes:
+                if own.op in ("call_function", "get_attr"):
+                    copies[own] = module.graph.node_copy(own, copies.__getitem__)
+                if own.op == "get_attr":
+                    copies[own].target = f"{node.args[at].target}_{own.target}"
+                    setattr(module, copies[own].target, getattr(inner, own.target))
+        results = next(n for n in inner.graph.nodes if n.op == "output").args[0]
+        for piece in list(node.users):  # it stays, since the signature knows it by its name
+            piece.args = (copies[results[piece.args[1]]],)
+            piece.target = torch.ops.aten.alias.default
+        module.graph.erase_node(node)
+    module.recompile()
+
+
+def _is_module(module: GraphModule, x: Any) -> bool:
+    is_attribute = isinstance(x, Node) and x.op == "get_attr"
+    return is_attribute and isinstance(getattr(module, str(x.target)), GraphModule)
 
 
 # ------------------------------------------------------------ in-place operations

@@ -103,8 +103,7 @@ def _run(
         if node.op != "call_function" or node not in live or _says_nothing(node):
             continue
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
-        is_wrapped = operation_name(node).startswith("wrap_with_")
-        result = _run_inside(args, cast, call) if is_wrapped else call(node, args, kwargs, cast)
+        result = call(node, args, kwargs, cast)
         del args, kwargs
         made += sum(t.nbytes for t in tree_leaves(result) if isinstance(t, Tensor))
         if node.users:
@@ -154,18 +153,6 @@ def _evened_by(pick: Pick) -> Call:
         return tree_map(cast, evened(node, args, kwargs, result, pick))
 
     return call
-
-
-def _run_inside(args: tuple[Any, ...], cast: Cast, call: Call) -> Any:
-    """A part of the forward under `autocast` or `enable_grad`, in the precision of the rest."""
-    at = next(k for k, a in enumerate(args) if isinstance(a, GraphModule))
-    module = args[at]
-    inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
-    given = dict(zip(inputs, args[at + 1 :], strict=True))
-    output = next(n for n in module.graph.nodes if n.op == "output").args[0]
-    results = [n for n in tree_leaves(output) if isinstance(n, Node)]
-    values = dict(zip(results, _run(module, given.__getitem__, results, cast, call), strict=True))
-    return torch.fx.map_arg(output, values.__getitem__)
 
 
 # ------------------------------------------------------------ precision

@@ -78,8 +78,6 @@ def _call(followed: Followed, node: Node, values: dict[Node, Any]) -> Any:
     operands = _operands((args, kwargs))
     if not operands or name in UNIFORM or name in ALLOCATIONS:
         return None
-    if name.startswith("wrap_with_"):
-        return _inside(followed, node, args)
     try:
         return RULES[name](followed, node, *args, **kwargs)
     except Exception:  # no rule, or a use that nobody foresaw: it sees what is added
@@ -91,14 +89,3 @@ def _call(followed: Followed, node: Node, values: dict[Node, Any]) -> Any:
 def _operands(values: Any) -> list[Any]:
     leaves = tree_leaves(values, is_leaf=lambda x: isinstance(x, Operand))
     return [x for x in leaves if isinstance(x, Operand)]
-
-
-def _inside(followed: Followed, node: Node, args: tuple[Any, ...]) -> Any:
-    """A part of the forward under `autocast` or `enable_grad`."""
-    at = next(k for k, a in enumerate(args) if isinstance(a, GraphModule))
-    module = args[at]
-    inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
-    output = next(n for n in module.graph.nodes if n.op == "output").args[0]
-    values = dict(zip(inputs, args[at + 1 :], strict=True))
-    _run(followed, module, values, set(module.graph.nodes))
-    return torch.fx.map_arg(output, values.get)
