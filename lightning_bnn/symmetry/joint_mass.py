@@ -31,7 +31,7 @@ from lightning_bnn.symmetry.spaces import covered, multiplied, sides
 __all__ = ["solve_jointly"]
 
 _PATIENCE = 16  # rounds without half the gap, after which rounding is to blame
-_EXACT = 1e-24  # the gap falls with the step, not with its square
+_EXACT = 1e-24  # of the scales: their gap is of the order of the square of the joint one
 
 
 def solve_jointly(
@@ -54,10 +54,11 @@ def solve_jointly(
         tolerance: certified relative gap at which to stop.
         most: rounds after which to stop in any case.
     """
-    state = _State(params, sym, only)
+    state = _State(params, sym, only, tolerance)
     before = value = state.problem().value
     if start is not None and not only:
         state.rescale(state.free * torch.cat([s.to(state.logs).log() for s in start], -1))
+    state.mix()
     gap = torch.full_like(before, torch.inf)
     iteration, look, wait = 0, 0, 1
     while iteration < most and wait <= _PATIENCE:
@@ -81,8 +82,8 @@ class _State:
     Those that matrices act on are there as they are, the others are summed up.
     """
 
-    def __init__(self, params: Params, sym: Symmetries, only: bool) -> None:
-        self.sym = sym
+    def __init__(self, params: Params, sym: Symmetries, only: bool, tolerance: float) -> None:
+        self.sym, self.tolerance = sym, tolerance
         self.groups = [k for k, g in enumerate(sym.linear) if g.kind == "general"]
         spaces = replace(sym, linear=tuple(sym.linear[k] for k in self.groups))
         stack, stacked = weights_of_spaces(params, spaces)
@@ -120,12 +121,13 @@ class _State:
     def round(self) -> Tensor:
         """Scales, then matrices; returns the mass."""
         problem = self.problem()
-        found = minimise(problem, torch.zeros_like(self.logs), _EXACT, 200)
+        exact = max(1e-2 * self.tolerance**2, _EXACT)
+        found = minimise(problem, torch.zeros_like(self.logs), exact, 200)
         if bool((found.fall != 0).any()):
             self.attained &= found.attained
             self._drop(found.fall)
         self.rescale(found.logs)
-        self._mix()
+        self.mix()
         return self.problem().value
 
     def _drop(self, fall: Tensor) -> None:
@@ -135,7 +137,7 @@ class _State:
         for n, factor in multiply(ones, self.sym, {"scalings": self._split(fall.exp())}).items():
             self.moving[n] = torch.where(factor < 0.6, 0, self.moving[n])
 
-    def _mix(self) -> None:
+    def mix(self) -> None:
         """Balance the spaces of every group, or go to the limit where none does."""
         for k in self.groups:
             group = self.sym.linear[k]
