@@ -15,10 +15,8 @@ from lightning_bnn.symmetry.axis_actions import (
     axes_by_tensor,
     axis_factors,
     axis_permutation,
-    broadcastable,
     permute_axis,
 )
-from lightning_bnn.symmetry.exchanges import exchange_tensors
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.validation import (
     check_params,
@@ -37,6 +35,7 @@ __all__ = [
     "reached_axes",
     "rescale",
     "shift_logits",
+    "source_of",
     "tied",
 ]
 
@@ -79,7 +78,35 @@ def permute_some(params: Params, sym: Symmetries, permutations: Element) -> Para
     for tensor, axes in axes_by_tensor(sym, "permutations").items():
         if tensor in params:
             result[tensor] = permuted_tensor(params, sym, tensor, axes, permutations)
-    return tied(exchange_tensors(result, sym, permutations), sym)
+    for group, order in zip(sym.permutations, permutations, strict=True):
+        for row in group.tensors:  # they change places once what is inside has its new order
+            present = [name for name in row if name in result]
+            if present and len(present) < len(row):
+                missing = next(name for name in row if name not in result)
+                raise ValueError(
+                    f"`params` must hold {missing!r}: it may change places with {present[0]!r}."
+                )
+            if present:
+                result |= _exchanged(result, row, order)
+    return tied(result, sym)
+
+
+def _exchanged(params: Params, row: Sequence[str], order: Tensor) -> Params:
+    """Tensors of a row that have changed places."""
+    if order.ndim == 1:
+        return {name: params[row[k]] for name, k in zip(row, order.tolist(), strict=True)}
+    together = torch.stack([params[name] for name in row], 1)
+    members = torch.arange(len(together), device=together.device)[:, None]
+    return dict(zip(row, together[members, order.to(together.device)].unbind(1), strict=True))
+
+
+def source_of(name: str, sym: Symmetries, permutations: Element) -> str:
+    """The tensor that comes to stand in the place of another one in a single network."""
+    for group, order in zip(reversed(sym.permutations), reversed(permutations), strict=True):
+        row = next((row for row in group.tensors if name in row), None)
+        if row is not None:
+            name = row[int(order[row.index(name)])]
+    return name
 
 
 def tied(params: Params, sym: Symmetries) -> Params:
@@ -225,7 +252,7 @@ def multiplied_tensor(
     for axis, kinds in axes.items():
         parts = (axis_factors(sym, axis, k, factors[k], w.dtype, w.device) for k in kinds)
         factor = math.prod(
-            (broadcastable(part, sym.axes[axis], w, offset) for part in parts),
+            (sym.axes[axis].spread(part, w.shape[offset:]) for part in parts),
             start=torch.ones((), dtype=w.dtype, device=w.device),
         )
         if is_copy and not factor.requires_grad and factor.ndim <= w.ndim:

@@ -1,4 +1,4 @@
-"""What permutations and factors do along one axis of a tensor, for one network or a stack."""
+"""The action of permutations and factors along one axis of a tensor, for one network or a stack."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ __all__ = [
     "KINDS",
     "Element",
     "Kind",
+    "along_axis",
     "axes_by_tensor",
     "axis_factors",
     "axis_permutation",
-    "broadcastable",
+    "from_axis",
     "permute_axis",
     "take_along_last",
 ]
@@ -42,30 +43,16 @@ def axis_permutation(
     sym: Symmetries, axis: int, permutations: Element, device: Any = None
 ) -> Tensor:
     """Old position of every new position on one axis, with a member dimension if one is given."""
-    length = sym.axes[axis].blocks * sym.axes[axis].size
-    index = torch.arange(length, device=device)
-    for k, stage in enumerate(sym.stages(axis)):
-        pairs = [(p.positions.to(index.device), permutations[g].to(index.device)) for g, p in stage]
-        moves = _moves(pairs, length, index.device)
-        index = take_along_last(index, moves) if k else moves
+    pairs = sym.placements_by_axis("permutations").get(axis, [])
+    if len(pairs) == 1 and pairs[0][1].covers(sym.axes[axis]):
+        return permutations[pairs[0][0]].to(device)
+    lead = torch.broadcast_shapes(*(permutations[g].shape[:-1] for g, _ in pairs))
+    index = torch.arange(sym.axes[axis].length, device=device).repeat(*lead, 1)
+    for g, place in pairs:
+        positions = place.positions.to(index.device)
+        moved = positions[permutations[g].to(index.device)].flatten(-2)
+        index[..., positions.reshape(-1)] = take_along_last(index, moved)
     return index
-
-
-def _moves(stage: Sequence[tuple[Tensor, Tensor]], length: int, device: torch.device) -> Tensor:
-    if len(stage) == 1 and _is_all(stage[0][0], length):
-        return stage[0][1]
-    lead = torch.broadcast_shapes(*(p.shape[:-1] for _, p in stage))
-    index = torch.arange(length, device=device).expand(*lead, length).clone()
-    for positions, order in stage:
-        index[..., positions.reshape(-1)] = positions[order].flatten(-2).expand(*lead, -1)
-    return index
-
-
-def _is_all(positions: Tensor, length: int) -> bool:
-    """Whether unit k simply is position k of an axis."""
-    if positions.shape != (length, 1):
-        return False
-    return bool((positions[:, 0] == torch.arange(length, device=positions.device)).all())
 
 
 def take_along_last(values: Tensor, index: Tensor) -> Tensor:
@@ -77,10 +64,12 @@ def take_along_last(values: Tensor, index: Tensor) -> Tensor:
 def permute_axis(w: Tensor, axis: Axis, index: Tensor, offset: int = 0) -> Tensor:
     """Put at every position of one axis what stood at ``index``."""
     if axis.dim is None:
-        return _select(w.reshape(*w.shape[:offset], -1), index, offset).reshape(w.shape)
-    if axis.blocks > 1:
-        return _select_in_blocks(w, axis, index, offset)
-    return _select(w, index, axis.dim + offset)
+        return _select(w.flatten(offset), index, offset).reshape(w.shape)
+    if axis.blocks == 1:
+        return _select(w, index, axis.dim + offset)
+    # columns within every row block: whole blocks have already moved with their rows
+    columns = axis.spread(index % axis.size, w.shape[offset:])
+    return w.gather(axis.dim + offset, columns.expand(w.shape))
 
 
 def _select(w: Tensor, index: Tensor, dim: int) -> Tensor:
@@ -88,28 +77,10 @@ def _select(w: Tensor, index: Tensor, dim: int) -> Tensor:
     if index.ndim == 1:
         return w.index_select(dim, index)
     if dim == 1:
-        rows = torch.arange(w.shape[0], device=w.device)[:, None]
-        return w[rows, index]
-    shape = [1] * w.ndim
-    shape[0], shape[dim] = index.shape
-    return torch.gather(w, dim, index.reshape(shape).expand(w.shape))
-
-
-def _select_in_blocks(w: Tensor, axis: Axis, index: Tensor, offset: int) -> Tensor:
-    """Reorder columns within every row block; whole blocks have already moved with their rows."""
-    assert axis.dim is not None
-    columns = (index % axis.size).reshape(*index.shape[:-1], axis.blocks, axis.size)
-    rows_dim = offset
-    w = w.unflatten(rows_dim, (axis.blocks, -1))
-    dim = axis.dim + offset + 1
-    lead = columns.shape[:-2] if columns.ndim > 2 else (1,) * offset
-    shape = [1] * w.ndim
-    shape[:offset] = lead
-    shape[rows_dim] = axis.blocks
-    shape[dim] = axis.size
-    return torch.gather(w, dim, columns.reshape(shape).expand(w.shape)).flatten(
-        rows_dim, rows_dim + 1
-    )
+        return w[torch.arange(w.shape[0], device=w.device)[:, None], index]
+    shape = [index.shape[1] if d == dim else 1 for d in range(w.ndim)]
+    shape[0] = index.shape[0]
+    return w.gather(dim, index.reshape(shape).expand(w.shape))
 
 
 # ------------------------------------------------------------ factors
@@ -117,38 +88,39 @@ def axis_factors(
     sym: Symmetries, axis: int, kind: Kind, values: Element, dtype: torch.dtype, device: Any
 ) -> Tensor:
     """Factor of every position on one axis, with a member dimension if one is given."""
-    length = sym.axes[axis].blocks * sym.axes[axis].size
-    places = sym.placements_by_axis(kind)[axis]
-    if len(places) == 1 and _is_all(places[0][1].positions, length):
-        g, place = places[0]
-        return values[g].to(device=device, dtype=dtype) ** place.exponent
-    lead = torch.broadcast_shapes(*(values[g].shape[:-1] for g, _ in places))
-    factors = torch.ones(*lead, length, dtype=dtype, device=device)
-    for g, place in places:
-        value = values[g].to(device=device, dtype=dtype)
-        value = value if place.exponent == 1 else value**place.exponent
-        repeats = place.positions.shape[1]
-        spread = value[..., None].expand(*value.shape, repeats).flatten(-2).expand(*lead, -1)
+    pairs = sym.placements_by_axis(kind)[axis]
+    powers = [values[g].to(device=device, dtype=dtype) ** place.exponent for g, place in pairs]
+    if len(pairs) == 1 and pairs[0][1].covers(sym.axes[axis]):
+        return powers[0]
+    lead = torch.broadcast_shapes(*(value.shape[:-1] for value in powers))
+    factors = torch.ones(*lead, sym.axes[axis].length, dtype=dtype, device=device)
+    for (_, place), value in zip(pairs, powers, strict=True):
         positions = place.positions.reshape(-1).to(device)
+        each = value.repeat_interleave(place.positions.shape[1], -1).expand(*lead, -1)
         if place.meets_itself:
             index = positions.expand(*lead, -1)
-            factors = factors.scatter_reduce(-1, index, spread, "prod").clone()
+            factors = factors.scatter_reduce(-1, index, each, "prod").clone()
         else:
-            factors[..., positions] = factors[..., positions] * spread
+            factors[..., positions] = factors[..., positions] * each
     return factors
 
 
-def broadcastable(factors: Tensor, axis: Axis, w: Tensor, offset: int) -> Tensor:
-    """Factors of one axis in a shape that multiplies its tensor; ``offset`` is 1 for a stack."""
-    lead = factors.shape[:-1] if factors.ndim > 1 else (1,) * offset
+# ------------------------------------------------------------ channels as the last dimension
+def along_axis(w: Tensor, axis: Axis, offset: int) -> Tensor:
+    """A view whose last dimension is the axis, with its row blocks side by side."""
     if axis.dim is None:
-        return factors.reshape([*lead, *w.shape[offset:]])
-    shape = [*lead, *(1,) * (w.ndim - offset)]
-    if axis.blocks > 1:
-        per_block = w.shape[offset] // axis.blocks
-        factors = factors.reshape(*factors.shape[:-1], axis.blocks, axis.size).repeat_interleave(
-            per_block, -2
-        )
-        shape[offset] = w.shape[offset]
-    shape[offset + axis.dim] = axis.size
-    return factors.reshape(shape)
+        return w.flatten(offset)
+    if axis.blocks == 1:
+        return w.movedim(axis.dim + offset, -1)
+    parts = w.unflatten(offset, (axis.blocks, -1)).movedim(offset, -1)
+    return parts.movedim(axis.dim + offset, -1).flatten(-2)
+
+
+def from_axis(rows: Tensor, like: Tensor, axis: Axis, offset: int) -> Tensor:
+    """The tensor of which `along_axis` is the view."""
+    if axis.dim is None:
+        return rows.reshape(like.shape)
+    if axis.blocks == 1:
+        return rows.movedim(-1, axis.dim + offset).contiguous()
+    parts = rows.unflatten(-1, (axis.blocks, axis.size)).movedim(-1, axis.dim + offset)
+    return parts.movedim(-1, offset).reshape(like.shape)

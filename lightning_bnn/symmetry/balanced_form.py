@@ -22,7 +22,8 @@ from torch import Tensor
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.groups import LinearGroup, Symmetries
 from lightning_bnn.symmetry.mixing import identity_mixings, mix_some
-from lightning_bnn.symmetry.spaces import coupled, multiplied, rows_at, sides, weight_places
+from lightning_bnn.symmetry.spaces import coupled, multiplied, sides, weight_places
+from lightning_bnn.symmetry.units import unit_rows
 from lightning_bnn.symmetry.validation import check_finite, check_params, check_squares
 
 __all__ = [
@@ -311,7 +312,7 @@ def _orientation(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
     """Make the largest entry of every row real and positive, of the first writer that has any."""
     basis, largest = free_basis(group.size, group.kind == "centred"), None
     for place in weight_places(sym, group):
-        rows = rows_at(stack[sym.axes[place.axis].tensor], sym, place)
+        rows = unit_rows(stack, sym, place)
         if group.kind in _COMPLEX:
             rows = torch.complex(rows[..., :1, :], rows[..., 1:, :])
         else:

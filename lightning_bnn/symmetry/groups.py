@@ -241,42 +241,27 @@ class Symmetries:
             found |= dict.fromkeys(together, together)
         return found
 
-    def placements_by_axis(self, kind: str) -> dict[int, list[tuple[int, Placement]]]:
-        """For each axis the (group, placement) pairs of permutations, scalings or signs."""
+    def placements_by_axis(self, kind: str) -> dict[int, list[tuple[int, Any]]]:
+        """For each axis the (group, placement) pairs of one kind of groups, as they act."""
         return self._by_axis[kind]
-
-    def stages(self, axis: int) -> list[list[tuple[int, Placement]]]:
-        """The (group, placement) pairs of an axis in the order in which they act.
-
-        Those of one stage have no position in common: they may act at once.
-        """
-        return self._stages.get(axis, [])
-
-    @cached_property
-    def _stages(self) -> dict[int, list[list[tuple[int, Placement]]]]:
-        tables: dict[int, list[list[tuple[int, Placement]]]] = {}
-        for axis, pairs in self.placements_by_axis("permutations").items():
-            stages: list[list[tuple[int, Placement]]] = []
-            next_stage = torch.zeros(self.axes[axis].blocks * self.axes[axis].size, dtype=torch.int)
-            for group, place in pairs:
-                positions = place.positions.reshape(-1).cpu()
-                at = int(next_stage[positions].max())
-                next_stage[positions] = at + 1
-                stages += [[]] * (at == len(stages))
-                stages[at] = [*stages[at], (group, place)]
-            tables[axis] = stages
-        return tables
 
     @cached_property
     def _by_axis(self) -> dict[str, dict[int, list[tuple[int, Placement]]]]:
         tables: dict[str, dict[int, list[tuple[int, Placement]]]] = {}
-        for kind in ("permutations", "scalings", "signs"):
-            table: dict[int, list[tuple[int, Placement]]] = {}
+        for kind in ("permutations", "scalings", "signs", "linear", "shifts"):
+            table = tables.setdefault(kind, {})
             for index, group in enumerate(getattr(self, kind)):
                 for place in group.placements:
                     table.setdefault(place.axis, []).append((index, place))
-            tables[kind] = table
         return tables
+
+    @cached_property
+    def axes_of(self) -> dict[str, list[int]]:
+        """The axes of every tensor, those that see no blocks first: in this order they act."""
+        tensors: dict[str, list[int]] = {}
+        for k in sorted(range(len(self.axes)), key=lambda k: self.axes[k].blocks):
+            tensors.setdefault(self.axes[k].tensor, []).append(k)
+        return tensors
 
     def __repr__(self) -> str:
         return str(self)

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.axis_actions import broadcastable
 from lightning_bnn.symmetry.groups import LinearGroup, Symmetries
 from lightning_bnn.symmetry.mass_problem import Posynomial, plan
-from lightning_bnn.symmetry.spaces import covered, rows_at, weight_places
+from lightning_bnn.symmetry.spaces import covered, weight_places
+from lightning_bnn.symmetry.units import unit_rows
 
 __all__ = ["certified_gap"]
 
@@ -144,8 +144,8 @@ class _Radii:
             for side, index in zip(recipe.axes, recipe.factors, strict=False):
                 table = beside if side.dim == axis.dim else least
                 factors = table[:, index.reshape(-1).to(w.device)]
-                w = w * broadcastable(factors, side, w, 1)
-            rows = rows_at(w, self.sym, place)
+                w = w * side.spread(factors, w.shape[1:])
+            rows = unit_rows({}, self.sym, place, w)
             result[place.exponent] = result[place.exponent] + rows @ rows.mT
         return result[1], result[-1]
 

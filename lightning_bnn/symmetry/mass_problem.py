@@ -25,7 +25,7 @@ from scipy.sparse import coo_matrix, csr_matrix
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry.axis_actions import axes_by_tensor, broadcastable
+from lightning_bnn.symmetry.axis_actions import axes_by_tensor
 from lightning_bnn.symmetry.groups import Axis, Symmetries
 from lightning_bnn.symmetry.validation import check_finite, check_params
 
@@ -317,11 +317,11 @@ def _recipe(sym: Symmetries, name: str, at: Sequence[int], table: _Table) -> Rec
     if _is_matrix(axes):
         rows, columns = (table.index(p).reshape(axes[1].blocks, -1) for p in powers)
         return Recipe(tuple(axes), False, (rows, columns))
-    like = torch.empty(sym.shapes[name], device="meta")
+    like = sym.shapes[name]
     everywhere = []
     for axis, power in zip(axes, powers, strict=True):
-        position = broadcastable(torch.arange(power.shape[0]), axis, like, 0)
-        everywhere.append(power[position.expand(like.shape).reshape(-1).numpy()])
+        position = axis.labels(like)
+        everywhere.append(power[position.expand(like).reshape(-1).numpy()])
     return Recipe((), True, (table.index(sum(everywhere[1:], everywhere[0])),))
 
 

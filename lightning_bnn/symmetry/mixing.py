@@ -9,14 +9,12 @@ from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.actions import tied
-from lightning_bnn.symmetry.axis_actions import Element
+from lightning_bnn.symmetry.axis_actions import Element, along_axis, from_axis
 from lightning_bnn.symmetry.groups import LinearGroup, Symmetries
-from lightning_bnn.symmetry.placements import Axis, Placement
+from lightning_bnn.symmetry.placements import Placement
 from lightning_bnn.symmetry.validation import check_mixings, check_params, check_symmetries
 
 __all__ = [
-    "along_axis",
-    "from_axis",
     "identity_mixings",
     "mix",
     "mix_some",
@@ -72,43 +70,28 @@ def mix_some(params: Params, sym: Symmetries, matrices: Element) -> Params:
 
 
 def mixed_axis(w: Tensor, sym: Symmetries, place: Placement, matrices: Tensor) -> Tensor:
-    """One tensor whose channels at some positions of one axis are mixed."""
+    """One tensor whose channels at some positions of one axis are mixed.
+
+    By matrices ``(..., spaces, size, size)``, or by the reflections :math:`1 - 2 v v^T` of vectors
+    ``(spaces, size)``, which cost two passes.
+    """
     axis = sym.axes[place.axis]
     offset = int(is_stacked({axis.tensor: w}, sym.shapes))
     rows = along_axis(w, axis, offset)
     positions = place.positions.to(w.device)
     old = rows[..., positions]  # (members, ..., spaces, size, repeats)
-    first = old.movedim((-3, -2), (offset, offset + 1))
-    new = torch.matmul(matrices.to(w), first.flatten(offset + 2))
-    lead = new.ndim - 3
-    new = new.reshape(*new.shape[:-1], *first.shape[offset + 2 :]).movedim(
-        (lead, lead + 1), (-3, -2)
-    )
-    if new.ndim > old.ndim or new.shape[0] != rows.shape[0]:
-        rows = rows.expand(*new.shape[:-3], rows.shape[-1])
-    changed = rows.clone()
+    if matrices.ndim == 2:
+        v = matrices.to(w)[..., None]
+        new = old.addcmul_(v, (old * v).sum(-2, keepdim=True), value=-2)
+    else:
+        first = old.movedim((-3, -2), (offset, offset + 1))
+        new = torch.matmul(matrices.to(w), first.flatten(offset + 2))
+        lead = new.ndim - 3
+        new = new.reshape(*new.shape[:-1], *first.shape[offset + 2 :])
+        new = new.movedim((lead, lead + 1), (-3, -2))
+    changed = rows.expand(*new.shape[:-3], -1).clone()
     changed[..., positions.reshape(-1)] = new.flatten(-3)
     return from_axis(changed, w, axis, offset)
-
-
-def along_axis(w: Tensor, axis: Axis, offset: int) -> Tensor:
-    """A view whose last dimension is the axis, with its row blocks side by side."""
-    if axis.dim is None:
-        return w.flatten(offset)
-    if axis.blocks == 1:
-        return w.movedim(axis.dim + offset, -1)
-    parts = w.unflatten(offset, (axis.blocks, -1)).movedim(offset, -1)
-    return parts.movedim(axis.dim + offset, -1).flatten(-2)
-
-
-def from_axis(rows: Tensor, like: Tensor, axis: Axis, offset: int) -> Tensor:
-    """The tensor of which `along_axis` is the view."""
-    if axis.dim is None:
-        return rows.reshape(like.shape)
-    if axis.blocks == 1:
-        return rows.movedim(-1, axis.dim + offset).contiguous()
-    parts = rows.unflatten(-1, (axis.blocks, axis.size)).movedim(-1, axis.dim + offset)
-    return parts.movedim(-1, offset).reshape(like.shape)
 
 
 # ------------------------------------------------------------ elements

@@ -6,28 +6,24 @@ name. What a further kind of symmetry does to a tensor is one more step in `Moti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from lightning_bnn.symmetry.actions import multiplied_tensor, reached_axes
+from lightning_bnn.symmetry.actions import multiplied_tensor, reached_axes, source_of
 from lightning_bnn.symmetry.axis_actions import (
     Element,
     Kind,
-    axes_by_tensor,
     axis_permutation,
     permute_axis,
 )
 from lightning_bnn.symmetry.elements import random_scales
-from lightning_bnn.symmetry.exchanges import source_of
 from lightning_bnn.symmetry.forward import in_precision
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.mixing_in_place import Mixing, mix_, random_reflections
-from lightning_bnn.symmetry.placements import Placement
-from lightning_bnn.symmetry.shift_groups import Reader
+from lightning_bnn.symmetry.mixing import mixed_axis, random_mixings
 from lightning_bnn.symmetry.shifting import added, carried, random_shifts
 
 __all__ = ["Motion", "Read", "covering_motions", "logit_shift"]
@@ -44,7 +40,8 @@ class Motion:
         sym: what `discover` has found.
         factors: scales and signs, by kind.
         cycles: one order of the units for every group of permutations; empty for none.
-        mixings: one for every group of matrices; empty for none.
+        mixings: matrices ``(spaces, size, size)`` or reflections ``(spaces, size)`` for every group
+            of matrices; empty for none.
         shifts: one vector for every group of shifts; empty for none. They act first.
         logits: what is added to every row of the last weight and to every one of its biases.
     """
@@ -52,12 +49,12 @@ class Motion:
     sym: Symmetries
     factors: Mapping[Kind, Element] = field(default_factory=dict)
     cycles: Element = ()
-    mixings: Sequence[Mixing] = ()
+    mixings: Element = ()
     shifts: Element = ()
     logits: tuple[Tensor, Tensor] | None = None
 
     def reading(self, read: Read, precision: torch.dtype | None = None) -> Read:
-        """How the moved network is read, where ``read`` reads the one at rest."""
+        """A way to read the moved network, where ``read`` reads the one at rest."""
         return lambda name: self.moved(name, read, precision)
 
     def moved(self, name: str, read: Read, precision: torch.dtype | None = None) -> Tensor:
@@ -69,37 +66,41 @@ class Motion:
             precision: in which products and sums are made; that of the tensor where none is given.
         """
         source = source_of(name, self.sym, self.cycles) if self.cycles else name
-        w = self._shifted(source, read, precision)
-        if source in self._permuted:  # before the cast: half as much to move
-            w = self._reordered(w, self._permuted[source])
+        w = self._shifted(source, read, precision) if self.shifts else read(source)
+        for a in self.sym.axes_of.get(source, ()) if self.cycles else ():
+            if a in self.sym.placements_by_axis("permutations"):
+                w = self._reordered(w, a)  # before the cast: half as much to move
         w = in_precision(w, precision)
         if name in self._multiplied:
             axes = self._multiplied[name]
             w = multiplied_tensor(w, self.sym, axes, self.factors, in_place=True)
-        for place, mixing in self._mixed.get(name, ()):
-            w = mix_(w, self.sym, place, mixing)
+        for a in self.sym.axes_of.get(name, ()) if self.mixings else ():
+            for k, place in self.sym.placements_by_axis("linear").get(a, ()):
+                g = self.mixings[k]
+                inverse = g.ndim == 3 and place.exponent == -1
+                w = mixed_axis(w, self.sym, place, torch.linalg.inv(g).mT if inverse else g)
         return self._with_shifted_logits(name, w)
 
     def _shifted(self, name: str, read: Read, precision: torch.dtype | None) -> Tensor:
         w = read(name)
-        for place, value in self._added.get(name, ()):
-            w = added(in_precision(w, precision), self.sym, place, value)
-        for reader, value in self._carried.get(name, ()):
-            weight = self.sym.axes[reader.channels.axis].tensor
-            read_by = {weight: in_precision(read(weight), precision)}
-            w = in_precision(w, precision)
-            w -= carried(read_by, self.sym, reader, value).to(w)
+        for a in self.sym.axes_of.get(name, ()):
+            for k, place in self.sym.placements_by_axis("shifts").get(a, ()):
+                w = added(in_precision(w, precision), self.sym, place, self.shifts[k])
+        for group, value in zip(self.sym.shifts, self.shifts, strict=True):
+            for reader in (reader for reader in group.readers if reader.bias == name):
+                weight = self.sym.axes[reader.channels.axis].tensor
+                read_by = {weight: in_precision(read(weight), precision)}
+                w = in_precision(w, precision)
+                w -= carried(read_by, self.sym, reader, value).to(w)
         return w
 
-    def _reordered(self, w: Tensor, axes: Sequence[int]) -> Tensor:
-        for a in sorted(axes, key=lambda a: self.sym.axes[a].blocks):
-            axis, order = self.sym.axes[a], axis_permutation(self.sym, a, self.cycles, w.device)
-            moved = (order != torch.arange(len(order), device=w.device)).nonzero()[:, 0]
-            if axis.blocks > 1 or 2 * len(moved) > len(order):
-                w = permute_axis(w, axis, order)
-            else:
-                view, dim = (w, axis.dim) if axis.dim is not None else (w.view(-1), 0)
-                view.index_copy_(dim, moved, view.index_select(dim, order[moved]))
+    def _reordered(self, w: Tensor, a: int) -> Tensor:
+        axis, order = self.sym.axes[a], axis_permutation(self.sym, a, self.cycles, w.device)
+        moved = (order != torch.arange(len(order), device=w.device)).nonzero()[:, 0]
+        if axis.blocks > 1 or 2 * len(moved) > len(order):
+            return permute_axis(w, axis, order)
+        view, dim = (w, axis.dim) if axis.dim is not None else (w.view(-1), 0)
+        view.index_copy_(dim, moved, view.index_select(dim, order[moved]))
         return w
 
     def _with_shifted_logits(self, name: str, w: Tensor) -> Tensor:
@@ -112,36 +113,6 @@ class Motion:
     @cached_property
     def _multiplied(self) -> Mapping[str, Mapping[int, list[Kind]]]:
         return reached_axes(self.sym, self.factors)
-
-    @cached_property
-    def _permuted(self) -> Mapping[str, list[int]]:
-        return axes_by_tensor(self.sym, "permutations") if self.cycles else {}
-
-    @cached_property
-    def _added(self) -> Mapping[str, list[tuple[Placement, Tensor]]]:
-        table: dict[str, list[tuple[Placement, Tensor]]] = {}
-        for value, group in zip(self.shifts, self.sym.shifts if self.shifts else (), strict=True):
-            for place in group.placements:
-                table.setdefault(self.sym.axes[place.axis].tensor, []).append((place, value))
-        return table
-
-    @cached_property
-    def _carried(self) -> Mapping[str, list[tuple[Reader, Tensor]]]:
-        table: dict[str, list[tuple[Reader, Tensor]]] = {}
-        for value, group in zip(self.shifts, self.sym.shifts if self.shifts else (), strict=True):
-            for reader in group.readers:
-                table.setdefault(reader.bias, []).append((reader, value))
-        return table
-
-    @cached_property
-    def _mixed(self) -> Mapping[str, list[tuple[Placement, Mixing]]]:
-        table: dict[str, list[tuple[Placement, Mixing]]] = {}
-        for mixing, group in zip(
-            self.mixings, self.sym.linear if self.mixings else (), strict=True
-        ):
-            for place in group.placements:
-                table.setdefault(self.sym.axes[place.axis].tensor, []).append((place, mixing))
-        return table
 
 
 def covering_motions(sym: Symmetries, generator: torch.Generator) -> tuple[Motion, Motion]:
@@ -162,7 +133,7 @@ def covering_motions(sym: Symmetries, generator: torch.Generator) -> tuple[Motio
         sym,
         {"signs": signs[0], "scalings": random_scales(sym, generator)},
         [_cycle(order, bool(swap)) for order, swap in zip(orders, swaps[0], strict=True)],
-        random_reflections(sym, generator),
+        _random_mixings(sym, generator),
         random_shifts(sym, generator),
     )
     factors: dict[Kind, Element] = {
@@ -173,8 +144,21 @@ def covering_motions(sym: Symmetries, generator: torch.Generator) -> tuple[Motio
     return one, Motion(sym, factors, exchanges)
 
 
+def _random_mixings(sym: Symmetries, generator: torch.Generator) -> list[Tensor]:
+    """A random element of every group; those of orthogonal groups are reflections."""
+    result = []
+    for group in sym.linear:
+        if group.kind in ("orthogonal", "centred"):
+            v = torch.randn(group.spaces, group.size, generator=generator, dtype=torch.float64)
+            v = v - v.mean(-1, keepdim=True) if group.kind == "centred" else v
+            result.append(v / v.norm(dim=-1, keepdim=True))
+        else:
+            result += random_mixings(replace(sym, linear=(group,)), generator)
+    return result
+
+
 def _patterns(count: int, generator: torch.Generator) -> Tensor:
-    """In which of two motions something moves, one row for each motion: in at least one."""
+    """Two rows that say in which of two motions something moves: in at least one."""
     drawn = torch.randint(1, 4, (count,), generator=generator)
     return torch.stack([drawn % 2, drawn // 2])
 

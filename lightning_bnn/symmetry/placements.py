@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 __all__ = ["Axis", "Placement"]
@@ -15,10 +16,12 @@ __all__ = ["Axis", "Placement"]
 class Axis:
     """One dimension of one tensor whose indices belong to units.
 
-    ``dim=None`` is the flattened tensor. With ``blocks > 1`` (grouped convolutions, packed
-    projections) the rows of the tensor fall into that many equal blocks, and position ``b * size +
-    i`` is column ``i`` as seen by row block ``b``. ``last_read`` counts up along the graph; it is
-    -1 where no layer takes its input along this axis.
+    `labels` gives the position of every element of the tensor. That is its index in dimension
+    ``dim``, or in the flattened tensor where ``dim`` is None. With ``blocks > 1`` (grouped
+    convolutions, packed projections, stacks of experts) the rows of the tensor fall into that many
+    equal blocks, and position ``b * size + i`` is column ``i`` as seen by row block ``b``.
+    ``last_read`` counts up along the graph; it is -1 where no layer takes its input along this
+    axis.
     """
 
     tensor: str
@@ -27,6 +30,26 @@ class Axis:
     role: str
     blocks: int = 1
     last_read: int = -1
+
+    @property
+    def length(self) -> int:
+        """The number of positions."""
+        return self.blocks * self.size
+
+    def labels(self, shape: torch.Size) -> Tensor:
+        """The position of every element of the tensor, in a shape that broadcasts to its own."""
+        return self.spread(torch.arange(self.length), shape)
+
+    def spread(self, values: Tensor, shape: torch.Size) -> Tensor:
+        """The value of every element, from those of positions: ``values[..., labels(shape)]``."""
+        lead = values.shape[:-1]
+        if self.dim is None:
+            return values.reshape([*lead, *shape])
+        along = [self.size if d == self.dim else 1 for d in range(len(shape))]
+        if self.blocks == 1:
+            return values.reshape(*lead, *along)
+        along[0] = self.blocks
+        return values.reshape(*lead, *along).repeat_interleave(shape[0] // self.blocks, len(lead))
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,5 +66,15 @@ class Placement:
 
     @cached_property
     def meets_itself(self) -> bool:
-        """Whether several units act at one position, such as the two factors of a product."""
+        """True if several units act at one position, such as the two factors of a product."""
         return self.positions.unique().numel() < self.positions.numel()
+
+    @cached_property
+    def in_order(self) -> bool:
+        """True if unit k simply is position k."""
+        at = self.positions
+        return at.shape[1:] == (1,) and torch.equal(at[:, 0].cpu(), torch.arange(len(at)))
+
+    def covers(self, axis: Axis) -> bool:
+        """True if the units are all positions of the axis, in their order."""
+        return len(self.positions) == axis.length and self.in_order

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry.axis_actions import Kind, axis_factors, broadcastable
+from lightning_bnn.symmetry.axis_actions import Kind, axis_factors
 from lightning_bnn.symmetry.groups import Group, Placement, Symmetries
 from lightning_bnn.symmetry.min_mass import min_mass
 from lightning_bnn.symmetry.second_scales import check_norms_fix_scales
 from lightning_bnn.symmetry.units import (
+    by_kernel,
     side_by_side,
-    sorted_rows,
     statistic,
     twin_places,
     unit_rows,
@@ -149,7 +149,8 @@ def _sign_of_all(
 ) -> Tensor:
     ascending = rows.sort(-1).values
     parts = [ascending.flip(-1) + ascending]
-    parts.append(sorted_rows(rows, sym, place) - sorted_rows(-rows, sym, place))
+    up, down = (by_kernel(r, sym, place).sort(-2).values.flatten(-2) for r in (rows, -rows))
+    parts.append(up - down)
     for other in group.placements:
         if sym.axes[other.axis].role == "bias" and sym.axes[other.axis].tensor in params:
             parts.append(unit_rows(params, sym, other))
@@ -185,5 +186,5 @@ def _with_factors(
                 bool((values[g] != 1).any()) for g, _ in places
             ):
                 factor = axis_factors(sym, axis, kind, values, w.dtype, w.device)
-                w = w * broadcastable(factor, sym.axes[axis], w, offset)
+                w = w * sym.axes[axis].spread(factor, w.shape[offset:])
     return w

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.actions import tied
-from lightning_bnn.symmetry.axis_actions import Element
+from lightning_bnn.symmetry.axis_actions import Element, along_axis, from_axis
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.mixing import along_axis, from_axis
 from lightning_bnn.symmetry.placements import Placement
 from lightning_bnn.symmetry.shift_groups import Reader, ShiftGroup
 from lightning_bnn.symmetry.validation import check_params, check_shifts, check_symmetries

@@ -9,23 +9,26 @@ permuted copy of a network in which such units are exchangeable, as copies of ea
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+import numpy as np
 import torch
+from scipy.sparse import coo_matrix
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry.corners import corner
-from lightning_bnn.symmetry.exchanges import first_axis
+from lightning_bnn.symmetry.axis_actions import axis_permutation, permute_axis
+from lightning_bnn.symmetry.counting import count_ranks, dense_ranks
 from lightning_bnn.symmetry.groups import PermutationGroup, Placement, Symmetries
-from lightning_bnn.symmetry.tie_breaking import break_ties, ranks
 from lightning_bnn.symmetry.units import (
+    by_kernel,
     common_weight,
     reader,
     statistic,
     twin_places,
+    unit_rows,
     writer,
 )
 from lightning_bnn.symmetry.validation import check_finite, check_params
@@ -34,6 +37,7 @@ __all__ = ["SortKey", "sort_permutations"]
 
 SortKey = Literal["max", "first", "mean", "median", "norm", "outgoing"]
 _POOLED: dict[SortKey, SortKey] = {"first": "max", "outgoing": "max"}
+_ROUNDING = 16  # units in the last place
 
 
 def sort_permutations(
@@ -75,23 +79,19 @@ def sort_permutations(
     check_finite(params, sym)
     lead = (next(iter(params.values())).shape[0],) if is_stacked(params, sym.shapes) else ()
     device = next(iter(params.values())).device
-    result = [torch.arange(g.units, device=device).expand(*lead, g.units) for g in sym.permutations]
-    done: set[int] = set()
-    around = _around(sym)
-    crossing = _crossing(sym, around)
-    for index in _order(sym, backwards=by == "outgoing"):
-        group = sym.permutations[index]
-        used = by if crossing[index] <= done else _POOLED.get(by, by)
-        key = _key(params, sym, group, used, result, around[index])
+    orders = [torch.arange(g.units, device=device).expand(*lead, g.units) for g in sym.permutations]
+    state, crossing = _State(params, sym, orders, set()), _crossing(sym)
+    for index in _sequence(sym, backwards=by == "outgoing"):
+        used = by if crossing[index] <= state.done else _POOLED.get(by, by)
+        key = state.key(index, used)
         if key is not None and index not in held:
-            places = ranks(-key if descending else key)
-            places = break_ties(params, sym, index, places, result, done, descending)
-            result[index] = places.argsort(dim=-1, stable=True)
-        done.add(index)
-    return result
+            places = state.places(index, key, descending)
+            orders[index] = places.argsort(dim=-1, stable=True)
+        state.done.add(index)
+    return orders
 
 
-def _order(sym: Symmetries, backwards: bool) -> list[int]:
+def _sequence(sym: Symmetries, backwards: bool) -> list[int]:
     """Groups in graph order, or from the last layer.
 
     Blocks are placed once the channels are sorted by which they are compared, and before the other
@@ -104,7 +104,7 @@ def _order(sym: Symmetries, backwards: bool) -> list[int]:
 
     def depth(g: int) -> int:
         read = reader(sym, sym.permutations[g]) if backwards else None
-        first = first_axis(sym, sym.permutations[g])
+        first = _first_axis(sym, sym.permutations[g])
         if read is None:  # from the last layer: channels that no layer reads are behind all others
             is_last = backwards and sym.permutations[g].kind == "channel"
             return first - is_last * 2 * max(len(sym.axes), *(a.last_read for a in sym.axes))
@@ -127,6 +127,14 @@ def _order(sym: Symmetries, backwards: bool) -> list[int]:
     return [k for g in sorted(outermost, key=depth) for k in visit(g)]
 
 
+def _first_axis(sym: Symmetries, group: PermutationGroup) -> int:
+    """The first axis, in graph order, that a group moves, alone or with its tensor."""
+    moved = {name for row in group.tensors for name in row}
+    axes = [place.axis for place in group.placements[:1]]
+    axes += [k for k, axis in enumerate(sym.axes) if axis.tensor in moved and not axes][:1]
+    return min(axes, default=0)
+
+
 def _around(sym: Symmetries) -> list[set[int]]:
     """For every group, those of the blocks that it lies in."""
     around: list[set[int]] = [set() for _ in sym.permutations]
@@ -137,54 +145,157 @@ def _around(sym: Symmetries) -> list[set[int]]:
     return around
 
 
-def _crossing(sym: Symmetries, around: Sequence[set[int]]) -> list[set[int]]:
+def _crossing(sym: Symmetries) -> list[set[int]]:
     """Groups whose units have parts of the units of each other: which is first depends on both."""
+    around = _around(sym)
     crossing: list[set[int]] = [set() for _ in sym.permutations]
-    for axis in sym.placements_by_axis("permutations"):
-        stages = sym.stages(axis)
-        if len(stages) < 2:
-            continue
-        owner = torch.full((len(stages), sym.axes[axis].blocks * sym.axes[axis].size), -1)
-        for k, stage in enumerate(stages):
-            for g, place in stage:
-                owner[k, place.positions.reshape(-1).cpu()] = g
-        for a, b in itertools.combinations(range(len(stages)), 2):
-            for g, h in torch.unique(owner[[a, b]], dim=1).T.tolist():
-                if min(g, h) >= 0 and g not in around[h] and h not in around[g]:
-                    crossing[g].add(h)
-                    crossing[h].add(g)
+    for axis, pairs in sym.placements_by_axis("permutations").items():
+        at = [place.positions.reshape(-1).cpu().numpy() for _, place in pairs]
+        group = np.repeat([g for g, _ in pairs], [len(positions) for positions in at])
+        shape = len(sym.permutations), sym.axes[axis].length
+        here = coo_matrix((np.ones(len(group)), (group, np.concatenate(at))), shape).tocsr()
+        for g, h in zip(*(here @ here.T).nonzero(), strict=True):
+            if g != h and g not in around[h] and h not in around[g]:
+                crossing[g].add(int(h))
     return crossing
 
 
-def _key(
-    params: Params,
-    sym: Symmetries,
-    group: PermutationGroup,
-    by: SortKey,
-    permutations: Sequence[Tensor],
-    around: set[int],
-) -> Tensor | None:
-    place = (reader(sym, group) if by == "outgoing" else None) or writer(sym, group)
-    if place is None:
-        return _of_tensors(params, sym, group, by) if group.tensors else None
-    twins = twin_places(sym, group, place)
-    if len(twins) > 1:
-        weight = common_weight(params, sym, group, place)
-        return statistic(params, sym, place, _POOLED.get(by, by), weight)  # type: ignore[arg-type]
-    if by == "first" or (by == "outgoing" and reader(sym, group) is not None):
-        return corner(params, sym, place, permutations, around)
-    return statistic(params, sym, place, "max" if by == "outgoing" else by)
+# ------------------------------------------------------------ comparing units
+@dataclass(frozen=True, eq=False)
+class _State:
+    """A network or a stack, the orders of its units so far, and the groups that are sorted."""
+
+    params: Params
+    sym: Symmetries
+    orders: list[Tensor]
+    done: set[int]
+
+    def key(self, index: int, by: SortKey) -> Tensor | None:
+        """The number by which the units of a group are sorted; none where nothing writes them."""
+        sym, group = self.sym, self.sym.permutations[index]
+        read = reader(sym, group) if by == "outgoing" else None
+        place = read or writer(sym, group)
+        if place is None:
+            return self._of_tensors(group, by) if group.tensors else None
+        if len(twin_places(sym, group, place)) > 1:
+            weight = common_weight(self.params, sym, group, place)
+            return statistic(self.params, sym, place, _POOLED.get(by, by), weight)  # type: ignore[arg-type]
+        if by == "first" or read is not None:
+            return self._first(index, place)
+        return statistic(self.params, sym, place, "max" if by == "outgoing" else by)
+
+    def _first(self, index: int, place: Placement) -> Tensor:
+        """The first weight of every unit, where all that does not move the units is in order."""
+        return unit_rows({}, self.sym, place, self._in_order(index, place))[..., 0]
+
+    def _in_order(self, index: int, place: Placement) -> Tensor:
+        """The tensor at a place once everything but some units has its order.
+
+        Blocks around the units would move them, and with row blocks what they read as well.
+        """
+        sym, axis = self.sym, self.sym.axes[place.axis]
+        w, moved = self.params[axis.tensor], sym.placements_by_axis("permutations")
+        at = [a for a in sym.axes_of[axis.tensor] if a in moved]
+        blocks = any(sym.axes[a].blocks > 1 for a in at)
+        for a in at:
+            still = {index} | (_around(sym)[index] if blocks or a == place.axis else set())
+            orders = [
+                torch.arange(order.shape[-1], device=order.device) if g in still else order
+                for g, order in enumerate(self.orders)
+            ]
+            order = axis_permutation(sym, a, orders, w.device)
+            w = permute_axis(w, sym.axes[a], order, w.ndim - len(sym.shapes[axis.tensor]))
+        return w
+
+    def _of_tensors(self, group: PermutationGroup, by: SortKey) -> Tensor:
+        """One number for every block with tensors of its own: a statistic of the largest ones."""
+        row = max(group.tensors, key=lambda names: self.sym.shapes[names[0]].numel())
+        weights = [self.params[name] for name in row]
+        flat = [w.flatten(w.ndim - len(self.sym.shapes[row[0]])) for w in weights]
+        rows = torch.stack(flat, -2)
+        reduce: dict[str, Callable[[Tensor], Tensor]] = {
+            "mean": lambda w: w.mean(-1),
+            "median": lambda w: w.median(-1).values,
+            "norm": lambda w: torch.linalg.vector_norm(w, dim=-1),
+        }
+        return reduce.get(by, lambda w: w.amax(-1))(rows)
+
+    def places(self, index: int, key: Tensor, descending: bool) -> Tensor:
+        """The place of every unit of a group by its key, and by all of its numbers in a tie."""
+        places = _ranks(-key if descending else key)
+        for place in self.sym.permutations[index].placements:
+            if self.sym.axes[place.axis].tensor not in self.params:
+                continue
+            for rows in self._numbers(index, place):
+                several = count_ranks(places).gather(-1, places) > 1
+                tied = several.reshape(-1, several.shape[-1]).any(0).nonzero()[:, 0]
+                if not len(tied):
+                    return places
+                new, finer = _places_of_rows(*rows(tied)), torch.zeros_like(places)
+                finer[..., tied] = new.max() - new if descending else new
+                places = _ranks(places * (finer.max() + 1) + finer)
+        return places
+
+    def _numbers(
+        self, index: int, place: Placement
+    ) -> Iterator[Callable[[Tensor], tuple[Tensor, Tensor]]]:
+        """From units to numbers that are compared, and what separates them, in one tensor.
+
+        Sums come first: of many units they are farther apart than single numbers are, and are
+        enough.
+        """
+        sym, group = self.sym, self.sym.permutations[index]
+        twins = len(twin_places(sym, group, place)) > 1  # in no order: they may change places
+        weight = common_weight(self.params, sym, group, place) if twins else None
+
+        def rows_of(units: Tensor, w: Tensor | None = weight) -> Tensor:
+            positions = place.positions[units.to(place.positions.device)]
+            return unit_rows(self.params, sym, replace(place, positions=positions), w)
+
+        def sums(units: Tensor) -> tuple[Tensor, Tensor]:
+            rows = rows_of(units)
+            total = by_kernel(rows, sym, place).sum(-2, dtype=torch.float64)
+            norms = torch.linalg.vector_norm(rows, dim=-1).amax(-1)
+            size = torch.maximum(total.abs().amax((-1, -2)), norms)
+            return total, _rounding(rows) * size
+
+        def sizes(units: Tensor) -> tuple[Tensor, Tensor]:
+            rows = by_kernel(rows_of(units), sym, place).sort(-2).values.flatten(-2)
+            return rows, _rounding(rows) * rows.abs().amax((-1, -2))
+
+        def in_order(units: Tensor) -> tuple[Tensor, Tensor]:
+            rows = rows_of(units, self._in_order(index, place))
+            return rows, _rounding(rows) * rows.abs().amax((-1, -2))
+
+        yield from (sums, sizes)
+        if not twins and self._is_ordered(index, place):
+            yield in_order
+
+    def _is_ordered(self, index: int, place: Placement) -> bool:
+        """True if what lies on the other side of a tensor is sorted already, and no blocks."""
+        moved = self.sym.placements_by_axis("permutations")
+        others = [a for a in self.sym.axes_of[self.sym.axes[place.axis].tensor] if a in moved]
+        groups = {g for a in others if a != place.axis for g, _ in moved[a]}
+        blocks = any(self.sym.axes[a].blocks > 1 for a in (*others, place.axis))
+        return not blocks and index not in groups and groups <= self.done
 
 
-def _of_tensors(params: Params, sym: Symmetries, group: PermutationGroup, by: SortKey) -> Tensor:
-    """One number for every block with tensors of its own: a statistic of the largest of them."""
-    row = max(group.tensors, key=lambda names: sym.shapes[names[0]].numel())
-    weights = [params[name] for name in row]
-    flat = [w.flatten(w.ndim - len(sym.shapes[row[0]])) for w in weights]
-    rows = torch.stack(flat, -2)
-    reduce: dict[str, Callable[[Tensor], Tensor]] = {
-        "mean": lambda w: w.mean(-1),
-        "median": lambda w: w.median(-1).values,
-        "norm": lambda w: torch.linalg.vector_norm(w, dim=-1),
-    }
-    return reduce.get(by, lambda w: w.amax(-1))(rows)
+def _ranks(key: Tensor) -> Tensor:
+    """The place of every unit among the different keys, those that rounding separates being one."""
+    return dense_ranks(key, _rounding(key) * key.abs().amax(-1, keepdim=True))
+
+
+def _rounding(numbers: Tensor) -> float:
+    """The share of the largest number by which two have to differ."""
+    return _ROUNDING * torch.finfo(numbers.dtype).eps if numbers.is_floating_point() else 0.0
+
+
+def _places_of_rows(rows: Tensor, within: Tensor) -> Tensor:
+    """Location of every row in lexicographic order, for all members of a stack at once.
+
+    Numbers are compared with those of their column: a million of a whole tensor lie closer together
+    than rounding separates any two.
+    """
+    numbers = dense_ranks(rows.transpose(-1, -2), within[..., None, None]).transpose(-1, -2)
+    _, places = torch.unique(numbers.flatten(0, -2), dim=0, return_inverse=True)
+    return places.reshape(rows.shape[:-1])

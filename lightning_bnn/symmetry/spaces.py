@@ -10,10 +10,11 @@ from torch import Tensor
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.coverage import scales_inside, units_inside
 from lightning_bnn.symmetry.groups import Group, LinearGroup, ScalingGroup, Symmetries
-from lightning_bnn.symmetry.mixing import along_axis, mixed_axis
+from lightning_bnn.symmetry.mixing import mixed_axis
 from lightning_bnn.symmetry.placements import Placement
+from lightning_bnn.symmetry.units import unit_rows
 
-__all__ = ["Sides", "coupled", "covered", "multiplied", "rows_at", "sides", "weight_places"]
+__all__ = ["Sides", "coupled", "covered", "multiplied", "sides", "weight_places"]
 
 Sides = tuple[Tensor, Tensor]
 
@@ -21,12 +22,6 @@ Sides = tuple[Tensor, Tensor]
 def weight_places(sym: Symmetries, group: LinearGroup) -> list[Placement]:
     """The placements of a group whose tensors count for the mass, in graph order."""
     return [p for p in group.placements if sym.axes[p.axis].tensor in sym.weights]
-
-
-def rows_at(w: Tensor, sym: Symmetries, place: Placement) -> Tensor:
-    """The weights of a stacked tensor channel by channel, ``(members, spaces, size, weights)``."""
-    rows = along_axis(w, sym.axes[place.axis], 1)[..., place.positions.to(w.device)]
-    return rows.movedim((-3, -2), (1, 2)).flatten(3)
 
 
 def sides(stack: Params, sym: Symmetries, group: LinearGroup) -> Sides:
@@ -39,8 +34,7 @@ def sides(stack: Params, sym: Symmetries, group: LinearGroup) -> Sides:
     """
     parts: dict[int, list[Tensor]] = {1: [], -1: []}
     for place in weight_places(sym, group):
-        name = sym.axes[place.axis].tensor
-        parts[place.exponent].append(rows_at(stack[name], sym, place))
+        parts[place.exponent].append(unit_rows(stack, sym, place))
     first = next(iter(stack.values()))
     none = first.new_zeros(first.shape[0], group.spaces, group.size, 0)
     return torch.cat([none, *parts[1]], -1), torch.cat([none, *parts[-1]], -1)

@@ -13,14 +13,13 @@ from lightning_bnn.symmetry.groups import Axis, Group, Placement, Symmetries
 
 __all__ = [
     "Statistic",
+    "by_kernel",
     "common_weight",
     "offset_of",
     "other_axis",
     "reader",
     "side_by_side",
-    "sorted_rows",
     "statistic",
-    "sums_of_rows",
     "twin_places",
     "unit_rows",
     "writer",
@@ -91,26 +90,19 @@ def other_axis(sym: Symmetries, axis: int) -> int | None:
 def unit_rows(
     params: Params, sym: Symmetries, place: Placement, weight: Tensor | None = None
 ) -> Tensor:
-    """The weights at a placement, one row per unit, ``(..., units, features)``."""
+    """The weights at a placement, one row per unit, ``(..., units, features)``.
+
+    Those of spaces come as ``(..., spaces, size, features)``.
+    """
     axis = sym.axes[place.axis]
     w = params[axis.tensor] if weight is None else weight
     offset = offset_of(w, sym, axis)
     positions = place.positions.to(w.device)
     rows = _rows(w, axis, offset, positions.reshape(-1))
-    return rows.reshape(*w.shape[:offset], positions.shape[0], -1)
+    return rows.reshape(*w.shape[:offset], *positions.shape[:-1], -1)
 
 
-def sorted_rows(rows: Tensor, sym: Symmetries, place: Placement) -> Tensor:
-    """Rows whose weights are sorted, at every position of a kernel by itself."""
-    return _by_position(rows, sym, place).sort(-2).values.flatten(-2)
-
-
-def sums_of_rows(rows: Tensor, sym: Symmetries, place: Placement) -> Tensor:
-    """The sum of every row, at every position of a kernel by itself, in float64."""
-    return _by_position(rows, sym, place).sum(-2, dtype=torch.float64)
-
-
-def _by_position(rows: Tensor, sym: Symmetries, place: Placement) -> Tensor:
+def by_kernel(rows: Tensor, sym: Symmetries, place: Placement) -> Tensor:
     """Rows as ``(..., features, positions of the kernel)``."""
     tensor = sym.axes[place.axis].tensor
     convolves = all(a.dim in (0, 1) for a in sym.axes if a.tensor == tensor)

@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.symmetry import Symmetries
-from lightning_bnn.symmetry.actions import multiplied_tensor, permuted_tensor, reached_axes
+from lightning_bnn.symmetry.actions import (
+    multiplied_tensor,
+    permuted_tensor,
+    reached_axes,
+    source_of,
+)
 from lightning_bnn.symmetry.axis_actions import Element, axes_by_tensor
-from lightning_bnn.symmetry.exchanges import source_of
 from lightning_bnn.symmetry.mixing import mix_some
 
 __all__ = ["moved"]

@@ -11,15 +11,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lightning_bnn import params as P
 from lightning_bnn.models import mlp
 from lightning_bnn.symmetry import UnsupportedModel, discover
 from lightning_bnn.symmetry.discovery.checking import Check
 from lightning_bnn.symmetry.discovery.export import trace_graphs
 from lightning_bnn.symmetry.discovery.random_weights import RandomWeights
 from lightning_bnn.symmetry.forward import Inputs
-from lightning_bnn.symmetry.mixing import mixed_axis
-from lightning_bnn.symmetry.mixing_in_place import dense, mix_, random_reflections
 from tests.cases import CASES, Forward
 
 refutation = importlib.import_module("lightning_bnn.symmetry.discovery.refutation")
@@ -159,20 +156,6 @@ def test_a_graph_that_is_not_the_network_is_not_believed(monkeypatch):
     sym = discover(Forward(two_faced, a=nn.Linear(5, 6), b=nn.Linear(6, 3)), torch.randn(2, 5))
     assert not sym.permutations
     assert any("numerical check" in f.reason for f in sym.frozen)
-
-
-@pytest.mark.parametrize("case", small_cases, ids=lambda c: c.name)
-def test_mixing_in_place_is_mixing(case):
-    model, _, sym = case.known()
-    params = P.of(model)
-    for group, mixing in zip(
-        sym.linear, random_reflections(sym, torch.Generator().manual_seed(0)), strict=True
-    ):
-        for place in group.placements:
-            w = params[sym.axes[place.axis].tensor]
-            matrices = dense(mixing, place.exponent)
-            expected = mixed_axis(w, sym, place, matrices)
-            torch.testing.assert_close(mix_(w.clone(), sym, place, mixing), expected)
 
 
 # ------------------------------------------------------------ memory

@@ -25,7 +25,7 @@ from lightning_bnn.symmetry.matching.activations import (
     watch,
 )
 from lightning_bnn.symmetry.shifting import remove_shifts
-from lightning_bnn.symmetry.spaces import rows_at
+from lightning_bnn.symmetry.units import unit_rows
 from lightning_bnn.symmetry.validation import (
     check_finite,
     check_one_network,
@@ -114,8 +114,7 @@ def weight_moments(
     """Moments of the weights at some places of a group."""
     total = Moments.none(group, next(iter(params.values())))
     for place in places:
-        name = sym.axes[place.axis].tensor
-        own, goal = (rows_at(p[name].double()[None], sym, place)[0] for p in (params, reference))
+        own, goal = (unit_rows(p, sym, place).double() for p in (params, reference))
         total = total + _moments(own, goal, int(place.exponent == -1))
     return total
 

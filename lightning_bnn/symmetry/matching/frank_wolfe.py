@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from lightning_bnn.params import Params, stack_size
-from lightning_bnn.symmetry.axis_actions import permute_axis
+from lightning_bnn.symmetry.axis_actions import along_axis, from_axis, permute_axis
 from lightning_bnn.symmetry.groups import Placement
 from lightning_bnn.symmetry.matching.plan import Plan
-from lightning_bnn.symmetry.mixing import along_axis, from_axis
 from lightning_bnn.symmetry.units import unit_rows
 
 __all__ = ["Objective", "Walk", "frank_wolfe", "start_from_signatures"]
