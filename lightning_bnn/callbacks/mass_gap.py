@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Literal
 
 import torch
@@ -15,22 +14,17 @@ from lightning_bnn.callbacks.watching import SymmetryCallback
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import (
     MinMass,
-    Stream,
     Symmetries,
-    find_streams,
     mass,
     min_mass,
     mix,
     mix_optimizer_state,
     rescale,
     scale_optimizer_state,
-    turned_mass,
 )
 from lightning_bnn.symmetry.min_mass import excess
 
 __all__ = ["MassGap"]
-
-_log = logging.getLogger(__name__)
 
 
 class MassGap(SymmetryCallback):
@@ -44,10 +38,7 @@ class MassGap(SymmetryCallback):
     - ``mass``, ``mass_minimum`` and ``mass_excess``, which is above the minimum in percent,
     - ``largest_weight/<layer>``, and ``largest_weight_at_minimum/<layer>`` once rescaled,
     - where matrices may mix channels, as in attention heads and adapters: ``mass_excess/heads``,
-      what these matrices alone could save, and ``mass_excess/joint``, matrices and scales together,
-    - where norms with gains read a residual stream, ``mass_excess/turned``, what these and a
-      rotation of the stream could save, with gains chosen anew: found by descent, twenty steps a
-      look, so that it is a lower bound that grows over the first looks.
+      what these matrices alone could save, and ``mass_excess/joint``, matrices and scales together.
 
     Works with any LightningModule; the network and its input are found in the first batch.
 
@@ -87,37 +78,31 @@ class MassGap(SymmetryCallback):
         super().__init__(module, every_n_steps, batch_norm)
         self.apply = apply
         self.history: list[tuple[int, list[float]]] = []
-        """Step and (mass, minimum, excess in percent), as logged; then, where there are matrices or
-        streams, excess over the matrices of heads, over these and scales together, and over these
-        and rotations of streams."""
+        """Step and (mass, minimum, excess in percent), as logged; then, where there are matrices,
+        excess over the matrices of heads, and over these and scales together."""
         self._scales: tuple[Tensor, ...] | None = None
-        self._streams: tuple[Stream, ...] = ()
-        self._rotations: tuple[Tensor, ...] | None = None
 
     @property
     def state_key(self) -> str:
         return f"MassGap(module={self.module!r}, batch_norm={self.batch_norm!r})"
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {"scales": self._scales, "rotations": self._rotations}
-        return {"history": list(self.history), **kept}
+        return {"history": list(self.history), "scales": self._scales}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history = [(int(step), list(row)) for step, row in state_dict["history"]]
-        scales, rotations = state_dict["scales"], state_dict.get("rotations")
+        scales = state_dict["scales"]
         self._scales = None if scales is None else tuple(scales)
-        self._rotations = None if rotations is None else tuple(rotations)
         self._restored = True
 
     def forget(self) -> None:
-        self.history, self._scales, self._rotations = [], None, None
+        self.history, self._scales = [], None
 
     def begin(self, weights: Params) -> None:
         assert self.network is not None
         device = next(iter(weights.values())).device
         if self._scales is not None:
             self._scales = tuple(scale.to(device) for scale in self._scales)
-        self._streams = _streams(self.network)
 
     def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
         assert self.network is not None
@@ -135,12 +120,6 @@ class MassGap(SymmetryCallback):
             best = min_mass(weights, symmetries, mixing=True, tolerance=_TOLERANCE)
             lightest = mix(rescale(weights, symmetries, best.scales), symmetries, best.matrices)
             minima += [heads.minimum, best.minimum]
-        elif self._streams:
-            minima += [result.mass, result.minimum]
-        if self._streams:
-            turned = turned_mass(lightest, symmetries, self._streams, self._rotations, _TURNS)
-            self._rotations = turned.rotations
-            minima += [best.minimum - turned.saved]
         self._log(trainer, pl_module, weights, balanced, result.mass, minima)
         if self.apply:
             self._replace(trainer, weights, lightest, best)
@@ -186,24 +165,9 @@ class MassGap(SymmetryCallback):
         self._scales = tuple(torch.ones_like(scale) for scale in best.scales)
 
 
-_KINDS = ("mass_excess", "mass_excess/heads", "mass_excess/joint", "mass_excess/turned")
+_KINDS = ("mass_excess", "mass_excess/heads", "mass_excess/joint")
 _NAMES = ("mass", "mass_minimum", *_KINDS)
 _TOLERANCE = 1e-6  # of the certified gap: what is missed is of the order of its square
-_TURNS, _WIDEST = 20, 256  # steps of descent in a look, and channels of a stream that is turned
-
-
-def _streams(network: Network) -> tuple[Stream, ...]:
-    """The streams of a network that may be turned, but those that are too wide to do so often."""
-    args, kwargs = network.inputs
-    try:
-        found = find_streams(network.module, *args, **kwargs)
-    except ValueError as error:
-        _log.info("MassGap turns no streams: %s", error)
-        return ()
-    wide = [stream.size for stream in found if stream.size > _WIDEST]
-    if wide:
-        _log.info("MassGap does not turn streams of %s channels.", ", ".join(map(str, wide)))
-    return tuple(stream for stream in found if stream.size <= _WIDEST)
 
 
 def _mixes(symmetries: Symmetries) -> bool:

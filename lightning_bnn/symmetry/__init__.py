@@ -52,29 +52,17 @@ if TYPE_CHECKING:
         SignGroup,
         Symmetries,
     )
-    from lightning_bnn.symmetry.matching import (
-        Alignment,
-        Barrier,
-        Difference,
-        FullMatch,
-        Learning,
-        MatchResult,
-        Repaired,
-        RunningFrame,
-        Stage,
-        align,
-        average,
-        barrier,
-        cycle_error,
-        difference,
-        interpolate,
-        learn_match,
-        match,
-        match_activations,
-        match_all,
-        match_mixings,
-        repair,
-    )
+    from lightning_bnn.symmetry.matching.activations import match_activations
+    from lightning_bnn.symmetry.matching.align import Alignment, align, cycle_error
+    from lightning_bnn.symmetry.matching.averaging import average
+    from lightning_bnn.symmetry.matching.difference import Difference, Stage, difference
+    from lightning_bnn.symmetry.matching.interpolation import Barrier, barrier, interpolate
+    from lightning_bnn.symmetry.matching.learned import Learning, learn_match
+    from lightning_bnn.symmetry.matching.match import MatchResult, match
+    from lightning_bnn.symmetry.matching.match_all import match_all
+    from lightning_bnn.symmetry.matching.matrices import FullMatch
+    from lightning_bnn.symmetry.matching.repair import Repaired, repair
+    from lightning_bnn.symmetry.matching.running_frame import RunningFrame
     from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
     from lightning_bnn.symmetry.mixing import identity_mixings, mix, random_mixings
     from lightning_bnn.symmetry.optimizer_state import (
@@ -91,7 +79,6 @@ if TYPE_CHECKING:
     from lightning_bnn.symmetry.removal import Removal, plan_removal
     from lightning_bnn.symmetry.shifting import random_shifts, shift
     from lightning_bnn.symmetry.sorting import sort_permutations
-    from lightning_bnn.symmetry.turning import Stream, TurnedMass, find_streams, turned_mass
     from lightning_bnn.symmetry.verify import verify
 
 __all__ = [
@@ -115,9 +102,7 @@ __all__ = [
     "ShiftGroup",
     "SignGroup",
     "Stage",
-    "Stream",
     "Symmetries",
-    "TurnedMass",
     "UnitOrders",
     "UnsupportedModel",
     "align",
@@ -130,7 +115,6 @@ __all__ = [
     "cycle_error",
     "difference",
     "discover",
-    "find_streams",
     "fingerprint",
     "flip",
     "fold_norms",
@@ -145,7 +129,6 @@ __all__ = [
     "match",
     "match_activations",
     "match_all",
-    "match_mixings",
     "min_mass",
     "mix",
     "mix_optimizer_state",
@@ -170,7 +153,6 @@ __all__ = [
     "transform_optimizer_state",
     "transpositions",
     "transpositions_between",
-    "turned_mass",
     "verify",
 ]
 

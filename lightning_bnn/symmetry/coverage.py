@@ -1,119 +1,78 @@
-"""Which units move inside spaces that matrices mix, so that their factors are such matrices."""
+"""Find units that move inside spaces that matrices mix: their factors may be such matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import coo_matrix, csr_matrix
 from torch import Tensor
 
 from lightning_bnn.symmetry.linear_groups import LinearGroup
-from lightning_bnn.symmetry.placements import Axis, Placement
+from lightning_bnn.symmetry.placements import Axis
 
-__all__ = ["scales_inside", "units_inside"]
+__all__ = ["units_inside"]
 
 Ints = NDArray[np.int64]
 
 
 def units_inside(
-    axes: Sequence[Axis], linear: Sequence[LinearGroup], groups: Sequence[Any]
+    axes: Sequence[Axis],
+    linear: Sequence[LinearGroup],
+    groups: Sequence[Any],
+    diagonal: bool = False,
 ) -> tuple[Tensor, ...]:
-    """For every group, which of its units have all their places among the channels of spaces.
+    r"""Find the units of every group whose places all lie among the channels of spaces.
+
+    With ``diagonal`` only those scales that are diagonal matrices of these spaces: such a unit has
+    a power p at all places where a matrix G acts on its channels, and -p where the inverse
+    transpose does. The further scale of a product lies in spaces, too, but only on one side of
+    them.
+
+    .. math:: \Big(\sum_i s_i p_i\Big)^2 = n \sum_i p_i^2
+
+    over the n places of a channel, with sides :math:`s_i = \pm 1`.
 
     Args:
         axes: those of the symmetries.
         linear: the groups of matrices that count.
         groups: of permutations, scalings or signs.
+        diagonal: ask for the whole of every channel.
     """
-    inside = {a: torch.zeros(x.blocks * x.size, dtype=torch.bool) for a, x in enumerate(axes)}
-    for group in linear:
+    channels = _incidence(axes, linear, [_channels(group) for group in linear])
+    powers = _incidence(axes, groups, [np.arange(g.units) for g in groups])
+    free = np.asarray(abs(channels).sum(1)).ravel() == 0
+    inside = abs(powers).T @ free == 0
+    if diagonal:
+        count = (abs(channels).T @ (powers != 0).astype(np.int64)).tocoo()
+        at = count.row, count.col
+        total, squares = channels.T @ powers, abs(channels).T @ powers.multiply(powers)
+        total, squares = (np.asarray(t.tocsr()[at]).ravel() for t in (total, squares))
+        places = np.asarray(abs(channels).sum(0)).ravel()
+        whole = (count.data == places[count.row]) & (total**2 == count.data * squares)
+        inside[count.col[~whole]] = False
+    return torch.from_numpy(inside).split([g.units for g in groups])
+
+
+def _channels(group: LinearGroup) -> Ints:
+    """The number of every channel, ``(spaces, size)``; the two of a plane are one."""
+    each = 1 if group.kind == "complex" else group.size
+    return each * np.arange(group.spaces)[:, None] + np.arange(group.size) % each
+
+
+def _incidence(axes: Sequence[Axis], groups: Iterable[Any], ids: Sequence[Ints]) -> csr_matrix:
+    """The powers of units, or sides of channels, at the positions of all axes in a row."""
+    starts = np.cumsum([0, *(axis.length for axis in axes)])
+    parts, first = [np.zeros((3, 0), np.int64)], 0
+    for group, own in zip(groups, ids, strict=True):
         for place in group.placements:
-            inside[place.axis][place.positions.reshape(-1)] = True
-    return tuple(
-        torch.stack([inside[p.axis][p.positions].all(1) for p in g.placements]).all(0)
-        for g in groups
-    )
-
-
-def scales_inside(
-    axes: Sequence[Axis], linear: Sequence[LinearGroup], groups: Sequence[Any]
-) -> tuple[Tensor, ...]:
-    """For every group of scalings, which of its units are diagonal matrices of spaces.
-
-    Such a unit has a power p at all places where a matrix G acts on its channels, and -p where the
-    inverse transpose does. The further scale of a product lies in spaces, too, but only on one side
-    of them.
-
-    Args:
-        axes: those of the symmetries.
-        linear: the groups of matrices that count.
-        groups: those of scalings.
-    """
-    table = _Channels(axes, linear)
-    return tuple(
-        units & table.are_whole(g.placements)
-        for g, units in zip(groups, units_inside(axes, linear, groups), strict=True)
-    )
-
-
-class _Channels:
-    """The channel of some space at every position of every axis, and the side of it."""
-
-    def __init__(self, axes: Sequence[Axis], linear: Collection[LinearGroup]) -> None:
-        sizes = [x.blocks * x.size for x in axes]
-        self.channel = [np.full(n, -1) for n in sizes]
-        self.side = [np.zeros(n, np.int64) for n in sizes]
-        start = 0
-        for group in linear:
-            each = 1 if group.kind == "complex" else group.size
-            ids = start + np.arange(group.spaces)[:, None, None] * each
-            ids = ids + np.arange(group.size)[:, None] % each
-            for place in group.placements:
-                at = place.positions.numpy()
-                self.channel[place.axis][at] = ids
-                self.side[place.axis][at] = place.exponent
-            start += group.spaces * each
-        every = np.concatenate([np.zeros(0, np.int64), *self.channel])
-        self.places = np.bincount(every[every >= 0], minlength=start)
-
-    def are_whole(self, placements: Sequence[Placement]) -> Tensor:
-        """For every unit, whether its powers agree at all places of all channels that it has."""
-        unit, channel, power = (
-            np.concatenate(part) for part in zip(*map(self._at, placements), strict=True)
-        )
-        units = placements[0].positions.shape[0]
-        whole = np.ones(units, np.bool_)
-        inside = channel >= 0
-        pair = _Pairs.of(unit[inside], channel[inside], power[inside])
-        whole[pair.unit[(pair.count != self.places[pair.channel]) | ~pair.agree]] = False
-        return torch.from_numpy(whole)
-
-    def _at(self, place: Placement) -> tuple[Ints, Ints, Ints]:
-        at = place.positions.cpu().numpy()
-        unit = np.repeat(np.arange(at.shape[0]), at.shape[1])
-        flat = at.reshape(-1)
-        return unit, self.channel[place.axis][flat], place.exponent * self.side[place.axis][flat]
-
-
-@dataclass(frozen=True, eq=False)
-class _Pairs:
-    """Units and channels of them: at how many places, and whether all powers are one number."""
-
-    unit: Ints
-    channel: Ints
-    count: Ints
-    agree: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, unit: Ints, channel: Ints, power: Ints) -> _Pairs:
-        span = int(channel.max(initial=0)) + 1
-        pairs, first, index, count = np.unique(
-            unit * span + channel, return_index=True, return_inverse=True, return_counts=True
-        )
-        agree = np.ones(pairs.size, np.bool_)
-        agree[index[power != power[first][index]]] = False
-        return cls(pairs // span, pairs % span, count, agree)
+            at = place.positions.cpu().numpy()
+            column = np.broadcast_to(first + own[..., None], at.shape)
+            power = np.full_like(at, place.exponent)
+            parts.append(np.stack([starts[place.axis] + at, column, power]).reshape(3, -1))
+        first += int(own.max(initial=-1)) + 1
+    row, column, value = np.concatenate(parts, 1)
+    return coo_matrix((value, (row, column)), (int(starts[-1]), first)).tocsr()

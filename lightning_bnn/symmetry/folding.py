@@ -19,7 +19,7 @@ from lightning_bnn.symmetry.discovery import discover
 from lightning_bnn.symmetry.forward import Inputs, on_network, outputs
 from lightning_bnn.symmetry.groups import Symmetries
 
-__all__ = ["ReadNorm", "fold_norms", "folded_with_readers"]
+__all__ = ["fold_norms"]
 
 
 def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: Any) -> nn.Module:
@@ -51,57 +51,31 @@ def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: 
     >>> discover(net, x).linear, discover(folded, x).linear[0].kind
     ((), 'centred')
     """
-    folded, _ = folded_with_readers(model, Inputs(example, named), partial)
-    return folded
-
-
-class ReadNorm(NamedTuple):
-    """A norm that was folded: the name of its gain, and of the weights that have taken it.
-
-    ``offset`` is what is added to the gain before it multiplies, one where gains are around zero.
-    """
-
-    gain: str
-    offset: int
-    readers: tuple[str, ...]
-
-
-def folded_with_readers(
-    model: nn.Module, inputs: Inputs, partial: bool = False
-) -> tuple[nn.Module, list[ReadNorm]]:
-    """A copy as `fold_norms` makes it, and the norms that were folded.
-
-    Args:
-        model: any module.
-        inputs: example inputs.
-        partial: whether norms that cannot be folded are left.
-    """
     if not isinstance(model, nn.Module):
         raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
     affine = {name: module for name, module in model.named_modules() if _is_affine(module)}
     norms = {name: norm for name, module in affine.items() if (norm := _norm_of(module))}
-    folded, read = copy.deepcopy(model), list[ReadNorm]()
+    folded, inputs = copy.deepcopy(model), Inputs(example, named)
     if not norms:
-        return folded, read
+        return folded
     with_gains = copy.deepcopy(model).eval()
     for name, norm in norms.items():
         if norm.offset:
             _put(with_gains, name, _WithGain(norm.plain, norm.gain, norm.bias))
-    sym = discover(with_gains, *inputs.args, **inputs.named)
+    sym = discover(with_gains, *example, **named)
     for name, norm in norms.items():
         prefix = f"{name}." if name else ""
         readers = _readers(sym, prefix)
         if readers and _folds(with_gains, prefix, readers, inputs):
             _fold(folded, prefix, readers, norm)
             _remove_gain(folded, name, norm.plain)
-            read.append(ReadNorm(f"{prefix}weight", norm.offset, tuple(readers)))
         elif not partial:
             raise ValueError(
                 f"The norm {name!r} cannot be folded: not only linear maps read it that have "
                 "weights of their own, and a bias if the norm has one."
             )
     _leave_fused_kernels(folded)
-    return folded, read
+    return folded
 
 
 # ------------------------------------------------------------ readers

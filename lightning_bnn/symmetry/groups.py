@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.symmetry.coverage import scales_inside
+from lightning_bnn.symmetry.coverage import units_inside
 from lightning_bnn.symmetry.groups_table import table
 from lightning_bnn.symmetry.linear_groups import LinearGroup
 from lightning_bnn.symmetry.placements import Axis, Placement
@@ -205,7 +205,7 @@ class Symmetries:
     def mixed_scales(self) -> tuple[Tensor, ...]:
         """For every group of scalings, which of its units a group of matrices contains."""
         rescaling = [group for group in self.linear if group.rescales]
-        return scales_inside(self.axes, rescaling, self.scalings)
+        return units_inside(self.axes, rescaling, self.scalings, diagonal=True)
 
     @cached_property
     def shared_axes(self) -> frozenset[int]:

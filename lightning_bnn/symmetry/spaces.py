@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params
-from lightning_bnn.symmetry.coverage import scales_inside, units_inside
+from lightning_bnn.symmetry.coverage import units_inside
 from lightning_bnn.symmetry.groups import Group, LinearGroup, ScalingGroup, Symmetries
 from lightning_bnn.symmetry.mixing import mixed_axis
 from lightning_bnn.symmetry.placements import Placement
@@ -78,4 +78,4 @@ def covered(sym: Symmetries, groups: Sequence[Group], kinds: Collection[str]) ->
     """
     linear = [group for group in sym.linear if group.kind in kinds]
     scalings = all(isinstance(g, ScalingGroup) for g in groups)
-    return (scales_inside if scalings else units_inside)(sym.axes, linear, groups)
+    return units_inside(sym.axes, linear, groups, diagonal=scalings)

@@ -64,40 +64,6 @@ def test_excess_by_kind_of_group(scales):
     assert [len(row) for _, row in gap.history] == [5, 5]
 
 
-class _Stream(nn.Module):
-    """A stream that two norms read."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(4, 6), nn.RMSNorm(6), nn.RMSNorm(6)
-        self.up, self.down, self.head = nn.Linear(6, 5), nn.Linear(5, 6), nn.Linear(6, 2)
-
-    def forward(self, x):
-        h = self.first(x)
-        return self.head(self.last(h + self.down(F.relu(self.up(self.norm(h))))))
-
-
-def test_excess_over_rotations_of_a_stream():
-    gap = MassGap(1)
-    trainer = fit(Heads(net=_Stream), gap)
-    rows = [row for _, row in gap.history]
-    assert [len(row) for row in rows] == [6] * 4
-    assert all(turned > joint == scales for _, _, scales, _, joint, turned in rows)
-    assert trainer.callback_metrics["mass_excess/turned"].item() == pytest.approx(rows[-1][-1])
-    again = MassGap(1)
-    again.load_state_dict(gap.state_dict())
-    torch.testing.assert_close(again.state_dict()["rotations"], gap.state_dict()["rotations"])
-    assert "mass_excess/turned" not in fit(Heads(), MassGap(1)).callback_metrics
-
-
-def test_wide_streams_are_not_turned(monkeypatch, caplog):
-    monkeypatch.setattr("lightning_bnn.callbacks.mass_gap._WIDEST", 5)
-    with caplog.at_level("INFO", "lightning_bnn"):
-        fit(Heads(net=_Stream), gap := MassGap(2))
-    assert [len(row) for _, row in gap.history] == [3, 3]
-    assert "does not turn streams of 6 channels" in caplog.text
-
-
 def test_old_states_load():
     gap = MassGap(2)
     gap.load_state_dict({"history": [(2, [3.0, 2.0, 50.0])], "scales": None})

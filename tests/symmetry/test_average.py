@@ -255,24 +255,6 @@ def test_several_networks_with_a_mean_each():
     assert frame.matches == 1
 
 
-@pytest.mark.parametrize("name", ["relu", "mixing"])
-def test_continuous_symmetries_of_a_running_mean(name):
-    """Rescaled and mixed copies come back, too, where that is asked for."""
-    if name == "relu":
-        model, sym, stack = mlps(1)
-        params, x = {n: t[0] for n, t in stack.items()}, torch.randn(5, 6).double()
-        frame, copies = RunningFrame(sym, scales="min-mass"), moved(params, sym, 3)
-    else:
-        model, x, sym, params = known_mixing(next(n for n in NETWORKS if n != "chain"))
-        frame = RunningFrame(sym, mixing=True)
-        copies = P.stack([mix(params, sym, random_mixings(sym, seeded(k))) for k in range(3)])
-    mean = frame.begin(params)
-    for k, network in enumerate(P.unstack(copies)):
-        brought = frame.bring(network, mean, 1 / (k + 2))
-        mean = {n: torch.lerp(t, brought[n], 1 / (k + 2)) for n, t in mean.items()}
-    assert misfit(model, x, mean, params) < 1e-6
-
-
 def test_a_frame_goes_on_from_its_state():
     _, sym, stack = mlps(1)
     mean = {n: t[0] for n, t in stack.items()}
@@ -320,8 +302,6 @@ def test_errors_of_networks():
         average(bad, sym)
     with pytest.raises(ValueError, match="holds NaN or infinite values"):
         average(stack, sym, reference={n: t[2] for n, t in bad.items()})
-    with pytest.raises(ValueError, match="`mixing` does not go with `scales`"):
-        RunningFrame(sym, mixing=True, scales="min-mass")
     case = BATCH_NORMS[0]
     network, _, groups = case.known()
     pair = P.stack([P.of(network)] * 2)

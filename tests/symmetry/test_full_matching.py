@@ -20,7 +20,6 @@ from lightning_bnn.symmetry import (
     learn_match,
     match,
     match_all,
-    match_mixings,
     mix,
     permute,
     random_mixings,
@@ -96,7 +95,11 @@ def test_permutations_and_matrices_are_recovered_together(name, by):
 def test_matrices_alone_are_recovered(name, by):
     model, x, sym, params = problem(name)
     moved = planted(params, sym, permuted=False)
-    back = mix(moved, sym, match_mixings(moved, params, sym, model=model, batches=[x], by=by))
+    back = mix(
+        moved,
+        sym,
+        match_all(moved, params, sym, model=model, batches=[x], by=by, permuting=False).matrices,
+    )
     assert largest_difference(back, params) < 1e-6
 
 
@@ -195,7 +198,7 @@ def test_no_network_ends_farther_away_than_permutations_or_nothing_leave_it(name
     for a, b in pairs:
         least = min(apart(a, b), apart(match(a, b, sym).apply(a, sym), b))
         assert float(match_all(a, b, sym).after) <= least * (1 + 1e-6)
-        mixed = mix(a, sym, match_mixings(a, b, sym))
+        mixed = match_all(a, b, sym, permuting=False).apply(a, sym)
         assert apart(mixed, b) <= apart(a, b) * (1 + 1e-6)
 
 
@@ -257,7 +260,7 @@ def test_members_of_a_stack_are_matched_one_by_one():
     assert found.before.shape == found.after.shape == (2,)
     back = found.apply(stack, sym)
     assert max(float((back[n] - params[n]).abs().max()) for n in params) < 1e-6
-    matrices = match_mixings(stack, params, sym, sweeps=1)
+    matrices = match_all(stack, params, sym, permuting=False, sweeps=1).matrices
     assert all(m.shape[0] == 2 for m in matrices)
 
 
@@ -354,7 +357,7 @@ def test_channels_that_no_linear_map_shows_are_matched_by_weights(caplog):
     if not sym.linear:
         pytest.skip("this product is not read")
     moved = mix(params, sym, random_mixings(sym, seeded(1)))
-    match_mixings(moved, params, sym, model=model, batches=[x], by="activations")
+    match_all(moved, params, sym, model=model, batches=[x], by="activations", permuting=False)
     assert "weights are compared" in caplog.text
 
 
@@ -410,7 +413,7 @@ def test_errors():
     with pytest.raises(ValueError, match="`by` must be one of weights, activations, got 'both'"):
         match_all(other, params, sym, by="both")
     with pytest.raises(ValueError, match="needs `model` and `batches`"):
-        match_mixings(other, params, sym, by="activations", model=model)
+        match_all(other, params, sym, by="activations", model=model)
     with pytest.raises(ValueError, match="`batches` is empty"):
         match_all(other, params, sym, by="activations", model=model, batches=[])
     with pytest.raises(ValueError, match="put one tensor into a list"):
@@ -519,7 +522,7 @@ def test_what_two_tables_share_moves_no_activation():
     sym = discover(model, tokens[:1])
     assert any(len(s.placements) == 2 and not s.readers for s in sym.shifts)
     found, other = (
-        match_mixings(a, b, known, model=model, batches=[tokens], by="activations")
+        match_all(a, b, known, model=model, batches=[tokens], by="activations", permuting=False)
         for known in (sym, dataclasses.replace(sym, shifts=()))
     )
     for mine, theirs in zip(found, other, strict=True):

@@ -30,7 +30,7 @@ from lightning_bnn.symmetry.matching.plan import assign
 from lightning_bnn.symmetry.mixing import identity_mixings
 from lightning_bnn.symmetry.spaces import multiplied
 
-__all__ = ["Pair", "match_all", "match_mixings"]
+__all__ = ["Pair", "match_all"]
 
 _PATIENCE = 8  # rounds without a smaller distance: heads are exchanged to and fro
 _ROUNDS = 20
@@ -45,6 +45,7 @@ def match_all(
     model: nn.Module | None = None,
     batches: Iterable[Any] | None = None,
     by: By = "weights",
+    permuting: bool = True,
     sweeps: int = 50,
 ) -> FullMatch:
     r"""Bring a network to another by permutations and matrices together: for transformers.
@@ -57,6 +58,14 @@ def match_all(
     with gains hold the stream fixed but for signs and permutations: fold them first, see
     `fold_norms`.
 
+    Rotations are those of Procrustes, over all places of a group at once:
+
+    .. math:: \max_R \; \mathrm{tr}\, R^T \sum_l B_l A_l^T
+
+    with the channels :math:`A_l` of the network and :math:`B_l` of the reference. Where matrices
+    are free, both networks are balanced first, see `canonicalise`, and a rotation leads from one
+    balanced form to the other.
+
     References:
         Generalized Linear Mode Connectivity for Transformers (Theus et al., 2025)
 
@@ -66,7 +75,10 @@ def match_all(
         sym: what `discover` returned.
         model: gives the computation where activations are compared.
         batches: inputs, or tuples whose first element is the input.
-        by: compare ``"weights"`` or ``"activations"``, see `match_mixings`.
+        by: compare ``"weights"``, or ``"activations"``, which for networks that were trained apart
+            lowers barriers far more. Where no linear map shows the channels, weights are compared,
+            with a warning.
+        permuting: exchange units and heads as well; without, matrices alone are found.
         sweeps: at most so many rounds; of weights, the closest is kept.
 
     >>> from lightning_bnn import params as P
@@ -84,70 +96,14 @@ def match_all(
     spaces, elements = SpaceMap(sym), list[Element]()
     for member in members:
         pair = Pair(view, spaces, member, reference)
-        pair.run(sweeps)
-        elements.append(pair.element)
-        if by == "weights":
-            alone = list(match(member, reference, sym)), identity_mixings(sym)
-            elements[-1] = _closest([_nothing(sym), alone, pair.element], member, reference, sym)
+        pair.run(sweeps, permuting=permuting)
+        ends = [pair.element] if by == "activations" else [_nothing(sym), pair.element]
+        if permuting and by == "weights":
+            ends.insert(1, (list(match(member, reference, sym)), identity_mixings(sym)))
+        elements.append(_closest(ends, member, reference, sym))
     element = together(elements) if stacked else elements[0]
     before, after = (distance(p, reference, sym) for p in (params, moved(params, sym, element)))
     return FullMatch(tuple(element[0]), tuple(element[1]), before, after)
-
-
-@torch.no_grad()
-def match_mixings(
-    params: Params,
-    reference: Params,
-    sym: Symmetries,
-    *,
-    model: nn.Module | None = None,
-    batches: Iterable[Any] | None = None,
-    by: By = "weights",
-    sweeps: int = 50,
-) -> list[Tensor]:
-    r"""Matrices for `mix` after which the channels of a network are closest to a reference.
-
-    For rotations that is Procrustes, over all places of a group at once:
-
-    .. math:: \max_R \; \mathrm{tr}\, R^T \sum_l B_l A_l^T
-
-    with the channels :math:`A_l` of the network and :math:`B_l` of the reference. Where matrices
-    are free, both networks are balanced first, see `canonicalise`, and a rotation leads from one
-    balanced form to the other. Heads stay in their places; `match_all` also exchanges those.
-
-    Args:
-        params: one network, or a stack whose members are matched one by one.
-        reference: the network to come close to.
-        sym: what `discover` returned.
-        model: gives the computation where activations are compared.
-        batches: inputs, or tuples whose first element is the input.
-        by: compare ``"weights"``, group after group until nothing moves, or ``"activations"``,
-            which for networks that were trained apart lowers barriers far more. Where no linear map
-            shows the channels, weights are compared, with a warning.
-        sweeps: at most so many rounds over the groups.
-
-    Returns:
-        One tensor ``(spaces, size, size)`` per group of ``sym.linear``, in double precision; with a
-        leading dimension for a stack.
-
-    >>> from lightning_bnn import params as P
-    >>> from lightning_bnn.symmetry import discover, match_mixings, mix, random_mixings
-    >>> norm = torch.nn.RMSNorm(4, elementwise_affine=False)
-    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 4), norm, torch.nn.Linear(4, 8))
-    >>> sym, w = discover(net, torch.randn(8, 8)), P.of(net)
-    >>> (turn,) = random_mixings(sym)
-    >>> (back,) = match_mixings(mix(w, sym, [turn]), w, sym)
-    >>> torch.allclose(back @ turn, torch.eye(4, dtype=torch.float64), atol=1e-4)
-    True
-    """
-    view, members, stacked = view_of(params, reference, sym, model, batches, by, sweeps)
-    elements = []
-    for member in members:
-        pair = Pair(view, SpaceMap(sym), member, reference)
-        pair.run(sweeps, permuting=False)
-        ends = [_nothing(sym), pair.element] if by == "weights" else [pair.element]
-        elements.append(_closest(ends, member, reference, sym))
-    return (together(elements) if stacked else elements[0])[1]
 
 
 def _nothing(sym: Symmetries) -> Element:

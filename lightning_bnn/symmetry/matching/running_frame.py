@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked, stack_size
-from lightning_bnn.symmetry.actions import flip, permute, rescale
+from lightning_bnn.symmetry.actions import flip, permute
 from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.matching.align import Scales
 from lightning_bnn.symmetry.matching.match import match
-from lightning_bnn.symmetry.matching.match_all import match_all
 from lightning_bnn.symmetry.matching.plan import plan_of
-from lightning_bnn.symmetry.min_mass import min_mass
 
 __all__ = ["RunningFrame"]
 
@@ -39,10 +36,6 @@ class RunningFrame:
 
     Args:
         sym: what `discover` returned.
-        signs: flip units as well, where the network lets them be flipped.
-        scales: ``"min-mass"`` gives every network the least mass over all rescalings first.
-        mixing: match heads, streams and adapters by matrices at every call, see `match_all`;
-            without signs and scales.
         seed: of the search.
 
     >>> from lightning_bnn import params as P
@@ -51,26 +44,13 @@ class RunningFrame:
     >>> net = mlp(2, [4], 1)
     >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
     >>> frame = RunningFrame(sym)
-    >>> mean = frame.begin(w)
-    >>> moved = frame.bring(permute(w, sym, [torch.tensor([1, 0, 2, 3])]), mean, weight=0.5)
+    >>> moved = frame.bring(permute(w, sym, [torch.tensor([1, 0, 2, 3])]), w, weight=0.5)
     >>> torch.equal(moved["1.weight"], w["1.weight"]), frame.moved_units
     (True, 2)
     """
 
-    def __init__(
-        self,
-        sym: Symmetries,
-        *,
-        signs: bool = True,
-        scales: Scales | None = None,
-        mixing: bool = False,
-        seed: int = 0,
-    ) -> None:
-        if mixing and scales:
-            raise ValueError("`mixing` does not go with `scales`: matrices hold both.")
-        self.sym, self.scales, self.seed = sym, scales, seed
-        self.mixing = mixing and bool(sym.linear)
-        self.signs = signs and bool(sym.signs) and not self.mixing
+    def __init__(self, sym: Symmetries, *, seed: int = 0) -> None:
+        self.sym, self.seed = sym, seed
         self.plan = plan_of(sym)
         self.calls, self.looks, self.matches = 0, 0, 0
         """Networks that came, that distances could not clear, and that were matched."""
@@ -86,12 +66,6 @@ class RunningFrame:
         return places + sum(int((s < 0).sum()) for s in flips)
 
     @torch.no_grad()
-    def begin(self, params: Params) -> Params:
-        """The first network, with whose weights a mean begins."""
-        self.calls += 1
-        return self._scaled(params)
-
-    @torch.no_grad()
     def bring(self, params: Params, mean: Params, weight: int | float) -> Params:
         """A network in the frame of its mean, or every member of a stack in that of its own.
 
@@ -101,47 +75,26 @@ class RunningFrame:
             weight: with what share the network enters the mean afterwards.
         """
         self.calls += 1
-        if not (self.sym.permutations or self.sym.scalings or self.sym.linear):
+        if not self.plan.families:
             return params
         stacked = is_stacked(params, self.sym.shapes)
         if not stacked:
             params, mean = ({n: t[None] for n, t in w.items()} for w in (params, mean))
-        moved = self._scaled(params)
-        moved = self._mixed(moved, mean) if self.mixing else self._moved(moved, mean, weight)
+        moved = self._placed(params)
+        far, self._unseen = self._far(moved, mean), self._unseen + weight
+        if not any(bool(units.any()) for units in far):
+            self._looked_at, self._unseen = far, 0.0
+        elif self._looked_at is None or self._unseen >= _UNSEEN or self._further(far):
+            self._search(params, moved, mean)
+            moved = self._placed(params)
+            self._looked_at, self._unseen = self._far(moved, mean), 0.0
         return moved if stacked else {n: t[0] for n, t in moved.items()}
-
-    def _scaled(self, params: Params) -> Params:
-        if self.scales is None or not self.sym.scalings:
-            return params
-        return rescale(params, self.sym, min_mass(params, self.sym).scales)
-
-    def _mixed(self, params: Params, means: Params) -> Params:
-        """By matrices: of every member what brings it closer, if anything does."""
-        moved = []
-        for k in range(stack_size(params)):
-            one, mean = ({n: t[k] for n, t in w.items()} for w in (params, means))
-            moved.append(match_all(one, mean, self.sym).apply(one, self.sym))
-            self.matches += 1
-        return {n: torch.stack([w[n] for w in moved]).to(t.dtype) for n, t in params.items()}
 
     # -------------------------------------------------------- permutations
     def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
         """Permutations and flips of all members, as they were found last."""
         element, groups = self._element or [], len(self.sym.permutations)
         return element[:groups], element[groups:]
-
-    def _moved(self, params: Params, means: Params, weight: int | float) -> Params:
-        if not self.plan.families:
-            return params
-        moved = self._placed(params)
-        far, self._unseen = self._far(moved, means), self._unseen + weight
-        if not any(bool(units.any()) for units in far):
-            self._looked_at, self._unseen = far, 0.0
-        elif self._looked_at is None or self._unseen >= _UNSEEN or self._further(far):
-            self._search(params, moved, means)
-            moved = self._placed(params)
-            self._looked_at, self._unseen = self._far(moved, means), 0.0
-        return moved
 
     def _placed(self, params: Params) -> Params:
         """The networks in the places that were found last."""
@@ -176,12 +129,12 @@ class RunningFrame:
         self.looks += 1
         members, matches = stack_size(params), self.matches
         element = [p.repeat(members, 1) for p in identity(self.sym)]
-        element += [torch.ones(members, g.units) for g in self.sym.signs if self.signs]
+        element += [torch.ones(members, g.units) for g in self.sym.signs]
         if self._element is not None:
             element = [e.clone() for e in self._element]
         for m in range(members):
             own, placed, mean = ({n: t[m] for n, t in w.items()} for w in (params, moved, means))
-            matched = match(own, mean, self.sym, signs=self.signs, seed=self.seed)
+            matched = match(own, mean, self.sym, signs=bool(self.sym.signs), seed=self.seed)
             before = self.plan.similarity(placed, mean)
             if bool(matched.objective > before + 1e-7 * before.abs()):
                 self.matches += 1
