@@ -18,9 +18,8 @@ from lightning_bnn.symmetry import (
     mass,
     min_mass,
     mix,
-    mix_optimizer_state,
     rescale,
-    scale_optimizer_state,
+    transform_optimizer_state,
 )
 from lightning_bnn.symmetry.min_mass import excess
 
@@ -49,8 +48,7 @@ class MassGap(SymmetryCallback):
             scale; ``"eval"`` treats it as a fixed affine map.
         apply: an experiment: replace the weights, frozen ones too, by those of least mass at
             every look, over matrices too where there are any. The function stays, momentum is
-            carried along (second moments as `mix_optimizer_state` says); the run that follows is
-            another one.
+            carried along (see `transform_optimizer_state`); the run that follows is another one.
 
     References:
         | A Symmetry-Aware Exploration of BNN Posteriors (Laurent, Aldea, Franchi, 2024), 3.6
@@ -157,9 +155,13 @@ class MassGap(SymmetryCallback):
         for optimizer in trainer.optimizers:
             trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
             if any(id(p) in trained for p in names.values()):
-                scale_optimizer_state(optimizer, names, self.network.symmetries, best.scales)
-                if best.matrices:
-                    mix_optimizer_state(optimizer, names, self.network.symmetries, best.matrices)
+                transform_optimizer_state(
+                    optimizer,
+                    names,
+                    self.network.symmetries,
+                    scales=best.scales,
+                    matrices=best.matrices or None,
+                )
         for name, tensor in balanced.items():
             weights[name].copy_(tensor)
         self._scales = tuple(torch.ones_like(scale) for scale in best.scales)

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     )
     from lightning_bnn.symmetry.composition import compose, invert
     from lightning_bnn.symmetry.counting import (
-        NearestTransposition,
         kendall_tau,
         log10_modes,
-        nearest_transposition,
         ranks,
         transpositions,
     )
@@ -66,8 +64,6 @@ if TYPE_CHECKING:
     from lightning_bnn.symmetry.min_mass import MinMass, mass, min_mass
     from lightning_bnn.symmetry.mixing import identity_mixings, mix, random_mixings
     from lightning_bnn.symmetry.optimizer_state import (
-        mix_optimizer_state,
-        scale_optimizer_state,
         transform_optimizer_state,
     )
     from lightning_bnn.symmetry.orders import (
@@ -92,7 +88,6 @@ __all__ = [
     "LinearGroup",
     "MatchResult",
     "MinMass",
-    "NearestTransposition",
     "OrderChange",
     "PermutationGroup",
     "Removal",
@@ -131,9 +126,7 @@ __all__ = [
     "match_all",
     "min_mass",
     "mix",
-    "mix_optimizer_state",
     "mixing_gaps",
-    "nearest_transposition",
     "order_change",
     "permute",
     "plan_removal",
@@ -146,7 +139,6 @@ __all__ = [
     "remove_softmax_shift",
     "repair",
     "rescale",
-    "scale_optimizer_state",
     "shift",
     "shift_logits",
     "sort_permutations",

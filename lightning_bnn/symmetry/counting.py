@@ -1,9 +1,8 @@
-"""Count symmetries and compare orders: modes, transpositions, Kendall's tau, distances."""
+"""Count symmetries and compare orders: modes, transpositions, Kendall's tau."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float64, Int, Real
@@ -15,13 +14,11 @@ from lightning_bnn.symmetry.units import unit_rows
 from lightning_bnn.symmetry.validation import check_one_network
 
 __all__ = [
-    "NearestTransposition",
     "count_ranks",
     "dense_ranks",
     "inversions",
     "kendall_tau",
     "log10_modes",
-    "nearest_transposition",
     "ranks",
     "transpositions",
 ]
@@ -171,71 +168,3 @@ def _unit_weights(params: Params, sym: Symmetries, group: PermutationGroup) -> T
     places = [p for p in group.placements if sym.axes[p.axis].role not in ("mean", "variance")]
     own = [torch.stack([params[n].flatten() for n in row]).double() for row in group.tensors]
     return torch.cat([*(unit_rows(params, sym, p).double() for p in places), *own], -1)
-
-
-@dataclass(frozen=True)
-class NearestTransposition:
-    """The closest network that swaps two units, and what theory promises.
-
-    Attributes:
-        units: the two units.
-        distance: Euclidean distance in weight space.
-        bound: Theorem 3.1 of P2 in its rigorous form; the true nearest equivalent network is at
-            most this far.
-
-    >>> from lightning_bnn import params as P
-    >>> from lightning_bnn.models import mlp
-    >>> from lightning_bnn.symmetry import discover, nearest_transposition
-    >>> net = mlp(2, [8], 1)
-    >>> nearest = nearest_transposition(P.of(net), discover(net, torch.randn(8, 2)))
-    >>> nearest.distance < nearest.bound, len(nearest.units)
-    (True, 2)
-    """
-
-    units: tuple[int, int]
-    distance: float
-    bound: float
-
-
-def nearest_transposition(params: Params, sym: Symmetries, group: int = 0) -> NearestTransposition:
-    r"""Distance to the nearest network that swaps two units of a group.
-
-    .. math:: \sqrt{2} \min_{i \neq j} \|n_i - n_j\| \quad \text{and} \quad 2 D \|w\| / \log(d_h!)
-
-    with :math:`n_i` all weights of unit i and D the number of weights of the network.
-
-    References:
-        Variational Inference Failures Under Model Symmetries (Gelberg et al., 2024)
-
-    Args:
-        params: one network.
-        sym: what `discover` returned.
-        group: index of the permutation group, a hidden layer.
-
-    >>> from lightning_bnn.models import mlp
-    >>> from lightning_bnn.symmetry import discover
-    >>> sym = discover(mlp(2, [3], 1), torch.randn(8, 2))
-    >>> units = torch.tensor([[0.0, 0.0], [3.0, 4.0], [9.0, 9.0]])
-    >>> w = {"1.weight": units, "1.bias": torch.zeros(3)}
-    >>> w |= {"3.weight": torch.zeros(1, 3), "3.bias": torch.zeros(1)}
-    >>> nearest = nearest_transposition(w, sym)
-    >>> nearest.units, round(nearest.distance, 4)  # the first two units are 5 apart
-    ((0, 1), 7.0711)
-    """
-    check_one_network(params, sym, "params")
-    if not 0 <= group < len(sym.permutations):
-        raise ValueError(f"`group` must be below {len(sym.permutations)}, got {group}.")
-    chosen = sym.permutations[group]
-    rows = _unit_weights(params, sym, chosen)
-    distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
-    distances.fill_diagonal_(torch.inf)
-    i, j = divmod(int(distances.argmin()), chosen.units)
-    weights = [
-        t
-        for n, t in params.items()
-        if t.is_floating_point() and not n.endswith(("running_mean", "running_var"))
-    ]
-    size = sum(t.numel() for t in weights)
-    norm = math.sqrt(sum(float(t.double().square().sum()) for t in weights))
-    bound = 2 * size * norm / math.lgamma(chosen.units + 1)
-    return NearestTransposition((i, j), math.sqrt(2) * float(distances[i, j]), bound)

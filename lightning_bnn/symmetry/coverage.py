@@ -46,8 +46,8 @@ def units_inside(
     powers = _incidence(axes, groups, [np.arange(g.units) for g in groups])
     free = np.asarray(abs(channels).sum(1)).ravel() == 0
     inside = abs(powers).T @ free == 0
-    if diagonal:
-        count = (abs(channels).T @ (powers != 0).astype(np.int64)).tocoo()
+    count = (abs(channels).T @ (powers != 0).astype(np.int64)).tocoo()
+    if diagonal and count.nnz:
         at = count.row, count.col
         total, squares = channels.T @ powers, abs(channels).T @ powers.multiply(powers)
         total, squares = (np.asarray(t.tocsr()[at]).ravel() for t in (total, squares))

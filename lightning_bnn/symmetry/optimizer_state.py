@@ -20,10 +20,9 @@ from lightning_bnn.symmetry.validation import (
     check_signs,
 )
 
-__all__ = ["mix_optimizer_state", "scale_optimizer_state", "transform_optimizer_state"]
+__all__ = ["transform_optimizer_state"]
 
 
-# ------------------------------------------------------------ optimizer state
 def transform_optimizer_state(
     optimizer: torch.optim.Optimizer,
     names: Mapping[str, Tensor],
@@ -31,11 +30,22 @@ def transform_optimizer_state(
     *,
     permutations: Element | None = None,
     signs: Element | None = None,
+    scales: Element | None = None,
+    matrices: Element | None = None,
 ) -> None:
-    """Carry an optimizer along when its network is permuted or flipped: training goes on as before.
+    r"""Carry an optimizer along when its network is permuted, flipped, rescaled or mixed.
 
     Every buffer of a parameter's shape moves with it; second moments and sizes keep their sign. An
-    optimizer with other state (LBFGS, Adafactor) is refused.
+    optimizer with other state (LBFGS, Adafactor) is refused. A gradient is divided by the scale of
+    its weight, and multiplied by the inverse transpose of its matrix; so is momentum,
+
+    .. math:: m' = m / s, \quad v' = v / s^2, \qquad m' = G^{-T} m, \quad
+        v'_i = \textstyle\sum_j (G^{-T})_{ij}^2 v_j
+
+    After permutations and flips, training goes on as before, and so does gradient descent with
+    momentum after rotations. Scales and other matrices do not commute with training: the run that
+    follows is a different one. Second moments, those of Adam, cannot be mixed exactly: they have no
+    cross terms, and the squared entries are right for gradients that are uncorrelated.
 
     Args:
         optimizer: the optimizer, changed in place.
@@ -44,6 +54,8 @@ def transform_optimizer_state(
         sym: what `discover` returned.
         permutations: as in `permute`.
         signs: as in `flip`.
+        scales: as in `rescale`.
+        matrices: as in `mix`, after all others.
 
     >>> from lightning_bnn.models import mlp
     >>> from lightning_bnn.symmetry import discover, transform_optimizer_state
@@ -57,104 +69,39 @@ def transform_optimizer_state(
     >>> torch.equal(adam.state[net[1].bias]["exp_avg"], old[[2, 0, 1]])
     True
     """
-
-    def move(key: str, buffers: Params) -> Params:
-        if permutations is not None:
-            buffers = permute_some(buffers, sym, check_permutations(permutations, sym))
-        if signs is not None and key not in _WITHOUT_SIGN:
-            buffers = multiply(buffers, sym, {"signs": check_signs(signs, sym)})
-        return buffers
-
-    _check_names(optimizer, names, sym)
-    _change_buffers(optimizer, names, move)
-
-
-def scale_optimizer_state(
-    optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor], sym: Symmetries, scales: Element
-) -> None:
-    r"""Carry an optimizer along when its network is rescaled: momentum inversely, squares squared.
-
-    .. math:: m' = m / s, \quad v' = v / s^2
-
-    Gradients scale inversely to weights, so this keeps the buffers meaningful. Scalings do not
-    commute with training: the run that follows is a different one.
-
-    >>> from lightning_bnn.models import mlp
-    >>> from lightning_bnn.symmetry import discover, scale_optimizer_state
-    >>> net = mlp(2, [3], 1)
-    >>> sym, adam = discover(net, torch.randn(8, 2)), torch.optim.Adam(net.parameters())
-    >>> net(torch.randn(8, 2)).sum().backward(), adam.step()
-    (None, None)
-    >>> old = adam.state[net[1].bias]["exp_avg_sq"]
-    >>> names = dict(net.named_parameters())
-    >>> scale_optimizer_state(adam, names, sym, [torch.full((3,), 2.0)])
-    >>> torch.allclose(adam.state[net[1].bias]["exp_avg_sq"], old / 4)
-    True
-    """
-    _check_names(optimizer, names, sym)
-    scales = check_scales(scales, sym)
-
-    def rescale(key: str, buffers: Params) -> Params:
-        power = (2 if key in _SECOND_MOMENTS else 1) * (1 if key in _LIKE_WEIGHTS else -1)
-        return multiply(buffers, sym, {"scalings": [s**power for s in scales]})
-
-    _change_buffers(optimizer, names, rescale)
-
-
-def mix_optimizer_state(
-    optimizer: torch.optim.Optimizer,
-    names: Mapping[str, Tensor],
-    sym: Symmetries,
-    matrices: Element,
-) -> None:
-    r"""Carry an optimizer along when its network is mixed: momentum as gradients, by the inverse.
-
-    .. math:: m' = G^{-T} m, \quad v'_i = \textstyle\sum_j (G^{-T})_{ij}^2 v_j
-
-    A gradient is multiplied by the inverse transpose of what multiplies its weight. For rotations
-    that is the same matrix, and training by gradient descent with momentum goes on as before; for
-    other matrices the run that follows is a different one. Second moments, those of Adam, cannot be
-    carried exactly, not even for rotations: they have no cross terms. They are mixed by the squared
-    entries of the matrix, which is right for entries of a gradient that are uncorrelated.
-
-    Args:
-        optimizer: the optimizer, changed in place.
-        names: the live parameters, ``dict(module.named_parameters())`` of the module that the
-            symmetries were found on.
-        sym: what `discover` returned.
-        matrices: as in `mix`.
-
-    >>> from lightning_bnn.symmetry import discover, mix_optimizer_state
-    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
-    >>> sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    >>> net(torch.randn(8, 4)).sum().backward(), sgd.step()
-    (None, None)
-    >>> old, names = sgd.state[net[0].bias]["momentum_buffer"], dict(net.named_parameters())
-    >>> turn = torch.tensor([[[0.0, -1.0], [1.0, 0.0]]])
-    >>> mix_optimizer_state(sgd, names, discover(net, torch.randn(8, 4)), [turn])
-    >>> torch.allclose(sgd.state[net[0].bias]["momentum_buffer"], turn[0] @ old)
-    True
-    """
     _check_names(optimizer, names, sym)
     stacked = is_stacked(names, sym.shapes)
     members = next(iter(names.values())).shape[0] if stacked else None
-    forward = check_mixings(matrices, sym, members)
-    inverse = [torch.linalg.inv(g.double()).mT for g in forward]
+    order = None if permutations is None else check_permutations(permutations, sym)
+    flips = None if signs is None else check_signs(signs, sym)
+    factors = None if scales is None else check_scales(scales, sym)
+    mixings = None if matrices is None else check_mixings(matrices, sym, members)
 
     def move(key: str, buffers: Params) -> Params:
-        result = dict(buffers)
-        for group, g, back in zip(sym.linear, forward, inverse, strict=True):
-            for place in group.placements:
-                name = sym.axes[place.axis].tensor
-                if name in result:
-                    enters = (place.exponent == 1) == (key in _LIKE_WEIGHTS)
-                    factor = g if enters else back
-                    if key in _WITHOUT_SIGN:
-                        factor = factor**2 if key in _SECOND_MOMENTS else factor.abs()
-                    result[name] = mixed_axis(result[name], sym, place, factor)
-        return result
+        if flips is not None and key not in _WITHOUT_SIGN:
+            buffers = multiply(buffers, sym, {"signs": flips})
+        if factors is not None:
+            power = (2 if key in _SECOND_MOMENTS else 1) * (1 if key in _LIKE_WEIGHTS else -1)
+            buffers = multiply(buffers, sym, {"scalings": [s**power for s in factors]})
+        buffers = buffers if order is None else permute_some(buffers, sym, order)
+        return buffers if mixings is None else _mixed(key, buffers, sym, mixings)
 
     _change_buffers(optimizer, names, move)
+
+
+def _mixed(key: str, buffers: Params, sym: Symmetries, matrices: Element) -> Params:
+    """Buffers of one kind after matrices: gradients take the inverse transpose."""
+    result = dict(buffers)
+    for group, g in zip(sym.linear, matrices, strict=True):
+        inverse = torch.linalg.inv(g.double()).mT
+        for place in group.placements:
+            name = sym.axes[place.axis].tensor
+            if name in result:
+                factor = g if (place.exponent == 1) == (key in _LIKE_WEIGHTS) else inverse
+                if key in _WITHOUT_SIGN:
+                    factor = factor**2 if key in _SECOND_MOMENTS else factor.abs()
+                result[name] = mixed_axis(result[name], sym, place, factor)
+    return result
 
 
 _SECOND_MOMENTS = frozenset(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta"))

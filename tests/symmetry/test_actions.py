@@ -15,7 +15,6 @@ from lightning_bnn.symmetry import (
     random_scales,
     random_signs,
     rescale,
-    scale_optimizer_state,
     shift_logits,
     transform_optimizer_state,
 )
@@ -161,7 +160,7 @@ def test_scales_carry_the_optimizer_covariantly():
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.0, 0.0))
     run(model, optimizer, [(x, y)])
     before = {n: {k: v.clone() for k, v in optimizer.state[p].items()} for n, p in live.items()}
-    scale_optimizer_state(optimizer, live, sym, scales)
+    transform_optimizer_state(optimizer, live, sym, scales=scales)
     ratio = rescale({n: torch.ones_like(p) for n, p in live.items()}, sym, scales)
     for n, p in live.items():
         torch.testing.assert_close(

@@ -5,11 +5,9 @@ from mixing_networks import known
 
 from lightning_bnn.symmetry import (
     mix,
-    mix_optimizer_state,
     random_mixings,
     random_scales,
     rescale,
-    scale_optimizer_state,
     transform_optimizer_state,
 )
 from lightning_bnn.symmetry.groups import Symmetries
@@ -36,7 +34,7 @@ def act(model, optimizer, sym, matrices, carry=True):
         for name, value in mix(live, sym, matrices).items():
             live[name].copy_(value)
     if carry:
-        mix_optimizer_state(optimizer, live, sym, matrices)
+        transform_optimizer_state(optimizer, live, sym, matrices=matrices)
 
 
 def distance(name, build, matrices_of, carry=True):
@@ -93,10 +91,10 @@ def test_second_moments_stay_positive_and_follow_permutations():
     matrices = [torch.eye(g.size)[order].expand(g.spaces, -1, -1) for g in sym.linear]
     live = dict(model.named_parameters())
     before = optimizer.state[live["layers.0.q.weight"]]["exp_avg_sq"].clone()
-    mix_optimizer_state(optimizer, live, sym, matrices)
+    transform_optimizer_state(optimizer, live, sym, matrices=matrices)
     after = optimizer.state[live["layers.0.q.weight"]]["exp_avg_sq"]
     torch.testing.assert_close(after, before.unflatten(0, (2, 4))[:, order].flatten(0, 1))
-    mix_optimizer_state(optimizer, live, sym, random_mixings(sym))
+    transform_optimizer_state(optimizer, live, sym, matrices=random_mixings(sym))
     assert (optimizer.state[live["layers.0.q.weight"]]["exp_avg_sq"] >= 0).all()
     model.load_state_dict(start)
 
@@ -116,7 +114,7 @@ def trained(build, steps=3):
 def test_sizes_stay_positive(build, key):
     """A step is divided by the largest gradient, and steps have lengths: neither has a sign."""
     optimizer, live, sym, _ = trained(build)
-    mix_optimizer_state(optimizer, live, sym, random_mixings(sym))
+    transform_optimizer_state(optimizer, live, sym, matrices=random_mixings(sym))
     signs = [-torch.ones(g.units) for g in sym.signs]
     transform_optimizer_state(optimizer, live, sym, signs=signs)
     assert all((optimizer.state[p][key] >= 0).all() for p in live.values())
@@ -127,12 +125,12 @@ def test_averages_of_weights_move_as_weights():
     for name, p in live.items():
         optimizer.state[p]["ax"] = start[name].clone()
     matrices = random_mixings(sym)
-    mix_optimizer_state(optimizer, live, sym, matrices)
+    transform_optimizer_state(optimizer, live, sym, matrices=matrices)
     expected = mix(start, sym, matrices)
     for name, p in live.items():
         torch.testing.assert_close(optimizer.state[p]["ax"], expected[name])
     scales = random_scales(sym)
-    scale_optimizer_state(optimizer, live, sym, scales)
+    transform_optimizer_state(optimizer, live, sym, scales=scales)
     expected = rescale(expected, sym, scales)
     for name, p in live.items():
         torch.testing.assert_close(optimizer.state[p]["ax"], expected[name])
@@ -145,7 +143,9 @@ def test_states_that_cannot_be_carried_are_refused():
     optimizer = torch.optim.LBFGS(model.parameters())
     optimizer.state[next(iter(live.values()))]["old_dirs"] = [torch.zeros(3)]
     with pytest.raises(ValueError, match="'old_dirs' of LBFGS has not the shape of a parameter"):
-        mix_optimizer_state(optimizer, live, sym, random_mixings(sym))
+        transform_optimizer_state(optimizer, live, sym, matrices=random_mixings(sym))
     members = len(next(iter(live.values())))
     with pytest.raises(ValueError, match=r"`matrices\[0\]` must have shape"):
-        mix_optimizer_state(sgd(model.parameters()), live, sym, random_mixings(sym, None, members))
+        transform_optimizer_state(
+            sgd(model.parameters()), live, sym, matrices=random_mixings(sym, None, members)
+        )
