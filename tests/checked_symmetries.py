@@ -7,7 +7,7 @@ from lightning_bnn.symmetry import discover, verify
 
 
 def exact(model, *x, others=(), tolerance=1e-11):
-    """The symmetries, after a check on these inputs and on others; none had to be refuted."""
+    """The symmetries, after a check on these inputs and on others."""
     model = model.double()
     sym = discover(model, *x)
     assert not any("refuted" in f.reason for f in sym.frozen)
@@ -19,12 +19,12 @@ def exact(model, *x, others=(), tolerance=1e-11):
 
 
 def units(sym):
-    """How many units the groups of permutations have, and of which kind."""
+    """The numbers and kinds of the units of all groups of permutations."""
     return [(g.units, g.kind) for g in sym.permutations]
 
 
 def sizes(sym):
-    """How many units the groups of permutations have."""
+    """The numbers of units of all groups of permutations."""
     return [g.units for g in sym.permutations]
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 # ------------------------------------------------------------ attention
 class Attention(nn.Module):
-    """Attention of many kinds, written out; queries share keys where ``kv_heads < heads``.
+    """Attention of many kinds, written out, with shared keys where ``kv_heads < heads``.
 
     ``rotary`` is "half" or "interleaved", ``rotated`` the number of rotated channels of a head;
     ``norm`` "shared" has one RMS norm for all heads, "own" a gain for every head; ``positions`` is
@@ -130,7 +130,7 @@ class GatedMLP(nn.Module):
 
 
 class MoE(nn.Module):
-    """Experts in one tensor each for their two layers; the best ``top`` (else all) count."""
+    """Experts in one tensor each for their two layers, of which the best ``top`` count."""
 
     def __init__(self, d=5, units=4, experts=3, top=None, bias=True):
         super().__init__()
@@ -317,11 +317,11 @@ def snake(x):
 
 
 def attention(**options):
-    """How to build attention with these options."""
+    """A builder of attention with these options."""
     return lambda: Attention(**options)
 
 
 def path(nodes):
-    """Which nodes of a path, each joined to the next, are near each other or the same."""
+    """Adjacency of the nodes of a path, each joined to itself and the next."""
     ones = torch.ones(nodes - 1)
     return torch.eye(nodes) + torch.diag(ones, 1) + torch.diag(ones, -1)

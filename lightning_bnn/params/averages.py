@@ -17,7 +17,7 @@ __all__ = ["shares", "weighted_mean"]
 def shares(
     weights: Sequence[int | float] | Tensor | None, count: int, name: str = "`weights`"
 ) -> list[float]:
-    r"""How much every network counts: numbers that sum to one.
+    r"""The weights of all networks in a mean, which sum to one.
 
     .. math:: w_k / \textstyle\sum_l w_l
 

@@ -1,4 +1,4 @@
-"""Networks as dicts of tensors: one, or a stack of several; and all of their weights as vectors."""
+"""Networks and stacks of networks as dicts of tensors, and all of their weights as vectors."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def stack_size(params: Params) -> int:
 
 
 def is_stacked(params: Mapping[str, Tensor], template: Mapping[str, Any]) -> bool:
-    """Whether parameters carry a member dimension, read off a template of tensors or shapes.
+    """True if parameters carry a member dimension, read off a template of tensors or shapes.
 
     >>> w = of(torch.nn.Linear(2, 1))
     >>> is_stacked(w, w), is_stacked(stack([w, w, w]), w)
@@ -116,7 +116,7 @@ def is_stacked(params: Mapping[str, Tensor], template: Mapping[str, Any]) -> boo
 
 @dataclass(frozen=True)
 class RavelSpec:
-    """How a vector of weights is cut back into tensors.
+    """The names and shapes of the tensors of which a vector of weights consists.
 
     >>> vector, spec = ravel({"a": torch.eye(2), "b": torch.ones(3)})
     >>> spec.names, [tuple(shape) for shape in spec.shapes]
@@ -149,7 +149,7 @@ def ravel(
 
 
 def is_weight(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor of `Params` counts as weights: floating, and no BatchNorm statistic.
+    """True if a tensor of `Params` counts as weights: floating, and no BatchNorm statistic.
 
     >>> is_weight("bn.weight", torch.ones(2)), is_weight("bn.running_var", torch.ones(2))
     (True, False)
@@ -161,7 +161,7 @@ def is_weight(name: str, tensor: Tensor) -> bool:
 
 
 def unravel(vector: Tensor, spec: RavelSpec) -> Params:
-    """The inverse of `ravel`; leading dimensions are kept.
+    """Undo `ravel`, with any leading dimensions.
 
     >>> w = {"a": torch.eye(2), "b": torch.ones(3)}
     >>> all(torch.equal(v, w[k]) for k, v in unravel(*ravel(w)).items())

@@ -72,7 +72,7 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
 
 
 def apply_each(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None) -> Any:
-    """Run every member of a stack on inputs of its own; otherwise as `apply`.
+    """Run every member of a stack on inputs of its own, otherwise as `apply` does.
 
     Args:
         model: gives the computation.
@@ -95,7 +95,7 @@ def apply_each(model: nn.Module, params: Params, *x: Any, chunk_size: int | None
 
 
 def chunk_of(model: nn.Module, params: Params, x: Any, chunk_size: int | None = None) -> int:
-    """How many members of a stack run at once: 1 where they run one by one.
+    """The number of members of a stack that run at once.
 
     Args:
         model: gives the computation.

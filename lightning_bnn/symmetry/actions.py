@@ -212,7 +212,7 @@ def _check_members(params: Params, stacked: bool, values: Element, name: str) ->
 def permuted_tensor(
     params: Params, sym: Symmetries, name: str, axes: Sequence[int], permutations: Element
 ) -> Tensor:
-    """One tensor after `permute`; ``axes`` are those of its axes that permutations reach."""
+    """One tensor after `permute`, by those of its axes that permutations reach."""
     w = params[name]
     offset = int(is_stacked({name: w}, sym.shapes))
     for a in sorted(axes, key=lambda a: sym.axes[a].blocks):
@@ -247,7 +247,7 @@ def multiplied_tensor(
     offset: int = 0,
     in_place: bool = False,
 ) -> Tensor:
-    """One tensor after `multiply`; ``axes`` are those of its axes that factors reach."""
+    """One tensor after `multiply`, by those of its axes that factors reach."""
     is_copy = in_place
     for axis, kinds in axes.items():
         parts = (axis_factors(sym, axis, k, factors[k], w.dtype, w.device) for k in kinds)

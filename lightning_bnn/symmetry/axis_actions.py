@@ -56,7 +56,7 @@ def axis_permutation(
 
 
 def take_along_last(values: Tensor, index: Tensor) -> Tensor:
-    """Pick along the last dimension; leading dimensions broadcast."""
+    """Pick along the last dimension, where leading dimensions broadcast."""
     lead = torch.broadcast_shapes(values.shape[:-1], index.shape[:-1])
     return values.expand(*lead, -1).gather(-1, index.expand(*lead, -1))
 

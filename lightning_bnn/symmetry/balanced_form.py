@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 def balancing_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
-    r"""The matrices that bring every space to its balanced form; for `mix`.
+    r"""The matrices, for `mix`, that bring every space to its balanced form.
 
     .. math:: G A A^T G^T = G^{-T} B B^T G^{-1}
 
@@ -100,7 +100,7 @@ def check_full_rank(params: Params, sym: Symmetries) -> None:
 
 
 def orienting_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
-    """The signs and phases of a network in balanced form; for `mix`.
+    """The signs and phases, for `mix`, of a network in balanced form.
 
     Args:
         params: one network or a stack.
@@ -181,7 +181,7 @@ class Balance(NamedTuple):
 
     @property
     def full(self) -> Tensor:
-        """Whether a matrix reaches the balance, for every space."""
+        """True for every space whose balance a matrix reaches."""
         return (self.singular > 0).all(-1)
 
     @property
@@ -201,7 +201,7 @@ def balance_spaces(a: Tensor, b: Tensor) -> Balance:
 
 
 def balance_group(stack: Params, sym: Symmetries, group: LinearGroup) -> Balance:
-    """Balance the spaces of a group; half of the way where one tensor is both of their sides.
+    """Balance the spaces of a group, half of the way where one tensor is both of their sides.
 
     Args:
         stack: a stack of networks in double precision, or those tensors of it that are there.
@@ -260,7 +260,7 @@ def _identity(like: Tensor) -> Tensor:
 
 # ------------------------------------------------------------ step 2: turn
 def _rotation(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tensor, Tensor]:
-    """To the eigenvectors of all that is written and read, the largest first; and their gap."""
+    """Rotations to the eigenvectors of all that is written and read, and their smallest gap."""
     a, b = sides(stack, sym, group)
     gram = a @ a.mT + b @ b.mT
     if group.kind in _COMPLEX:

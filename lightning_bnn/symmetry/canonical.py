@@ -162,7 +162,7 @@ def balanced_together(
 
 
 def _signs_beside_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
-    """Signs of the units that no matrix flips; of a centred stream the mean decides."""
+    """Signs of the units that no matrix flips, for centred streams by the mean."""
     _, signs = canonical_scales_and_signs(params, sym, None)
     mixed, centred = (
         covered(sym, sym.signs, kinds) for kinds in (("general", *_TURNED), ("centred",))
@@ -186,7 +186,7 @@ def _sign_of_mean(params: Params, sym: Symmetries, group: Group) -> Tensor:
 
 
 def _reads_mixed_channels(sym: Symmetries, kinds: Sequence[str]) -> bool:
-    """Whether matrices act on the other side of weights whose size sets a scale."""
+    """True if matrices act on the other side of weights whose size sets a scale."""
     writers = [writer(sym, g) for g in sym.scalings]
     return any(
         sym.axes[p.axis].tensor == sym.axes[w.axis].tensor and p.axis != w.axis

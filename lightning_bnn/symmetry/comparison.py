@@ -53,7 +53,7 @@ def _perturbed_tensor(name: str, t: Tensor, size: float = 0.3) -> Tensor:
 
 
 def perturb_(name: str, t: Tensor, size: float = 0.3) -> Tensor:
-    """The same in place, for a contiguous tensor; all but floats are left as they are."""
+    """Perturb a contiguous tensor of floats in place, and leave others as they are."""
     if not t.is_floating_point():
         return t
     return tiled_(torch.mul, t, (size * normal_pool(5)).exp().roll(key_of(name) % POOL))
@@ -97,11 +97,11 @@ class Comparison:
 
     @property
     def sensitive(self) -> bool:
-        """Whether any output moves with the weights."""
+        """True if any output moves with the weights."""
         return any(size > 0 for size in self.sizes)
 
     def error(self, new: Sequence[Tensor]) -> float:
-        """Largest difference relative to the outputs that move; NaN where nothing does."""
+        """Largest difference relative to the outputs that move, or NaN where nothing does."""
         if not self.sensitive:
             return math.nan
         pairs = zip(self.old, new, self.compared, self.sizes, strict=True)
@@ -109,7 +109,7 @@ class Comparison:
 
 
 def agree(old: Sequence[Tensor], new: Sequence[Tensor], tolerance: float) -> bool:
-    """Whether all elements of outputs are equal up to rounding, relative to what is usual there."""
+    """True if all elements of outputs are equal up to rounding, relative to what is usual there."""
     if [t.shape for t in old] != [t.shape for t in new]:
         return False
     return all(_agree(a, b, tolerance) for a, b in zip(old, new, strict=True))

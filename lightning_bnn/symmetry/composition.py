@@ -34,7 +34,7 @@ def compose(first: Sequence[Tensor], second: Sequence[Tensor], sym: Symmetries) 
 
 
 def invert(permutations: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
-    r"""The element that undoes one; with a member dimension if that has one.
+    r"""The element that undoes another one, with a member dimension if that has one.
 
     .. math:: p^{-1}(p(k)) = k
 

@@ -106,7 +106,7 @@ def dense_ranks(key: Tensor, within: Tensor | float = 0) -> Tensor:
 
 
 def count_ranks(ranks: Tensor) -> Tensor:
-    """How many units have each rank."""
+    """The number of units of each rank."""
     return torch.zeros_like(ranks).scatter_add_(-1, ranks, torch.ones_like(ranks))
 
 

@@ -58,7 +58,7 @@ def units_inside(
 
 
 def _channels(group: LinearGroup) -> Ints:
-    """The number of every channel, ``(spaces, size)``; the two of a plane are one."""
+    """The number of every channel, ``(spaces, size)``, where the two of a plane are one."""
     each = 1 if group.kind == "complex" else group.size
     return each * np.arange(group.spaces)[:, None] + np.arange(group.size) % each
 

@@ -45,7 +45,7 @@ def random_scales(
     members: int | None = None,
     spread: float = 0.5,
 ) -> list[Tensor]:
-    r"""Log-normal scales; ``spread`` is the standard deviation of their logarithm.
+    r"""Log-normal scales, whose logarithm has the standard deviation ``spread``.
 
     .. math:: \log s_u \sim \mathcal{N}(0, \sigma^2)
 

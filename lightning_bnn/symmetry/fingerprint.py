@@ -27,7 +27,7 @@ _STEP = 1e-4  # relative width of the cells to which numbers are rounded
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What does not change when a network is permuted, rescaled, flipped, mixed or shifted.
+    """Numbers that permutations, scales, flips, mixing and shifts do not change.
 
     Attributes:
         norms: of every tensor at least mass; those of tensors that may change places, together.
@@ -56,7 +56,7 @@ class Fingerprint:
     spectra: dict[str, float] = field(default_factory=dict, repr=False)
 
     def agrees(self, other: Fingerprint) -> bool:
-        """Whether both may be of one orbit: one of the two words is the same."""
+        """True if both may be of one orbit: one of the two words is the same."""
         pairs = zip(self.code.split("-"), other.code.split("-"), strict=True)
         return any(a == b for a, b in pairs)
 
@@ -157,7 +157,7 @@ def _add(sums: dict[str, float], name: str, sym: Symmetries, value: float) -> No
 
 
 def _code(numbers: Tensor) -> str:
-    """Two words of hexadecimal digits; see `Fingerprint`."""
+    """Two words of hexadecimal digits, see `Fingerprint`."""
     generator = keyed_generator("fingerprint", len(numbers))
     shares = torch.rand(_SUMS, len(numbers), generator=generator, dtype=torch.float64)
     sums = (shares @ numbers).tolist()

@@ -109,7 +109,7 @@ def _bias_of(weight: str) -> str:
 
 @torch.no_grad()
 def _folds(model: nn.Module, prefix: str, readers: Sequence[str], inputs: Inputs) -> bool:
-    """Whether the function stays for random gains and biases: all that reads them is linear."""
+    """True if the function stays for random gains and biases: all that reads them is linear."""
     params: Params = dict(model.named_parameters())
     generator = torch.Generator().manual_seed(0)
     for own in (name for name in (f"{prefix}weight", f"{prefix}bias") if name in params):
@@ -150,7 +150,7 @@ class _Norm(NamedTuple):
 
 
 def _is_affine(module: nn.Module) -> bool:
-    """Whether a module has one vector of weights, maybe one of biases, and nothing else."""
+    """True if a module has one vector of weights, maybe one of biases, and nothing else."""
     own = dict(module.named_parameters())
     weight = own.get("weight")
     same = all(p.shape == weight.shape for p in own.values()) if weight is not None else False
@@ -159,7 +159,7 @@ def _is_affine(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _norm_of(module: nn.Module) -> _Norm | None:
-    """What a module computes, if it is a norm over the last axis, found by running it."""
+    """The gain and bias of a module, if running it shows a norm over the last axis."""
     weight, bias = module.weight, getattr(module, "bias", None)
     assert isinstance(weight, Tensor)
     shape = weight.shape
@@ -202,7 +202,7 @@ class _WithGain(nn.Module):
 
 
 def _remove_gain(model: nn.Module, name: str, plain: nn.Module) -> None:
-    """Put the norm without gain where the norm was; those of torch keep their class."""
+    """Put the norm without gain where the norm was, where those of torch keep their class."""
     old = model.get_submodule(name)
     if type(old) in (nn.LayerNorm, nn.RMSNorm):
         setattr(old, "elementwise_affine", False)  # noqa: B010

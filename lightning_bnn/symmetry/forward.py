@@ -71,7 +71,7 @@ def structural_copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Mo
 
 
 def _tensors_in_precision(model: nn.Module, dtype: torch.dtype) -> dict[int, Any]:
-    """Parameters and buffers in a precision, by the identity of the old; shared stay shared."""
+    """Parameters and buffers in a precision, by the identity of the old ones."""
     cast: dict[Hashable, Tensor] = {}
     by_identity: dict[int, Any] = {}
     for _, old in named_tensors(model):
@@ -109,7 +109,7 @@ def check_forward(model: nn.Module, inputs: Inputs) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first; its type where it says nothing."""
+    """The first line of an error, or its type where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -139,7 +139,7 @@ def in_runnable_precision(
 
 
 def outputs(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:
-    """All tensors that a network returns, as real numbers; every call draws the same noise.
+    """All tensors that a network returns, as real numbers and with the same noise in every call.
 
     A copy runs, so that nothing a forward keeps (a cache of computed biases) sees other weights.
     """
@@ -178,7 +178,7 @@ def as_real(tensor: Tensor) -> Tensor:
 
 # ------------------------------------------------------------ inputs and outputs
 class Inputs(NamedTuple):
-    """Arguments of a forward; a pytree, so that `tree_map` reaches its tensors."""
+    """Arguments of a forward, as a pytree whose tensors `tree_map` reaches."""
 
     args: tuple[Any, ...] = ()
     named: dict[str, Any] = {}
@@ -212,7 +212,7 @@ def check_filled(inputs: Inputs) -> None:
 
 
 def doubled(inputs: Inputs) -> Inputs | None:
-    """A batch of one row as a batch of two; None where that is not what it is.
+    """A batch of one row as a batch of two, or None for any other.
 
     Batch norm does not train on one row.
     """
@@ -228,7 +228,7 @@ def doubled(inputs: Inputs) -> Inputs | None:
 
 
 def tensors_of(outputs: Any) -> list[Tensor]:
-    """All tensors in what a forward returns; a cache, or another object of its own, is none."""
+    """All tensors in what a forward returns, without those of caches and other objects."""
     tensors = []
     for leaf in tree_leaves(outputs):
         if isinstance(leaf, Tensor):

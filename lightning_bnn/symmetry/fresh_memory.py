@@ -34,7 +34,7 @@ class _Memory:
         self.rest: Block = np.empty(0, np.uint8)
 
     def take(self, size: int) -> Block:
-        """The smallest block that fits, unless that wastes more than it holds; else a new one."""
+        """The smallest block that fits, or a new one where that wastes more than it holds."""
         fitting = [k for k, b in enumerate(self.free) if size <= len(b) <= 2 * size]
         if fitting:
             return self.free.pop(min(fitting, key=lambda k: len(self.free[k])))
@@ -59,7 +59,7 @@ _current: ContextVar[_Memory | None] = ContextVar("memory", default=None)
 
 @contextmanager
 def reused_memory() -> Iterator[None]:
-    """What is freed inside is used again inside; all of it is given back at the end."""
+    """Use memory that is freed inside again, and give all of it back at the end."""
     token = _current.set(_Memory())
     try:
         yield

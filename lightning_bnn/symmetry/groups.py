@@ -1,4 +1,4 @@
-"""What `discover` returns: permutations, scalings and signs of units on axes of tensors."""
+"""The result of `discover`: permutations, scalings and signs of units on axes of tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class PermutationGroup(Group):
-    """The symmetric group on its units; those of a ``block`` are heads or convolution groups.
+    """The symmetric group on its units, which are channels, or blocks such as heads and experts.
 
     ``inner`` lists, for every class of interchangeable channels or of smaller blocks inside the
     blocks, the indices of the groups that permute them, one per block. Blocks may have tensors of
@@ -123,7 +123,7 @@ class SoftmaxShift:
 
 @dataclass(frozen=True, eq=False)
 class Symmetries:
-    """The weight-space symmetries of a network; the functions of this package apply them.
+    """The weight-space symmetries of a network, for the functions of this package.
 
     Attributes:
         permutations: groups of interchangeable units, in graph order, channels before the blocks

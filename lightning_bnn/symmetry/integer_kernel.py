@@ -53,7 +53,7 @@ def _least_integers(solution: Mapping[int, int | Fraction]) -> Row:
 
 
 def _eliminated(rows: list[Row], free: Collection[int]) -> list[tuple[int, Row]]:
-    """Pivots with their equations; no equation has the pivot of one before it.
+    """Pivots with their equations, none of which has the pivot of one before it.
 
     The variable of fewest equations goes first, of these the last, those to be free at the end.
     """
@@ -85,7 +85,7 @@ def _eliminated(rows: list[Row], free: Collection[int]) -> list[tuple[int, Row]]
 def _subtract(
     rows: list[Row], r: int, pivot: Row, v: int, where: Mapping[int, set[int]]
 ) -> set[int]:
-    """Rid an equation of one variable, by another equation that has it; returns what it had."""
+    """Rid an equation of one variable by another equation, and return the variables that it had."""
     old, a, b = rows[r], pivot[v], rows[r][v]
     new = {w: a * old.get(w, 0) - b * pivot.get(w, 0) for w in {*old, *pivot}}
     divisor = gcd(*new.values()) or 1

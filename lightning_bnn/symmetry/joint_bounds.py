@@ -104,7 +104,7 @@ class _Radii:
         return torch.where(power > 0, down[:, variable], up[:, variable]) * power.abs()
 
     def _falls(self, up: Tensor, down: Tensor) -> Tensor:
-        """How far every log factor can fall."""
+        """The largest fall of every log factor."""
         products = self._by_product(self._against(up, down))
         return torch.cat([down, up.new_zeros(len(up), 1), up, products], -1)
 
@@ -113,7 +113,7 @@ class _Radii:
         return zero.index_add(1, self.problem.powers.indices()[0], values)
 
     def _tighten_products(self, bound: Tensor) -> None:
-        """What bounds a sum of log scales bounds each of them, if the others are bounded below."""
+        """Bound each log scale of a sum that is bounded, if the others are bounded below."""
         factor, variable = self.problem.powers.indices()
         power, against = self.problem.powers.values(), self._against(self.up, self.down)
         unknown = against.isinf()

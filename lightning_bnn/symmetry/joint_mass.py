@@ -119,7 +119,7 @@ class _State:
         return list(values.split([g.units for g in self.sym.scalings], -1))
 
     def round(self) -> Tensor:
-        """Scales, then matrices; returns the mass."""
+        """Solve for scales, then for matrices, and return the mass."""
         problem = self.problem()
         exact = max(1e-2 * self.tolerance**2, _EXACT)
         found = minimise(problem, torch.zeros_like(self.logs), exact, 200)
@@ -161,7 +161,7 @@ class _State:
         return torch.stack([units.sum(-1), *((~full).sum(-1) for full in self.full)]).sum(0)
 
     def elements(self, before: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """The scales and matrices; near the limit where none reaches it, never with more mass."""
+        """The scales and matrices, near the limit where none reaches it, never with more mass."""
         scales, total = self._split(self.logs.exp()), list(self.total)
         if bool(self.attained.all()):
             return scales, total

@@ -58,5 +58,5 @@ class LinearGroup:
 
     @property
     def rescales(self) -> bool:
-        """Whether the group contains positive factors."""
+        """True if the group contains positive factors."""
         return self.kind in ("general", "complex")

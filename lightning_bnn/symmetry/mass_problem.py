@@ -61,7 +61,7 @@ class Posynomial:
 
     @property
     def variables(self) -> int:
-        """How many scales there are."""
+        """The number of scales."""
         return self.powers.shape[1]
 
     def logs(self, t: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Posynomial:
         return torch.cat(parts, -1)
 
     def gathered(self, mass: Tensor, sign: int = 0) -> Tensor:
-        """The transpose of `logs`; with a sign only of the powers that have it, made positive."""
+        """The transpose of `logs`, or of the sizes of its powers of one sign."""
         n = self.variables
         up, down = mass[:, :n], mass[:, n + 1 : 2 * n + 1]
         total = up - down if sign == 0 else up if sign > 0 else down
@@ -155,7 +155,7 @@ class Posynomial:
         return self._scattered(self.single, self._partners(table))
 
     def _partners(self, table: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """What arrives at the rows and columns of every matrix from its other side."""
+        """The sums over the other side of every matrix, for its rows and its columns."""
         return [
             ((m.terms @ columns[..., None])[..., 0], (rows[..., None, :] @ m.terms)[..., 0, :])
             for m, rows, columns in self._at_ends(table)
@@ -223,7 +223,7 @@ def mass(params: Params, sym: Symmetries) -> Float64[Tensor, "*members"]:
 
 
 class Recipe(NamedTuple):
-    """How the squares of a tensor become terms: over which axes they are not summed."""
+    """The way from squares of a tensor to terms: the axes over which they are not summed."""
 
     axes: tuple[Axis, ...]
     whole: bool
@@ -286,7 +286,7 @@ _plans: WeakKeyDictionary[Symmetries, tuple[dict[str, Recipe], Tensor]] = WeakKe
 
 
 def plan(sym: Symmetries) -> tuple[dict[str, Recipe], Tensor]:
-    """How all tensors become terms, and the powers of the products of scales, found once.
+    """The recipes of all tensors, and the powers of the products of scales, found once.
 
     Args:
         sym: what `discover` returned.

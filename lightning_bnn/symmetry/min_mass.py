@@ -1,4 +1,4 @@
-"""The least mass over all rescalings, with a certificate; or its limit, where none reaches it."""
+"""The least mass over all rescalings, or its limit where none reaches it, with a certificate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MinMass:
-    r"""The least mass over all rescalings; for a stack, tensors have a member dimension.
+    r"""The least mass over all rescalings, of one network or of every member of a stack.
 
     .. math:: \text{excess} = 100\, (M / M_{min} - 1)
 
@@ -64,12 +64,12 @@ class MinMass:
 
     @property
     def excess(self) -> Tensor:
-        """Mass above the minimum, in percent of the minimum; infinite above a minimum of zero."""
+        """Mass above the minimum, in percent of it, and infinite above a minimum of zero."""
         return excess(self.mass, self.minimum)
 
 
 def excess(mass: Tensor, minimum: Tensor) -> Tensor:
-    """How far masses lie above a minimum, in percent of it; nothing lies above nothing.
+    """The distance of masses above a minimum, in percent of it, and zero between zeros.
 
     >>> excess(torch.tensor([3.0, 0.0, 1.0]), torch.tensor([2.0, 0.0, 0.0]))
     tensor([50.,  0., inf])
@@ -178,7 +178,7 @@ def _by_cvxpy(params: Params, sym: Symmetries, attained: Tensor) -> Tensor:
 
 
 def _first(value: Any) -> Any:
-    """That of the first member, where a value has members."""
+    """The value of the first member, where there are members."""
     if isinstance(value, tuple):
         return tuple(t[0] for t in value)
     return value[0] if isinstance(value, Tensor) else value

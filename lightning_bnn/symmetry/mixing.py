@@ -115,7 +115,7 @@ def random_mixings(
     members: int | None = None,
     spread: float = 0.3,
 ) -> list[Tensor]:
-    r"""Random matrices of every group; ``spread`` is the deviation of their log singular values.
+    r"""Random matrices of every group, whose log singular values have the deviation ``spread``.
 
     .. math:: G = Q_1\, \mathrm{diag}(e^{\sigma z})\, Q_2, \quad z \sim N(0, 1)
 

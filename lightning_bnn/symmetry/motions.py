@@ -58,7 +58,7 @@ class Motion:
         return lambda name: self.moved(name, read, precision)
 
     def moved(self, name: str, read: Read, precision: torch.dtype | None = None) -> Tensor:
-        """One tensor of the moved network; others of the one at rest may be read for it.
+        """One tensor of the moved network, for which others of the one at rest may be read.
 
         Args:
             name: its first name.
@@ -145,7 +145,7 @@ def covering_motions(sym: Symmetries, generator: torch.Generator) -> tuple[Motio
 
 
 def _random_mixings(sym: Symmetries, generator: torch.Generator) -> list[Tensor]:
-    """A random element of every group; those of orthogonal groups are reflections."""
+    """A random element of every group, a reflection where the group is orthogonal."""
     result = []
     for group in sym.linear:
         if group.kind in ("orthogonal", "centred"):
@@ -164,7 +164,7 @@ def _patterns(count: int, generator: torch.Generator) -> Tensor:
 
 
 def _cycle(order: Tensor, swaps: bool) -> Tensor:
-    """Every unit moves to the place of the next; of two units only where they are to change."""
+    """Move every unit to the place of the next, and two units only if they are to change."""
     if len(order) == 2 and not swaps:
         return torch.arange(2)
     return torch.empty_like(order).scatter_(0, order, order.roll(1))

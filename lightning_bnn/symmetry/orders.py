@@ -24,7 +24,7 @@ _STATISTICS: tuple[Statistic, ...] = ("max", "mean", "median", "norm")
 
 
 class OrderChange(NamedTuple):
-    """How much the units of every group have changed places.
+    """The change of the places of the units of every group.
 
     >>> from lightning_bnn.symmetry import order_change
     >>> reversed_ = order_change(torch.tensor([0, 1, 2]), torch.tensor([2, 1, 0]), torch.tensor(3))

@@ -1,4 +1,4 @@
-"""Where the units of a network live: axes of its tensors, and positions along them."""
+"""Places of the units of a network: axes of its tensors, and positions along them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where the units of a group live on one axis: ``positions[k]`` are those of unit ``k``."""
+    """The places of a group on one axis: ``positions[k]`` are those of unit ``k``."""
 
     axis: int
     positions: Tensor

@@ -1,4 +1,4 @@
-r"""Which terms of a mass go to zero at its least value, at infinite scales.
+r"""Terms of a mass that go to zero at its least value, at infinite scales.
 
 A term with the exponent :math:`a \cdot u` allows directions d with :math:`a \cdot d \le 0` only, if
 it is not to grow. The terms that fall along any of these directions can vanish all together, for
@@ -28,7 +28,7 @@ _PATIENCE = 12  # steps without a certificate after which terms may be on their 
 
 
 class Minimum(NamedTuple):
-    """Where the terms that are not driven to zero have their least sum.
+    """The least sum of the terms that are not driven to zero.
 
     Attributes:
         problem: these terms at log scales of zero.
@@ -55,7 +55,7 @@ class Minimum(NamedTuple):
 
 
 def minimise(whole: Posynomial, start: Tensor, tolerance: float, most: int) -> Minimum:
-    """Find the least sum of terms, or its limit; no term vanishes where there is a certificate.
+    """Find the least sum of terms, or its limit where some of them vanish.
 
     Args:
         whole: the terms at log scales of zero.

@@ -131,7 +131,7 @@ def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
 def _sign_of_largest(
     params: Params, sym: Symmetries, group: Group, place: Placement, w: Tensor
 ) -> Tensor:
-    """The sign of the largest weight; of the next where two of both signs are as large, and so on.
+    """The sign of the largest weight, or of the next where two of both signs are as large.
 
     Where the weights are their own mirror image up to rounding, the biases decide, then the first
     weight if the order of the inputs is given. What is its own mirror image in all keeps its sign.
@@ -162,7 +162,7 @@ def _sign_of_all(
 
 
 def _signs(values: Tensor, largest: Tensor) -> Tensor:
-    """Signs of numbers; those that rounding explains are zero."""
+    """Signs of numbers, zero where rounding explains the number."""
     size = largest[..., None, None] * _ROUNDING * torch.finfo(values.dtype).eps
     return torch.where(values.abs() > size, values.sign(), 0)
 

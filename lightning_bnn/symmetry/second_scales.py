@@ -1,4 +1,4 @@
-"""Whether unit norms fix the scales of products: one after the other, in the order of the writers.
+"""Check that unit norms fix the scales of products, one after the other in the order of writers.
 
 Where several groups of scalings act at one position, the norm of a row says something about one of
 them only once the others are known. The least mass knows no order, and needs none.
@@ -69,7 +69,7 @@ def _acting_beside(sym: Symmetries, group: int, place: Placement) -> set[int]:
 
 
 def _leave_out_units(sym: Symmetries) -> bool:
-    """Whether some of the units that can be exchanged have no scale, as others say it already."""
+    """True if some of the units that can be exchanged have no scale, as others say it already."""
     permuted = sym.placements_by_axis("permutations")
     for axis, pairs in sym.placements_by_axis("scalings").items():
         scaled = torch.zeros(sym.axes[axis].blocks * sym.axes[axis].size, dtype=torch.bool)
@@ -83,7 +83,7 @@ def _leave_out_units(sym: Symmetries) -> bool:
 
 
 def _permutations_keep_groups(sym: Symmetries) -> bool:
-    """Whether a permutation only changes places of scales: those of units that are one group."""
+    """True if a permutation only changes places of scales: those of units that are one group."""
     generator = torch.Generator().manual_seed(0)
     orders = [
         torch.arange(group.units) if group.tensors else order

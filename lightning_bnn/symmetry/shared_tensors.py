@@ -1,4 +1,4 @@
-"""Which names of a module stand for the same numbers in memory."""
+"""Names of a module that stand for the same numbers in memory."""
 
 from __future__ import annotations
 

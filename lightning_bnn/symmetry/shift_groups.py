@@ -55,5 +55,5 @@ class ShiftGroup:
 
     @property
     def is_dead(self) -> bool:
-        """Whether nothing sees the shift."""
+        """True if nothing sees the shift."""
         return not self.readers and all(place.exponent == 1 for place in self.placements)

@@ -17,7 +17,7 @@ __all__ = ["added", "carried", "random_shifts", "remove_shifts", "shift", "shift
 
 
 def shift(params: Params, sym: Symmetries, shifts: Element) -> Params:
-    r"""Add numbers to the channels that biases write; the layers that read them take them up.
+    r"""Add numbers to the channels that biases write, which the layers that read them take up.
 
     .. math:: b + c, \quad b' - W' c
 
@@ -82,7 +82,7 @@ def _on_axis(sym: Symmetries, place: Placement, value: Tensor) -> Tensor:
 
 
 def carried(params: Params, sym: Symmetries, reader: Reader, value: Tensor) -> Tensor:
-    """What a shift of its inputs adds to the outputs of a layer."""
+    """The change of the outputs of a layer under a shift of its inputs."""
     axis = sym.axes[reader.channels.axis]
     w = params[axis.tensor]
     assert axis.dim is not None

@@ -171,7 +171,7 @@ class _State:
     done: set[int]
 
     def key(self, index: int, by: SortKey) -> Tensor | None:
-        """The number by which the units of a group are sorted; none where nothing writes them."""
+        """The number by which units are sorted, or None where nothing writes them."""
         sym, group = self.sym, self.sym.permutations[index]
         read = reader(sym, group) if by == "outgoing" else None
         place = read or writer(sym, group)

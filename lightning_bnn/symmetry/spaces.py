@@ -62,7 +62,7 @@ def multiplied(
 
 
 def coupled(sym: Symmetries, group: LinearGroup, others: Collection[LinearGroup]) -> bool:
-    """Whether a matrix of the group and one of the others act on two sides of one tensor."""
+    """True if a matrix of the group and one of the others act on two sides of one tensor."""
     return any(
         sym.axes[p.axis].tensor == sym.axes[q.axis].tensor and p.axis != q.axis
         for other in others

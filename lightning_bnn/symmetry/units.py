@@ -111,7 +111,7 @@ def by_kernel(rows: Tensor, sym: Symmetries, place: Placement) -> Tensor:
 
 
 def offset_of(w: Tensor, sym: Symmetries, axis: Axis) -> int:
-    """How many dimensions a tensor has for the members of a stack."""
+    """The number of dimensions that a tensor has for the members of a stack."""
     return w.ndim - len(sym.shapes[axis.tensor])
 
 

@@ -28,7 +28,7 @@ __all__ = [
 
 
 def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
-    """Whether the parameters of the network are a stack; a part of them is an error.
+    """Check that all parameters of a network are there, and return True for a stack.
 
     Statistics of norms may be missing: standard deviations and gradients have none. So are buffers
     that were read as constants, and further names of one tensor, if they hold something else.
@@ -229,7 +229,7 @@ def check_shifts(
 
 
 def _real_tensors(values: Sequence[Tensor], name: str) -> list[Tensor]:
-    """A list of dense tensors of real numbers; anything else is refused."""
+    """Return a list of dense tensors of real numbers, and refuse anything else."""
     try:
         tensors = [torch.as_tensor(v) for v in values]
     except (TypeError, ValueError, RuntimeError) as error:
@@ -244,7 +244,7 @@ def _real_tensors(values: Sequence[Tensor], name: str) -> list[Tensor]:
 
 
 def _problem(matrices: Tensor, group: LinearGroup) -> str:
-    """What keeps matrices from being elements of their group; nothing if they are."""
+    """The reason why matrices are not elements of their group, empty if they are."""
     if not bool(matrices.isfinite().all()):
         return "be finite"
     near = 1e-5

@@ -38,7 +38,7 @@ def verify(
     generator: torch.Generator | None = None,
     **named: Any,
 ) -> float:
-    r"""Draw a random element of the whole group; return the relative error of the outputs.
+    r"""Return the relative error of the outputs under a random element of the whole group.
 
     .. math:: \max |f(g\, \theta, x) - f(\theta, x)| \,/\, s
 
@@ -85,7 +85,7 @@ def verify(
 
 
 def log_probabilities(logits: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
-    """What a softmax shift leaves unchanged."""
+    """Log-probabilities, which a softmax shift leaves unchanged."""
     assert sym.softmax_shift is not None
     return [t.log_softmax(sym.softmax_shift.dim) for t in logits]
 

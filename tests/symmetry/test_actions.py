@@ -50,7 +50,7 @@ def test_acting_on_a_stack_is_acting_on_every_member(case, kind):
 
 
 def test_convention_of_permutations_and_scales():
-    """Unit k of the new network is unit p[k] of the old one; in times s, out over s."""
+    """Unit k of the new network is unit p[k] of the old one, in times s and out over s."""
     model = models.mlp(4, [3], 2)
     sym, params = discover(model, torch.randn(1, 4)), P.of(model)
     p, s = torch.tensor([2, 0, 1]), torch.tensor([2.0, 4.0, 8.0])

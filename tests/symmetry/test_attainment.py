@@ -77,7 +77,7 @@ def test_scales_are_finite_and_the_bound_is_the_limit(kind):
 @pytest.mark.parametrize("size", [1e-40, 1e-12, 1e-3, 1e12])
 @pytest.mark.parametrize("kind", ["head", "first layer", "a branch"])
 def test_terms_of_any_size_may_vanish(kind, size):
-    """Where they are below rounding, scales may reach the limit as far as numbers can tell."""
+    """Below rounding, scales may reach the limit as far as numbers can tell."""
     params, sym, _ = with_zeros(kind)
     for name in ("first.weight", "head.weight", "c.weight"):
         weights = {**params, name: size * params[name]}

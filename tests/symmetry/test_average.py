@@ -100,7 +100,7 @@ def test_a_reference_gives_the_frame():
 
 # ------------------------------------------------------------ weights
 def test_weights_choose():
-    """A network of weight one comes back as it is; shares count, not numbers."""
+    """A network of weight one comes back as it is, and only shares count."""
     _, sym, stack = mlps(4)
     for k in range(4):
         weights = [float(k == m) for m in range(4)]
@@ -137,7 +137,7 @@ def test_the_weighted_mean_is_numpy_s():
 
 
 def test_the_order_of_networks_does_not_matter():
-    """Where alignment finds the planted elements: noisy copies, averaged in any order."""
+    """Noisy copies, whose planted elements alignment finds, averaged in any order."""
     model, sym, stack = mlps(1)
     one = {n: t[0] for n, t in stack.items()}
     copies = moved(one, sym, 4, scales=False)
@@ -190,7 +190,7 @@ def test_a_network_that_stays_is_returned_untouched(case):
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
 def test_a_network_that_jumps_is_brought_back(case):
-    """By any exchange and flip of units; and the element is kept while it fits."""
+    """By any exchange and flip of units, with one element as long as it fits."""
     model, _, sym = case.known()
     frame, mean = RunningFrame(sym), P.of(model)
     jumped = {n: t[0] for n, t in moved(mean, sym, 1, 3, scales=False).items()}

@@ -17,7 +17,7 @@ front = importlib.import_module("lightning_bnn.symmetry.discovery.discover")
 
 @pytest.fixture
 def solved(monkeypatch):
-    """How often groups were solved for."""
+    """The number of times that groups were solved for."""
     calls, solve = [], front._solved
 
     def counted(*args):

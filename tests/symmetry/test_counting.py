@@ -73,7 +73,7 @@ def test_kendall_tau_broadcasts_over_members():
 
 
 def test_tau_of_ranks_does_not_depend_on_labels():
-    """Orders are compared by ranks: renaming the units of both changes nothing; argsorts would."""
+    """Orders are compared by ranks, which renaming the units of both leaves alone."""
     keys, moved, names = torch.rand(8), torch.rand(8), torch.randperm(8)
 
     def tau(a, b):
@@ -99,7 +99,7 @@ def test_identical_units_reduce_the_number_of_modes():
 
 
 def test_scaling_degrees_of_freedom():
-    """P1, D.4: one per hidden unit; a batch norm adds its features (fixed map)."""
+    """P1, D.4: one per hidden unit, and those of a batch norm as a fixed map."""
     net = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)
     )

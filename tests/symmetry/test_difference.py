@@ -1,4 +1,4 @@
-"""What lies between two networks: steps, rest, and networks that have nothing in common."""
+"""The difference of two networks: steps, rest, and networks that have nothing in common."""
 
 import math
 
@@ -81,7 +81,7 @@ def test_nothing_is_left_within_an_orbit(name):
 
 @pytest.mark.parametrize("name", ["mlp", "tanh mlp", "adapter"])
 def test_the_rest_is_one_of_orbits(name):
-    """It does not matter which networks of their orbits are compared; as they are given it does."""
+    """The rest does not depend on which networks of their orbits are compared."""
     _, sym, params = network(name)
     other = noisy(params, 0.1)
     found = [
@@ -220,7 +220,7 @@ def test_unrelated_networks_of_other_kinds(name):
 
 # ------------------------------------------------------------ outputs
 def test_half_way(pair):
-    """Against the formula written out; a line between equal networks has no barrier."""
+    """Against the formula written out, and no barrier between equal networks."""
     model, sym, a, b = pair
     inputs = random_inputs(torch.randn(4, 6).double(), draws=3)
     x = torch.stack([i.args[0] for i in inputs])

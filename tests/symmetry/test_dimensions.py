@@ -214,7 +214,7 @@ def test_the_largest_has_scales_and_no_signs_and_gains_tell_channels_apart():
 
 
 def test_a_buffer_of_one_dimension_follows_its_channels():
-    """As statistics do; `discover` says so, too."""
+    """As statistics do, and as `discover` says."""
     model, x = sets()
     model.gains = model.gains[0]
     found = read(model.eval(), *x)

@@ -149,7 +149,7 @@ def test_unknown_operation_is_frozen_and_reported():
 
 
 def _sorted_rule(system, node, x, *args, **kwargs):
-    """Sorting couples all channels of a row; what comes out is fixed."""
+    """Sorting couples all channels of a row and fixes its result."""
     from lightning_bnn.symmetry.rules.labels import Value
 
     system.freeze(x.labels, ("scale", "sign"))
@@ -296,7 +296,7 @@ def test_derivatives_inside_of_a_forward_are_named():
 
 
 def test_derivatives_by_torch_func_are_named_or_nothing_is_free():
-    """torch 2.6 exports the derivative as a constant; later ones do not export it."""
+    """torch 2.6 exports the derivative as a constant, and later ones do not export it."""
     try:
         said = str(discover(Forward(by_func, a=nn.Linear(5, 3)), torch.ones(1, 5)))
     except UnsupportedModel as error:

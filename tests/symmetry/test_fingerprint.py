@@ -28,7 +28,7 @@ def network(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_networks_of_an_orbit_have_one(name):
-    """Also after their weights have been rounded; a change of one in a thousand is seen."""
+    """Also after their weights have been rounded, but not after a change of one in a thousand."""
     sym, params = network(name)
     own = fingerprint(params, sym)
     moved = random_element(params, sym, torch.Generator().manual_seed(3), mixing=True)
@@ -44,7 +44,7 @@ def test_networks_of_an_orbit_have_one(name):
 
 
 def test_norms_of_one_hidden_layer():
-    """What enters and what leaves a unit is as large, at least mass: a closed form."""
+    """At least mass, weights that enter a unit are as large as those that leave it."""
     torch.manual_seed(0)
     model = models.mlp(5, [7], 3).double()
     sym, params = discover(model, torch.randn(2, 5).double()), P.of(model)

@@ -181,7 +181,7 @@ def decoders(members=3):
 
 
 def pairs_of(name):
-    """Two networks that have little in common, then two that are nearly equal; the symmetries."""
+    """Two networks that have little in common, two that are nearly equal, and their symmetries."""
     if name == "decoders":
         sym, stack = decoders()
         a, b = P.unstack(stack)[:2]
@@ -464,7 +464,7 @@ def networks_of(name, near):
 
 @functools.cache
 def in_one_frame(name, near, method):
-    """What `align` finds with matrices, and the networks in their common frame."""
+    """The result of `align` with matrices, and the networks in their common frame."""
     sym, stack = networks_of(name, near)
     found = align(stack, sym, mixing=True, method=method, sweeps=1)
     return found, found.apply(stack, sym)
@@ -530,7 +530,7 @@ def test_what_two_tables_share_moves_no_activation():
 
 
 def test_only_channels_of_free_biases_float():
-    """Values and keys, whose biases are free; in a stream one takes back what another gives."""
+    """Values and keys, whose biases are free, unlike those of a stream."""
     _, _, sym, _ = fused()
     floats = [channels._floats(sym, group) for group in sym.linear]
     assert floats == [group.rescales for group in sym.linear]

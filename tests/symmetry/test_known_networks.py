@@ -74,7 +74,7 @@ def test_no_element_changes_the_function(network):
 
 
 def test_scales_signs_and_matrices_hold_in_training(network):
-    """Where the same numbers are drawn for other units, permutations hold in law only."""
+    """Scales, signs and matrices hold exactly, permutations in law where units draw numbers."""
     model, x, sym = network.known()
     model.train()
     try:

@@ -1,4 +1,4 @@
-"""What makes `discover` light changes no result: used memory, one trace, few motions."""
+"""Used memory, one trace and few motions change no result of `discover`."""
 
 import importlib
 from dataclasses import replace
@@ -116,7 +116,7 @@ def test_what_only_moves_together_is_not_taken_for_two_groups_of_two(kind):
 
 # ------------------------------------------------------------ rounding
 def test_a_network_in_which_rounding_grows_keeps_its_groups(monkeypatch):
-    """As deep batch norms over two examples do; a wrong group still makes an error of one."""
+    """As deep batch norms over two examples do, where a wrong group still makes an error of one."""
     model = mlp(4, [6], 2).double()
     inputs = Inputs((torch.randn(5, 4, dtype=torch.float64),))
     sym, graphs = discover(model, *inputs.args), trace_graphs(model, inputs, "carrier")

@@ -1,4 +1,4 @@
-"""Matrices pass what is linear in a row of channels; where they are lost, the result says so."""
+"""Matrices pass what is linear in a row of channels, and the result names what loses them."""
 
 import pytest
 import torch

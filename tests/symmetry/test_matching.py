@@ -195,7 +195,7 @@ def test_products_inside_of_fused_layers_are_seen(caplog):
 @pytest.mark.parametrize("method", ["ascent", "best"])
 @pytest.mark.parametrize("small", [True, False])
 def test_nearly_equal_units_come_back_to_their_places(dtype, apart, method, small, monkeypatch):
-    """As after widening; what an exchange gains is quadratic in how far units are apart."""
+    """As after widening: the gain of an exchange is quadratic in the distance of units."""
     torch.manual_seed(0)
     if not small:  # in single precision, but for the last sweeps
         monkeypatch.setattr(Plan, "size", 2**30)

@@ -73,7 +73,7 @@ def test_change_equals_the_functions_for_one_group(case):
 
 
 def test_labels_do_not_matter():
-    """Renaming the units before and after changes nothing; another order does."""
+    """Renaming the units before and after changes nothing, but another order does."""
     model, x = SMALL[0].make()
     sym = discover(model, x)
     orders = UnitOrders(sym)

@@ -134,7 +134,7 @@ def deep():
 
 @pytest.fixture
 def slopes(monkeypatch):
-    """How often slopes are computed from weights."""
+    """The number of times that slopes are computed from weights."""
     count, slopes = [0], Objective.slopes
 
     def counting(self, at):

@@ -1,4 +1,4 @@
-"""A batch is read by two of its rows; what is not certain to be one stays as it is."""
+"""A batch is read by two of its rows, if it is certain to be a batch."""
 
 import importlib
 

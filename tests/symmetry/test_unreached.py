@@ -1,4 +1,4 @@
-"""What the example does not reach is named, parameter by parameter."""
+"""Parameters that the example does not reach are named."""
 
 import pytest
 import torch
