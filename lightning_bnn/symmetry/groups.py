@@ -125,7 +125,20 @@ class SoftmaxShift:
 class Symmetries:
     """The weight-space symmetries of a network, for the functions of this package.
 
+    All functions read the same tables. For every axis of a tensor, ``axis.labels(shape)`` is the
+    position of each element; ``group.placements`` are the positions of each unit, and the power of
+    its factor there.
+
+    - A factor of a unit multiplies all elements that have its positions, as often as the exponent
+      says.
+    - A permutation p of a group changes ``index``, at first ``arange(axis.length)``, at the
+      positions of its placement on the axis: ``index[positions] = index[positions[p]]``, one group
+      after the other. Every element of the tensor is then taken from the same place, but for index
+      ``index[label] % axis.size`` in dimension ``axis.dim``; the axes act in the order of
+      ``axes_of``. At last the tensors in a row of ``group.tensors`` change places.
+
     Attributes:
+        axes: dimensions of tensors along which units lie.
         permutations: groups of interchangeable units, in graph order, channels before the blocks
             that contain them, smaller blocks before larger ones; they act in this order.
         scalings: positive factors that pass through the network.

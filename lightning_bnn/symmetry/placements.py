@@ -33,7 +33,7 @@ class Axis:
 
     @property
     def length(self) -> int:
-        """The number of positions."""
+        """The number of positions along the axis."""
         return self.blocks * self.size
 
     def labels(self, shape: torch.Size) -> Tensor:

@@ -1,7 +1,9 @@
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES
+from known_networks import NETWORKS
 from torch import nn
 
 from lightning_bnn import models
@@ -47,6 +49,63 @@ def test_acting_on_a_stack_is_acting_on_every_member(case, kind):
     for k, member in enumerate(P.unstack(stack)):
         alone = act(member, sym, shared)
         assert all(torch.equal(alone[n], together[k][n]) for n in alone)
+
+
+def by_hand(params, sym, orders, scales):
+    """The tables of the result, read element by element as its docstring says."""
+    new = {n: t.numpy().copy() for n, t in params.items()}
+    for name, axes in sym.axes_of.items():
+        shape = sym.shapes[name]
+        labels = {k: sym.axes[k].labels(shape).expand(shape).numpy() for k in axes}
+        for k in axes:
+            factors = np.ones(sym.axes[k].length)
+            for g, place in sym.placements_by_axis("scalings").get(k, ()):
+                for unit, positions in enumerate(place.positions.tolist()):
+                    for position in positions:
+                        factors[position] *= float(scales[g][unit]) ** place.exponent
+            new[name] = new[name] * factors[labels[k]]
+        for k in axes:
+            axis, index = sym.axes[k], np.arange(sym.axes[k].length)
+            for g, place in sym.placements_by_axis("permutations").get(k, ()):
+                at = place.positions.numpy()
+                index[at] = index[at[orders[g].numpy()]]
+            where = list(np.indices(shape))
+            if axis.dim is None:
+                where = np.unravel_index(index[labels[k]], shape)
+            else:
+                where[axis.dim] = index[labels[k]] % axis.size
+            new[name] = new[name][tuple(where)]
+    for group, order in zip(sym.permutations, orders, strict=True):
+        for row in group.tensors:
+            new |= dict(zip(row, [new[row[k]] for k in order.tolist()], strict=True))
+    return new
+
+
+@pytest.mark.parametrize(
+    "name", ["experts of one module, top 2", "branches, summed", "packed gates", "squared ReLUs"]
+)
+def test_actions_are_redone_by_hand(name):
+    """Also for grouped convolutions and stacks of experts: for these axes see row blocks."""
+    model, _, sym = NETWORKS[name].known()
+    check_by_hand(P.of(model), sym)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=ids)
+def test_actions_on_small_networks_are_redone_by_hand(case):
+    model, _, sym = case.known()
+    check_by_hand(P.of(model), sym)
+
+
+def check_by_hand(params, sym):
+    params = {n: t.detach() for n, t in params.items()}
+    g = torch.Generator().manual_seed(1)
+    orders, scales = random_permutations(sym, g), random_scales(sym, g)
+    expected = by_hand(params, sym, orders, scales)
+    moved = permute(rescale(params, sym, scales), sym, orders)
+    for n in sym.shapes:
+        torch.testing.assert_close(
+            moved[n], torch.from_numpy(np.asarray(expected[n])), rtol=1e-6, atol=1e-9
+        )
 
 
 def test_convention_of_permutations_and_scales():

@@ -525,7 +525,7 @@ def test_what_two_tables_share_moves_no_activation():
         match_all(a, b, known, model=model, batches=[tokens], by="activations", permuting=False)
         for known in (sym, dataclasses.replace(sym, shifts=()))
     )
-    for mine, theirs in zip(found, other, strict=True):
+    for mine, theirs in zip(found.matrices, other.matrices, strict=True):
         assert torch.allclose(mine, theirs, atol=1e-6)
 
 
