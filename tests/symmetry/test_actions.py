@@ -55,30 +55,41 @@ def by_hand(params, sym, orders, scales):
     """The tables of the result, read element by element as its docstring says."""
     new = {n: t.numpy().copy() for n, t in params.items()}
     for name, axes in sym.axes_of.items():
-        shape = sym.shapes[name]
-        labels = {k: sym.axes[k].labels(shape).expand(shape).numpy() for k in axes}
         for k in axes:
-            factors = np.ones(sym.axes[k].length)
-            for g, place in sym.placements_by_axis("scalings").get(k, ()):
-                for unit, positions in enumerate(place.positions.tolist()):
-                    for position in positions:
-                        factors[position] *= float(scales[g][unit]) ** place.exponent
-            new[name] = new[name] * factors[labels[k]]
+            new[name] = new[name] * factors_of(sym, k, scales)
         for k in axes:
-            axis, index = sym.axes[k], np.arange(sym.axes[k].length)
-            for g, place in sym.placements_by_axis("permutations").get(k, ()):
-                at = place.positions.numpy()
-                index[at] = index[at[orders[g].numpy()]]
-            where = list(np.indices(shape))
-            if axis.dim is None:
-                where = np.unravel_index(index[labels[k]], shape)
-            else:
-                where[axis.dim] = index[labels[k]] % axis.size
-            new[name] = new[name][tuple(where)]
+            new[name] = new[name][sources_of(sym, k, orders)]
     for group, order in zip(sym.permutations, orders, strict=True):
         for row in group.tensors:
             new |= dict(zip(row, [new[row[k]] for k in order.tolist()], strict=True))
     return new
+
+
+def labels_of(sym, k):
+    shape = sym.shapes[sym.axes[k].tensor]
+    return sym.axes[k].labels(shape).expand(shape).numpy()
+
+
+def factors_of(sym, k, scales):
+    factors = np.ones(sym.axes[k].length)
+    for g, place in sym.placements_by_axis("scalings").get(k, ()):
+        for unit, positions in enumerate(place.positions.tolist()):
+            for position in positions:
+                factors[position] *= float(scales[g][unit]) ** place.exponent
+    return factors[labels_of(sym, k)]
+
+
+def sources_of(sym, k, orders):
+    axis, index = sym.axes[k], np.arange(sym.axes[k].length)
+    for g, place in sym.placements_by_axis("permutations").get(k, ()):
+        at = place.positions.numpy()
+        index[at] = index[at[orders[g].numpy()]]
+    label, shape = labels_of(sym, k), sym.shapes[axis.tensor]
+    if axis.dim is None:
+        return tuple(np.unravel_index(index[label], shape))
+    where = list(np.indices(shape))
+    where[axis.dim] = index[label] % axis.size
+    return tuple(where)
 
 
 @pytest.mark.parametrize(
