@@ -21,8 +21,8 @@ from torch import Tensor
 
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.groups import LinearGroup, Symmetries
-from lightning_bnn.symmetry.mixing import identity_mixings, mix_some
-from lightning_bnn.symmetry.spaces import coupled, multiplied, sides, weight_places
+from lightning_bnn.symmetry.mixing import identity_mixings, mix_some, multiplied
+from lightning_bnn.symmetry.spaces import coupled, sides, weight_places
 from lightning_bnn.symmetry.units import unit_rows
 from lightning_bnn.symmetry.validation import check_finite, check_params, check_squares
 

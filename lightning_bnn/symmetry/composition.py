@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,11 +26,7 @@ def compose(first: Sequence[Tensor], second: Sequence[Tensor], sym: Symmetries) 
     >>> compose([torch.tensor([1, 2, 0])], [torch.tensor([1, 0, 2])], sym)
     [tensor([2, 1, 0])]
     """
-    members = _members(first, second)
-    if members is None or not homes(sym):
-        return _compose(first, second, sym)
-    every = [_compose(_member(first, m), _member(second, m), sym) for m in range(members)]
-    return [torch.stack(rows) for rows in zip(*every, strict=True)]
+    return _by_member(_compose, sym, first, second)
 
 
 def invert(permutations: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
@@ -45,14 +41,22 @@ def invert(permutations: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
     >>> compose(p, invert(p, sym), sym)
     [tensor([0, 1, 2, 3, 4]), tensor([0, 1, 2, 3])]
     """
-    members = _members(permutations)
+    return _by_member(_invert, sym, permutations)
+
+
+def _by_member(
+    act: Callable[..., list[Tensor]], sym: Symmetries, *elements: Sequence[Tensor]
+) -> list[Tensor]:
+    """The result for every member by itself, where blocks carry groups that differ by member."""
+    members = next((len(p) for element in elements for p in element if p.ndim == 2), None)
     if members is None or not homes(sym):
-        return _invert(permutations, sym)
-    every = [_invert(_member(permutations, m), sym) for m in range(members)]
+        return act(sym, *elements)
+    each = ([[p[m] if p.ndim == 2 else p for p in e] for e in elements] for m in range(members))
+    every = [act(sym, *own) for own in each]
     return [torch.stack(rows) for rows in zip(*every, strict=True)]
 
 
-def _compose(first: Sequence[Tensor], second: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+def _compose(sym: Symmetries, first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
     inside = homes(sym)
     result: list[Tensor] = list(first)
     for g, after in enumerate(second):
@@ -61,7 +65,7 @@ def _compose(first: Sequence[Tensor], second: Sequence[Tensor], sym: Symmetries)
     return result
 
 
-def _invert(permutations: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+def _invert(sym: Symmetries, permutations: Sequence[Tensor]) -> list[Tensor]:
     inside = homes(sym)
     return [
         permutations[standing_at(g, permutations, sym, inside)].argsort(-1)
@@ -94,11 +98,3 @@ def standing_at(
     home, row, slot = inside[group]
     blocks = standing_at(home, permutations, sym, inside)
     return sym.permutations[blocks].inner[row][int(permutations[blocks][slot])]
-
-
-def _members(*elements: Sequence[Tensor]) -> int | None:
-    return next((len(p) for element in elements for p in element if p.ndim == 2), None)
-
-
-def _member(element: Sequence[Tensor], m: int) -> list[Tensor]:
-    return [p[m] if p.ndim == 2 else p for p in element]

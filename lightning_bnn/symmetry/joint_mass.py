@@ -24,9 +24,9 @@ from lightning_bnn.symmetry.balanced_form import balance_group, balance_spaces, 
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.joint_bounds import certified_gap
 from lightning_bnn.symmetry.mass_problem import Posynomial, mass_problem
-from lightning_bnn.symmetry.mixing import identity_mixings
+from lightning_bnn.symmetry.mixing import identity_mixings, multiplied
 from lightning_bnn.symmetry.recession import minimise
-from lightning_bnn.symmetry.spaces import covered, multiplied, sides
+from lightning_bnn.symmetry.spaces import covered, sides
 
 __all__ = ["solve_jointly"]
 

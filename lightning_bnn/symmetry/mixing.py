@@ -19,6 +19,7 @@ __all__ = [
     "mix",
     "mix_some",
     "mixed_axis",
+    "multiplied",
     "random_mixings",
 ]
 
@@ -59,14 +60,30 @@ def mix(params: Params, sym: Symmetries, matrices: Element) -> Params:
 
 def mix_some(params: Params, sym: Symmetries, matrices: Element) -> Params:
     """`mix` for a part of the tensors, without checks."""
-    result, inverses = dict(params), [torch.linalg.inv(g.double()).mT for g in matrices]
-    for g, group in enumerate(sym.linear):
-        for place in group.placements:
-            axis = sym.axes[place.axis]
-            if axis.tensor in params:
-                factor = matrices[g] if place.exponent == 1 else inverses[g]
-                result[axis.tensor] = mixed_axis(result[axis.tensor], sym, place, factor)
-    return tied(result, sym)
+    for group, g in zip(sym.linear, matrices, strict=True):
+        params = multiplied(params, sym, group, g, torch.linalg.inv(g.double()).mT)
+    return tied(params, sym)
+
+
+def multiplied(
+    params: Params, sym: Symmetries, group: LinearGroup, forward: Tensor, inverse_transpose: Tensor
+) -> Params:
+    """Multiply one side of the spaces of one group by a matrix, the other by a second one.
+
+    Args:
+        params: a network or a stack, or those tensors of it that are there.
+        sym: what `discover` returned.
+        group: one of ``sym.linear``.
+        forward: ``(..., spaces, size, size)``, for the places with exponent 1.
+        inverse_transpose: the same for those with exponent -1.
+    """
+    result = dict(params)
+    for place in group.placements:
+        name = sym.axes[place.axis].tensor
+        if name in params:
+            factor = forward if place.exponent == 1 else inverse_transpose
+            result[name] = mixed_axis(result[name], sym, place, factor)
+    return result
 
 
 def mixed_axis(w: Tensor, sym: Symmetries, place: Placement, matrices: Tensor) -> Tensor:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry.axis_actions import Kind, axis_factors
+from lightning_bnn.symmetry.actions import multiplied_tensor, reached_axes
+from lightning_bnn.symmetry.axis_actions import Kind
 from lightning_bnn.symmetry.groups import Group, Placement, Symmetries
 from lightning_bnn.symmetry.min_mass import min_mass
 from lightning_bnn.symmetry.second_scales import check_norms_fix_scales
@@ -77,10 +78,11 @@ def canonical_scales_and_signs(
     }
     if scaling == "min-mass" and sym.scalings:
         factors["scalings"] = list(min_mass(params, sym, tolerance=1e-16).scales)
-    dead = 0
+    dead, axes, offset = 0, reached_axes(sym, factors), int(is_stacked(params, sym.shapes))
     for _, kind, index, place in _in_order(sym, scaling, held):
         group = sym.scalings[index] if kind == "scalings" else sym.signs[index]
-        twins = [_with_factors(params, sym, factors, p) for p in twin_places(sym, group, place)]
+        names = [sym.axes[p.axis].tensor for p in twin_places(sym, group, place)]
+        twins = [multiplied_tensor(params[n], sym, axes[n], factors, offset) for n in names]
         w = side_by_side(twins, sym, sym.axes[place.axis])
         if kind == "signs":
             factors[kind][index] = _sign_of_largest(params, sym, sym.signs[index], place, w)
@@ -171,20 +173,3 @@ def _inputs_have_an_order(sym: Symmetries, place: Placement) -> bool:
     tensor = sym.axes[place.axis].tensor
     moved = sym.placements_by_axis("permutations")
     return not any(sym.axes[a].tensor == tensor and a != place.axis for a in moved)
-
-
-def _with_factors(
-    params: Params, sym: Symmetries, factors: Mapping[Kind, Sequence[Tensor]], place: Placement
-) -> Tensor:
-    """The writing tensor after the factors found so far have acted on it."""
-    tensor = sym.axes[place.axis].tensor
-    w = params[tensor]
-    offset = 1 if is_stacked({tensor: w}, sym.shapes) else 0
-    for kind, values in factors.items():
-        for axis, places in sym.placements_by_axis(kind).items():
-            if sym.axes[axis].tensor == tensor and any(
-                bool((values[g] != 1).any()) for g, _ in places
-            ):
-                factor = axis_factors(sym, axis, kind, values, w.dtype, w.device)
-                w = w * sym.axes[axis].spread(factor, w.shape[offset:])
-    return w

@@ -10,11 +10,10 @@ from torch import Tensor
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.coverage import units_inside
 from lightning_bnn.symmetry.groups import Group, LinearGroup, ScalingGroup, Symmetries
-from lightning_bnn.symmetry.mixing import mixed_axis
 from lightning_bnn.symmetry.placements import Placement
 from lightning_bnn.symmetry.units import unit_rows
 
-__all__ = ["Sides", "coupled", "covered", "multiplied", "sides", "weight_places"]
+__all__ = ["Sides", "coupled", "covered", "sides", "weight_places"]
 
 Sides = tuple[Tensor, Tensor]
 
@@ -38,27 +37,6 @@ def sides(stack: Params, sym: Symmetries, group: LinearGroup) -> Sides:
     first = next(iter(stack.values()))
     none = first.new_zeros(first.shape[0], group.spaces, group.size, 0)
     return torch.cat([none, *parts[1]], -1), torch.cat([none, *parts[-1]], -1)
-
-
-def multiplied(
-    stack: Params, sym: Symmetries, group: LinearGroup, forward: Tensor, inverse_transpose: Tensor
-) -> Params:
-    """Multiply one side of the spaces of one group by a matrix, the other by a second one.
-
-    Args:
-        stack: a stack of networks, or those tensors of it that are there.
-        sym: what `discover` returned.
-        group: one of ``sym.linear``.
-        forward: ``(members, spaces, size, size)``, for the places with exponent 1.
-        inverse_transpose: the same for those with exponent -1.
-    """
-    result = dict(stack)
-    for place in group.placements:
-        name = sym.axes[place.axis].tensor
-        if name in stack:
-            factor = forward if place.exponent == 1 else inverse_transpose
-            result[name] = mixed_axis(result[name], sym, place, factor)
-    return result
 
 
 def coupled(sym: Symmetries, group: LinearGroup, others: Collection[LinearGroup]) -> bool:

@@ -24,8 +24,7 @@ from lightning_bnn.symmetry.matching.channels import distance
 from lightning_bnn.symmetry.matching.interpolation import Loss, interpolate
 from lightning_bnn.symmetry.matching.matrices import FullMatch, SpaceMap
 from lightning_bnn.symmetry.matching.plan import Plan, assign
-from lightning_bnn.symmetry.mixing import identity_mixings, mixed_axis
-from lightning_bnn.symmetry.spaces import multiplied
+from lightning_bnn.symmetry.mixing import identity_mixings, mixed_axis, multiplied
 from lightning_bnn.symmetry.validation import check_one_network
 
 __all__ = ["HalfWay", "Learning", "learn", "learn_match"]

@@ -224,8 +224,13 @@ def match(
     if method not in get_args(ByWeights) or model is not None or batches is not None:
         data = _data(method, params, reference, model, batches)
     networks = params if stacked else stack([params])
-    task = _Task(plan, networks, reference, method, restarts, signs, seed, max_sweeps, data)
-    result = task.learned(loss, learning or Learning()) if method == "learned" else task.matched()
+    search = _Search(plan, networks, reference, restarts, signs, seed, max_sweeps, data)
+    if method == "learned":
+        result = search.learned(loss, learning or Learning())
+    elif method in get_args(Measure):
+        result = search.by_activations(method)
+    else:
+        result = search.by_weights(method)
     return result if stacked else result.single()
 
 
@@ -249,29 +254,25 @@ def _data(
     return model, batches
 
 
-@dataclass(frozen=True, eq=False)
-class _Task:
-    """Networks to match to a reference, and how to."""
+@dataclass(eq=False)
+class _Search:
+    """Networks to match to a reference, and the best that is found for every one of them."""
 
     plan: Plan
     networks: Params
     reference: Params
-    method: Method
     restarts: int
     signs: bool
     seed: int
     sweeps: int
     data: Data | None
 
-    def matched(self) -> MatchResult:
-        """By one assignment per group, or the best that is tried by weights, some at a time."""
-        if self.method in ("activations", "correlation"):
-            return self.by_activations(self.method)
-        at_once = 1 if self.plan.branches else max(1, _AT_ONCE // max(1, self.plan.pairs))
-        starts = range(0, stack_size(self.networks), at_once)
-        every = [{n: t[k : k + at_once] for n, t in self.networks.items()} for k in starts]
-        results = [_Search(replace(self, networks=some)).result() for some in every]
-        return results[0] if len(results) == 1 else _joined(results)
+    def __post_init__(self) -> None:
+        self.members, sym = stack_size(self.networks), self.plan.sym
+        self.element = [p.repeat(self.members, 1) for p in identity(sym)]
+        self.element += [torch.ones(self.members, g.units) for g in sym.signs if self.signs]
+        self.names, self.tried = [""] * self.members, dict[str, Tensor]()
+        self.score = torch.full((self.members,), -torch.inf, dtype=torch.float64)
 
     def by_activations(self, measure: Measure) -> MatchResult:
         """By one assignment per group, whose tables activations give."""
@@ -289,7 +290,7 @@ class _Task:
             raise ValueError("`loss` must be given for method 'learned': the mean loss of a batch.")
         teaching, judging = parted(self.data[1], learning.held_back, self.seed)
         half_way = HalfWay(self.data[0], self.reference, loss, judging)
-        start, other = replace(self, method="best").matched(), self.by_activations("activations")
+        start, other = self.by_weights("best"), self.by_activations("activations")
         starts, how = [start.permutations, other.permutations], (learning, self.seed)
         best, least, losses = learn(self.plan, self.networks, half_way, teaching, starts, *how)
         ways = ("best", "activations", "learned")
@@ -297,55 +298,47 @@ class _Task:
         names, unknown = (ways[2],) * len(least), torch.full_like(least, torch.nan)
         return MatchResult(tuple(best), -least, lambda: unknown, names, tried=tried)
 
-
-class _Search:
-    """The best of all that is tried by weights, for every member of a stack."""
-
-    def __init__(self, task: _Task) -> None:
-        self.task, self.plan, self.networks = task, task.plan, task.networks
-        self.members, sym = stack_size(task.networks), task.plan.sym
-        self.element = [p.repeat(self.members, 1) for p in identity(sym)]
-        self.element += [torch.ones(self.members, g.units) for g in sym.signs if task.signs]
-        self.names, self.tried = [""] * self.members, dict[str, Tensor]()
-        self.score = torch.full((self.members,), -torch.inf, dtype=torch.float64)
-
-    def result(self) -> MatchResult:
-        """Try what the method says, and finish the best in double precision."""
-        plan, method, data = self.plan, self.task.method, self.task.data
+    def by_weights(self, method: ByWeights) -> MatchResult:
+        """Try what the method says, some networks at a time, and finish in double precision."""
+        plan = self.plan
+        at_once = 1 if plan.branches else max(1, _AT_ONCE // max(1, plan.pairs))
+        if self.members > at_once:
+            every = (
+                {n: t[k : k + at_once] for n, t in self.networks.items()}
+                for k in range(0, self.members, at_once)
+            )
+            return _joined([replace(self, networks=some).by_weights(method) for some in every])
         joint = method == "frank-wolfe" or (method == "best" and plan.couples)
         joint = joint and bool(plan.tables)
         first = self.score.clone()
         if not joint or method != "frank-wolfe":
             first = self._ascend("ascent")
-            for number in range(self.task.restarts):
+            for number in range(self.restarts):
                 self._ascend("ascent", self._random(number))
-        if method == "best" and data is not None and plan.couples:
-            some = replace(self.task, networks=self.networks)
-            start = some.by_activations("activations").permutations
+        if method == "best" and self.data is not None and plan.couples:
+            start = self.by_activations("activations").permutations
             self._ascend("ascent from activations", start)
         if joint:
             self._jointly(first)
+        groups = len(plan.groups)
         if plan.size > SMALL:
             ascent = self._ascent(torch.arange(self.members), exact=True)
-            ascent.stand(self.element[: len(plan.groups)])
-            ascent.climb(torch.Generator().manual_seed(self.task.seed), self.task.sweeps)
+            ascent.stand(self.element[:groups])
+            ascent.climb(torch.Generator().manual_seed(self.seed), self.sweeps)
             self.element, self.score = ascent.element, ascent.score()
-        permutations, signs = (
-            tuple(part)
-            for part in (self.element[: len(plan.groups)], self.element[len(plan.groups) :])
-        )
-        bound, names = partial(plan.bound, self.networks, self.task.reference), tuple(self.names)
-        flips = signs if self.task.signs else None
-        return MatchResult(permutations, self.score, bound, names, flips, self.tried)
+        permutations, flips = tuple(self.element[:groups]), tuple(self.element[groups:])
+        bound, names = partial(plan.bound, self.networks, self.reference), tuple(self.names)
+        signs = flips if self.signs else None
+        return MatchResult(permutations, self.score, bound, names, signs, self.tried)
 
     def _ascent(self, rows: Tensor, exact: bool = False) -> Ascent:
         """Ascent of some members, for exact products with the flips of the best."""
         networks = {n: self.networks[n] for n in self.plan.compared or self.networks}
         some = networks if len(rows) == self.members else {n: t[rows] for n, t in networks.items()}
-        flips = self.element[len(self.plan.groups) :] if self.task.signs else None
+        flips = self.element[len(self.plan.groups) :] if self.signs else None
         if flips is not None and not exact:
             flips = [torch.ones(len(rows), f.shape[1]) for f in flips]
-        return Ascent(self.plan, some, self.task.reference, flips, exact)
+        return Ascent(self.plan, some, self.reference, flips, exact)
 
     def _ascend(
         self, name: str, start: Sequence[Tensor] | None = None, rows: Tensor | None = None
@@ -353,10 +346,9 @@ class _Search:
         """Ascend, keep the result of every member if it is better, and return the scores."""
         rows = torch.arange(self.members) if rows is None else rows
         ascent = self._ascent(rows)
-        ascent.run(start, torch.Generator().manual_seed(self.task.seed), self.task.sweeps)
+        ascent.run(start, torch.Generator().manual_seed(self.seed), self.sweeps)
         if not ascent.settled:
-            text = "match: coordinate ascent is still improving after %d sweeps."
-            _log.warning(text, self.task.sweeps)
+            _log.warning("match: ascent is still improving after %d sweeps.", self.sweeps)
         score = ascent.score()
         better = score > self.score[rows] + _TIE * score.abs()
         for best, new in zip([*self.element, self.score], [*ascent.element, score], strict=True):
@@ -372,7 +364,7 @@ class _Search:
 
     def _random(self, number: int) -> list[Tensor]:
         """Random permutations that leave branches in their places."""
-        generator = keyed_generator(self.task.seed, "restart", number)
+        generator = keyed_generator(self.seed, "restart", number)
         pairs = zip(self.plan.groups, random_permutations(self.plan.sym, generator), strict=True)
         start = [torch.arange(g.units) if g.tensors else order for g, order in pairs]
         return [p.repeat(self.members, 1) for p in start]
@@ -386,14 +378,14 @@ class _Search:
         Args:
             first: what ascent has reached.
         """
-        plan, reference, rows = self.plan, self.task.reference, torch.arange(self.members)
+        plan, reference, rows = self.plan, self.reference, torch.arange(self.members)
         for by_signatures in (False, True):
             some = {n: self.networks[n][rows] for n in plan.compared}
             start = start_from_signatures(plan, some, reference) if by_signatures else None
             before, done = first[rows], torch.zeros(len(rows), dtype=torch.bool)
             walk = frank_wolfe(plan, some, reference, start, before)
             orders = plan.elements(walk.orders)
-            if not self.task.signs:  # no ascent leads on from where one has ended
+            if not self.signs:  # no ascent leads on from where one has ended
                 pairs = zip(orders, self.element, strict=True)
                 done = torch.stack([(o == e[rows]).all(1) for o, e in pairs]).all(0)
                 done &= self.score[rows].isfinite()

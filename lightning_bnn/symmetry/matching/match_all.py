@@ -27,8 +27,7 @@ from lightning_bnn.symmetry.matching.matrices import (
     together,
 )
 from lightning_bnn.symmetry.matching.plan import assign
-from lightning_bnn.symmetry.mixing import identity_mixings
-from lightning_bnn.symmetry.spaces import multiplied
+from lightning_bnn.symmetry.mixing import identity_mixings, multiplied
 
 __all__ = ["Pair", "match_all"]
 
