@@ -48,8 +48,8 @@ def axis_permutation(
         return permutations[pairs[0][0]].to(device)
     lead = torch.broadcast_shapes(*(permutations[g].shape[:-1] for g, _ in pairs))
     index = torch.arange(sym.axes[axis].length, device=device).repeat(*lead, 1)
-    for g, place in pairs:
-        positions = place.positions.to(index.device)
+    for g, placement in pairs:
+        positions = placement.positions.to(index.device)
         moved = positions[permutations[g].to(index.device)].flatten(-2)
         index[..., positions.reshape(-1)] = take_along_last(index, moved)
     return index
@@ -89,15 +89,17 @@ def axis_factors(
 ) -> Tensor:
     """Factor of every position on one axis, with a member dimension if one is given."""
     pairs = sym.placements_by_axis(kind)[axis]
-    powers = [values[g].to(device=device, dtype=dtype) ** place.exponent for g, place in pairs]
+    powers = [
+        values[g].to(device=device, dtype=dtype) ** placement.exponent for g, placement in pairs
+    ]
     if len(pairs) == 1 and pairs[0][1].covers(sym.axes[axis]):
         return powers[0]
     lead = torch.broadcast_shapes(*(value.shape[:-1] for value in powers))
     factors = torch.ones(*lead, sym.axes[axis].length, dtype=dtype, device=device)
-    for (_, place), value in zip(pairs, powers, strict=True):
-        positions = place.positions.reshape(-1).to(device)
-        each = value.repeat_interleave(place.positions.shape[1], -1).expand(*lead, -1)
-        if place.meets_itself:
+    for (_, placement), value in zip(pairs, powers, strict=True):
+        positions = placement.positions.reshape(-1).to(device)
+        each = value.repeat_interleave(placement.positions.shape[1], -1).expand(*lead, -1)
+        if placement.meets_itself:
             index = positions.expand(*lead, -1)
             factors = factors.scatter_reduce(-1, index, each, "prod").clone()
         else:

@@ -215,12 +215,12 @@ def balance_group(stack: Params, sym: Symmetries, group: LinearGroup) -> Balance
         size = torch.where(usable, ratio, 1)[..., None, None] ** 0.25
         eye = torch.eye(2).to(a)
         return Balance(size * eye, eye / size, usable[..., None].to(a))
-    found = balance_spaces(a, b)
+    solution = balance_spaces(a, b)
     if not coupled(sym, group, [group]):
-        return found
-    values, vectors = torch.linalg.eigh(found.reached.mT @ found.reached)
+        return solution
+    values, vectors = torch.linalg.eigh(solution.reached.mT @ solution.reached)
     half = vectors * values.clamp_min(1e-300)[..., None, :] ** 0.25 @ vectors.mT
-    return Balance(half, torch.linalg.inv(half).mT, found.singular)
+    return Balance(half, torch.linalg.inv(half).mT, solution.singular)
 
 
 def _triangle(a: Tensor) -> Tensor:
@@ -239,8 +239,8 @@ def _balanced(stack: Params, sym: Symmetries, most: int = 500) -> tuple[list[Ten
         moved = 0.0
         for k, group in enumerate(sym.linear):
             if group.rescales:
-                found = balance_group(stack, sym, group)
-                step, dead[k] = found.reached, ~found.full
+                solution = balance_group(stack, sym, group)
+                step, dead[k] = solution.reached, ~solution.full
                 stack = multiplied(stack, sym, group, step, torch.linalg.inv(step).mT)
                 total[k] = step @ total[k]
                 moved = max(moved, float((step.mT @ step - _identity(step)).abs().max()))
@@ -311,8 +311,8 @@ def _orientations(stack: Params, sym: Symmetries) -> list[Tensor]:
 def _orientation(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
     """Make the largest entry of every row real and positive, of the first writer that has any."""
     basis, largest = free_basis(group.size, group.kind == "centred"), None
-    for place in weight_places(sym, group):
-        rows = unit_rows(stack, sym, place)
+    for placement in weight_places(sym, group):
+        rows = unit_rows(stack, sym, placement)
         if group.kind in _COMPLEX:
             rows = torch.complex(rows[..., :1, :], rows[..., 1:, :])
         else:

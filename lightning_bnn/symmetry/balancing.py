@@ -45,31 +45,31 @@ def balance(problem: Posynomial, u: Tensor, tolerance: float, most: int) -> Bala
         tolerance: certified relative gap at which to stop.
         most: steps after which to stop in any case.
     """
-    here = problem.moved(u) if bool(u.any()) else problem
-    gap, last, worst = torch.full_like(here.value, torch.inf), math.inf, math.inf
+    terms = problem.moved(u) if bool(u.any()) else problem
+    gap, last, worst = torch.full_like(terms.value, torch.inf), math.inf, math.inf
     steps = 0
     while worst > tolerance and steps < most:
         steps += 1
-        directions = _directions(here, steps <= 4, _MOST if worst > 1e-2 else 4 * u.shape[1] + 10)
+        directions = _directions(terms, steps <= 4, _MOST if worst > 1e-2 else 4 * u.shape[1] + 10)
         t = next(directions)
-        gap = torch.minimum(gap, bound(here, t))
-        last, worst = worst, float(_relative(gap, here).max())
+        gap = torch.minimum(gap, bound(terms, t))
+        last, worst = worst, float(_relative(gap, terms).max())
         if 1e-12 > worst > last / 2:  # down to rounding
             break
-        before = here.value * (1 + 1e-14)
-        here = problem.moved(u + t / 2)
-        while bool((worse := ~(here.value <= before)).any()):
+        before = terms.value * (1 + 1e-14)
+        terms = problem.moved(u + t / 2)
+        while bool((worse := ~(terms.value <= before)).any()):
             t = torch.where(worse[:, None], next(directions, torch.zeros_like(t)), t)
-            here = problem.moved(u + t / 2)
+            terms = problem.moved(u + t / 2)
         u = u + t / 2
-    return Balanced(u, here, _relative(gap, here), steps)
+    return Balanced(u, terms, _relative(gap, terms), steps)
 
 
-def _relative(gap: Tensor, here: Posynomial) -> Tensor:
-    return gap / here.value.clamp_min(1e-300)
+def _relative(gap: Tensor, terms: Posynomial) -> Tensor:
+    return gap / terms.value.clamp_min(1e-300)
 
 
-def bound(here: Posynomial, t: Tensor | None = None) -> Tensor:
+def bound(terms: Posynomial, t: Tensor | None = None) -> Tensor:
     r"""Bound what is left to gain, by a Newton direction.
 
     With y the terms, g what enters less what leaves and L t = -g, the terms :math:`y (1 + \delta)`
@@ -82,32 +82,32 @@ def bound(here: Posynomial, t: Tensor | None = None) -> Tensor:
     that finite scales reach the minimum.
 
     Args:
-        here: the terms.
+        terms: of the mass.
         t: the direction, ``(members, scales)``.
     """
-    t = next(_directions(here, False, _MOST)) if t is None else t
-    product = here.laplacian(t)
-    widest = here.logs(t).abs().amax(-1) * (2 if here.matrices else 1)
+    t = next(_directions(terms, False, _MOST)) if t is None else t
+    product = terms.laplacian(t)
+    widest = terms.logs(t).abs().amax(-1) * (2 if terms.matrices else 1)
     quadratic = (t * product).sum(-1) / 2
-    open_ = (product + here.inflow - here.outflow).abs().sum(-1)
+    open_ = (product + terms.inflow - terms.outflow).abs().sum(-1)
     return torch.where(widest < 1, quadratic / (1 - widest) + 2 * open_, torch.inf)
 
 
 # ------------------------------------------------------------ directions
-def _directions(here: Posynomial, first: bool, most: int) -> Iterator[Tensor]:
+def _directions(terms: Posynomial, first: bool, most: int) -> Iterator[Tensor]:
     """Directions to be tried in turn: that of the ratios, that of the gradient, and parts of it."""
-    inflow, outflow = (x.clamp_min(1e-300) for x in (here.inflow, here.outflow))
-    ratios, gradient = (inflow / outflow).log(), here.inflow - here.outflow
+    inflow, outflow = (x.clamp_min(1e-300) for x in (terms.inflow, terms.outflow))
+    ratios, gradient = (inflow / outflow).log(), terms.inflow - terms.outflow
     members, n = ratios.shape
     if members * n**2 <= _LARGEST:
-        entering, leaving = here.slopes
+        entering, leaving = terms.slopes
         scaled = entering / inflow[..., None] - leaving / outflow[..., None]
         yield _solved(scaled, ratios)
         t = _solved(entering - leaving, gradient)
     else:
         if first:
             yield -ratios / 2
-        t = _conjugate_gradients(here, -gradient, most)
+        t = _conjugate_gradients(terms, -gradient, most)
     for k in range(30):
         yield t / 2**k
 
@@ -117,14 +117,14 @@ def _solved(slopes: Tensor, values: Tensor) -> Tensor:
     return -torch.linalg.solve_ex(slopes, values)[0]
 
 
-def _conjugate_gradients(here: Posynomial, b: Tensor, most: int) -> Tensor:
+def _conjugate_gradients(terms: Posynomial, b: Tensor, most: int) -> Tensor:
     """Solve for a direction, all members at once, until the slowest is done.
 
     Far from the minimum a rough direction will do: what is left open is at most a tenth, and falls
     with the excess itself, so that steps converge as fast as exact ones. Nothing is done along
     directions in which the mass is flat: what is there of the excess is rounding.
     """
-    diagonal = here.inflow + here.outflow
+    diagonal = terms.inflow + terms.outflow
     diagonal = torch.where(diagonal > 0, diagonal, 1)
     x, r = torch.zeros_like(b), b
     z = r / diagonal
@@ -132,7 +132,7 @@ def _conjugate_gradients(here: Posynomial, b: Tensor, most: int) -> Tensor:
     forcing = (rz / diagonal.sum(-1)).clamp(1e-26, _ROUGHEST**2)
     stop = forcing * rz.clamp_min(1e-300) + 1e-32 * diagonal.sum(-1)
     for _ in range(most):
-        lp = here.laplacian(p)
+        lp = terms.laplacian(p)
         curvature = (p * lp).sum(-1)
         curved = curvature > _FLAT * (diagonal * p.square()).sum(-1)
         if not bool((goes_on := (rz > stop) & curved).any()):

@@ -178,9 +178,9 @@ def _signs_beside_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
 
 def _sign_of_mean(params: Params, sym: Symmetries, group: Group) -> Tensor:
     """Make the largest mean over the channels of a unit positive: no centred matrix changes it."""
-    place = writer(sym, group) or group.placements[0]
-    rows = unit_rows(params, sym, place)
-    means = rows.unflatten(-1, (place.positions.shape[1], -1)).mean(-2)
+    placement = writer(sym, group) or group.placements[0]
+    rows = unit_rows(params, sym, placement)
+    means = rows.unflatten(-1, (placement.positions.shape[1], -1)).mean(-2)
     largest = torch.take_along_dim(means, means.abs().argmax(-1, keepdim=True), -1)[..., 0]
     return torch.where(largest < 0, -1.0, 1.0).to(rows)
 

@@ -68,11 +68,11 @@ def _incidence(axes: Sequence[Axis], groups: Iterable[Any], ids: Sequence[Ints])
     starts = np.cumsum([0, *(axis.length for axis in axes)])
     parts, first = [np.zeros((3, 0), np.int64)], 0
     for group, own in zip(groups, ids, strict=True):
-        for place in group.placements:
-            at = place.positions.cpu().numpy()
+        for placement in group.placements:
+            at = placement.positions.cpu().numpy()
             column = np.broadcast_to(first + own[..., None], at.shape)
-            power = np.full_like(at, place.exponent)
-            parts.append(np.stack([starts[place.axis] + at, column, power]).reshape(3, -1))
+            power = np.full_like(at, placement.exponent)
+            parts.append(np.stack([starts[placement.axis] + at, column, power]).reshape(3, -1))
         first += int(own.max(initial=-1)) + 1
     row, column, value = np.concatenate(parts, 1)
     return coo_matrix((value, (row, column)), (int(starts[-1]), first)).tocsr()

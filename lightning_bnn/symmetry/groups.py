@@ -226,10 +226,10 @@ class Symmetries:
         shared = set()
         for axis, pairs in self.placements_by_axis("scalings").items():
             uses = torch.zeros(self.axes[axis].blocks * self.axes[axis].size, dtype=torch.long)
-            for _, place in pairs:
-                at = place.positions.reshape(-1).cpu()
+            for _, placement in pairs:
+                at = placement.positions.reshape(-1).cpu()
                 uses.index_add_(0, at, torch.ones_like(at))
-            if int(uses.max()) > 1 or any(abs(place.exponent) > 1 for _, place in pairs):
+            if int(uses.max()) > 1 or any(abs(placement.exponent) > 1 for _, placement in pairs):
                 shared.add(axis)
         return frozenset(shared)
 
@@ -264,8 +264,8 @@ class Symmetries:
         for kind in ("permutations", "scalings", "signs", "linear", "shifts"):
             table = tables.setdefault(kind, {})
             for index, group in enumerate(getattr(self, kind)):
-                for place in group.placements:
-                    table.setdefault(place.axis, []).append((index, place))
+                for placement in group.placements:
+                    table.setdefault(placement.axis, []).append((index, placement))
         return tables
 
     @cached_property

@@ -136,8 +136,8 @@ class _Radii:
         beside = (-self._falls(*(torch.where(others, side, 0) for side in (up, down)))).exp()
         size = len(least), group.spaces, group.size, group.size
         result = {1: least.new_zeros(size), -1: least.new_zeros(size)}
-        for place in weight_places(self.sym, group):
-            axis = self.sym.axes[place.axis]
+        for placement in weight_places(self.sym, group):
+            axis = self.sym.axes[placement.axis]
             w, recipe = self.weights[axis.tensor], plan(self.sym)[0][axis.tensor]
             if recipe.whole:
                 w = w * least[:, recipe.factors[0].to(w.device)].reshape(w.shape)
@@ -145,23 +145,23 @@ class _Radii:
                 table = beside if side.dim == axis.dim else least
                 factors = table[:, index.reshape(-1).to(w.device)]
                 w = w * side.spread(factors, w.shape[1:])
-            rows = unit_rows({}, self.sym, place, w)
-            result[place.exponent] = result[place.exponent] + rows @ rows.mT
+            rows = unit_rows({}, self.sym, placement, w)
+            result[placement.exponent] = result[placement.exponent] + rows @ rows.mT
         return result[1], result[-1]
 
 
 def _owners(sym: Symmetries, group: LinearGroup) -> Tensor:
     """The variables of the scales that the channels of every space have, ``(spaces, size)``."""
-    place, start = group.placements[0], 0
-    axis = sym.axes[place.axis]
+    placement, start = group.placements[0], 0
+    axis = sym.axes[placement.axis]
     variable = torch.full((axis.blocks * axis.size,), -1)
     for scaling, own in zip(sym.scalings, covered(sym, sym.scalings, ("general",)), strict=True):
         for p in scaling.placements:
-            if p.axis == place.axis:
+            if p.axis == placement.axis:
                 units = start + torch.arange(scaling.units)[own]
                 variable[p.positions[own]] = units[:, None].expand_as(p.positions[own])
         start += scaling.units
-    return variable[place.positions[..., 0]]
+    return variable[placement.positions[..., 0]]
 
 
 def _least_eigenvalue(gram: Tensor, mass: Tensor) -> Tensor:

@@ -122,11 +122,11 @@ class _State:
         """Solve for scales, then for matrices, and return the mass."""
         problem = self.problem()
         exact = max(1e-2 * self.tolerance**2, _EXACT)
-        found = minimise(problem, torch.zeros_like(self.logs), exact, 200)
-        if bool((found.fall != 0).any()):
-            self.attained &= found.attained
-            self._drop(found.fall)
-        self.rescale(found.logs)
+        solution = minimise(problem, torch.zeros_like(self.logs), exact, 200)
+        if bool((solution.fall != 0).any()):
+            self.attained &= solution.attained
+            self._drop(solution.fall)
+        self.rescale(solution.logs)
         self.mix()
         return self.problem().value
 
@@ -141,12 +141,12 @@ class _State:
         """Balance the spaces of every group, or go to the limit where none does."""
         for k in self.groups:
             group = self.sym.linear[k]
-            found = balance_group(self.moving, self.sym, group)
-            matrices = found.forward, found.inverse_transpose
+            solution = balance_group(self.moving, self.sym, group)
+            matrices = solution.forward, solution.inverse_transpose
             self.moving = multiplied(self.moving, self.sym, group, *matrices)
-            self.total[k] = found.reached @ self.total[k]
-            self.full[k] = self.full[k] & found.full
-            self.attained &= found.full.all(-1)
+            self.total[k] = solution.reached @ self.total[k]
+            self.full[k] = self.full[k] & solution.full
+            self.attained &= solution.full.all(-1)
 
     def gap(self) -> Tensor:
         """Certified relative gap of every member."""
@@ -190,8 +190,8 @@ def _near_limit(a: Tensor, b: Tensor) -> Tensor:
     eye = torch.eye(size).to(a)
     before = a.square().sum((-1, -2)) + b.square().sum((-1, -2))
     little = 1e-3 * (before / size).sqrt()[..., None, None] * eye
-    found = balance_spaces(torch.cat([a, little], -1), torch.cat([b, little], -1))
-    after = (found.forward @ a).square().sum((-1, -2))
-    after = after + (found.inverse_transpose @ b).square().sum((-1, -2))
-    better = (after <= before) & found.full
-    return torch.where(better[..., None, None], found.forward, eye)
+    solution = balance_spaces(torch.cat([a, little], -1), torch.cat([b, little], -1))
+    after = (solution.forward @ a).square().sum((-1, -2))
+    after = after + (solution.inverse_transpose @ b).square().sum((-1, -2))
+    better = (after <= before) & solution.full
+    return torch.where(better[..., None, None], solution.forward, eye)

@@ -61,7 +61,7 @@ class Posynomial:
 
     @property
     def variables(self) -> int:
-        """The number of scales."""
+        """The number of log scales."""
         return self.powers.shape[1]
 
     def logs(self, t: Tensor) -> Tensor:
@@ -340,11 +340,11 @@ def axis_powers(sym: Symmetries, axis: int) -> csr_matrix:
     """By which power each scale acts at each position of an axis, ``(positions, scales)``."""
     starts = np.cumsum([0, *(g.units for g in sym.scalings)])
     parts = [np.zeros((3, 0), np.int64)]
-    for g, place in sym.placements_by_axis("scalings").get(axis, []):
-        units, repeats = place.positions.shape
+    for g, placement in sym.placements_by_axis("scalings").get(axis, []):
+        units, repeats = placement.positions.shape
         unit = np.repeat(starts[g] + np.arange(units), repeats)
-        at = place.positions.cpu().numpy().reshape(-1)
-        parts.append(np.stack([at, unit, np.full_like(at, place.exponent)]))
+        at = placement.positions.cpu().numpy().reshape(-1)
+        parts.append(np.stack([at, unit, np.full_like(at, placement.exponent)]))
     position, unit, power = np.concatenate(parts, 1)
     size = sym.axes[axis].blocks * sym.axes[axis].size, sym.scaling_dof
     return coo_matrix((power, (position, unit)), size).tocsr()

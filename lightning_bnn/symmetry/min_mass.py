@@ -121,14 +121,18 @@ def min_mass(
     if start is not None:
         start = check_scales(start, sym, "start")
     if mixing is False:
-        found = _over_scales(params, sym, start, tolerance, max_iterations, solver == "cvxpy")
+        solution = _over_scales(params, sym, start, tolerance, max_iterations, solver == "cvxpy")
     elif solver == "cvxpy":
         raise ValueError("`solver='cvxpy'` knows no `mixing`; use solver='balance'.")
     else:
         check_finite(params, sym)
         only = mixing == "only"
-        found = MinMass(*solve_jointly(params, sym, only, start, tolerance, max_iterations))
-    return found if stacked else replace(found, **{n: _first(v) for n, v in vars(found).items()})
+        solution = MinMass(*solve_jointly(params, sym, only, start, tolerance, max_iterations))
+    return (
+        solution
+        if stacked
+        else replace(solution, **{n: _first(v) for n, v in vars(solution).items()})
+    )
 
 
 def _check_options(solver: str, tolerance: float, max_iterations: int, mixing: bool | str) -> None:
@@ -160,12 +164,12 @@ def _over_scales(
             int(dead.max()),
         )
     u = u if start is None else _join(start, u)
-    found = minimise(whole, u, tolerance, most)
+    solution = minimise(whole, u, tolerance, most)
     if oracle:
-        found = found.at(_by_cvxpy(params, sym, found.attained) * (whole.inflow > 0))
-    scales = no_worse(whole, found).exp().split([g.units for g in sym.scalings], -1)
-    reached = found.gap, found.steps, dead, found.attained
-    return MinMass(whole.value, found.value, scales, *reached)
+        solution = solution.at(_by_cvxpy(params, sym, solution.attained) * (whole.inflow > 0))
+    scales = no_worse(whole, solution).exp().split([g.units for g in sym.scalings], -1)
+    reached = solution.gap, solution.steps, dead, solution.attained
+    return MinMass(whole.value, solution.value, scales, *reached)
 
 
 def _by_cvxpy(params: Params, sym: Symmetries, attained: Tensor) -> Tensor:

@@ -78,24 +78,24 @@ def multiplied(
         inverse_transpose: the same for those with exponent -1.
     """
     result = dict(params)
-    for place in group.placements:
-        name = sym.axes[place.axis].tensor
+    for placement in group.placements:
+        name = sym.axes[placement.axis].tensor
         if name in params:
-            factor = forward if place.exponent == 1 else inverse_transpose
-            result[name] = mixed_axis(result[name], sym, place, factor)
+            factor = forward if placement.exponent == 1 else inverse_transpose
+            result[name] = mixed_axis(result[name], sym, placement, factor)
     return result
 
 
-def mixed_axis(w: Tensor, sym: Symmetries, place: Placement, matrices: Tensor) -> Tensor:
+def mixed_axis(w: Tensor, sym: Symmetries, placement: Placement, matrices: Tensor) -> Tensor:
     """One tensor whose channels at some positions of one axis are mixed.
 
     By matrices ``(..., spaces, size, size)``, or by the reflections :math:`1 - 2 v v^T` of vectors
     ``(spaces, size)``, which cost two passes.
     """
-    axis = sym.axes[place.axis]
+    axis = sym.axes[placement.axis]
     offset = int(is_stacked({axis.tensor: w}, sym.shapes))
     rows = along_axis(w, axis, offset)
-    positions = place.positions.to(w.device)
+    positions = placement.positions.to(w.device)
     old = rows[..., positions]  # (members, ..., spaces, size, repeats)
     if matrices.ndim == 2:
         v = matrices.to(w)[..., None]

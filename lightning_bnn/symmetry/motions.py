@@ -75,17 +75,17 @@ class Motion:
             axes = self._multiplied[name]
             w = multiplied_tensor(w, self.sym, axes, self.factors, in_place=True)
         for a in self.sym.axes_of.get(name, ()) if self.mixings else ():
-            for k, place in self.sym.placements_by_axis("linear").get(a, ()):
+            for k, placement in self.sym.placements_by_axis("linear").get(a, ()):
                 g = self.mixings[k]
-                inverse = g.ndim == 3 and place.exponent == -1
-                w = mixed_axis(w, self.sym, place, torch.linalg.inv(g).mT if inverse else g)
+                inverse = g.ndim == 3 and placement.exponent == -1
+                w = mixed_axis(w, self.sym, placement, torch.linalg.inv(g).mT if inverse else g)
         return self._with_shifted_logits(name, w)
 
     def _shifted(self, name: str, read: Read, precision: torch.dtype | None) -> Tensor:
         w = read(name)
         for a in self.sym.axes_of.get(name, ()):
-            for k, place in self.sym.placements_by_axis("shifts").get(a, ()):
-                w = added(in_precision(w, precision), self.sym, place, self.shifts[k])
+            for k, placement in self.sym.placements_by_axis("shifts").get(a, ()):
+                w = added(in_precision(w, precision), self.sym, placement, self.shifts[k])
         for group, value in zip(self.sym.shifts, self.shifts, strict=True):
             for reader in (reader for reader in group.readers if reader.bias == name):
                 weight = self.sym.axes[reader.channels.axis].tensor

@@ -94,13 +94,13 @@ def _mixed(key: str, buffers: Params, sym: Symmetries, matrices: Element) -> Par
     result = dict(buffers)
     for group, g in zip(sym.linear, matrices, strict=True):
         inverse = torch.linalg.inv(g.double()).mT
-        for place in group.placements:
-            name = sym.axes[place.axis].tensor
+        for placement in group.placements:
+            name = sym.axes[placement.axis].tensor
             if name in result:
-                factor = g if (place.exponent == 1) == (key in _LIKE_WEIGHTS) else inverse
+                factor = g if (placement.exponent == 1) == (key in _LIKE_WEIGHTS) else inverse
                 if key in _WITHOUT_SIGN:
                     factor = factor**2 if key in _SECOND_MOMENTS else factor.abs()
-                result[name] = mixed_axis(result[name], sym, place, factor)
+                result[name] = mixed_axis(result[name], sym, placement, factor)
     return result
 
 

@@ -55,8 +55,8 @@ class UnitOrders:
         self.check(by)
         self._sym, self._by = sym, by
         places = {k: writer(sym, group) for k, group in enumerate(sym.permutations)}
-        self._kept = [k for k, place in places.items() if place is not None]
-        self._places = [place for place in places.values() if place is not None]
+        self._kept = [k for k, placement in places.items() if placement is not None]
+        self._places = [placement for placement in places.values() if placement is not None]
         self.groups: list[PermutationGroup] = [sym.permutations[k] for k in self._kept]
         self.names = tuple(group.name for group in self.groups)
         self.sizes = torch.tensor([group.units for group in self.groups], dtype=torch.int64)
@@ -88,7 +88,7 @@ class UnitOrders:
         return self._padded([permutations[k] for k in self._kept])
 
     def _keys(self, params: Params, by: Statistic) -> Tensor:
-        keys = [statistic(params, self._sym, place, by) for place in self._places]
+        keys = [statistic(params, self._sym, placement, by) for placement in self._places]
         return self._matrix(keys, keys[0].new_full(self._shape, -torch.inf))
 
     def _padded(self, permutations: list[Tensor]) -> Tensor:

@@ -65,40 +65,42 @@ def minimise(whole: Posynomial, start: Tensor, tolerance: float, most: int) -> M
     """
     problem, fall = one_sided(whole)
     start = start * (problem.inflow > 0)
-    found = balance(problem, start, tolerance, min(most, _PATIENCE))
-    steps, stuck = found.steps, found.gap > max(tolerance, 1e-12)
+    solution = balance(problem, start, tolerance, min(most, _PATIENCE))
+    steps, stuck = solution.steps, solution.gap > max(tolerance, 1e-12)
     if bool(stuck.any()):
         further = torch.zeros_like(fall)
         further[stuck] = recession(problem.members(stuck))
         fall = fall * (1 + problem.degree * further.abs().amax(-1, keepdim=True)) + further
         problem = problem.without(further)
         falls = further.any(-1, keepdim=True)
-        start = torch.where(falls, start, found.logs) * (problem.inflow > 0)
-        found = balance(problem, start, tolerance, most - steps)
-        steps += found.steps
+        start = torch.where(falls, start, solution.logs) * (problem.inflow > 0)
+        solution = balance(problem, start, tolerance, most - steps)
+        steps += solution.steps
     attained = ~fall.any(-1)
     if not bool(attained.all()):
         attained = problem.support.value == whole.support.value
-    return Minimum(problem, found.logs, found.terms.value, found.gap, steps, fall, attained)
+    return Minimum(
+        problem, solution.logs, solution.terms.value, solution.gap, steps, fall, attained
+    )
 
 
-def no_worse(whole: Posynomial, found: Minimum) -> Tensor:
+def no_worse(whole: Posynomial, solution: Minimum) -> Tensor:
     """Log scales far enough on the way to the limit that there is no more mass than at first.
 
     Args:
         whole: the terms at log scales of zero.
-        found: their minimum.
+        solution: their minimum.
     """
-    if not bool(found.fall.any()):
-        return found.logs
-    length = torch.zeros_like(found.value)
+    if not bool(solution.fall.any()):
+        return solution.logs
+    length = torch.zeros_like(solution.value)
     for _ in range(10):
-        there = whole.moved(found.logs + length[:, None] * found.fall)
-        worse = ~(there.value <= whole.value * (1 + 1e-12)) & (found.fall != 0).any(-1)
+        there = whole.moved(solution.logs + length[:, None] * solution.fall)
+        worse = ~(there.value <= whole.value * (1 + 1e-12)) & (solution.fall != 0).any(-1)
         if not bool(worse.any()):
             break
         length = torch.where(worse, (2 * length).clamp_min(0.5), length)
-    return found.logs + length[:, None] * found.fall
+    return solution.logs + length[:, None] * solution.fall
 
 
 def one_sided(problem: Posynomial) -> tuple[Posynomial, Tensor]:
@@ -189,16 +191,16 @@ def _steepest(rows: csr_matrix) -> NDArray[np.float64]:
     )
     few = (rows[np.unique(of_row, return_index=True)[1]] @ members).tocsr()
     count, free = few.shape
-    found = linprog(
+    solution = linprog(
         np.concatenate([np.zeros(free), -np.ones(count)]),
         A_ub=hstack([few, identity(count)]).tocsr(),
         b_ub=np.zeros(count),
         bounds=[(None, None)] * free + [(0, 1)] * count,
         method="highs",
     )
-    if found.status != 0:
-        raise RuntimeError(f"The linear program of the vanishing terms failed: {found.message}")
-    return found.x[:free][of_column]
+    if solution.status != 0:
+        raise RuntimeError(f"The linear program of the vanishing terms failed: {solution.message}")
+    return solution.x[:free][of_column]
 
 
 def _classes(rows: csr_matrix) -> tuple[Ints, Ints]:

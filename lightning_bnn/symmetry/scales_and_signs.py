@@ -79,16 +79,16 @@ def canonical_scales_and_signs(
     if scaling == "min-mass" and sym.scalings:
         factors["scalings"] = list(min_mass(params, sym, tolerance=1e-16).scales)
     dead, axes, offset = 0, reached_axes(sym, factors), int(is_stacked(params, sym.shapes))
-    for _, kind, index, place in _in_order(sym, scaling, held):
+    for _, kind, index, placement in _in_order(sym, scaling, held):
         group = sym.scalings[index] if kind == "scalings" else sym.signs[index]
-        names = [sym.axes[p.axis].tensor for p in twin_places(sym, group, place)]
+        names = [sym.axes[p.axis].tensor for p in twin_places(sym, group, placement)]
         twins = [multiplied_tensor(params[n], sym, axes[n], factors, offset) for n in names]
-        w = side_by_side(twins, sym, sym.axes[place.axis])
+        w = side_by_side(twins, sym, sym.axes[placement.axis])
         if kind == "signs":
-            factors[kind][index] = _sign_of_largest(params, sym, sym.signs[index], place, w)
+            factors[kind][index] = _sign_of_largest(params, sym, sym.signs[index], placement, w)
         elif scaling in ("unit-norm", "unit-std"):
-            size = statistic(params, sym, place, "norm" if scaling == "unit-norm" else "std", w)
-            _check_sizes(size, sym.axes[place.axis].tensor)
+            size = statistic(params, sym, placement, "norm" if scaling == "unit-norm" else "std", w)
+            _check_sizes(size, sym.axes[placement.axis].tensor)
             usable = size > 0
             fixed = torch.zeros_like(usable) if held is None else held[index].to(usable.device)
             scale = torch.where(usable, target / torch.where(usable, size, 1), 1)
@@ -112,7 +112,7 @@ def _in_order(
     """Every group with the place that writes it, as they are treated."""
     found = sorted(_writers(sym), key=lambda w: w[:3])
     if scaling in ("unit-norm", "unit-std"):
-        places = [(index, place) for _, kind, index, place in found if kind == "scalings"]
+        places = [(index, placement) for _, kind, index, placement in found if kind == "scalings"]
         check_norms_fix_scales(sym, places, held)
     return found
 
@@ -125,38 +125,43 @@ def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
     )
     for kind, groups in kinds:
         for index, group in enumerate(groups):
-            place = writer(sym, group)
-            if place is not None:
-                yield max(p.axis for p in twin_places(sym, group, place)), kind, index, place
+            placement = writer(sym, group)
+            if placement is not None:
+                yield (
+                    max(p.axis for p in twin_places(sym, group, placement)),
+                    kind,
+                    index,
+                    placement,
+                )
 
 
 def _sign_of_largest(
-    params: Params, sym: Symmetries, group: Group, place: Placement, w: Tensor
+    params: Params, sym: Symmetries, group: Group, placement: Placement, w: Tensor
 ) -> Tensor:
     """The sign of the largest weight, or of the next where two of both signs are as large.
 
     Where the weights are their own mirror image up to rounding, the biases decide, then the first
     weight if the order of the inputs is given. What is its own mirror image in all keeps its sign.
     """
-    rows = unit_rows(params, sym, place, w)
+    rows = unit_rows(params, sym, placement, w)
     up, down = rows.amax(-1), -rows.amin(-1)
     sign = _signs((up - down)[..., None], torch.maximum(up, down).amax(-1))[..., 0]
     if bool((sign == 0).any()):
-        sign = torch.where(sign == 0, _sign_of_all(params, sym, group, place, rows), sign)
+        sign = torch.where(sign == 0, _sign_of_all(params, sym, group, placement, rows), sign)
     return torch.where(sign < 0, -1.0, 1.0).to(rows)
 
 
 def _sign_of_all(
-    params: Params, sym: Symmetries, group: Group, place: Placement, rows: Tensor
+    params: Params, sym: Symmetries, group: Group, placement: Placement, rows: Tensor
 ) -> Tensor:
     ascending = rows.sort(-1).values
     parts = [ascending.flip(-1) + ascending]
-    up, down = (by_kernel(r, sym, place).sort(-2).values.flatten(-2) for r in (rows, -rows))
+    up, down = (by_kernel(r, sym, placement).sort(-2).values.flatten(-2) for r in (rows, -rows))
     parts.append(up - down)
     for other in group.placements:
         if sym.axes[other.axis].role == "bias" and sym.axes[other.axis].tensor in params:
             parts.append(unit_rows(params, sym, other))
-    if _inputs_have_an_order(sym, place):
+    if _inputs_have_an_order(sym, placement):
         parts.append(rows)
     signs = torch.cat([_signs(part, part.abs().amax((-1, -2))) for part in parts], -1)
     first = (signs != 0).to(torch.uint8).argmax(-1, keepdim=True)
@@ -169,7 +174,7 @@ def _signs(values: Tensor, largest: Tensor) -> Tensor:
     return torch.where(values.abs() > size, values.sign(), 0)
 
 
-def _inputs_have_an_order(sym: Symmetries, place: Placement) -> bool:
-    tensor = sym.axes[place.axis].tensor
+def _inputs_have_an_order(sym: Symmetries, placement: Placement) -> bool:
+    tensor = sym.axes[placement.axis].tensor
     moved = sym.placements_by_axis("permutations")
-    return not any(sym.axes[a].tensor == tensor and a != place.axis for a in moved)
+    return not any(sym.axes[a].tensor == tensor and a != placement.axis for a in moved)

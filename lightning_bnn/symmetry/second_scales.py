@@ -58,13 +58,13 @@ def check_norms_fix_scales(
 
 
 def _shares(sym: Symmetries, group: ScalingGroup) -> bool:
-    return any(place.axis in sym.shared_axes for place in group.placements)
+    return any(placement.axis in sym.shared_axes for placement in group.placements)
 
 
-def _acting_beside(sym: Symmetries, group: int, place: Placement) -> set[int]:
+def _acting_beside(sym: Symmetries, group: int, placement: Placement) -> set[int]:
     """The other groups of scalings that act at the positions of a place."""
-    here = place.positions.unique()
-    pairs = sym.placements_by_axis("scalings")[place.axis]
+    here = placement.positions.unique()
+    pairs = sym.placements_by_axis("scalings")[placement.axis]
     return {g for g, p in pairs if g != group and bool(torch.isin(p.positions, here).any())}
 
 
@@ -73,10 +73,10 @@ def _leave_out_units(sym: Symmetries) -> bool:
     permuted = sym.placements_by_axis("permutations")
     for axis, pairs in sym.placements_by_axis("scalings").items():
         scaled = torch.zeros(sym.axes[axis].blocks * sym.axes[axis].size, dtype=torch.bool)
-        for _, place in pairs:
-            scaled[place.positions.reshape(-1).cpu()] = True
-        for _, place in () if bool(scaled.all()) else permuted.get(axis, ()):
-            inside = scaled[place.positions.cpu()]
+        for _, placement in pairs:
+            scaled[placement.positions.reshape(-1).cpu()] = True
+        for _, placement in () if bool(scaled.all()) else permuted.get(axis, ()):
+            inside = scaled[placement.positions.cpu()]
             if bool((inside.any(0) != inside.all(0)).any()):
                 return True
     return False

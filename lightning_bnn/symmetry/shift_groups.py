@@ -56,4 +56,4 @@ class ShiftGroup:
     @property
     def is_dead(self) -> bool:
         """True if nothing sees the shift."""
-        return not self.readers and all(place.exponent == 1 for place in self.placements)
+        return not self.readers and all(placement.exponent == 1 for placement in self.placements)

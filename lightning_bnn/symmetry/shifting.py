@@ -51,32 +51,32 @@ def shift_some(params: Params, sym: Symmetries, shifts: Element) -> Params:
 
 def _shift_one(params: Params, sym: Symmetries, group: ShiftGroup, value: Tensor) -> Params:
     result = dict(params)
-    for place in group.placements:
-        name = sym.axes[place.axis].tensor
-        result[name] = added(result[name], sym, place, value)
+    for placement in group.placements:
+        name = sym.axes[placement.axis].tensor
+        result[name] = added(result[name], sym, placement, value)
     for reader in group.readers:
         old = result[reader.bias]
         result[reader.bias] = old - carried(params, sym, reader, value).to(old)
     return tied(result, sym)
 
 
-def added(w: Tensor, sym: Symmetries, place: Placement, value: Tensor) -> Tensor:
+def added(w: Tensor, sym: Symmetries, placement: Placement, value: Tensor) -> Tensor:
     """One tensor whose channels at some positions of one axis are shifted."""
-    axis = sym.axes[place.axis]
+    axis = sym.axes[placement.axis]
     offset = int(is_stacked({axis.tensor: w}, sym.shapes))
     rows = along_axis(w, axis, offset)
-    spread = _on_axis(sym, place, value.to(w))
+    spread = _on_axis(sym, placement, value.to(w))
     if value.ndim > 1:
         spread = spread.reshape(-1, *(1,) * (rows.ndim - 2), spread.shape[-1])
     return from_axis(rows + spread, w, axis, offset)
 
 
-def _on_axis(sym: Symmetries, place: Placement, value: Tensor) -> Tensor:
+def _on_axis(sym: Symmetries, placement: Placement, value: Tensor) -> Tensor:
     """The shift of every position of an axis."""
-    axis = sym.axes[place.axis]
+    axis = sym.axes[placement.axis]
     full = value.new_zeros(*value.shape[:-1], axis.blocks * axis.size)
-    positions = place.positions.to(value.device)
-    repeated = (place.exponent * value)[..., None].expand(*value.shape, positions.shape[1])
+    positions = placement.positions.to(value.device)
+    repeated = (placement.exponent * value)[..., None].expand(*value.shape, positions.shape[1])
     full[..., positions.reshape(-1)] = repeated.flatten(-2)
     return full
 
@@ -112,13 +112,13 @@ def remove_shifts(params: Params, sym: Symmetries) -> Params:
     return params
 
 
-def _mean(params: Params, sym: Symmetries, place: Placement) -> Tensor:
+def _mean(params: Params, sym: Symmetries, placement: Placement) -> Tensor:
     """The mean of a tensor over everything but the channels of a place."""
-    w = params[sym.axes[place.axis].tensor]
-    offset = int(is_stacked({sym.axes[place.axis].tensor: w}, sym.shapes))
-    rows = along_axis(w, sym.axes[place.axis], offset)
+    w = params[sym.axes[placement.axis].tensor]
+    offset = int(is_stacked({sym.axes[placement.axis].tensor: w}, sym.shapes))
+    rows = along_axis(w, sym.axes[placement.axis], offset)
     means = rows.mean(tuple(range(offset, rows.ndim - 1))) if rows.ndim > offset + 1 else rows
-    return means[..., place.positions.to(w.device)].mean(-1)
+    return means[..., placement.positions.to(w.device)].mean(-1)
 
 
 def random_shifts(

@@ -98,7 +98,7 @@ def _sequence(sym: Symmetries, backwards: bool) -> list[int]:
     channels inside them, whose first weight may lie in any block.
     """
 
-    def place(g: int) -> Placement | None:
+    def placement(g: int) -> Placement | None:
         group = sym.permutations[g]
         return (reader(sym, group) if backwards else None) or writer(sym, group)
 
@@ -111,7 +111,7 @@ def _sequence(sym: Symmetries, backwards: bool) -> list[int]:
         return -sym.axes[read.axis].last_read
 
     def compared(g: int, member: int) -> bool:
-        at = place(g)
+        at = placement(g)
         return at is not None and any(
             p.axis == at.axis for p in sym.permutations[member].placements
         )
@@ -130,7 +130,7 @@ def _sequence(sym: Symmetries, backwards: bool) -> list[int]:
 def _first_axis(sym: Symmetries, group: PermutationGroup) -> int:
     """The first axis, in graph order, that a group moves, alone or with its tensor."""
     moved = {name for row in group.tensors for name in row}
-    axes = [place.axis for place in group.placements[:1]]
+    axes = [placement.axis for placement in group.placements[:1]]
     axes += [k for k, axis in enumerate(sym.axes) if axis.tensor in moved and not axes][:1]
     return min(axes, default=0)
 
@@ -150,7 +150,7 @@ def _crossing(sym: Symmetries) -> list[set[int]]:
     around = _around(sym)
     crossing: list[set[int]] = [set() for _ in sym.permutations]
     for axis, pairs in sym.placements_by_axis("permutations").items():
-        at = [place.positions.reshape(-1).cpu().numpy() for _, place in pairs]
+        at = [placement.positions.reshape(-1).cpu().numpy() for _, placement in pairs]
         group = np.repeat([g for g, _ in pairs], [len(positions) for positions in at])
         shape = len(sym.permutations), sym.axes[axis].length
         here = coo_matrix((np.ones(len(group)), (group, np.concatenate(at))), shape).tocsr()
@@ -174,31 +174,31 @@ class _State:
         """The number by which units are sorted, or None where nothing writes them."""
         sym, group = self.sym, self.sym.permutations[index]
         read = reader(sym, group) if by == "outgoing" else None
-        place = read or writer(sym, group)
-        if place is None:
+        placement = read or writer(sym, group)
+        if placement is None:
             return self._of_tensors(group, by) if group.tensors else None
-        if len(twin_places(sym, group, place)) > 1:
-            weight = common_weight(self.params, sym, group, place)
-            return statistic(self.params, sym, place, _POOLED.get(by, by), weight)  # type: ignore[arg-type]
+        if len(twin_places(sym, group, placement)) > 1:
+            weight = common_weight(self.params, sym, group, placement)
+            return statistic(self.params, sym, placement, _POOLED.get(by, by), weight)  # type: ignore[arg-type]
         if by == "first" or read is not None:
-            return self._first(index, place)
-        return statistic(self.params, sym, place, "max" if by == "outgoing" else by)
+            return self._first(index, placement)
+        return statistic(self.params, sym, placement, "max" if by == "outgoing" else by)
 
-    def _first(self, index: int, place: Placement) -> Tensor:
+    def _first(self, index: int, placement: Placement) -> Tensor:
         """The first weight of every unit, where all that does not move the units is in order."""
-        return unit_rows({}, self.sym, place, self._in_order(index, place))[..., 0]
+        return unit_rows({}, self.sym, placement, self._in_order(index, placement))[..., 0]
 
-    def _in_order(self, index: int, place: Placement) -> Tensor:
+    def _in_order(self, index: int, placement: Placement) -> Tensor:
         """The tensor at a place once everything but some units has its order.
 
         Blocks around the units would move them, and with row blocks what they read as well.
         """
-        sym, axis = self.sym, self.sym.axes[place.axis]
+        sym, axis = self.sym, self.sym.axes[placement.axis]
         w, moved = self.params[axis.tensor], sym.placements_by_axis("permutations")
         at = [a for a in sym.axes_of[axis.tensor] if a in moved]
         blocks = any(sym.axes[a].blocks > 1 for a in at)
         for a in at:
-            still = {index} | (_around(sym)[index] if blocks or a == place.axis else set())
+            still = {index} | (_around(sym)[index] if blocks or a == placement.axis else set())
             orders = [
                 torch.arange(order.shape[-1], device=order.device) if g in still else order
                 for g, order in enumerate(self.orders)
@@ -223,10 +223,10 @@ class _State:
     def places(self, index: int, key: Tensor, descending: bool) -> Tensor:
         """The place of every unit of a group by its key, and by all of its numbers in a tie."""
         places = _ranks(-key if descending else key)
-        for place in self.sym.permutations[index].placements:
-            if self.sym.axes[place.axis].tensor not in self.params:
+        for placement in self.sym.permutations[index].placements:
+            if self.sym.axes[placement.axis].tensor not in self.params:
                 continue
-            for rows in self._numbers(index, place):
+            for rows in self._numbers(index, placement):
                 several = count_ranks(places).gather(-1, places) > 1
                 tied = several.reshape(-1, several.shape[-1]).any(0).nonzero()[:, 0]
                 if not len(tied):
@@ -237,7 +237,7 @@ class _State:
         return places
 
     def _numbers(
-        self, index: int, place: Placement
+        self, index: int, placement: Placement
     ) -> Iterator[Callable[[Tensor], tuple[Tensor, Tensor]]]:
         """From units to numbers that are compared, and what separates them, in one tensor.
 
@@ -245,38 +245,38 @@ class _State:
         enough.
         """
         sym, group = self.sym, self.sym.permutations[index]
-        twins = len(twin_places(sym, group, place)) > 1  # in no order: they may change places
-        weight = common_weight(self.params, sym, group, place) if twins else None
+        twins = len(twin_places(sym, group, placement)) > 1  # in no order: they may change places
+        weight = common_weight(self.params, sym, group, placement) if twins else None
 
         def rows_of(units: Tensor, w: Tensor | None = weight) -> Tensor:
-            positions = place.positions[units.to(place.positions.device)]
-            return unit_rows(self.params, sym, replace(place, positions=positions), w)
+            positions = placement.positions[units.to(placement.positions.device)]
+            return unit_rows(self.params, sym, replace(placement, positions=positions), w)
 
         def sums(units: Tensor) -> tuple[Tensor, Tensor]:
             rows = rows_of(units)
-            total = by_kernel(rows, sym, place).sum(-2, dtype=torch.float64)
+            total = by_kernel(rows, sym, placement).sum(-2, dtype=torch.float64)
             norms = torch.linalg.vector_norm(rows, dim=-1).amax(-1)
             size = torch.maximum(total.abs().amax((-1, -2)), norms)
             return total, _rounding(rows) * size
 
         def sizes(units: Tensor) -> tuple[Tensor, Tensor]:
-            rows = by_kernel(rows_of(units), sym, place).sort(-2).values.flatten(-2)
+            rows = by_kernel(rows_of(units), sym, placement).sort(-2).values.flatten(-2)
             return rows, _rounding(rows) * rows.abs().amax((-1, -2))
 
         def in_order(units: Tensor) -> tuple[Tensor, Tensor]:
-            rows = rows_of(units, self._in_order(index, place))
+            rows = rows_of(units, self._in_order(index, placement))
             return rows, _rounding(rows) * rows.abs().amax((-1, -2))
 
         yield from (sums, sizes)
-        if not twins and self._is_ordered(index, place):
+        if not twins and self._is_ordered(index, placement):
             yield in_order
 
-    def _is_ordered(self, index: int, place: Placement) -> bool:
+    def _is_ordered(self, index: int, placement: Placement) -> bool:
         """True if what lies on the other side of a tensor is sorted already, and no blocks."""
         moved = self.sym.placements_by_axis("permutations")
-        others = [a for a in self.sym.axes_of[self.sym.axes[place.axis].tensor] if a in moved]
-        groups = {g for a in others if a != place.axis for g, _ in moved[a]}
-        blocks = any(self.sym.axes[a].blocks > 1 for a in (*others, place.axis))
+        others = [a for a in self.sym.axes_of[self.sym.axes[placement.axis].tensor] if a in moved]
+        groups = {g for a in others if a != placement.axis for g, _ in moved[a]}
+        blocks = any(self.sym.axes[a].blocks > 1 for a in (*others, placement.axis))
         return not blocks and index not in groups and groups <= self.done
 
 

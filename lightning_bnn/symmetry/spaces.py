@@ -32,8 +32,8 @@ def sides(stack: Params, sym: Symmetries, group: LinearGroup) -> Sides:
         group: one of ``sym.linear``.
     """
     parts: dict[int, list[Tensor]] = {1: [], -1: []}
-    for place in weight_places(sym, group):
-        parts[place.exponent].append(unit_rows(stack, sym, place))
+    for placement in weight_places(sym, group):
+        parts[placement.exponent].append(unit_rows(stack, sym, placement))
     first = next(iter(stack.values()))
     none = first.new_zeros(first.shape[0], group.spaces, group.size, 0)
     return torch.cat([none, *parts[1]], -1), torch.cat([none, *parts[-1]], -1)

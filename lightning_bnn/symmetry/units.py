@@ -38,24 +38,24 @@ def writer(sym: Symmetries, group: Group) -> Placement | None:
     return min(places, key=lambda p: _standing(sym, group, p), default=None)
 
 
-def _standing(sym: Symmetries, group: Group, place: Placement) -> int:
-    if len(twin_places(sym, group, place)) == 1:
+def _standing(sym: Symmetries, group: Group, placement: Placement) -> int:
+    if len(twin_places(sym, group, placement)) == 1:
         return 0
-    return 1 if len(sym.shapes[sym.axes[place.axis].tensor]) > 1 else 2
+    return 1 if len(sym.shapes[sym.axes[placement.axis].tensor]) > 1 else 2
 
 
-def twin_places(sym: Symmetries, group: Group, place: Placement) -> list[Placement]:
+def twin_places(sym: Symmetries, group: Group, placement: Placement) -> list[Placement]:
     """The places of the units in all tensors that may change places with one."""
-    axis = sym.axes[place.axis]
+    axis = sym.axes[placement.axis]
     twins = sym.exchangeable_tensors.get(axis.tensor, frozenset({axis.tensor}))
     if len(twins) == 1:
-        return [place]
+        return [placement]
 
     def corresponds(other: Placement) -> bool:
         a = sym.axes[other.axis]
         return a.tensor in twins and (a.dim, a.role, a.size) == (axis.dim, axis.role, axis.size)
 
-    return [p for p in group.placements if corresponds(p) and p.exponent == place.exponent]
+    return [p for p in group.placements if corresponds(p) and p.exponent == placement.exponent]
 
 
 def side_by_side(weights: Sequence[Tensor], sym: Symmetries, axis: Axis) -> Tensor:
@@ -67,11 +67,11 @@ def side_by_side(weights: Sequence[Tensor], sym: Symmetries, axis: Axis) -> Tens
     return torch.cat(list(weights), offset + (1 if axis.dim == 0 else 0))
 
 
-def common_weight(params: Params, sym: Symmetries, group: Group, place: Placement) -> Tensor:
+def common_weight(params: Params, sym: Symmetries, group: Group, placement: Placement) -> Tensor:
     """The tensor at a place, beside those that may change places with it."""
-    places = twin_places(sym, group, place)
+    places = twin_places(sym, group, placement)
     weights = [params[sym.axes[p.axis].tensor] for p in places]
-    return side_by_side(weights, sym, sym.axes[place.axis])
+    return side_by_side(weights, sym, sym.axes[placement.axis])
 
 
 def reader(sym: Symmetries, group: Group) -> Placement | None:
@@ -88,23 +88,23 @@ def other_axis(sym: Symmetries, axis: int) -> int | None:
 
 
 def unit_rows(
-    params: Params, sym: Symmetries, place: Placement, weight: Tensor | None = None
+    params: Params, sym: Symmetries, placement: Placement, weight: Tensor | None = None
 ) -> Tensor:
     """The weights at a placement, one row per unit, ``(..., units, features)``.
 
     Those of spaces come as ``(..., spaces, size, features)``.
     """
-    axis = sym.axes[place.axis]
+    axis = sym.axes[placement.axis]
     w = params[axis.tensor] if weight is None else weight
     offset = offset_of(w, sym, axis)
-    positions = place.positions.to(w.device)
+    positions = placement.positions.to(w.device)
     rows = _rows(w, axis, offset, positions.reshape(-1))
     return rows.reshape(*w.shape[:offset], *positions.shape[:-1], -1)
 
 
-def by_kernel(rows: Tensor, sym: Symmetries, place: Placement) -> Tensor:
+def by_kernel(rows: Tensor, sym: Symmetries, placement: Placement) -> Tensor:
     """Rows as ``(..., features, positions of the kernel)``."""
-    tensor = sym.axes[place.axis].tensor
+    tensor = sym.axes[placement.axis].tensor
     convolves = all(a.dim in (0, 1) for a in sym.axes if a.tensor == tensor)
     kernel = sym.shapes[tensor][2:].numel() if convolves else 1
     return rows.unflatten(-1, (-1, kernel))
@@ -131,7 +131,11 @@ def _rows(w: Tensor, axis: Axis, offset: int, positions: Tensor) -> Tensor:
 
 
 def statistic(
-    params: Params, sym: Symmetries, place: Placement, kind: Statistic, weight: Tensor | None = None
+    params: Params,
+    sym: Symmetries,
+    placement: Placement,
+    kind: Statistic,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """One number per unit: ``(units,)`` or ``(members, units)``.
 
@@ -139,24 +143,24 @@ def statistic(
     halves of a gate) it is the root of their mean variance, so that flipping one changes nothing.
     """
     if kind in ("median", "std"):
-        rows = unit_rows(params, sym, place, weight)
-        return rows.median(-1).values if kind == "median" else _deviation(rows, place)
-    axis = sym.axes[place.axis]
+        rows = unit_rows(params, sym, placement, weight)
+        return rows.median(-1).values if kind == "median" else _deviation(rows, placement)
+    axis = sym.axes[placement.axis]
     w = params[axis.tensor] if weight is None else weight
     reduce_rows, combine = _REDUCTIONS[kind]
     values = _reduce(w, axis, offset_of(w, sym, axis), reduce_rows)
-    result = combine(values[..., place.positions.to(values.device)])
+    result = combine(values[..., placement.positions.to(values.device)])
     return (
-        result / (w.numel() / values.numel() * place.positions.shape[1])
+        result / (w.numel() / values.numel() * placement.positions.shape[1])
         if kind == "mean"
         else result
     )
 
 
-def _deviation(rows: Tensor, place: Placement) -> Tensor:
+def _deviation(rows: Tensor, placement: Placement) -> Tensor:
     if rows.shape[-1] == 1:
         return rows.abs()[..., 0]
-    width = rows.shape[-1] // place.positions.shape[1]
+    width = rows.shape[-1] // placement.positions.shape[1]
     if width > 1:
         rows = rows.unflatten(-1, (-1, width))
         return rows.var(-1).mean(-1).sqrt()

@@ -182,8 +182,8 @@ def _units(
     rows: dict[int, list[Tensor]] = {k: [] for k in spots}
     for params in networks:
         products = watch(network, params, x, names)
-        for k, place in spots.items():
-            values = values_at(plan.sym, place, products)
+        for k, placement in spots.items():
+            values = values_at(plan.sym, placement, products)
             assert values is not None
             rows[k].append(values.flatten(1))
     return {k: torch.stack(every) for k, every in rows.items()}
@@ -313,17 +313,17 @@ def inputs_of(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def values_at(
-    sym: Symmetries, place: Placement, products: Mapping[str, Sequence[Product]]
+    sym: Symmetries, placement: Placement, products: Mapping[str, Sequence[Product]]
 ) -> Tensor | None:
     """Values at the positions of a placement, ``(*positions, samples)``, or None."""
-    axis = sym.axes[place.axis]
-    every = (_values(sym, place, product) for product in products.get(axis.tensor, ()))
+    axis = sym.axes[placement.axis]
+    every = (_values(sym, placement, product) for product in products.get(axis.tensor, ()))
     parts = [part for part in every if part is not None]
     return torch.cat(parts, -1) if parts else None
 
 
-def _values(sym: Symmetries, place: Placement, product: Product) -> Tensor | None:
-    axis, positions = sym.axes[place.axis], place.positions.to(product.columns.device)
+def _values(sym: Symmetries, placement: Placement, product: Product) -> Tensor | None:
+    axis, positions = sym.axes[placement.axis], placement.positions.to(product.columns.device)
     if axis.dim != 1:
         values, at = product.outputs, positions - product.rows.start
         if axis.dim != 0 or bool((at < 0).any()) or int(at.max()) >= values.shape[1]:

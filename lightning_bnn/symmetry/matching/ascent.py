@@ -245,10 +245,10 @@ class Ascent:
 
     def _reordered(self, view: View, order: Tensor) -> Tensor:
         """The tensor of a view with its units in another order."""
-        axis, place, index = self.sym.axes[view.place.axis], view.place.positions, order
+        axis, placement, index = self.sym.axes[view.placement.axis], view.placement.positions, order
         if view.dim is None:
             index = torch.arange(axis.blocks * axis.size).repeat(self.members, 1)
-            index[:, place.reshape(-1)] = place[order].flatten(1)
+            index[:, placement.reshape(-1)] = placement[order].flatten(1)
         w = self.current[view.tensor]
         return permute_axis(w, axis, (index if self.members > 1 else index[0]).to(w.device), 1)
 
@@ -339,9 +339,9 @@ class Ascent:
         for row in branches.tensors:
             if row[0] in compared:
                 total += torch.stack([(goal[n].double() * own[n]).sum().cpu() for n in row])
-        for place in branches.placements:
-            if self.sym.axes[place.axis].tensor in compared:
-                a, b = (unit_rows(w, self.sym, place).double() for w in (goal, own))
+        for placement in branches.placements:
+            if self.sym.axes[placement.axis].tensor in compared:
+                a, b = (unit_rows(w, self.sym, placement).double() for w in (goal, own))
                 total += (a * b).sum(-1).cpu()
         return total
 

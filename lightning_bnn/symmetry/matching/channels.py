@@ -113,9 +113,9 @@ def weight_moments(
 ) -> Moments:
     """Moments of the weights at some places of a group."""
     total = Moments.none(group, next(iter(params.values())))
-    for place in places:
-        own, goal = (unit_rows(p, sym, place).double() for p in (params, reference))
-        total = total + _moments(own, goal, int(place.exponent == -1))
+    for placement in places:
+        own, goal = (unit_rows(p, sym, placement).double() for p in (params, reference))
+        total = total + _moments(own, goal, int(placement.exponent == -1))
     return total
 
 
@@ -166,9 +166,9 @@ def _shown(
 ) -> dict[int, tuple[Tensor, Tensor, int]]:
     """By place, the channels of both networks ``(spaces, size, numbers)``, and on which side."""
     result, sources = {}, set[tuple[tuple[int, int], ...]]()
-    for number, place in enumerate(group.placements):
-        axis = sym.axes[place.axis]
-        pair = values_at(sym, place, own), values_at(sym, place, goal)
+    for number, placement in enumerate(group.placements):
+        axis = sym.axes[placement.axis]
+        pair = values_at(sym, placement, own), values_at(sym, placement, goal)
         source = tuple(p.origin for p in own.get(axis.tensor, ()))
         if pair[0] is None or pair[1] is None or (axis.dim == 1 and source in sources):
             continue
@@ -177,7 +177,7 @@ def _shown(
         rows = [r.double().flatten(2) for r in pair if r is not None]
         if _floats(sym, group):
             rows = [r - r.mean(-1, keepdim=True) for r in rows]
-        side = int((place.exponent == -1) != (axis.dim == 1))
+        side = int((placement.exponent == -1) != (axis.dim == 1))
         result[number] = rows[0], rows[1], side
     return result
 

@@ -44,8 +44,10 @@ def gain_signs(params: Params, sym: Symmetries) -> list[Tensor]:
     """
     places = [_gain(sym, group) for group in sym.signs]
     return [
-        torch.ones(group.units) if place is None else _sign(unit_rows(params, sym, place)[..., 0])
-        for place, group in zip(places, sym.signs, strict=True)
+        torch.ones(group.units)
+        if placement is None
+        else _sign(unit_rows(params, sym, placement)[..., 0])
+        for placement, group in zip(places, sym.signs, strict=True)
     ]
 
 
@@ -75,20 +77,20 @@ def fitted_signs(params: Params, reference: Params, sym: Symmetries) -> Params:
 
 def _gain(sym: Symmetries, group: SignGroup) -> Placement | None:
     """The numbers of a norm that tell the sign of each unit, if no other group changes them."""
-    for place in group.placements:
-        on_axis = sym.placements_by_axis("signs")[place.axis]
-        if sym.axes[place.axis].role.startswith("gain") and place.positions.shape[1] == 1:
-            return place if len(on_axis) == 1 else None
+    for placement in group.placements:
+        on_axis = sym.placements_by_axis("signs")[placement.axis]
+        if sym.axes[placement.axis].role.startswith("gain") and placement.positions.shape[1] == 1:
+            return placement if len(on_axis) == 1 else None
     return None
 
 
 def _similarity(params: Params, reference: Params, sym: Symmetries, group: SignGroup) -> Tensor:
     """Inner products of units with those of a reference, over all weights that they flip."""
     total = torch.zeros(group.units, dtype=torch.float64)
-    for place in group.placements:
-        name = sym.axes[place.axis].tensor
-        if is_weight(name, params[name]) and place.exponent % 2:
-            rows = (unit_rows(p, sym, place).double() for p in (params, reference))
+    for placement in group.placements:
+        name = sym.axes[placement.axis].tensor
+        if is_weight(name, params[name]) and placement.exponent % 2:
+            rows = (unit_rows(p, sym, placement).double() for p in (params, reference))
             total = total + (next(rows) * next(rows)).sum(-1)
     return total
 

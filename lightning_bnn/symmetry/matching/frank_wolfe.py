@@ -155,10 +155,12 @@ class Objective:
         grouped = {a.tensor for a in self.sym.axes if a.blocks > 1}
         result: dict[str, dict[int, list[tuple[int, Placement]]]] = {}
         for k, table in enumerate(self.plan.tables):
-            for place in table.places:
-                name = self.sym.axes[place.axis].tensor
+            for placement in table.places:
+                name = self.sym.axes[placement.axis].tensor
                 if name in self.plan.compared and name not in grouped:
-                    result.setdefault(name, {}).setdefault(place.axis, []).append((k, place))
+                    result.setdefault(name, {}).setdefault(placement.axis, []).append(
+                        (k, placement)
+                    )
         return result
 
     def value(self, point: Point) -> Tensor:
@@ -181,9 +183,9 @@ class Objective:
                 w = self.params[name]
                 for other in axes:
                     w = w if other == axis else self._moved(w, other, axes[other], point)
-                for k, place in pieces:
-                    own = unit_rows({}, self.sym, place, w)
-                    goal = unit_rows({}, self.sym, place, self.goal[name]).to(own)
+                for k, placement in pieces:
+                    own = unit_rows({}, self.sym, placement, w)
+                    goal = unit_rows({}, self.sym, placement, self.goal[name]).to(own)
                     result[k] += (goal @ own.mT).to(result[k])
         return result
 
@@ -200,13 +202,13 @@ class Objective:
         target = self.sym.axes[axis]
         if point is not None and not point[0].is_floating_point():
             index = torch.arange(target.blocks * target.size).repeat(len(w), 1)
-            for k, place in pieces:
-                index[:, place.positions.reshape(-1)] = place.positions[point[k]].flatten(1)
+            for k, placement in pieces:
+                index[:, placement.positions.reshape(-1)] = placement.positions[point[k]].flatten(1)
             return permute_axis(w, target, (index if len(w) > 1 else index[0]).to(w.device), 1)
         rows = along_axis(w, target, 1)
         changed = rows.clone()
-        for k, place in pieces:
-            positions = place.positions.to(w.device)
+        for k, placement in pieces:
+            positions = placement.positions.to(w.device)
             old = rows[..., positions].movedim(-2, 1)  # (members, units, ..., repeats)
             if point is None:
                 new = old.mean(1, keepdim=True).expand_as(old)
@@ -235,10 +237,10 @@ def start_from_signatures(plan: Plan, params: Params, reference: Params) -> list
     objective, counts = Objective(plan, params, reference), [0] * len(plan.tables)
     result = [torch.zeros(stack_size(params), t.units, t.units) for t in plan.tables]
     for name, axes in objective.places.items():
-        for k, place in (piece for pieces in axes.values() for piece in pieces):
+        for k, placement in (piece for pieces in axes.values() for piece in pieces):
             if reference[name].ndim > 1:
                 both = (w[name] for w in (objective.params, objective.goal))
-                own, goal = (unit_rows({}, plan.sym, place, w).sort(-1).values for w in both)
+                own, goal = (unit_rows({}, plan.sym, placement, w).sort(-1).values for w in both)
                 apart = torch.cdist(goal.to(own).expand_as(own), own).square().cpu()
                 mean = apart.mean((1, 2), keepdim=True)
                 result[k] = result[k] + torch.where(mean > 0, apart / mean, 0)

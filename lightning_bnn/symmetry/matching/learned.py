@@ -352,9 +352,9 @@ class _Free:
         for k, table in zip(self.groups, self.tables, strict=True):
             matrix = passed_through(torch.eye(len(table)).to(table)[assign(table.detach())], table)
             for p in self.sym.permutations[k].placements:
-                place = Placement(p.axis, p.positions[None])
+                placement = Placement(p.axis, p.positions[None])
                 name = self.sym.axes[p.axis].tensor
-                result[name] = mixed_axis(result[name], self.sym, place, matrix[None])
+                result[name] = mixed_axis(result[name], self.sym, placement, matrix[None])
         for group, log in zip(self.sym.linear, self.logs, strict=True):
             generator = _generator(group, log)
             forward, inverse = torch.matrix_exp(generator), torch.matrix_exp(-generator.mT)

@@ -227,7 +227,7 @@ def match(
     search = _Search(plan, networks, reference, restarts, signs, seed, max_sweeps, data)
     if method == "learned":
         result = search.learned(loss, learning or Learning())
-    elif method in get_args(Measure):
+    elif method == "activations" or method == "correlation":
         result = search.by_activations(method)
     else:
         result = search.by_weights(method)

@@ -282,9 +282,9 @@ class SpaceMap:
         """
         result = []
         for group in self.sym.linear:
-            place = group.placements[0]
-            index = axis_permutation(self.sym, place.axis, permutations)
-            at = _owners(self.sym, group, place.axis)[index[place.positions[..., 0]]]
+            placement = group.placements[0]
+            index = axis_permutation(self.sym, placement.axis, permutations)
+            at = _owners(self.sym, group, placement.axis)[index[placement.positions[..., 0]]]
             spaces, channels = at.unbind(-1)
             result.append((spaces[:, 0], channels))
         return result
@@ -309,9 +309,9 @@ def _owners(sym: Symmetries, linear: LinearGroup, axis: int) -> Tensor:
 
 def _units(sym: Symmetries, group: PermutationGroup, linear: LinearGroup) -> Tensor | None:
     """The spaces of every unit, if each unit consists of as many whole ones."""
-    for place in group.placements:
-        owner = _owners(sym, linear, place.axis)[:, 0]
-        rows = [list(dict.fromkeys(row)) for row in owner[place.positions].tolist()]
+    for placement in group.placements:
+        owner = _owners(sym, linear, placement.axis)[:, 0]
+        rows = [list(dict.fromkeys(row)) for row in owner[placement.positions].tolist()]
         rows = [[space for space in row if space >= 0] for row in rows]
         every = sorted(space for row in rows for space in row)
         if every == list(range(linear.spaces)) and len({len(row) for row in rows}) == 1:
@@ -322,8 +322,8 @@ def _units(sym: Symmetries, group: PermutationGroup, linear: LinearGroup) -> Ten
 def _contains(sym: Symmetries, linear: LinearGroup, group: PermutationGroup) -> bool:
     """True if the units of a group are the channels of one space, wherever they are."""
     chosen = set()
-    for place in group.placements:
-        at = _owners(sym, linear, place.axis)[place.positions]
+    for placement in group.placements:
+        at = _owners(sym, linear, placement.axis)[placement.positions]
         space, channels = at[..., 0], at[:, 0, 1]
         if bool((at < 0).any() | (at != at[:, :1]).any() | (space != space[0, 0]).any()):
             return False

@@ -45,14 +45,14 @@ class View:
     """The weights of the units of a group at one place of one tensor.
 
     Attributes:
-        place: of the units.
+        placement: of the units.
         tensor: that has them.
         dim: of the tensor, if its units are all that lies along it, in their order.
         across: the groups on the other side of the tensor.
         sym: of the network.
     """
 
-    place: Placement
+    placement: Placement
     tensor: str
     dim: int | None
     across: set[int]
@@ -61,7 +61,7 @@ class View:
     def rows(self, w: Tensor) -> Tensor:
         """The weights of every unit in the tensor of a stack: ``(members, units, features)``."""
         if self.dim is None:
-            return unit_rows({}, self.sym, self.place, w)
+            return unit_rows({}, self.sym, self.placement, w)
         w = w.movedim(self.dim + 1, 1) if self.dim else w
         return w if w.ndim == 3 else w.reshape(*w.shape[:2], -1)
 
@@ -228,22 +228,22 @@ class Plan:
         views = [[self.view(p) for p in places if self._counts(p)] for places in every]
         return [[v for v in part if not v.across & family.members] for part in views]
 
-    def _counts(self, place: Placement) -> bool:
-        return self.axes[place.axis].tensor in self.compared
+    def _counts(self, placement: Placement) -> bool:
+        return self.axes[placement.axis].tensor in self.compared
 
-    def view(self, place: Placement) -> View:
+    def view(self, placement: Placement) -> View:
         """One place of units as a view."""
-        axis, positions = self.axes[place.axis], place.positions
+        axis, positions = self.axes[placement.axis], placement.positions
         plain = axis.dim is not None and axis.blocks == 1 and positions.shape == (axis.size, 1)
         plain = plain and bool((positions[:, 0] == torch.arange(axis.size)).all())
         dim = axis.dim if plain else None
-        return View(place, axis.tensor, dim, self.across[place.axis], self.sym)
+        return View(placement, axis.tensor, dim, self.across[placement.axis], self.sym)
 
     @cached_property
     def pairs(self) -> int:
         """The number of pairs of units in all views."""
         every = [v for views in self.views for part in views for v in part]
-        return sum(len(v.place.positions) ** 2 for v in every)
+        return sum(len(v.placement.positions) ** 2 for v in every)
 
     def joined(self, row: Sequence[int]) -> tuple[Placement, ...]:
         """The places of one class of channels in all blocks, one after the other."""
@@ -326,9 +326,9 @@ def split(family: Family, orders: Sequence[Tensor]) -> dict[int, Tensor]:
     result = {family.group: order}
     for row, joined in zip(family.inner, inside, strict=True):
         units = joined.shape[1] // order.shape[1]
-        place = (joined % units).reshape(*order.shape, units)
-        index = order[:, :, None].expand_as(place)
-        every = torch.empty_like(place).scatter_(1, index, place).unbind(1)
+        placement = (joined % units).reshape(*order.shape, units)
+        index = order[:, :, None].expand_as(placement)
+        every = torch.empty_like(placement).scatter_(1, index, placement).unbind(1)
         result |= dict(zip(row, every, strict=True))
     return result
 
@@ -363,9 +363,9 @@ def assign_blocks(rest: np.ndarray, *inside: np.ndarray) -> list[np.ndarray]:
     return [chosen, *(order[rows, chosen].reshape(-1) for order in every)]
 
 
-def _meet(place: Placement, taken: dict[int, list[Tensor]]) -> bool:
-    others = taken.get(place.axis)
-    return others is not None and bool(torch.isin(place.positions, torch.cat(others)).any())
+def _meet(placement: Placement, taken: dict[int, list[Tensor]]) -> bool:
+    others = taken.get(placement.axis)
+    return others is not None and bool(torch.isin(placement.positions, torch.cat(others)).any())
 
 
 def _sorted(w: Tensor) -> np.ndarray:
