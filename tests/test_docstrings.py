@@ -71,13 +71,9 @@ def test_docstrings_have_enough_words_to_say_something():
 
 # ------------------------------------------------------------ examples
 WITHOUT_EXAMPLE = {
-    "calibration.CLASS_METHODS": "a table",
-    "calibration.GAUSSIAN_METHODS": "a table",
-    "doctor.CHECKS": "a table",
     "engines.ENGINES": "a table",
     "engines.run_on_ray": "starts a cluster",
     "engines.run_on_slurm": "starts a cluster",
-    "evaluation.TestSet": "an alias of a type",
     "params.Params": "an alias of a type",
     "posteriors.Predictor": "an alias of a type",
 }

@@ -9,35 +9,23 @@ if TYPE_CHECKING:
     from lightning_bnn.bank.checkpoint_bank import CheckpointBank
     from lightning_bnn.bank.folders import (
         export_files,
-        find_prefix,
         import_files,
         read_networks,
-        read_state,
-        strip_prefix,
     )
     from lightning_bnn.bank.shipped import (
-        bank_card,
-        digest_of_networks,
         shipped_bank,
         shipped_banks,
-        shipped_path,
     )
 
 __all__ = [
     "CheckpointBank",
-    "bank_card",
-    "digest_of_networks",
     "export_archives",
     "export_files",
-    "find_prefix",
     "import_archives",
     "import_files",
     "read_networks",
-    "read_state",
     "shipped_bank",
     "shipped_banks",
-    "shipped_path",
-    "strip_prefix",
 ]
 
 lazy_package(__name__)

@@ -405,7 +405,8 @@ class ConformalIntervals:
         scores: how far every calibration target lies outside of its band, in units of its scale.
         alpha: the share of targets that may lie outside.
 
-    >>> from lightning_bnn.calibration import Band, conformal_intervals
+    >>> from lightning_bnn.calibration import conformal_intervals
+    >>> from lightning_bnn.calibration.conformal import Band
     >>> zeros = torch.zeros(99)
     >>> rule = conformal_intervals(Band(zeros, zeros, zeros + 1), torch.arange(99.0), alpha=0.1)
     >>> rule.thresholds().item(), rule.at(0.5).thresholds().item()  # the 90th and the 50th score

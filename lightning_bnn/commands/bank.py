@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_bnn.bank import (
-    CheckpointBank,
-    bank_card,
-    export_files,
-    import_archives,
-    import_files,
-    shipped_path,
-)
+from lightning_bnn.bank import CheckpointBank, export_files, import_archives, import_files
+from lightning_bnn.bank.shipped import bank_card, shipped_path
 
 __all__ = ["bank"]
 

@@ -16,14 +16,10 @@ from lightning_bnn.commands.architecture import Architecture
 from lightning_bnn.commands.named_networks import build
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import Symmetries, discover
-from lightning_bnn.weight_files import (
-    FittedNetwork,
-    NetworkNames,
-    StoredNetwork,
-    check_target,
-    fit,
-)
-from lightning_bnn.weight_files.fitting import Others
+from lightning_bnn.weight_files import NetworkNames, fit
+from lightning_bnn.weight_files.fitting import FittedNetwork, Others
+from lightning_bnn.weight_files.stored import StoredNetwork
+from lightning_bnn.weight_files.writing import check_target
 
 __all__ = ["DiskNetworks", "fit_all", "shown", "target_of"]
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from lightning_bnn import modules
 from lightning_bnn.arguments import check_count
-from lightning_bnn.doctor import Evidence, Examples, NotPossible, Report, Settings, examine
+from lightning_bnn.doctor import Evidence, Examples, Report, Settings, examine
 from lightning_bnn.doctor.checks.chains import LEAST
+from lightning_bnn.doctor.evidence import NotPossible
 from lightning_bnn.doctor.page import PAGE_FILE, REPORT_FILE, looks_of, write_report
 from lightning_bnn.evaluation.problem import Problem, StoredBatches, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior

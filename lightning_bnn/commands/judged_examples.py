@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
-from lightning_bnn.bank import read_state
+from lightning_bnn.bank.folders import read_state
 from lightning_bnn.commands.mistakes import building
 from lightning_bnn.commands.named_networks import code_of_the_user, imported
 from lightning_bnn.evaluation.problem import StoredBatches, read_problem

@@ -24,14 +24,10 @@ from lightning_bnn.loading import load
 from lightning_bnn.params import Params, shares, stack_size, unstack, weighted_mean
 from lightning_bnn.symmetry import Symmetries, align, discover
 from lightning_bnn.symmetry.matching.repair import reestimated
-from lightning_bnn.weight_files import (
-    FittedNetwork,
-    NetworkNames,
-    StoredNetwork,
-    open_network,
-    write_like,
-)
+from lightning_bnn.weight_files import NetworkNames, open_network, write_like
+from lightning_bnn.weight_files.fitting import FittedNetwork
 from lightning_bnn.weight_files.hugging_face import is_hugging_face
+from lightning_bnn.weight_files.stored import StoredNetwork
 
 __all__ = ["merge"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.bank import find_prefix, read_state, strip_prefix
+from lightning_bnn.bank.folders import find_prefix, read_state, strip_prefix
 from lightning_bnn.commands.named_networks import example_of, network_of
 from lightning_bnn.symmetry import Symmetries, discover, min_mass, verify
 

@@ -5,16 +5,14 @@ from typing import TYPE_CHECKING
 from lightning_bnn._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from lightning_bnn.doctor.evidence import Evidence, Examples, NotPossible, Settings
-    from lightning_bnn.doctor.examine import CHECKS, examine
+    from lightning_bnn.doctor.evidence import Evidence, Examples, Settings
+    from lightning_bnn.doctor.examine import examine
     from lightning_bnn.doctor.findings import Finding, Report
 
 __all__ = [
-    "CHECKS",
     "Evidence",
     "Examples",
     "Finding",
-    "NotPossible",
     "Report",
     "Settings",
     "examine",

@@ -10,18 +10,14 @@ import torch
 from torch import Tensor
 
 from lightning_bnn import metrics as M
-from lightning_bnn.calibration import (
-    Calibrated,
+from lightning_bnn.calibration import Calibrated, Intervals, Temperature, calibrated
+from lightning_bnn.calibration.calibrated import (
     CalibratedClasses,
     CalibratedGaussian,
-    Intervals,
-    Temperature,
-    calibrated,
-    method_of,
-    read,
+    class_numbers,
+    gaussian_numbers,
 )
-from lightning_bnn.calibration.calibrated import class_numbers, gaussian_numbers
-from lightning_bnn.calibration.calibrators import Predictions
+from lightning_bnn.calibration.calibrators import Predictions, method_of, read
 from lightning_bnn.calibration.conformal import quantile_band
 from lightning_bnn.evaluation.predictions import predictor_of
 from lightning_bnn.evaluation.problem import Problem, StoredBatches

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lightning_bnn import params as P
-from lightning_bnn.calibration import validation_loaders
-from lightning_bnn.evaluation import named_sets
+from lightning_bnn.calibration.calibrated import validation_loaders
+from lightning_bnn.evaluation.evaluators import named_sets
 from lightning_bnn.evaluation.predictions import ClassPredictions, has_classes
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.params import Params

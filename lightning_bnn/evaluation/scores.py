@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import metrics as M
-from lightning_bnn.calibration import CalibratedClasses, CalibratedGaussian, calibrated
+from lightning_bnn.calibration import calibrated
+from lightning_bnn.calibration.calibrated import CalibratedClasses, CalibratedGaussian
 from lightning_bnn.evaluation.evaluators import (
     TABLE_SETS,
     DensityScores,

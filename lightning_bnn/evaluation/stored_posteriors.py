@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from lightning_bnn import modules
-from lightning_bnn.bank import read_networks, shipped_path
+from lightning_bnn.bank import read_networks
+from lightning_bnn.bank.shipped import shipped_path
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.loading import load
 from lightning_bnn.params import Params

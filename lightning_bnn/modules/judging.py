@@ -15,8 +15,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 from lightning_bnn import _compat
 from lightning_bnn.batch_norms import has_statistics, refreshed
-from lightning_bnn.calibration import Calibrated, calibrated, method_of, read, validation_loaders
-from lightning_bnn.evaluation import Evaluator, make_evaluator, named_sets
+from lightning_bnn.calibration import Calibrated, calibrated
+from lightning_bnn.calibration.calibrated import validation_loaders
+from lightning_bnn.calibration.calibrators import method_of, read
+from lightning_bnn.evaluation import Evaluator, make_evaluator
+from lightning_bnn.evaluation.evaluators import named_sets
 from lightning_bnn.methods import Purpose
 from lightning_bnn.methods.health import Diverged
 from lightning_bnn.modules.core import Core, Part

@@ -145,13 +145,13 @@ class Card:
         name: of the reference.
         about: data, network, prior and likelihood in one sentence.
         made: sampler, settings, cost, machine and versions.
-        sha256: of the draws, see `lightning_bnn.bank.digest_of_networks`.
+        sha256: of the draws, see `lightning_bnn.bank.shipped.digest_of_networks`.
         diagnosis: of the draws that are stored, in the precision in which they are.
         again: what runs from other seeds say, and how far they are from the run whose draws are
             stored; all of that in the precision in which it was sampled.
         licence: of the data, and of the draws.
 
-    >>> from lightning_bnn.references import reference_folder
+    >>> from lightning_bnn.references.shipped import reference_folder
     >>> card = Card.read(reference_folder("two_gaussians") / "card.json")
     >>> card.name, card.verdict, card.diagnosis.chains
     ('two_gaussians', 'gold', 8)

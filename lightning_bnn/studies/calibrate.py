@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 
 from lightning_bnn import metrics as M
-from lightning_bnn.calibration import CalibratedClasses
-from lightning_bnn.calibration.calibrated import LEVELS, levels_reached
+from lightning_bnn.calibration.calibrated import LEVELS, CalibratedClasses, levels_reached
 from lightning_bnn.evaluation.calibration import (
     CalibratedTest,
     calibrate_posterior,

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-from lightning_bnn.evaluation import ClassPredictions, class_numbers, predictions_of_stack
+from lightning_bnn.evaluation import ClassPredictions, predictions_of_stack
+from lightning_bnn.evaluation.evaluators import class_numbers
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.evaluation.stored_posteriors import posterior_of
 from lightning_bnn.metrics import agreement, total_variation

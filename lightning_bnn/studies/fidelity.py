@@ -30,7 +30,8 @@ from lightning_bnn.evaluation.run_settings import other_posterior
 from lightning_bnn.evaluation.stored_posteriors import Location
 from lightning_bnn.plots import dots_figure
 from lightning_bnn.quiet_runs import one_thread
-from lightning_bnn.references import is_gold, reference_location, reference_names
+from lightning_bnn.references import reference_names
+from lightning_bnn.references.shipped import is_gold, reference_location
 from lightning_bnn.studies.compare import distance, numbers_table
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.tables import Cell, Measured, Table

@@ -14,8 +14,9 @@ from lightning_bnn.callbacks import TrainingCost
 from lightning_bnn.evaluation.report import PREDICTIONS, percent
 from lightning_bnn.plots import dots_figure, scatter_figure
 from lightning_bnn.quiet_runs import one_thread
-from lightning_bnn.references import is_gold, read_reference, reference_folder, reference_names
+from lightning_bnn.references import read_reference, reference_names
 from lightning_bnn.references.entries import Entry, read_entries
+from lightning_bnn.references.shipped import is_gold, reference_folder
 from lightning_bnn.settings_files import read_settings
 from lightning_bnn.studies.correlation import rank_correlation
 from lightning_bnn.studies.fidelity import (

@@ -14,7 +14,8 @@ import torch
 import yaml
 
 import lightning_bnn
-from lightning_bnn.bank import CheckpointBank, digest_of_networks
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.bank.shipped import digest_of_networks
 from lightning_bnn.callbacks.training_cost import COST_FILE, TrainingCost
 from lightning_bnn.commands.parsers import did_you_mean
 from lightning_bnn.commands.presets import preset_names, preset_text

@@ -9,18 +9,12 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from lightning_bnn.bank import digest_of_networks
+from lightning_bnn.bank.shipped import digest_of_networks
 from lightning_bnn.evaluation.report import PREDICTIONS, percent
 from lightning_bnn.quiet_runs import one_thread
-from lightning_bnn.references import (
-    Card,
-    diagnose,
-    read_reference,
-    readable_card,
-    reference_folder,
-    reference_names,
-)
+from lightning_bnn.references import Card, diagnose, read_reference, reference_names
 from lightning_bnn.references.diagnosis import SPACES, Diagnosis, differences
+from lightning_bnn.references.shipped import readable_card, reference_folder
 from lightning_bnn.tables import Cell, Measured, Table
 
 __all__ = ["agreement_table", "distances_table", "references"]

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.evaluation import class_numbers, predictions_of_stack
+from lightning_bnn.evaluation import predictions_of_stack
+from lightning_bnn.evaluation.evaluators import class_numbers
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.modules import SymmetrizedVI
 from lightning_bnn.plots import lines_figure

@@ -4,14 +4,8 @@ import pytest
 import torch
 
 from lightning_bnn import params as P
-from lightning_bnn.bank import (
-    CheckpointBank,
-    bank_card,
-    digest_of_networks,
-    shipped_bank,
-    shipped_banks,
-    shipped_path,
-)
+from lightning_bnn.bank import CheckpointBank, shipped_bank, shipped_banks
+from lightning_bnn.bank.shipped import bank_card, digest_of_networks, shipped_path
 from lightning_bnn.cli import main
 from lightning_bnn.evaluation.stored_posteriors import Location
 from lightning_bnn.models import optunet

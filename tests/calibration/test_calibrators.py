@@ -10,14 +10,8 @@ from scipy.stats import norm
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from lightning_bnn.calibration import (
-    class_logits,
-    fit_isotonic,
-    fit_spread,
-    fit_temperature,
-    fit_vector,
-    pooled,
-)
+from lightning_bnn.calibration import fit_isotonic, fit_spread, fit_temperature, fit_vector, pooled
+from lightning_bnn.calibration.calibrators import class_logits
 from lightning_bnn.likelihoods import Bernoulli
 
 FITS = {

@@ -7,15 +7,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from lightning_bnn.calibration import (
-    Band,
-    SetScore,
-    conformal_intervals,
-    conformal_quantiles,
-    conformal_sets,
-    mean_band,
-    quantile_band,
-)
+from lightning_bnn.calibration import conformal_intervals, conformal_sets, mean_band, quantile_band
+from lightning_bnn.calibration.conformal import Band, SetScore, conformal_quantiles
 from lightning_bnn.evaluation.calibration import credible_sets
 
 

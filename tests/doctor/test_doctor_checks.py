@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from lightning_bnn import params as P
-from lightning_bnn.doctor import CHECKS, Evidence, Examples, NotPossible, Settings, examine
+from lightning_bnn.doctor import Evidence, Examples, Settings, examine
 from lightning_bnn.doctor.checks import weights
+from lightning_bnn.doctor.evidence import NotPossible
+from lightning_bnn.doctor.examine import CHECKS
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian, Empirical

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn.evaluation import ClassPredictions, class_numbers, make_evaluator
+from lightning_bnn.evaluation import ClassPredictions, make_evaluator
+from lightning_bnn.evaluation.evaluators import class_numbers
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 
 G = torch.Generator().manual_seed(0)

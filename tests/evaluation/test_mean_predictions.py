@@ -7,8 +7,9 @@ import torch
 
 from lightning_bnn import metrics as M
 from lightning_bnn import params as P
-from lightning_bnn.evaluation import ClassPredictions, class_numbers, draw, predictions_of_mode
+from lightning_bnn.evaluation import ClassPredictions, draw, predictions_of_mode
 from lightning_bnn.evaluation.errors import bootstrap, jackknife
+from lightning_bnn.evaluation.evaluators import class_numbers
 from lightning_bnn.evaluation.predictions import has_classes
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.models import mlp

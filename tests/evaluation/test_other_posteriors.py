@@ -6,7 +6,7 @@ import yaml
 from lightning_bnn.commands.presets import preset_text
 from lightning_bnn.evaluation.run_settings import other_posterior
 from lightning_bnn.evaluation.stored_posteriors import Location
-from lightning_bnn.references import reference_folder
+from lightning_bnn.references.shipped import reference_folder
 
 REFERENCES = ("digits", "sine")
 

@@ -13,10 +13,10 @@ from lightning_bnn.evaluation import (
     make_evaluator,
     numbers_of,
     reference_predictions,
-    regression_numbers,
 )
 from lightning_bnn.evaluation.predictions import predictions_of_each, predictions_of_mode
 from lightning_bnn.evaluation.report import columns_of, is_regression, note_of
+from lightning_bnn.evaluation.scores import regression_numbers
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian

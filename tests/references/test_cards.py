@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_bnn.references import reference_folder, reference_names, shipped
+from lightning_bnn.references import reference_names, shipped
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.diagnosis import Diagnosis
+from lightning_bnn.references.shipped import reference_folder
 from lightning_bnn.studies.references import agreement_table, distances_table
 from lightning_bnn.tables import Measured
 

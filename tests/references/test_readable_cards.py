@@ -2,8 +2,9 @@
 
 import pytest
 
-from lightning_bnn.references import readable_card, reference_folder, reference_names
+from lightning_bnn.references import reference_names
 from lightning_bnn.references.cards import Card
+from lightning_bnn.references.shipped import readable_card, reference_folder
 from lightning_bnn.settings_files import read_settings
 
 ASKED = (

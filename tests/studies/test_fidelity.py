@@ -10,7 +10,8 @@ from small_runs import numbers, results
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_text
-from lightning_bnn.references import read_reference, reference_folder
+from lightning_bnn.references import read_reference
+from lightning_bnn.references.shipped import reference_folder
 from lightning_bnn.studies.fidelity import HALVES
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.e2e]

@@ -11,20 +11,15 @@ import torch
 from processes import start
 from small_runs import numbers, results
 
-from lightning_bnn.bank import CheckpointBank, digest_of_networks
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.bank.shipped import digest_of_networks
 from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_text
 from lightning_bnn.evaluation.problem import read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, read_posterior
-from lightning_bnn.references import (
-    Card,
-    diagnose,
-    read_reference,
-    reference_folder,
-    reference_names,
-    shipped,
-)
+from lightning_bnn.references import Card, diagnose, read_reference, reference_names, shipped
 from lightning_bnn.references.diagnosis import differences
+from lightning_bnn.references.shipped import reference_folder
 from lightning_bnn.studies import reference, runs
 from lightning_bnn.studies.fidelity import HALVES
 
