@@ -60,7 +60,7 @@ class StoredNetworks:
     # -------------------------------------------------------- what there is
     @property
     def rows(self) -> int:
-        """The number of networks."""
+        """The number of networks in the bank."""
         return len(self._manifest.records)
 
     @property

@@ -84,7 +84,7 @@ class GaussianPredictions(_Predictions):
 
     @property
     def examples(self) -> int:
-        """Count the examples."""
+        """The number of examples that are predicted."""
         return self.means.shape[-3]
 
     def components(self) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ class LogDensities(_Predictions):
 
     @property
     def examples(self) -> int:
-        """Count the examples."""
+        """The number of examples that are predicted."""
         return self.values.shape[-1]
 
     def mean(self) -> LogDensities:
@@ -168,7 +168,7 @@ class ClassPredictions(_Predictions):
 
     @property
     def examples(self) -> int:
-        """Count the examples."""
+        """The number of examples that are predicted."""
         return self.entropy.shape[-1]
 
     def mean(self) -> ClassPredictions:
