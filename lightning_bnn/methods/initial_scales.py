@@ -9,15 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_bnn import params as P
 from lightning_bnn.methods.method import Fit
-from lightning_bnn.methods.run import Batch, Run
+from lightning_bnn.methods.run import Batch, Run, evaluation
 from lightning_bnn.randomness import keyed_randomness
 
 __all__ = ["CANDIDATES", "choose_scale", "describe_noise_cost"]
@@ -83,18 +82,6 @@ def _batches(fit: Fit) -> Iterator[Batch]:
             )
 
 
-@contextmanager
-def _evaluation(network: nn.Module) -> Iterator[None]:
-    """Every part in evaluation mode, and then in its own again: some may be frozen."""
-    training = [module for module in network.modules() if module.training]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 @torch.no_grad()
 def describe_noise_cost(state: Any, nll: Tensor, batch: Batch, run: Run) -> str:
     """What is wrong with deviations that cost more than half of what knowing nothing does.
@@ -110,7 +97,7 @@ def describe_noise_cost(state: Any, nll: Tensor, batch: Batch, run: Run) -> str:
     """
     first = batch.of(0)
     one = {name: t[0] for name, t in state.stack().items()}
-    with _evaluation(run.network):
+    with evaluation(run.network):
         outputs = run.one_tensor(P.apply(run.network, one, *first.inputs))[None]
     without, ignorant = (
         float(run.nll(o, first.targets)[0]) for o in (outputs, torch.zeros_like(outputs))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.methods.health import finite_members
-from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 
 __all__ = ["InBank", "InMemory", "KeptNetworks", "finite_networks"]
@@ -52,89 +51,65 @@ class KeptNetworks(nn.Module, ABC):
         """Let go of all networks, as another run begins."""
 
 
-class InMemory(NamedTensors, KeptNetworks):
+class InMemory(KeptNetworks):
     """In memory, and in the checkpoints.
 
     Args:
         limit: forget all but the last ones.
     """
 
+    _device: Tensor
+
     def __init__(self, limit: int | None = None) -> None:
-        self.limit, self._first, self._times = limit, 0, 0
         super().__init__()
+        self.register_buffer("_device", torch.empty(0), persistent=False)
+        self._stacks: deque[Params] = deque(maxlen=limit)
+        self._finite: deque[Tensor] = deque(maxlen=limit)
 
     def __len__(self) -> int:
-        return self._times
+        return len(self._stacks)
 
     def tensors(self) -> Params:
-        """All kept networks, as ``(times, members, ...)``; nothing if there are none."""
-        if not self._times:
-            return {}
-        kept = slice(self._first, self._first + self._times)
-        return {n: t[kept] for n, t in super().tensors().items()}
+        """All networks, as ``(times, members, ...)``; nothing if there are none."""
+        names = self._stacks[0] if self._stacks else ()
+        return {name: torch.stack([stack[name] for stack in self._stacks]) for name in names}
 
     def append(self, members: Params, **record: Any) -> None:
-        """Keep a copy of all members.
-
-        Room for further ones is made by doubling. With a limit the networks are a window that
-        moves through a room of one and a half times its size, and is put back to the front at the
-        end: that copies two networks for each that is kept, and not all of them.
-        """
-        if self._times == self.limit:
-            self._first, self._times = self._first + 1, self._times - 1
-        room, end = super().tensors(), self._first + self._times
-        if end == len(next(iter(room.values()), ())):
-            room = self._with_room(room, end, members)
-        for name, tensor in members.items():
-            room[name][self._first + self._times] = tensor.detach()
-        self._times += 1
-
-    def _with_room(self, room: Params, end: int, members: Params) -> Params:
-        """Tensors with a free row after the kept ones."""
-        most = math.inf if self.limit is None else self.limit + max(1, self.limit // 2)
-        if end < most:
-            count = int(min(max(1, end), most - end))
-            more = {n: t.detach().new_empty(count, *t.shape) for n, t in members.items()}
-            room = {n: torch.cat([room[n], t]) if end else t for n, t in more.items()}
-            super().hold(room)
-            return room
-        for tensor in room.values():
-            tensor[: self._times] = tensor[self._first : end].clone()
-        self._first = 0
-        return room
+        """Keep a copy of all members."""
+        self._stacks.append({name: t.detach().clone() for name, t in members.items()})
+        self._finite.append(finite_networks(members))
 
     def finite(self) -> Tensor:
         """Which of them hold finite weights only, ``(times, members)``."""
-        if not self._times:
-            return torch.ones(0, 0).bool()
-        flat = {name: t.flatten(0, 1) for name, t in self.tensors().items()}
-        return finite_networks(flat).view(self._times, -1)
+        return torch.stack([*self._finite]) if self._finite else torch.ones(0, 0).bool()
 
-    def hold(self, tensors: Params) -> None:
-        last = slice(0 if self.limit is None else -self.limit, None)
-        kept = {name: t[last] for name, t in tensors.items()}
-        super().hold(kept)
-        self._first, self._times = 0, len(next(iter(kept.values()), ()))
+    def networks(self, rows: Sequence[int]) -> Params:
+        """The networks of these numbers, as a stack."""
+        members = len(next(iter(self._stacks[0].values())))
+        chosen = [(self._stacks[row // members], row % members) for row in rows]
+        return {n: torch.stack([s[n][m] for s, m in chosen]) for n in self._stacks[0]}
 
     def forget(self) -> None:
-        self.hold({})
+        self._stacks.clear()
+        self._finite.clear()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        for stack in self._stacks:
+            stack.update({name: fn(t) for name, t in stack.items()})
+        return super()._apply(fn, recurse)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        for name, tensor in self.tensors().items():
-            whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-            destination[prefix + name] = tensor if whole else tensor.clone()  # a file has no room
+        destination.update({prefix + name: t for name, t in self.tensors().items()})
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
         if f"{prefix}rows" in state_dict:
             raise ValueError(
                 "This checkpoint keeps its networks in a bank: pass the folder as `bank`."
             )
-        super()._load_from_state_dict(state_dict, prefix, *more)
-
-    def networks(self, rows: Sequence[int]) -> Params:
-        """The networks of these numbers, as a stack."""
-        chosen = torch.tensor(list(rows), device=self.device)
-        return {n: t.flatten(0, 1)[chosen] for n, t in self.tensors().items()}
+        found = {n[len(prefix) :]: t for n, t in state_dict.items() if n.startswith(prefix)}
+        self.forget()
+        for time in range(len(next(iter(found.values()), ()))):
+            self.append({name: t[time].to(self._device.device) for name, t in found.items()})
 
 
 class InBank(KeptNetworks):

@@ -1,4 +1,9 @@
-"""Ordinary networks that are trained: their state, and their loss with a prior over weights."""
+"""Ordinary networks that are trained: their state, their loss with a prior, and deep ensembles.
+
+References:
+    | Simple and Scalable Predictive Uncertainty Estimation (Lakshminarayanan et al., 2017)
+    | https://arxiv.org/abs/1612.01474
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,13 @@ from lightning_bnn import params as P
 from lightning_bnn.arguments import check_positive
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.health import Divergence
-from lightning_bnn.methods.method import Method, State
+from lightning_bnn.methods.method import AS_IT_IS, Method, Purpose, State
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.params import Params
+from lightning_bnn.posteriors import Empirical
+from lightning_bnn.samplers import Langevin
 
-__all__ = ["Networks", "PenalisedTraining", "gaussian_prior", "refuse_second_prior"]
+__all__ = ["Networks", "PenalisedTraining", "gaussian_prior", "refuse_second_prior", "DeepEnsemble"]
 
 
 class Networks(State):
@@ -92,3 +99,43 @@ def refuse_second_prior(group: dict[str, Any]) -> None:
             f"Both `prior_std` of the module and `{given[0]}` of the sampler are a prior: give "
             "only one (`prior_std=None`)."
         )
+
+
+@dataclass(eq=False)
+class DeepEnsemble(PenalisedTraining):
+    r"""Every member goes to a maximum of the posterior, or of the likelihood without a prior.
+
+    .. math:: L_m = -\frac{1}{B} \sum_i \log p(y_i | x_i, \omega_m) - \frac{1}{N} \log p(\omega_m)
+
+    See `PenalisedTraining` for the arguments.
+
+    >>> import torch
+    >>> from lightning_bnn import methods, params
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [8], 2), torch.randn(50, 2), torch.arange(50) % 2
+    >>> method, run, batch = methods.DeepEnsemble(), methods.Run(net), methods.Batch((x,), y)
+    >>> state = method.init(net, params.populate(net, members=3))
+    >>> optimizer, losses = torch.optim.Adam(state.parameters(), 0.02), []
+    >>> for _ in range(10):
+    ...     losses.append(method.losses(state, batch, run)["loss"])
+    ...     optimizer.zero_grad()
+    ...     losses[-1].sum().backward()
+    ...     optimizer.step()
+    >>> bool((losses[-1] < losses[0]).all()), method.posterior(state, run).size
+    (True, 3)
+    """
+
+    takes_samplers = True
+    can_be_shared = True
+
+    def init(self, network: nn.Module, stack: Params) -> Networks:
+        return Networks(network, stack, self.max_loss, self.restarts)
+
+    def configure_optimizer(self, state: Networks, optimizer: Any, run: Run, *fit: Any) -> Any:
+        if isinstance(optimizer, Langevin) and self.prior is not None:
+            for group in optimizer.param_groups:
+                refuse_second_prior(group)
+        return super().configure_optimizer(state, optimizer, run, *fit)
+
+    def posterior(self, state: Networks, run: Run, purpose: Purpose = AS_IT_IS) -> Empirical:
+        return state.members()

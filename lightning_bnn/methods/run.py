@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from lightning_bnn.metrics.validation import are_distributions
 from lightning_bnn.params import Params
 from lightning_bnn.stacks import in_threads, keep_freed_memory, threads_for
 
-__all__ = ["EXAMPLE_ROWS", "Batch", "member_losses", "Run"]
+__all__ = ["EXAMPLE_ROWS", "Batch", "Run", "evaluation", "member_losses"]
 
 EXAMPLE_ROWS = 2
 
@@ -286,3 +287,19 @@ class Run:
                 f"{type(self.network).__name__} returns probabilities, rows that sum to one, and "
                 "Categorical takes logits: leave out the softmax at the end of `network`."
             )
+
+
+@contextmanager
+def evaluation(network: nn.Module) -> Iterator[None]:
+    """Put every part of a network into evaluation mode, and then back: some may be frozen.
+
+    Args:
+        network: whose modes change.
+    """
+    training = [module for module in network.modules() if module.training]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from lightning_bnn.methods.run import evaluation
 
 __all__ = ["TemplateMode", "explaining_misfits", "fixed_names", "template_of"]
 
@@ -63,20 +65,13 @@ class TemplateMode:
             for module in self.frozen if training else ():
                 module.eval()
 
-    @contextmanager
-    def evaluation(self, training: bool) -> Iterator[None]:
+    def evaluation(self, training: bool) -> AbstractContextManager[None]:
         """Evaluation mode for predictions, whatever the mode: a fit leaves that of training behind.
 
         Statistics of the examples at hand would be used, and learnt, otherwise.
         """
         self.follow(training)
-        modules = [module for module in self.template.modules() if module.training]
-        self.template.eval()
-        try:
-            yield
-        finally:
-            for module in modules:
-                module.training = True
+        return evaluation(self.template)
 
 
 @contextmanager
