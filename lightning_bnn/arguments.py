@@ -25,7 +25,7 @@ __all__ = [
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is one finite number, of whatever library; true and false are not numbers.
+    """Check whether a value is one finite number, of whatever library, and neither true nor false.
 
     >>> is_number(1e-3), is_number(2), is_number(True), is_number("3"), is_number(math.nan)
     (True, True, False, False, False)
@@ -93,7 +93,7 @@ def check_floating_type(name: str, value: Any) -> None:
 
 
 def _finite(value: Any) -> str:
-    """What a value lacks besides the right sign, to be put behind the demand for that."""
+    """Name the demand that a value fails besides the right sign, to be put behind it."""
     if isinstance(value, float) and not math.isnan(value) and value > 0:
         return " and finite"
     return "" if isinstance(value, float) or is_number(value) else ", a number"

@@ -45,7 +45,7 @@ def estimating(norms: Sequence[Any]) -> Iterator[None]:
 
 
 def has_statistics(model: nn.Module) -> bool:
-    """Whether some layer of a network keeps statistics of its inputs."""
+    """Check whether some layer of a network keeps statistics of its inputs."""
     return any(batch_norms(model))
 
 

@@ -1,4 +1,4 @@
-"""Where jobs run: in this process, on a Ray cluster, on a Slurm cluster.
+"""Engines that run jobs: this process, a Ray cluster, a Slurm cluster.
 
 Nothing is known here of what a job does. A job leaves its result on a disk that all machines see,
 and does nothing where its result is already there, so that it may be tried again.
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done, and how.
+    """A task, the jobs to do it for, and how.
 
     Attributes:
         task: does a job.
@@ -57,7 +57,7 @@ class Work:
 
 
 def run_here(work: Work) -> None:
-    """One job after the other, in this process; there are no options.
+    """One job after the other, in this process. There are no options.
 
     >>> done = []
     >>> def task(job, watch):
@@ -74,7 +74,7 @@ def run_here(work: Work) -> None:
 
 
 def run_on_ray(work: Work) -> None:
-    """On a Ray cluster, each job as one remote task; those whose worker dies are tried again.
+    """On a Ray cluster, each job as one remote task. Those whose worker dies are tried again.
 
     Options are ``address`` of a cluster that is running (``auto`` finds it; without it one is
     started here), and those of a Ray task, such as ``num_cpus`` and ``num_gpus``.
@@ -103,7 +103,7 @@ def run_on_ray(work: Work) -> None:
 
 
 def run_on_slurm(work: Work) -> None:
-    """On a Slurm cluster, as an array of jobs; those that fail are submitted again.
+    """On a Slurm cluster, as an array of jobs. Those that fail are submitted again.
 
     Options are what submitit's executor takes, such as ``timeout_min``, ``gpus_per_node`` and
     ``slurm_partition``; ``cluster: local`` runs processes on this machine.

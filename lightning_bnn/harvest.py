@@ -1,4 +1,4 @@
-"""When to collect weights: periodically in steps or epochs, or at chosen steps."""
+"""Schedules for collecting weights: periodically in steps or epochs, or at chosen steps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Schedule:
         check_count("start", self.start, 0)
 
     def after_step(self, before: int, step: int) -> bool:
-        """Whether to collect once the count of steps has gone from one number to another."""
+        """Check whether to collect once the count of steps has gone from one number to another."""
         if step <= before or step < self.start:
             return False
         if self.at is not None:
@@ -61,12 +61,12 @@ class Schedule:
         return n is not None and step // n > before // n
 
     def after_epoch(self, epochs: int) -> bool:
-        """Whether to collect once so many epochs are finished."""
+        """Check whether to collect once so many epochs are finished."""
         n = self.every_n_epochs
         return n is not None and epochs >= self.start and epochs % n == 0
 
     def count(self, steps: int | float, epochs: int | float) -> int | float:
-        """About how often a run of some length will collect; infinite if the run has no end."""
+        """About how often a run of some length will collect, infinite if the run has no end."""
         if self.at is not None:
             return sum(self.start <= s <= steps for s in self.at)
         total, period = (
@@ -78,7 +78,7 @@ class Schedule:
 
 # ------------------------------------------------------------ how long a run will be
 def epochs_of(trainer: Any) -> int | float:
-    """Epochs of a run, whole ones; infinite if it has no end."""
+    """Epochs of a run, whole ones, infinite if it has no end."""
     epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
     if trainer.max_steps == -1:
         return epochs
@@ -89,13 +89,13 @@ def epochs_of(trainer: Any) -> int | float:
 
 
 def expected(schedule: Schedule, trainer: Any) -> int | float:
-    """About how often a run will collect; infinite if it has no end."""
+    """About how often a run will collect, infinite if it has no end."""
     steps = trainer.estimated_stepping_batches
     return schedule.count(math.inf if steps in (None, -1) else steps, epochs_of(trainer))
 
 
 def ends(trainer: Any) -> bool:
-    """Whether this step, or the epoch that is just over, is the last of a fit."""
+    """Check whether this step, or the epoch that is just over, is the last of a fit."""
     epochs, steps = trainer.current_epoch + 1, trainer.global_step
     if trainer.should_stop:
         return epochs >= (trainer.min_epochs or 0) and steps >= (trainer.min_steps or 0)

@@ -1,4 +1,4 @@
-"""What the outputs of a network say about targets, and what is believed about weights before.
+"""Likelihoods of targets given outputs of a network, and priors over weights.
 
 A likelihood gives log-densities per example and turns the outputs of several networks into one
 prediction. Leading dimensions of outputs (members, samples) are kept.
@@ -35,7 +35,7 @@ _LOG_2PI = math.log(2 * math.pi)
 
 # ------------------------------------------------------------ outputs
 class Likelihood(nn.Module, ABC):
-    """What is asked of a likelihood; a module that answers is one, derived from this or not.
+    """The interface of likelihoods, which any module may have, derived from this class or not.
 
     >>> class Poisson(Likelihood):
     ...     def log_prob(self, outputs, targets):
@@ -119,7 +119,7 @@ class Bernoulli(Likelihood):
 
 
 class GaussianPrediction(NamedTuple):
-    r"""Mean and variance of a prediction; the variance has the parts of noise and of weights.
+    r"""Mean and variance of a prediction. The variance has the parts of noise and of weights.
 
     .. math:: \mu = \tfrac1S \textstyle\sum_s \mu_s, \quad
         \text{noise} = \tfrac1S \sum_s \sigma_s^2, \quad

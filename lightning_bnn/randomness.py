@@ -40,7 +40,7 @@ def keyed_generator(*parts: Part, device: torch.device | str = "cpu") -> torch.G
 
 @contextmanager
 def keyed_randomness(*parts: Part, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Within this context the global generators follow a key; afterwards they go on as before.
+    """Within this context the global generators follow a key. Afterwards they go on as before.
 
     Args:
         *parts: the key.

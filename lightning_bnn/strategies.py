@@ -15,7 +15,7 @@ __all__ = ["MembersStrategy"]
 
 
 class MembersStrategy(DDPStrategy):
-    """Every process trains some of the members, on the same data; gradients are not exchanged.
+    """Every process trains some of the members, on the same data. Gradients are not exchanged.
 
     ``Trainer(strategy="members", devices=8)`` with a module that trains members side by side, such
     as ``DeepEnsemble(members=1000)``. Losses that are logged, predictions of validation and test,
@@ -49,7 +49,7 @@ class MembersStrategy(DDPStrategy):
         return {"num_replicas": 1, "rank": 0}
 
     def setup(self, trainer: Any) -> None:
-        """Let go of the members of others; nothing is wrapped, and nothing is made equal."""
+        """Let go of the members of others, nothing is wrapped, and nothing is made equal."""
         module: Any = self.lightning_module
         if not hasattr(module, "take_share"):
             raise ValueError(
@@ -82,7 +82,7 @@ class MembersStrategy(DDPStrategy):
         return model
 
     def gather_members(self, tensor: Tensor) -> Tensor:
-        """From the members of this process to all, in order; every process must call it."""
+        """From the members of this process to all, in order. Every process must call it."""
         if self.world_size == 1:
             return tensor
         sizes = [torch.zeros((), dtype=torch.long, device=tensor.device) for _ in self._ranks]

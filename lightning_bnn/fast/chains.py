@@ -25,7 +25,7 @@ __all__ = [
 
 
 class Unsuitable(Exception):
-    """The network is no chain of stages; the message says what it does."""
+    """The network is no chain of stages. The message says what it does."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """What a network computes, layer by layer.
+    """The computation of a network, layer by layer.
 
     Attributes:
         layers: in their order.
@@ -145,7 +145,7 @@ class Elementwise:
 
     @property
     def keeps_zero(self) -> bool:
-        """Whether zeros around activations stay zeros."""
+        """Check whether zeros around activations stay zeros."""
         return not bool(self.forward(torch.zeros(1)))
 
     def forward(self, z: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which stacks run as chains of stages; the reasons why others do not are logged once."""
+"""Dispatch of stacks that run as chains of stages. Reasons against that are logged once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _log = logging.getLogger("lightning_bnn.params")
 def chain_of(
     model: nn.Module, params: Params, x: Any, own: bool = False, chunk_size: int | None = None
 ) -> Chain | None:
-    """How a stack runs as a chain of stages; None if it does not.
+    """Find how a stack runs as a chain of stages, None if it does not.
 
     Args:
         model: gives the computation.
@@ -126,14 +126,14 @@ def _is_watched() -> bool:
 
 
 def _keeps_tensors_elsewhere() -> bool:
-    """Whether hooks take what autograd saves; torch 2.6 and 2.7 cannot tell, so there: perhaps."""
+    """Check whether hooks take what autograd saves: perhaps, where torch cannot tell (2.6, 2.7)."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top is None or top(True) is not None
 
 
 # ------------------------------------------------------------ what is known of a network
 def _known_chain(model: nn.Module, params: Params, x: Tensor) -> Chain | None:
-    """What was read before with these settings, shapes and precision, or is read now."""
+    """Look up the chain for these settings, shapes and this precision, or read it now."""
     known, settings = known_of(model).setdefault("chains", {}), settings_of(model)
     if settings not in known and len(known) == MOST_SETTINGS:
         raise Unsuitable(f"its attributes have had more than {MOST_SETTINGS} values")
@@ -170,7 +170,7 @@ def _read_first(model: nn.Module, params: Params, x: Tensor) -> Chain:
 
 @contextmanager
 def _untouched_generators() -> Iterator[None]:
-    """Leave random numbers as they were; refuse what has drawn some that are not torch's own."""
+    """Leave random numbers as they were. Refuse what has drawn some that are not torch's own."""
     python, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         yield
@@ -205,7 +205,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 
 def has_hooks(model: nn.Module) -> bool:
-    """Whether functions are called when its modules run.
+    """Check whether functions are called when its modules run.
 
     Args:
         model: the network.
@@ -232,7 +232,7 @@ def settings_of(model: nn.Module) -> tuple[Any, ...]:
 
 
 def _seen(values: Iterable[Any], deep: int) -> list[Any]:
-    """What tells values from others."""
+    """Collect the features that tell values from others."""
     return [
         v if type(v) in _PLAIN else (type(v), *_seen(_inside(v) if deep else (id(v),), deep - 1))
         for v in values
@@ -241,7 +241,7 @@ def _seen(values: Iterable[Any], deep: int) -> list[Any]:
 
 @singledispatch
 def _inside(value: Any) -> Iterable[Any]:
-    """What a value consists of."""
+    """Take a value apart."""
     attributes = getattr(value, "__dict__", {})
     return id(value), *attributes, *attributes.values()
 

@@ -120,7 +120,7 @@ def _rectified(code: VectorCode, value: str, slope: float) -> str:
 
 
 class _Pooled:
-    """What is known of a window while its places come one after the other."""
+    """The state of a window while its places come one after the other."""
 
     def __init__(self, code: VectorCode, stage: Stage) -> None:
         self.code, self.stage = code, stage

@@ -176,7 +176,7 @@ def weight_gradient(code: VectorCode, stage: Stage) -> None:
 
 
 def _summed_at_once(stage: Stage) -> tuple[int, int, int]:
-    """How many output channels, input channels and taps."""
+    """Count output channels, input channels and taps that are summed at once."""
     every = math.prod(stage.kernel)
     taps = every if every <= MOST_TAPS else stage.kernel[1]
     places = len(stage.tile.places)

@@ -1,4 +1,4 @@
-"""Machine code of stages, by LLVM, for this processor; made in memory when it is first needed."""
+"""Machine code of stages, by LLVM, for this processor. Made in memory when it is first needed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("lightning_bnn.params")
 
 @functools.lru_cache(maxsize=1)
 def has_compiler() -> bool:
-    """Whether llvmlite is installed and works; a warning says once if it is, and does not."""
+    """Check whether llvmlite is installed and works. A warning says once if it is, and does not."""
     try:
         _compiler()
     except ModuleNotFoundError:
@@ -58,7 +58,7 @@ OLDEST = 20
 
 
 def lanes_of(size: int) -> int:
-    """How many numbers of so many bytes a vector has: examples in a block.
+    """Count the numbers of so many bytes in a vector, the examples in a block.
 
     Args:
         size: bytes of a number.
@@ -67,7 +67,7 @@ def lanes_of(size: int) -> int:
 
 
 def compiled(stage: Stage, function: str, size: int) -> Callable[..., None]:
-    """A function of a stage, compiled at the first call; it runs without Python's lock.
+    """A function of a stage, compiled at the first call. It runs without Python's lock.
 
     Args:
         stage: its sizes.
@@ -113,7 +113,7 @@ POINTERS = ("x", "weight", "bias", "out", "notes")
 
 
 def code_of(stage: Stage, function: str, kind: str, lanes: int) -> str:
-    """What LLVM compiles.
+    """Write the code that LLVM compiles.
 
     Args:
         stage: the sizes.

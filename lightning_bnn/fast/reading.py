@@ -1,4 +1,4 @@
-"""Which networks are chains of stages: what they compute is recorded while they run once."""
+"""Reading of networks that are chains of stages: they are recorded while they run once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_chain(run: Callable[[], Any], x: Tensor, weights: Mapping[str, Tensor])
 
 
 def _differentiated(outputs: Tensor) -> Counter[int]:
-    """How often gradients reach each tensor, but not those that a Python function computes.
+    """Count how often gradients reach each tensor, but not those that a Python function computes.
 
     Operations are recorded below autograd, where ``torch.no_grad`` and functions with derivatives
     of their own leave no trace.
@@ -68,7 +68,7 @@ def _same(a: Any, b: Tensor) -> bool:
 
 
 class _Reader(TorchDispatchMode):
-    """Follows one tensor through a network; whatever else happens is a refusal."""
+    """Follows one tensor through a network. Whatever else happens is a refusal."""
 
     def __init__(self, x: Tensor, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ WIDEST_KERNEL = 32
 
 
 class Draft:
-    """What was read of a chain so far.
+    """A chain as far as it was read.
 
     Attributes:
         current: the output of the last layer.
@@ -169,12 +169,12 @@ class Draft:
         return name
 
     def add(self, layer: Layer | Elementwise) -> None:
-        """The next layer; pooling may join it."""
+        """The next layer. Pooling may join it."""
         self.layers.append(layer)
         self.is_open = True
 
     def last_stage(self) -> Stage | None:
-        """That of the last layer, if it is one."""
+        """The stage of the last layer, if it is one."""
         last = self.layers[-1] if self.layers else None
         return last.stage if isinstance(last, Layer) else None
 
@@ -211,7 +211,7 @@ def _convolution(draft: Draft, given: Given, out: Tensor) -> None:
 
 
 def _pair(values: Any, dimensions: int, default: int) -> Pair:
-    """Of rows and columns; what has one dimension has one row."""
+    """Of rows and columns. What has one dimension has one row."""
     values = list(values)
     values *= dimensions if len(values) == 1 else 1
     return (default, values[0]) if dimensions == 1 else (values[0], values[1])

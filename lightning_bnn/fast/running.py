@@ -41,7 +41,7 @@ def run_chain(
 
 
 class _Chain(torch.autograd.Function):
-    """Analytic gradients in one pass; gradients that have gradients are left to torch."""
+    """Analytic gradients in one pass. Gradients that have gradients are left to torch."""
 
     @staticmethod
     def forward(
@@ -88,7 +88,7 @@ def _by_autograd(
 
 
 def _is_batched(g: Tensor) -> bool:
-    """Whether it stands for many tensors, as with ``is_grads_batched`` of `torch.autograd.grad`."""
+    """Check whether it stands for many tensors, as ``is_grads_batched`` makes it."""
     return not torch._C._has_storage(g)
 
 
@@ -116,7 +116,7 @@ class _Run:
         return part
 
     def members_at_once(self) -> int:
-        """How many members have activations that fit into the cache."""
+        """Count the members whose activations fit into the cache together."""
         stages = [layer.stage for layer in self.chain.layers if isinstance(layer, Layer)]
         numbers = sum(s.outputs * math.prod(s.out_padded) for s in stages)
         chunk = AT_ONCE // (numbers * self.activations[0].shape[1] * self.lanes * self.size)
@@ -124,7 +124,7 @@ class _Run:
 
     # ------------------------------------------------------------ forwards
     def forward(self) -> Tensor:
-        """The outputs; activations and notes are kept."""
+        """The outputs. Activations and notes are kept."""
         for layer in self.chain.layers:
             x = self.activations[-1]
             if isinstance(layer, Layer):

@@ -1,4 +1,4 @@
-"""One stage of a network: weighted sums, a rectifier, pooling; all sizes are known."""
+"""One stage of a network: weighted sums, a rectifier, pooling. All sizes are known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST = 640
 
 @dataclass(frozen=True)
 class Tile:
-    """What is computed at once: outputs of some channels, at some neighbouring places.
+    """The outputs that are computed at once, of some channels at neighbouring places.
 
     There may be fewer channels left for the last one.
     """
@@ -111,12 +111,12 @@ class Stage:
 
     @property
     def depth(self) -> int:
-        """How many input channels a group has."""
+        """Input channels of a group."""
         return self.channels // self.groups
 
     @property
     def share(self) -> int:
-        """How many output channels a group has."""
+        """Output channels of a group."""
         return self.outputs // self.groups
 
     @property
@@ -131,7 +131,7 @@ class Stage:
 
     @property
     def notes(self) -> int:
-        """What the forward pass notes for the backward pass of an example, see `note_bits`."""
+        """Notes of the forward pass for the backward pass of an example, see `note_bits`."""
         if self.pooling == "max":
             return self.outputs * math.prod(self.out_size)
         kept = self.pooling == "mean" and self.inside != 1

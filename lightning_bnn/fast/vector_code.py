@@ -71,7 +71,7 @@ class VectorCode:
         self._lines.append(line)
 
     def let(self, expression: str) -> str:
-        """Add an instruction; its result has a new name."""
+        """Add an instruction. Its result has a new name."""
         self._count += 1
         self._lines.append(f"%v{self._count} = {expression}")
         return f"%v{self._count}"
@@ -79,7 +79,7 @@ class VectorCode:
     # ------------------------------------------------------------ loops
     @contextmanager
     def loop(self, count: int | str, start: str = "0") -> Iterator[str]:
-        """From ``start`` to before ``count``, at least once; gives the index.
+        """From ``start`` to before ``count``, at least once, gives the index.
 
         Args:
             count: where it ends, a number or the name of one.
@@ -161,7 +161,7 @@ class VectorCode:
 
     @property
     def bytes(self) -> int:
-        """How many bytes a number has."""
+        """Bytes of a number."""
         return 4 if self.kind == "float" else 8
 
     def store_number(self, value: str, pointer: str, index: str | int = 0) -> None:
@@ -217,7 +217,7 @@ class VectorCode:
         return self.let(f"call reassoc {self.kind} {name}({zero}, {self.vector} {vector})")
 
     def slot(self, vector: str | None = None) -> str:
-        """A variable; it lives in a register if it can."""
+        """A variable. It lives in a register if it can."""
         self._count += 1
         self._slots.append(f"%s{self._count} = alloca {vector or self.vector}, align 64")
         return f"%s{self._count}"
@@ -241,7 +241,7 @@ def _bits(value: int | float, kind: str) -> int:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a tile is: pointers to its first input, output and note, and the place in a window."""
+    """Pointers to the first input, output and note of a tile, and its place in a window."""
 
     x: str
     out: str
@@ -284,7 +284,7 @@ def channel_of(code: VectorCode, stage: Stage, at: Address, group: str, first: s
 
 @contextmanager
 def windows(code: VectorCode, stage: Stage, at: Address) -> Iterator[Address]:
-    """Loop over windows; where nothing is pooled these are tiles."""
+    """Loop over windows. Where nothing is pooled these are tiles."""
     (rows, columns), step, _, _ = stage.steps_of_tiles
     across, width = stage.padded[1], stage.out_padded[1]
     out_step = stage.steps_of_tiles[3] if stage.pooling == "none" else (1, 1)
@@ -331,7 +331,7 @@ def later_channel(code: VectorCode, stage: Stage, at: Address, k: int) -> Addres
 
 
 def cell_of(stage: Stage, place: Pair, tap: Pair) -> Pair:
-    """Which input, counted from the first of a tile, a tap meets."""
+    """Number the input that a tap meets, counted from the first of a tile."""
     row, column = (
         p * s + t * d for p, s, t, d in zip(place, stage.stride, tap, stage.dilation, strict=True)
     )
@@ -339,13 +339,13 @@ def cell_of(stage: Stage, place: Pair, tap: Pair) -> Pair:
 
 
 def offset_of(code: VectorCode, stage: Stage, cell: Pair) -> int:
-    """How many numbers an input is behind the first of a tile."""
+    """Numbers between an input and the first of a tile."""
     return (cell[0] * stage.padded[1] + cell[1]) * code.lanes
 
 
 @contextmanager
 def taps_of(code: VectorCode, stage: Stage, x: str) -> Iterator[tuple[list[Pair], str, str]]:
-    """Taps, inputs, first weight; of large kernels row by row, in a loop."""
+    """Taps, inputs, first weight. Of large kernels row by row, in a loop."""
     if stage.tile.whole_kernel:
         yield stage.taps, x, "0"
         return
@@ -356,7 +356,7 @@ def taps_of(code: VectorCode, stage: Stage, x: str) -> Iterator[tuple[list[Pair]
 
 
 def weight_index(code: VectorCode, stage: Stage, channel: str, c: str = "0", tap: str = "0") -> str:
-    """Where the weight of an output channel, an input channel and a tap is."""
+    """Index of the weight of an output channel, an input channel and a tap."""
     taps = math.prod(stage.kernel)
     return code.index((channel, stage.depth * taps), (c, taps), (tap, 1))
 
@@ -378,5 +378,5 @@ def place_number(code: VectorCode, stage: Stage, start: str, number: int) -> str
 
 
 def lets_through(code: VectorCode, value: str, slope: float) -> str:
-    """Where a rectifier lets gradients through; ReLU does so, as in torch, for NaN."""
+    """Mask the places where a rectifier lets gradients through. As in torch, ReLU does for NaN."""
     return code.compare("ugt" if slope == 0 else "ogt", value, "zeroinitializer")

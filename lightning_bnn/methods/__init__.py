@@ -1,4 +1,4 @@
-"""Algorithms that make posteriors of networks; they know nothing of Lightning."""
+"""Algorithms that make posteriors of networks. They know nothing of Lightning."""
 
 from typing import TYPE_CHECKING
 

@@ -149,7 +149,7 @@ class AllDataSampling(Method):
         return {"energy": energies}
 
     def energies(self, state: AllDataChains, run: Run) -> Tensor:
-        """Negative log posterior of every chain; its gradients become those of the parameters."""
+        """Negative log posterior of every chain. Its gradients become those of the parameters."""
         run.network.eval()
         params = [p for p in state.parameters() if p.requires_grad]
         device = params[0].device

@@ -20,7 +20,7 @@ __all__ = ["Chains", "Keeping"]
 
 
 class Chains(Networks):
-    """Every member is a chain; the posterior is made of the networks that are kept of all chains.
+    """Every member is a chain. The posterior is made of the networks that are kept of all chains.
 
     Before the first one is kept it is made of the members as they are. Chains that have diverged
     are left out; if all have, what they had kept before makes the posterior.
@@ -46,11 +46,11 @@ class Chains(Networks):
         self.samples = keeping.store(self.count)
 
     def any_finite(self) -> bool:
-        """Whether a chain is left."""
+        """Check whether a chain is left."""
         return bool(finite_members(self.parameters()).any())
 
     def rows(self) -> list[int]:
-        """Numbers of the networks of chains that have not diverged; of all, if there are none."""
+        """Numbers of the networks of chains that have not diverged. Of all, if there are none."""
         finite = self.samples.finite()
         lost = not self.any_finite() and bool(finite.any())
         chains = range(self.count) if lost else self.healthy().tolist()
@@ -69,7 +69,7 @@ class Chains(Networks):
         return Empirical(self.samples.networks(rows), [row % self.count for row in rows])
 
     def chains(self, first: int = 0) -> Params:
-        """All networks that were kept, as ``(members, times, ...)``; nothing if there are none.
+        """All networks that were kept, as ``(members, times, ...)``, nothing if there are none.
 
         Args:
             first: leave out so many times.
@@ -84,7 +84,7 @@ class Chains(Networks):
 
 @dataclass(frozen=True)
 class Keeping:
-    """When the members of chains are kept, and where.
+    """The schedule by which the members of chains are kept, and the place for them.
 
     Args:
         burn_in: nothing is kept of the first so many steps (or epochs).
@@ -123,7 +123,7 @@ class Keeping:
         return InMemory() if self.bank is None else InBank(self.bank, members)
 
     def begin(self, state: Chains, fit: Fit, run: Run, name: str) -> None:
-        """Get ready for a run; another run begins other chains."""
+        """Get ready for a run. Another run begins other chains."""
         if fit.anew:
             state.samples.forget()
         state.samples.open(fit.rank == 0)
@@ -143,7 +143,7 @@ class Keeping:
             )
 
     def keep_if_due(self, state: Chains, progress: Progress, run: Run) -> bool:
-        """Keep the members if it is time; statistics are those of the first process."""
+        """Keep the members if it is time. Statistics are those of the first process."""
         step = progress.step
         epoch_due = progress.epoch_ends and self.schedule.after_epoch(progress.epoch + 1)
         due = epoch_due or self.schedule.after_step(step - 1, step)

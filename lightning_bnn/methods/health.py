@@ -1,4 +1,4 @@
-"""Which members are well: their weights are finite, and their losses as low as was asked."""
+"""The health of members: finite weights, and losses as low as was asked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Diverged(ValueError):
 
 
 def finite_members(stacks: Iterable[Tensor]) -> Tensor:
-    """Which members have finite weights only.
+    """Mark the members that have finite weights only.
 
     Args:
         stacks: tensors whose first dimension counts members.
@@ -29,7 +29,7 @@ def finite_members(stacks: Iterable[Tensor]) -> Tensor:
 
 
 def healthy(state: nn.Module) -> Tensor:
-    """Indices of the members of a state that belong to its posterior; an error if there are none.
+    """Indices of the members of a state that belong to its posterior, an error if there are none.
 
     Args:
         state: its parameters count members first; it may have a ``divergence``.
@@ -68,7 +68,7 @@ class Divergence:
         self._steps = 0
 
     def among(self, members: Tensor) -> Tensor:
-        """Those of some members that are not left out; an error if there are none."""
+        """Those of some members that are not left out, an error if there are none."""
         kept = members[~self.left_out.to(members.device)[members]]
         if len(kept) == 0:
             means = self.means
@@ -86,13 +86,13 @@ class Divergence:
         self._steps += 1
 
     def take(self) -> Tensor | None:
-        """Mean losses since the last call; None if there was no step."""
+        """Mean losses since the last call, None if there was no step."""
         total, steps = self._sum, self._steps
         self._sum, self._steps = None, 0
         return None if total is None else (total / steps).cpu()
 
     def judge(self, means: Tensor, finite: Tensor, last: bool) -> list[int]:
-        """Decide who is left out; returns who begins anew.
+        """Decide who is left out. Returns who begins anew.
 
         Args:
             means: losses of the epoch.

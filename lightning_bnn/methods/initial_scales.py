@@ -1,4 +1,4 @@
-r"""Where standard deviations of variational inference start: found by a race, or warned of.
+r"""Standard deviations at the start of variational inference: found by a race, or warned of.
 
 Large deviations drown the gradient of the means in noise, and the posterior stays between modes;
 small ones take long to grow, and the ELBO pays for each of them until they have.
@@ -84,7 +84,7 @@ def _batches(fit: Fit) -> Iterator[Batch]:
 
 @torch.no_grad()
 def describe_noise_cost(state: Any, nll: Tensor, batch: Batch, run: Run) -> str:
-    """What is wrong with deviations that cost more than half of what knowing nothing does.
+    """Describe deviations that cost more than half of what knowing nothing does.
 
     The loss of outputs that are all zero stands for knowing nothing: equal probabilities, or the
     mean of standardised targets.

@@ -38,10 +38,10 @@ class KeptNetworks(nn.Module, ABC):
 
     @abstractmethod
     def finite(self) -> Tensor:
-        """Which of them hold finite weights only, ``(times, members)``."""
+        """Mark the networks that hold finite weights only, ``(times, members)``."""
 
     def open(self, writer: bool) -> None:
-        """Get ready for a run; only one process writes."""
+        """Get ready for a run. Only one process writes."""
 
     def close(self) -> None:
         """A run is over: let others write."""
@@ -70,7 +70,7 @@ class InMemory(KeptNetworks):
         return len(self._stacks)
 
     def tensors(self) -> Params:
-        """All networks, as ``(times, members, ...)``; nothing if there are none."""
+        """All networks, as ``(times, members, ...)``, nothing if there are none."""
         names = self._stacks[0] if self._stacks else ()
         return {name: torch.stack([stack[name] for stack in self._stacks]) for name in names}
 
@@ -80,7 +80,7 @@ class InMemory(KeptNetworks):
         self._finite.append(finite_networks(members))
 
     def finite(self) -> Tensor:
-        """Which of them hold finite weights only, ``(times, members)``."""
+        """Mark the networks that hold finite weights only, ``(times, members)``."""
         return torch.stack([*self._finite]) if self._finite else torch.ones(0, 0).bool()
 
     def networks(self, rows: Sequence[int]) -> Params:
@@ -113,7 +113,7 @@ class InMemory(KeptNetworks):
 
 
 class InBank(KeptNetworks):
-    """In a `lightning_bnn.bank.CheckpointBank`; checkpoints only say how many there were.
+    """In a `lightning_bnn.bank.CheckpointBank`. Checkpoints only say how many there were.
 
     Args:
         path: folder of the bank.
@@ -132,7 +132,7 @@ class InBank(KeptNetworks):
         return int(self.rows) // self.members
 
     def open(self, writer: bool) -> None:
-        """Go on where the checkpoint was made; what came after it will come again."""
+        """Go on where the checkpoint was made. What came after it will come again."""
         self.close()
         if not writer:
             return
@@ -154,7 +154,7 @@ class InBank(KeptNetworks):
         self.rows += self.members
 
     def finite(self) -> Tensor:
-        """Which of them hold finite weights only, ``(times, members)``: the bank remembers."""
+        """Mark the networks that hold finite weights only, ``(times, members)``."""
         if not len(self):
             return torch.ones(0, self.members).bool()
         records = CheckpointBank(self.path, "r").records[: int(self.rows)]
@@ -187,5 +187,5 @@ class InBank(KeptNetworks):
 
 
 def finite_networks(stack: Params) -> Tensor:
-    """Which networks of a stack are finite, on the CPU."""
+    """Mark the networks of a stack that are finite, on the CPU."""
     return finite_members(t for t in stack.values() if t.is_floating_point()).cpu()

@@ -64,7 +64,7 @@ class CurvedNetworks(Networks):
 
     @property
     def is_complete(self) -> bool:  # type: ignore[override]  # it changes
-        """Whether there is a curvature."""
+        """Check whether there is a curvature."""
         return bool(self.fitted.tensors())
 
     def member(self, index: int) -> Params:
@@ -202,7 +202,7 @@ class Laplace(PenalisedTraining):
         )
 
     def _tensors(self, m: int, network: Params, blocks: list[CurvatureBlock], run: Run) -> Params:
-        """What is kept of the curvature of a member, by name."""
+        """Name the tensors that keep the curvature of a member."""
         precision = self.prior_precision
         if precision is None:
             precision = likeliest_precision(blocks, network)
@@ -218,7 +218,7 @@ class Laplace(PenalisedTraining):
 
     # ------------------------------------------------------------ the posterior
     def posterior(self, state: CurvedNetworks, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
-        """The Gaussian, or the mixture of the members' Gaussians; before the fit, the members."""
+        """The Gaussian, or the mixture of the members' Gaussians. Before the fit, the members."""
         if not state.is_complete:
             return state.members()
         members = state.healthy().tolist()

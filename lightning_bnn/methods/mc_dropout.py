@@ -35,7 +35,7 @@ class DroppedNetworks(Networks):
 
 @dataclass(eq=False)
 class MCDropout(PenalisedTraining):
-    r"""Networks that drop units in training and in prediction; BatchNorm uses its statistics.
+    r"""Networks that drop units in training and in prediction. BatchNorm uses its statistics.
 
     .. math:: p(y | x) = \frac1S \sum_s p(y | x, \omega, z_s), \quad z_s \sim \text{dropout}
 
@@ -66,14 +66,14 @@ class MCDropout(PenalisedTraining):
         return DroppedNetworks(network, stack, self.max_loss, self.restarts)
 
     def posterior(self, state: DroppedNetworks, run: Run, purpose: Purpose = AS_IT_IS) -> Dropout:
-        """The members, with units dropped; predictions themselves see what is dropped."""
+        """The members, with units dropped. Predictions themselves see what is dropped."""
         if state.sites is None and not purpose.predicts:
             state.sites = _sites(run)
         return Dropout(state.members().networks, state.sites, self.layers)
 
 
 def _sites(run: Run) -> list[DropoutSite]:
-    """Where an example of the inputs shows that units are dropped."""
+    """Find the units that are dropped, by an example of the inputs."""
     example = run.example()
     if not example:
         raise ValueError(
@@ -98,7 +98,7 @@ def _like(value: Any, weight: Tensor) -> Any:
 
 
 def has_dropout(network: nn.Module) -> bool:
-    """Whether some module of a network drops units in training."""
+    """Check whether some module of a network drops units in training."""
     layers = (m for m in network.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
     return any(layer.p > 0 for layer in layers)
 
@@ -125,7 +125,7 @@ class LinearAfterDropout(nn.Linear):
 
 
 def with_dropout(network: nn.Module, p: float, layers: Layers) -> nn.Module:
-    """A copy of a network with dropout before its linear layers; its names stay.
+    """A copy of a network with dropout before its linear layers, its names stay.
 
     Args:
         network: without dropout.

@@ -1,4 +1,4 @@
-"""What every method is asked: the contract between an algorithm and whoever trains with it."""
+"""The contract between an algorithm and whoever trains with it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ AS_IT_IS = Purpose()
 
 
 class State(nn.Module, ABC):
-    """What a method trains: parameters and buffers with a leading member dimension.
+    """The parameters and buffers of a method, with a leading member dimension.
 
     Attributes:
         divergence: who is left out of the posterior, where a method judges members by their losses.
@@ -95,7 +95,7 @@ class State(nn.Module, ABC):
 
 @dataclass(frozen=True)
 class Fit:
-    """What is known of a fit before its first step.
+    """Facts about a fit that are known before its first step.
 
     Attributes:
         anew: whether it goes on with nothing, neither a checkpoint nor an earlier fit.
@@ -139,7 +139,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a fit is after an optimizer step.
+    """The position of a fit after an optimizer step.
 
     Attributes:
         step: optimizer steps so far, this one included.
@@ -254,10 +254,10 @@ class Method(ABC):
     # ------------------------------------------------------------ steps
     @abstractmethod
     def losses(self, state: Any, batch: Batch, run: Run) -> dict[str, Tensor]:
-        """Terms of the objective, one number per member; the sum of ``loss`` is minimised."""
+        """Terms of the objective, one number per member. The sum of ``loss`` is minimised."""
 
     def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
-        """Collect or keep networks, if it is time; returns whether it was."""
+        """Collect or keep networks, if it is time. Returns whether it was."""
         return False
 
     # ------------------------------------------------------------ after steps

@@ -188,7 +188,7 @@ class MFVI(Method):
         return {"loss": loss, "nll": nll, "kl": cross - entropy, "elbo": elbo}
 
     def weight_of_complexity(self, state: Gaussians) -> float:
-        """What multiplies all complexity terms in the next step."""
+        """Compute the factor of all complexity terms in the next step."""
         share = state.notes["kl_share"] if self.kl_warmup else 1.0
         if share is None:
             raise ValueError(
@@ -274,7 +274,7 @@ class MFVI(Method):
 
     @staticmethod
     def _is_unchosen(state: Gaussians) -> bool:
-        """Whether deviations are where `init` has put them, and no checkpoint was loaded."""
+        """Check whether deviations are where `init` has put them, and no checkpoint was loaded."""
         return bool((state.log_std == math.log(_UNTIL_CHOSEN)).all())
 
     def _choose_start(self, state: Gaussians, fit: Fit, run: Run) -> None:
@@ -320,7 +320,7 @@ def _start_as_blitz(state: Gaussians, network: nn.Module) -> None:
 
 
 def _average_statistics(state: Gaussians, seen: Params, samples: int) -> None:
-    """What the samples of a member have made of its buffers, on average."""
+    """Average over samples what they have made of the buffers of a member."""
     for name, tensor in state.constants.tensors().items():
         values = seen[name].view(samples, *tensor.shape)
         tensor.copy_(values.mean(0) if tensor.is_floating_point() else values[0])

@@ -52,7 +52,7 @@ class Networks(State):
 
 
 def gaussian_prior(std: float | None) -> IsotropicGaussianPrior | None:
-    """Make a prior over all weights; none without a standard deviation."""
+    """Make a prior over all weights, none without a standard deviation."""
     if std is None:
         return None
     check_positive("prior_std", std)

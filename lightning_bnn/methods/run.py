@@ -46,7 +46,7 @@ class Batch:
     number: int = 0
 
     def of(self, members: int | slice | Tensor) -> Batch:
-        """What some members see; for one member without the leading dimension."""
+        """Select the examples of some members, for one member without the leading dimension."""
         if not self.per_member:
             return self
         return Batch(_rows(self.inputs, members), self.targets[members], True, self.number)
@@ -57,7 +57,7 @@ class Batch:
 
     @property
     def examples(self) -> int:
-        """How many examples a member sees."""
+        """Number of examples of a member."""
         return self.targets.shape[1] if self.per_member else len(self.targets)
 
     def outputs(self, network: nn.Module, stack: Params, chunk_size: int | None) -> Any:
@@ -66,7 +66,7 @@ class Batch:
         return apply(network, stack, *self.inputs, chunk_size=chunk_size)
 
     def outputs_of_one(self, network: nn.Module, params: Params) -> Any:
-        """The same for a single network, without ``vmap``; outputs have a leading dimension."""
+        """The same for a single network, without ``vmap``. Outputs have a leading dimension."""
         inputs = _rows(self.inputs, 0) if self.per_member else self.inputs
         outputs = P.apply(network, params, *inputs)
         return tree_map(lambda t: t[None] if isinstance(t, Tensor) else t, outputs)
@@ -130,7 +130,7 @@ def member_losses(
 
 
 def _scaled(params: Params) -> bool:
-    """Whether losses are scaled before their gradients are taken, as float16 needs it."""
+    """Check whether losses are scaled before their gradients are taken, as float16 needs it."""
     device = next(iter(params.values())).device.type
     half = torch.get_autocast_dtype(device) == torch.float16
     return torch.is_autocast_enabled(device) and half
@@ -138,7 +138,7 @@ def _scaled(params: Params) -> bool:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """How members run: so many at a time, from some first one on, on so many threads."""
+    """Chunks in which members run: so many at a time, on so many threads."""
 
     model: nn.Module
     losses: Callable[[nn.Module, int, Sequence[Tensor]], Tensor]
@@ -281,7 +281,7 @@ class Run:
         return outputs
 
     def _refuse_probabilities(self, outputs: Tensor) -> None:
-        """They would train, too, as logits between 0 and 1; worse, and nothing else would tell."""
+        """They would train, too, as logits between 0 and 1. Worse, and nothing else would tell."""
         if isinstance(self.likelihood, Categorical) and are_distributions(outputs.detach()):
             self.warn(
                 f"{type(self.network).__name__} returns probabilities, rows that sum to one, and "

@@ -70,7 +70,7 @@ class SGMCMC(Method):
         return Chains(network, stack, self.keeping, self.max_loss, self.restarts)
 
     def losses(self, state: Chains, batch: Batch, run: Run) -> dict[str, Tensor]:
-        """Mean negative log-likelihood; the prior is the sampler's part."""
+        """Mean negative log-likelihood. The prior is the sampler's part."""
         return {"loss": run.losses(state.trained_stack(), batch)}
 
     # ------------------------------------------------------------ the sampler

@@ -45,7 +45,7 @@ _EXACT_UP_TO = 5
 
 @dataclass(frozen=True)
 class UnitsOfNetwork:
-    """What can be permuted in a network.
+    """The units of a network that can be permuted.
 
     Attributes:
         symmetries: without units that weights which are not trained tell apart.
@@ -146,7 +146,7 @@ class SymmetrizedVI(MFVI):
         return units
 
     def units(self, state: SymmetrizedGaussians, run: Run) -> UnitsOfNetwork:
-        """What can be permuted; an error if no example of the inputs is known."""
+        """Find the units that can be permuted, an error if no example of the inputs is known."""
         if state.units is None:
             self._find_units(state, run.example(), run)
         if state.units is None:
@@ -193,7 +193,7 @@ class SymmetrizedVI(MFVI):
     def information(
         self, state: SymmetrizedGaussians, drawn: Draw, run: Run, turn: int = 0
     ) -> Tensor:
-        """Estimate of the information, ``(members,)``; the sets of layers take turns."""
+        """Estimate of the information, ``(members,)``. The sets of layers take turns."""
         units, sampled = self.units(state, run), _sampled(state, drawn)
         if self.estimator == "uniform":
             nats = draw_information(units.symmetries, sampled, self.draws)
@@ -213,7 +213,7 @@ class SymmetrizedVI(MFVI):
     def bracket(
         self, state: SymmetrizedGaussians, run: Run, samples: int = _BRACKET_SAMPLES
     ) -> dict[str, Tensor]:
-        """Lower and upper bound of the information, and interpolation; means over members."""
+        """Lower and upper bound of the information, and interpolation, means over members."""
         units = self.units(state, run)
         drawn = draw(state.mean, state.log_std, state.spec, self.prior_std, Scratch(), samples)
         if not units.sets:
@@ -263,7 +263,7 @@ def _of_trained_units(sym: Symmetries, network: nn.Module) -> Symmetries:
 
 
 def _best(logs: Tensor) -> Tensor:
-    """The Bethe permanent; for a few units the exact one."""
+    """The Bethe permanent. For a few units the exact one."""
     if logs.shape[-1] <= _EXACT_UP_TO:
         return log_permanent(logs)
     return log_bethe(logs, iterations=32, tolerance=1e-5)

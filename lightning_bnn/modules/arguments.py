@@ -76,7 +76,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _parameters(cls: Any, default: Any = None) -> Iterator[Parameter]:
-    """What a dataclass takes; defaults are those of an instance, if there is one."""
+    """List the arguments of a dataclass, with the defaults of an instance if there is one."""
     hints = get_type_hints(cls)
     for field in fields(cls):
         value = _default(field) if default is None else getattr(default, field.name)

@@ -1,4 +1,4 @@
-"""What is input and what is target in a batch of any loader."""
+"""Inputs and targets of a batch of any loader."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def positional(
 
 
 def first_rows(loader: Any, rows: int) -> Any:
-    """A small batch as a loader would make it, without starting it; None if that cannot be."""
+    """A small batch as a loader would make it, without starting it, None if that cannot be."""
     if hasattr(loader, "example"):
         return loader.example(rows)
     dataset = getattr(loader, "dataset", None)
@@ -110,7 +110,7 @@ def first_rows(loader: Any, rows: int) -> Any:
 
 # ------------------------------------------------------------ names
 def _parameters(network: nn.Module | None) -> Parameters:
-    """Inputs of a network that can be given by position, in order; none if they have no names."""
+    """Inputs of a network that can be given by position, in order, none if they have no names."""
     if network is None:
         return {}
     try:
@@ -125,7 +125,7 @@ def _parameters(network: nn.Module | None) -> Parameters:
 
 
 def _target_name(batch: Mapping[str, Any], parameters: Parameters) -> str:
-    """The name of the targets; of several, the one that the network does not ask for."""
+    """The name of the targets. Of several, the one that the network does not ask for."""
     candidates = [n for n in _TARGETS if n in batch]
     free = [n for n in candidates if n not in parameters] or candidates
     return _only(batch, free, _TARGETS, "targets")
@@ -187,7 +187,7 @@ def _by_name(
 def _lacks_the_first(
     batch: Mapping[str, Any], named: Collection[str], parameters: Parameters
 ) -> bool:
-    """Whether the main input has another name in the batch than in the network."""
+    """Check whether the main input has another name in the batch than in the network."""
     first = next(iter(parameters.values()), None)
     if first is None or not named:
         return True
@@ -206,7 +206,7 @@ def _unfilled(named: Collection[str], parameters: Parameters) -> list[str]:
 def _in_order(
     named: Mapping[str, Any], parameters: Parameters, network: nn.Module | None
 ) -> tuple[Any, ...]:
-    """Up to the last one that is there; others before it have their defaults."""
+    """Up to the last one that is there. Others before it have their defaults."""
     last = max(k for k, name in enumerate(parameters) if name in named)
     chosen = list(parameters.values())[: last + 1]
     return tuple(named.get(p.name, p.default) for p in chosen)

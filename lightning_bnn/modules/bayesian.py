@@ -172,7 +172,7 @@ class Bayesian(Core):
     def losses(
         self, inputs: tuple[Any, ...], targets: Tensor, per_member: bool = False, number: int = 0
     ) -> dict[str, Tensor]:
-        """Terms of the objective per member; the sum of ``loss`` is what is minimised.
+        """Terms of the objective per member. The sum of ``loss`` is what is minimised.
 
         Args:
             inputs: of the network.
@@ -266,7 +266,7 @@ class Bayesian(Core):
         return self.judging.outputs(inputs, *batch)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Mean prediction of the posterior, outside of a trainer too; in evaluation mode always.
+        """Mean prediction of the posterior, outside of a trainer too. In evaluation mode always.
 
         There are gradients with respect to inputs that require them, none with respect to weights.
 
@@ -317,7 +317,7 @@ class Bayesian(Core):
         self.judging.begin_stage()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Judge one batch; in a test every loader has a set of its own."""
+        """Judge one batch. In a test every loader has a set of its own."""
         self.judging.add(batch, batch_idx, dataloader_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Prediction:

@@ -69,7 +69,7 @@ class DeepEnsemble(Bayesian):
 
 
 class FromCheckpoints(Bayesian):
-    """The networks of a bank or of a folder of checkpoints as a posterior; nothing is trained.
+    """The networks of a bank or of a folder of checkpoints as a posterior, nothing is trained.
 
     If a bank holds networks of several members of a module, each member has a Gaussian of its own.
     Networks that are drawn from a Gaussian get BatchNorm statistics from one pass over the training
@@ -227,7 +227,7 @@ class Laplace(Bayesian):
 
 
 class MCDropout(Bayesian):
-    r"""A network with dropout that goes on when it predicts; with members, several such networks.
+    r"""A network with dropout that goes on when it predicts. With members, several such networks.
 
     .. math:: p(y | x) = \frac1S \sum_s p(y | x, \omega, z_s), \quad z_s \sim \text{dropout}
 
@@ -267,7 +267,7 @@ class MCDropout(Bayesian):
 
 
 class MFVI(Bayesian):
-    r"""A diagonal Gaussian over the weights of any network; with members, a mixture of them.
+    r"""A diagonal Gaussian over the weights of any network. With members, a mixture of them.
 
     .. math:: L = E_q\Big[-\frac{1}{B} \sum_i \log p(y_i | x_i, \omega)\Big]
         + \frac{1}{N} \big(E_q[-\log p(\omega)] - T H(q)\big)
@@ -475,10 +475,10 @@ class SymmetrizedVI(Bayesian):
 
     @property
     def symmetries(self) -> Symmetries:
-        """What can be permuted in the network; an example of the inputs must be known."""
+        """The symmetries of the network. An example of the inputs must be known."""
         return self.method.units(self.state, self.run).symmetries
 
     def bracket(self, samples: int = 8) -> dict[str, Tensor]:
-        """Lower and upper bound of the information, and interpolation; means over members."""
+        """Lower and upper bound of the information, and interpolation, means over members."""
         with self.randomness("bracket"):
             return self.method.bracket(self.state, self.run, samples)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds besides tensors: what cannot be rebuilt, to be compared, and notes."""
+"""Notes of a checkpoint besides tensors, to be compared or recalled."""
 
 from __future__ import annotations
 

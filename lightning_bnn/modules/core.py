@@ -95,12 +95,12 @@ class Core(L.LightningModule):
 
     # ------------------------------------------------------------ batches
     def inputs_and_targets(self, batch: Any) -> tuple[tuple[Any, ...], Tensor]:
-        """Inputs and targets of a batch; override it for batches of another layout."""
+        """Inputs and targets of a batch. Override it for batches of another layout."""
         _warn_of_unused(self, batch)
         return batches.inputs_and_targets(batch, self.template)
 
     def inputs_only(self, batch: Any) -> tuple[Any, ...]:
-        """Inputs of a batch that may have no targets; of a tuple, all but the last are inputs."""
+        """Inputs of a batch that may have no targets. Of a tuple, all but the last are inputs."""
         overridden = type(self).inputs_and_targets is not Core.inputs_and_targets
         if overridden and not isinstance(batch, Tensor):
             return self.inputs_and_targets(batch)[0]
@@ -132,7 +132,7 @@ class Core(L.LightningModule):
 
     @property
     def members(self) -> int:
-        """How many members are trained here."""
+        """Number of members that are trained here."""
         return self.population.count
 
     def member_stack(self) -> Params:
@@ -183,7 +183,7 @@ class Part:
 
     @property
     def fits_now(self) -> bool:
-        """Whether a trainer is about to change the weights."""
+        """Check whether a trainer is about to change the weights."""
         trainer = _compat.trainer_of(self.module)
         if trainer is None or trainer.state.fn != TrainerFn.FITTING:
             return False

@@ -1,4 +1,4 @@
-"""What a module does while a trainer fits it: counting data, watching members, completing them."""
+"""The part of a module that fits: counting data, watching members, completing them."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Fitting(Part):
 
     @property
     def _weighs_data(self) -> bool:
-        """Whether the objective weighs the data against a prior."""
+        """Check whether the objective weighs the data against a prior."""
         method = self.module.method
         return method.prior is not None or method.is_sampler
 
     @property
     def may_recover(self) -> bool:
-        """Whether members that have diverged begin anew."""
+        """Check whether members that have diverged begin anew."""
         divergence = self.module.divergence
         return divergence is not None and divergence.restarts > 0
 
@@ -65,7 +65,7 @@ class Fitting(Part):
         return None if source is None else TrainingData(self.module, source)
 
     def example(self) -> tuple[Any, ...]:
-        """Two rows of input; nothing if none are known."""
+        """Two rows of input, nothing if none are known."""
         return self.module.example()
 
     def in_common(self, tensors: Params) -> Params:
@@ -101,7 +101,7 @@ class Fitting(Part):
         rank_zero_info(f"{message}; every epoch drops {dropped}." if dropped else f"{message}.")
 
     def _fit(self) -> Fit:
-        """What is known of the fit that begins."""
+        """Describe the fit that begins."""
         module, trainer = self.module, cast(Any, self.module.trainer)
         steps = trainer.estimated_stepping_batches
         return Fit(
@@ -124,7 +124,7 @@ class Fitting(Part):
 
     # ------------------------------------------------------------ steps and epochs
     def mean_of_members(self, values: Tensor) -> Tensor:
-        """Of all processes; broken members do not break it, unless all are."""
+        """Of all processes. Broken members do not break it, unless all are."""
         finite = values.isfinite()
         sums = torch.stack([values.where(finite, 0).sum(), finite.sum().to(values.dtype)])
         if self.module.population.share is not None:
@@ -187,7 +187,7 @@ class Fitting(Part):
 
     # ------------------------------------------------------------ the end
     def complete(self) -> None:
-        """Compute what the method makes of the trained weights; a failure does not lose them."""
+        """Compute what the method makes of the trained weights. A failure does not lose them."""
         module, data = self.module, self.training_data()
         if module.state.is_complete or data is None:
             return
@@ -200,13 +200,13 @@ class Fitting(Part):
             )
 
     def shows_progress(self) -> bool:
-        """Whether long computations show a bar."""
+        """Check whether long computations show a bar."""
         trainer = _compat.trainer_of(self.module)
         return bool(trainer and trainer.is_global_zero and trainer.progress_bar_callback)
 
 
 def _steps_of_epoch(trainer: Any) -> int | float:
-    """Optimizer steps of an epoch; infinite for streams."""
+    """Optimizer steps of an epoch, infinite for streams."""
     batches = trainer.num_training_batches
     return math.ceil(batches / trainer.accumulate_grad_batches) if batches < math.inf else batches
 
@@ -215,7 +215,7 @@ class EndsFit(Callback):
     """Modules are not told of exceptions, callbacks are."""
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Let others write; the trainer may have gone on to a module of another kind."""
+        """Let others write. The trainer may have gone on to a module of another kind."""
         method = getattr(pl_module, "method", None)
         if isinstance(method, Method) and trainer.state.fn == TrainerFn.FITTING:
             method.after_fit(pl_module.state, pl_module.run)

@@ -1,4 +1,4 @@
-"""What a module does to be judged: drawing networks once, predicting with them, logging numbers."""
+"""The part of a module that is judged: drawing networks once, predicting, logging numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SHOWN = ("acc", "nll", "rmse")
 
 
 class Prediction(NamedTuple):
-    """What `predict_step` returns.
+    """The result of `predict_step`.
 
     ``mean`` averages over networks: probabilities ``(batch, classes)``, or the moments of a
     Gaussian likelihood. ``samples`` are the outputs of each, ``(samples, batch, ...)``.
@@ -55,7 +55,7 @@ class Prediction(NamedTuple):
 
 
 class Judging(Part):
-    """The part of a module that predicts; every stage draws its networks once, for all batches.
+    """The part of a module that predicts. Every stage draws its networks once, for all batches.
 
     Args:
         module: whose posterior predicts.
@@ -74,7 +74,7 @@ class Judging(Part):
 
     # ------------------------------------------------------------ what predicts
     def unrefreshed(self) -> Posterior:
-        """What predicts, before networks that are drawn get statistics of their own."""
+        """Make the posterior that predicts, without statistics for networks that are drawn."""
         module = self.module
         if type(module).posterior is not Core.posterior:  # a subclass may have its own
             return module.posterior()
@@ -115,15 +115,15 @@ class Judging(Part):
 
     @property
     def samples(self) -> int:
-        """How many networks predict in validation, test and prediction."""
+        """Number of networks that predict in validation, test and prediction."""
         return self._count(self.unrefreshed())
 
     def _count(self, posterior: Posterior) -> int:
-        """How many networks of a posterior predict: all of a list, as many as wanted else."""
+        """Count the networks of a posterior that predict: all of a list, else as many as wanted."""
         return posterior.size if isinstance(posterior, Empirical) else self.module.eval_samples
 
     def posterior(self) -> Posterior:
-        """What predicts in validation, test and prediction."""
+        """Make the posterior that predicts in validation, test and prediction."""
         return self.refreshed(self.unrefreshed(), self.module.eval_samples)
 
     def refreshed(self, posterior: Posterior, samples: int, *key: int) -> Posterior:
@@ -151,7 +151,7 @@ class Judging(Part):
         return Empirical(refreshed(module.template, networks, inputs, module.run.chunk_size))
 
     def export(self, samples: int | None) -> Params:
-        """Plain networks that predict as the posterior does; None asks for as many as predict."""
+        """Plain networks that predict as the posterior does, None asks for as many as predict."""
         module = self.module
         wanted = module.eval_samples if samples is None else samples
         choose = self._choose if samples is None else list
@@ -189,7 +189,7 @@ class Judging(Part):
         self.evaluator = None if evaluator is None else evaluator.to(self.module.device)
 
     def _prepare(self) -> None:
-        """Complete what can be completed; weights that nobody has trained are mentioned."""
+        """Complete what can be completed. Weights that nobody has trained are mentioned."""
         module = self.module
         if not module.state.is_complete:
             if self.fitting.training_data() is None:
@@ -225,7 +225,7 @@ class Judging(Part):
             rank_zero_warn(f"{error} They begin anew, and are not validated.")
 
     def add(self, batch: Any, number: int, loader: int) -> None:
-        """Evaluate one batch; nothing if there was no network to draw.
+        """Evaluate one batch, nothing if there was no network to draw.
 
         Args:
             batch: of a loader.

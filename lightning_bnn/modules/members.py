@@ -1,4 +1,4 @@
-"""Which networks of a population are trained here, where they start, and how they share devices."""
+"""Members of a population that are trained here, their starts, and how processes share them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps networks that are trained side by side apart: optimizers and gradient clipping."""
+"""Optimizers and gradient clipping that keep networks apart which are trained side by side."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def restart_members(
     members: Sequence[int],
     optimizers: Iterable[torch.optim.Optimizer],
 ) -> None:
-    """Put new networks in the place of some members; the optimizer forgets their gradients.
+    """Put new networks in the place of some members. The optimizer forgets their gradients.
 
     Args:
         stacks: parameters and buffers, changed in place.

@@ -56,7 +56,7 @@ def take_whole(module: Core, gather: Callable[[Tensor], Tensor]) -> None:
 
 
 def divergence_state(module: Core, gather: Callable[[Tensor], Tensor] | None) -> dict[str, Any]:
-    """Who has diverged, also among the members of other processes.
+    """State who has diverged, also among the members of other processes.
 
     Args:
         module: whose members are judged by their losses.
@@ -74,7 +74,7 @@ def divergence_state(module: Core, gather: Callable[[Tensor], Tensor] | None) ->
 
 
 class _Part(NamedTuple):
-    """What one process predicts, None if nothing; the order of the draws of all, if it matters."""
+    """The predictor of one process, if any, and the order of the draws of all, if it matters."""
 
     predictor: Predictor | None
     order: Tensor | None = None
@@ -83,7 +83,7 @@ class _Part(NamedTuple):
 def shared_predictor(
     module: Core, posterior_here: Callable[[], Posterior], generator: torch.Generator
 ) -> Predictor:
-    """Predicts with the members of all processes; every process must call it.
+    """Predicts with the members of all processes. Every process must call it.
 
     Args:
         module: has a share of the members.

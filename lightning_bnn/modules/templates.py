@@ -92,7 +92,7 @@ def explaining_misfits(network: nn.Module, inputs: Sequence[Any]) -> Iterator[No
 
 
 def _misfit(error: BaseException, inputs: Sequence[Any]) -> str | None:
-    """What torch has against the inputs, if it is their type or their shape.
+    """Quote what torch has against the inputs, if it is their type or their shape.
 
     Args:
         error: what a network has raised.
@@ -110,7 +110,7 @@ def _misfit(error: BaseException, inputs: Sequence[Any]) -> str | None:
 
 
 def _raised_by(error: BaseException, network: nn.Module) -> bool:
-    """Whether an error comes out of the forward pass of a network."""
+    """Check whether an error comes out of the forward pass of a network."""
     modules = {id(module) for module in network.modules()}
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(id(frame.f_locals.get("self")) in modules for frame in frames)

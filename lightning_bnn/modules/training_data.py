@@ -60,7 +60,7 @@ class TrainingData:
 
 
 def moved_by(module: Core, datamodule: Any = None) -> Callable[[Any], Any]:
-    """How a batch gets to the device, and through the hooks of whom it comes from.
+    """Make a function that moves a batch to the device, through the hooks of whom it comes from.
 
     Args:
         module: where batches go.
@@ -122,7 +122,7 @@ def data_size(loader: Any, batches: int | float | None = None) -> int:
 
 
 def in_order(loader: Any) -> bool:
-    """Whether a loader gives the same batches in every epoch."""
+    """Check whether a loader gives the same batches in every epoch."""
     sampler = getattr(loader, "sampler", None)
     return isinstance(sampler, SequentialSampler) or getattr(loader, "training", None) is False
 

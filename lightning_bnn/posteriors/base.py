@@ -22,7 +22,7 @@ _AT_ONCE = 2**31
 
 
 class Posterior(nn.Module, ABC):
-    """What every posterior can do. It moves, saves and loads as a module does.
+    """The interface of posteriors. They move, save and load as modules do.
 
     >>> class Coin(Posterior):
     ...     def sample(self, n, generator=None):
@@ -79,7 +79,7 @@ class Posterior(nn.Module, ABC):
     def drawn_predictor(
         self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
     ) -> Predictor:
-        """Predict with n networks that are held in memory; see `predictor`."""
+        """Predict with n networks that are held in memory, see `predictor`."""
         networks = self.sample(n, generator)
         return lambda model, *x: P.apply(model, networks, *x, chunk_size=chunk_size)
 

@@ -82,7 +82,7 @@ def _of_moments(likelihood: Gaussian, outputs: Tensor) -> Tensor:
 
 
 def noise_factor(likelihood: nn.Module) -> float:
-    """What the curvature of half the squared error, or of the cross-entropy, is multiplied by.
+    """Compute the factor of the curvature of half the squared error, or of the cross-entropy.
 
     Args:
         likelihood: one that laplace-torch knows, as it does for Kronecker factors.

@@ -104,7 +104,7 @@ def _with_reader(
 
 
 class _Watch(TorchFunctionMode):
-    """Notes calls of dropout; noise is added to what one of them gives, and factors multiply both.
+    """Notes calls of dropout. Noise is added to what one of them gives, and factors multiply both.
 
     Args:
         index: number of the call; none by default.

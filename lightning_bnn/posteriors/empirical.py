@@ -57,7 +57,7 @@ class Empirical(Posterior):
         ]
 
     def extra_repr(self) -> str:
-        """What ``print`` shows in brackets."""
+        """Describe the posterior in the brackets that ``print`` shows."""
         return f"{self.size} networks"
 
     @property
@@ -145,7 +145,7 @@ class Mixture(Posterior):
     def _spread(
         self, n: int, generator: torch.Generator | None
     ) -> tuple[list[tuple[Posterior, int, torch.Generator | None]], Tensor]:
-        """Components that draw something, how much, and by which generator; and the order."""
+        """Components that draw something, how much, and by which generator, and the order."""
         check_count(n)
         counts, generators, order = spread(n, self.weights, generator)
         shares = zip(self.modes(), counts, generators, strict=True)
@@ -155,7 +155,7 @@ class Mixture(Posterior):
 def spread(
     n: int, weights: Tensor, generator: torch.Generator | None = None
 ) -> tuple[list[int], list[torch.Generator | None], Tensor]:
-    """How n draws are spread over components: counts, generators of their own, and an order.
+    """Spread n draws over components: counts, generators of their own, and an order.
 
     Systematic sampling: one random offset for all components. What a component draws depends on
     its place only, and not on what the others draw.

@@ -104,7 +104,7 @@ class DiagonalGaussian(Posterior):
         return cls(mean, {name: t.clamp(min=least) for name, t in std.items()})
 
     def extra_repr(self) -> str:
-        """What ``print`` shows in brackets."""
+        """Describe the posterior in the brackets that ``print`` shows."""
         return f"{len(self.mean)} weights"
 
     # -------------------------------------------------------- as networks
@@ -160,7 +160,7 @@ class DiagonalGaussian(Posterior):
         return DiagonalGaussian(self.centre, deviations, self.spec.names)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """A stack of n networks; gradients flow to mean and standard deviation."""
+        """A stack of n networks. Gradients flow to mean and standard deviation."""
         check_count(n)
         noise = standard_normal((n, len(self.mean)), self.mean, generator)
         weights = unravel(self.mean + self.log_std.exp() * noise, self.spec)

@@ -126,7 +126,7 @@ class LaplaceGaussian(Posterior):
     # -------------------------------------------------------- the Gaussian
     @property
     def is_linearised(self) -> bool:
-        """Whether its samples, run as networks, predict other than it does."""
+        """Check whether its samples, run as networks, predict other than it does."""
         return self.prediction == "linearised" and self.last_layer is None
 
     @property
@@ -255,7 +255,7 @@ def _no_inference_mode() -> Iterator[None]:
 
 
 def features_of(model: nn.Module, params: Params, layer: str, *x: Any) -> tuple[Tensor, Any]:
-    """What enters a layer of a network, and the outputs.
+    """Compute what enters a layer of a network, and the outputs.
 
     Args:
         model: gives the computation.

@@ -1,4 +1,4 @@
-r"""How much the permutations of a network add to the entropy of a diagonal Gaussian over it.
+r"""The entropy that the permutations of a network add to a diagonal Gaussian over it.
 
 .. math:: I(g; \omega) = H(q^G) - H(q) = \log n! - E_q \log
     \mathrm{perm}\big(A_{ij} / A_{ii}\big)
@@ -91,7 +91,7 @@ class _Screened(NamedTuple):
 
 
 def _screened(layer: UnitLayer, sampled: Sampled) -> _Screened:
-    """First by the weights that tell most, then by all; the latter's products are of use later."""
+    """First by the weights that tell most, then by all. The latter's products are of use later."""
     with torch.no_grad():
         scales = layer.sums(sampled.log_std)
         logs = -layer.square_sums(sampled.noise) / 2 - scales
@@ -135,7 +135,7 @@ def _bound(squares: Squares, scales: Tensor) -> Tensor:
 
 
 def _near(bound: Tensor, logs: Tensor) -> Tensor:
-    """Which units may be taken for another one, or another one for them, as indices.
+    """Find units that may be taken for another one, or another one for them, as indices.
 
     Args:
         bound: of twice the negative log-densities under each other's law; its diagonal is lost.
@@ -182,7 +182,7 @@ def information_bracket(
     layers: Sequence[UnitLayer],
     sampled: Sampled,
 ) -> Bracket:
-    """Bounds for every network; their means over networks bound the mean.
+    """Bounds for every network. Their means over networks bound the mean.
 
     Layers outside of the set can add at most the logarithm of how many permutations they have.
 
@@ -302,7 +302,7 @@ class Squares(NamedTuple):
 
     @property
     def are_exact(self) -> bool:
-        """Whether the rounding of float32 does not matter, or they are not in float32."""
+        """Check whether the rounding of float32 does not matter, or they are not in float32."""
         peak = self.of_weights.amax() + self.of_means.amax()
         return self.of_weights.dtype == torch.float64 or bool(peak <= _SINGLE)
 

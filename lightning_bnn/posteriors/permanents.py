@@ -45,7 +45,7 @@ _QUICK_FROM, _QUICK_SHARE, _QUICK_TOLERANCE = 32, 0.9, 1e-6
 
 
 def log_permanent(logs: Tensor) -> Tensor:
-    """Logarithm of the permanent, by summing over sets of columns; for at most 14 rows.
+    """Logarithm of the permanent, by summing over sets of columns, for at most 14 rows.
 
     >>> log_permanent(torch.zeros(3, 3)).exp()
     tensor(6.)
@@ -79,7 +79,7 @@ def log_transpositions(logs: Tensor) -> Tensor:
 
 
 def log_capacity(logs: Tensor, sweeps: int = 20) -> Tensor:
-    """An upper bound, by Sinkhorn scaling; it holds after any number of sweeps.
+    """An upper bound, by Sinkhorn scaling. It holds after any number of sweeps.
 
     >>> log_capacity(torch.zeros(3, 3)).exp().round(decimals=3)
     tensor(27.)
@@ -146,7 +146,7 @@ def bethe_functional(logs: Tensor, shares: Tensor) -> Tensor:
 
 # ------------------------------------------------------------ the Bethe permanent
 def quick_bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor, Tensor] | None:
-    """Bethe permanents in float32, by plain sums; None where a permutation stands out.
+    """Bethe permanents in float32, by plain sums, None where a permutation stands out.
 
     Where every share is well below one, nothing is lost when an entry is subtracted from a sum that
     it is part of.
@@ -172,7 +172,7 @@ def quick_bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor
 
 
 def _bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Where messages have not settled, the value is that of other shares: a bound all the same."""
+    """Bound permanents by shares at which messages have settled, or by those they end with."""
     matrices = logs.reshape(-1, *logs.shape[-2:]).double()
     regular = (matrices < math.inf).all(-1).all(-1)
     matrices = torch.where(regular[:, None, None], matrices, 0)
@@ -235,7 +235,7 @@ def _clamped(odds: Tensor) -> Tensor:
 
 
 def _plain_others(x: Tensor, dim: int) -> Tensor:
-    """Sum of all other entries along a dimension, for each; ``x`` is overwritten."""
+    """Sum of all other entries along a dimension, for each, ``x`` is overwritten."""
     return torch.sub(x.sum(dim, keepdim=True), x, out=x)
 
 
@@ -311,7 +311,7 @@ def _sinkhorn(shares: Tensor, sweeps: int) -> Tensor:
 
 
 def _misses(shares: Tensor) -> Tensor:
-    """How far the sums of rows and columns are from one at most, for each matrix."""
+    """Measure how far sums of rows and columns are from one at most, for each matrix."""
     return torch.maximum(*((shares.sum(dim) - 1).abs().amax(-1) for dim in (-2, -1)))
 
 
@@ -331,7 +331,7 @@ def _newton(scaled: Tensor) -> Tensor:
 
 
 def likeliest_permutation(logs: Tensor) -> Tensor:
-    """The matrix of the permutation of largest weight; the identity where none is possible."""
+    """The matrix of the permutation of largest weight. The identity where none is possible."""
     try:
         _, columns = linear_sum_assignment(logs.cpu().numpy(), maximize=True)
     except ValueError:  # scipy's word for a matrix without a possible permutation

@@ -24,7 +24,7 @@ _AT_ONCE = 64
 
 
 class StreamedPredictions(NamedTuple):
-    """What thousands of networks say together, and how good each is.
+    """Predictions of thousands of networks together, and the quality of each.
 
     ``mean`` are probabilities ``(examples, classes)``; ``total``, ``expected`` and ``epistemic``
     (the mutual information) are nats per example; ``accuracy`` and ``nll`` are one number per

@@ -65,7 +65,7 @@ class Symmetrized(Posterior):
 
     @property
     def order(self) -> float:
-        """How many permutations the group has; infinite above 1e300."""
+        """Number of permutations in the group, infinite above 1e300."""
         return 10**self.sym.log10_permutations if self.sym.log10_permutations < 300 else math.inf
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
@@ -130,7 +130,7 @@ class Symmetrized(Posterior):
 
 
 def _by_permanents(base: DiagonalGaussian, layers: Sequence[UnitLayer], params: Params) -> Tensor:
-    """What averaging over all permutations adds to the log-density of every network."""
+    """Compute what averaging over all permutations adds to the log-density of every network."""
     size = stack_size(params)
     weights = {name: params[name] for name in base.spec.names}
     mean, log_std = (unravel(t.expand(size, -1), base.spec) for t in (base.mean, base.log_std))

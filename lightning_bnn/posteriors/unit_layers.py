@@ -118,7 +118,7 @@ def _unit_layer(
 
 
 def independent_sets(layers: Sequence[UnitLayer]) -> list[list[UnitLayer]]:
-    """Sets of layers that share no tensor; together they are all layers.
+    """Sets of layers that share no tensor. Together they are all layers.
 
     The first has the largest total ``log n!`` of all sets, each further one the largest of those
     that contain a layer which no earlier set has.
@@ -160,7 +160,7 @@ def _along(stack: Tensor, dim: int | None) -> Tensor:
 
 
 def _at(along: Tensor, positions: Tensor) -> Tensor:
-    """What is at the positions ``(units, repeats)`` of the second dimension."""
+    """Select the positions ``(units, repeats)`` of the second dimension."""
     if _are_all(positions, along.shape[1]):
         return along[:, :, None]
     return along[:, positions.to(along.device)]
@@ -168,7 +168,7 @@ def _at(along: Tensor, positions: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=1024)
 def _are_all(positions: Tensor, size: int) -> bool:
-    """Whether there is one position for each unit, in their order; known for each tensor once."""
+    """Check whether there is one position for each unit, in their order, once for each tensor."""
     return torch.equal(positions, torch.arange(size, device=positions.device)[:, None])
 
 

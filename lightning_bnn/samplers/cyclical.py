@@ -14,7 +14,7 @@ __all__ = ["CyclicalSchedule"]
 
 
 class CyclicalSchedule(LRScheduler):
-    r"""Cosine cycles of the rate; the noise comes on in the last part of each.
+    r"""Cosine cycles of the rate. The noise comes on in the last part of each.
 
     .. math:: \eta_k = \frac{\eta_0}{2} \Big(\cos \frac{\pi (k \bmod L)}{L} + 1\Big)
 
@@ -63,16 +63,16 @@ class CyclicalSchedule(LRScheduler):
 
     @property
     def position(self) -> float:
-        """How far this cycle is, from 0 to 1."""
+        """Position in this cycle, from 0 to 1."""
         return (self.last_epoch % self.cycle_length) / self.cycle_length
 
     @property
     def sampling(self) -> bool:
-        """Whether this is the part of a cycle in which networks are kept."""
+        """Check whether this is the part of a cycle in which networks are kept."""
         return self.position >= self.exploration
 
     def get_lr(self) -> list[Any]:
-        """Rates of all groups; their temperatures are set on the way."""
+        """Rates of all groups. Their temperatures are set on the way."""
         for group in self.optimizer.param_groups:
             group["temperature"] = group["sampling_temperature"] if self.sampling else 0.0
         factor = (math.cos(math.pi * self.position) + 1) / 2

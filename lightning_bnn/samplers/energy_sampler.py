@@ -1,4 +1,4 @@
-"""What samplers share that look at the energy of all the data, chain by chain."""
+"""The base of samplers that look at the energy of all the data, chain by chain."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class EnergySampler(torch.optim.Optimizer):
         return [p for p in self.param_groups[0]["params"] if p.requires_grad]
 
     def energies(self, closure: Callable[[], Tensor] | None) -> Tensor:
-        """Energies of the chains where they are, in double precision; the gradients are set, too.
+        """Energies of the chains where they are, in double precision. The gradients are set, too.
 
         Args:
             closure: sets the gradients and returns the energies, ``(chains,)``.

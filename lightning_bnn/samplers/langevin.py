@@ -1,4 +1,4 @@
-"""What stochastic-gradient samplers share: the target, and noise that replicas have in common."""
+"""The base of stochastic-gradient samplers: the target, and noise that replicas share."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Langevin(torch.optim.Optimizer):
         """
 
     def _noise(self, group: dict[str, Any], params: Sequence[Tensor], index: str) -> list[Tensor]:
-        """One draw for all tensors, cut into their shapes; noise lasts until the next one."""
+        """One draw for all tensors, cut into their shapes. Noise lasts until the next one."""
         values = [_local(p) for p in params]
         first = values[0]
         seed, step, kind = group["seed"] or 0, group["step"], str(first.dtype)
@@ -169,7 +169,7 @@ def temperature_of(group: dict[str, Any]) -> float:
 
 
 def decay_of(group: dict[str, Any]) -> float:
-    """What the prior adds to the gradient of the mean loss, in units of the values."""
+    """Compute what the prior adds to the gradient of the mean loss, in units of the values."""
     if group["prior_precision"] is not None:
         return group["prior_precision"] / group["num_data"]
     return group["weight_decay"] or 0.0
@@ -194,7 +194,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _shard(tensor: Tensor) -> tuple[int, ...]:
-    """Which part of a sharded parameter this is: parts get noise of their own, copies do not."""
+    """Name the part of a sharded parameter: parts get noise of their own, copies do not."""
     if not isinstance(tensor, DTensor):
         return ()
     coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or []

@@ -110,12 +110,12 @@ class MCLMC(EnergySampler):
     # ------------------------------------------------------------ what is known of the steps
     @property
     def step_sizes(self) -> Tensor:
-        """Of every chain's next step; nothing before the first one."""
+        """Size of every chain's next step, nothing before the first one."""
         return self._known("sizes")
 
     @property
     def lengths(self) -> Tensor:
-        """After which each chain forgets its direction; nothing before the first step."""
+        """Length after which each chain forgets its direction, nothing before the first step."""
         return self._known("lengths")
 
     @property
@@ -128,7 +128,7 @@ class MCLMC(EnergySampler):
 
     @property
     def failed_steps(self) -> Tensor:
-        """How many steps of every chain were undone since the adaptation, as not finite."""
+        """Number of steps of every chain that were undone since the adaptation, as not finite."""
         return self._known("failed")
 
     def metrics(self) -> dict[str, Tensor]:
@@ -186,7 +186,7 @@ class MCLMC(EnergySampler):
         return [self.state[p].setdefault(name, torch.zeros_like(p)) for p in params]
 
     def _sample(self, group: dict[str, Any], closure: Callable[[], Tensor] | None) -> Tensor:
-        """Some steps of the dynamics; who leaves the finite numbers stays, and turns around."""
+        """Some steps of the dynamics. Who leaves the finite numbers stays, and turns around."""
         params, temperature = self.moving(), group["temperature"]
 
         def look(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,7 +231,7 @@ class MCLMC(EnergySampler):
 
     # ------------------------------------------------------------ adaptation
     def _phase(self, ahead: int = 0) -> str:
-        """What a transition is for: this one, or one that is some ahead."""
+        """Name the phase of a transition: of this one, or of one that is some ahead."""
         group = self.param_groups[0]
         after, adapting = group["step"] + ahead - group["descent_steps"], group["adapt_steps"]
         if after >= adapting:
@@ -240,7 +240,7 @@ class MCLMC(EnergySampler):
         return next(phase for part, phase in parts if after < math.ceil(part * adapting))
 
     def _learn(self, tuning: Tuning, errors: Tensor, x: Tensor, state: dict[str, Any]) -> None:
-        """What one step says of the size of the next, and of the length of memory."""
+        """Learn from one step the size of the next, and the length of memory."""
         phase = self._phase()
         if phase == "sampling":
             tuning.watch(errors)
@@ -309,7 +309,7 @@ _B = 0.1931833275037836
 
 
 class Place(NamedTuple):
-    """Where chains are, all ``(chains, numbers)`` but the energy.
+    """Positions and directions of chains, all ``(chains, numbers)`` but the energy.
 
     Attributes:
         x: positions.
@@ -402,7 +402,7 @@ _LEAST_TRACE = 16
 
 @dataclass
 class Tuning:
-    """What a sampler knows of the steps of every chain, each field ``(chains,)`` and float64.
+    """The step sizes of every chain and what they rest on, each field ``(chains,)`` and float64.
 
     Attributes:
         sizes: of steps.
@@ -440,7 +440,7 @@ class Tuning:
 
     @classmethod
     def from_lists(cls, lists: dict[str, list[float]], device: torch.device) -> Tuning:
-        """What `as_lists` has made, exactly.
+        """Read what `as_lists` has made, exactly.
 
         Args:
             lists: of every field.
@@ -486,7 +486,7 @@ class Tuning:
 
 
 def memory_length(trace: Tensor, sizes: Tensor) -> Tensor:
-    r"""How far chains should go before they forget their direction.
+    r"""Compute how far chains should go before they forget their direction.
 
     That is :math:`0.4\,\epsilon` times the mean number of steps for an independent draw.
 

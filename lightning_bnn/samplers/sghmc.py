@@ -135,7 +135,7 @@ def _accelerate(
     grads: list[Tensor],
     noise: list[Tensor],
 ) -> None:
-    """Friction, force and noise, in place; velocities that are fresh are zero."""
+    """Friction, force and noise, in place. Velocities that are fresh are zero."""
     root, mu, known = math.sqrt(group["lr"]), group["momentum"], group["noise_estimate"]
     force, heat = 1.0, 1 - mu - known
     if fresh and noise:  # a momentum that a chain has had all along depends on where it is

@@ -1,4 +1,4 @@
-"""How the members of a stack run: at once or one by one, in chunks and threads."""
+"""Stacks of networks run at once or one by one, in chunks and threads."""
 
 from lightning_bnn.stacks.choices import fitting_chunk, remember_loop, runs_at_once
 from lightning_bnn.stacks.process import keep_freed_memory

@@ -1,4 +1,4 @@
-"""How many members of a stack run at once: all, some, or one by one."""
+"""Number of members of a stack that run at once: all, some, or one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _log = logging.getLogger("lightning_bnn.params")
 
 # ------------------------------------------------------------ at once or one by one
 def runs_at_once(model: nn.Module, chunk_size: int | None = None) -> bool:
-    """Whether `apply` runs the members of a stack at once, not one by one.
+    """Check whether `apply` runs the members of a stack at once, not one by one.
 
     >>> net = nn.Linear(2, 1)
     >>> runs_at_once(net), runs_at_once(net, chunk_size=1), runs_at_once(nn.Linear(1000, 1000))
@@ -52,7 +52,7 @@ def runs_at_once(model: nn.Module, chunk_size: int | None = None) -> bool:
 
 
 def work_of(model: nn.Module) -> int:
-    """The weights of a network; those of a convolution, which is used at many places, twelve times.
+    """The weights of a network, those of a convolution, which is used at many places, twelve times.
 
     Args:
         model: the network.
@@ -78,7 +78,7 @@ def _announce(model: nn.Module, text: str) -> None:
 
 
 def fitting_chunk(model: nn.Module, run: Callable[[], Any], inputs: Any, members: int) -> int:
-    """How many networks should run at once.
+    """Choose how many networks run at once.
 
     Args:
         model: whose activations count.

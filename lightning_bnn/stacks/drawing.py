@@ -22,7 +22,7 @@ def _resettable(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def block_of(model: nn.Module, state: Mapping[str, Tensor]) -> int:
-    """How many copies are drawn at once: one of large networks, or where ``vmap`` draws wrongly.
+    """Choose how many copies are drawn at once: one if they are large, or ``vmap`` draws wrongly.
 
     It depends on nothing but the network, so that a copy is the same whatever else is drawn.
     """

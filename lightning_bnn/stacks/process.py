@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 @functools.lru_cache(maxsize=1)
 def keep_freed_memory() -> bool:
-    """Ask the C library to keep up to half a gigabyte of freed memory; once for a process.
+    """Ask the C library to keep up to half a gigabyte of freed memory. Once for a process.
 
     A step of training frees and takes the same memory again and again: the chunks of a stack, the
     weights that variational inference draws. By default glibc gives it back to the system each

@@ -1,4 +1,4 @@
-"""One network with given weights; and undoing what a failed attempt to run several has changed."""
+"""One network with given weights. And undoing what a failed attempt to run several has changed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def remember_vmap(model: nn.Module) -> None:
 
 
 def undoing(model: nn.Module, params: Mapping[str, Tensor]) -> Callable[[], None]:
-    """Remember what trying ``vmap`` may change; the function that is returned restores it.
+    """Remember what trying ``vmap`` may change. The function that is returned restores it.
 
     Args:
         model: whose buffers count, in training mode.

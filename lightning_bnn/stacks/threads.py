@@ -21,7 +21,7 @@ _KNOWN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def threads_for(model: nn.Module, device: torch.device) -> int:
-    """How many threads should run chunks of members.
+    """Choose how many threads run chunks of members.
 
     Only one for networks that draw random numbers, since several threads would draw them in another
     order in every run, and for networks that cannot be copied.
@@ -91,7 +91,7 @@ def _shared_out(
 
 @functools.lru_cache(maxsize=1)
 def pool(threads: int) -> ThreadPoolExecutor:
-    """Threads in each of which torch uses one thread; kept until another number is asked for."""
+    """Threads in each of which torch uses one thread. Kept until another number is asked for."""
     return ThreadPoolExecutor(threads, "members", initializer=torch.set_num_threads, initargs=(1,))
 
 
@@ -99,7 +99,7 @@ _FINDINGS: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKe
 
 
 def known_of(model: nn.Module) -> dict[Any, Any]:
-    """What is known of a network, to read and to add to.
+    """Facts that were found out about a network, to read and to add to.
 
     Args:
         model: the network.

@@ -267,6 +267,7 @@ def _with_few_functions(queue):
     queue.put(machine_code._compiled.cache_info().misses)
 
 
+@pytest.mark.e2e
 def test_compiled_functions_outlive_those_that_are_forgotten():
     """In a process of its own, since memory that was freed ends a process.
 

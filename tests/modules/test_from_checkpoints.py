@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank, read_networks
 from lightning_bnn.callbacks import CheckpointHarvester
-from lightning_bnn.modules import DeepEnsemble, FromCheckpoints, Laplace, MCDropout
+from lightning_bnn.modules import DeepEnsemble, FromCheckpoints, Laplace
 from lightning_bnn.posteriors import DiagonalGaussian, LowRankGaussian, Mixture
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -73,13 +73,6 @@ def test_gaussians_of_a_bank(trained):
         assert not torch.allclose(judged[0], judged[1])
 
 
-def test_a_diagonal_gaussian_has_the_moments_of_its_networks():
-    rows = torch.randn(7, 5, dtype=torch.float64)
-    found = DiagonalGaussian.fit({"w": rows})
-    torch.testing.assert_close(found.mean.detach(), rows.mean(0))
-    torch.testing.assert_close(found.log_std.exp().detach(), rows.std(0))
-
-
 @pytest.mark.frames
 def test_laplace_without_training(trained, tmp_path):
     """The curvature is computed before the first test, saved, and the same as after a fit."""
@@ -98,13 +91,6 @@ def test_laplace_without_training(trained, tmp_path):
     map_ = DeepEnsemble(network(batch_norm=True), members=2, start_from=str(root / "files"))
     (plain, *_) = trainer().test(map_, Blobs(), verbose=False)
     assert plain["test/nll"] != pytest.approx(found["test/nll"], abs=1e-3)
-
-
-def test_dropout_without_training(trained):
-    root, _ = trained
-    module = MCDropout(network(batch_norm=True), p=0.3, start_from=str(root / "files" / "9.pt"))
-    (found, *_) = trainer().test(module, Blobs(), verbose=False)
-    assert found["test/mi"] > 0.01
 
 
 @pytest.mark.bad_input

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from module_cases import Blobs, network, trainer
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import params as P
@@ -17,33 +16,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def few(parameters):
     """Short trajectories, for what does not depend on their length."""
     return samplers.HMC(parameters, 0.02, 3, adapt_steps=2)
-
-
-def regression():
-    torch.manual_seed(0)
-    x = torch.randn(40, 2, dtype=torch.float64)
-    y = x @ torch.tensor([[1.0], [-0.5]]).double() + 0.7 * torch.randn(40, 1).double()
-    return x, y
-
-
-def test_the_posterior_of_a_bayesian_linear_regression():
-    x, y = regression()
-    precision = x.T @ x / 0.7**2 + 4 * torch.eye(2).double()
-    mean = torch.linalg.solve(precision, x.T @ y / 0.7**2)[:, 0]
-    module = HMC(
-        nn.Linear(2, 1, bias=False).double(), members=1000, likelihood=Gaussian(std=0.7).double(),
-        prior_std=0.5, burn_in=60, every_n_steps=3,
-        optimizer=lambda p: samplers.HMC(p, 1e-3, 6, adapt_steps=40),
-    )  # fmt: skip
-    loader = DataLoader(TensorDataset(x, y), batch_size=25, shuffle=True)
-    run = trainer(max_epochs=60, precision="64-true")
-    run.fit(module, loader)
-    assert run.callback_metrics["train/acceptance"] > 0.6
-    rows = P.ravel(module.posterior().networks, stacked=True)[0]
-    covariance = torch.linalg.inv(precision)
-    scale = covariance.diagonal().sqrt()
-    assert ((rows.mean(0) - mean).abs() < 0.05 * scale).all()
-    assert ((torch.cov(rows.T) - covariance).abs() < 0.05 * scale[:, None] * scale).all()
 
 
 def test_the_energy_is_that_of_all_the_data():
@@ -115,11 +87,6 @@ def test_chains_that_can_never_move_are_named():
     told = [str(w.message) for w in said if "ever be accepted" in str(w.message)]
     assert len(told) == 1
     assert "chains [1] of 2 " in told[0]
-
-
-def test_of_chains_that_move_nothing_is_said(recwarn):
-    trainer(max_epochs=1).fit(HMC(network(), optimizer=few), Blobs())
-    assert not [w for w in recwarn if "ever be accepted" in str(w.message)]
 
 
 @pytest.mark.bad_input

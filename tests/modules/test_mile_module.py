@@ -1,14 +1,9 @@
 """MILE in Lightning: a posterior in closed form, energy errors that are stated, bad input."""
 
 import pytest
-import torch
 from module_cases import Blobs, network, trainer
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import params as P
 from lightning_bnn import samplers
-from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.modules import HMC, MILE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -23,30 +18,6 @@ def fitted(epochs=10, **options):
     run = trainer(max_epochs=epochs)
     run.fit(module, Blobs(batch_size=60))
     return module, run
-
-
-def test_the_posterior_of_a_bayesian_linear_regression():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(40, 4, dtype=torch.float64, generator=generator)
-    y = x.sum(1, keepdim=True) + 0.7 * torch.randn(40, 1, dtype=torch.float64, generator=generator)
-    precision = x.T @ x / 0.7**2 + 4 * torch.eye(4).double()
-    mean = torch.linalg.solve(precision, x.T @ y / 0.7**2)[:, 0]
-    module = MILE(
-        nn.Linear(4, 1, bias=False).double(), members=400, likelihood=Gaussian(std=0.7).double(),
-        prior_std=0.5, burn_in=44, every_n_steps=3,
-        optimizer=lambda p: samplers.MCLMC(
-            p, 0.05, 4, 1e-4, descent_steps=10, descent_lr=0.05, adapt_steps=30
-        ),
-    )  # fmt: skip
-    run = trainer(max_epochs=74, precision="64-true")
-    run.fit(module, DataLoader(TensorDataset(x, y), batch_size=40))
-    assert run.callback_metrics["train/energy_variance"] < 1e-3
-    rows = P.ravel(module.posterior().networks, stacked=True)[0]
-    covariance = torch.linalg.inv(precision)
-    scale = covariance.diagonal().sqrt()
-    assert ((rows.mean(0) - mean).abs() < 0.08 * scale).all()
-    error = (torch.cov(rows.T) - covariance).abs() / scale[:, None] / scale
-    assert (error < 0.08).all()
 
 
 def test_nothing_is_kept_of_the_descent_and_the_adaptation(recwarn):
@@ -76,13 +47,6 @@ def test_energy_errors_beyond_what_was_asked_for_are_stated(recwarn):
     told = [str(w.message) for w in recwarn if "more than 10 times" in str(w.message)]
     assert len(told) == 1
     assert "chains [0, 1] of 2" in told[0]
-
-
-def test_chains_start_from_trained_networks(tmp_path):
-    torch.save(network().state_dict(), tmp_path / "it.pt")
-    module = MILE(network(), start_from=str(tmp_path / "it.pt"))
-    wanted = torch.load(tmp_path / "it.pt")
-    assert torch.equal(module.member_stack()["0.weight"][0], wanted["0.weight"])
 
 
 @pytest.mark.bad_input

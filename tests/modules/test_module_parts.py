@@ -9,7 +9,6 @@ from module_cases import Blobs, made, network, trainer
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_bnn.methods import MFVI
-from lightning_bnn.methods.kept_networks import InMemory
 from lightning_bnn.modules import Bayesian, DeepEnsemble
 
 
@@ -57,20 +56,6 @@ def test_data_are_read_by_the_loader_alone():
 
     loader = DataLoader(Keyed(), batch_size=2, sampler=list("abcd"))
     trainer(max_epochs=1, limit_val_batches=0).fit(made("ensemble"), loader)
-
-
-def test_room_for_further_networks_is_not_saved():
-    kept = InMemory()
-    for _ in range(3):
-        kept.append({"w": torch.ones(1, 5)})
-    saved = kept.state_dict()["w"]
-    assert saved.shape == (3, 1, 5)
-    assert saved.untyped_storage().nbytes() == saved.nbytes
-
-
-def test_chunks_are_as_large_as_was_asked():
-    module = made("ensemble", chunk_size=2)
-    assert module.run.chunk_size == 2
 
 
 @pytest.mark.parametrize("name", ["mfvi", "bethe"])

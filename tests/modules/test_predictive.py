@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from module_cases import MODULES, PER_INPUT, Blobs, made, trainer
+from module_cases import Blobs, made, trainer
 from torch import nn
 
 from lightning_bnn import models
@@ -12,18 +12,6 @@ from lightning_bnn.likelihoods import Gaussian, GaussianPrediction
 from lightning_bnn.modules import MFVI, DeepEnsemble
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-NETWORKS = [name for name in MODULES if name not in {*PER_INPUT, "laplace"}]
-"""Those that predict with networks: not with other units for each input, and not linearised."""
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_it_is_the_mean_of_the_networks_that_predict(name):
-    module = made(name, batch_norm=True, dropout=0.2)
-    trainer(max_epochs=1).fit(module, Blobs())
-    x = torch.randn(7, 6)
-    torch.testing.assert_close(module.predictive()(x), module.eval()(x))
 
 
 @pytest.mark.e2e

@@ -25,9 +25,10 @@ def alone(network_params, template, **options):
     return DeepEnsemble(net, members=1, **options)
 
 
-@pytest.mark.parametrize("optimizer", [SGD, ADAM])
-@pytest.mark.parametrize("chunk_size", [None, 1])
-@pytest.mark.parametrize("clip", [(None, None), (0.2, "norm"), (0.02, "value")])
+@pytest.mark.parametrize(
+    ("optimizer", "chunk_size", "clip"),
+    [(SGD, 1, (None, None)), (SGD, None, (0.2, "norm")), (ADAM, None, (0.02, "value"))],
+)
 def test_a_stack_trains_as_its_members_would_alone(optimizer, chunk_size, clip):
     limit, algorithm = clip
     options = {
@@ -183,10 +184,6 @@ class NormScaled(torch.optim.SGD):
                 p.data -= group["lr"] * p.grad * p.norm() / p.grad.norm()
 
 
-class Believed(NormScaled):
-    elementwise = True
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     "kind",
@@ -201,10 +198,6 @@ def test_optimizers_that_mix_members_are_refused(kind):
     if kind is not torch.optim.LBFGS:
         single = DeepEnsemble(network(), members=1, optimizer=lambda p: NormScaled(p, 1e-2))
         trainer(max_epochs=1).fit(single, Blobs())
-
-
-def test_an_optimizer_can_say_that_it_is_elementwise():
-    check_elementwise(lambda p: Believed(p, 1e-2))
 
 
 def test_a_diverged_member_is_named_and_the_others_go_on():

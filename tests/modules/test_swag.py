@@ -62,12 +62,6 @@ def test_a_longer_run_that_is_resumed_keeps_its_start(tmp_path):
     assert (other.start, int(other.collected)) == (2, 8)
 
 
-def test_a_run_that_is_cut_by_steps_collects_in_its_second_half():
-    module = SWAG(network(), optimizer=sgd)  # six steps make an epoch
-    trainer(max_epochs=50, max_steps=24).fit(module, Blobs())
-    assert (module.start, int(module.collected)) == (2, 2)
-
-
 @pytest.mark.filterwarnings("default")
 def test_a_run_that_would_collect_nothing_says_so_first():
     with pytest.warns(UserWarning, match="SWAG will collect weights fewer than twice"):

@@ -30,15 +30,6 @@ class Sees(L.Callback):
         self.noise.append(module.state.scratch._held[1].flatten()[:3].tolist())
 
 
-def test_adjacent_layers_take_turns():
-    """Far units: the information is log 5! and log 4! in turns."""
-    module, sees = SymmetrizedVI(deep(), init_std=1e-3, optimizer=adam), Sees()
-    trainer(sees, max_epochs=1).fit(module, Blobs())
-    assert [len(chosen) for chosen in module.state.units.sets] == [1, 1]
-    assert sees.information[::2] == pytest.approx([4.787492] * 3, abs=1e-4)
-    assert sees.information[1::2] == pytest.approx([3.178054] * 3, abs=1e-4)
-
-
 def test_noise_is_fresh_in_every_step_of_every_epoch():
     sees = Sees()
     trainer(sees, max_epochs=2).fit(MFVI(deep(), optimizer=adam), Blobs())

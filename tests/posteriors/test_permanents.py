@@ -39,11 +39,9 @@ def test_exact(n, scale):
 
 
 @pytest.mark.parametrize(("n", "scale"), CASES)
-def test_bounds(n, scale):
+def test_bounds_besides_that_of_bethe(n, scale):
     logs = matrices(n, scale)
-    exact, bethe = brute_force(logs), log_bethe(logs)
-    assert below(bethe, exact)
-    assert below(exact, bethe + n / 2 * math.log(2))
+    exact = brute_force(logs)
     assert below(exact, log_capacity(logs))
     assert below(exact, log_capacity(logs, sweeps=1))
     assert below(log_transpositions(logs), exact)
@@ -72,16 +70,6 @@ def test_identical_units_have_the_closed_forms(n):
 def test_gradients_against_finite_differences(bound, scale):
     logs = matrices(5, scale, 2).requires_grad_()
     assert torch.autograd.gradcheck(bound, (logs,), eps=1e-5, atol=1e-5, fast_mode=True)
-
-
-def test_gradients_are_doubly_stochastic():
-    logs = matrices(30, 2.0, 3).requires_grad_()
-    for bound in (log_bethe, lambda x: log_capacity(x, 500)):
-        (shares,) = torch.autograd.grad(bound(logs).sum(), logs)
-        for dim in (1, 2):
-            torch.testing.assert_close(
-                shares.sum(dim), torch.ones(3, 30).double(), atol=1e-5, rtol=0
-            )
 
 
 @pytest.mark.parametrize("bound", [log_permanent, log_bethe, log_capacity, log_transpositions])

@@ -33,13 +33,6 @@ class StopAfter(L.Callback):
             raise Stop
 
 
-def test_the_size_of_the_data_is_filled_in():
-    module = chains()
-    run = trainer(max_epochs=1)
-    run.fit(module, Blobs())
-    assert run.optimizers[0].param_groups[0]["num_data"] == module.num_data == 60
-
-
 def test_a_resumed_chain_equals_an_uninterrupted_one(tmp_path):
     def run(*callbacks, ckpt_path=None):
         module = chains()

@@ -54,7 +54,7 @@ def test_the_moments_of_a_correlated_gaussian(name, temperature):
     """Thousands of chains, well after they have forgotten where they came from."""
     theta = chains()
     sampler = SAMPLERS[name]([theta], num_data=N, temperature=temperature)
-    run(sampler, theta, 6000 if name == "preconditioned" else 600)
+    run(sampler, theta, 3000 if name == "preconditioned" else 600)
     kept = []
     for _ in range(10):
         run(sampler, theta, 30)
@@ -295,16 +295,6 @@ def test_cycles():
     assert sampling == [k % 10 >= 5 for k in range(25)]
 
 
-def test_by_default_a_cycle_samples_in_its_last_fifth():
-    sampler = SGLD([nn.Parameter(torch.zeros(2))], num_data=10)
-    schedule, sampling = CyclicalSchedule(sampler, 20), []
-    for _ in range(60):
-        sampling.append(schedule.sampling)
-        sampler.step()
-        schedule.step()
-    assert sampling == ([False] * 16 + [True] * 4) * 3
-
-
 def test_a_cycle_of_one_step_without_exploration_changes_nothing():
     sampler = SGLD([nn.Parameter(torch.zeros(2))], lr=0.3, num_data=10, temperature=0.7)
     schedule = CyclicalSchedule(sampler, 1, exploration=0.0)
@@ -336,11 +326,6 @@ def test_a_cycle_of_one_step_without_exploration_changes_nothing():
 def test_bad_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make([nn.Parameter(torch.zeros(2))])
-
-
-def test_rates_that_the_docs_state():
-    p = [nn.Parameter(torch.zeros(2))]
-    assert SGHMC(p).defaults["lr"] == SGLD(p).defaults["lr"] == 0.01
 
 
 @pytest.mark.bad_input
