@@ -125,7 +125,7 @@ class LinearAfterDropout(nn.Linear):
 
 
 def with_dropout(network: nn.Module, p: float, layers: Layers) -> nn.Module:
-    """A copy of a network with dropout before its linear layers, its names stay.
+    """A copy of a network, under its names, with dropout before its linear layers.
 
     Args:
         network: without dropout.

@@ -17,7 +17,8 @@ from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics.validation import are_distributions
 from lightning_bnn.params import Params
-from lightning_bnn.stacks import in_threads, keep_freed_memory, threads_for
+from lightning_bnn.stacks.process import keep_freed_memory
+from lightning_bnn.stacks.threads import in_threads, threads_for
 
 __all__ = ["EXAMPLE_ROWS", "Batch", "Run", "evaluation", "member_losses"]
 

@@ -21,7 +21,7 @@ from lightning_bnn.params.networks import (
 )
 from lightning_bnn.params.populations import populate, stacked_copy
 from lightning_bnn.params.prediction import apply, apply_each, chunk_of
-from lightning_bnn.stacks import runs_at_once
+from lightning_bnn.stacks.choices import runs_at_once
 
 __all__ = [
     "Params",

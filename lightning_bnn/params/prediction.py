@@ -12,15 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.fast import chain_of, fused_outputs
 from lightning_bnn.params.networks import Params, is_stacked, of, stack_size, unstack
-from lightning_bnn.stacks import (
-    FastLayers,
-    fitting_chunk,
-    remember_loop,
-    remember_vmap,
-    run_network,
-    runs_at_once,
-    undoing,
-)
+from lightning_bnn.stacks.choices import fitting_chunk, remember_loop, runs_at_once
+from lightning_bnn.stacks.running import FastLayers, remember_vmap, run_network, undoing
 
 __all__ = ["apply", "apply_each", "chunk_of"]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, RavelSpec
-from lightning_bnn.stacks import keep_freed_memory
+from lightning_bnn.stacks.process import keep_freed_memory
 
 __all__ = ["Draw", "Scratch", "draw"]
 
