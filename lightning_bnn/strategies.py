@@ -92,7 +92,7 @@ class MembersStrategy(DDPStrategy):
         padded[: len(tensor)] = tensor
         every = [torch.empty_like(padded) for _ in self._ranks]
         dist.all_gather(every, padded)
-        return torch.cat([part[:size] for part, size in zip(every, sizes, strict=True)])
+        return torch.cat([member[:size] for member, size in zip(every, sizes, strict=True)])
 
     @property
     def _ranks(self) -> range:
@@ -144,9 +144,9 @@ class MembersStrategy(DDPStrategy):
     def _stacked(self, optimizer: Any) -> dict[int, nn.Parameter]:
         """Parameters that hold members, by their number in the optimizer's state."""
         module: Any = self.lightning_module
-        held = {id(p) for p in module.state.parameters()}
+        tensors = {id(p) for p in module.state.parameters()}
         every = [p for group in optimizer.param_groups for p in group["params"]]
-        return {k: p for k, p in enumerate(every) if id(p) in held}
+        return {k: p for k, p in enumerate(every) if id(p) in tensors}
 
 
 def _changed(state: Mapping[str, Any], stacked: Mapping[int, Any], change: Any) -> dict[str, Any]:

@@ -72,10 +72,10 @@ def fused_outputs(
         own: whether members have inputs of their own.
         by_torch: computes the same by operations of torch, for second derivatives.
     """
-    rest = {n: t for n, t in params.items() if n not in chain.weights}
+    others = {n: t for n, t in params.items() if n not in chain.weights}
 
     def again(inputs: Tensor, *weights: Tensor) -> Tensor:
-        stack = {**rest, **dict(zip(chain.weights, weights, strict=True))}
+        stack = {**others, **dict(zip(chain.weights, weights, strict=True))}
         out: Tensor = by_torch(stack, (inputs,))
         return out
 
@@ -186,11 +186,11 @@ def _untouched_generators() -> Iterator[None]:
 def _compare(chain: Chain, x: Tensor, params: Params, wanted: Tensor) -> None:
     """Refuse a chain that computes something else, whatever the reason."""
     stack = [params[n][None] for n in chain.weights]
-    found = run_chain(chain, x, stack, False, lambda *_: wanted)[0]
+    output = run_chain(chain, x, stack, False, lambda *_: wanted)[0]
     scale = wanted[wanted.isfinite()].abs().amax() if wanted.isfinite().any() else 1.0
     tolerance = 1e-3 if x.dtype == torch.float32 else 1e-9
-    if found.shape != wanted.shape or not torch.allclose(
-        found / scale, wanted / scale, rtol=tolerance, atol=tolerance, equal_nan=True
+    if output.shape != wanted.shape or not torch.allclose(
+        output / scale, wanted / scale, rtol=tolerance, atol=tolerance, equal_nan=True
     ):
         raise Unsuitable("its stages do not give what it gives")
 
@@ -224,11 +224,11 @@ def settings_of(model: nn.Module) -> tuple[Any, ...]:
     Args:
         model: the network.
     """
-    found: list[Any] = []
+    output: list[Any] = []
     for name, module in model.named_modules():
-        own = [n for n in vars(module) if n not in _OF_EVERY_MODULE]
-        found += (name, type(module), *own, *_seen([vars(module)[n] for n in own], _DEEP))
-    return tuple(found)
+        names = [n for n in vars(module) if n not in _OF_EVERY_MODULE]
+        output += (name, type(module), *names, *_seen([vars(module)[n] for n in names], _DEEP))
+    return tuple(output)
 
 
 def _seen(values: Iterable[Any], deep: int) -> list[Any]:

@@ -52,8 +52,8 @@ def _window(
 ) -> None:
     """Compute one window of some output channels, or one tile where nothing is pooled."""
     pooled = [_Pooled(code, stage) for _ in channels]
-    with tiles(code, stage, channels[0]) as part:
-        sums = _sums(code, stage, part, len(channels), weight, bias)
+    with tiles(code, stage, channels[0]) as piece:
+        sums = _sums(code, stage, piece, len(channels), weight, bias)
         for k, channel in enumerate(channels):
             for place, value in zip(stage.tile.places, sums[k], strict=True):
                 if stage.pooling == "none":
@@ -63,7 +63,7 @@ def _window(
                     code.store(out, channel.out, offset)
                 else:
                     number = place[0] * stage.window[1] + place[1]
-                    pooled[k].take(value, part.place, number, channel.notes)
+                    pooled[k].take(value, piece.place, number, channel.notes)
     for k, channel in enumerate(channels if stage.pooling != "none" else []):
         out = _rectified(code, pooled[k].result(channel.notes), stage.outside)
         code.store(code.select(valid, out, code.number(0)), channel.out)
@@ -115,8 +115,8 @@ def _add_products(
 def _rectified(code: VectorCode, value: str, slope: float) -> str:
     if slope == 1:
         return value
-    rest = code.number(0) if slope == 0 else code.arithmetic("fmul", value, code.number(slope))
-    return code.select(lets_through(code, value, slope), value, rest)
+    remainder = code.number(0) if slope == 0 else code.arithmetic("fmul", value, code.number(slope))
+    return code.select(lets_through(code, value, slope), value, remainder)
 
 
 class _Pooled:
@@ -169,6 +169,6 @@ class _Pooled:
         if self.stage.pooling == "mean":
             count = code.number(math.prod(self.stage.window))
             return code.arithmetic("fdiv", code.read(self.best), count)
-        kept = code.read(self.place, self.notes)
-        code.do(f"store {self.notes} {kept}, ptr {notes}, align 1")
+        notes_kept = code.read(self.place, self.notes)
+        code.do(f"store {self.notes} {notes_kept}, ptr {notes}, align 1")
         return code.read(self.best)

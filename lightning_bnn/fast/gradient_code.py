@@ -71,24 +71,24 @@ def gradients(code: VectorCode, stage: Stage, window: Address, part: Address) ->
     numbers = [i * stage.window[1] + j for i, j in places]
     if stage.pooling == "max":
         vector = f"<{code.lanes} x i{stage.note_bits}>"
-        kept = code.let(f"load {vector}, ptr {window.notes}, align 1")
-        found = []
+        mask = code.let(f"load {vector}, ptr {window.notes}, align 1")
+        gradients_of = []
         for number in numbers:
             place = f"i{stage.note_bits} {place_number(code, stage, part.place, number)}"
-            here = code.let(f"icmp eq {vector} {kept}, {code.spread(place, vector)}")
-            found.append(code.select(here, g, code.number(0)))
-        return found
+            here = code.let(f"icmp eq {vector} {mask}, {code.spread(place, vector)}")
+            gradients_of.append(code.select(here, g, code.number(0)))
+        return gradients_of
     if stage.inside == 1:
         return [g for _ in places]
     less = _times(code, g, stage.inside)
     start = code.at(window.notes, code.index((part.place, code.lanes // 8)), "i8")
-    found = []
+    gradients_of = []
     for number in numbers:
         at = code.at(start, number * code.lanes // 8, "i8")
         bits = code.let(f"load i{code.lanes}, ptr {at}, align 1")
         more = code.let(f"bitcast i{code.lanes} {bits} to {code.mask}")
-        found.append(code.select(more, g, less))
-    return found
+        gradients_of.append(code.select(more, g, less))
+    return gradients_of
 
 
 def input_gradient(code: VectorCode, stage: Stage) -> None:
@@ -110,10 +110,10 @@ def input_gradient(code: VectorCode, stage: Stage) -> None:
                     first = code.index((g, stage.share), (o, 1))
                     here = channel_of(code, stage, block, g, first)
                     mine = code.at(weight, weight_index(code, stage, first))
-                    with windows(code, stage, here) as window, tiles(code, stage, window) as part:
+                    with windows(code, stage, here) as window, tiles(code, stage, window) as piece:
                         channels = [later_channel(code, stage, window, k) for k in range(count)]
-                        rows = [gradients(code, stage, channel, part) for channel in channels]
-                        _channels_back(code, stage, part.x, mine, rows)
+                        rows = [gradients(code, stage, channel, piece) for channel in channels]
+                        _channels_back(code, stage, piece.x, mine, rows)
 
 
 def _channels_back(
@@ -202,9 +202,9 @@ def _bias_gradient(code: VectorCode, stage: Stage, m: str, bias: str, o: str) ->
     code.write(code.number(0), slot)
     with code.loop("%blocks") as b:
         here = channel_of(code, stage, block_of(code, stage, m, b), "0", o)
-        with windows(code, stage, here) as window, tiles(code, stage, window) as part:
+        with windows(code, stage, here) as window, tiles(code, stage, window) as piece:
             total = code.read(slot)
-            for g in gradients(code, stage, window, part):
+            for g in gradients(code, stage, window, piece):
                 total = code.arithmetic("fadd", total, g)
             code.write(total, slot)
     code.store_number(code.total(code.read(slot)), bias, o)
@@ -230,12 +230,12 @@ def _some_weights(
     down = stage.dilation[0] * stage.padded[1] * code.lanes
     with code.loop("%blocks") as b:
         here = channel_of(code, stage, block_of(code, stage, m, b), g, first)
-        with windows(code, stage, here) as window, tiles(code, stage, window) as part:
-            x = code.at(part.x, code.index((channel, area), (row, down)))
+        with windows(code, stage, here) as window, tiles(code, stage, window) as piece:
+            x = code.at(piece.x, code.index((channel, area), (row, down)))
             channels = [later_channel(code, stage, window, o) for o in range(outs)]
-            found = [gradients(code, stage, one, part) for one in channels]
+            gradients_of = [gradients(code, stage, single, piece) for single in channels]
             sums = {key: code.read(slot) for key, slot in slots.items()}
-            _add_products(code, stage, x, names, found, sums)
+            _add_products(code, stage, x, names, gradients_of, sums)
             for key, slot in slots.items():
                 code.write(sums[key], slot)
     begin = code.at(weight, weight_index(code, stage, first, channel, code.index((row, taps))))

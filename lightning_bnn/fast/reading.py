@@ -51,16 +51,16 @@ def _differentiated(outputs: Tensor) -> Counter[int]:
     Operations are recorded below autograd, where ``torch.no_grad`` and functions with derivatives
     of their own leave no trace.
     """
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     waiting: list[Any] = [outputs.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is None or isinstance(node, BackwardCFunction):
             continue
         if hasattr(node, "variable"):
-            found[id(node.variable)] += 1
+            counts[id(node.variable)] += 1
         waiting += [before for before, _ in node.next_functions]
-    return found
+    return counts
 
 
 def _same(a: Any, b: Tensor) -> bool:
@@ -109,7 +109,7 @@ class _Reader(TorchDispatchMode):
         if name not in READERS or (self.is_input and name != called):
             raise Unsuitable(f"{called} is none of the known layers")
         out, *others = result if isinstance(result, tuple) else (result,)
-        self._aside |= {id(other) for other in others}
+        self._aside |= {id(extra) for extra in others}
         if any(self.draft.pads) and name != "convolution":
             raise Unsuitable("padding is followed by something else than a convolution")
         READERS[name](self.draft, given, out)
@@ -239,11 +239,11 @@ def _rectifier(draft: Draft, given: Given, out: Tensor) -> None:
 
 def _elementwise(name: str) -> Callable[..., None]:
     def read(draft: Draft, given: Given, out: Tensor) -> None:
-        rest = list(given.values())[1:]
+        remainder = list(given.values())[1:]
         if name == "gelu":
-            draft.add(Elementwise("gelu_tanh" if rest == ["tanh"] else "gelu"))
+            draft.add(Elementwise("gelu_tanh" if remainder == ["tanh"] else "gelu"))
         else:
-            draft.add(Elementwise(name, tuple(float(n) for n in rest)))
+            draft.add(Elementwise(name, tuple(float(n) for n in remainder)))
 
     return read
 

@@ -70,10 +70,10 @@ class _Chain(torch.autograd.Function):
             return None, None, None, *_by_autograd(ctx.by_torch, tensors, wanted, g)
         run: _Run = ctx.run
         names = [n for n, needed in zip(run.weights, wanted[1:], strict=True) if needed]
-        gx, found = run.backward(g, wanted[0], names)
+        gx, gradients = run.backward(g, wanted[0], names)
         if gx is not None and not ctx.own:
             gx = gx.sum(0)
-        return None, None, None, gx, *(found.get(n) for n in run.weights)
+        return None, None, None, gx, *(gradients.get(n) for n in run.weights)
 
 
 def _by_autograd(
@@ -83,8 +83,8 @@ def _by_autograd(
     leaves = [t for t, needed in zip(tensors, wanted, strict=True) if needed]
     with torch.enable_grad():
         outputs = run(*tensors)
-    found = iter(torch.autograd.grad(outputs, leaves, g, create_graph=torch.is_grad_enabled()))
-    return [next(found) if needed else None for needed in wanted]
+    gradients = iter(torch.autograd.grad(outputs, leaves, g, create_graph=torch.is_grad_enabled()))
+    return [next(gradients) if needed else None for needed in wanted]
 
 
 def _is_batched(g: Tensor) -> bool:
@@ -106,14 +106,14 @@ class _Run:
 
     def of(self, some: slice) -> _Run:
         """The same for some of the members."""
-        part = object.__new__(_Run)
-        part.__dict__.update(self.__dict__)
+        piece = object.__new__(_Run)
+        piece.__dict__.update(self.__dict__)
         inputs = self.activations[0]
-        part.weights = {n: w[some] for n, w in self.weights.items()}
-        part.members = len(range(self.members)[some])
-        part.activations = [inputs[some] if len(inputs) > 1 else inputs]
-        part.notes = [inputs[:0]]
-        return part
+        piece.weights = {n: w[some] for n, w in self.weights.items()}
+        piece.members = len(range(self.members)[some])
+        piece.activations = [inputs[some] if len(inputs) > 1 else inputs]
+        piece.notes = [inputs[:0]]
+        return piece
 
     def members_at_once(self) -> int:
         """Count the members whose activations fit into the cache together."""
@@ -164,7 +164,7 @@ class _Run:
         """Gradients of the inputs, if they are wanted, and of weights by name."""
         last = self.activations[-1]
         g = examples_last(g, last.shape[2], self.chain.out_size, (0, 0, 0, 0), self.lanes)
-        found: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
         layers = self.chain.layers
         earliest = 0 if wants_inputs else self.chain.earliest(wanted)
         for k in reversed(range(earliest, len(layers))):
@@ -175,12 +175,12 @@ class _Run:
             g = g.contiguous()
             self._call(layer, "before_backward", y, [y, None, None, g, None])
             if {layer.weight, layer.bias} & {*wanted}:
-                self._weight_gradient(layer, x, g, self.notes[k + 1], found)
+                self._weight_gradient(layer, x, g, self.notes[k + 1], gradients)
             if wants_inputs or k > earliest:
                 weight, gx = self.weights.get(layer.weight), g.new_empty(self.members, *x.shape[1:])
                 self._call(layer, "input_gradient", gx, [gx, weight, None, g, self.notes[k + 1]])
                 g = gx
-        return self._of_inputs(g) if wants_inputs else None, found
+        return self._of_inputs(g) if wants_inputs else None, gradients
 
     def _weight_gradient(
         self, layer: Layer, x: Tensor, g: Tensor, notes: Tensor, found: dict[str, Tensor]
@@ -207,7 +207,7 @@ def _over_members(run: Callable[[int, int], None], members: int) -> None:
     bounds = [members * k // threads for k in range(threads + 1)]
     parts = list(zip(bounds, bounds[1:], strict=False))
     end_waiting_threads()
-    running = [pool(threads - 1).submit(run, *part) for part in parts[1:]]
+    running = [pool(threads - 1).submit(run, *piece) for piece in parts[1:]]
     run(*parts[0])
-    for part in running:
-        part.result()
+    for piece in running:
+        piece.result()

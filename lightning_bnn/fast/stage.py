@@ -134,8 +134,8 @@ class Stage:
         """Notes of the forward pass for the backward pass of an example, see `note_bits`."""
         if self.pooling == "max":
             return self.outputs * math.prod(self.out_size)
-        kept = self.pooling == "mean" and self.inside != 1
-        return self.outputs * math.prod(self.out_size) * math.prod(self.window) if kept else 0
+        keeps = self.pooling == "mean" and self.inside != 1
+        return self.outputs * math.prod(self.out_size) * math.prod(self.window) if keeps else 0
 
     @property
     def note_bits(self) -> int:

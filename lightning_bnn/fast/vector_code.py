@@ -114,12 +114,12 @@ class VectorCode:
             count: how much there is.
             size: of all parts but the last.
         """
-        whole, rest = divmod(count, size)
+        whole, remainder = divmod(count, size)
         if whole:
             with self.loop(whole) as k:
                 yield self.index((k, size)), size
-        if rest:
-            yield str(whole * size), rest
+        if remainder:
+            yield str(whole * size), remainder
 
     # ------------------------------------------------------------ integers and addresses
     def index(self, *terms: tuple[str, int | str]) -> str:
@@ -132,8 +132,8 @@ class VectorCode:
         for value, stride in terms:
             if value == "0" or stride == 0:
                 continue
-            part = value if stride == 1 else self.let(f"mul nuw nsw i64 {value}, {stride}")
-            total = part if total == "0" else self.let(f"add nuw nsw i64 {total}, {part}")
+            piece = value if stride == 1 else self.let(f"mul nuw nsw i64 {value}, {stride}")
+            total = piece if total == "0" else self.let(f"add nuw nsw i64 {total}, {piece}")
         return total
 
     def at(self, pointer: str, index: str | int, kind: str | None = None) -> str:
@@ -188,8 +188,8 @@ class VectorCode:
 
     def spread_from(self, pointer: str, index: str | int) -> str:
         """A vector of equal numbers, from one in memory."""
-        one = self.let(f"load {self.kind}, ptr {self.at(pointer, index)}, align {self.bytes}")
-        return self.spread(f"{self.kind} {one}", self.vector)
+        single = self.let(f"load {self.kind}, ptr {self.at(pointer, index)}, align {self.bytes}")
+        return self.spread(f"{self.kind} {single}", self.vector)
 
     def fused(self, a: str, b: str, c: str) -> str:
         """``a * b + c``."""

@@ -161,5 +161,5 @@ class Keeping:
         finite = state.samples.finite()
         chains = "1 chain" if state.count == 1 else f"{state.count} chains"
         broken = int((~finite).sum())
-        rest = f"; {broken} others are not finite, and left out" if broken else ""
-        run.inform(f"{name}: {int(finite.sum())} networks of {chains} were kept{rest}.")
+        ending = f"; {broken} others are not finite, and left out" if broken else ""
+        run.inform(f"{name}: {int(finite.sum())} networks of {chains} were kept{ending}.")

@@ -92,7 +92,7 @@ class FromCheckpoints(Method):
         if not several:
             return Collected(self._gaussian(networks))
         rows = [[k for k, c in enumerate(chains) if c == chain] for chain in sorted(set(chains))]
-        modes = [self._gaussian({n: t[own] for n, t in networks.items()}) for own in rows]
+        modes = [self._gaussian({n: t[indices] for n, t in networks.items()}) for indices in rows]
         return Collected(Mixture(modes))
 
     def _gaussian(self, stack: Params) -> Posterior:

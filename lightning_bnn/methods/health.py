@@ -69,15 +69,15 @@ class Divergence:
 
     def among(self, members: Tensor) -> Tensor:
         """Those of some members that are not left out, an error if there are none."""
-        kept = members[~self.left_out.to(members.device)[members]]
-        if len(kept) == 0:
+        included = members[~self.left_out.to(members.device)[members]]
+        if len(included) == 0:
             means = self.means
             losses = "" if means is None else f": losses are {means.min():.3g} to {means.max():.3g}"
             raise Diverged(
                 f"Every member has a loss above `max_loss` {self.max_loss}, or has diverged"
                 f"{losses}."
             )
-        return kept
+        return included
 
     def add(self, losses: Tensor) -> None:
         """Add the losses of a step, each taken before the weights move."""
@@ -101,12 +101,12 @@ class Divergence:
         """
         self.means, self._judged = means, last
         broken = ~finite.cpu() | means.isnan()
-        anew = broken & (self.restarted < self.restarts) & (not last)
-        self.restarted += anew
-        self._fresh = anew
+        restarting = broken & (self.restarted < self.restarts) & (not last)
+        self.restarted += restarting
+        self._fresh = restarting
         limit = self.max_loss if last and self.max_loss is not None else torch.inf
-        self.left_out = (broken & ~anew) | (means > limit)
-        return anew.nonzero().flatten().tolist()
+        self.left_out = (broken & ~restarting) | (means > limit)
+        return restarting.nonzero().flatten().tolist()
 
     def finish(self) -> None:
         """Leave out who has just begun anew, if the last epoch turns out to have been the last."""

@@ -53,8 +53,8 @@ def choose_scale(method: Any, state: Any, fit: Fit, run: Run) -> float:
             optimizer.step()
             if step >= steps - _JUDGED:
                 total += losses.detach()
-    found = run.in_common({"losses": total})["losses"].nan_to_num(math.inf)
-    return CANDIDATES[int(found.argmin())]
+    totals = run.in_common({"losses": total})["losses"].nan_to_num(math.inf)
+    return CANDIDATES[int(totals.argmin())]
 
 
 def _candidates(state: Any) -> Any:
@@ -96,9 +96,9 @@ def describe_noise_cost(state: Any, nll: Tensor, batch: Batch, run: Run) -> str:
         run: computes losses.
     """
     first = batch.of(0)
-    one = {name: t[0] for name, t in state.stack().items()}
+    first_network = {name: t[0] for name, t in state.stack().items()}
     with evaluation(run.network):
-        outputs = run.one_tensor(P.apply(run.network, one, *first.inputs))[None]
+        outputs = run.one_tensor(P.apply(run.network, first_network, *first.inputs))[None]
     without, ignorant = (
         float(run.nll(o, first.targets)[0]) for o in (outputs, torch.zeros_like(outputs))
     )

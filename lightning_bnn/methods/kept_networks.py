@@ -106,10 +106,10 @@ class InMemory(KeptNetworks):
             raise ValueError(
                 "This checkpoint keeps its networks in a bank: pass the folder as `bank`."
             )
-        found = {n[len(prefix) :]: t for n, t in state_dict.items() if n.startswith(prefix)}
+        tensors = {n[len(prefix) :]: t for n, t in state_dict.items() if n.startswith(prefix)}
         self.forget()
-        for time in range(len(next(iter(found.values()), ()))):
-            self.append({name: t[time].to(self._device.device) for name, t in found.items()})
+        for time in range(len(next(iter(tensors.values()), ()))):
+            self.append({name: t[time].to(self._device.device) for name, t in tensors.items()})
 
 
 class InBank(KeptNetworks):
@@ -137,13 +137,13 @@ class InBank(KeptNetworks):
         if not writer:
             return
         self._bank = CheckpointBank(self.path)
-        stored, known = len(self._bank), int(self.rows)
-        if stored < known:
+        stored, expected = len(self._bank), int(self.rows)
+        if stored < expected:
             self.close()
             raise ValueError(
-                f"The bank {self.path} has {stored} networks, the checkpoint knew of {known}."
+                f"The bank {self.path} has {stored} networks, the checkpoint knew of {expected}."
             )
-        self._bank.truncate(known)
+        self._bank.truncate(expected)
 
     def append(self, members: Params, **record: Any) -> None:
         if self._bank is not None:
@@ -168,8 +168,8 @@ class InBank(KeptNetworks):
 
     def forget(self) -> None:
         """Start anew, in an empty bank."""
-        there = (Path(self.path) / "manifest.jsonl").is_file()
-        count = len(CheckpointBank(self.path, "r")) if there else 0
+        exists = (Path(self.path) / "manifest.jsonl").is_file()
+        count = len(CheckpointBank(self.path, "r")) if exists else 0
         if count:
             raise ValueError(
                 f"The bank {self.path} has {count} networks of another run: choose another `bank`, "

@@ -209,9 +209,9 @@ class Laplace(PenalisedTraining):
             run.inform(f"Laplace, member {m}: prior precision {precision:.4g}.")
         device = blocks[0].eigenvalues.device
         parts = {
-            f"{m}/{k}/{part}": getattr(block, part)
+            f"{m}/{k}/{field}": getattr(block, field)
             for k, block in enumerate(blocks)
-            for part in ("eigenvalues", "left", "right")
+            for field in ("eigenvalues", "left", "right")
         }
         named = {f"{m}/precision": torch.tensor(precision, dtype=torch.float64, device=device)}
         return {**named, **{name: t for name, t in parts.items() if t is not None}}

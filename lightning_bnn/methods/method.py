@@ -89,8 +89,8 @@ class State(nn.Module, ABC):
 
     def members(self) -> Empirical:
         """The healthy members, each as likely as the others."""
-        kept = self.healthy()
-        return Empirical({name: t[kept] for name, t in self.stack().items()})
+        healthy = self.healthy()
+        return Empirical({name: t[healthy] for name, t in self.stack().items()})
 
 
 @dataclass(frozen=True)

@@ -233,18 +233,18 @@ class MFVI(Method):
             m = k % len(state.mean)
             mean, std = ({n: t[m] for n, t in rows.items()} for rows in (means, stds))
             noise_of_one = {n: t[k] for n, t in noise.items()}
-            seen = batch.of(k)
+            batch_of_one = batch.of(k)
             with Perturbed(
                 network,
                 mean,
                 std,
                 noise_of_one,
                 self.reparameterisation,
-                len(seen.targets),
+                len(batch_of_one.targets),
                 state.tied,
             ):
-                outputs = P.apply(run.network, network, *seen.inputs)
-            losses.append(run.nll(outputs[None], seen.targets)[0])
+                outputs = P.apply(run.network, network, *batch_of_one.inputs)
+            losses.append(run.nll(outputs[None], batch_of_one.targets)[0])
         return torch.stack(losses)
 
     def _constants(self, state: Gaussians) -> Params:

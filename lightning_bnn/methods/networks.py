@@ -93,10 +93,10 @@ class PenalisedTraining(Method):
 
 def refuse_second_prior(group: dict[str, Any]) -> None:
     """Refuse parameters of a sampler that has a prior of its own."""
-    given = [name for name in ("prior_precision", "weight_decay") if group[name] is not None]
-    if given:
+    names = [name for name in ("prior_precision", "weight_decay") if group[name] is not None]
+    if names:
         raise ValueError(
-            f"Both `prior_std` of the module and `{given[0]}` of the sampler are a prior: give "
+            f"Both `prior_std` of the module and `{names[0]}` of the sampler are a prior: give "
             "only one (`prior_std=None`)."
         )
 

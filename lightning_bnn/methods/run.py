@@ -170,10 +170,12 @@ class _ByChunks(torch.autograd.Function):
                 values = chunks.losses(model, first, chunk)
                 total = values.sum()
             leaves = [*(chunk[k] for k in wanted), *shared]
-            found = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
-            for k, grad in zip(wanted, found, strict=False):
+            gradients = torch.autograd.grad(
+                total, leaves, materialize_grads=True, allow_unused=True
+            )
+            for k, grad in zip(wanted, gradients, strict=False):
                 grads[k][first : first + chunks.size] = grad
-            return values.detach(), list(found[len(wanted) :])
+            return values.detach(), list(gradients[len(wanted) :])
 
         starts = range(0, len(stacked[0]), chunks.size)
         losses, of_shared = zip(

@@ -236,8 +236,8 @@ class HighRate(LRScheduler):
         """The rate of every parameter group in this epoch."""
         beyond = self.last_epoch - self.begin
         if beyond > 0:
-            part = min(1.0, beyond / max(1, self.ramp))
-            return [lr + part * (self.rate - lr) for lr in self.reached]
+            progress = min(1.0, beyond / max(1, self.ramp))
+            return [lr + progress * (self.rate - lr) for lr in self.reached]
         if self.before is not None and self.last_epoch > 0:
             self.before.step()
         self.reached = [group["lr"] for group in self.optimizer.param_groups]

@@ -180,12 +180,12 @@ class SymmetrizedVI(MFVI):
             return self.information(state, drawn, run, number)
         leaves = state.mean, state.log_std
         if number % self.every == 0 or not state.held.tensors():
-            anew = self.information(state, drawn, run, number // self.every)
+            estimate = self.information(state, drawn, run, number // self.every)
             slopes = [torch.zeros_like(t) for t in leaves]
-            if anew.requires_grad:  # which it does not where all units can be told apart
-                slopes = list(torch.autograd.grad(anew.sum(), leaves, retain_graph=True))
-            held = {"value": anew.detach(), "of_mean": slopes[0], "of_log_std": slopes[1]}
-            state.held.hold({name: t.detach() for name, t in held.items()})
+            if estimate.requires_grad:  # which it does not where all units can be told apart
+                slopes = list(torch.autograd.grad(estimate.sum(), leaves, retain_graph=True))
+            tensors = {"value": estimate.detach(), "of_mean": slopes[0], "of_log_std": slopes[1]}
+            state.held.hold({name: t.detach() for name, t in tensors.items()})
         value, *slopes = state.held.tensors().values()
         moved = [((t - t.detach()) * slope).sum(1) for t, slope in zip(leaves, slopes, strict=True)]
         return value + moved[0] + moved[1]
@@ -253,13 +253,13 @@ def _sampled(state: Gaussians, drawn: Draw) -> Sampled:
 def _of_trained_units(sym: Symmetries, network: nn.Module) -> Symmetries:
     """Without units that have weights which are not trained: those tell the units apart."""
     fixed = {name for name, p in network.named_parameters() if not p.requires_grad}
-    kept = [
+    groups = [
         replace(group, inner=())
         for group in sym.permutations
-        if not any(sym.axes[place.axis].tensor in fixed for place in group.placements)
+        if not any(sym.axes[placement.axis].tensor in fixed for placement in group.placements)
         and not any(name in fixed for row in group.tensors for name in row)
     ]
-    return replace(sym, permutations=tuple(kept)) if fixed else sym
+    return replace(sym, permutations=tuple(groups)) if fixed else sym
 
 
 def _best(logs: Tensor) -> Tensor:
@@ -271,11 +271,11 @@ def _best(logs: Tensor) -> Tensor:
 
 def _check_prior(prior: Any, sym: Symmetries, networks: Params, names: tuple[str, ...]) -> None:
     """Refuse a prior that prefers some order of the units."""
-    one = {name: t[:1] for name, t in networks.items()}
+    network = {name: t[:1] for name, t in networks.items()}
     generator = keyed_generator("prior")
     noisy = {
         name: t + torch.randn(t.shape, generator=generator).to(t) if t.is_floating_point() else t
-        for name, t in one.items()
+        for name, t in network.items()
     }
     moved = permute(noisy, sym, random_permutations(sym, generator, 1))
     before, after = (prior.log_prob(p, names, stacked=True) for p in (noisy, moved))

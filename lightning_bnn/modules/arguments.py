@@ -44,12 +44,12 @@ def joint_arguments(
         unknown = kwargs.keys() - names - {parameter.name for parameter in of_module}
         if unknown:
             raise TypeError(f"{method.__name__} has no argument `{min(unknown)}`.")
-        given = {name: kwargs.pop(name) for name in names & kwargs.keys()}
-        return {"method": _made(method, given), **defaults, **kwargs}
+        of_method_given = {name: kwargs.pop(name) for name in names & kwargs.keys()}
+        return {"method": _made(method, of_method_given), **defaults, **kwargs}
 
     vars(arguments)["__signature__"] = Signature([*of_method, *of_module])
-    held = (type(value) for _, value in _held(method))
-    sections = map(_section, [module, *held, *reversed(method.__mro__[:-1])])
+    parts = (type(value) for _, value in _held(method))
+    sections = map(_section, [module, *parts, *reversed(method.__mro__[:-1])])
     arguments.__doc__ = "Build a method.\n\nArgs:\n" + "\n".join(filter(None, sections))
     return arguments
 
@@ -57,8 +57,8 @@ def joint_arguments(
 def values_of(method: Any) -> dict[str, Any]:
     """The arguments that a method was made with, those of what it holds one by one."""
     values = {field.name: getattr(method, field.name) for field in fields(method)}
-    held = [name for name, _ in _held(type(method))]
-    for name in held:
+    parts = [name for name, _ in _held(type(method))]
+    for name in parts:
         values |= values_of(values.pop(name))
     return values
 
@@ -91,13 +91,13 @@ def _parameters(cls: Any, default: Any = None) -> Iterator[Parameter]:
 
 def _made(method: type[Method], given: dict[str, Any]) -> Method:
     """A method of some arguments."""
-    held = {
+    parts = {
         name: replace(
             value, **{f.name: given.pop(f.name) for f in fields(value) if f.name in given}
         )
         for name, value in _held(method)
     }
-    return method(**held, **given)
+    return method(**parts, **given)
 
 
 def _section(cls: type) -> str:

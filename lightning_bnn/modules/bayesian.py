@@ -142,9 +142,9 @@ class Bayesian(Core):
     # ------------------------------------------------------------ training
     def configure_callbacks(self) -> list[Callback]:
         trainer: Any = self.trainer  # is asked again for every run
-        there = any(isinstance(callback, EndsFit) for callback in trainer.callbacks)
+        present = any(isinstance(callback, EndsFit) for callback in trainer.callbacks)
         needed = type(self.method).after_fit is not Method.after_fit
-        return [EndsFit()] if needed and not there else []
+        return [EndsFit()] if needed and not present else []
 
     def on_train_start(self) -> None:
         self.has_weights = True
@@ -346,8 +346,8 @@ class Bayesian(Core):
 def _names_of_method(module: Bayesian) -> set[str]:
     """Arguments of the method that the module itself has not."""
     names = values_of(module.method) if is_dataclass(module.method) else vars(module.method)
-    own = {*vars(module), *module._modules}
-    return {name for name in names if name not in own and not hasattr(type(module), name)}
+    taken = {*vars(module), *module._modules}
+    return {name for name in names if name not in taken and not hasattr(type(module), name)}
 
 
 def _check(method: Any, likelihood: Any, optimizer: Any, lr_interval: Any) -> None:

@@ -260,8 +260,8 @@ class MCDropout(Bayesian):
     def __init__(
         self, network: nn.Module, members: int = 1, p: float | None = None, **kwargs: Any
     ) -> None:
-        given = network if p is None else with_dropout(network, p, kwargs.get("layers", "all"))
-        super().__init__(network=given, members=members, **self.arguments(**kwargs))
+        dropping = network if p is None else with_dropout(network, p, kwargs.get("layers", "all"))
+        super().__init__(network=dropping, members=members, **self.arguments(**kwargs))
         if any(isinstance(m, nn.RNNBase) and m.dropout > 0 for m in self.template.modules()):
             rank_zero_warn("Dropout inside recurrent layers stays off in predictions.")
 

@@ -54,12 +54,12 @@ def recall(module: Core, notes: dict[str, Any]) -> None:
 
 
 def _compare(module: Core, saved: dict[str, str]) -> None:
-    here = _parts(module)
+    current = _parts(module)
     for name, text in saved.items():
-        if here.get(name) == text:
+        if current.get(name) == text:
             continue
         message = (
-            f"The checkpoint was trained with {name} {text}, this module has {here.get(name)}: "
+            f"The checkpoint was trained with {name} {text}, this module has {current.get(name)}: "
             f"pass `{name}` to `load_from_checkpoint`."
         )
         if name == "likelihood":  # its parameters would not fit

@@ -117,8 +117,8 @@ class Core(L.LightningModule):
     def example(self) -> tuple[Any, ...]:
         """Two rows of input: from a batch that was seen, or from the train loader's data set."""
         self.known_example = self.known_example or _example_of(self)
-        here = [x.to(self.device) if isinstance(x, Tensor) else x for x in self.known_example]
-        return self.cast(here)
+        tensors = [x.to(self.device) if isinstance(x, Tensor) else x for x in self.known_example]
+        return self.cast(tensors)
 
     # ------------------------------------------------------------ members
     @property
@@ -224,9 +224,9 @@ def _warn_of_unused(module: Core, batch: Any) -> None:
 
 def _example_of(module: Core) -> tuple[Any, ...]:
     """Two rows of input: those that the user names, or the first of the train loader's data."""
-    trainer, given = _compat.trainer_of(module), module.example_input_array
-    if given is not None:
-        return given if isinstance(given, tuple) else (given,)
+    trainer, example = _compat.trainer_of(module), module.example_input_array
+    if example is not None:
+        return example if isinstance(example, tuple) else (example,)
     if trainer is None or trainer.train_dataloader is None:
         return ()
     with keyed_randomness(module.seed, "example", device=module.device):  # nobody else's numbers

@@ -60,8 +60,8 @@ class Fitting(Part):
         """The data of the trainer, else those of the last fit or that were named."""
         trainer, source = _compat.trainer_of(self.module), self.last_source
         if trainer is not None:
-            known = (trainer.train_dataloader, trainer.datamodule, source)
-            source = next((data for data in known if data is not None), None)
+            sources = (trainer.train_dataloader, trainer.datamodule, source)
+            source = next((data for data in sources if data is not None), None)
         return None if source is None else TrainingData(self.module, source)
 
     def example(self) -> tuple[Any, ...]:
@@ -159,14 +159,14 @@ class Fitting(Part):
             assert isinstance(every, Tensor)
             means = every.mean(0).cpu()
         finite = finite_members(module.state.parameters())
-        anew = divergence.judge(means, finite, ends(module.trainer))
+        restarting = divergence.judge(means, finite, ends(module.trainer))
         name = type(module).__name__
-        if anew:
-            rank_zero_info(f"{name}: members {anew} have diverged, start anew.")
-            fresh = module.population.restart(module.template, anew, divergence.restarted)
+        if restarting:
+            rank_zero_info(f"{name}: members {restarting} have diverged, start anew.")
+            fresh = module.population.restart(module.template, restarting, divergence.restarted)
             fixed = fixed_names(module.template)
             stacks = {n: t for n, t in module.state.trained_stack().items() if n not in fixed}
-            restart_members(stacks, fresh, anew, module.trainer.optimizers)
+            restart_members(stacks, fresh, restarting, module.trainer.optimizers)
         left_out = int(divergence.left_out.sum())
         if left_out:
             rank_zero_info(f"{name}: {left_out} of {module.members} are left out.")

@@ -252,13 +252,13 @@ class Judging(Part):
         self.end()
 
     def _log(self, stage: str) -> None:
-        shown = _SHOWN if stage == "val" else ()
+        in_bar = _SHOWN if stage == "val" else ()
         if self.evaluator is None:
-            self.module.log(f"{stage}/nll", math.nan, prog_bar="nll" in shown, sync_dist=True)
+            self.module.log(f"{stage}/nll", math.nan, prog_bar="nll" in in_bar, sync_dist=True)
             return
         for name, value in self.evaluator.values().items():
             # Metrics are the same on all processes already; the sync only keeps Lightning quiet.
-            shows = name in shown
+            shows = name in in_bar
             self.module.log(f"{stage}/{name}", value.float(), prog_bar=shows, sync_dist=True)
 
     def _log_terms(self) -> None:
@@ -306,8 +306,10 @@ class Judging(Part):
         if not parts:
             raise ValueError(f"The validation data of {type(datamodule).__name__} are empty.")
         predictions = tuple(torch.cat(p, 1) for p in zip(*parts, strict=True))
-        known: dict[str, Any] = {"seed": module.seed, "module": module, **options}
-        return calibrated(module.likelihood, predictions, torch.cat(every), method, **known)
+        options_of_all: dict[str, Any] = {"seed": module.seed, "module": module, **options}
+        return calibrated(
+            module.likelihood, predictions, torch.cat(every), method, **options_of_all
+        )
 
 
 def _whole(loader: Any) -> Any:

@@ -72,19 +72,19 @@ class Members:
             template: the network that was given.
             source: a checkpoint, a folder of checkpoints, or a bank to start from instead.
         """
-        given = self._given(template, source)
-        held = 0 if self.first > 0 else P.stack_size(given)  # the given network is member 0
-        missing = self.count - held
+        starts = self._given(template, source)
+        count = 0 if self.first > 0 else P.stack_size(starts)  # the given network is member 0
+        missing = self.count - count
         if missing == 0:
-            return given
+            return starts
         skip, generator = max(0, self.first - 1), keyed_generator(self.seed, "members")
         drawn = P.populate(template, missing, generator, skip)
         fixed = fixed_names(template)
         others = {
             name: t[:1].expand(missing, *t.shape[1:]) if name in fixed else drawn[name].to(t)
-            for name, t in given.items()
+            for name, t in starts.items()
         }
-        return {name: torch.cat([t[:held], others[name]]) for name, t in given.items()}
+        return {name: torch.cat([t[:count], others[name]]) for name, t in starts.items()}
 
     def _given(self, template: nn.Module, source: str | None) -> Params:
         """The network as it was given, or those of a source."""

@@ -101,12 +101,14 @@ def shared_predictor(
     if total == 0:
         module.healthy()  # says why
     posterior = posterior_here() if int(well.sum()) else None
-    part = _part_of(posterior, before, int(well.sum()), total, module, generator)
-    here = part.predictor or _nothing_like(module.member_stack(), module.run.chunk_size)
+    share_of_draws = _part_of(posterior, before, int(well.sum()), total, module, generator)
+    here = share_of_draws.predictor or _nothing_like(module.member_stack(), module.run.chunk_size)
 
     def predict(network: nn.Module, *inputs: Any) -> Tensor:
         every = strategy.gather_members(module.run.one_tensor(here(network, *inputs)))
-        return every if part.order is None else every[part.order.to(every.device)]
+        return (
+            every if share_of_draws.order is None else every[share_of_draws.order.to(every.device)]
+        )
 
     return predict
 
@@ -160,7 +162,9 @@ def _part_of_mixture(
     ]
 
     def predict(model: nn.Module, *x: Any) -> Any:
-        return tree_map(lambda *ts: torch.cat(ts), *[part(model, *x) for part in parts])
+        return tree_map(
+            lambda *ts: torch.cat(ts), *[share_of_draws(model, *x) for share_of_draws in parts]
+        )
 
     return _Part(predict if parts else None, order)
 
@@ -177,6 +181,6 @@ def _even_share(n: int, before: int, here: int, total: int) -> int:
 
 def _nothing_like(networks: Params, chunk_size: int | None) -> Predictor:
     """Outputs of no network, in the shape of those of the first of a stack."""
-    one = Empirical({name: t[:1].detach() for name, t in networks.items()})
-    run = one.predictor(1, None, chunk_size)
+    first = Empirical({name: t[:1].detach() for name, t in networks.items()})
+    run = first.predictor(1, None, chunk_size)
     return lambda *args: tree_map(lambda t: t[:0], run(*args))

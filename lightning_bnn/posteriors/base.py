@@ -59,15 +59,15 @@ class Posterior(nn.Module, ABC):
             A function of a module (which gives the computation) and inputs, to outputs ``(n, batch,
             ...)``.
         """
-        one = self.sample(1, keyed_generator("size"))
-        at_once = max(1, _AT_ONCE // sum(t.nbytes for t in one.values()))
+        example = self.sample(1, keyed_generator("size"))
+        at_once = max(1, _AT_ONCE // sum(t.nbytes for t in example.values()))
         if n <= at_once:
             return self.drawn_predictor(n, generator, chunk_size)
         seed = int(torch.randint(2**62, (), generator=generator, device=_device(generator)))
         sizes = [min(at_once, n - start) for start in range(0, n, at_once)]
 
         def in_pieces(model: nn.Module, *x: Any) -> Any:
-            device = next(iter(one.values())).device
+            device = next(iter(example.values())).device
             outputs = []
             for k, size in enumerate(sizes):
                 of_piece = keyed_generator(seed, k, device=device)

@@ -86,8 +86,8 @@ def _with_reader(
 
     def outputs(factors: Tensor, changed: Params) -> Tensor:
         with _Watch(index, factors):
-            found = functional_call(model, changed, tuple(example))
-        return torch.cat([t.flatten() for t in tree_leaves(found) if isinstance(t, Tensor)])
+            outputs_found = functional_call(model, changed, tuple(example))
+        return torch.cat([t.flatten() for t in tree_leaves(outputs_found) if isinstance(t, Tensor)])
 
     plain, wanted = outputs(torch.ones_like(factors), {}), outputs(factors, {})
     if torch.allclose(plain, wanted):
@@ -97,8 +97,8 @@ def _with_reader(
             continue
         repeat = weight.shape[1] // site.units
         columns = factors.repeat_interleave(repeat).view(-1, *(1,) * (weight.ndim - 2))
-        found = outputs(torch.ones_like(factors), {name: weight * columns})
-        if torch.allclose(found, wanted, rtol=1e-4, atol=1e-5):
+        outputs_found = outputs(torch.ones_like(factors), {name: weight * columns})
+        if torch.allclose(outputs_found, wanted, rtol=1e-4, atol=1e-5):
             return replace(site, weight=name, repeat=repeat)
     return site
 
@@ -128,8 +128,8 @@ class _Watch(TorchFunctionMode):
         if func not in ACTIVE:
             return out
         if func in _NO_MASKS:
-            at = args[10] if len(args) > 10 else 0.0
-            rate = kwargs.get("p", kwargs.get("dropout_p", at))
+            position = args[10] if len(args) > 10 else 0.0
+            rate = kwargs.get("p", kwargs.get("dropout_p", position))
             self.sites.append(DropoutSite(rate, reason=_NO_MASKS[func]))
             return out
         shape = out.shape[1:2] + (1,) * (out.ndim - 2) if func in _BY_CHANNEL else out.shape[1:]
@@ -255,6 +255,6 @@ class _Active(TorchFunctionMode):
 
 def _mask(n: int, site: DropoutSite, like: Tensor, generator: torch.Generator | None) -> Tensor:
     device = like.device if generator is None else generator.device
-    kept = torch.rand(n, site.units, generator=generator, device=device) >= site.rate
+    mask = torch.rand(n, site.units, generator=generator, device=device) >= site.rate
     scale = 0.0 if site.rate == 1 else 1 / (1 - site.rate)
-    return (kept * scale).to(like).repeat_interleave(site.repeat, 1)
+    return (mask * scale).to(like).repeat_interleave(site.repeat, 1)

@@ -121,7 +121,7 @@ class Mixture(Posterior):
         """
         shares, order = self._spread(n, generator)
         parts = [component.sample(count, by) for component, count, by in shares]
-        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        joined = {name: torch.cat([predictor[name] for predictor in parts]) for name in parts[0]}
         return {name: t[order.to(t.device)] for name, t in joined.items()}
 
     def predictor(
@@ -132,7 +132,7 @@ class Mixture(Posterior):
         parts = [component.predictor(count, by, chunk_size) for component, count, by in shares]
 
         def predict(model: nn.Module, *x: Any) -> Any:
-            outputs = [part(model, *x) for part in parts]
+            outputs = [predictor(model, *x) for predictor in parts]
             return tree_map(lambda *ts: torch.cat(ts)[order.to(ts[0].device)], *outputs)
 
         return predict

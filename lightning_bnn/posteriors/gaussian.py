@@ -132,9 +132,9 @@ class DiagonalGaussian(Posterior):
         if not 0 <= fraction <= 1:
             raise ValueError(f"`fraction` must be between 0 and 1, got {fraction}.")
         gone = round(fraction * len(self.mean))
-        kept = torch.ones_like(self.mean)
-        kept[self.log_std.detach().argsort(descending=True, stable=True)[:gone]] = 0
-        return {**self.centre, **unravel(self.mean.detach() * kept, self.spec)}
+        mask = torch.ones_like(self.mean)
+        mask[self.log_std.detach().argsort(descending=True, stable=True)[:gone]] = 0
+        return {**self.centre, **unravel(self.mean.detach() * mask, self.spec)}
 
     def with_deviations_of(
         self,
@@ -368,10 +368,10 @@ def _jointly(
     """All to each other, and then all in one to a reference if there is one."""
     if not is_stacked(networks, symmetries.shapes):
         raise ValueError("`align` is 'joint', which needs a stack of networks, not one network.")
-    found = joint_alignment(networks, symmetries, **options)
+    frame = joint_alignment(networks, symmetries, **options)
     if reference is None:
-        return lambda stack: found.apply(stack, symmetries)
-    moved = found.apply(networks, symmetries)
+        return lambda stack: frame.apply(stack, symmetries)
+    moved = frame.apply(networks, symmetries)
     mean = {n: t.mean(0) if t.is_floating_point() else t[0] for n, t in moved.items()}
     together = match(mean, reference, symmetries)
-    return lambda stack: permute(found.apply(stack, symmetries), symmetries, together)
+    return lambda stack: permute(frame.apply(stack, symmetries), symmetries, together)

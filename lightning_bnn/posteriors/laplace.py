@@ -197,8 +197,8 @@ def _last_layer_predictor(mean: Params, moved: Params, name: str) -> Predictor:
     """Of networks that differ in their last layer only."""
 
     def drawn(kind: str) -> Tensor:
-        place = f"{name}.{kind}" if name else kind
-        return mean[place] + moved.get(place, torch.zeros_like(mean[place])[None])
+        key = f"{name}.{kind}" if name else kind
+        return mean[key] + moved.get(key, torch.zeros_like(mean[key])[None])
 
     weight = drawn("weight")
     bias = drawn("bias")[:, None] if f"{name}.bias".lstrip(".") in mean else torch.zeros(())
@@ -263,10 +263,10 @@ def features_of(model: nn.Module, params: Params, layer: str, *x: Any) -> tuple[
         layer: name of the layer.
         *x: inputs.
     """
-    seen: list[Tensor] = []
+    inputs_seen: list[Tensor] = []
     module = model.get_submodule(layer)
-    with module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
+    with module.register_forward_pre_hook(lambda _, inputs: inputs_seen.append(inputs[0])):
         outputs = functional_call(model, params, x)
-    if len(seen) != 1:
-        raise ValueError(f"The layer {layer!r} is used {len(seen)} times, it must be once.")
-    return seen[0], outputs
+    if len(inputs_seen) != 1:
+        raise ValueError(f"The layer {layer!r} is used {len(inputs_seen)} times, it must be once.")
+    return inputs_seen[0], outputs

@@ -123,9 +123,11 @@ def _telling_bound(rows: Rows, scales: Tensor) -> Tensor:
     centre = mu.mean(1, keepdim=True)
     w, mu, precision = w - centre, mu - centre, (-2 * rho).exp()
     scaled, safe = mu * precision, 1 - 2 * _ROUNDING
-    own = safe * (mu * scaled).sum(2) + 2 * scales
+    squares_own = safe * (mu * scaled).sum(2) + 2 * scales
     units = torch.cat([w.square(), w], 2)
-    return torch.baddbmm(own[:, None], units, torch.cat([safe * precision, -2 * scaled], 2).mT)
+    return torch.baddbmm(
+        squares_own[:, None], units, torch.cat([safe * precision, -2 * scaled], 2).mT
+    )
 
 
 @torch.no_grad()
@@ -206,8 +208,10 @@ def information_bracket(
     bethe, capacity, swaps = bethe + order, capacity + order, swaps + order
     lower = torch.stack([bethe - slack, capacity]).mean(1)
     upper = torch.stack([bethe, swaps]).mean(1)
-    rest = sym.log10_permutations * math.log(10) - order
-    return Bracket(lower.amax().clamp(min=0), upper.amin().clamp(max=order) + rest, bethe, capacity)
+    remainder = sym.log10_permutations * math.log(10) - order
+    return Bracket(
+        lower.amax().clamp(min=0), upper.amin().clamp(max=order) + remainder, bethe, capacity
+    )
 
 
 def draw_information(
@@ -242,9 +246,9 @@ def draw_information(
 
 
 def _moved_tensors(sym: Symmetries, weights: Params) -> list[str]:
-    places = (place for group in sym.permutations for place in group.placements)
+    places = (placement for group in sym.permutations for placement in group.placements)
     exchanged = {name for group in sym.permutations for row in group.tensors for name in row}
-    moved = {sym.axes[place.axis].tensor for place in places} | exchanged
+    moved = {sym.axes[placement.axis].tensor for placement in places} | exchanged
     return sorted(moved & weights.keys())
 
 

@@ -189,8 +189,8 @@ def _shares(logs: Tensor, iterations: int, tolerance: float) -> Tensor:
     if logs.shape[-1] == 1:
         return torch.ones_like(logs)
     if logs.shape[-1] == 2:  # the functional is linear: one of the two permutations, or both
-        kept, swapped = logs[:, 0, 0] + logs[:, 1, 1], logs[:, 0, 1] + logs[:, 1, 0]
-        share = (kept > swapped) + (kept == swapped) / 2
+        identity, swapped = logs[:, 0, 0] + logs[:, 1, 1], logs[:, 0, 1] + logs[:, 1, 0]
+        share = (identity > swapped) + (identity == swapped) / 2
         return torch.stack([share, 1 - share, 1 - share, share], -1).view(logs.shape).to(logs)
     shares = to_unit_sums(_beliefs(logs.exp(), iterations, tolerance, 4, _others))
     for k in (~(_misses(shares) < _TOLERANCE)).nonzero()[:, 0]:
@@ -246,9 +246,9 @@ def _others(x: Tensor, dim: int) -> Tensor:
     sum without the largest is taken apart.
     """
     largest, where = x.max(dim, keepdim=True)
-    rest = x.scatter(dim, where, 0).sum(dim, keepdim=True)
-    others = (largest + rest).sub(x)
-    return others.scatter_(dim, where, rest)
+    remainder = x.scatter(dim, where, 0).sum(dim, keepdim=True)
+    others = (largest + remainder).sub(x)
+    return others.scatter_(dim, where, remainder)
 
 
 def _with_a_floor(logs: Tensor) -> Tensor:

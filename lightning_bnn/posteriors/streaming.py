@@ -99,16 +99,20 @@ def stream_predictions(
     with tqdm(disable=not progress, desc="examples", unit="") as bar:
         for inputs, targets, classes in _joined(batches, model, networks, pairs, memory):
             logs = _predictions(model, networks, inputs, memory, len(targets) * classes)
-            uncertainty, is_right, loss, kept = _at_examples(logs, targets, members, pairs)
+            uncertainty, is_right, loss, predictions_kept = _at_examples(
+                logs, targets, members, pairs
+            )
             parts.append(uncertainty)
             right, nll = right + is_right, nll + loss
             if information is not None:
-                information.update(torch.cat(kept))
+                information.update(torch.cat(predictions_kept))
             examples += len(targets)
             bar.update(len(targets))
     if not parts:
         raise ValueError("`batches` holds no example.")
-    mean, total, expected, epistemic = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
+    mean, total, expected, epistemic = (
+        torch.cat(piece).cpu() for piece in zip(*parts, strict=True)
+    )
     accuracy, nll = right / examples, nll / examples
     matrix = None if information is None else information.compute()
     return StreamedPredictions(mean, total, expected, epistemic, accuracy, nll, matrix)
@@ -123,18 +127,18 @@ def _at_examples(
     kept.
     """
     mean = expected = torch.zeros((), dtype=torch.float64, device=targets.device)
-    right, nll, kept = [], [], []
+    right, nll, predictions_kept = [], [], []
     for logs in predictions:
         right.append((logs.argmax(-1) == targets).sum(-1).cpu())
         nll.append(-logs[:, range(len(targets)), targets].sum(-1).cpu())
         probs = logs.exp()
         mean = mean + probs.sum(0)
         expected = expected + torch.special.entr(probs).sum((0, -1))
-        kept += [probs] if keep else []
+        predictions_kept += [probs] if keep else []
     mean, expected = mean / members, expected / members
     total = torch.special.entr(mean).sum(-1)
     epistemic = (total - expected).clamp_min(0)
-    return (mean, total, expected, epistemic), torch.cat(right), torch.cat(nll), kept
+    return (mean, total, expected, epistemic), torch.cat(right), torch.cat(nll), predictions_kept
 
 
 def _predictions(
@@ -177,11 +181,11 @@ def _joined(
             together = _members(networks) if pairs else min(_AT_ONCE, _members(networks))
             most = max(1, memory // (_BYTES * classes * together))
         _check(targets, classes)
-        for part in zip(inputs.split(most), targets.split(most), strict=True):
-            if waiting and sum(len(t) for _, t in waiting) + len(part[1]) > most:
+        for piece in zip(inputs.split(most), targets.split(most), strict=True):
+            if waiting and sum(len(t) for _, t in waiting) + len(piece[1]) > most:
                 yield *_cat(waiting), classes
                 waiting = []
-            waiting.append(part)
+            waiting.append(piece)
     if waiting:
         yield *_cat(waiting), classes
 
@@ -211,8 +215,8 @@ def _members(networks: Params | CheckpointBank) -> int:
 
 def _classes(model: nn.Module, networks: Params | CheckpointBank, inputs: Tensor) -> int:
     first = networks[0:1] if isinstance(networks, CheckpointBank) else networks
-    one = {name: t[0] for name, t in first.items()}
-    return P.apply(model, _on(one, inputs), inputs).shape[-1]
+    network = {name: t[0] for name, t in first.items()}
+    return P.apply(model, _on(network, inputs), inputs).shape[-1]
 
 
 def _cat(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

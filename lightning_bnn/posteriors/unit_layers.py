@@ -54,7 +54,7 @@ class UnitLayer:
             count = len(positions) if units is None else len(units)
             size = positions[:1].numel() * along.shape[2:].numel()
             parts.append(along.reshape(len(along), count, size))
-        missing = -sum(part.shape[2] for part in parts) % multiple
+        missing = -sum(rows.shape[2] for rows in parts) % multiple
         if missing:
             parts.append(parts[0].new_zeros(*parts[0].shape[:2], missing))
         return torch.cat(parts, 2)
@@ -64,11 +64,11 @@ class UnitLayer:
         parts: list[list[Tensor]] = [[] for _ in stacks]
         for name, dim, positions in self.places:
             columns = _telling(mean[name], log_std[name], dim)
-            for part, params in zip(parts, stacks, strict=True):
+            for rows, params in zip(parts, stacks, strict=True):
                 along = _along(params[name], dim)
                 chosen = along.reshape(*along.shape[:2], -1).index_select(2, columns)
-                part.append(_at(chosen, positions).flatten(2))
-        return [torch.cat(part, 2) for part in parts]
+                rows.append(_at(chosen, positions).flatten(2))
+        return [torch.cat(rows, 2) for rows in parts]
 
     def sums(self, params: Params) -> Tensor:
         """Sum over the weights of each unit, ``(networks, units)``."""
@@ -106,7 +106,7 @@ def unit_layers(sym: Symmetries, names: Sequence[str]) -> list[UnitLayer]:
 def _unit_layer(
     sym: Symmetries, index: int, group: PermutationGroup, names: set[str]
 ) -> UnitLayer | None:
-    axes = [(sym.axes[place.axis], place.positions) for place in group.placements]
+    axes = [(sym.axes[placement.axis], placement.positions) for placement in group.placements]
     axes = [(axis, positions) for axis, positions in axes if axis.tensor in names]
     if group.tensors:
         return None

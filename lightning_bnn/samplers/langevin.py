@@ -105,8 +105,8 @@ class Langevin(torch.optim.Optimizer):
         for index, group in enumerate(self.param_groups):
             self._check(group)
             params = [p for p in group["params"] if p.grad is not None]
-            for part, same in enumerate(_alike(params)):
-                self._move(group, same, f"{index}.{part}")
+            for index_of_kind, same in enumerate(_alike(params)):
+                self._move(group, same, f"{index}.{index_of_kind}")
             group["step"] += 1
         return loss
 
@@ -140,8 +140,8 @@ class Langevin(torch.optim.Optimizer):
         """One draw for all tensors, cut into their shapes. Noise lasts until the next one."""
         values = [_local(p) for p in params]
         first = values[0]
-        seed, step, kind = group["seed"] or 0, group["step"], str(first.dtype)
-        key = (seed, step, index, "noise", kind, *_shard(params[0]))
+        seed, step, dtype = group["seed"] or 0, group["step"], str(first.dtype)
+        key = (seed, step, index, "noise", dtype, *_shard(params[0]))
         generator = keyed_generator(*key, device=first.device)
         flat = self._memory(first, sum(v.numel() for v in values)).normal_(generator=generator)
         return cut(flat, values)

@@ -258,12 +258,12 @@ class MCLMC(EnergySampler):
         if phase == self._phase(1) or phase in ("sizes", "sampling"):
             return
         if phase == "spread":
-            found = _total_spread(state).sqrt()
+            lengths = _total_spread(state).sqrt()
         else:
-            found = memory_length(torch.stack(state.pop("trace"), 1), tuning.sizes)
+            lengths = memory_length(torch.stack(state.pop("trace"), 1), tuning.sizes)
         if self.param_groups[0]["length"] is None:
-            usable = found.isfinite() & (found > 0)
-            tuning.lengths = torch.where(usable, found, tuning.lengths)
+            usable = lengths.isfinite() & (lengths > 0)
+            tuning.lengths = torch.where(usable, lengths, tuning.lengths)
 
 
 def _add_to_spread(state: dict[str, Any], x: Tensor) -> None:
@@ -469,9 +469,9 @@ class Tuning:
         self.weighted = fade * self.weighted + trust * ratio / self.sizes**_ORDER
         self.weights = fade * self.weights + trust
         self.largest = torch.where(well, self.largest, _SHRINK * self.sizes)
-        found = (self.weighted / self.weights) ** (-1 / _ORDER)
-        found = torch.where(self.weights > 0, found, self.sizes)
-        self.sizes = torch.minimum(found, self.largest)
+        lengths = (self.weighted / self.weights) ** (-1 / _ORDER)
+        lengths = torch.where(self.weights > 0, lengths, self.sizes)
+        self.sizes = torch.minimum(lengths, self.largest)
 
     def watch(self, errors: Tensor) -> None:
         """Count the errors of one step of the sampling.

@@ -136,11 +136,11 @@ def _accelerate(
     noise: list[Tensor],
 ) -> None:
     """Friction, force and noise, in place. Velocities that are fresh are zero."""
-    root, mu, known = math.sqrt(group["lr"]), group["momentum"], group["noise_estimate"]
-    force, heat = 1.0, 1 - mu - known
+    root, mu, estimate = math.sqrt(group["lr"]), group["momentum"], group["noise_estimate"]
+    force, heat = 1.0, 1 - mu - estimate
     if fresh and noise:  # a momentum that a chain has had all along depends on where it is
         force = 1 / (1 + mu)
-        heat = force - force**2 * known
+        heat = force - force**2 * estimate
     torch._foreach_mul_(velocities, mu)
     torch._foreach_add_(velocities, grads, alpha=-root * force)
     if decay_of(group):

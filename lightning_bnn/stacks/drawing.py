@@ -104,11 +104,11 @@ class _Anew(nn.Module):
 
 
 def _vmapped(model: nn.Module, state: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    anew = _Anew(model)
+    drawing = _Anew(model)
 
     def one(zero: Tensor) -> dict[str, Tensor]:
         member = {f"network.{name}": t.detach() + zero.to(t.dtype) for name, t in state.items()}
-        return functional_call(anew, member, (state,))
+        return functional_call(drawing, member, (state,))
 
     with torch.no_grad():
         device = next(iter(state.values())).device

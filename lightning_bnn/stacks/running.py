@@ -54,14 +54,14 @@ def run_network(model: nn.Module, params: Mapping[str, Tensor], x: tuple[Any, ..
 def _refuse_reentrant_checkpoints(outputs: Any) -> None:
     """Refuse checkpoints that hide parts of a network from autograd, and so from its hooks."""
     waiting: list[Node | None] = [t.grad_fn for t in tree_leaves(outputs) if isinstance(t, Tensor)]
-    seen: set[Node | None] = {None, *waiting}
+    visited: set[Node | None] = {None, *waiting}
     while waiting:
         if (node := waiting.pop()) is None:
             continue
         if node.name() == "CheckpointFunctionBackward":
             raise ValueError(_RECOMPUTES)
-        following = {before for before, _ in node.next_functions} - seen
-        seen |= following
+        following = {before for before, _ in node.next_functions} - visited
+        visited |= following
         waiting += following
 
 

@@ -82,8 +82,8 @@ def _shared_out(
         try:
             run(0, model)
         finally:
-            for other in others:
-                other.result()
+            for future in others:
+                future.result()
     finally:
         torch.set_num_threads(every)
     return results
