@@ -12,9 +12,17 @@ from torch import Tensor
 
 from lightning_bnn.symmetry.dimensions.noise import met
 from lightning_bnn.symmetry.dimensions.system import System
-from lightning_bnn.symmetry.dimensions.values import Part, Value, compress, label_rows, with_dims
+from lightning_bnn.symmetry.dimensions.values import (
+    NONE,
+    Part,
+    Value,
+    chosen,
+    compress,
+    label_rows,
+    with_dims,
+)
 
-__all__ = ["multiply", "sum_over", "unify"]
+__all__ = ["gathered", "multiply", "sum_over", "unify"]
 
 
 # ------------------------------------------------------------ side by side
@@ -31,6 +39,8 @@ def unify(system: System, values: Sequence[Value], is_linear: bool = True) -> Va
     shape = torch.broadcast_shapes(*(v.shape for v in values))
     varies = tuple(any(v.varies[d] for v in values) for d in range(ndim))
     values = [v for v in values if not v.is_zero] or values[:1]
+    if len({_choices_of(v) for v in values if v.parts}) > 1:
+        values = [gathered(system, v) for v in values]
     first, *others = (replace(v, parts=system.absorb(v.parts)) for v in values)
     for value in others:
         first = _unify_two(system, first, value)
@@ -40,7 +50,33 @@ def unify(system: System, values: Sequence[Value], is_linear: bool = True) -> Va
     return Value(tuple(shape), first.parts, None, varies)
 
 
+def _choices_of(value: Value) -> frozenset[int]:
+    return frozenset[int]().union(*(chosen(x.labels) for x in value.parts))
+
+
+def gathered(system: System, value: Value, over: frozenset[int] | None = None) -> Value:
+    """The value with one label for all that a choice may take, where it is made along ``over``."""
+    if not system.choices:
+        return value
+    parts = []
+    for x in value.parts:
+        dims = chosen(x.labels)
+        if not dims or (over is not None and not dims & over):
+            parts.append(x)
+            continue
+        units = [] if x.only_moves else [x]
+        row = row_part(system, [x], dims, units, x.power)
+        system.mark("apart", x)
+        if not x.only_moves:
+            parts.append(replace(row, is_free=x.is_free))
+        elif row.dims:
+            parts.append(row.without_units())
+    return replace(value, parts=tuple(parts))
+
+
 def _unify_two(system: System, a: Value, b: Value) -> Value:
+    system.note_table(a, b)
+    system.note_table(b, a)
     left, right = _as_wide(system, a, b), _as_wide(system, b, a)
     pairs = []
     for x in list(left):
@@ -128,6 +164,8 @@ def multiply(system: System, a: Value, b: Value, power: int = 1) -> Value:
     shape = torch.broadcast_shapes(a.shape, b.shape)
     if a.is_zero or (b.is_zero and power > 0):
         return Value.constant_of(torch.zeros(()).expand(shape))
+    system.note_table(a, b)
+    system.note_table(b, a)
     for part, other in [(x, b) for x in a.parts] + [(x, a) for x in b.parts]:
         if not any(y.dims & part.dims for y in other.parts):
             system.stand_beside(part, other, "numbers")
@@ -146,7 +184,11 @@ def sum_over(
     if value.constant is not None:
         total = value.constant.sum(sorted(over), keepdim=keepdim) if ndim else value.constant
         return Value.constant_of(total)
+    value = gathered(system, value, over)
     consumed = [x for x in value.parts if x.dims & over]
+    if len(consumed) > 1 and not all(chosen(x.labels) for x in consumed):
+        wide = gathered(system, Value(value.shape, tuple(consumed)))
+        consumed = [x for x in wide.parts if x.dims & over]
     rest = [x for x in value.parts if not x.dims & over]
     consumed = list(system.absorb(consumed)) if len(consumed) > 1 else consumed
     if len(consumed) > 2:
@@ -216,7 +258,8 @@ def row_part(
     table = full.permute(*outer, 0, *(d + 1 for d in sorted(over)))
     kept = [1 if d in over else n for d, n in enumerate(shape)]
     rows, index = torch.unique(table.reshape(int(np.prod(kept)), -1), dim=0, return_inverse=True)
-    labels = compress(system.new(len(rows))[index].reshape(kept))
+    new = torch.where((rows == NONE).all(1), NONE, system.new(len(rows)))
+    labels = compress(new[index].reshape(kept))
     reach = frozenset(d for d, n in enumerate(labels.shape) if n > 1)
     for x in parts:
         if reach:

@@ -52,7 +52,7 @@ def by_dimensions(
         """What follows if it matters what is written into some buffers."""
         pointwise = [name for name, rule in rules.items() if rule == "pointwise"]
         parts = (decompose(model, p, graphs.mutable, kept, rules) for p in programs)
-        return Dimensions(Reading(*parts, is_fixed=batch_norm == "eval", pointwise=pointwise))
+        return Dimensions(Reading.of(*parts, is_fixed=batch_norm == "eval", pointwise=pointwise))
 
     read = reading(graphs.read)
     if graphs.only_written:  # what nothing reads moves along, if that takes nothing away

@@ -135,4 +135,4 @@ def read(model: nn.Module, *example: Any, **named: Any) -> Dimensions:
         *example: inputs, as the module takes them.
         **named: inputs by name.
     """
-    return Dimensions(Reading(trace(model, example, named)))
+    return Dimensions(Reading.of(trace(model, example, named)))

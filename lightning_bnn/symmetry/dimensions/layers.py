@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from lightning_bnn.symmetry.dimensions.arithmetic import (
+    gathered,
     multiply,
     reduced,
     row_part,
@@ -183,10 +184,10 @@ def embedding(system: System, table: Value, index: Value, size: Any) -> Value:
 
 def extreme(system: System, value: Value, dims: Sequence[int] | int, keepdim: bool) -> Value:
     """The largest or smallest along dimensions: scales pass, signs do not."""
-    value = system.as_one_part(value)
     ndim = len(value.shape)
     listed = [dims] if isinstance(dims, int) else list(dims)
     over = frozenset(d % ndim for d in listed) or frozenset(range(ndim))
+    value = gathered(system, system.as_one_part(value), over)
     for part in value.parts:
         system.stop(part, scale=False)
         system.mark("apart", part)

@@ -31,23 +31,49 @@ class _Use(NamedTuple):
     counts_matrices: bool
 
 
-def stack_codes(programs: Iterable[Program]) -> dict[str, Codes]:
-    """The parts of tensors that products read as stacks of matrices."""
+def stack_codes(programs: Iterable[Program], tables: frozenset[str]) -> dict[str, Codes]:
+    """The parts of tensors that products read as stacks of matrices, and of tables beside them."""
     places: dict[Node, tuple[str, Tensor]] = {}
     uses: dict[str, list[_Use]] = {}
     tensors: dict[str, Tensor] = {}
+    computed: set[Node] = set()
     for program in programs:
         tensors |= program.tensors
         for node in program.nodes:
             if node.op == "placeholder" and program.is_parameter(node):
+                computed.add(node)
                 name = program.owners[node.name]
                 tensor = tensors[name]
                 if tensor.ndim:
                     places[node] = name, torch.arange(tensor.numel()).reshape(tensor.shape)
             elif node.op == "call_function":
-                _follow(node, places, uses)
+                if not computed.isdisjoint(node.all_input_nodes):
+                    computed.add(node)
+                tensor, index = _picked(node)
+                if tensor in places and index in computed:
+                    _add(uses, *places[tensor], 1)
+                else:
+                    _follow(node, places, uses)
     found = {name: _codes(tensors[name], own) for name, own in uses.items()}
+    found |= {name: _codes_of_table(tensors[name]) for name in tables}
     return {name: codes for name, codes in found.items() if codes is not None}
+
+
+def _codes_of_table(tensor: Tensor) -> Codes:
+    """A number for every entry, and one for every row."""
+    rows = torch.arange(len(tensor)).reshape(-1, *(1,) * (tensor.ndim - 1))
+    return [(torch.arange(tensor.numel()).reshape(tensor.shape), False), (rows, True)]
+
+
+def _picked(node: Node) -> tuple[Any, Any]:
+    """A tensor whose first dimension is picked by a computed index, and the index."""
+    name, args = operation_of(node), node.args
+    if name == "index":
+        indices: Any = args[1]
+        return (args[0], indices[0]) if len(indices) == 1 else (None, None)
+    if name == "index_select" and args[1] == 0:
+        return args[0], args[2]
+    return (args[1], args[2]) if "grouped_mm" in str(node.target) else (None, None)
 
 
 def _follow(
@@ -99,7 +125,7 @@ def _add(
 
 def _codes(tensor: Tensor, uses: Sequence[_Use]) -> Codes | None:
     """None where the tensor is one matrix, or is not read exactly once."""
-    is_plain = len(uses) == 1 and tensor.ndim < 3
+    is_plain = len(uses) == 1 and tensor.ndim < 3 and not uses[0].lead
     if is_plain or len({(u.places.ndim, u.lead) for u in uses}) > 1:
         return None
     every = torch.cat([u.places.reshape(-1) for u in uses])

@@ -15,7 +15,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.dimensions import layers
-from lightning_bnn.symmetry.dimensions.arithmetic import multiply, sum_over, unify
+from lightning_bnn.symmetry.dimensions.arithmetic import gathered, multiply, sum_over, unify
 from lightning_bnn.symmetry.dimensions.export import Program, operation_of
 from lightning_bnn.symmetry.dimensions.matrix_stacks import stack_codes
 from lightning_bnn.symmetry.dimensions.moves import (
@@ -42,6 +42,7 @@ from lightning_bnn.symmetry.dimensions.probe import (
     probe_along,
     probe_pointwise,
 )
+from lightning_bnn.symmetry.dimensions.routing import is_routing, route
 from lightning_bnn.symmetry.dimensions.system import System
 from lightning_bnn.symmetry.dimensions.values import ZERO, Ints, Part, Value, with_dims
 from lightning_bnn.symmetry.discovery.reports import check_sizes
@@ -88,8 +89,9 @@ class Reading:
     """
 
     def __init__(
-        self, *programs: Program, is_fixed: bool = False, pointwise: Collection[str] = ()
-    ) -> None:
+        self, *programs: Program, is_fixed: bool = False, pointwise: Collection[str] = (),
+        tables: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
         self.programs, self.system = programs, System()
         self.owners = {placeholder: n for p in programs for placeholder, n in p.owners.items()}
         self._is_fixed, self._pointwise = is_fixed, pointwise
@@ -101,7 +103,7 @@ class Reading:
         self.unfollowed: dict[int, str] = {}
         self._values: dict[Node, Any] = {}
         self._measured: dict[object, Any] = {}
-        self._codes = stack_codes(programs)
+        self._codes = stack_codes(programs, tables)
         for program in programs:
             for node in program.nodes:
                 self._read(program, node)
@@ -109,6 +111,24 @@ class Reading:
         for program in programs:
             self._finish(program)
         self._hold_what_is_unread()
+
+    @classmethod
+    def of(cls, *programs: Program, **options: Any) -> Reading:
+        """Read programs, again if tables turn out to stand beside stacks of matrices."""
+        tables, reading = frozenset[str](), cls(*programs, **options)
+        while reading._tables() - tables:
+            tables |= reading._tables()
+            reading = cls(*programs, **options, tables=tables)
+        return reading
+
+    def _tables(self) -> frozenset[str]:
+        parts = self.system.tables
+        seen = set(torch.cat([x.labels.reshape(-1) for x in parts]).tolist()) if parts else set()
+        return frozenset(
+            name
+            for name, own in self.parameters.items()
+            if any(int(x.labels.reshape(-1)[0]) in seen for x in own.parts)
+        )
 
     def value_of(self, node: Any) -> Value:
         """What stands for the result of a node."""
@@ -133,8 +153,9 @@ class Reading:
         for k, node in enumerate(program.results):
             value = self._values[node]
             if isinstance(value, Value):
-                for part in self.system.as_one_part(value).parts:
+                for part in gathered(self.system, self.system.as_one_part(value)).parts:
                     self.system.fix(part, k + 1)
+                self._fix_choice(value)
         for node, name in program.written:
             unify(self.system, [self._state(program, name, True), self._values[node]])
 
@@ -184,7 +205,10 @@ class Reading:
             parts = []
             for codes, only_moves in self._codes[name]:
                 distinct, index = torch.unique(codes, return_inverse=True)
+                first = self.system.count
                 labels = self.system.new(len(distinct))[index]
+                if labels.ndim - labels.shape.count(1) > 1:
+                    self.system.stacks.append(range(first, self.system.count))
                 power = Fraction(0 if only_moves else 1)
                 parts.append(Part(labels, power, int(not only_moves), not only_moves))
             return tuple(parts)
@@ -217,6 +241,7 @@ class Reading:
             for value in values:
                 for part in value.parts:
                     self.system.fix(part)
+                self._fix_choice(value)
             result = _without_labels(node.meta.get("val"))
         self._values[node] = result
         if node.target is operator.getitem:
@@ -225,6 +250,11 @@ class Reading:
         for place, value in [*enumerate(values), *((-1, v) for v in outputs)]:
             for part in value.parts if isinstance(value, Value) else ():
                 self.touched.append(Touch(index, place, np.unique(part.labels.numpy())))
+
+    def _fix_choice(self, value: Value) -> None:
+        """Let nothing move among which a number was chosen."""
+        if value.choice is not None:
+            self.system.fix(Part(value.choice.among))
 
     def _result(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
         name, size = operation_of(node), node.meta.get("val")
@@ -238,6 +268,8 @@ class Reading:
         is_constant = all(v.constant is not None for v in values) and (values or is_tensor)
         if is_constant or (name in _FILLED and is_tensor):
             return _folded(node, args, named)
+        if is_routing(node, args, values):
+            return route(self.system, node, args, named, values)
         if not any(v.parts for v in values) and name != "expand":
             return _without_labels(size)
         rule = getattr(self, f"_{_ALIASES.get(name, name)}", None)

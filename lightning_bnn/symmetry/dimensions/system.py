@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.symmetry.dimensions.values import (
-    ZERO,
     Ints,
     Part,
     Value,
+    chosen,
     label_rows,
     occurrence,
 )
@@ -57,6 +57,9 @@ class System:
     colours: list[tuple[Ints, Ints, int]] = field(default_factory=list)
     marks: dict[str, list[Ints]] = field(default_factory=dict)
     planes: list[Ints] = field(default_factory=list)
+    stacks: list[range] = field(default_factory=list)
+    tables: list[Part] = field(default_factory=list)
+    choices: int = 0
 
     def new(self, *shape: int) -> Tensor:
         """Labels that no statement has named so far, in a shape."""
@@ -72,6 +75,15 @@ class System:
         for labels in rows:
             result[torch.from_numpy(labels[labels >= 0])] = True
         return result
+
+    def note_table(self, value: Value, other: Value) -> None:
+        """Note the axes of a parameter that stands beside units of matrices, each with its own."""
+        free = [x for x in value.parts if x.is_free and len(x.dims) == 1]
+        for y in other.parts if len(free) > 1 else ():
+            inside = [x for x in free if x.dims <= y.dims]
+            first = int(y.labels.reshape(-1)[0])
+            if len(inside) > 1 and any(first in own for own in self.stacks):
+                self.tables += inside
 
     # -------------------------------------------------------------- permutations
     def tie(self, a: Tensor, b: Tensor, name: str = "tie") -> bool:
@@ -147,7 +159,8 @@ class System:
     # -------------------------------------------------------------- beside numbers
     def stand_beside(self, part: Part, value: Value, mark: Mark = "apart") -> None:
         """A part meets a tensor without labels over its dimensions, whose numbers may differ."""
-        dims = sorted(d for d in part.dims if value.varies[d] and value.shape[d] > 1)
+        own = part.dims - chosen(part.labels)
+        dims = sorted(d for d in own if value.varies[d] and value.shape[d] > 1)
         if not dims:
             return
         if value.constant is None:
@@ -171,7 +184,7 @@ class System:
         padding = (places < 0).any(1)
         distinct, index = torch.unique(places, dim=0, return_inverse=True)
         labels = self.new(len(distinct))[index]
-        labels = torch.where(padding, torch.full_like(labels, ZERO), labels).reshape(full[0].shape)
+        labels = torch.where(padding, places.amin(1), labels).reshape(full[0].shape)
         joined = Part(labels)
         is_mixed = sum(bool(part.dims) for part in parts) > 1  # a factor of all leaves matrices
         for part in parts:

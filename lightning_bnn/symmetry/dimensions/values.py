@@ -12,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["ZERO", "Ints", "Part", "Value", "compress", "distinct_rows", "label_rows",
-           "occurrence", "with_dims"]  # fmt: skip
+__all__ = ["NONE", "ZERO", "Choice", "Ints", "Part", "Value", "chosen", "compress",
+           "distinct_rows", "label_rows", "occurrence", "with_dims"]  # fmt: skip
 
 Ints = NDArray[np.int64]
 ZERO = -1
 """The label of padding: zero has any unit, and moves with anything."""
+NONE = -2
+"""The label of places for which nothing was chosen: they may carry anything that others carry."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +67,21 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
+class Choice:
+    """Numbers that stand for an index among labels, or for what is counted by one.
+
+    Attributes:
+        numbers: one choice of all; as many as there are labels where nothing is chosen.
+        among: the labels.
+        is_index: whether a number is the place of a label.
+    """
+
+    numbers: Tensor
+    among: Tensor
+    is_index: bool = True
+
+
+@dataclass(frozen=True, eq=False)
 class Value:
     """A tensor: its shape, its parts, and its numbers where these are constant.
 
@@ -76,6 +93,7 @@ class Value:
     parts: tuple[Part, ...] = ()
     constant: Tensor | None = None
     varies: tuple[bool, ...] = ()
+    choice: Choice | None = None
 
     @staticmethod
     def of(
@@ -83,6 +101,7 @@ class Value:
         parts: Sequence[Part] = (),
         constant: Tensor | None = None,
         varies: Sequence[bool] | None = None,
+        choice: Choice | None = None,
     ) -> Value:
         """A value whose numbers differ along every dimension, unless it is said or seen."""
         shape = tuple(shape)
@@ -93,7 +112,7 @@ class Value:
             ]
         elif varies is None:
             varies = [n > 1 for n in shape]
-        return Value(shape, tuple(parts), constant, tuple(varies))
+        return Value(shape, tuple(parts), constant, tuple(varies), choice)
 
     @staticmethod
     def constant_of(numbers: Tensor) -> Value:
@@ -131,6 +150,14 @@ def compress(labels: Tensor) -> Tensor:
             if labels.stride(d) == 0 or bool((labels == first).all()):
                 labels = first
     return labels
+
+
+def chosen(labels: Tensor) -> frozenset[int]:
+    """The dimensions of a choice: those along which something is chosen here and not there."""
+    none = labels == NONE
+    if not bool(none.any()):
+        return frozenset()
+    return frozenset(d for d in range(none.ndim) if not bool((none == none.narrow(d, 0, 1)).all()))
 
 
 def label_rows(*labels: Tensor) -> Ints:

@@ -23,6 +23,7 @@ from lightning_bnn.symmetry.rules.labels import operation_name
 
 __all__ = ["forgets", "trace_with_two_tokens", "two_rows"]
 
+_MOST_TIMES = 64
 _PLAIN = (Tensor, bool, int, float, str, type(None))
 
 
@@ -91,9 +92,15 @@ def trace_with_two_tokens(
     """The graphs of a network, and the example that they were traced with.
 
     That is a longer one where a softmax runs over a single key of the one that was given, and the
-    network takes another token, or a signal of twice the length.
+    network takes another token, or a signal of twice the length; and one of more rows where fewer
+    tokens choose than there is to choose from.
     """
     graphs = trace_graphs(model, inputs, batch_norm)
+    times = _tokens_for_choices(graphs.evaluation)
+    if times > 1:
+        more = _repeated(inputs, times)
+        if _runs(model, more):
+            graphs, inputs = trace_graphs(model, more, batch_norm), more
     if forgets(graphs.evaluation):
         for longer in _lengthened(inputs):
             if _runs(model, longer):
@@ -104,6 +111,35 @@ def trace_with_two_tokens(
                 if not forgets(others.evaluation):
                     return others, longer
     return graphs, inputs
+
+
+def _tokens_for_choices(graph: Graph) -> int:
+    """How often an example must be repeated so that more tokens choose than there are choices."""
+    times = 1
+    for node in graph.module.graph.nodes:
+        name = operation_name(node) if node.op == "call_function" else ""
+        if name in ("topk", "argmax", "argmin", "sort", "argsort", "max", "min"):
+            numbers, at = node.args[0].meta["val"], 2 if name == "topk" else 1
+            d = node.args[at] if len(node.args) > at else node.kwargs.get("dim", -1)
+            if isinstance(d, int) and numbers.ndim and numbers.numel():
+                needed = numbers.shape[d] ** 2 // numbers.numel() + 1
+                times = max(times, needed if needed <= _MOST_TIMES else 1)
+    return times
+
+
+def _repeated(inputs: Inputs, times: int) -> Inputs:
+    """An example with other rows behind its own."""
+
+    def repeat(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.ndim:
+            return x
+        rows = [x]
+        for _ in range(times - 1):
+            rows.append(_another(rows[-1]))
+        return torch.cat(rows)
+
+    more: Inputs = tree_map(repeat, inputs)
+    return more
 
 
 def forgets(graph: Graph | None) -> bool:
