@@ -123,7 +123,7 @@ class Table:
         return text.getvalue()
 
     def json(self) -> dict[str, Any]:
-        """All digits, as plain types; what is not finite is null."""
+        """All digits as plain types, with null for what is not finite."""
         return {
             "title": self.title,
             "header": list(self.header),
@@ -133,7 +133,7 @@ class Table:
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they must be; the first is a name, the others are numbers.
+    """Align columns, the first one to the left and those of numbers to the right.
 
     >>> print(text_table(["name", "a"], [["x", "1.0"]]))
     name    a
@@ -158,7 +158,7 @@ def _shown(cell: Cell, digits: int) -> str:
 
 
 def _rounded(value: float, digits: int) -> str:
-    """A fixed number of digits; those of very small numbers would all be zeros.
+    """Round to so many digits, but for numbers of which these would all be zeros.
 
     >>> _rounded(0.12345, 2), _rounded(1e-9, 2), _rounded(0.0, 2)
     ('0.12', '1e-09', '0.00')

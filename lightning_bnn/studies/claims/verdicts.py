@@ -253,7 +253,7 @@ def _row(place: Callable[[int], int], least: int = 1) -> Callable[[Numbers], Num
 
 
 def _names(x: Numbers) -> Numbers:
-    """What the wildcard stands for, as a number."""
+    """The text that the wildcard stands for, as a number."""
     return {key: Number([float(key)] * len(q.values)) for key, q in x.items()}
 
 
