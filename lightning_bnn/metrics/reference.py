@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from lightning_bnn.metrics.distances import Blocks, Distances, distance_blocks, pairs, square
+from lightning_bnn.metrics.distances import (
+    Blocks,
+    Distances,
+    distance_blocks,
+    join,
+    pairs,
+    square,
+)
 from lightning_bnn.metrics.kernels import (
     KernelGrid,
     Modes,
@@ -274,13 +281,12 @@ class MMDReference:
         >>> reference.compare_parts(y, [torch.tensor([0, 1]), torch.arange(4)]).shape
         torch.Size([2, 1, 20])
         """
-        other = self.other(y)
+        other, first = self.other(y), torch.arange(self.source.rows)
         layers = []
         for name in self._with_progress(self.layers, other.rows):
-            blocks = self.blocks(name, other)
-            within = blocks.yy.map(lambda d: square(d, other.rows))
-            values = [mmd2_by_kernel(_with_rows(blocks, within, rows), self.grid) for rows in parts]
-            layers.append(torch.stack(values).cpu())
+            full = join(self.blocks(name, other), (len(first), other.rows))
+            splits = [_between(full, first, len(first) + rows) for rows in parts]
+            layers.append(torch.stack([mmd2_by_kernel(split, self.grid) for split in splits]).cpu())
         return torch.stack(layers, 1)
 
     def compare_modes(
@@ -419,20 +425,11 @@ def as_reference(
     return x
 
 
-def _with_rows(blocks: Blocks, within: Distances, rows: Tensor) -> Blocks:
-    """Distances to some of the networks of the other source, whose distances are ``within``."""
-    rows = rows.to(within.l1.device)
-    return Blocks(blocks.xx, blocks.xy.map(lambda d: d[:, rows]), _among(within, rows))
-
-
 def _between(full: Distances, a: Tensor, b: Tensor) -> Blocks:
     """Distances between two sets of rows of one source."""
     a, b = a.to(full.l1.device), b.to(full.l1.device)
-    return Blocks(_among(full, a), full.map(lambda d: d[a][:, b]), _among(full, b))
-
-
-def _among(full: Distances, rows: Tensor) -> Distances:
-    return full.map(lambda d: pairs(d[rows][:, rows]))
+    xx, yy = (full.map(lambda d: pairs(d[rows][:, rows])) for rows in (a, b))  # noqa: B023
+    return Blocks(xx, full.map(lambda d: d[a][:, b]), yy)
 
 
 def _check_rows(source: WeightSource, name: str, least: int = 2) -> None:

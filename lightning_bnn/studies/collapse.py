@@ -73,28 +73,27 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
     name = list(pairs)[-1]
     inner, outer = pairs.values()
     r, p = pearson(inner, outer, count)
-    rows: list[list[Cell]] = [
-        [
-            label,
-            spread(values),
-            float(values.min()),
-            float(values.max()),
-            float(skew(values.double().numpy())),
-        ]
+    rows: list[dict[str, Cell]] = [
+        {
+            "nats": label,
+            "mean ± sd": spread(values),
+            "min": float(values.min()),
+            "max": float(values.max()),
+            "skewness": float(skew(values.double().numpy())),
+        }
         for label, values in pairs.items()
     ]
     note = (
         f"Pearson correlation {r:.3f}, p = {p:.1e} (permutations of the networks, which pairs "
         f"share); {len(inner)} pairs."
     )
-    header = ["nats", "mean ± sd", "min", "max", "skewness"]
     panels = {label: {"pairs": values} for label, values in pairs.items()}
     points = {f"r = {r:.2f}": {"pairs": (inner, outer)}}
     return Findings(
         "collapse",
         f"Mutual information of pairs among {count} networks (P1, figures 3, 7, 8)",
         {
-            "pairs": Table("Mutual information of pairs", header, rows, 4, note),
+            "pairs": Table.of("Mutual information of pairs", rows, 4, note),
             "correlation": Table(
                 "Are both correlated?", ["", "Pearson's r", "p"], [["all pairs", r, p]], 3
             ),

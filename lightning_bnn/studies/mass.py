@@ -61,28 +61,24 @@ def mass_findings(population: Population) -> Findings:
     names = [name for name in networks if name in sym.weights]
     weights = {n: [stack[n].flatten(1).cpu() for stack in (networks, smallest)] for n in names}
     largest = {name: [w.abs().amax(1) for w in both] for name, both in weights.items()}
-    layers: list[list[Cell]] = [
-        [
-            name,
-            both[0].shape[1],
-            *(spread(w.square().sum(1)) for w in both),
-            *map(spread, largest[name]),
-        ]
-        for name, both in weights.items()
+    layers: list[dict[str, Cell]] = [
+        {
+            "layer": name,
+            "weights": trained.shape[1],
+            "mass": spread(trained.square().sum(1)),
+            "at the minimum": spread(least.square().sum(1)),
+            "largest weight": spread(largest[name][0]),
+            "largest at the minimum": spread(largest[name][1]),
+        }
+        for name, (trained, least) in weights.items()
     ]
     totals = {"mass": optimum.mass, "minimum mass": optimum.minimum, "excess %": optimum.excess}
+    levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
     rows: list[list[Cell]] = [
-        [name, spread(values), *_quantiles(values)] for name, values in totals.items()
+        [name, spread(values), *values.double().cpu().quantile(levels).tolist()]
+        for name, values in totals.items()
     ]
     header = ["", "mean ± sd", "5 %", "median", "95 %"]
-    per_layer = [
-        "layer",
-        "weights",
-        "mass",
-        "at the minimum",
-        "largest weight",
-        "largest at the minimum",
-    ]
     worst = max(float(optimum.gap.max()), torch.finfo(torch.float64).eps)
     certified = f"Certified to {worst:.0e} (relative duality gap of the worst network)."
     return Findings(
@@ -90,7 +86,7 @@ def mass_findings(population: Population) -> Findings:
         f"Mass of {len(optimum.mass)} networks and its minimum over rescalings (P1, figure 2)",
         {
             "mass": Table("Masses", header, rows, 2, certified),
-            "layers": Table("By layer, mean ± sd over networks", per_layer, layers, 2),
+            "layers": Table.of("By layer, mean ± sd over networks", layers, 2),
         },
         _figures(optimum, largest),
         population.notes,
@@ -108,8 +104,3 @@ def _figures(optimum: MinMass, largest: Mapping[str, Sequence[Tensor]]) -> dict[
         "excess": histograms_figure(excess, "excess mass (%)", 40),
         "largest": histograms_figure(extremes, "largest weight", 40),
     }
-
-
-def _quantiles(values: Tensor) -> list[float]:
-    levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
-    return values.double().cpu().quantile(levels).tolist()
