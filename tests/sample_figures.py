@@ -3,7 +3,7 @@
 import torch
 
 from lightning_bnn import plots
-from lightning_bnn.plots import Line
+from lightning_bnn.plots import Line, health, predictions, weights
 
 X = torch.linspace(0, 1, 50)
 FEW = torch.tensor([1.0, 2.0, 5.0])
@@ -69,27 +69,27 @@ FIGURES = {
         {"MMD": (0.0, 0.1), "NS": [(0.5, 0.1), (float("nan"), 0.1)]},
         label={"Acc": "%", "MMD": "x 100", "NS": "x 100"},
     ),
-    "curves": lambda: plots.curves_figure([1, 2], {n: torch.rand(2) for n in "ab"}, "tau"),
-    "trajectories": lambda: plots.trajectories_figure(
+    "curves": lambda: weights.curves_figure([1, 2], {n: torch.rand(2) for n in "ab"}, "tau"),
+    "trajectories": lambda: weights.trajectories_figure(
         [1, 2], {"raw": torch.rand(2, 3), "sorted": torch.rand(2, 3)}, ["u", "v", "w"]
     ),
-    "chains": lambda: plots.chains_figure(
+    "chains": lambda: weights.chains_figure(
         {"function": CHAINS, "weights": CHAINS}, {n: torch.rand(5) for n in ("function", "weights")}
     ),
-    "one chain space": lambda: plots.chains_figure(
+    "one chain space": lambda: weights.chains_figure(
         {"function": CHAINS}, {"function": torch.rand(5)}, every=False
     ),
-    "gaussians": lambda: plots.gaussians_figure(
+    "gaussians": lambda: weights.gaussians_figure(
         [("MFVI", X, torch.outer(X, X), torch.rand(3, 2), torch.rand(3, 2))] * 4, 2, ("u", "v")
     ),
-    "distances": lambda: plots.distances_figure({"stored": {"1": 1.0, "2": 2.0}}, []),
-    "reliability": lambda: plots.reliability_figure(*BINS)[0],
-    "reliability, twice": lambda: plots.reliability_figures({"before": BINS, "after": BINS}),
-    "sizes": lambda: plots.sizes_figure(
+    "distances": lambda: weights.distances_figure({"stored": {"1": 1.0, "2": 2.0}}, []),
+    "reliability": lambda: predictions.reliability_figure(*BINS)[0],
+    "reliability, twice": lambda: predictions.reliability_figures({"before": BINS, "after": BINS}),
+    "sizes": lambda: predictions.sizes_figure(
         {"before": torch.tensor([0, 1]), "after": torch.tensor([1, 2])}, "classes in a set"
     ),
-    "matrix": lambda: plots.matrix_figure(torch.eye(3), "network", "nats")[0],
-    "health": lambda: plots.health_figure(
+    "matrix": lambda: predictions.matrix_figure(torch.eye(3), "network", "nats")[0],
+    "health": lambda: health.health_figure(
         {"loss": [1.0, 0.5]}, (X, X > 0.3), WEIGHTS.flatten(), CHAINS[..., 0]
     ),
 }  # fmt: skip

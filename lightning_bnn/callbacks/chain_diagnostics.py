@@ -110,7 +110,7 @@ class ChainDiagnostics(Callback):
 
     def _draw(self, trainer: Any, healthy: dict[str, Tensor]) -> None:
         from lightning_bnn.metrics import rhat
-        from lightning_bnn.plots import chains_figure
+        from lightning_bnn.plots.weights import chains_figure
 
         reductions = {space: rhat(values) for space, values in healthy.items()}
         panels = {**healthy, "rhat": None}

@@ -146,7 +146,8 @@ class PosteriorFigures(SymmetryCallback):
         return weights, scaled, canonicalise(weights, sym, self.scaling, self.permutation)
 
     def _draw(self, trainer: Any, weights: Params) -> None:
-        from lightning_bnn.plots import hexbin_figure, histograms_figure, trajectories_figure
+        from lightning_bnn.plots import hexbin_figure, histograms_figure
+        from lightning_bnn.plots.weights import trajectories_figure
 
         assert self.network is not None
         followed = torch.stack(self._followed, 1)  # (forms, times, members, weights)
@@ -187,7 +188,7 @@ def _sample(weights: Tensor) -> Tensor:
 
 def _curves(trainer: Any) -> dict[str, Any]:
     """Draw the curves of the callbacks that keep a history."""
-    from lightning_bnn.plots import curves_figure
+    from lightning_bnn.plots.weights import curves_figure
 
     figures = {}
     for callback in trainer.callbacks:

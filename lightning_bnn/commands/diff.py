@@ -15,7 +15,7 @@ import lightning_bnn
 from lightning_bnn.commands.architecture import Architecture
 from lightning_bnn.commands.disk_networks import DiskNetworks, shown
 from lightning_bnn.commands.judged_examples import Examples, examples_of, loss
-from lightning_bnn.plots import distances_figure
+from lightning_bnn.plots.weights import distances_figure
 from lightning_bnn.symmetry import Difference, Fingerprint, Stage, barrier, difference, fingerprint
 from lightning_bnn.symmetry.matching.interpolation import (
     half_way_error,

@@ -13,7 +13,7 @@ from lightning_bnn.doctor.checks.chains import log_densities
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import Report, shown, words
 from lightning_bnn.evaluation.predictions import ClassPredictions
-from lightning_bnn.plots import health_figure
+from lightning_bnn.plots.health import health_figure
 from lightning_bnn.plots.page import Section, html_report
 
 if TYPE_CHECKING:

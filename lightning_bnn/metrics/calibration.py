@@ -19,7 +19,7 @@ from lightning_bnn.metrics.reliability import (
 )
 from lightning_bnn.metrics.shapes import Labels, Number, Probs
 from lightning_bnn.metrics.validation import check_labels, probabilities
-from lightning_bnn.plots import reliability_figure
+from lightning_bnn.plots.predictions import reliability_figure
 
 __all__ = ["ACE", "ECE", "ace", "ece"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_bnn.metrics.base import PredictionMean
 from lightning_bnn.metrics.shapes import PerExample, SampledProbs
 from lightning_bnn.metrics.validation import check_choice, check_samples, probabilities
-from lightning_bnn.plots import matrix_figure
+from lightning_bnn.plots.predictions import matrix_figure
 
 __all__ = [
     "Disagreement", "MutualInformation", "PairwiseMutualInformation", "Uncertainty",

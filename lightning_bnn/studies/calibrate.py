@@ -21,13 +21,8 @@ from lightning_bnn.evaluation.calibration import (
 from lightning_bnn.evaluation.problem import read_problem
 from lightning_bnn.evaluation.run_settings import has_other_data
 from lightning_bnn.evaluation.stored_posteriors import Location, read_posterior
-from lightning_bnn.plots import (
-    Line,
-    histograms_figure,
-    lines_figure,
-    reliability_figures,
-    sizes_figure,
-)
+from lightning_bnn.plots import Line, histograms_figure, lines_figure
+from lightning_bnn.plots.predictions import reliability_figures, sizes_figure
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.tables import Cell, Table

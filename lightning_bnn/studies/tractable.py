@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from lightning_bnn import plots
 from lightning_bnn.datamodules import TractableReLU
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.models import two_relus
 from lightning_bnn.modules import MFVI, SymmetrizedVI
+from lightning_bnn.plots import weights
 from lightning_bnn.posteriors.mutual_information import (
     Sampled,
     draw_information,
@@ -197,7 +197,7 @@ def draw(results: list[Result], noise: float) -> Any:
     for r in sorted(results, key=lambda r: (r.alpha, list(METHODS).index(r.method))):
         title = f"{r.method}\nalpha = {r.alpha:g}"
         panels.append((title, *posterior_density(r.alpha, noise), r.mean, r.std))
-    return plots.gaussians_figure(panels, columns=len(methods), labels=("weight 1", "weight 2"))
+    return weights.gaussians_figure(panels, columns=len(methods), labels=("weight 1", "weight 2"))
 
 
 def posterior_density(alpha: float, noise: float, side: int = 121) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from sample_figures import BINS, FEW, FIGURES, X, barred
 
 from lightning_bnn import plots
-from lightning_bnn.plots import Line, lines_figure
+from lightning_bnn.plots import Line, health, lines_figure, predictions, weights
 from lightning_bnn.plots.axes import axes_of
 
 CARD = (340, 213)
@@ -223,17 +223,19 @@ def letters(figure):
 
 
 CARDS = {
-    "trajectories": lambda: plots.trajectories_figure([1, 2], {"raw": torch.rand(2, 6)}, "abcdef"),
+    "trajectories": lambda: weights.trajectories_figure(
+        [1, 2], {"raw": torch.rand(2, 6)}, "abcdef"
+    ),
     "pair": lambda: plots.hexbin_figure(
         {"raw": torch.randn(50, 2)}, ("0.weight[3]", "0.weight[9]")
     ),
     "marginals": FIGURES["histograms"],
     "tau": FIGURES["curves"],
     "chains": FIGURES["one chain space"],
-    "rhat": lambda: plots.chains_figure({}, {"function": torch.rand(5)}),
-    "loss": lambda: plots.health_figure({"loss": [1.0, 0.5]}),
-    "confidence": lambda: plots.health_figure({}, (X, X > 0.3)),
-    "densities": lambda: plots.health_figure({}, densities=torch.randn(4, 30)),
+    "rhat": lambda: weights.chains_figure({}, {"function": torch.rand(5)}),
+    "loss": lambda: health.health_figure({"loss": [1.0, 0.5]}),
+    "confidence": lambda: health.health_figure({}, (X, X > 0.3)),
+    "densities": lambda: health.health_figure({}, densities=torch.randn(4, 30)),
 }
 """What callbacks give to loggers."""
 
@@ -260,6 +262,6 @@ def test_figures_can_be_read_on_a_phone(name):
 
 def test_a_metric_draws_on_axes_of_somebody_else():
     figure, ax = axes_of(None)
-    assert plots.reliability_figure(*BINS, ax=ax) == (figure, ax)
+    assert predictions.reliability_figure(*BINS, ax=ax) == (figure, ax)
     figure.draw_without_rendering()
     assert not covers(figure)

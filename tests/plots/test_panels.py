@@ -8,10 +8,11 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from lightning_bnn import plots
+from lightning_bnn.plots import predictions, weights
 
 
 def test_curves():
-    figure = plots.curves_figure([1, 5], {"a": torch.tensor([0.5, 2.0])}, "tau")
+    figure = weights.curves_figure([1, 5], {"a": torch.tensor([0.5, 2.0])}, "tau")
     line = figure.axes[0].get_lines()[0]
     assert line.get_xydata().tolist() == [[1, 0.5], [5, 2.0]]
 
@@ -19,7 +20,7 @@ def test_curves():
 def test_distances_by_layer():
     stages = {"as stored": {"1": 1.4, "3": 1.2}, "units in order": {"1": 0.1, "3": 0.0}}
     nulls = [{"1": 0.9, "3": 1.1}, {"1": 1.0, "3": 0.8}]
-    figure = plots.distances_figure(stages, nulls)
+    figure = weights.distances_figure(stages, nulls)
     ax = figure.axes[0]
     assert [line.get_ydata().tolist() for line in ax.get_lines()] == [[1.4, 1.2], [0.1, 1e-9]]
     assert [line.get_label() for line in ax.get_lines()] == list(stages)
@@ -27,12 +28,12 @@ def test_distances_by_layer():
     assert bars == [pytest.approx((0.9, 1.0)), pytest.approx((0.8, 1.1))]
     figure.canvas.draw()
     assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "3"]
-    assert not plots.distances_figure(stages, []).axes[0].patches
+    assert not weights.distances_figure(stages, []).axes[0].patches
 
 
 def test_trajectories():
     values = torch.arange(6.0).reshape(3, 2)
-    figure = plots.trajectories_figure([1, 2, 3], {"raw": values, "sorted": -values}, ["u", "v"])
+    figure = weights.trajectories_figure([1, 2, 3], {"raw": values, "sorted": -values}, ["u", "v"])
     assert [ax.get_title() for ax in figure.axes] == ["raw", "sorted"]
     assert figure.axes[1].get_lines()[1].get_ydata().tolist() == [-1, -3, -5]
     figure.canvas.draw()
@@ -41,14 +42,14 @@ def test_trajectories():
 def test_the_legend_of_reliability_diagrams_covers_none_of_them():
     count, confidence = torch.tensor([2, 0, 6]), torch.tensor([0.3, 0.0, 0.9])
     diagrams = {title: (count, confidence, confidence / 2) for title in ("before", "after")}
-    figure = plots.reliability_figures(diagrams)
+    figure = predictions.reliability_figures(diagrams)
     assert [ax.get_legend() for ax in figure.axes] == [None, None]
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     (legend,) = figure.legends
     box = legend.get_window_extent(canvas.get_renderer())
     assert not any(box.overlaps(ax.get_window_extent()) for ax in figure.axes)
-    single, ax = plots.reliability_figure(count, confidence, confidence / 2)
+    single, ax = predictions.reliability_figure(count, confidence, confidence / 2)
     texts = [text.get_text() for text in legend.get_texts()]
     assert texts == [text.get_text() for text in ax.get_legend().get_texts()]
 
@@ -73,7 +74,7 @@ def test_marginals():
 
 
 def test_matrix():
-    figure, ax = plots.matrix_figure(torch.eye(3), "network", "nats")
+    figure, ax = predictions.matrix_figure(torch.eye(3), "network", "nats")
     assert ax.images[0].get_array().tolist() == torch.eye(3).tolist()
     figure.canvas.draw()
 
