@@ -188,12 +188,12 @@ def rounded_to_integers(s, x):
     return s.b((9 * torch.relu(s.a(x))).long().to(x.dtype))
 
 
-@wide("8", 0, 0)
+@wide("8 4", 0, 0)
 def sigmoid_of_padding(s, x):
     return s.b(torch.sigmoid(F.pad(s.a(x), (0, 4))))
 
 
-@wide("8", 12, 12, n=lambda: nn.BatchNorm1d(12))
+@wide("8 4", 12, 12, n=lambda: nn.BatchNorm1d(12))
 def norms_of_padding(s, x):
     return s.b(s.n(F.layer_norm(F.pad(torch.tanh(s.a(x)), (4, 0)), (12,))))
 

@@ -85,6 +85,7 @@ def _unify_two(system: System, a: Value, b: Value) -> Value:
             pairs.append((x, partner))
             left = [y for y in left if y is not x]
             right = [y for y in right if y is not partner]
+    left, right = ([system.filled(x) for x in side] for side in (left, right))
     if right and not left:  # the result is written as the operand with more parts
         return _unify_two(system, b, a)
     result = [_tied(system, x, y, bool(left or right)) for x, y in pairs]
@@ -215,6 +216,8 @@ def _contract(
     A weight that nothing has used takes up the units of what it is multiplied with.
     """
     system.tie(x.labels, y.labels, "dot")
+    system.hold_beside_padding(x, y)
+    system.hold_beside_padding(y, x)
     fixes = (x.is_free or y.is_free) and any(z.is_free for z in rest)
     itself = x.labels.shape == y.labels.shape and bool((x.labels == y.labels).all())
     for z in (x, y):

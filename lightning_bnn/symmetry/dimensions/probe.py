@@ -33,12 +33,14 @@ class Pointwise(NamedTuple):
         powers: power and parity by operand, or one pair for all; None where nothing passes.
         operands: those that must have one unit.
         is_linear: whether sums pass.
+        keeps_zero: whether it is zero where all operands with weights behind them are.
     """
 
     kind: str
     powers: tuple[tuple[Fraction | None, int | None], ...] = ()
     operands: tuple[int, ...] = ()
     is_linear: bool = False
+    keeps_zero: bool = False
 
 
 class Along(NamedTuple):
@@ -80,7 +82,17 @@ def probe_pointwise(
         filled, keywords = _filled((args, named), numbers)
         return node.target(*filled, **keywords).to(torch.float64)  # type: ignore[operator]
 
-    probe = _Probe(function, numbers, generator)
+    at_zero = function([x * 0 if k in moving else x for k, x in enumerate(numbers)])
+    return _kind_of(node, values, moving, literals, _Probe(function, numbers, generator))._replace(
+        keeps_zero=not bool(at_zero.any())
+    )
+
+
+def _kind_of(
+    node: Node, values: Sequence[Value], moving: Sequence[int],
+    literals: Sequence[float | None], probe: _Probe,
+) -> Pointwise:  # fmt: skip
+    numbers = probe.numbers
     if not bool(probe.output.any()) and node.meta["val"].dtype.is_floating_point:
         return Pointwise("zero")
     floats = {k for k in moving if numbers[k].is_floating_point()}

@@ -417,6 +417,8 @@ class Reading:
         kind: Pointwise = self._measured[key]
         if kind.kind == "zero":
             return Value.constant_of(torch.zeros(()).expand(size.shape))
+        if not kind.keeps_zero:
+            values = [replace(v, parts=tuple(map(self.system.filled, v.parts))) for v in values]
         if kind.kind == "each":
             result = self._each(kind, values)
         else:

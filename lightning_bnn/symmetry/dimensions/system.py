@@ -173,6 +173,21 @@ class System:
             self.colour(labels.numpy().ravel(), keys.numpy().ravel())
             self.mark(mark, part)
 
+    # -------------------------------------------------------------- padding
+    def filled(self, part: Part) -> Part:
+        """The part where something else than zero stands in the place of padding."""
+        padding = part.labels < 0
+        if not bool(padding.any()):
+            return part
+        return replace(part, labels=torch.where(padding, self.new(*padding.shape), part.labels))
+
+    def hold_beside_padding(self, part: Part, other: Part) -> None:
+        """Nobody reads what meets nothing but padding: it stays as it is."""
+        if bool((other.labels < 0).any()):
+            labels, beside = torch.broadcast_tensors(part.labels, other.labels)
+            read = torch.isin(part.labels, labels[beside >= 0])
+            self.fix(replace(part, labels=torch.where(read, ZERO, part.labels)))
+
     # -------------------------------------------------------------- values
     def as_one_part(self, value: Value) -> Value:
         """The product of the parts as one part, with new labels."""
