@@ -269,7 +269,8 @@ def _joined_part_by_part(
         return None
     parts = []
     for x in values[0].parts:
-        mates = [_partner(x, v, d) for v in values]
+        place = [y is x for y in _alike(x, values[0], d)].index(True)
+        mates = [next(iter(_alike(x, v, d)[place:]), None) for v in values]
         if any(m is None for m in mates):
             return None
         found = [m for m in mates if m is not None]
@@ -289,11 +290,10 @@ def _joined_part_by_part(
     return Value.of(shape, parts)
 
 
-def _partner(x: Part, value: Value, d: int) -> Part | None:
-    alike = (
-        y for y in value.parts if y.dims - {d} == x.dims - {d} and (d in y.dims) == (d in x.dims)
-    )
-    return next(alike, None)
+def _alike(x: Part, value: Value, d: int) -> list[Part]:
+    """The parts that act as another one does, over the same dimensions."""
+    key = x.power, x.parity, x.dims - {d}, d in x.dims
+    return [y for y in value.parts if (y.power, y.parity, y.dims - {d}, d in y.dims) == key]
 
 
 def _to_first_power(system: System, value: Value) -> Value:

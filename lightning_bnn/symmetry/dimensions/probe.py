@@ -82,7 +82,7 @@ def probe_pointwise(
         filled, keywords = _filled((args, named), numbers)
         return node.target(*filled, **keywords).to(torch.float64)  # type: ignore[operator]
 
-    at_zero = function([x * 0 if k in moving else x for k, x in enumerate(numbers)])
+    at_zero = function([torch.zeros_like(x) if k in moving else x for k, x in enumerate(numbers)])
     return _kind_of(node, values, moving, literals, _Probe(function, numbers, generator))._replace(
         keeps_zero=not bool(at_zero.any())
     )
