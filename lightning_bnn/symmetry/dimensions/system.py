@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.symmetry.dimensions.values import (
+    ZERO,
     Ints,
     Part,
     Value,
