@@ -17,6 +17,7 @@ from typing import Any
 __all__ = ["main"]
 
 COMMANDS = {
+    "presets": "list the configurations that come with the package, or copy one",
     "population": "train thousands of independent networks into one bank, on one machine or many",
     "bank": "show what is in a bank of networks, import into it, export from it",
     "symmetries": "show what can be permuted, rescaled and flipped without changing the function",
@@ -33,7 +34,6 @@ TRAINING = {
     "predict": "predict with a posterior, and write the predictions to a file",
 }
 """The commands of LightningCLI."""
-PRESETS = {"presets": "list the configurations that come with the package, or copy one"}
 STUDIES = {
     "demo": "start here: a reference and seven posteriors on the digits, and one page about them",
     "compare": "P1, tables 1 and 2: posteriors against a reference, in weights and predictions",
@@ -62,12 +62,13 @@ REFERENCES = {
 _LIGHT = ("__future__", "typing", "collections.abc", "lightning_bnn.commands.architecture")
 _SEVERAL = {"sources": str, "weights": float}
 """Arguments that take several words."""
-EVERY = {**TRAINING, **PRESETS, **COMMANDS, **REFERENCES, **STUDIES}
+EVERY = {**TRAINING, **COMMANDS, **REFERENCES, **STUDIES}
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command, and end mistakes of the user in one sentence and exit code 2."""
     args = list(sys.argv[1:] if args is None else args)
+    _let_threads_rest()
     try:
         _run(args[0] if args else "--help", args)
         sys.stdout.flush()
@@ -110,12 +111,9 @@ def _run(name: str, args: Sequence[str]) -> None:
         print(importlib.import_module("lightning_bnn").__version__)
         return
     _check_name(name)
-    _let_threads_rest()
     if os.getcwd() not in sys.path:  # classes of the user; "" would be the folder of a YAML file
         sys.path.insert(0, os.getcwd())
-    if name in PRESETS:
-        _imported("commands.presets").presets(args[1:])
-    elif name not in TRAINING:
+    if name not in TRAINING:
         folder = "commands" if name in COMMANDS else "studies"
         values = _parsed(_declared(f"{folder}.{name}", name), name, args[1:])
         getattr(_imported(f"{folder}.{name}"), name)(**values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import zipfile
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_whole", "load", "describe_content"]
+__all__ = ["describe_content", "is_whole", "load", "read_json"]
 
 
 def load(path: str | Path, mmap: bool = False) -> Any:
@@ -46,3 +47,19 @@ def describe_content(error: Exception) -> str:
     foreign = re.search(r"GLOBAL (\S+)", str(error))
     content = f"an object of {foreign[1]}" if foreign else "no plain tensors that torch can read"
     return f"holds {content}, and is not loaded: only tensors and plain data are"
+
+
+def read_json(path: Path, remedy: str = "it must be an object of JSON") -> dict[str, Any]:
+    """Read an object from a file of JSON.
+
+    Args:
+        path: the file.
+        remedy: what to do if it is damaged.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged: {remedy}.")
+    return content

@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Locked", "WriterLock", "explain_full_disk", "is_full", "require_room", "sync_folder"]
+__all__ = [
+    "Locked",
+    "WriterLock",
+    "explain_full_disk",
+    "is_full",
+    "require_room",
+    "sync_folder",
+    "write_whole",
+]
 
 _LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 
@@ -70,6 +78,29 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def write_whole(path: Path, text: str, wait: bool = True) -> None:
+    """Write a file as a whole or not at all.
+
+    Args:
+        path: the file.
+        text: its new content.
+        wait: until it is on the disk.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            if wait:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    if wait:
+        sync_folder(path.parent)
 
 
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from lightning_bnn.commands.architecture import Architecture
 from lightning_bnn.commands.mistakes import building
 from lightning_bnn.evaluation.problem import read_problem
+from lightning_bnn.loading import read_json
 from lightning_bnn.weight_files import NetworkNames
-from lightning_bnn.weight_files.hugging_face import read_json
 
 __all__ = [
     "build", "code_of_the_user", "example_of", "imported", "network_of",

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import shutil
 import time
@@ -20,17 +21,11 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.bank.disk import Locked, WriterLock, explain_full_disk
+from lightning_bnn.bank.disk import Locked, WriterLock, explain_full_disk, write_whole
 from lightning_bnn.callbacks import CheckpointHarvester
-from lightning_bnn.commands.part_files import (
-    progress_in,
-    summary_in,
-    whole_checkpoint,
-    write_progress,
-    write_whole,
-)
 from lightning_bnn.commands.training import training
 from lightning_bnn.harvest import ends
+from lightning_bnn.loading import is_whole, read_json
 from lightning_bnn.methods.health import Diverged, finite_members
 from lightning_bnn.quiet_runs import quiet
 
@@ -71,12 +66,33 @@ class Part:
     @property
     def summary(self) -> dict[str, Any] | None:
         """Its seconds, losses and omitted members once it is finished, None before."""
-        return summary_in(self.folder, self.first, self.last)
+        path, remedy = self.folder / "part.json", "remove it, and its members are trained again"
+        if not path.is_file():
+            return None
+        summary = read_json(path, remedy)
+        members = range(self.first, self.last)
+        match summary:
+            case {
+                "first": self.first, "last": self.last, "seconds": float() | int(),
+                "left_out": list(left_out), "losses": list(losses),
+            } if (
+                all(isinstance(m, int) and m in members for m in left_out)
+                and all(isinstance(loss, float | int) for loss in losses)
+                and len(losses) in (0, len(members))
+            ):  # fmt: skip
+                return summary
+        raise ValueError(f"{path} is damaged: {remedy}.")
 
     @property
     def progress(self) -> float:
         """The share of its training that is done, from 0 to 1."""
-        return progress_in(self.folder) if self.summary is None else 1.0
+        if self.summary is not None:
+            return 1.0
+        try:
+            done = float((self.folder / "progress").read_text())
+        except (OSError, ValueError):  # not begun, or torn
+            return 0.0
+        return min(max(done, 0.0), 1.0) if math.isfinite(done) else 0.0
 
 
 def train_part(part: Part, tick: Callable[[], None]) -> None:
@@ -132,7 +148,7 @@ def _train(part: Part, tick: Callable[[], None]) -> None:
     config = part.folder / "config.yaml"
     config.write_text(yaml.safe_dump(part.config, sort_keys=False), encoding="utf-8")
     checkpoints = part.folder / "checkpoints"
-    newest = whole_checkpoint(checkpoints)
+    newest = _whole_checkpoint(checkpoints)
     if newest is None:  # what an attempt has left that made no checkpoint
         shutil.rmtree(part.bank, ignore_errors=True)
     start = time.monotonic()
@@ -181,6 +197,16 @@ def _outcome(part: Part, module: Any) -> dict[str, Any]:
         "left_out": [part.first + member for member in left_out.nonzero().flatten().tolist()],
         "losses": [] if losses is None else losses.tolist(),
     }
+
+
+def _whole_checkpoint(folder: Path) -> Path | None:
+    """Find the last checkpoint whose bytes are whole, and warn of damaged ones."""
+    newest_first = sorted(folder.glob("*.ckpt"), key=lambda p: p.stat().st_mtime, reverse=True)
+    for path in newest_first:
+        if is_whole(path):
+            return path
+        _log.warning("%s is damaged, and skipped.", path)
+    return None
 
 
 # ------------------------------------------------------------ callbacks of a part
@@ -237,5 +263,5 @@ class ProgressWriter(L.Callback):
             self._written_at = now
             done = min(1.0, trainer.global_step / trainer.estimated_stepping_batches)
             with contextlib.suppress(OSError):  # whoever watches sees less; no reason to stop
-                write_progress(self.folder, done)
+                write_whole(self.folder / "progress", f"{done:.4f}", wait=False)
             self.tick()

@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 import lightning_bnn
-from lightning_bnn.commands.part_files import read_object, write_whole
+from lightning_bnn.bank.disk import write_whole
 from lightning_bnn.commands.presets import preset_names, preset_text
+from lightning_bnn.loading import read_json
 from lightning_bnn.settings_files import read_settings, settings_of_text
 
 __all__ = [
@@ -180,7 +181,7 @@ def _recorded_in(folder: Path) -> dict[str, Any] | None:
     path, remedy = folder / "population.json", "put back a copy, or choose another folder"
     if not path.is_file():
         return None
-    identity = read_object(path, remedy).get("settings")
+    identity = read_json(path, remedy).get("settings")
     if not isinstance(identity, dict):
         raise ValueError(f"{path} is damaged: {remedy}.")
     return identity

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.resources import files
 
-from lightning_bnn.commands.parsers import StrictParser, did_you_mean
+from lightning_bnn.commands.parsers import did_you_mean
 
 __all__ = ["preset_names", "preset_text", "presets"]
 
 
-def presets(args: Sequence[str]) -> None:
-    """List the presets, or print one, to be copied or piped."""
-    parser = StrictParser(prog="lightning-bnn presets", description=presets.__doc__)
-    parser.add_argument("name", nargs="?", help="which one to print; without it all are listed")
-    name = parser.parse_args(args).name
+def presets(name: str | None = None) -> None:
+    """List the presets, or print one, to be copied or piped.
+
+    Args:
+        name: the one to print; by default all are listed.
+    """
     if name is not None:
         print(preset_text(name), end="")
         return

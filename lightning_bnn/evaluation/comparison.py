@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from tqdm.auto import tqdm
 
 import lightning_bnn
 from lightning_bnn import params as P
+from lightning_bnn.bank.disk import write_whole
 from lightning_bnn.evaluation.errors import Numbers, bootstrap, jackknife, left_out, over_modes
 from lightning_bnn.evaluation.evaluators import Score
 from lightning_bnn.evaluation.predictions import draw, has_classes, predictions_of_mode
@@ -408,9 +408,7 @@ def _stored_or_computed(
         return [Row(name, FAILED, {}, 0)], {"failed": message}
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"key": key, "origin": origin, "rows": [asdict(row) for row in rows]}
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    write_whole(path, json.dumps(content, indent=1) + "\n", wait=False)
     return rows, origin
 
 

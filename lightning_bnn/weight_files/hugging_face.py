@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+
+from lightning_bnn.loading import read_json
 
 __all__ = ["companions", "is_hugging_face", "weight_shards"]
 
@@ -49,17 +49,6 @@ def companions(folder: Path) -> list[Path]:
 
 def _is_other_index(path: Path) -> bool:
     return path.name.endswith(".index.json") and path.name != INDEX
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read an object from a file of JSON."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged: it must be an object of JSON.")
-    return content
 
 
 def _weight_map(folder: Path) -> dict[str, str]:

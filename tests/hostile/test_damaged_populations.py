@@ -9,7 +9,7 @@ import yaml
 from small_populations import CONFIG, networks, same
 
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.commands import part_files, parts
+from lightning_bnn.commands import parts
 from lightning_bnn.commands.population import population
 
 pytestmark = pytest.mark.bad_input
@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_is_skipped(kind, checkpoint, caplog):
     _, path, content = checkpoint
     path.write_bytes(CHECKPOINTS[kind](content))
     try:
-        found = part_files.whole_checkpoint(path.parent)
+        found = parts._whole_checkpoint(path.parent)
     finally:
         path.write_bytes(content)
     assert found == (path if kind == "as it was" else None)
