@@ -191,13 +191,14 @@ def sum_over(
         wide = gathered(system, Value(value.shape, tuple(consumed)))
         consumed = [x for x in wide.parts if x.dims & over]
     rest = [x for x in value.parts if not x.dims & over]
+    places = [x for x in consumed if x.only_moves]
     consumed = list(system.absorb(consumed)) if len(consumed) > 1 else consumed
     if len(consumed) > 2:
         free = [x for x in consumed if x.is_free][:1]
         others = tuple(x for x in consumed if x not in free)
         consumed = [*free, *system.as_one_part(Value(value.shape, others)).parts]
     if len(consumed) == 2:
-        new, rest = _contract(system, consumed[0], consumed[1], rest, over)
+        new, rest = _contract(system, consumed[0], consumed[1], rest, over, places)
     else:
         new = [y for x in consumed for y in _use_up(system, x, rest, over)]
     for row in new:
@@ -209,15 +210,23 @@ def sum_over(
 
 
 def _contract(
-    system: System, x: Part, y: Part, rest: list[Part], over: frozenset[int]
+    system: System,
+    x: Part,
+    y: Part,
+    rest: list[Part],
+    over: frozenset[int],
+    places: Sequence[Part] = (),
 ) -> tuple[list[Part], list[Part]]:
     """Two rows meet: their labels are the same, and their units cancel, or are those of a block.
 
-    A weight that nothing has used takes up the units of what it is multiplied with.
+    A weight that nothing has used takes up the units of what it is multiplied with. Where labels
+    stand several times, ``places`` may tell where, as heads do beside values that they share.
     """
-    system.tie(x.labels, y.labels, "dot")
-    system.hold_beside_padding(x, y)
-    system.hold_beside_padding(y, x)
+    rows, own = label_rows(x.labels, y.labels), [p.labels for p in places]
+    is_placed = places and any(len(label_rows(z.labels, *own)) == len(rows) for z in (x, y))
+    system.tie(x.labels, y.labels, "placed" if is_placed else "dot")
+    system.beside_padding(x, y)
+    system.beside_padding(y, x)
     fixes = (x.is_free or y.is_free) and any(z.is_free for z in rest)
     itself = x.labels.shape == y.labels.shape and bool((x.labels == y.labels).all())
     for z in (x, y):

@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.symmetry.dimensions.export import operation_of
 from lightning_bnn.symmetry.dimensions.reading import Reading
 from lightning_bnn.symmetry.dimensions.scales import connected
+from lightning_bnn.symmetry.dimensions.system import System
 from lightning_bnn.symmetry.dimensions.values import Ints, occurrence
 
-__all__ = ["Exchange", "Exchanges", "exchanges"]
+__all__ = ["Exchange", "Exchanges", "exchanges", "signatures"]
 
 Hashes = NDArray[np.uint64]
 _PIECES = ("split", "split_with_sizes", "unbind")
@@ -104,6 +106,19 @@ def _neighbours(edges: Ints, identity: Hashes) -> Hashes:
         np.add.at(h, edges[:, 0], _mix(edges[:, 2], identity[edges[:, 1]], 1))
         np.add.at(h, edges[:, 1], _mix(edges[:, 2], identity[edges[:, 0]], 2))
     return h
+
+
+def signatures(system: System) -> Hashes:
+    """A hash of how every label is tied to others: labels in one role have the same."""
+    said: list[tuple[Ints, object]] = [(t.pairs, (k, "tie")) for k, t in enumerate(system.ties)]
+    said += [(pairs, relation) for relation, pairs in system.relations]
+    edges = [_edge(pairs[:, 0], pairs[:, 1], colour) for pairs, colour in said]
+    every = np.concatenate([np.zeros((0, 3), np.int64), *edges])
+    colours, count = np.zeros(system.count, np.uint64), 0
+    while len(np.unique(colours)) > count:
+        count = len(np.unique(colours))
+        colours = _mix(colours, _neighbours(every, colours), 6)
+    return colours
 
 
 # ------------------------------------------------------------ the graph
@@ -202,15 +217,14 @@ def _edges_of_operations(
             if at is not None and at != vertex[node]:
                 yield _edge(vertex[node], at, ("operand", 0 if is_symmetric else place))
     for labels, node in reading.stacks:
-        for label, at in zip(labels.tolist(), map(vertex_of, _operands(node)), strict=True):
+        for label, at in zip(labels.tolist(), map(vertex_of, _operands(node)), strict=False):
             if at is not None:
                 yield _edge(at, classes[label], "place")
 
 
 def _operands(node: Node) -> Sequence[Any]:
-    """The arguments of an operation, or those in the list that it takes."""
-    first: Any = node.args[0] if node.args else None
-    return first if isinstance(first, list | tuple) else node.args
+    """The arguments of an operation, and those in the lists that it takes."""
+    return tree_leaves((node.args, node.kwargs))
 
 
 def _edges_of_labels(

@@ -13,6 +13,8 @@ from torch.export import ExportedProgram, default_decompositions, export
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
+from lightning_bnn.symmetry.dimensions.compound import IN_OTHERS
+
 __all__ = ["Program", "Rule", "decompose", "operation_of", "trace"]
 
 aten: Any = torch.ops.aten
@@ -22,12 +24,14 @@ its place, or ``"pointwise"`` for a function of single numbers, which is measure
 _WRITTEN_OUT = [
     *(aten.native_layer_norm, aten._softmax, aten._log_softmax, aten.addmm, aten.lstm, aten.gru),
     *(aten.softplus, aten.glu, aten._weight_norm_interface, aten.baddbmm, aten.addcmul),
-    *(aten.linalg_vector_norm, aten.std_mean, aten.lerp, aten.rsub, aten.silu_, aten.repeat),
+    *(aten.linalg_vector_norm, aten.lerp, aten.rsub, aten.silu_, aten.repeat),
 ]
 _AS_THEY_ARE = [
     *(aten.gelu.default, aten.silu.default, aten.mish.default, aten.hardswish.default),
     *(aten.hardsigmoid.default, aten.elu.default, aten.leaky_relu.default, aten.cumsum.default),
     *(aten.upsample_bilinear2d.vec, aten.upsample_nearest2d.vec),
+    aten.matmul.default,
+    *(aten.std_mean.correction, aten.std_mean.dim, aten.std_mean.default),
 ]
 
 
@@ -92,6 +96,7 @@ def decompose(
     """
     table = default_decompositions()
     table.update(get_decompositions(_WRITTEN_OUT))
+    table.update(IN_OTHERS)
     for operation in _AS_THEY_ARE:
         table.pop(operation, None)
     for node in exported.graph.nodes:

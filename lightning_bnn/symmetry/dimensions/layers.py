@@ -17,7 +17,7 @@ from lightning_bnn.symmetry.dimensions.arithmetic import (
 )
 from lightning_bnn.symmetry.dimensions.moves import reshaped, squeezed, unsqueezed
 from lightning_bnn.symmetry.dimensions.system import System
-from lightning_bnn.symmetry.dimensions.values import Part, Value, compress
+from lightning_bnn.symmetry.dimensions.values import Part, Value, compress, with_dims
 
 __all__ = ["batch_norm", "contract", "convolution", "embedding", "extreme", "group_norm",
            "norm_by_places", "only_moving", "statistics", "variance"]  # fmt: skip
@@ -29,13 +29,14 @@ def only_moving(value: Value) -> Value:
     return replace(value, parts=parts, constant=None)
 
 
-def contract(system: System, name: str, a: Value, b: Value) -> Value:
-    """Products of matrices and vectors."""
-    if name == "dot":
-        return sum_over(system, multiply(system, a, b), [0])
-    if name == "mv":
-        return squeezed(contract(system, "mm", a, unsqueezed(b, 1)), 1)
-    k = len(a.shape)
+def contract(system: System, a: Value, b: Value) -> Value:
+    """Products of matrices and vectors; leading dimensions broadcast."""
+    if len(a.shape) == 1:
+        return squeezed(contract(system, unsqueezed(a, 0), b), max(len(b.shape) - 2, 0))
+    if len(b.shape) == 1:
+        return squeezed(contract(system, a, unsqueezed(b, 1)), len(a.shape) - 1)
+    k = max(len(a.shape), len(b.shape))
+    a, b = with_dims(a, k), with_dims(b, k)
     product = multiply(system, unsqueezed(a, k), unsqueezed(b, k - 2))
     return sum_over(system, product, [k - 1])
 

@@ -87,7 +87,7 @@ def _follow(
         moved = at[piece] if node.target is operator.getitem else _moved(node, at)
         if moved is not None:
             places[node] = own, moved
-    elif name in ("mm", "bmm"):
+    elif name in ("mm", "bmm", "matmul"):
         for operand in node.all_input_nodes:
             if operand in places:
                 _add(uses, *places[operand], operand.meta["val"].ndim - 2)

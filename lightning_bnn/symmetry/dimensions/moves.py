@@ -16,8 +16,8 @@ from lightning_bnn.symmetry.dimensions.export import operation_of
 from lightning_bnn.symmetry.dimensions.system import System
 from lightning_bnn.symmetry.dimensions.values import ZERO, Part, Value, compress, with_dims
 
-__all__ = ["MOVES", "UNCHANGED", "Unfollowed", "expand", "join", "move", "reshaped", "squeezed",
-           "unsqueezed"]  # fmt: skip
+__all__ = ["MOVES", "UNCHANGED", "Unfollowed", "expand", "have_same_labels", "join", "move",
+           "reshaped", "squeezed", "stacked", "unsqueezed"]  # fmt: skip
 
 UNCHANGED = frozenset("_to_copy to clone contiguous lift_fresh_copy alias detach".split())
 _RESHAPES = frozenset("view reshape _unsafe_view view_copy".split())
@@ -219,23 +219,27 @@ def join(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) 
         joined = _joined_part_by_part(system, values, d, shape)
         if joined is not None:
             return joined
+    part = _joined_entry_by_entry(system, values, d, shape)
+    return Value(tuple(shape), (part,) if part else (), None, tuple(varies))
+
+
+def _joined_entry_by_entry(
+    system: System, values: Sequence[Value], d: int, shape: Sequence[int]
+) -> Part | None:
+    """One label for every entry; nothing where no value has any, and none of them is zero."""
     values = [system.as_one_part(v) for v in values]
     powers = {(p.power, p.parity) for v in values for p in v.parts}
-    if not powers:
-        return Value(tuple(shape), (), None, tuple(varies))
+    if not powers and not any(v.is_zero for v in values):
+        return None
     if len(powers) > 1:
         values = [_to_first_power(system, v) for v in values]
-        powers = {(Fraction(1), 1)}
-    ((power, parity),) = powers
-    table = [_labels_of(Value(v.shape, v.parts, v.constant, v.varies)) for v in values]
+    power, parity = powers.pop() if len(powers) == 1 else (Fraction(1), 1)
     own = {k for v in values for p in v.parts for k in p.dims} | {d}
-    narrow = [t if k else t for k, t in enumerate(table)]
-    for k in range(ndim):
-        if k not in own:
-            narrow = [t.narrow(k, 0, 1) for t in narrow]
+    narrow = [_labels_of(v) for v in values]
+    for k in set(range(len(shape))) - own:
+        narrow = [t.narrow(k, 0, 1) for t in narrow]
     part = Part(compress(torch.cat(narrow, d)), power, parity)
-    part = _with_copies(system, part, narrow, d)
-    return Value(tuple(shape), (part,), None, tuple(varies))
+    return _with_copies(system, part, narrow, d)
 
 
 def _with_copies(system: System, part: Part, pieces: Sequence[Tensor], d: int) -> Part:
@@ -311,6 +315,7 @@ def _to_first_power(system: System, value: Value) -> Value:
 
 def stacked(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) -> Value | None:
     """Single rows one behind the other: a new dimension of places, which may change places."""
+    values = [replace(v, parts=system.absorb(v.parts)) for v in values]
     dims = {frozenset(p.dims for p in v.parts) for v in values}
     alike = len(dims) == 1 and all(v.parts for v in values) and len(values) > 1
     if not alike or any(v.shape[d] != 1 or d in p.dims for v in values for p in v.parts):
@@ -320,7 +325,7 @@ def stacked(system: System, values: Sequence[Value], d: int, shape: Sequence[int
         Fraction(0), 0,
     )  # fmt: skip
     first = values[0]
-    if all(_has_same_labels(first, v) for v in values[1:]):
+    if all(have_same_labels(first, v) for v in values[1:]):
         same = unify(system, values)
         varies = tuple(v or k == d for k, v in enumerate(same.varies))
         return Value(tuple(shape), (*same.parts, row), None, varies)
@@ -335,7 +340,8 @@ def stacked(system: System, values: Sequence[Value], d: int, shape: Sequence[int
     return Value(tuple(shape), (part,), None, varies)
 
 
-def _has_same_labels(a: Value, b: Value) -> bool:
+def have_same_labels(a: Value, b: Value) -> bool:
+    """Whether two values have the same labels everywhere."""
     if len(a.parts) != len(b.parts):
         return False
     return all(

@@ -133,6 +133,8 @@ def _numbers(value: Value, size: Tensor, literal: float | None, generator: Any) 
         return torch.full((_COUNT,), literal, dtype=dtype)
     if size.dtype == torch.bool:
         return torch.rand(_COUNT, generator=generator) > 0.5
+    if size.dtype.is_complex:
+        return torch.randn(_COUNT, generator=generator, dtype=torch.complex128)
     if not size.dtype.is_floating_point:
         return torch.randint(0, 5, (_COUNT,), generator=generator)
     drawn = torch.randn(_COUNT, generator=generator, dtype=torch.float64)
@@ -201,65 +203,73 @@ class _Probe:
 
 # ------------------------------------------------------------ operations along dimensions
 def probe_along(
-    node: Node, args: Any, named: dict[str, Any], values: Sequence[Value], which: int,
+    node: Node, args: Any, named: dict[str, Any], values: Sequence[Value], moving: Sequence[int],
     dims: Sequence[int],
 ) -> Along:  # fmt: skip
-    """Try whether an operation acts on every index of some dimensions by itself."""
+    """Try whether an operation acts on every index of some dimensions by itself.
+
+    All operands with weights behind them are changed together.
+    """
     generator = torch.Generator().manual_seed(1)
     numbers = [_example(v, size, generator) for v, size in zip(values, _sizes(node), strict=True)]
 
-    def function(x: Tensor) -> Sequence[Tensor]:
-        filled, keywords = _filled(
-            (args, named), [x if k == which else n for k, n in enumerate(numbers)]
-        )
+    def function(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        own = list(numbers)
+        for k, x in zip(moving, inputs, strict=True):
+            own[k] = x
+        filled, keywords = _filled((args, named), own)
         result = node.target(*filled, **keywords)  # type: ignore[operator]
         return result if isinstance(result, tuple | list) else (result,)
 
-    x = numbers[which]
-    y = function(x)
+    inputs = [numbers[k] for k in moving]
+    y = function(inputs)
     image: dict[int, int] = {}
     has_scales = has_signs = True
     for d in dims:
-        out = image[d] = _image_of(function, x, y, d, set(image.values()), generator)
-        factors = torch.rand(x.shape[d], generator=generator) + 0.5
-        signs = torch.randint(0, 2, (x.shape[d],), generator=generator) * 2.0 - 1
-        has_scales &= _passes(function, x, y, d, out, factors)
-        has_signs &= _passes(function, x, y, d, out, signs)
-        changed = x.clone()
-        changed.select(d, 0).add_(1.0)
+        size = inputs[0].shape[d]
+        out = image[d] = _image_of(function, inputs, y, d, set(image.values()), generator)
+        factors = torch.rand(size, generator=generator) + 0.5
+        signs = torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1
+        has_scales &= _passes(function, inputs, y, d, out, factors)
+        has_signs &= _passes(function, inputs, y, d, out, signs)
+        changed = [x.clone() for x in inputs]
+        for x in changed:
+            x.select(d, 0).add_(1.0)
         others = (function(changed)[0], y[0])
-        if not _close(*(t.narrow(out, 1, x.shape[d] - 1) for t in others)):
+        if not _close(*(t.narrow(out, 1, size - 1) for t in others)):
             raise NotSeparable(f"mixes dimension {d}")
-    other = torch.randn(x.shape, generator=generator)
-    is_linear = _close(function(x + other)[0], y[0] + function(other)[0])
+    further = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in inputs]
+    sums = [a + b for a, b in zip(inputs, further, strict=True)]
+    is_linear = _close(function(sums)[0], y[0] + function(further)[0])
     return Along(image, has_scales, has_signs, is_linear)
 
 
 def _example(value: Value, size: Tensor, generator: Any) -> Tensor:
     if value.constant is not None:
-        return value.constant
-    if size.dtype.is_floating_point:
-        return torch.randn(value.shape, generator=generator)
+        return value.constant.to(size.dtype)
+    if size.dtype.is_floating_point or size.dtype.is_complex:
+        return torch.randn(value.shape, generator=generator, dtype=size.dtype)
     return torch.zeros(value.shape, dtype=size.dtype)
 
 
 def _image_of(
-    function: Callable[[Tensor], Sequence[Tensor]], x: Tensor, y: Sequence[Tensor], d: int,
-    taken: set[int], generator: Any,
+    function: Callable[[Sequence[Tensor]], Sequence[Tensor]], inputs: Sequence[Tensor],
+    y: Sequence[Tensor], d: int, taken: set[int], generator: Any,
 ) -> int:  # fmt: skip
-    """The dimension of the result that is shuffled as the given one of the operand."""
-    order = torch.randperm(x.shape[d], generator=generator)
-    shuffled = function(x.index_select(d, order))
+    """The dimension of the result that is shuffled as the given one of the operands."""
+    size = inputs[0].shape[d]
+    order = torch.randperm(size, generator=generator)
+    shuffled = function([x.index_select(d, order) for x in inputs])
     fits = [
         o
         for o in range(y[0].ndim)
-        if y[0].shape[o] == x.shape[d]
+        if y[0].shape[o] == size
         and o not in taken
         and all(
             _close(z, t.index_select(o, order))
             for z, t in zip(shuffled, y, strict=True)
             if t.ndim > o
-        )  # noqa: E501
+        )
     ]
     if not fits:
         raise NotSeparable(f"mixes dimension {d}")
@@ -267,13 +277,16 @@ def _image_of(
 
 
 def _passes(
-    function: Callable[[Tensor], Sequence[Tensor]], x: Tensor, y: Sequence[Tensor], d: int,
-    out: int, factors: Tensor,
+    function: Callable[[Sequence[Tensor]], Sequence[Tensor]], inputs: Sequence[Tensor],
+    y: Sequence[Tensor], d: int, out: int, factors: Tensor,
 ) -> bool:  # fmt: skip
-    before, after = [1] * x.ndim, [1] * y[0].ndim
+    before, after = [1] * inputs[0].ndim, [1] * y[0].ndim
     before[d] = after[out] = -1
-    return _close(function(x * factors.reshape(before))[0], y[0] * factors.reshape(after))
+    scaled = [(x * factors.reshape(before)).to(x.dtype) for x in inputs]
+    return _close(function(scaled)[0], y[0] * factors.reshape(after))
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
     return a.shape == b.shape and bool(torch.allclose(a.float(), b.float(), rtol=1e-4, atol=1e-5))

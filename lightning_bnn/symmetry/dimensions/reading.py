@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -23,9 +23,12 @@ from lightning_bnn.symmetry.dimensions.moves import (
     UNCHANGED,
     Unfollowed,
     expand,
+    have_same_labels,
     join,
     move,
+    reshaped,
     stacked,
+    unsqueezed,
 )
 from lightning_bnn.symmetry.dimensions.noise import (
     LAWS,
@@ -111,6 +114,7 @@ class Reading:
         for program in programs:
             self._finish(program)
         self._hold_what_is_unread()
+        self.system.hold_unread()
 
     @classmethod
     def of(cls, *programs: Program, **options: Any) -> Reading:
@@ -270,7 +274,7 @@ class Reading:
             return _folded(node, args, named)
         if is_routing(node, args, values):
             return route(self.system, node, args, named, values)
-        if not any(v.parts for v in values) and name != "expand":
+        if not any(v.parts for v in values) and name not in ("expand", "cat"):
             return _without_labels(size)
         rule = getattr(self, f"_{_ALIASES.get(name, name)}", None)
         return rule(node, args, named) if rule else self._by_nature(node, args, named, values)
@@ -282,8 +286,8 @@ class Reading:
             if name in UNCHANGED and not node.meta["val"].is_floating_point():
                 return self._measure(node, args, named, values)
             return move(self.system, node, args, named)
-        if name in ("mm", "bmm", "mv", "dot"):
-            return layers.contract(self.system, name, *args)
+        if name in ("mm", "bmm", "mv", "dot", "matmul"):
+            return layers.contract(self.system, *args)
         if is_pointwise(node) or name in self._pointwise:
             return self._measure(node, args, named, values)
         return self._measure_along(node, args, named, values)
@@ -333,12 +337,41 @@ class Reading:
         values = [v for v in args[0] if len(v.shape) == len(shape)]
         if not any(v.is_zero for v in values):
             before = self.system.count
-            result = stacked(self.system, values, d, shape)
+            result = stacked(self.system, values, d, shape) or self._as_stack(node, values, d)
             if result is not None:
                 places = torch.arange(before, before + len(values))
                 self.stacks.append((places, node))
                 return result
         return join(self.system, values, d, shape)
+
+    def _as_stack(self, node: Node, values: Sequence[Value], d: int) -> Value | None:
+        """Pieces that the next operation puts on a dimension of their own, each with its labels."""
+        shape = list(node.meta["val"].shape)
+        wide = [*shape[:d], len(values), shape[d] // len(values), *shape[d + 1 :]]
+        is_stack = all(
+            "view" in operation_of(n) and list(n.meta["val"].shape) == wide for n in node.users
+        )
+        if not is_stack or any(have_same_labels(values[0], v) for v in values[1:]):
+            return None
+        whole = stacked(self.system, [unsqueezed(v, d) for v in values], d, wide)
+        return None if whole is None else reshaped(whole, *shape)
+
+    def _copy(self, node: Node, args: Any, named: Any) -> Value:
+        return expand(args[1], node.meta["val"].shape)
+
+    def _complex(self, node: Node, args: Any, named: Any) -> Value:
+        """Real and imaginary parts are turned into each other, and have one unit."""
+        return unify(self.system, args)
+
+    def _view_as_complex(self, node: Node, args: Any, named: Any) -> Value:
+        value = args[0]
+        pair = [value.moved(value.shape[:-1], *_picked(value, k)) for k in (0, 1)]
+        return unify(self.system, pair)
+
+    def _view_as_real(self, node: Node, args: Any, named: Any) -> Value:
+        wide = unsqueezed(args[0], len(args[0].shape))
+        shape = node.meta["val"].shape
+        return Value(tuple(shape), wide.parts, None, (*wide.varies[:-1], True))
 
     def _sum(self, node: Node, args: Any, named: Any) -> Value:
         dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple | int) else None
@@ -349,13 +382,14 @@ class Reading:
 
     def _var(self, node: Node, args: Any, named: Any) -> Any:
         dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else None
-        keepdim, name = bool(named.get("keepdim", False)), operation_of(node)
-        total = layers.variance(self.system, args[0], dims, keepdim, name == "std")
-        if name != "var_mean":
+        name = operation_of(node)
+        keepdim = bool(named.get("keepdim", args[3] if len(args) > 3 else False))
+        total = layers.variance(self.system, args[0], dims, keepdim, name.startswith("std"))
+        if name not in ("var_mean", "std_mean"):
             return total
         return total, sum_over(self.system, args[0], dims, keepdim)
 
-    _std = _var_mean = _var
+    _std = _std_mean = _var_mean = _var
 
     def _amax(self, node: Node, args: Any, named: Any) -> Any:
         size = node.meta["val"]
@@ -506,26 +540,20 @@ class Reading:
         return layers.only_moving(self.system.as_one_part(result))
 
     def _measure_along(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
-        """An operation that no rule knows: tried along the dimensions of its one operand."""
+        """An operation that no rule knows: tried along the dimensions that have labels."""
         if not isinstance(node.target, torch._ops.OpOverload):
             raise Unfollowed("no rule for what takes functions")
         moving = [k for k, v in enumerate(values) if v.parts]
-        if len(moving) != 1:
-            raise Unfollowed("several operands with weights behind them")
-        value = self.system.settled(values[moving[0]])
+        value = self._side_by_side_along([values[k] for k in moving])
         dims = sorted(frozenset[int]().union(*(p.dims for p in value.parts)))
-        key = (node.target, value.shape, tuple(dims), repr(node.args[1:]), repr(node.kwargs))
+        shapes = tuple(values[k].shape for k in moving)
+        key = (node.target, shapes, tuple(dims), repr(node.args[1:]), repr(node.kwargs))
         if key not in self._measured:
-            found = probe_along(node, args, named, values, moving[0], dims)
-            self._measured[key] = found
+            self._measured[key] = probe_along(node, args, named, values, moving, dims)
         along: Along = self._measured[key]
+        numbers = [v for v in values if not v.parts and v.constant is None]
         for part in value.parts:
-            if not along.has_scales:
-                self.system.stop(part, sign=False)
-            if not along.has_signs:
-                self.system.stop(part, scale=False)
-            if not along.is_linear:
-                self.system.mark("apart", part)
+            self._pass_along(part, along, [n for n in numbers if len(n.shape) == len(value.shape)])
         size = node.meta["val"]
         sizes = size if isinstance(size, tuple | list) else [size]
         results = tuple(
@@ -533,6 +561,29 @@ class Reading:
             for s in sizes
         )
         return results if isinstance(size, tuple | list) else results[0]
+
+    def _pass_along(self, part: Part, along: Along, beside: Sequence[Value]) -> None:
+        for other in beside:
+            self.system.stand_beside(part, other)
+        if not along.has_scales:
+            self.system.stop(part, sign=False)
+        if not along.has_signs:
+            self.system.stop(part, scale=False)
+        if not along.is_linear:
+            self.system.mark("apart", part)
+
+    def _side_by_side_along(self, values: Sequence[Value]) -> Value:
+        """Operands of an unknown operation, with one unit for all that have the same index."""
+        settled = [self.system.settled(v) for v in values]
+        dims = frozenset[int]().union(*(p.dims for v in settled for p in v.parts))
+        sizes = {tuple(v.shape[d] for d in sorted(dims) if d < len(v.shape)) for v in settled}
+        if len({len(v.shape) for v in settled}) > 1 or len(sizes) > 1:
+            raise Unfollowed("operands of different sizes with weights behind them")
+        narrow = [
+            replace(v, shape=tuple(n if d in dims else 1 for d, n in enumerate(v.shape)))
+            for v in settled
+        ]
+        return replace(unify(self.system, narrow), shape=settled[0].shape)
 
 
 def _beside_numbers(system: System, result: Value, value: Value) -> Value:
@@ -543,6 +594,11 @@ def _beside_numbers(system: System, result: Value, value: Value) -> Value:
         system.stand_beside(part, value, "numbers")
     varies = tuple(p or q for p, q in zip(result.varies, value.varies, strict=True))
     return replace(result, varies=varies)
+
+
+def _picked(value: Value, k: int) -> tuple[Callable[[Tensor], Tensor], tuple[bool, ...]]:
+    """One index of the last dimension, for `Value.moved`."""
+    return lambda labels: labels.select(-1, min(k, labels.shape[-1] - 1)), value.varies[:-1]
 
 
 def _folded(node: Node, args: Any, named: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property
 from math import lcm
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_bnn.symmetry.dimensions.engine import Dimensions
-from lightning_bnn.symmetry.dimensions.exchanges import Exchange
+from lightning_bnn.symmetry.dimensions.exchanges import Exchange, signatures
 from lightning_bnn.symmetry.dimensions.matrices import Space
 from lightning_bnn.symmetry.dimensions.roles import Roles
 from lightning_bnn.symmetry.dimensions.scales import Field, Row, Units, connected
@@ -66,6 +67,11 @@ class Layout:
         self.powers: list[Fraction] = []
         self.parities: list[int] = []
         self._roles = Roles(read.reading)
+        self._family = np.arange(read.exchanges.class_count)
+        for group in read.exchanges.groups:
+            if not group.is_block:
+                family = [x for unit in group.units for x in unit if x < len(self._family)]
+                self._family[family] = family[0]
         self._shape = {n: p.shape for n, p in read.reading.parameters.items()}
         parameters = read.reading.parameters
         uses = {
@@ -89,7 +95,8 @@ class Layout:
                 self._places[int(own[at[0]])].append((axis, at))
 
     def _add(self, name: str, shape: tuple[int, ...], part: Part) -> None:
-        dim, blocks, labels = _laid_out(shape, part)
+        families = self._family[self.read.exchanges.classes]
+        dim, blocks, labels = _laid_out(shape, part, families)
         role, last = self._roles.of(labels)
         size = labels.size // blocks
         self.axes.append(Axis(name, dim, size, role, blocks, last if role == "in" else -1))
@@ -109,10 +116,24 @@ class Layout:
                     by_axis[axis].append(at)
             for axis, places in by_axis.items():
                 if self.axes[axis].tensor not in without:
-                    columns[axis].append(np.stack(places))
+                    columns[axis].append(self._in_roles(axis, places))
         found = {axis: np.concatenate(parts, 1) for axis, parts in columns.items()}
         found |= self._moving_rows(found)
         return tuple(Placement(axis, torch.from_numpy(found[axis])) for axis in sorted(found))
+
+    @cached_property
+    def _signatures(self) -> NDArray[np.uint64]:
+        return signatures(self.read.reading.system)
+
+    def _in_roles(self, axis: int, places: Sequence[Ints]) -> Ints:
+        """Positions of corresponding classes: those in one role below each other."""
+        table = np.stack(places)
+        if table.shape[1] == 1:
+            return table
+        own = self._signatures[self.labels[axis][table]]
+        order = np.argsort(own, 1, kind="stable")
+        own = np.take_along_axis(own, order, 1)
+        return np.take_along_axis(table, order, 1) if (own == own[:1]).all() else table
 
     def _moving_rows(self, found: Mapping[int, Ints]) -> dict[int, Ints]:
         """Rows of stacks that move as wholes, where only what lies inside them has labels."""
@@ -122,7 +143,8 @@ class Layout:
             own = self.axes[axis]
             block = at // own.size
             is_whole = own.blocks > 1 and own.blocks == self._shape[own.tensor][0]
-            if is_whole and own.tensor not in tensors and (block != block[:1]).any():
+            is_one = (block == block[:, :1]).all() and len(np.unique(block[:, 0])) == len(block)
+            if is_whole and own.tensor not in tensors and is_one:
                 moving[self._rows_of(own)] = block[:, :1]
         return moving
 
@@ -144,8 +166,11 @@ def _by_dimension(parts: Sequence[Part]) -> list[Part]:
     return sorted(parts, key=lambda x: max(x.dims, default=-1))
 
 
-def _laid_out(shape: tuple[int, ...], part: Part) -> tuple[int | None, int, Ints]:
-    """The dimension of an axis, its blocks of rows, and the label at every position."""
+def _laid_out(shape: tuple[int, ...], part: Part, families: Ints) -> tuple[int | None, int, Ints]:
+    """The dimension of an axis, its blocks of rows, and the label at every position.
+
+    Labels of one family may change places, which they do within a block, or among all entries.
+    """
     dims = sorted(part.dims)
     if not dims:
         dim = next((d for d, n in enumerate(shape) if n == 1), None)
@@ -156,7 +181,10 @@ def _laid_out(shape: tuple[int, ...], part: Part) -> tuple[int | None, int, Ints
         table = part.labels.reshape(shape[0], shape[dims[1]]).numpy()
         cuts = np.flatnonzero((table[1:] != table[:-1]).any(1)) + 1
         step = int(np.gcd.reduce([shape[0], *cuts.tolist()]))
-        return dims[1], shape[0] // step, np.ascontiguousarray(table[::step]).reshape(-1)
+        blocks = np.ascontiguousarray(table[::step])
+        inside = [np.unique(families[row]) for row in blocks]
+        if sum(map(len, inside)) == len(np.unique(np.concatenate(inside))):
+            return dims[1], len(blocks), blocks.reshape(-1)
     return None, 1, part.labels.expand(shape).reshape(-1).numpy()
 
 

@@ -18,7 +18,7 @@ from lightning_bnn.symmetry.dimensions.values import Value
 
 __all__ = ["Roles"]
 
-_PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "mv": (1, 0), "dot": (0, 0)}
+_PRODUCTS = ("mm", "bmm", "mv", "dot", "matmul")
 _BESIDE = {"mul": "gain", "div": "gain", "add": "bias", "sub": "bias"}
 _OF_NORMS = ("gain", "bias", "mean", "variance")
 
@@ -59,7 +59,7 @@ class Roles:
     def _uses(self, node: Node, weights: set[Node]) -> Iterator[tuple[Any, str]]:
         name = operation_of(node)
         if name in _PRODUCTS:
-            yield from self._products(node, weights, _PRODUCTS[name])
+            yield from self._products(node, weights)
         elif name == "convolution" and node.args[1] in weights:
             yield from self._product(node.args[1], 0 if node.args[6] else 1, False)
             yield from self._wholes([(node.args[2], "bias")], weights)
@@ -70,14 +70,14 @@ class Roles:
         elif name in _BESIDE:
             yield from self._beside(node, weights, _BESIDE[name])
 
-    def _products(
-        self, node: Node, weights: set[Node], summed: tuple[int, int]
-    ) -> Iterator[tuple[Any, str]]:
+    def _products(self, node: Node, weights: set[Node]) -> Iterator[tuple[Any, str]]:
         for k, operand in enumerate(node.args[:2]):
             other = self._reading.value_of(node.args[1 - k])
             if operand in weights and not other.is_zero:  # such as the first state of a loop
                 is_second = k == 1 and node.args[0] in weights
-                yield from self._product(operand, summed[k], is_second)
+                ndim = len(self._reading.value_of(operand).shape)
+                summed = max(ndim - 2, 0) if k else ndim - 1
+                yield from self._product(operand, summed, is_second)
 
     def _wholes(
         self, operands: Iterable[tuple[Any, str]], weights: set[Node]

@@ -47,6 +47,8 @@ def is_routing(node: Node, args: Sequence[Any], values: Sequence[Value]) -> bool
         return True
     if name in _CHOOSE:
         return any(_dimension(node, args) in p.dims for p in args[0].parts)
+    if name == "gather" and not any(_dimension(node, args) in p.dims for p in args[0].parts):
+        return False
     index = {"index": 1, "index_select": 2, "gather": 2}.get(name)
     return index is not None and any(i.constant is None for i in _listed(args[index]))
 
@@ -215,7 +217,7 @@ def _by_groups(system: System, x: Value, weight: Value, ends: Value) -> Value:
     index = Choice(numbers, choice.among)
     picked = _placed(system, weight, 0, index, (count, *weight.shape[1:]),
                      lambda t, n: t[n], numbers)  # fmt: skip
-    return squeezed(contract(system, "bmm", unsqueezed(x, 1), picked), 1)
+    return squeezed(contract(system, unsqueezed(x, 1), picked), 1)
 
 
 # ------------------------------------------------------------ to compare and to count

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.symmetry.dimensions.values import (
-    ZERO,
     Ints,
     Part,
     Value,
@@ -58,6 +57,7 @@ class System:
     colours: list[tuple[Ints, Ints, int]] = field(default_factory=list)
     marks: dict[str, list[Ints]] = field(default_factory=dict)
     planes: list[Ints] = field(default_factory=list)
+    padded: list[Ints] = field(default_factory=list)
     stacks: list[range] = field(default_factory=list)
     tables: list[Part] = field(default_factory=list)
     choices: int = 0
@@ -182,12 +182,21 @@ class System:
             return part
         return replace(part, labels=torch.where(padding, self.new(*padding.shape), part.labels))
 
-    def hold_beside_padding(self, part: Part, other: Part) -> None:
-        """Nobody reads what meets nothing but padding: it stays as it is."""
+    def beside_padding(self, part: Part, other: Part) -> None:
+        """Note what meets nothing but padding in a product."""
         if bool((other.labels < 0).any()):
             labels, beside = torch.broadcast_tensors(part.labels, other.labels)
-            read = torch.isin(part.labels, labels[beside >= 0])
-            self.fix(replace(part, labels=torch.where(read, ZERO, part.labels)))
+            padded = torch.unique(labels[beside < 0])
+            self.padded.append(padded[~torch.isin(padded, labels[beside >= 0])].numpy())
+
+    def hold_unread(self) -> None:
+        """What meets padding everywhere is read by nobody: it stays as it is."""
+        pairs = [t.pairs for t in self.ties] + [rows for _, rows in self.relations]
+        read = np.concatenate([np.zeros(0, np.int64), *(rows.ravel() for rows in pairs)])
+        for labels in self.padded:
+            unread = torch.from_numpy(labels[~np.isin(labels, read)])
+            if len(unread):
+                self.fix(Part(unread))
 
     # -------------------------------------------------------------- values
     def as_one_part(self, value: Value) -> Value:

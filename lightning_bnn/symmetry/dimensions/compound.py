@@ -1,0 +1,43 @@
+"""Operations that are short for others, and that PyTorch does not write out itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["IN_OTHERS"]
+
+aten: Any = torch.ops.aten
+
+
+def _addbmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return beta * bias + alpha * torch.bmm(x, y).sum(0)
+
+
+def _trilinear(
+    x: Tensor, y: Tensor, z: Tensor, expand_x: Sequence[int], expand_y: Sequence[int],
+    expand_z: Sequence[int], summed: Sequence[int], unroll_dim: int = 1,
+) -> Tensor:  # fmt: skip
+    """The product of three tensors, each with new dimensions, summed over some of them."""
+    operands = zip((x, y, z), (expand_x, expand_y, expand_z), strict=True)
+    wide = []
+    for tensor, dims in operands:
+        for d in sorted(dims):
+            tensor = tensor.unsqueeze(d)
+        wide.append(tensor)
+    return (wide[0] * wide[2] * wide[1]).sum(list(summed))
+
+
+def _distances(x: Tensor, y: Tensor, p: float, mode: int | None) -> Tensor:
+    return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
+
+
+IN_OTHERS: dict[Any, Callable[..., Any]] = {
+    aten.addbmm.default: _addbmm,
+    aten._trilinear.default: _trilinear,
+    aten._cdist_forward.default: _distances,
+}
+"""The function that computes the same, by operation."""
