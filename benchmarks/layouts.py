@@ -179,5 +179,4 @@ def vi_steps(rows: list[Row]) -> Table:
 # ------------------------------------------------------------ ratios
 @layout
 def ratios(rows: list[Row]) -> Table:
-    table = [["name", "ours; theirs", "theirs / ours"]]
-    return table + [[f"`{r['who']}`", r["said"], f"{r['value']:.3g}"] for r in rows]
+    return [["ours; theirs", "theirs / ours"], *([r["said"], f"{r['value']:.3g}"] for r in rows)]

@@ -1,9 +1,9 @@
-"""Six callbacks on a LightningModule of your own, and what their numbers say."""
+"""Five callbacks on a LightningModule of your own, and what their numbers say."""
 
 # %% [markdown]
 # # Callbacks on your run
 #
-# You have a LightningModule and a `Trainer`. Six callbacks look at the weights while they train.
+# You have a LightningModule and a `Trainer`. Five callbacks look at the weights while they train.
 # They change nothing in your module, and a run with them ends in the same weights as a run without
 # them. This page shows what each of them says, and what to conclude from it.
 #
@@ -59,7 +59,6 @@ from lightning_bnn.callbacks import (
     PermutationTau,
     PosteriorFigures,
     SymmetricAverage,
-    TrainingCost,
 )
 
 tau = PermutationTau()
@@ -67,7 +66,6 @@ gap = MassGap(every_n_steps=10)
 harvester = CheckpointHarvester(every_n_epochs=1)
 figures = PosteriorFigures(every_n_steps=5, draw_every=1000)
 average = SymmetricAverage("ema", decay=0.98)
-cost = TrainingCost()
 
 L.seed_everything(0, verbose=False)
 trainer = L.Trainer(
@@ -75,7 +73,7 @@ trainer = L.Trainer(
     accelerator="cpu",
     logger=CSVLogger("runs"),
     log_every_n_steps=10,
-    callbacks=[tau, gap, harvester, figures, average, cost],
+    callbacks=[tau, gap, harvester, figures, average],
     enable_progress_bar=False,
     enable_model_summary=False,
 )
@@ -210,19 +208,6 @@ print(f"of their mean prediction: {together:.3f}")
 # which one that is. Networks of a bank can be averaged, compared, or turned into a distribution
 # over weights ([tutorial 3](03_comparing.md)).
 #
-# ## TrainingCost: what a run has cost
-#
-# The last callback counts processor time of the training alone, and writes it to `cost.json`. For
-# modules of this package it counts gradients, too, so that methods can be compared at equal cost.
-
-# %%
-import json
-
-spent = json.loads((folder / "cost.json").read_text())
-print("noted:", ", ".join(spent))
-print("more than no time at all:", spent["seconds"] > 0)
-
-# %% [markdown]
 # ## In short
 #
 # - `tau` near 1 and rising: the order of the units has settled. Falling late in a run: look closer.

@@ -193,11 +193,5 @@ print(f"mass above the least: {excess.mean():.1f} % ± {excess.std():.1f}; block
 # different functions. The second line goes through the bank block by block, as one does with a bank
 # that is larger than the memory: the mass (the sum of squared weights) that rescaling could save.
 #
-# ## Where to go from here
-#
-# - `lightning-bnn bank digits` shows what a bank holds; `lightning-bnn mass --networks digits` and
-#   the other [studies](../studies.md) draw it.
-# - A bank is a posterior for all other tools: `FromCheckpoints(network, "digits")`, `compare`,
-#   `mmd` ([tutorial 3](03_comparing.md)).
-# - Checkpoints of your own runs come into a bank by `CheckpointHarvester` ([tutorial
-#   1](01_callbacks.md)) or `import_files`.
+# A bank is a posterior for all other tools ([tutorial 3](03_comparing.md)); [scale](../scale.md) has what
+# populations cost, and how to spread them over machines.
