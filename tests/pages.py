@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -31,6 +35,14 @@ def website(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def benchmark_scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Import scripts of `benchmarks` by name, and forget them after the test."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    yield importlib.import_module
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 class Block(NamedTuple):

@@ -1,25 +1,15 @@
 """The tables of the pages are those of the recorded files, and the files can be made again."""
 
-import importlib
 import re
-import sys
 
 import pytest
-from pages import ROOT, page
+from pages import ROOT, benchmark_scripts, page
 
 FILES = sorted((ROOT / "docs" / "benchmarks").glob("*.json"))
 PAGES = ("docs/benchmarks.md", "docs/scale.md")
 
 
-@pytest.fixture
-def script(monkeypatch):
-    """A module of the folder of benchmarks."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    known = set(sys.modules)
-    yield importlib.import_module
-    for name in set(sys.modules) - known:
-        if "/benchmarks/" in (getattr(sys.modules[name], "__file__", None) or ""):
-            del sys.modules[name]
+script = pytest.fixture(benchmark_scripts)
 
 
 @pytest.mark.parametrize("name", PAGES)

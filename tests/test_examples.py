@@ -21,15 +21,15 @@ def test_a_method_in_a_plain_loop(capsys):
 
 @pytest.mark.e2e
 def test_add_to_existing_run(tmp_path):
-    call = [sys.executable, str(EXAMPLES / "add_to_existing_run.py"), "--epochs", "3"]
-    done = subprocess.run(
-        [*call, "--folder", "runs"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    call = [
+        sys.executable,
+        EXAMPLES / "add_to_existing_run.py",
+        "--epochs",
+        "3",
+        "--folder",
+        "runs",
+    ]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     folder = tmp_path / "runs" / "digits" / "version_0"
     assert len(CheckpointBank(folder / "bank", "r")) == 3

@@ -1,26 +1,21 @@
 """The two ways that `benchmarks/ratios.py` times come to the same result; no test measures time."""
 
-import importlib
 import json
-import sys
 
 import pytest
 import torch
-from pages import ROOT
+from pages import ROOT, benchmark_scripts
 
 FILE = ROOT / "docs" / "benchmarks" / "ratios.json"
 ROWS = json.loads(FILE.read_text())["rows"]
 
 
+scripts = pytest.fixture(benchmark_scripts)
+
+
 @pytest.fixture
-def ratios(monkeypatch):
-    """The script, as it finds its neighbours."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    known = set(sys.modules)
-    yield importlib.import_module("ratios")
-    for name in set(sys.modules) - known:
-        if "benchmarks" in (getattr(sys.modules[name], "__file__", None) or ""):
-            del sys.modules[name]
+def ratios(scripts):
+    return scripts("ratios")
 
 
 def test_every_ratio_is_recorded(ratios):

@@ -12,9 +12,6 @@ from test_docs_commands import understand
 import lightning_bnn
 from lightning_bnn.cli import EVERY
 
-NO_REFERENCE = {
-    "studies": "are commands",
-}
 hooks, reference, readable = website("hooks"), website("reference"), website("readable")
 
 
@@ -57,7 +54,7 @@ def everything():
 
 
 def test_every_public_module_has_a_page():
-    assert set(lightning_bnn.__all__) <= {*reference.REFERENCE, *NO_REFERENCE}
+    assert set(lightning_bnn.__all__) <= {*reference.REFERENCE, "studies"}
 
 
 def test_every_command_has_an_entry():
@@ -68,7 +65,6 @@ def test_every_command_has_an_entry():
     for name in reference.EXAMPLES:
         assert f"\n## {name}\n" in page
     assert "--trainer.callbacks+ CLASS" in page
-    assert "List the presets" in page
 
 
 @pytest.mark.filterwarnings("ignore")

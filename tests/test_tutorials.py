@@ -9,7 +9,6 @@ import torch
 from pages import ROOT, blocks, page
 
 from lightning_bnn import metrics as M
-from lightning_bnn import params as P
 
 sys.path.insert(0, str(ROOT / "examples" / "tutorials"))
 import build
@@ -76,7 +75,6 @@ def posterior(names):
     assert calibration.calibrator.value < 0.8
     assert M.nll(calibration.probs(x), y) < 0.9 * M.nll(posteriors["VI"](x), y)
     assert names["coverage"] > 0.93  # of sets for 99 %
-    assert torch.equal(names["again"](x), posteriors["VI"](x))
 
 
 def table(file):
@@ -87,7 +85,6 @@ def table(file):
 
 def comparing(names):
     assert names["raw"] > 1 > 20 * names["removed"]
-    assert torch.allclose(names["before"], names["after"], atol=1e-4)
     laws = table("compared/distances.csv")
     for name in ("Again", "Late"):
         assert abs(float(laws[name]["law"])) < 3 * float(laws[name]["law (error)"])
@@ -126,7 +123,6 @@ def populations(names):
     forms = names["forms"]
     above = [float((pair[:, 0] > pair[:, 1]).double().mean()) for pair in forms.values()]
     assert above == pytest.approx([0.5, 0.5, 0], abs=0.03)
-    assert names["same"]
     found = names["found"]
     assert found.accuracy.quantile(0.8) < names["together"] < found.accuracy.max()
     curve = torch.tensor(names["curve"])
@@ -134,7 +130,6 @@ def populations(names):
     assert curve[0, 1] > 3 * curve[-1, 1]
     assert curve[0, 0] - curve[2, 0] > 0.7 * (curve[0, 0] - curve[-1, 0])
     assert names["pairs"].min() > 0.001
-    assert P.stack_size(names["networks"]) == 5000
 
 
 CLAIMS = dict(zip(NAMES, (callbacks, posterior, comparing, symmetries, populations), strict=True))
