@@ -193,5 +193,5 @@ print(f"mass above the least: {excess.mean():.1f} % ± {excess.std():.1f}; block
 # different functions. The second line goes through the bank block by block, as one does with a bank
 # that is larger than the memory: the mass (the sum of squared weights) that rescaling could save.
 #
-# A bank is a posterior for all other tools ([tutorial 3](03_comparing.md)); [scale](../scale.md) has what
-# populations cost, and how to spread them over machines.
+# A bank is a posterior for all other tools ([tutorial 3](03_comparing.md)); [scale](../scale.md)
+# has what populations cost, and how to spread them over machines.
