@@ -33,7 +33,7 @@ class Number:
 
     @property
     def value(self) -> float:
-        """The mean over seeds."""
+        """The mean of all seeds."""
         return math.fsum(self.values) / len(self.values)
 
     def __str__(self) -> str:
