@@ -14,6 +14,7 @@ from lightning_bnn import params as P
 from lightning_bnn.bank.folders import find_prefix, read_state, strip_prefix
 from lightning_bnn.commands.named_networks import example_of, network_of
 from lightning_bnn.symmetry import Symmetries, discover, min_mass, verify
+from lightning_bnn.symmetry.dimensions.explanation import explain as reasons_of
 
 __all__ = ["symmetries"]
 
@@ -26,6 +27,7 @@ def symmetries(
     prefix: str | None = None,
     batch_norm: Literal["carrier", "eval"] = "carrier",
     seed: int = 0,
+    explain: str | None = None,
 ) -> None:
     """Print the symmetries of a network, what is held fixed and why, its mass and the error.
 
@@ -42,11 +44,15 @@ def symmetries(
         batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
             fixed affine map.
         seed: random seed of the initialisation and the example input.
+        explain: name of a tensor; print the operations that tie its units or hold them instead.
     """
     torch.manual_seed(seed)
     example = example_of(input)
     model = network_of(network, init or {})
     source = _load(model, Path(checkpoint), prefix) if checkpoint is not None else ""
+    if explain is not None:
+        print(reasons_of(model, explain, *example))
+        return
     started = time.perf_counter()
     sym = discover(model, *example, batch_norm=batch_norm)
     seconds = time.perf_counter() - started

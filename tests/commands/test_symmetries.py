@@ -34,6 +34,11 @@ def test_report(capsys):
     assert mass > minimum > 0
 
 
+def test_explain_names_what_ties_and_holds_a_tensor(capsys):
+    main([*OPTUNET, "--explain", "3.weight"])
+    assert "3.weight, axis 0: units, scales and signs go with 3.bias" in capsys.readouterr().out
+
+
 def test_own_module_in_the_current_folder(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_net_for_symmetries.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Module):\n"

@@ -1,6 +1,7 @@
 """The engine of dimensional analysis: as many groups as `discover`, and all of them right."""
 
 import importlib
+import re
 
 import cases
 import modern_networks
@@ -14,6 +15,7 @@ from lightning_bnn.symmetry import discover
 from lightning_bnn.symmetry.dimensions.description import by_dimensions
 from lightning_bnn.symmetry.dimensions.elements import exchanged, flipped, rescaled
 from lightning_bnn.symmetry.dimensions.engine import read
+from lightning_bnn.symmetry.dimensions.explanation import explain
 
 CASES = [pytest.param(case, id=case.name) for case in cases.CASES]
 
@@ -251,16 +253,26 @@ def test_an_operation_without_a_rule_is_measured():
 
 
 def test_explain_names_the_operation_that_holds_a_scale():
+    x = torch.randn(5, 3)
     net = nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Linear(4, 2)).eval()
-    lines = read(net, torch.randn(5, 3)).explain("0.weight")
-    assert any("sigmoid" in line and "scale is held" in line for line in lines), lines
+    lines = explain(net, "0.weight", x).splitlines()
+    assert any("axis 0: scales and signs are held: sigmoid in `1`" in line for line in lines)
+    assert any("axis 0: units, scales and signs go with 0.bias: add" in line for line in lines)
     relu = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
-    lines = read(relu, torch.randn(5, 3)).explain("0.weight")
-    assert not any("axis 0" in line and "scale is held" in line for line in lines), lines
+    said = explain(relu, "0.weight", x)
+    assert "axis 0: signs are held: relu" in said
+    assert not re.search(r"axis 0: .*scales [^:]*are held", said)
+
+
+def test_explain_says_what_only_training_does():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Sigmoid(), nn.Linear(4, 2))
+    lines = explain(net, "0.weight", torch.randn(5, 3)).splitlines()
+    (line,) = (line for line in lines if line.endswith("in training"))
+    assert "units go with others: native_dropout in `1`" in line
+    assert net.training
 
 
 @pytest.mark.bad_input
 def test_explain_refuses_a_tensor_that_is_not_there():
-    found = read(nn.Linear(3, 4).eval(), torch.randn(5, 3))
-    with pytest.raises(ValueError, match=r"no tensor 'wieght'; it has \['bias', 'weight'\]"):
-        found.explain("wieght")
+    with pytest.raises(ValueError, match=r"tensor 'wieght', but on \['bias', 'weight'\]"):
+        explain(nn.Linear(3, 4), "wieght", torch.randn(5, 3))

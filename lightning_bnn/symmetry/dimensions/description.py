@@ -25,7 +25,7 @@ from lightning_bnn.symmetry.discovery.routers import Router, routers, shifts_of_
 from lightning_bnn.symmetry.groups import Axis, Frozen, ShiftGroup, SoftmaxShift, Symmetries
 from lightning_bnn.symmetry.shared_tensors import named_tensors, overlapping, owners
 
-__all__ = ["by_dimensions"]
+__all__ = ["by_dimensions", "read_graphs"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,19 +45,7 @@ def by_dimensions(
 
     It takes the place of `by_rules` in `discover`, with the same arguments.
     """
-    first, programs = owners(model), [graph.program for graph in _told_apart(graphs)]
-    _name_unused(rules, programs)
-
-    def reading(kept: frozenset[str]) -> Dimensions:
-        """What follows if it matters what is written into some buffers."""
-        pointwise = [name for name, rule in rules.items() if rule == "pointwise"]
-        parts = (decompose(model, p, graphs.mutable, kept, rules) for p in programs)
-        return Dimensions(Reading.of(*parts, is_fixed=batch_norm == "eval", pointwise=pointwise))
-
-    read = reading(graphs.read)
-    if graphs.only_written:  # what nothing reads moves along, if that takes nothing away
-        more = reading(graphs.read | graphs.only_written)
-        read = more if _sizes(more) == _sizes(read) else read
+    first, read = owners(model), read_graphs(model, graphs, batch_norm, rules)
     state = model.state_dict()
     shapes = {first.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
     overlaps = overlapping(named_tensors(model))
@@ -90,6 +78,26 @@ def _name_unused(rules: Mapping[str, Any], programs: Iterable[ExportedProgram]) 
     nodes = [n for p in programs for n in p.graph.nodes if n.op == "call_function"]
     for name in rules.keys() - set(map(operation_of, nodes)):
         _log.warning("discover: the network has no operation %r; its rule is not used.", name)
+
+
+def read_graphs(
+    model: nn.Module, graphs: Graphs, batch_norm: str, rules: Mapping[str, Any]
+) -> Dimensions:
+    """Read what a network computes in both modes, and what it writes."""
+    programs = [graph.program for graph in _told_apart(graphs)]
+    _name_unused(rules, programs)
+
+    def reading(kept: frozenset[str]) -> Dimensions:
+        """What follows if it matters what is written into some buffers."""
+        pointwise = [name for name, rule in rules.items() if rule == "pointwise"]
+        parts = (decompose(model, p, graphs.mutable, kept, rules) for p in programs)
+        return Dimensions(Reading.of(*parts, is_fixed=batch_norm == "eval", pointwise=pointwise))
+
+    read = reading(graphs.read)
+    if graphs.only_written:  # what nothing reads moves along, if that takes nothing away
+        more = reading(graphs.read | graphs.only_written)
+        read = more if _sizes(more) == _sizes(read) else read
+    return read
 
 
 def _sizes(read: Dimensions) -> tuple[object, ...]:

@@ -1,14 +1,12 @@
-"""`read`: the symmetries of a network by dimensional analysis, and why a unit is held."""
+"""`read`: the symmetries of a network by dimensional analysis."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 from torch import nn
 from torch.fx import Node
 
@@ -18,7 +16,7 @@ from lightning_bnn.symmetry.dimensions.matrices import Mixing, Space, mixings, s
 from lightning_bnn.symmetry.dimensions.reading import Reading
 from lightning_bnn.symmetry.dimensions.scales import Units, degrees_of_freedom
 
-__all__ = ["Dimensions", "read"]
+__all__ = ["Dimensions", "line_of", "read"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,48 +73,12 @@ class Dimensions:
         """The operations that were not followed, and why."""
         operations = self.reading.operations
         return [
-            f"{operation_of(operations[k])}{_line(operations[k])}: {why}"
+            f"{operation_of(operations[k])}{line_of(operations[k])}: {why}"
             for k, why in self.reading.unfollowed.items()
         ]
 
-    def explain(self, name: str) -> list[str]:
-        """The operations that tie channels of a tensor, or hold their scales or signs.
 
-        Raises:
-            ValueError: the network has no tensor of that name.
-        """
-        parameters = self.reading.parameters
-        if name not in parameters:
-            raise ValueError(f"the network has no tensor {name!r}; it has {sorted(parameters)}.")
-        lines = []
-        for d, part in enumerate(parameters[name].parts):
-            labels = np.unique(part.labels.numpy())
-            lines += [f"{name}, axis {d}: {text}" for text in self._statements(labels)]
-        return list(dict.fromkeys(lines))
-
-    def _statements(self, labels: Any) -> Iterator[str]:
-        """What was said of these labels themselves, in the order of the network."""
-        system = self.reading.system
-        said = [(t.origin, "moves with others", t.pairs) for t in system.ties]
-        for kind, equations in (("scale", system.scales), ("sign", system.signs)):
-            for e in equations:
-                verb = "is held" if len(e.coefficients) == 1 else "is tied"
-                said.append((e.origin, f"its {kind} {verb}", e.labels))
-        said += [(o, "its places are told apart", own) for own, _, o in system.colours]
-        here = {(origin, text) for origin, text, own in said if np.isin(own, labels).any()}
-        for origin, text in sorted(here):
-            yield f"{text} by {self._operation(origin)}"
-
-    def _operation(self, origin: int) -> str:
-        operations = self.reading.operations
-        if origin < 0:
-            return "its being a statistic"
-        if origin >= len(operations):
-            return "the outputs of the network"
-        return f"{operation_of(operations[origin])}{_line(operations[origin])}"
-
-
-def _line(node: Node) -> str:
+def line_of(node: Node) -> str:
     """Where an operation stands in the code of the network."""
     trace_ = node.meta.get("stack_trace") or ""
     lines = [x.strip() for x in trace_.splitlines() if x.strip().startswith("File ")]
