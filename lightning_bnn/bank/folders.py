@@ -24,6 +24,7 @@ __all__ = [
     "export_files",
     "find_prefix",
     "import_files",
+    "misfit",
     "natural_order",
     "read_networks",
     "read_networks_of",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 
+Names = Mapping[str, str]
 FORMATS = (".ckpt", ".pt", ".pth", ".safetensors")
 _NESTED = ("state_dict", "model_state_dict", "model")
 
@@ -97,7 +99,8 @@ def find_prefix(path: Path, state: Params, wanted: Mapping[str, Tensor], given: 
     first = next(iter(wanted))
     candidates = sorted({n[: -len(first)] for n in state if n == first or n.endswith(f".{first}")})
     candidates = candidates if given is None else [given]
-    fitting = [p for p in candidates if _misfit(state, wanted, p) is None]
+    misfits = {p: misfit(state, wanted, {n: p + n for n in wanted}) for p in candidates or [""]}
+    fitting = [prefix for prefix, why in misfits.items() if why is None]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
@@ -105,19 +108,27 @@ def find_prefix(path: Path, state: Params, wanted: Mapping[str, Tensor], given: 
             f"Several networks in {path} fit: {', '.join(map(repr, fitting))}. "
             "Choose one by its `prefix`."
         )
-    misfits = [_misfit(state, wanted, p) for p in candidates] or [_misfit(state, wanted, "")]
-    raise ValueError(f"{path} does not fit: {misfits[0]}.")
+    raise ValueError(f"{path} does not fit: {next(iter(misfits.values()))}.")
 
 
-def _misfit(state: Params, wanted: Mapping[str, Tensor], prefix: str) -> str | None:
-    missing = [n for n in wanted if prefix + n not in state]
+def misfit(stored: Mapping[str, Any], wanted: Mapping[str, Tensor], places: Names) -> str | None:
+    """Describe in half a sentence what a file lacks of a network, if anything.
+
+    Args:
+        stored: whatever has a shape, by name in the file.
+        wanted: the tensors of the network.
+        places: by name in the network, the name in the file.
+    """
+    missing = [place for place in places.values() if place not in stored]
     if missing:
         more = f" and {len(missing) - 1} more names" if len(missing) > 1 else ""
-        return f"it lacks {prefix + missing[0]!r}{more}"
+        return f"it lacks {missing[0]!r}{more}"
     for name, tensor in wanted.items():
-        shape = tuple(state[prefix + name].shape)
+        shape = stored[places[name]].shape
         if shape != tensor.shape:
-            return f"{prefix + name!r} has shape {shape}, the network has {tuple(tensor.shape)}"
+            return (
+                f"{places[name]!r} has shape {tuple(shape)}, the network has {tuple(tensor.shape)}"
+            )
     return None
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import Symmetries, UnsupportedModel, discover
-from lightning_bnn.symmetry.forward import Inputs
+from lightning_bnn.symmetry.forward import Inputs, first_line
 
 __all__ = ["Capture", "Network", "Stack", "candidates", "plain", "stack_of", "whole_network"]
 
@@ -149,7 +149,7 @@ class Capture:
                         inner, *inputs.args, batch_norm=batch_norm, **inputs.named
                     )
                 except Exception as error:  # whatever the user's forward raises on two rows
-                    reasons.append(f"{name or type(self.root).__name__}: {_first_line(error)}")
+                    reasons.append(f"{name or type(self.root).__name__}: {first_line(error)}")
                     continue
                 if symmetries.permutations or symmetries.scalings or len(self._modules) == 1:
                     weights = partial(P.of, inner)
@@ -180,10 +180,6 @@ def _rows(value: Any, rows: torch.Size) -> Any:
     if isinstance(value, Tensor) and value.shape[:1] == rows:
         return value.detach()[:_EXAMPLE_ROWS]
     return value
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _announced(network: Network) -> Network:

@@ -17,6 +17,7 @@ from lightning_bnn.doctor.page import looks_of
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.methods.health import Diverged
 from lightning_bnn.posteriors import Empirical
+from lightning_bnn.symmetry.forward import first_line
 
 __all__ = ["examine_run"]
 
@@ -137,9 +138,8 @@ def _likelihood(network: nn.Module, examples: Examples) -> nn.Module:
     try:
         outputs = network(*examples.inputs)
     except Exception as reason:  # whatever the user's forward raises
-        first = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
         raise ValueError(
-            f"the network cannot be called with the inputs of a batch: {first}"
+            f"the network cannot be called with the inputs of a batch: {first_line(reason)}"
         ) from None
     if not isinstance(outputs, Tensor) or outputs.ndim != 2:
         raise ValueError("the network's outputs are not (batch, numbers)")

@@ -25,7 +25,7 @@ from lightning_bnn.callbacks.watching import SymmetryCallback
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import RunningFrame
-from lightning_bnn.symmetry.forward import structural_copy
+from lightning_bnn.symmetry.forward import first_line, structural_copy
 from lightning_bnn.symmetry.matching.repair import reestimated_on_calls
 
 __all__ = ["SymmetricAverage"]
@@ -281,8 +281,8 @@ class SymmetricAverage(SymmetryCallback):
             with isolate_rng():
                 self._validation = _Validation(trainer, pl_module, state, self.prefix)
         except Exception as error:  # whatever copying the user's module raises
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            rank_zero_warn(f"SymmetricAverage does not validate, as it cannot copy: {first}")
+            reason = first_line(error)
+            rank_zero_warn(f"SymmetricAverage does not validate, as it cannot copy: {reason}")
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         if self._validation is not None:

@@ -23,6 +23,7 @@ from lightning_bnn.symmetry.matching.interpolation import (
     random_inputs,
 )
 from lightning_bnn.weight_files import open_network
+from lightning_bnn.weight_files.writing import check_path
 
 __all__ = ["EXIT_CODES", "Report", "diff", "rounding_of", "verdict_of"]
 
@@ -261,11 +262,8 @@ def check_out(out: str | None, overwrite: bool) -> Path | None:
     target = Path(out)
     if target.suffix != ".json":
         raise ValueError(f"`--out` must be a .json file, got {out}.")
-    if not target.parent.is_dir():
-        raise ValueError(f"`--out`: there is no folder {target.parent}.")
     for path in (target, target.with_suffix(".png")):
-        if path.is_dir() or (path.exists() and not overwrite):
-            raise ValueError(f"`--out`: {path} is there; `--overwrite true` replaces files.")
+        check_path(path, overwrite and not path.is_dir())
     return target
 
 

@@ -28,6 +28,7 @@ from lightning_bnn.weight_files import NetworkNames, open_network, write_like
 from lightning_bnn.weight_files.fitting import FittedNetwork
 from lightning_bnn.weight_files.hugging_face import is_hugging_face
 from lightning_bnn.weight_files.stored import StoredNetwork
+from lightning_bnn.weight_files.writing import check_path
 
 __all__ = ["merge"]
 
@@ -247,10 +248,7 @@ def _target(
     target = Path(out)
     if suffix not in (".safetensors", ".pt", ".ckpt"):
         raise ValueError(f"`--out` must end in .safetensors, .pt or .ckpt, got {out}.")
-    if target.exists() and not overwrite:
-        raise ValueError(f"`--out`: {out} is there already; `--overwrite true` replaces it.")
-    if not target.resolve().parent.is_dir():
-        raise ValueError(f"`--out`: there is no folder {target.parent}.")
+    check_path(target, overwrite)
     if suffix == ".ckpt" and (form is None or form.stored.path.suffix != ".ckpt"):
         raise ValueError(
             "`--like` is missing: a checkpoint of the module, whose settings a .ckpt keeps; no "

@@ -15,6 +15,7 @@ from lightning_bnn.evaluation.predictions import has_classes, predictor_of
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Posterior
+from lightning_bnn.symmetry.forward import first_line
 
 __all__ = [
     "Evidence", "Examples", "NotPossible", "Settings", "constant_log_density", "frequencies",
@@ -203,8 +204,8 @@ class Evidence:
             try:
                 outputs = predict(self.network, *examples.inputs)
             except (RuntimeError, TypeError, IndexError) as error:  # of the network's own forward
-                first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                raise NotPossible(f"the network cannot take these inputs: {first}") from None
+                reason = first_line(error)
+                raise NotPossible(f"the network cannot take these inputs: {reason}") from None
             if not isinstance(outputs, Tensor) or outputs.ndim < 2:
                 raise NotPossible("the network's outputs are not one tensor")
             every.append(outputs.double())

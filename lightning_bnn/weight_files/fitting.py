@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
+from lightning_bnn.bank.folders import misfit
 from lightning_bnn.weight_files.stored import StoredNetwork
 
 __all__ = ["FittedNetwork", "NetworkNames", "Others", "fit"]
@@ -133,10 +134,12 @@ def fit(
     """
     renamings = list(_renamings(stored, names, prefix))
     tables = [_places(stored, names, renaming) for renaming in renamings]
-    fitting = [k for k, table in enumerate(tables) if not _misfit(stored, names, table)]
+    misfits = [misfit(stored.tensors, names.tensors, table) for table in tables]
+    fitting = [k for k, why in enumerate(misfits) if why is None]
     if not fitting:
-        nearest = max(tables, key=lambda t: sum(place in stored.tensors for place in t.values()))
-        raise ValueError(f"{stored.path} does not fit: {_misfit(stored, names, nearest)}.")
+        present = [sum(place in stored.tensors for place in table.values()) for table in tables]
+        nearest = present.index(max(present))
+        raise ValueError(f"{stored.path} does not fit: {misfits[nearest]}.")
     if any(tables[k] != tables[fitting[0]] for k in fitting):
         raise ValueError(f"Several networks in {stored.path} fit: choose one by its `prefix`.")
     renaming, places = renamings[fitting[0]], tables[fitting[0]]
@@ -183,20 +186,6 @@ def _places(stored: StoredNetwork, names: NetworkNames, renaming: _Renaming) -> 
         options = [renaming.place(n) for n in (name, *aliases)]
         places[name] = next((n for n in options if n in stored.tensors), options[0])
     return places
-
-
-def _misfit(stored: StoredNetwork, names: NetworkNames, places: Mapping[str, str]) -> str | None:
-    missing = [place for place in places.values() if place not in stored.tensors]
-    if missing:
-        more = f" and {len(missing) - 1} more names" if len(missing) > 1 else ""
-        return f"it lacks {missing[0]!r}{more}"
-    for name, tensor in names.tensors.items():
-        shape = stored.tensors[places[name]].shape
-        if shape != tensor.shape:
-            return (
-                f"{places[name]!r} has shape {tuple(shape)}, the network has {tuple(tensor.shape)}"
-            )
-    return None
 
 
 def _again(

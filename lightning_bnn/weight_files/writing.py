@@ -16,7 +16,7 @@ from lightning_bnn.bank.safetensors_format import write_file
 from lightning_bnn.weight_files.hugging_face import INDEX, companions
 from lightning_bnn.weight_files.stored import StoredNetwork
 
-__all__ = ["check_target", "write_like"]
+__all__ = ["check_path", "check_target", "write_like"]
 
 
 def check_target(target: Path, like: StoredNetwork, overwrite: bool = False) -> None:
@@ -42,18 +42,28 @@ def check_target(target: Path, like: StoredNetwork, overwrite: bool = False) -> 
     if like.is_folder == (target.suffix == ".safetensors"):
         form = "a folder, as the network is one" if like.is_folder else "a .safetensors file"
         raise ValueError(f"`--out` must be {form}, got {target}.")
-    if not target.parent.is_dir():
-        raise ValueError(f"`--out`: there is no folder {target.parent}.")
     _check_free(target, like, overwrite)
     if shutil.disk_usage(target.parent).free <= like.nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
 
 
+def check_path(path: Path, overwrite: bool) -> None:
+    """Refuse a path in a folder that is not there, or at which something is that must stay.
+
+    Args:
+        path: what shall be written.
+        overwrite: whether what is there may be replaced.
+    """
+    if not path.parent.is_dir():
+        raise ValueError(f"`--out`: there is no folder {path.parent}.")
+    if os.path.lexists(path) and not overwrite:
+        raise ValueError(f"`--out`: {path} is there; `--overwrite true` replaces it.")
+
+
 def _check_free(target: Path, like: StoredNetwork, overwrite: bool) -> None:
+    check_path(target, overwrite)
     if not os.path.lexists(target):
         return
-    if not overwrite:
-        raise ValueError(f"`--out`: {target} is there; `--overwrite true` replaces it.")
     if target.is_dir() != like.is_folder or (target.is_symlink() and like.is_folder):
         raise ValueError(f"`--out`: {target} is of another kind, and is not replaced.")
     if like.is_folder:
