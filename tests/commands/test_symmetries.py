@@ -35,8 +35,8 @@ def test_report(capsys):
 
 
 def test_explain_names_what_ties_and_holds_a_tensor(capsys):
-    main([*OPTUNET, "--explain", "3.weight"])
-    assert "3.weight, axis 0: units, scales and signs go with 3.bias" in capsys.readouterr().out
+    main([*OPTUNET, "--explain", "7.weight"])
+    assert "7.weight, axis 0: units, scales and signs go with 7.bias" in capsys.readouterr().out
 
 
 def test_own_module_in_the_current_folder(tmp_path, monkeypatch, capsys):
