@@ -135,7 +135,7 @@ print(f"errors among the 405 others: {wrong[45:].sum()}")
 # the digits with the most disagreement has twice as many errors as all the others together. So you
 # can look at the inputs on which your own model is uncertain before anybody complains about them.
 #
-# ## Notice what is no digit at all
+# ## Notice inputs that are not digits
 #
 # A classifier of digits has to answer with a digit, whatever it is given. To notice inputs of
 # another kind (*out of distribution*, OOD), give each input a score, and raise an alarm above a
