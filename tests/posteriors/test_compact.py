@@ -85,6 +85,14 @@ def test_the_reference_is_the_first_network_by_default():
     assert torch.equal(one.log_std, two.log_std)
 
 
+def test_means_and_deviations_without_matching():
+    stack = permuted_copies()
+    q = DiagonalGaussian.fit(stack)
+    rows, _ = P.ravel(stack, stacked=True)
+    torch.testing.assert_close(q.mean.detach(), rows.mean(0))
+    torch.testing.assert_close(q.log_std.detach().exp(), rows.std(0))
+
+
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
 def test_pruning_keeps_the_most_certain_weights(fraction):
     q = DiagonalGaussian.fit(permuted_copies())
