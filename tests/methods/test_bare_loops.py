@@ -96,3 +96,14 @@ def test_lightning_is_not_even_imported():
     code = "import sys, lightning_bnn.methods; print('lightning' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("make", [methods.DeepEnsemble, methods.SWAG])
+def test_the_prior_has_the_share_of_one_example(make):
+    net, batch = network(), Batch((torch.randn(8, 6),), torch.arange(8) % 3)
+    method, run = make(prior_std=0.5), Run(net, num_data=10)
+    found = method.init(net, params.populate(net, 3))
+    terms = method.losses(found, batch, run)
+    rows = params.ravel(found.stack(), stacked=True)[0]
+    log_prior = torch.distributions.Normal(0.0, 0.5).log_prob(rows).sum(1)
+    torch.testing.assert_close(terms["loss"], terms["nll"] - log_prior / 10)
