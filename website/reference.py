@@ -76,8 +76,8 @@ def public_names(module: str) -> list[str]:
 def imports(module: str, name: str) -> list[str]:
     """The modules from which a name is imported, one from the next; the last one defines it.
 
-    >>> imports("lightning_bnn.symmetry", "align")[1:]
-    ['lightning_bnn.symmetry.matching', 'lightning_bnn.symmetry.matching.align']
+    >>> imports("lightning_bnn.symmetry", "align")[-1]
+    'lightning_bnn.symmetry.matching.align'
     >>> imports("lightning_bnn.calibration", "calibrated")[-1]
     'lightning_bnn.calibration.calibrated'
     """
