@@ -63,6 +63,7 @@ LONGER = {
     "correlation",
     "width",
     "interpolation",
+    "permutations",
     "toy",
     "transpositions",
     "tractable",
@@ -276,6 +277,7 @@ def test_toy_forms_keep_the_function_and_order_the_last_layer():
     assert (ordered["3.weight"][:, 0, 0] <= ordered["3.weight"][:, 0, 1]).all()
 
 
+@pytest.mark.e2e
 def test_permutations_are_followed_step_by_step(ran):
     held = torch.load(ran("permutations")[0] / "out" / "history_max.pt")
     assert held["tau"].shape == (17, 2, 3)
@@ -358,6 +360,7 @@ def test_intervals_know_that_methods_are_the_same_in_all_groups():
     assert higher - lower > 0.7 * (high - low) > 0.5
 
 
+@pytest.mark.e2e
 def test_compact_representations_of_permuted_networks(here):
     """Copies of one network in other orders: matched they are it, as they are they are nothing."""
     problem = read_problem(here / "like.yaml")
