@@ -23,8 +23,7 @@ from lightning_bnn.symmetry import (
     random_signs,
     rescale,
 )
-from lightning_bnn.symmetry.matching.difference import Stage, unrelated
-from lightning_bnn.symmetry.matching.fitting_signs import fitted_signs, steady_signs
+from lightning_bnn.symmetry.matching.difference import Stage, fitted_signs, steady_signs, unrelated
 from lightning_bnn.symmetry.matching.interpolation import (
     half_way_error,
     output_error,
