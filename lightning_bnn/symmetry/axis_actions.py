@@ -46,7 +46,7 @@ def axis_permutation(
     pairs = sym.placements_by_axis("permutations").get(axis, [])
     if len(pairs) == 1 and pairs[0][1].covers(sym.axes[axis]):
         return permutations[pairs[0][0]].to(device)
-    lead = torch.broadcast_shapes(*(permutations[g].shape[:-1] for g, _ in pairs))
+    lead = max((permutations[g].shape[:-1] for g, _ in pairs), default=())
     index = torch.arange(sym.axes[axis].length, device=device).repeat(*lead, 1)
     for g, placement in pairs:
         positions = placement.positions.to(index.device)
@@ -57,7 +57,9 @@ def axis_permutation(
 
 def take_along_last(values: Tensor, index: Tensor) -> Tensor:
     """Pick along the last dimension, where leading dimensions broadcast."""
-    lead = torch.broadcast_shapes(values.shape[:-1], index.shape[:-1])
+    if values.ndim == index.ndim == 1:
+        return values[index]
+    lead = max(values.shape[:-1], index.shape[:-1])
     return values.expand(*lead, -1).gather(-1, index.expand(*lead, -1))
 
 
@@ -94,7 +96,7 @@ def axis_factors(
     ]
     if len(pairs) == 1 and pairs[0][1].covers(sym.axes[axis]):
         return powers[0]
-    lead = torch.broadcast_shapes(*(value.shape[:-1] for value in powers))
+    lead = max(value.shape[:-1] for value in powers)
     factors = torch.ones(*lead, sym.axes[axis].length, dtype=dtype, device=device)
     for (_, placement), value in zip(pairs, powers, strict=True):
         positions = placement.positions.reshape(-1).to(device)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -91,6 +92,7 @@ def sort_permutations(
     return orders
 
 
+@lru_cache(maxsize=8)
 def _sequence(sym: Symmetries, backwards: bool) -> list[int]:
     """Groups in graph order, or from the last layer.
 
@@ -135,6 +137,7 @@ def _first_axis(sym: Symmetries, group: PermutationGroup) -> int:
     return min(axes, default=0)
 
 
+@lru_cache(maxsize=8)
 def _around(sym: Symmetries) -> list[set[int]]:
     """For every group, those of the blocks that it lies in."""
     around: list[set[int]] = [set() for _ in sym.permutations]
@@ -145,6 +148,7 @@ def _around(sym: Symmetries) -> list[set[int]]:
     return around
 
 
+@lru_cache(maxsize=8)
 def _crossing(sym: Symmetries) -> list[set[int]]:
     """Groups whose units have parts of the units of each other: which is first depends on both."""
     around = _around(sym)
