@@ -1,9 +1,11 @@
 """Symmetries of a network that were checked on it, and the sizes of their groups."""
 
+import itertools
+
 import torch
 from torch import nn
 
-from lightning_bnn.symmetry import discover, verify
+from lightning_bnn.symmetry import compose, discover, verify
 
 
 def exact(model, *x, others=(), tolerance=1e-11):
@@ -32,3 +34,13 @@ def weight(*shape):
     """A parameter with the same random numbers for the same shape."""
     generator = torch.Generator().manual_seed(sum(shape))
     return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64))
+
+
+def cycle_error(between, sym):
+    """The share of units that do not come back to their place on the way round three networks."""
+    astray = []
+    for a, b, c in itertools.permutations(sorted({k for pair in between for k in pair}), 3):
+        there = compose(between[a, b], between[b, c], sym)
+        for order in compose(there, between[c, a], sym):
+            astray += (order != torch.arange(len(order))).tolist()
+    return sum(astray) / len(astray)

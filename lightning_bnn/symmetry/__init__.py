@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         Symmetries,
     )
     from lightning_bnn.symmetry.matching.activations import match_activations
-    from lightning_bnn.symmetry.matching.align import Alignment, align, cycle_error
+    from lightning_bnn.symmetry.matching.align import Alignment, align
     from lightning_bnn.symmetry.matching.averaging import average
     from lightning_bnn.symmetry.matching.difference import Difference, Stage, difference
     from lightning_bnn.symmetry.matching.interpolation import Barrier, barrier, interpolate
@@ -107,7 +107,6 @@ __all__ = [
     "canonical_scales_and_signs",
     "canonicalise",
     "compose",
-    "cycle_error",
     "difference",
     "discover",
     "fingerprint",

@@ -7,11 +7,12 @@ import logging
 import pytest
 import torch
 from cases import Forward
+from checked_symmetries import cycle_error
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 from lightning_bnn import params as P
-from lightning_bnn.symmetry import align, cycle_error, discover, match, match_all, permute
+from lightning_bnn.symmetry import align, discover, match, match_all, permute
 from lightning_bnn.symmetry.elements import random_permutations
 from lightning_bnn.symmetry.matching.ascent import Ascent
 from lightning_bnn.symmetry.matching.plan import Plan

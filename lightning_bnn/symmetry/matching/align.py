@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -33,7 +32,7 @@ from lightning_bnn.symmetry.min_mass import min_mass
 from lightning_bnn.symmetry.mixing import identity_mixings, mix
 from lightning_bnn.symmetry.validation import check_finite, check_params, check_squares
 
-__all__ = ["Alignment", "Scales", "align", "cycle_error", "distance_to_mean"]
+__all__ = ["Alignment", "Scales", "align", "distance_to_mean"]
 
 AlignMethod = Literal["joint", "reference"]
 Scales = Literal["min-mass"]
@@ -395,7 +394,7 @@ def _as_the_first(
     return result
 
 
-# ------------------------------------------------------------ distances and cycles
+# ------------------------------------------------------------ distances
 def distance_to_mean(stack: Params, names: Iterable[str], counts: Tensor | None = None) -> float:
     """Sum of squared distances of the networks of a stack to their mean, over some tensors.
 
@@ -411,43 +410,3 @@ def distance_to_mean(stack: Params, names: Iterable[str], counts: Tensor | None 
         mean = weights @ rows / weights.sum()
         total += float(weights @ (rows - mean).square().sum(1))
     return total
-
-
-def cycle_error(between: Mapping[tuple[int, int], Sequence[Tensor]], sym: Symmetries) -> float:
-    r"""Share of units that do not come back to their place on the way round three networks.
-
-    .. math:: \frac{1}{|U|} \sum_{a, b, c} |\{u : (\pi_{c a} \pi_{b c} \pi_{a b})(u) \neq u\}|
-
-    Args:
-        between: for every ordered pair ``(a, b)``, permutations that bring ``a`` to ``b``, from
-            `match` or from `Alignment.between`.
-        sym: what `discover` returned.
-
-    >>> import itertools
-    >>> from lightning_bnn import params as P
-    >>> from lightning_bnn.models import mlp
-    >>> from lightning_bnn.symmetry import align, cycle_error, discover, match
-    >>> net = mlp(2, [20], 1)
-    >>> stack = P.populate(net, 3, torch.Generator().manual_seed(0))
-    >>> sym = discover(net, torch.randn(8, 2))
-    >>> pairs, found = list(itertools.permutations(range(3), 2)), align(stack, sym)
-    >>> cycle_error({(a, b): found.between(a, b, sym) for a, b in pairs}, sym)
-    0.0
-    >>> w = P.unstack(stack)
-    >>> cycle_error({(a, b): match(w[a], w[b], sym) for a, b in pairs}, sym) > 0
-    True
-    """
-    networks = sorted({k for pair in between for k in pair})
-    missing = [p for p in itertools.permutations(networks, 2) if p not in between]
-    if len(networks) < 3 or missing:
-        raise ValueError(
-            "`between` must hold every ordered pair of at least three networks"
-            + (f", {missing[0]} is missing." if missing else ".")
-        )
-    astray = units = 0
-    for a, b, c in itertools.permutations(networks, 3):
-        there = compose(between[a, b], between[b, c], sym)
-        for order in compose(there, between[c, a], sym):
-            astray += int((order != torch.arange(len(order))).sum())
-            units += len(order)
-    return astray / max(units, 1)
