@@ -259,22 +259,22 @@ class JointMoments:
     """Inner products and correlations of the units of a reference with those of a stack."""
 
     def __init__(self) -> None:
-        self.goal, self.own = Moments(), Moments()
+        self.goal, self.moving = Moments(), Moments()
         self.products: Tensor | float = 0.0
 
-    def add(self, goal: Tensor, own: Tensor) -> None:
+    def add(self, goal: Tensor, moving: Tensor) -> None:
         """Take in activations ``(units, samples)`` and ``(members, units, samples)``."""
         share = self.goal.share(goal.shape[-1])
-        (a, off_a), (b, off_b) = self.goal.add(goal), self.own.add(own)
+        (a, off_a), (b, off_b) = self.goal.add(goal), self.moving.add(moving)
         self.products = self.products + a @ b.mT + share * off_a[:, None] * off_b[:, None]
 
     def table(self, measure: Measure) -> Tensor:
         """Sums of products over samples, or correlations: zero for units that never vary."""
-        goal, own = self.goal, self.own
+        goal, moving = self.goal, self.moving
         if measure == "correlation":
-            deviations = goal.deviation[:, None] * own.deviation[:, None]
+            deviations = goal.deviation[:, None] * moving.deviation[:, None]
             return self.products / goal.count / deviations.where(deviations > 0, torch.inf)
-        means = torch.as_tensor(goal.mean)[:, None] * torch.as_tensor(own.mean)[:, None]
+        means = torch.as_tensor(goal.mean)[:, None] * torch.as_tensor(moving.mean)[:, None]
         return self.products + goal.count * means
 
 

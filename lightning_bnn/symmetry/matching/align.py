@@ -281,9 +281,9 @@ class _ByPermutations(_Frame):
         nothing = {n: torch.zeros_like(stack[n][0]) for n in plan.compared}
         self.ascents = []
         for m in range(stack_size(stack)):
-            one, own = {n: t[m : m + 1] for n, t in stack.items()}, [e[m : m + 1] for e in start]
-            self.ascents.append(Ascent(plan, one, nothing, own[groups:] or None))
-            self.ascents[-1].stand(own[:groups])
+            one, moving = {n: t[m : m + 1] for n, t in stack.items()}, [e[m : m + 1] for e in start]
+            self.ascents.append(Ascent(plan, one, nothing, moving[groups:] or None))
+            self.ascents[-1].stand(moving[:groups])
         super().__init__([self._current(m) for m in range(len(self.ascents))], counts)
 
     def _current(self, m: int) -> Params:

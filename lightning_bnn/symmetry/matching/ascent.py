@@ -111,8 +111,8 @@ class Ascent:
                 goal = self.reference[view.tensor]
                 goal = view.rows(goal) if self.several else view.rows(goal[None])[0]
                 self.goals[view] = self._real(goal)
-            own = self._real(view.rows(self.current[view.tensor]))
-            self.products[view] = (self.goals[view].to(own) @ own.mT).cpu()
+            moving = self._real(view.rows(self.current[view.tensor]))
+            self.products[view] = (self.goals[view].to(moving) @ moving.mT).cpu()
         return self.products[view]
 
     # -------------------------------------------------------- climbing
@@ -259,11 +259,11 @@ class Ascent:
             if g not in self.plan.homes:
                 self.permutations[g] = before[g].gather(1, order)
                 continue
-            for m, own in enumerate(order):
+            for m, moving in enumerate(order):
                 at = standing_at(g, [p[m] for p in before], self.sym, self.plan.homes)
                 if self.permutations[at] is before[at]:
                     self.permutations[at] = before[at].clone()
-                self.permutations[at][m] = before[at][m][own]
+                self.permutations[at][m] = before[at][m][moving]
 
     def _flip(self, k: int, mirror: int, factors: Tensor) -> None:
         """Flip units as they stand."""
@@ -334,14 +334,14 @@ class Ascent:
     def _facing(self, group: int) -> Tensor:
         """Similarity of every branch with what stands in its place, with its rows in a router."""
         branches, compared = self.plan.groups[group], self.plan.compared
-        own, goal = {n: t[0].double() for n, t in self.current.items()}, self.reference
+        moving, goal = {n: t[0].double() for n, t in self.current.items()}, self.reference
         total = torch.zeros(branches.units, dtype=torch.float64)
         for row in branches.tensors:
             if row[0] in compared:
-                total += torch.stack([(goal[n].double() * own[n]).sum().cpu() for n in row])
+                total += torch.stack([(goal[n].double() * moving[n]).sum().cpu() for n in row])
         for placement in branches.placements:
             if self.sym.axes[placement.axis].tensor in compared:
-                a, b = (unit_rows(w, self.sym, placement).double() for w in (goal, own))
+                a, b = (unit_rows(w, self.sym, placement).double() for w in (goal, moving))
                 total += (a * b).sum(-1).cpu()
         return total
 

@@ -44,23 +44,23 @@ class Moments:
     """Inner products of channels on which G (first) or its inverse transpose (second) acts.
 
     Attributes:
-        own: of the network that moves, ``(2, spaces, size, size)``.
+        moving: of the network that moves, ``(2, spaces, size, size)``.
         goal: of the reference.
         cross: of every space of the reference with every one of the network, ``(2, spaces, spaces,
             size, size)``.
     """
 
-    own: Tensor
+    moving: Tensor
     goal: Tensor
     cross: Tensor
 
     def __add__(self, other: Moments) -> Moments:
         """The moments of longer rows."""
-        return Moments(self.own + other.own, self.goal + other.goal, self.cross + other.cross)
+        return Moments(self.moving + other.moving, self.goal + other.goal, self.cross + other.cross)
 
     def over(self, size: Tensor, size_of_pairs: Tensor) -> Moments:
         """The moments of smaller rows."""
-        return Moments(self.own / size, self.goal / size, self.cross / size_of_pairs)
+        return Moments(self.moving / size, self.goal / size, self.cross / size_of_pairs)
 
     @property
     def shares(self) -> Moments:
@@ -76,12 +76,12 @@ class Moments:
 
     def reordered(self, order: Tensor) -> Moments:
         """The moments after the spaces of the network have changed their places."""
-        return Moments(self.own[:, order], self.goal, self.cross[:, :, order])
+        return Moments(self.moving[:, order], self.goal, self.cross[:, :, order])
 
     def mixed(self, matrices: Tensor) -> Moments:
         """The moments after the channels of the network are mixed, ``(spaces, size, size)``."""
         both = torch.stack([matrices, torch.linalg.inv(matrices).mT])
-        return Moments(both @ self.own @ both.mT, self.goal, self.cross @ both[:, None].mT)
+        return Moments(both @ self.moving @ both.mT, self.goal, self.cross @ both[:, None].mT)
 
     @classmethod
     def none(cls, group: LinearGroup, like: Tensor) -> Moments:
@@ -91,11 +91,11 @@ class Moments:
         return cls(zero, zero, like.new_zeros(2, s, s, n, n, dtype=torch.float64))
 
 
-def _moments(own: Tensor, goal: Tensor, side: int) -> Moments:
+def _moments(moving: Tensor, goal: Tensor, side: int) -> Moments:
     """Of rows ``(spaces, size, numbers)``, on one side."""
-    both = [own @ own.mT, goal @ goal.mT]
-    s, n = own.shape[:2]
-    cross = (goal.flatten(0, 1) @ own.flatten(0, 1).mT).reshape(s, n, s, n).transpose(1, 2)
+    both = [moving @ moving.mT, goal @ goal.mT]
+    s, n = moving.shape[:2]
+    cross = (goal.flatten(0, 1) @ moving.flatten(0, 1).mT).reshape(s, n, s, n).transpose(1, 2)
     parts = []
     for part in (*both, cross):
         whole = part.new_zeros(2, *part.shape)
@@ -114,8 +114,8 @@ def weight_moments(
     """Moments of the weights at some places of a group."""
     total = Moments.none(group, next(iter(params.values())))
     for placement in places:
-        own, goal = (unit_rows(p, sym, placement).double() for p in (params, reference))
-        total = total + _moments(own, goal, int(placement.exponent == -1))
+        moving, goal = (unit_rows(p, sym, placement).double() for p in (params, reference))
+        total = total + _moments(moving, goal, int(placement.exponent == -1))
     return total
 
 
@@ -144,10 +144,10 @@ def activation_moments(
     for x in inputs:
         both = [watch(network, p, x, names) for p in (params, reference)]
         for k, group in enumerate(sym.linear):
-            for number, (own, goal, side) in _shown(sym, group, *both).items():
-                found, sides[k, number] = _moments(own, goal, side), side
+            for number, (moving, goal, side) in _shown(sym, group, *both).items():
+                found, sides[k, number] = _moments(moving, goal, side), side
                 every[k, number] = every[k, number] + found if (k, number) in every else found
-    if not all(bool((m.own + m.goal).isfinite().all()) for m in every.values()):
+    if not all(bool((m.moving + m.goal).isfinite().all()) for m in every.values()):
         raise ValueError("`batches` lead to activations that are not finite.")
     like = next(iter(params.values()))
     totals = [[Moments.none(g, like) for g in sym.linear] for _ in range(2)]
@@ -161,15 +161,15 @@ def activation_moments(
 def _shown(
     sym: Symmetries,
     group: LinearGroup,
-    own: Mapping[str, Sequence[Product]],
+    moving: Mapping[str, Sequence[Product]],
     goal: Mapping[str, Sequence[Product]],
 ) -> dict[int, tuple[Tensor, Tensor, int]]:
     """By place, the channels of both networks ``(spaces, size, numbers)``, and on which side."""
     result, sources = {}, set[tuple[tuple[int, int], ...]]()
     for number, placement in enumerate(group.placements):
         axis = sym.axes[placement.axis]
-        pair = values_at(sym, placement, own), values_at(sym, placement, goal)
-        source = tuple(p.origin for p in own.get(axis.tensor, ()))
+        pair = values_at(sym, placement, moving), values_at(sym, placement, goal)
+        source = tuple(p.origin for p in moving.get(axis.tensor, ()))
         if pair[0] is None or pair[1] is None or (axis.dim == 1 and source in sources):
             continue
         if axis.dim == 1:  # queries, keys and values read the same
@@ -264,8 +264,8 @@ class ChannelView:
         """Moments of all groups, if activations are what counts: for matrices, and for heads."""
         if self.network is None:
             return None, None
-        own = {n: t.to(reference[n].dtype) if n in reference else t for n, t in params.items()}
-        telling, every = activation_moments(self.network, own, reference, self.sym, self.inputs)
+        moving = {n: t.to(reference[n].dtype) if n in reference else t for n, t in params.items()}
+        telling, every = activation_moments(self.network, moving, reference, self.sym, self.inputs)
         for group, moments in zip(self.sym.linear, telling, strict=True):
             if not bool((moments.goal != 0).any()) and group.name not in self.warned:
                 self.warned.add(group.name)

@@ -243,17 +243,17 @@ class _Way:
     def steps(self, a: Params, b: Params) -> list[_Step]:
         """Both networks after each of the steps that this architecture has."""
         unmoved = identity(self.sym)
-        (own, _), (goal, _) = at_least_mass(a, self.sym), at_least_mass(b, self.sym)
+        (moving, _), (goal, _) = at_least_mass(a, self.sym), at_least_mass(b, self.sym)
         steps = []
         if self.sym.scalings or self.sym.shifts:
-            steps.append(_Step("least mass", own, goal, unmoved))
-        ends = self._in_order(own, goal)
+            steps.append(_Step("least mass", moving, goal, unmoved))
+        ends = self._in_order(moving, goal)
         steps.append(_closest(ends))
         if self.sym.linear:
             steps.append(self._mixed(steps[-1], ends[bool(self.sym.signs) : -1]))
         return steps
 
-    def _in_order(self, own: Params, goal: Params) -> list[_Step]:
+    def _in_order(self, moving: Params, goal: Params) -> list[_Step]:
         """Units matched from a random order, so that the labels that they had do not count.
 
         What does not fit is flipped, and matched again. There is one end for every way to choose
@@ -261,7 +261,7 @@ class _Way:
         """
         sym = self.sym
         shuffle = random_permutations(sym, keyed_generator(self.seed, "labels"))
-        start = _Step(_ORDER, permute_some(own, sym, shuffle), goal, shuffle)
+        start = _Step(_ORDER, permute_some(moving, sym, shuffle), goal, shuffle)
         ends = [self._fitted(self._matched(start, signs=False))]
         if sym.signs:
             signs = steady_signs(goal, sym)
@@ -269,7 +269,7 @@ class _Way:
             for other in self._sign_choices(start.a):
                 end = self._fitted(self._matched(start._replace(a=other, b=steady)))
                 ends.append(end._replace(a=multiply(end.a, sym, {"signs": signs}), b=goal))
-        return [*ends, start._replace(a=own, permutations=identity(sym))]
+        return [*ends, start._replace(a=moving, permutations=identity(sym))]
 
     def _fitted(self, best: _Step) -> _Step:
         """Flip what does not fit, and match again, until that brings nothing closer."""
@@ -324,9 +324,9 @@ class _Way:
         other = multiply(steady, sym, {"signs": turned})
         return [steady, multiply(other, sym, {"signs": gain_signs(other, sym)})]
 
-    def _mixed_from(self, before: _Step, own: Params, goal: Params) -> _Step:
+    def _mixed_from(self, before: _Step, moving: Params, goal: Params) -> _Step:
         sym = self.sym
-        end = _mixed(_Step("channels mixed", own, goal, before.permutations), sym)
+        end = _mixed(_Step("channels mixed", moving, goal, before.permutations), sym)
         if sym.signs:
             flipped = end._replace(a=fitted_signs(end.a, goal, sym))
             end = _closest([end, _mixed(flipped, sym)])
@@ -363,9 +363,9 @@ def _apart(step: _Step) -> Tensor:
     """Squared distance of all weights, of every member."""
     total = torch.zeros((), dtype=torch.float64)
     for name in (n for n, t in step.b.items() if is_weight(n, t)):
-        own, goal = step.a[name].double(), step.b[name].double()
-        lead = own.shape[: own.ndim - goal.ndim]
-        total = total + (own - goal).reshape(*lead, -1).square().sum(-1)
+        moving, goal = step.a[name].double(), step.b[name].double()
+        lead = moving.shape[: moving.ndim - goal.ndim]
+        total = total + (moving - goal).reshape(*lead, -1).square().sum(-1)
     return total
 
 
@@ -388,8 +388,8 @@ def _nulls(way: _Way, a: Params, b: Params, nulls: int) -> Iterator[Stage]:
     for first in range(0, nulls, at_once):
         like = unrelated(a, way.sym, min(at_once, nulls - first), way.seed + first)
         last = way.steps(like, b)[-1]
-        for own in unstack(last.a):
-            yield _stage(last._replace(a=own))
+        for moving in unstack(last.a):
+            yield _stage(last._replace(a=moving))
 
 
 # ------------------------------------------------------------ distances
@@ -397,9 +397,9 @@ def _stage(step: _Step) -> Stage:
     """The distance of two networks from each other, tensor by tensor."""
     squares, sizes = dict[str, float](), dict[str, float]()
     for name in (n for n, t in step.b.items() if is_weight(n, t)):
-        own, goal = step.a[name].double(), step.b[name].double()
-        squares[name] = float((own - goal).square().sum())
-        sizes[name] = float(own.square().sum() + goal.square().sum()) / 2
+        moving, goal = step.a[name].double(), step.b[name].double()
+        squares[name] = float((moving - goal).square().sum())
+        sizes[name] = float(moving.square().sum() + goal.square().sum()) / 2
     return Stage(step.name, squares, sizes)
 
 

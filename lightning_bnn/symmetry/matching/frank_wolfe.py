@@ -184,15 +184,15 @@ class Objective:
                 for other in axes:
                     w = w if other == axis else self._moved(w, other, axes[other], point)
                 for k, placement in pieces:
-                    own = unit_rows({}, self.sym, placement, w)
-                    goal = unit_rows({}, self.sym, placement, self.goal[name]).to(own)
-                    result[k] += (goal @ own.mT).to(result[k])
+                    moving = unit_rows({}, self.sym, placement, w)
+                    goal = unit_rows({}, self.sym, placement, self.goal[name]).to(moving)
+                    result[k] += (goal @ moving.mT).to(result[k])
         return result
 
     def most(self) -> Tensor:
         """Upper limit of the similarity, by norms of tensors."""
         pairs = ((w.flatten(1).norm(dim=1), self.goal[n].norm()) for n, w in self.params.items())
-        norms = (own.double() * goal.double() for own, goal in pairs)
+        norms = (moving.double() * goal.double() for moving, goal in pairs)
         return torch.stack([n.cpu() for n in norms]).sum(0)
 
     def _moved(
@@ -240,8 +240,8 @@ def start_from_signatures(plan: Plan, params: Params, reference: Params) -> list
         for k, placement in (piece for pieces in axes.values() for piece in pieces):
             if reference[name].ndim > 1:
                 both = (w[name] for w in (objective.params, objective.goal))
-                own, goal = (unit_rows({}, plan.sym, placement, w).sort(-1).values for w in both)
-                apart = torch.cdist(goal.to(own).expand_as(own), own).square().cpu()
+                moving, goal = (unit_rows({}, plan.sym, placement, w).sort(-1).values for w in both)
+                apart = torch.cdist(goal.to(moving).expand_as(moving), moving).square().cpu()
                 mean = apart.mean((1, 2), keepdim=True)
                 result[k] = result[k] + torch.where(mean > 0, apart / mean, 0)
                 counts[k] += 1

@@ -203,7 +203,7 @@ class Pair:
         change = 0.0
         for k in groups:
             pair = self._moments(k, first)
-            step = nearest(self.sym.linear[k], pair.own, pair.goal, pair.paired).matrices
+            step = nearest(self.sym.linear[k], pair.moving, pair.goal, pair.paired).matrices
             change = max(change, self._mix(k, step))
         return change
 
@@ -221,8 +221,8 @@ class Pair:
             for k, group in enumerate(self.sym.linear):
                 if group.kind == "general":
                     pair = self._moments(k) if by_weights else self._moments(k).shares
-                    eye = torch.eye(group.size).to(pair.own).expand(group.spaces, -1, -1)
-                    self._mix(k, least_squares(eye, pair.own, pair.paired))
+                    eye = torch.eye(group.size).to(pair.moving).expand(group.spaces, -1, -1)
+                    self._mix(k, least_squares(eye, pair.moving, pair.paired))
                 elif by_weights:
                     self._turn([k])
             if by_weights and self._apart() > apart:  # numbers of planes are balanced
@@ -261,8 +261,8 @@ class Pair:
         if view.network is None:
             orders = list(match(self.params, self.goal, reduced, method="ascent"))
         else:
-            own = self._as_given()
-            orders = match_activations(view.network, own, self.reference, reduced, view.inputs)
+            moving = self._as_given()
+            orders = match_activations(view.network, moving, self.reference, reduced, view.inputs)
         for k, order in zip(groups, orders, strict=True):
             result[k] = order
         return result
@@ -283,6 +283,6 @@ class Pair:
     def _similarity(self, k: int, spaces: Tensor) -> Tensor:
         """Of every pair of heads, as a share of what the reference has with itself."""
         moments = self.view.moments(k, self.params, self.goal, self.everywhere)
-        values, spaces = all_pairs(self.sym.linear[k], moments), spaces.to(moments.own.device)
-        own = nearest(self.sym.linear[k], moments.goal, moments.goal, moments.goal).similarity
-        return values[spaces[:, None], spaces[None]].sum(-1) / own.sum().clamp_min(1e-300)
+        values, spaces = all_pairs(self.sym.linear[k], moments), spaces.to(moments.moving.device)
+        moving = nearest(self.sym.linear[k], moments.goal, moments.goal, moments.goal).similarity
+        return values[spaces[:, None], spaces[None]].sum(-1) / moving.sum().clamp_min(1e-300)

@@ -110,7 +110,7 @@ def procrustes(cross: Tensor) -> Nearest:
     return Nearest(left @ right, singular.sum(-1))
 
 
-def nearest(group: LinearGroup, own: Tensor, goal: Tensor, cross: Tensor) -> Nearest:
+def nearest(group: LinearGroup, moving: Tensor, goal: Tensor, cross: Tensor) -> Nearest:
     r"""The matrices of a group after which channels are closest to those of a reference.
 
     Rotations are those of Procrustes. Where sizes are free, both networks are balanced first
@@ -120,14 +120,14 @@ def nearest(group: LinearGroup, own: Tensor, goal: Tensor, cross: Tensor) -> Nea
 
     Args:
         group: says which matrices there are.
-        own: moments of the network, ``(2, ..., size, size)``; see `Moments`.
+        moving: moments of the network, ``(2, ..., size, size)``; see `Moments`.
         goal: those of the reference.
         cross: those of the reference with the network.
     """
     if group.kind == "general":
-        return _general(own, goal, cross)
+        return _general(moving, goal, cross)
     if group.kind in ("complex", "unit complex"):
-        return _complex(own, goal, cross, group.kind == "complex")
+        return _complex(moving, goal, cross, group.kind == "complex")
     both = cross[0] + cross[1]
     if group.kind == "orthogonal":
         return procrustes(both)
@@ -139,8 +139,8 @@ def nearest(group: LinearGroup, own: Tensor, goal: Tensor, cross: Tensor) -> Nea
     return Nearest(basis @ rotation.matrices @ basis.mT + 1 / n, rotation.similarity + along)
 
 
-def _general(own: Tensor, goal: Tensor, cross: Tensor) -> Nearest:
-    mine, theirs = (balance_spaces(*map(_root, moment)) for moment in (own, goal))
+def _general(moving: Tensor, goal: Tensor, cross: Tensor) -> Nearest:
+    mine, theirs = (balance_spaces(*map(_root, moment)) for moment in (moving, goal))
     turn = theirs.forward @ cross[0] @ mine.forward.mT
     turn = turn + theirs.inverse_transpose @ cross[1] @ mine.inverse_transpose.mT
     rotation = procrustes(turn)
@@ -150,7 +150,7 @@ def _general(own: Tensor, goal: Tensor, cross: Tensor) -> Nearest:
     return Nearest(torch.where(usable, matrices, unmoved), rotation.similarity)
 
 
-def least_squares(matrices: Tensor, own: Tensor, cross: Tensor, steps: int = 20) -> Tensor:
+def least_squares(matrices: Tensor, moving: Tensor, cross: Tensor, steps: int = 20) -> Tensor:
     r"""Invertible matrices with the least distance of both sides together.
 
     .. math:: |B_1 - G A_1|^2 + |B_2 - G^{-T} A_2|^2
@@ -159,21 +159,21 @@ def least_squares(matrices: Tensor, own: Tensor, cross: Tensor, steps: int = 20)
 
     Args:
         matrices: where to start, ``(spaces, size, size)``.
-        own: moments of the network, ``(2, spaces, size, size)``.
+        moving: moments of the network, ``(2, spaces, size, size)``.
         cross: those of the reference with the network.
         steps: at most so many.
     """
-    value = _misfit(matrices, own, cross)
+    value = _misfit(matrices, moving, cross)
     for _ in range(steps):
         both = torch.stack([matrices, torch.linalg.inv(matrices).mT])
-        a, b = both @ own @ both.mT
+        a, b = both @ moving @ both.mT
         right = cross @ both.mT
         step = _sylvester(a, b, right[0] - a - (right[1] - b).mT)
         length = torch.linalg.matrix_norm(step)[:, None, None]
         before, start = value, matrices
         for k in range(_SHORTER):  # what is far away is approached in turns of one
             tried = torch.matrix_exp(step / length.clamp_min(1) / 3**k) @ start
-            reached = _misfit(tried, own, cross)
+            reached = _misfit(tried, moving, cross)
             better = reached < value
             matrices = torch.where(better[:, None, None], tried, matrices)
             value = torch.where(better, reached, value)
@@ -184,9 +184,9 @@ def least_squares(matrices: Tensor, own: Tensor, cross: Tensor, steps: int = 20)
     return matrices
 
 
-def _misfit(matrices: Tensor, own: Tensor, cross: Tensor) -> Tensor:
+def _misfit(matrices: Tensor, moving: Tensor, cross: Tensor) -> Tensor:
     both = torch.stack([matrices, torch.linalg.inv_ex(matrices).inverse.mT])
-    value = (both * (both @ own - 2 * cross)).sum((0, -2, -1))
+    value = (both * (both @ moving - 2 * cross)).sum((0, -2, -1))
     return torch.where(value.isfinite(), value, torch.inf)
 
 
@@ -205,11 +205,11 @@ def _root(moment: Tensor) -> Tensor:
     return vectors * values.sqrt()[..., None, :]
 
 
-def _complex(own: Tensor, goal: Tensor, cross: Tensor, scaled: bool) -> Nearest:
+def _complex(moving: Tensor, goal: Tensor, cross: Tensor, scaled: bool) -> Nearest:
     """One complex number for every pair of channels: its size balances, its phase fits."""
-    size = torch.ones((), dtype=own.dtype, device=own.device)
+    size = torch.ones((), dtype=moving.dtype, device=moving.device)
     if scaled:
-        trace = [m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (*goal, *own)]
+        trace = [m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (*goal, *moving)]
         ratio = trace[0] * trace[3] / (trace[1] * trace[2])
         size = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1) ** 0.25
     wide = size[..., None, None]
@@ -223,9 +223,9 @@ def _complex(own: Tensor, goal: Tensor, cross: Tensor, scaled: bool) -> Nearest:
 
 def all_pairs(group: LinearGroup, moments: Moments) -> Tensor:
     """Similarity of every space of the reference with every one of the network, best turned."""
-    own = moments.own[:, None].expand_as(moments.cross)
+    moving = moments.moving[:, None].expand_as(moments.cross)
     goal = moments.goal[:, :, None].expand_as(moments.cross)
-    return nearest(group, own, goal, moments.cross).similarity
+    return nearest(group, moving, goal, moments.cross).similarity
 
 
 # ------------------------------------------------------------ permutations of spaces

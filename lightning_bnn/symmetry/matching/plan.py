@@ -295,9 +295,9 @@ class Plan:
         """Inner product with the reference, of one network or of every member of a stack."""
         total = torch.zeros((), dtype=torch.float64)
         for name in self.compared:
-            goal, own = reference[name].double(), moved[name].double()
-            own = own.reshape(*own.shape[: own.ndim - goal.ndim], -1)
-            total = total + (own @ goal.flatten()).cpu()
+            goal, moving = reference[name].double(), moved[name].double()
+            moving = moving.reshape(*moving.shape[: moving.ndim - goal.ndim], -1)
+            total = total + (moving @ goal.flatten()).cpu()
         return total
 
     def bound(self, stack: Params, reference: Params) -> Tensor:
@@ -308,9 +308,9 @@ class Plan:
             together.setdefault(key, []).append(name)
         total = np.zeros(stack_size(stack))
         for names in together.values():
-            own = _sorted(torch.cat([stack[n].flatten(1) for n in names], -1))
+            moving = _sorted(torch.cat([stack[n].flatten(1) for n in names], -1))
             goal = _sorted(torch.cat([reference[n].flatten() for n in names]))
-            total = total + np.matmul(own.astype(np.float64), goal.astype(np.float64))
+            total = total + np.matmul(moving.astype(np.float64), goal.astype(np.float64))
         return torch.from_numpy(total)
 
 

@@ -133,8 +133,8 @@ class RunningFrame:
         if self._element is not None:
             element = [e.clone() for e in self._element]
         for m in range(members):
-            own, placed, mean = ({n: t[m] for n, t in w.items()} for w in (params, moved, means))
-            matched = match(own, mean, self.sym, signs=bool(self.sym.signs), seed=self.seed)
+            moving, placed, mean = ({n: t[m] for n, t in w.items()} for w in (params, moved, means))
+            matched = match(moving, mean, self.sym, signs=bool(self.sym.signs), seed=self.seed)
             before = self.plan.similarity(placed, mean)
             if bool(matched.objective > before + 1e-7 * before.abs()):
                 self.matches += 1
