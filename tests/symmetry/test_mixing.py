@@ -22,6 +22,8 @@ from lightning_bnn.symmetry import (
     shift,
     verify,
 )
+from lightning_bnn.symmetry.mixing import mixed_axis
+from lightning_bnn.symmetry.motions import _random_mixings
 
 lin = nn.Linear
 
@@ -69,6 +71,22 @@ def test_a_stack_is_mixed_like_its_members(case):
     shared = mix(stack, sym, one)
     for name, tensor in mix(P.unstack(stack)[2], sym, one).items():
         torch.testing.assert_close(shared[name][2], tensor)
+
+
+@pytest.mark.parametrize("case", ["stream", "centred stream"])
+def test_reflections_are_their_matrices(case):
+    model, _, sym = network(case)
+    params, drawn = P.of(model), _random_mixings(sym, torch.Generator().manual_seed(4))
+    pairs = [(g, v) for g, v in zip(sym.linear, drawn, strict=True) if v.ndim == 2]
+    assert pairs
+    for group, v in pairs:
+        eye = torch.eye(group.size).double().expand(group.spaces, -1, -1)
+        matrices = eye - 2 * v[..., None] * v[..., None, :]
+        torch.testing.assert_close(matrices @ matrices, eye)
+        for placement in group.placements:
+            w = params[sym.axes[placement.axis].tensor]
+            expected = mixed_axis(w, sym, placement, matrices)
+            torch.testing.assert_close(mixed_axis(w, sym, placement, v), expected)
 
 
 def test_random_matrices_belong_to_their_groups():
