@@ -43,7 +43,7 @@ def move(system: System, node: Node, args: Sequence[Any], named: dict[str, Any])
     if name == "slice_scatter":
         return _written_into(system, node, args, named)
     if name == "slice" and _is_emptied(value, args, size):
-        return _without_places(value, int(args[1]), size)
+        return Value(tuple(size.shape), value.parts, None, value.varies)
     function = _function(node, name, value, args, named)
     if isinstance(size, tuple | list):
         return _pieces(value, function, size)
@@ -51,17 +51,15 @@ def move(system: System, node: Node, args: Sequence[Any], named: dict[str, Any])
 
 
 def _is_emptied(value: Value, args: Sequence[Any], size: Tensor) -> bool:
-    """Whether a slice, such as ``x[:, 1:]``, is empty because what it cuts is short."""
+    """Whether a slice, such as ``x[:, 1:]``, is empty because an example is short.
+
+    What another example would leave there moves as before. Channels are as many in all of them.
+    """
     start, end = (*args[2:4], None, None)[:2]
     is_by_length = start not in (None, 0) or (isinstance(end, int) and end < 0)
-    return is_by_length and not size.numel() and 0 not in value.shape
-
-
-def _without_places(value: Value, d: int, size: Tensor) -> Value:
-    """Nothing along one dimension; what another example would leave there moves as before."""
-    if any(d % len(value.shape) in part.dims for part in value.parts):
-        raise Unfollowed("nothing is left of a slice in the example; pass a longer one")
-    return Value(tuple(size.shape), value.parts, None, value.varies)
+    is_of_channels = any(int(args[1]) % len(value.shape) in part.dims for part in value.parts)
+    is_empty = not size.numel() and 0 not in value.shape
+    return is_by_length and is_empty and not is_of_channels
 
 
 def _reshaped(value: Value, shape: Sequence[int]) -> Value:
