@@ -102,19 +102,6 @@ def _gradient(outputs: Tensor) -> Tensor:
     return outputs.detach()
 
 
-@compared("initial weights of 500 perceptrons; modules made one by one")
-def draw_perceptrons():
-    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-
-    def one():
-        return P.of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
-
-    yield {
-        "ours": lambda: silent(P.populate(net, 500)),
-        "theirs": lambda: silent(P.stack([one() for _ in range(500)])),
-    }
-
-
 # ------------------------------------------------------------ metrics
 @compared("MMD of 200 and 50 networks of 4000 weights; scipy and numpy")
 def mmd():
@@ -170,19 +157,6 @@ def auroc():
         "ours": ours,
         "theirs": lambda: roc_auc_score(ood.numpy(), scores.numpy()),
     }
-
-
-@compared("mutual information of all pairs of 30 networks; pair by pair")
-def pairs():
-    probs = torch.randn(30, 128, 10).softmax(-1)
-
-    def by_pairs():
-        found = torch.zeros(30, 30)
-        for a, b in itertools.combinations(range(30), 2):
-            found[a, b] = found[b, a] = M.mutual_information(probs[[a, b]]).mean()
-        return found
-
-    yield {"ours": lambda: M.pairwise_mutual_information(probs), "theirs": by_pairs}
 
 
 @compared("Kendall's tau of the groups of ResNet-18; scipy, group by group")
