@@ -33,6 +33,14 @@ def double_relu(x: torch.Tensor) -> torch.Tensor:
 double_relu.register_fake(torch.empty_like)
 
 
+@torch.library.custom_op("lightning_bnn_test::unit_rows", mutates_args=())
+def unit_rows(x: torch.Tensor) -> torch.Tensor:
+    return x / x.norm(dim=1, keepdim=True)
+
+
+unit_rows.register_fake(torch.empty_like)
+
+
 def gated():
     torch.manual_seed(0)
     layers = {"a": nn.Linear(4, 5), "b": nn.Linear(4, 5), "c": nn.Linear(5, 2)}
@@ -40,11 +48,17 @@ def gated():
     return model.double(), torch.randn(3, 4).double()
 
 
-def test_an_operation_of_two_operands_is_held_until_it_has_a_rule():
-    model, x = gated()
-    sym = discover(model, x)
-    assert not sym.permutations
-    assert sym.frozen[0].operation == "lightning_bnn_test.gate"
+def test_an_operation_that_mixes_units_is_held_until_it_has_a_rule():
+    layers = {"a": nn.Linear(4, 5), "b": nn.Linear(5, 2)}
+    model = Forward(lambda s, x: s.b(unit_rows(s.a(x))), **layers)
+    x = torch.randn(3, 4)
+    held = discover(model, x)
+    assert not held.permutations
+    assert held.frozen[0].operation == "lightning_bnn_test.unit_rows"
+    rules = {"lightning_bnn_test.unit_rows": lambda x: x / x.square().sum(1, True).sqrt()}
+    sym = discover(model, x, rules=rules)
+    assert not sym.frozen
+    assert ([g.units for g in sym.permutations], sym.scaling_dof, sym.sign_dof) == ([5], 1, 5)
 
 
 @pytest.mark.parametrize("rule", [lambda x, y: x * torch.relu(y), "pointwise"])
