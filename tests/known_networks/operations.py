@@ -188,12 +188,12 @@ def rounded_to_integers(s, x):
     return s.b((9 * torch.relu(s.a(x))).long().to(x.dtype))
 
 
-@wide("8 4", 0, 0)
+@wide("8", 0, 0)
 def sigmoid_of_padding(s, x):
     return s.b(torch.sigmoid(F.pad(s.a(x), (0, 4))))
 
 
-@wide("8 4", 12, 12, n=lambda: nn.BatchNorm1d(12))
+@wide("8", 12, 12, n=lambda: nn.BatchNorm1d(12))
 def norms_of_padding(s, x):
     return s.b(s.n(F.layer_norm(F.pad(torch.tanh(s.a(x)), (4, 0)), (12,))))
 
@@ -585,7 +585,9 @@ def before_the_last(s, x):
     return s.o(s.norm(torch.cat([h[:, :1], pooled(s, h, -1)], 1)))
 
 
-emptied("4", 4, 5, name="a slice that is empty in a short example")(before_the_last)
+emptied("", 4, 4, held="pass a longer one", name="a slice that is empty in a short example")(
+    before_the_last
+)
 emptied("4", 4, 5, name="a slice in a long example", inputs=(2, 16, 3))(before_the_last)
 
 
@@ -608,7 +610,7 @@ def zeros_among_channels(s, x):
     return s.b(torch.cat([y, y.new_zeros(*y.shape[:-1], 2)], -1))
 
 
-@network("5", 5, 0, a=(4, 5), c=(4, 0), o=(5, 2), inputs=(6, 4))
+@network("5", 5, 0, a=(4, 5), c=(4, 0), o=(5, 2), inputs=(6, 4), held="no elements")
 def a_layer_without_channels(s, x):
     return s.o(torch.cat([s.a(x), s.c(x)], 1).relu())
 

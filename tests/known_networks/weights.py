@@ -265,7 +265,7 @@ def a_vector_of_a_recurrence(s, x):
     return F.linear(h, v)
 
 
-@network("", 1, 0, p=parameter(25), inputs=(6, 4))
+@network("", 0, 0, p=parameter(25), inputs=(6, 4), held="`p`")
 def views_that_overlap(s, x):
     return F.relu(x @ s.p[:20].view(5, 4).T) @ s.p[10:25].view(5, 3)
 

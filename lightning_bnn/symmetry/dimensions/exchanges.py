@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -315,7 +315,7 @@ class _Search:
         found: dict[frozenset[frozenset[int]], list[list[int]]] = {}
         for cell in sorted(self._cells, key=lambda c: (len(c), c[0])):
             level = cell[:_LARGEST_CELL]
-            while len(level) > 1:
+            while len(level) > 1 and not _is_known(level, found):
                 level = self._merged(level, found)
         return list(found.values())
 
@@ -331,7 +331,8 @@ class _Search:
         smallest, kept, rest = min(sizes), [], list(level)
         while rest:
             v = rest[0]
-            images = {w: self._grown(v, w) for w in rest[1:]}
+            if v != first:
+                images = {w: self._grown(v, w) for w in rest[1:]}
             family = {w: i for w, i in images.items() if i and len(i) // 2 == smallest}
             if family:
                 self._note(v, family, found)
@@ -401,6 +402,16 @@ class _Search:
         return [
             pair for k in first for pair in zip(sorted(first[k]), sorted(second[k]), strict=True)
         ]
+
+
+def _is_known(level: list[int], found: Mapping[frozenset[frozenset[int]], object]) -> bool:
+    """Whether vertices are one of each unit of an exchange that has been found."""
+    return any(
+        len(units) == len(level)
+        and all(any(v in unit for unit in units) for v in level)
+        and len({unit for v in level for unit in units if v in unit}) == len(level)
+        for units in found
+    )
 
 
 def _side(image: dict[int, int], v: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from lightning_bnn.symmetry.dimensions.values import Ints, Part, distinct_rows
 __all__ = ["Field", "Row", "Units", "connected", "degrees_of_freedom"]
 
 Field = Literal["rational", "two"]
-Row = dict[int, Fraction]
-"""A linear combination: coefficients by variable, none of them zero."""
+Row = dict[int, Any]
+"""A linear combination: coefficients by variable, fractions or 1, none of them zero."""
 
 _Terms = tuple[Ints, Ints]
 """Labels, one equation a row, and their integer coefficients; label 0 stands for nothing."""
@@ -42,6 +42,7 @@ class Units:
 
     def __init__(self, equations: Sequence[Equation], count: int, over: Field) -> None:
         self._over, self.count = over, count
+        self._one: Any = Fraction(1) if over == "rational" else 1
         self._root, self._sign = np.arange(count), np.ones(count, np.int64)
         self._solved: dict[int, Row] = {}
         self._known: dict[int, Row] = {}
@@ -57,7 +58,7 @@ class Units:
         """The unit of a label in terms of free variables; empty where it is one."""
         root, sign = int(self._root[label]), int(self._sign[label])
         if root not in self._known:
-            self._known[root] = self._reduced({root: Fraction(1)}) if root else {}
+            self._known[root] = self._reduced({root: self._one}) if root else {}
         row = self._known[root]
         return row if sign > 0 else {v: -c for v, c in row.items()}
 
@@ -71,8 +72,7 @@ class Units:
         total: Row = {}
         for row in rows:
             for v, c in row.items():
-                value = total.get(v, Fraction(0)) + c
-                total[v] = value % 2 if self._over == "two" else value
+                self._add(total, v, c)
         return {v: c for v, c in total.items() if c}
 
     # -------------------------------------------------------------- labels that are joined
@@ -132,7 +132,7 @@ class Units:
     # -------------------------------------------------------------- elimination
     def _rows(self, terms: _Terms) -> Iterable[Row]:
         for labels, c in zip(terms[0].tolist(), terms[1].tolist(), strict=True):
-            yield {v: Fraction(k) for v, k in zip(labels, c, strict=True) if v}
+            yield {v: self._one * k for v, k in zip(labels, c, strict=True) if v}
 
     def _reduced(self, row: Row) -> Row:
         result: Row = {}
@@ -142,14 +142,19 @@ class Units:
             if v in self._solved:
                 pending += [(w, c * d) for w, d in self._solved[v].items()]
             else:
-                result = self.added([result, {v: c}])
-        return result
+                self._add(result, v, c)
+        return {v: c for v, c in result.items() if c}
+
+    def _add(self, row: Row, v: int, c: Fraction) -> None:
+        value = row.get(v, 0) + c
+        row[v] = value % 2 if self._over == "two" else value
 
     def _eliminate(self, row: Row) -> None:
         if row:
             newest = max(row)
             c = row.pop(newest)
-            self._solved[newest] = {w: -k / c for w, k in row.items()}
+            is_odd = self._over == "two"
+            self._solved[newest] = row if is_odd else {w: -k / c for w, k in row.items()}
 
 
 def _terms(equation: Equation, over: Field) -> _Terms:
