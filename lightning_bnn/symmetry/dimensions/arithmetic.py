@@ -16,6 +16,7 @@ from lightning_bnn.symmetry.dimensions.values import (
     NONE,
     Part,
     Value,
+    choice_of,
     chosen,
     compress,
     label_rows,
@@ -50,8 +51,8 @@ def unify(system: System, values: Sequence[Value], is_linear: bool = True) -> Va
     return Value(tuple(shape), first.parts, None, varies)
 
 
-def _choices_of(value: Value) -> frozenset[int]:
-    return frozenset[int]().union(*(chosen(x.labels) for x in value.parts))
+def _choices_of(value: Value) -> frozenset[bytes]:
+    return frozenset(choice_of(x.labels) for x in value.parts) - {b""}
 
 
 def gathered(system: System, value: Value, over: frozenset[int] | None = None) -> Value:
@@ -165,6 +166,8 @@ def multiply(system: System, a: Value, b: Value, power: int = 1) -> Value:
     shape = torch.broadcast_shapes(a.shape, b.shape)
     if a.is_zero or (b.is_zero and power > 0):
         return Value.constant_of(torch.zeros(()).expand(shape))
+    if len(_choices_of(a) | _choices_of(b)) > 1:
+        a, b = gathered(system, a), gathered(system, b)
     system.note_table(a, b)
     system.note_table(b, a)
     for part, other in [(x, b) for x in a.parts] + [(x, a) for x in b.parts]:
@@ -187,7 +190,7 @@ def sum_over(
         return Value.constant_of(total)
     value = gathered(system, value, over)
     consumed = [x for x in value.parts if x.dims & over]
-    if len(consumed) > 1 and not all(chosen(x.labels) for x in consumed):
+    if len({choice_of(x.labels) for x in consumed}) > 1:
         wide = gathered(system, Value(value.shape, tuple(consumed)))
         consumed = [x for x in wide.parts if x.dims & over]
     rest = [x for x in value.parts if not x.dims & over]

@@ -165,7 +165,8 @@ def _sums_of_sums(reading: Reading) -> dict[Node, Node]:
     for node in reversed(reading.operations):
         users = list(node.users)
         has_bias = any(reading.is_parameter(n) for n in node.all_input_nodes)
-        is_inner = operation_of(node) == "add" and len(users) == 1 and not has_bias
+        is_plain = all(isinstance(a, Node) or a == 0 for a in node.args)
+        is_inner = operation_of(node) == "add" and len(users) == 1 and is_plain and not has_bias
         if is_inner and operation_of(users[0]) == "add":
             sizes = [n.meta["val"].shape for n in (node, users[0])]
             if sizes[0] == sizes[1]:
@@ -181,7 +182,8 @@ def _description(reading: Reading, node: Node) -> tuple[object, ...]:
         if operation_of(whole) in _PIECES and _acts_on_labels(reading, whole):
             return name, tuple(node.meta["val"].shape)
     moves_labels = name in ("select", "slice") and _acts_on_labels(reading, node)
-    if name not in _VIEWS or (not moves_labels and "view" not in name):
+    is_of_choice = name in ("eq", "ne") and reading.value_of(node.args[0]).choice is not None
+    if not is_of_choice and (name not in _VIEWS or (not moves_labels and "view" not in name)):
         literals = repr([a for a in node.args if not isinstance(a, Node | list | tuple)])
     inputs = [
         a.name

@@ -57,6 +57,8 @@ _FILLED = frozenset(
     "scalar_tensor".split()
 )
 _ALIASES = {
+    "_embedding_bag": "embedding_bag",
+    "_embedding_bag_forward_only": "embedding_bag",
     "_native_batch_norm_legit_no_training": "native_batch_norm",
     "_native_batch_norm_legit": "legit_batch_norm",
     "_native_batch_norm_legit_functional": "legit_batch_norm",
@@ -274,7 +276,8 @@ class Reading:
             return _folded(node, args, named)
         if is_routing(node, args, values):
             return route(self.system, node, args, named, values)
-        if not any(v.parts for v in values) and name not in ("expand", "cat"):
+        is_copy = name in ("expand", "cat") or (name in MOVES and is_tensor and _has_copies(values[:1]))
+        if not any(v.parts for v in values) and not is_copy:
             return _without_labels(size)
         rule = getattr(self, f"_{_ALIASES.get(name, name)}", None)
         return rule(node, args, named) if rule else self._by_nature(node, args, named, values)
@@ -440,6 +443,15 @@ class Reading:
 
     def _embedding(self, node: Node, args: Any, named: Any) -> Value:
         return layers.embedding(self.system, args[0], args[1], node.meta["val"])
+
+    def _embedding_bag(self, node: Node, args: Any, named: Any) -> Any:
+        sizes = node.meta["val"]
+        if any(isinstance(a, Value) and a.parts for a in args[1:]):
+            raise Unfollowed("bags of rows that are computed")
+        own = layers.embedding(self.system, args[0], Value.of(sizes[0].shape[:1]), sizes[0])
+        if len(args) > 4 and args[4] == 2:  # the largest of each
+            own = layers.extreme(self.system, unsqueezed(own, 0), 0, False)
+        return (own, *(Value.of(s.shape) for s in sizes[1:]))
 
     # -------------------------------------------------------------- measured
     def _measure(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Value:
@@ -616,6 +628,11 @@ def _numbers_of(value: Value) -> Tensor:
 
 def _without_labels(size: Any) -> Any:
     return tree_map(lambda t: Value.of(t.shape) if isinstance(t, Tensor) else t, size)
+
+
+def _has_copies(values: Sequence[Value]) -> bool:
+    """Whether something is broadcast along a dimension."""
+    return any(n > 1 and not seen for v in values for n, seen in zip(v.shape, v.varies, strict=True))
 
 
 def _is_constant_index(name: str, args: Sequence[Any]) -> bool:

@@ -50,6 +50,8 @@ def is_routing(node: Node, args: Sequence[Any], values: Sequence[Value]) -> bool
     if name == "gather" and not any(_dimension(node, args) in p.dims for p in args[0].parts):
         return False
     index = {"index": 1, "index_select": 2, "gather": 2}.get(name)
+    if name == "embedding":
+        return bool(args[1].parts)
     return index is not None and any(i.constant is None for i in _listed(args[index]))
 
 
@@ -103,22 +105,25 @@ def _choose(system: System, node: Node, args: Sequence[Any]) -> Any:
     places = size if isinstance(size, Tensor) else size[1]
     keeps = places.ndim == len(value.shape)
     numbers = _numbers(places.shape, d if keeps else None, len(among), system.choices)
-    system.choices += 1
     index = Value.of(places.shape, choice=Choice(numbers, among))
     return index if isinstance(size, Tensor) else (Value.of(size[0].shape), index)
 
 
-def _numbers(shape: Sequence[int], d: int | None, count: int, turn: int) -> Tensor:
-    """Every number once, each at a token of its own, and ``count`` at all other places."""
+def _numbers(shape: Sequence[int], d: int | None, count: int, made: list[list[bool]]) -> Tensor:
+    """Every number once, each at a token of its own, and ``count`` at all other places.
+
+    The tokens are others than those of the choices that were made.
+    """
     lead = [1 if k == d else n for k, n in enumerate(shape)]
     tokens = torch.Size(lead).numel()
-    generator = torch.Generator().manual_seed(turn)
-    for _ in range(100 if tokens > count else 0):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(1000 if tokens > count else 0):
         numbers = torch.full((tokens,), count)
-        numbers[torch.randperm(tokens, generator=generator)[:count]] = (
-            torch.arange(count) + turn
-        ) % count
-        if all(n == 1 or _varies(numbers.reshape(lead) == count, k) for k, n in enumerate(lead)):
+        numbers[torch.randperm(tokens, generator=generator)[:count]] = torch.arange(count)
+        none = numbers.reshape(lead) == count
+        own = none.reshape(-1).tolist()
+        if own not in made and all(n == 1 or _varies(none, k) for k, n in enumerate(lead)):
+            made.append(own)
             if d is None or shape[d] == 1:
                 return numbers.reshape(tuple(shape))
             rest = list(shape)
@@ -188,7 +193,7 @@ def _placed(
 def _picked_by_data(system: System, node: Node, args: Sequence[Any]) -> Value:
     """Rows of a parameter by the numbers of an input stay where they are; the rest passes."""
     name, value = operation_of(node), args[0]
-    indices = list(args[1]) if name == "index" else [None] * args[1] + [args[2]]
+    indices = list(args[1]) if name == "index" else [*[None] * (args[1] if name != "embedding" else 0), args[-1]]
     over = {d for d, i in enumerate(indices) if i is not None}
     along = [p for p in value.parts if p.dims & over]
     if any(i.parts for i in _listed(indices)):

@@ -60,7 +60,7 @@ class System:
     padded: list[Ints] = field(default_factory=list)
     stacks: list[range] = field(default_factory=list)
     tables: list[Part] = field(default_factory=list)
-    choices: int = 0
+    choices: list[list[bool]] = field(default_factory=list)
 
     def new(self, *shape: int) -> Tensor:
         """Labels that no statement has named so far, in a shape."""
@@ -79,11 +79,11 @@ class System:
 
     def note_table(self, value: Value, other: Value) -> None:
         """Note the axes of a parameter that stands beside units of matrices, each with its own."""
-        free = [x for x in value.parts if x.is_free and len(x.dims) == 1]
+        free = [x for x in value.parts if x.is_free and len(x.dims) <= 1 and not x.only_moves]
         for y in other.parts if len(free) > 1 else ():
-            inside = [x for x in free if x.dims <= y.dims]
+            inside = [x for x in free if x.dims <= y.dims and y.dims]
             first = int(y.labels.reshape(-1)[0])
-            if len(inside) > 1 and any(first in own for own in self.stacks):
+            if len(inside) > 1 and any(x.dims for x in inside) and any(first in own for own in self.stacks):
                 self.tables += inside
 
     # -------------------------------------------------------------- permutations
@@ -154,7 +154,8 @@ class System:
     def fix(self, part: Part, key: int = 0) -> None:
         """Nothing moves, scales or flips along a part."""
         self.tell_apart(part, key)
-        self.stop(replace(part, power=Fraction(1), parity=1))
+        if not part.only_moves:
+            self.stop(replace(part, power=Fraction(1), parity=1))
         self.mark("apart", part)
 
     # -------------------------------------------------------------- beside numbers

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["NONE", "ZERO", "Choice", "Ints", "Part", "Value", "chosen", "compress",
+__all__ = ["NONE", "ZERO", "Choice", "Ints", "Part", "Value", "choice_of", "chosen", "compress",
            "distinct_rows", "label_rows", "occurrence", "with_dims"]  # fmt: skip
 
 Ints = NDArray[np.int64]
@@ -158,6 +158,15 @@ def chosen(labels: Tensor) -> frozenset[int]:
     if not bool(none.any()):
         return frozenset()
     return frozenset(d for d in range(none.ndim) if not bool((none == none.narrow(d, 0, 1)).all()))
+
+
+def choice_of(labels: Tensor) -> bytes:
+    """A name for the choice of some labels: where something is chosen."""
+    over = chosen(labels)
+    none = labels == NONE
+    for d in frozenset(range(labels.ndim)) - over:
+        none = none.narrow(d, 0, 1)
+    return repr(tuple(none.shape)).encode() + none.numpy().tobytes() if over else b""
 
 
 def label_rows(*labels: Tensor) -> Ints:

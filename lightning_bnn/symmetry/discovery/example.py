@@ -122,7 +122,7 @@ def _tokens_for_choices(graph: Graph) -> int:
             numbers, at = node.args[0].meta["val"], 2 if name == "topk" else 1
             d = node.args[at] if len(node.args) > at else node.kwargs.get("dim", -1)
             if isinstance(d, int) and numbers.ndim and numbers.numel():
-                needed = numbers.shape[d] ** 2 // numbers.numel() + 1
+                needed = 2 * numbers.shape[d] ** 2 // numbers.numel() + 1
                 times = max(times, needed if needed <= _MOST_TIMES else 1)
     return times
 
