@@ -118,6 +118,12 @@ def _tied(system: System, x: Part, y: Part, is_partial: bool) -> Part:
     rows = rows[rows[:, 0] != rows[:, 1]]
     if len(rows) and np.array_equal(np.unique(rows[:, 0]), np.unique(rows[:, 1])):
         system.planes.append(np.unique(np.sort(rows, 1), axis=0))  # x is added to a shuffle of x
+    if len(rows) and not (x.dims or y.dims):  # factors of all entries do not move
+        factor = replace(x, labels=system.new(*x.labels.shape), is_free=False)
+        system.balance([(factor, 1), (x, -1)])
+        if not is_partial:
+            system.balance([(x, 1), (y, -1)])
+        return factor
     system.tie(x.labels, y.labels, "sum")
     if not is_partial:
         system.balance([(x, 1), (y, -1)])
@@ -150,7 +156,7 @@ def _across(system: System, a: Value, left: list[Part], right: list[Part]) -> li
             if y is not wide[0]:
                 system.tie(wide[0].labels, y.labels, "wide")
                 system.mark("ones", wide[0])
-        return wide[:1]
+        return left if any(x is wide[0] for x in left) else right
     moves = tuple(x.without_units() for x in both)
     base = system.as_one_part(Value(a.shape, moves)).parts[0]
     for x in left:
