@@ -276,7 +276,9 @@ class Reading:
             return _folded(node, args, named)
         if is_routing(node, args, values):
             return route(self.system, node, args, named, values)
-        is_copy = name in ("expand", "cat") or (name in MOVES and is_tensor and _has_copies(values[:1]))
+        is_copy = name in ("expand", "cat") or (
+            name in MOVES and is_tensor and _has_copies(values[:1])
+        )
         if not any(v.parts for v in values) and not is_copy:
             return _without_labels(size)
         rule = getattr(self, f"_{_ALIASES.get(name, name)}", None)
@@ -632,7 +634,9 @@ def _without_labels(size: Any) -> Any:
 
 def _has_copies(values: Sequence[Value]) -> bool:
     """Whether something is broadcast along a dimension."""
-    return any(n > 1 and not seen for v in values for n, seen in zip(v.shape, v.varies, strict=True))
+    return any(
+        n > 1 and not seen for v in values for n, seen in zip(v.shape, v.varies, strict=True)
+    )
 
 
 def _is_constant_index(name: str, args: Sequence[Any]) -> bool:

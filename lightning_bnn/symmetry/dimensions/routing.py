@@ -193,7 +193,11 @@ def _placed(
 def _picked_by_data(system: System, node: Node, args: Sequence[Any]) -> Value:
     """Rows of a parameter by the numbers of an input stay where they are; the rest passes."""
     name, value = operation_of(node), args[0]
-    indices = list(args[1]) if name == "index" else [*[None] * (args[1] if name != "embedding" else 0), args[-1]]
+    indices = (
+        list(args[1])
+        if name == "index"
+        else [*[None] * (args[1] if name != "embedding" else 0), args[-1]]
+    )
     over = {d for d, i in enumerate(indices) if i is not None}
     along = [p for p in value.parts if p.dims & over]
     if any(i.parts for i in _listed(indices)):

@@ -83,7 +83,11 @@ class System:
         for y in other.parts if len(free) > 1 else ():
             inside = [x for x in free if x.dims <= y.dims and y.dims]
             first = int(y.labels.reshape(-1)[0])
-            if len(inside) > 1 and any(x.dims for x in inside) and any(first in own for own in self.stacks):
+            if (
+                len(inside) > 1
+                and any(x.dims for x in inside)
+                and any(first in own for own in self.stacks)
+            ):
                 self.tables += inside
 
     # -------------------------------------------------------------- permutations
