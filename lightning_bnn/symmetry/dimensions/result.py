@@ -301,7 +301,7 @@ def _thin_out(of: dict[int, Row], units: Units) -> None:
 
 def _thinner(row: Row, other: Row, units: Units) -> Row | None:
     """The sum of a variable and a multiple of another one, if it acts on fewer labels."""
-    ratios = {-c / other[label] for label, c in row.items() if label in other}
+    ratios = {-c / Fraction(other[label]) for label, c in row.items() if label in other}
     sums = [units.added([row, {x: k * c for x, c in other.items()}]) for k in ratios]
     best = min(sums, key=len, default=row)
     return best if 0 < len(best) < len(row) else None
@@ -336,7 +336,7 @@ def independent_variables(
         row = dict(start)
         while row and min(row) in pivots:
             pivot = pivots[min(row)]
-            factor = row[min(row)] / pivot[min(row)]
+            factor = row[min(row)] / Fraction(pivot[min(row)])
             row = units.added([row, {w: -factor * k for w, k in pivot.items()}])
         if row:
             pivots[min(row)] = row
