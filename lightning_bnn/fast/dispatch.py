@@ -241,7 +241,7 @@ def _seen(values: Iterable[Any], deep: int) -> list[Any]:
 
 @singledispatch
 def _inside(value: Any) -> Iterable[Any]:
-    """Take a value apart."""
+    """List the identity of a value and the values of its attributes."""
     attributes = getattr(value, "__dict__", {})
     return id(value), *attributes, *attributes.values()
 

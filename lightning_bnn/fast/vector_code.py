@@ -161,7 +161,7 @@ class VectorCode:
 
     @property
     def bytes(self) -> int:
-        """Bytes of a number."""
+        """Size of a number of this type in bytes."""
         return 4 if self.kind == "float" else 8
 
     def store_number(self, value: str, pointer: str, index: str | int = 0) -> None:
