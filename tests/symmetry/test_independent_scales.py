@@ -10,6 +10,7 @@ from torch import nn
 from lightning_bnn import params as P
 from lightning_bnn.symmetry import canonicalise, discover, min_mass, random_scales, rescale
 from lightning_bnn.symmetry.actions import permute
+from lightning_bnn.symmetry.discovery import cache
 from lightning_bnn.symmetry.elements import random_permutations
 
 NAMES = [
@@ -75,6 +76,7 @@ def test_scales_that_say_the_same_do_not_disturb_the_least_mass(monkeypatch):
     network, sym = known("attention of gated units, ReLU")
     target = "lightning_bnn.symmetry.discovery.solve.independent"
     monkeypatch.setattr(target, lambda axes, shapes, first, further: (first, further))
+    cache.forget()
     redundant = discover(network, torch.randn(2, 5, 4).double())
     assert redundant.scaling_dof == sym.scaling_dof + 1
     stack = P.stack([random_weights(sym, seed) for seed in range(8)])
