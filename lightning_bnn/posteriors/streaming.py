@@ -53,7 +53,7 @@ class StreamedPredictions(NamedTuple):
 def stream_predictions(
     model: nn.Module,
     networks: Params | CheckpointBank | str | os.PathLike[str],
-    batches: Iterable[tuple[Any, Tensor]],
+    batches: Iterable[Any],
     pairs: bool = False,
     memory: int = 2**30,
     progress: bool = False,
@@ -163,7 +163,7 @@ def _on(block: Params, inputs: Tensor) -> Params:
 
 
 def _joined(
-    batches: Iterable[tuple[Any, Tensor]],
+    batches: Iterable[Any],
     model: nn.Module,
     networks: Params | CheckpointBank,
     pairs: bool,

@@ -27,9 +27,9 @@ class Number:
             number alone decides.
     """
 
-    values: Sequence[float]
-    sd: float = math.nan
-    doubt: float = 0.0
+    values: Sequence[float | int]
+    sd: float | int = math.nan
+    doubt: float | int = 0.0
 
     @property
     def value(self) -> float:
@@ -45,7 +45,7 @@ Numbers = Mapping[str, Number]
 """Numbers by what the wildcards of their row and column stand for; "" without wildcards."""
 
 
-def over_seeds(values: Sequence[float]) -> Number:
+def over_seeds(values: Sequence[float | int]) -> Number:
     """The mean of repetitions. The doubt about it is Student's.
 
     Args:
@@ -61,7 +61,7 @@ def over_seeds(values: Sequence[float]) -> Number:
     return with_error(values, math.sqrt(squares / (len(values) - 1)), len(values))
 
 
-def with_error(values: Sequence[float], sd: float, count: int | None = None) -> Number:
+def with_error(values: Sequence[float | int], sd: float | int, count: int | None = None) -> Number:
     """A number whose spread is known.
 
     Args:
@@ -177,5 +177,5 @@ def _number(cells: Sequence[Any], count: int | None) -> Number:
     return over_seeds(values)
 
 
-def _finite(value: float | None) -> float:
+def _finite(value: float | int | None) -> float:
     return math.nan if value is None else float(value)

@@ -43,8 +43,8 @@ class Record:
     key: str = ""
     state: str = "not run"
     reason: str = ""
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
+    seconds: float | int = 0.0
+    cpu_seconds: float | int = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Step:
     name: str
     paper: str
     study: str
-    minutes: float | None = None
+    minutes: float | int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     smallest: Mapping[str, Any] | None = field(default_factory=dict)
     seeded: bool = True

@@ -231,8 +231,9 @@ def _contract(
     A weight that nothing has used takes up the units of what it is multiplied with. Where labels
     stand several times, ``places`` may tell where, as heads do beside values that they share.
     """
-    rows, own = label_rows(x.labels, y.labels), [p.labels for p in places]
-    is_placed = places and any(len(label_rows(z.labels, *own)) == len(rows) for z in (x, y))
+    rows = label_rows(x.labels, y.labels)
+    own = [p.labels for p in places if len(p.labels.unique()) < p.labels.numel()]  # no grids
+    is_placed = own and any(len(label_rows(z.labels, *own)) == len(rows) for z in (x, y))
     system.tie(x.labels, y.labels, "placed" if is_placed else "dot")
     system.beside_padding(x, y)
     system.beside_padding(y, x)

@@ -145,7 +145,7 @@ class Units:
                 self._add(result, v, c)
         return {v: c for v, c in result.items() if c}
 
-    def _add(self, row: Row, v: int, c: Fraction) -> None:
+    def _add(self, row: Row, v: int, c: Any) -> None:
         value = row.get(v, 0) + c
         row[v] = value % 2 if self._over == "two" else value
 

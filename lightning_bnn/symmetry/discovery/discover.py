@@ -21,7 +21,6 @@ from lightning_bnn.symmetry.discovery.result import symmetries_of
 from lightning_bnn.symmetry.discovery.written_out import write_out
 from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, check_filled, on_network
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.rules.constraints import Rule
 from lightning_bnn.symmetry.rules.labels import Unsupported
 from lightning_bnn.symmetry.rules.table import rules_of
 from lightning_bnn.symmetry.shared_tensors import named_tensors
@@ -35,7 +34,7 @@ def discover(
     model: nn.Module,
     *example: Any,
     batch_norm: Literal["carrier", "eval"] = "carrier",
-    rules: Mapping[str, Rule] | None = None,
+    rules: Mapping[str, Any] | None = None,
     **named: Any,
 ) -> Symmetries:
     r"""Find the permutations, positive scalings and sign flips of a network that keep its function.
@@ -96,7 +95,7 @@ def discover(
 
 
 def _solved(
-    model: nn.Module, graphs: Graphs, inputs: Inputs, batch_norm: str, custom: Mapping[str, Rule]
+    model: nn.Module, graphs: Graphs, inputs: Inputs, batch_norm: str, custom: Mapping[str, Any]
 ) -> Symmetries:
     """Find the groups that the graphs say, and check them."""
     symmetries, unreached = by_rules(model, graphs, batch_norm, custom)
@@ -106,7 +105,7 @@ def _solved(
 
 
 def by_rules(
-    model: nn.Module, graphs: Graphs, batch_norm: str, custom: Mapping[str, Rule]
+    model: nn.Module, graphs: Graphs, batch_norm: str, custom: Mapping[str, Any]
 ) -> tuple[Symmetries, list[str]]:
     """Follow the channels of graphs by rules for operations; also list what no result reads."""
     write_out([graphs.evaluation, graphs.training], custom.keys())
@@ -146,7 +145,7 @@ def _evaluate(model: nn.Module) -> None:
 
 
 def _with_what_is_only_written(
-    symmetries: Symmetries, model: nn.Module, graphs: Graphs, rules: Mapping[str, Rule]
+    symmetries: Symmetries, model: nn.Module, graphs: Graphs, rules: Mapping[str, Any]
 ) -> Symmetries:
     """Buffers that nothing reads move along, where that takes nothing from the groups."""
     if not graphs.only_written:
