@@ -41,8 +41,6 @@ lightning-bnn fit -c mfvi.yaml --model.init_args.members 5 --data.init_args.batc
     "validate": "lightning-bnn validate -c mfvi.yaml",
     "test": "lightning-bnn test -c mfvi.yaml",
     "predict": "lightning-bnn predict -c mfvi.yaml",
-    "presets": """lightning-bnn presets
-lightning-bnn presets digits_mfvi > mfvi.yaml""",
 }
 """How to call the commands that are not one function with its arguments."""
 LIKE_FIT = "validate", "test", "predict"
