@@ -66,7 +66,7 @@ def test_submodules_are_reachable_by_attribute():
     assert out.startswith("discover True 0.")
 
 
-CORE = "lightning_bnn.symmetry", "lightning_bnn.params", "lightning_bnn.stacks"
+CORE = tuple(f"lightning_bnn.{name}" for name in ("symmetry", "params", "stacks", "fast"))
 
 
 @pytest.mark.parametrize(
