@@ -16,6 +16,14 @@ rows = partial(network, a=linear(4, 3), b=linear(3, 5), c=linear(4, 3), inputs=(
 
 
 # ------------------------------------------------------------ forwards that fool a reader
+@network("6 5", 17, 13, e=(3, 6), n=lambda: nn.LayerNorm(12), r=(12, 5), o=(5, 2),
+         inputs=(2, 4, 3), others=[(3, 8, 3)])  # fmt: skip
+def patches_merged(s, x):
+    """As in Swin: neighbours side by side, so that every channel stands at two places of a row."""
+    h = s.e(x)
+    return s.o(torch.relu(s.r(s.n(torch.cat([h[:, 0::2], h[:, 1::2]], -1)))))
+
+
 @two("4*2", 8, 4)
 def half_relu(s, x):
     h = s.a(x)

@@ -7,11 +7,12 @@ import cases
 import modern_networks
 import pytest
 import torch
+from known_networks import NETWORKS
 from mixing_networks import Decoder as GroupedQueries
 from torch import nn
 
 from lightning_bnn import params
-from lightning_bnn.symmetry import discover
+from lightning_bnn.symmetry import discover, verify
 from lightning_bnn.symmetry.dimensions.description import by_dimensions
 from lightning_bnn.symmetry.dimensions.elements import exchanged, flipped, rescaled
 from lightning_bnn.symmetry.dimensions.engine import read
@@ -110,6 +111,34 @@ def test_its_symmetries_are_those_of_discover(case):
     assert described(found) == described(expected)
     assert found.error < 1e-9
     assert not any("refuted" in f.reason for f in found.frozen)
+
+
+MECHANISMS = (  # networks that the engine had wrong, or less of, before it had a word for them
+    "patches merged", "tensordot", "graph attention by edges", "positions are no copies",
+    "the loop of the tutorials", "cells in a loop, LSTM", "a GRU that hands its state on",
+    "one key by einsum", "one key for all", "complex rotary positions", "distances",
+    "a bilinear layer", "linear index_put", "linear scatter_reduce", "write into a slice",
+    "gather that tells channels apart", "zeros among channels", "dropout", "added noise",
+    "one mask in two layers", "experts, one_hot", "experts by bmm", "bags of rows, sum",
+    "parts of a tensor, with gains", "the one best expert",
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("by_new_engine")
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_it_finds_what_is_known(name):
+    network = NETWORKS[name]
+    model, x, expected = network.known()
+    found = discover(model, *x)
+    assert not any("refuted" in f.reason for f in found.frozen)
+    assert counts(found) == counts(expected)
+    for inputs in [] if network.random else [x, *network.other_inputs()]:
+        assert not verify(model, found, *inputs) > network.tolerance
+
+
+def counts(sym):
+    groups = sorted((g.units, g.kind) for g in sym.permutations)
+    return groups, sym.scaling_dof, sym.sign_dof, sym.dimension
 
 
 @pytest.mark.parametrize("case", CASES)
