@@ -48,12 +48,16 @@ class Network:
     random: bool = False
     slow: bool = False
 
-    @functools.cache  # noqa: B019  (one table, for all tests of a process)
-    def known(self):
-        """The network with generic weights, its inputs, and its symmetries; nobody changes them."""
+    def made(self):
+        """The network with generic weights, and its inputs."""
         torch.manual_seed(0)
         model = randomise(self.build().double()).eval()
-        x = tensors(self.inputs)
+        return model, tensors(self.inputs)
+
+    @functools.cache  # noqa: B019  (one table, for all tests of a process)
+    def known(self):
+        """The network, its inputs, and its symmetries; nobody changes them."""
+        model, x = self.made()
         return model, x, discover(model, *x)
 
     def other_inputs(self):
