@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from annotation_checks import use_cheap_checks
 from no_skips import unskipped
 
 
@@ -46,6 +47,8 @@ def pytest_configure(config):
         module = importlib.import_module("lightning_bnn.symmetry.discovery.discover")
         module.by_rules = by_dimensions
     torch.set_num_threads(1)
+    if config.getoption("jaxtyping_packages", None):
+        use_cheap_checks()
 
 
 @pytest.hookimpl(wrapper=True)
