@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["describe_content", "is_whole", "load", "read_json"]
+__all__ = ["describe_content", "is_whole", "json_text", "load", "read_json"]
 
 
 def load(path: str | Path, mmap: bool = False) -> Any:
@@ -63,3 +65,23 @@ def read_json(path: Path, remedy: str = "it must be an object of JSON") -> dict[
     if not isinstance(content, dict):
         raise ValueError(f"{path} is damaged: {remedy}.")
     return content
+
+
+def json_text(content: Any) -> str:
+    """Write plain data as JSON, with null for numbers that are not finite.
+
+    >>> print(json_text([1, float("nan")]))
+    [
+     1,
+     null
+    ]
+    """
+    return json.dumps(_finite(content), indent=1, allow_nan=False)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {str(name): _finite(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,19 +10,28 @@ import torch
 
 import lightning_bnn
 from lightning_bnn.commands.architecture import Architecture
-from lightning_bnn.commands.disk_networks import DiskNetworks, shown
-from lightning_bnn.commands.judged_examples import Examples, examples_of, loss
+from lightning_bnn.commands.examples import examples_of, loss
+from lightning_bnn.commands.networks import build, fit_all, shown
+from lightning_bnn.loading import json_text
 from lightning_bnn.plots.weights import distances_figure
-from lightning_bnn.symmetry import Difference, Fingerprint, Stage, barrier, difference, fingerprint
+from lightning_bnn.symmetry import (
+    Difference,
+    Fingerprint,
+    barrier,
+    difference,
+    discover,
+    fingerprint,
+)
 from lightning_bnn.symmetry.matching.interpolation import (
     half_way_error,
     output_error,
     random_inputs,
 )
 from lightning_bnn.weight_files import open_network
+from lightning_bnn.weight_files.fitting import FittedNetwork
 from lightning_bnn.weight_files.writing import check_path
 
-__all__ = ["EXIT_CODES", "Report", "diff", "rounding_of", "verdict_of"]
+__all__ = ["EXIT_CODES", "diff", "rounding_of", "verdict_of"]
 
 Verdict = Literal["same function", "copy that was trained on", "independent"]
 EXIT_CODES: Mapping[str, int] = {
@@ -37,14 +43,13 @@ EXIT_CODES: Mapping[str, int] = {
 _SAME_OUTPUTS = 2e-3
 _GAIN = 25  # of relative errors, from weights to outputs
 _ARITHMETIC = 2e-6  # of symmetries that act in float32
-ByWeights = Literal["ascent", "frank-wolfe", "best"]
 
 
 def diff(
     a: str,
     b: str,
     architecture: Architecture,
-    method: ByWeights = "ascent",
+    method: Literal["ascent", "frank-wolfe", "best"] = "ascent",
     nulls: int = 8,
     data: str | None = None,
     out: str | None = None,
@@ -74,108 +79,66 @@ def diff(
             beside it, e.g. diff.png.
         overwrite: replace an existing file or folder at --out (true or false).
     """
-    target = check_out(out, overwrite)
+    target = _target(out, overwrite)
     stored = [open_network(Path(path)) for path in (a, b)]
     examples = examples_of(data) if data is not None else None
-    networks = DiskNetworks.of(stored, architecture, "copy")
-    print(f"{a}\n{b}\n{networks.describe('not compared')}", flush=True)
-    if target is None and _are_equal(networks):
+    folder = next((s.path for s in stored if s.is_folder), None)
+    model, example, names = build(architecture, folder)
+    files = fit_all(stored, names, architecture.prefix, "copy")
+    sym = discover(model, *example, batch_norm=architecture.batch_norm)
+    print(f"{a}\n{b}\n{_description(files[0])}\n\n{sym}\n", flush=True)
+    if target is None and _are_equal(*files):
         print("every tensor is the same, bit for bit\nverdict: the same function")
         return
-    report = _report(networks, examples, method, nulls, architecture.seed)
-    print(report)
-    if target is not None:
-        write_report(report, target, {"a": a, "b": b, "method": method, "seed": architecture.seed})
-        print(f"wrote {target} and {target.with_suffix('.png')}")
-    if EXIT_CODES[report.verdict]:
-        raise SystemExit(EXIT_CODES[report.verdict])
-
-
-def _are_equal(networks: DiskNetworks) -> bool:
-    """Compare the numbers of both files, with two tensors in memory at a time."""
-    a, b = networks.files
-    return all(torch.equal(a.read(n), b.read(n)) for n in shown(a.places, "comparing"))
-
-
-def _report(
-    networks: DiskNetworks, examples: Examples | None, method: ByWeights, nulls: int, seed: int
-) -> Report:
-    """All numbers about two networks."""
-    sym, model = networks.sym, networks.network
-    as_stored = networks.read(0), networks.read(1)
-    examples = examples and examples.fitted(model, as_stored[0])
-    found = difference(*as_stored, sym, method=method, nulls=nulls, seed=seed)
-    pairs = (as_stored, (found.a, found.b))
-    inputs = random_inputs(*networks.example, seed=seed)
-    types = [f.stored.tensors[place].dtype for f in networks.files for place in f.places.values()]
-    rounding = rounding_of(types)
-    outputs = output_error(model, *as_stored, inputs)
-    barriers: tuple[float, ...] = ()
-    if examples is not None:
-        barriers = tuple(barrier(model, *pair, examples.batches, loss).height for pair in pairs)
-    return Report(
-        verdict_of(found, outputs, rounding),
-        found,
-        rounding,
-        outputs,
-        tuple(half_way_error(model, *pair, inputs) for pair in pairs),
-        barriers,
-        str(examples or ""),
-        tuple(fingerprint(params, sym) for params in as_stored),
+    one, other = (
+        {n: f.number(n) for n in shown(f.places, f"reading {f.stored.path}")} for f in files
     )
+    networks = one, other
+    found = difference(*networks, sym, method=method, nulls=nulls, seed=architecture.seed)
+    prints = [fingerprint(params, sym) for params in networks]
+    inputs = random_inputs(*example, seed=architecture.seed)
+    rounding = rounding_of(f.stored.tensors[p].dtype for f in files for p in f.names)
+    outputs = output_error(model, *networks, inputs)
+    verdict = verdict_of(found, outputs, rounding)
+    pairs = (networks, (found.a, found.b))
+    examples = examples and examples.fitted(model, one)
+    batches = [] if examples is None else examples.batches
+    numbers: dict[str, Any] = {
+        "verdict": verdict,
+        "rounding": rounding,
+        "outputs": outputs,
+        "half_way": [half_way_error(model, *pair, inputs) for pair in pairs],
+        "barriers": [barrier(model, *pair, batches, loss).height for pair in pairs if batches],
+        "examples": str(examples or ""),
+    }
+    print("\n".join([*_steps(found), "", *_lines(found, numbers, prints)]))
+    if target is not None:
+        settings = {"a": a, "b": b, "method": method, "seed": architecture.seed}
+        numbers |= {"fingerprints": [p.code for p in prints], "settings": settings}
+        _write(found, numbers, target)
+        print(f"wrote {target} and {target.with_suffix('.png')}")
+    if EXIT_CODES[verdict]:
+        raise SystemExit(EXIT_CODES[verdict])
 
 
-# ------------------------------------------------------------ report
-@dataclass(frozen=True, eq=False)
-class Report:
-    """Two networks, compared.
+def _description(file: FittedNetwork) -> str:
+    """Describe the size of a network, and other tensors beside it."""
+    tensors = [file.stored.tensors[place] for place in file.places.values()]
+    types = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
+    count = sum(t.shape.numel() for t in tensors)
+    text = f"parameters: {count} in {len(tensors)} tensors ({types})"
+    if file.others:
+        more = f" and {len(file.others) - 1} more" if len(file.others) > 1 else ""
+        text += (
+            f"\nnot compared, since not of the network: {file.others[0]!r}{more} in "
+            f"{file.stored.path}"
+        )
+    return text
 
-    Attributes:
-        verdict: what they are to each other.
-        difference: in weights.
-        rounding: the relative distance that rounding explains.
-        outputs: largest relative difference of outputs on random inputs.
-        half_way: how far the network half way is from the mean of both, as stored and matched.
-        barriers: of the loss between both, as stored and matched; empty without examples.
-        examples: on which, for people to read.
-        fingerprints: of both.
-    """
 
-    verdict: Verdict
-    difference: Difference
-    rounding: float
-    outputs: float
-    half_way: tuple[float, ...]
-    barriers: tuple[float, ...]
-    examples: str
-    fingerprints: tuple[Fingerprint, ...]
-
-    def __str__(self) -> str:
-        """A table of the steps, then one line for everything else, the verdict last."""
-        return "\n".join([*_steps(self.difference), "", *_lines(self), "", _verdict(self)])
-
-    def json(self) -> dict[str, Any]:
-        """Return all numbers as plain types, and null for what is not a number."""
-        d = self.difference
-        return {
-            "verdict": self.verdict,
-            "stages": [_stage(stage) for stage in d.stages],
-            "explained": d.explained,
-            "rest": d.rest,
-            "rounding": self.rounding,
-            "unrelated": [stage.relative for stage in d.nulls],
-            "share_of_unrelated": _number(d.share),
-            "z": _number(d.z),
-            "units_in_their_places": d.kept,
-            "expected_by_chance": d.groups,
-            "units": d.units,
-            "chance": d.chance,
-            "outputs": _number(self.outputs),
-            "half_way": [_number(x) for x in self.half_way],
-            "barriers": [_number(x) for x in self.barriers],
-            "examples": self.examples,
-            "fingerprints": [_fingerprint(f) for f in self.fingerprints],
-        }
+def _are_equal(a: FittedNetwork, b: FittedNetwork) -> bool:
+    """Compare the numbers of both files, with two tensors in memory at a time."""
+    return all(torch.equal(a.read(n), b.read(n)) for n in shown(a.places, "comparing"))
 
 
 def verdict_of(difference: Difference, outputs: float, rounding: float) -> Verdict:
@@ -192,7 +155,7 @@ def verdict_of(difference: Difference, outputs: float, rounding: float) -> Verdi
 
 
 def rounding_of(types: Iterable[torch.dtype]) -> float:
-    """The relative distance that two roundings of weights explain, and arithmetic in float32.
+    """Return the relative distance that two roundings of weights explain, and float32 arithmetic.
 
     Args:
         types: of the tensors in both files.
@@ -208,55 +171,50 @@ def _steps(d: Difference) -> Iterator[str]:
         yield f"{stage.name:<16}{stage.distance:>11.4g}{stage.relative:>11.3g}{share:>11}".rstrip()
 
 
-def _lines(report: Report) -> Iterator[str]:
-    d = report.difference
+def _lines(
+    d: Difference, numbers: Mapping[str, Any], prints: Sequence[Fingerprint]
+) -> Iterator[str]:
     yield (
         f"independent networks like these: {float(d.null.mean()):.3g} ± {float(d.null.std()):.2g} "
         f"(relative, {len(d.nulls)} made from A by rotating its units)"
     )
     yield (
         f"what is left: {d.rest:.3g}, squared {100 * d.share:.3g} % of theirs, z = {d.z:.1f}; "
-        f"rounding explains {report.rounding:.1g}"
+        f"rounding explains {numbers['rounding']:.1g}"
     )
     yield (
         f"units in their places: {d.kept} of {d.units} (by chance {d.groups}; probability of as "
         f"many {d.chance:.1g})"
     )
-    yield f"outputs on random inputs differ by {report.outputs:.2g} (relative)"
-    before, after = report.half_way
+    yield f"outputs on random inputs differ by {numbers['outputs']:.2g} (relative)"
+    before, after = numbers["half_way"]
     yield f"half way, outputs miss the mean of both by {before:.2g} of their spread -> {after:.2g}"
-    if report.barriers:
-        before, after = report.barriers
-        yield f"barrier on {report.examples}: {before:.6g} -> {after:.6g}"
-    a, b = report.fingerprints
-    rough = report.difference.rest <= report.rounding
+    if numbers["barriers"]:
+        before, after = numbers["barriers"]
+        yield f"barrier on {numbers['examples']}: {before:.6g} -> {after:.6g}"
+    a, b = prints
+    rough = d.rest <= numbers["rounding"]
     apart = "other words, which rounding of the files explains" if rough else "different orbits"
-    same = "one orbit is possible" if a.agrees(b) else apart
-    yield f"fingerprints: {a} and {b}: {same}"
+    yield f"fingerprints: {a} and {b}: {'one orbit is possible' if a.agrees(b) else apart}"
     if not (a.attained and b.attained):
         yield "(no finite scales reach the least mass: the fingerprints depend on the scales)"
-
-
-def _verdict(report: Report) -> str:
-    small = report.difference.rest <= report.rounding
-    if report.verdict == "same function":
-        return "verdict: the same function, up to symmetries and rounding"
-    if small:
-        why = "weights agree up to symmetries and rounding, outputs do not (look at buffers)"
-        return f"verdict: a copy whose {why}"
-    if report.verdict == "independent":
-        return "verdict: independent networks"
-    return "verdict: a copy that was trained on, or two networks from one start"
+    yield ""
+    if numbers["verdict"] == "same function":
+        yield "verdict: the same function, up to symmetries and rounding"
+    elif rough:
+        yield (
+            "verdict: a copy whose weights agree up to symmetries and rounding, outputs do not "
+            "(look at buffers)"
+        )
+    elif numbers["verdict"] == "independent":
+        yield "verdict: independent networks"
+    else:
+        yield "verdict: a copy that was trained on, or two networks from one start"
 
 
 # ------------------------------------------------------------ files
-def check_out(out: str | None, overwrite: bool) -> Path | None:
-    """Check where the numbers go, before the work begins.
-
-    Args:
-        out: what the user has written.
-        overwrite: whether what is there may be replaced.
-    """
+def _target(out: str | None, overwrite: bool) -> Path | None:
+    """Check where the numbers go, before the work begins."""
     if out is None:
         return None
     target = Path(out)
@@ -267,39 +225,19 @@ def check_out(out: str | None, overwrite: bool) -> Path | None:
     return target
 
 
-def write_report(report: Report, target: Path, settings: Mapping[str, Any]) -> None:
-    """Write all numbers, and a figure of the distances by layer beside them.
-
-    Args:
-        report: about two networks.
-        target: a .json file.
-        settings: what decides the numbers.
-    """
-    content = {"version": lightning_bnn.__version__, "settings": dict(settings), **report.json()}
-    target.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    d = report.difference
+def _write(d: Difference, numbers: Mapping[str, Any], target: Path) -> None:
+    """Write all numbers, and a figure of the distances by layer beside them."""
     stages = {stage.name: stage.by_layer() for stage in d.stages}
+    content = {
+        "version": lightning_bnn.__version__,
+        **numbers,
+        "stages": [{"name": s.name, "relative": s.relative, "layers": s.by_layer()}
+                   for s in d.stages],
+        "explained": d.explained,
+        "rest": d.rest,
+        "unrelated": [stage.relative for stage in d.nulls],
+        "units": {"in_their_places": d.kept, "by_chance": d.groups, "of": d.units},
+    }  # fmt: skip
+    target.write_text(json_text(content) + "\n", encoding="utf-8")
     figure = distances_figure(stages, [null.by_layer() for null in d.nulls])
     figure.savefig(target.with_suffix(".png"), dpi=150)
-
-
-def _stage(stage: Stage) -> dict[str, Any]:
-    tensors = {
-        name: {"distance": math.sqrt(square), "size": math.sqrt(stage.sizes[name])}
-        for name, square in stage.squares.items()
-    }
-    return {
-        "name": stage.name,
-        "distance": stage.distance,
-        "relative": stage.relative,
-        "layers": stage.by_layer(),
-        "tensors": tensors,
-    }
-
-
-def _fingerprint(found: Fingerprint) -> dict[str, Any]:
-    return {"code": found.code, "attained": found.attained, "norms": found.norms}
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +16,8 @@ from lightning_bnn.bank.folders import checkpoint_files
 from lightning_bnn.bank.safetensors_format import save_tensors
 from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.commands.architecture import Architecture
-from lightning_bnn.commands.disk_networks import fit_all, shown, target_of
-from lightning_bnn.commands.judged_examples import Examples, examples_of, loss
-from lightning_bnn.commands.named_networks import build
+from lightning_bnn.commands.examples import Examples, examples_of, loss
+from lightning_bnn.commands.networks import build, fit_all, shown
 from lightning_bnn.loading import load
 from lightning_bnn.params import Params, shares, stack_size, unstack, weighted_mean
 from lightning_bnn.symmetry import Symmetries, align, discover
@@ -28,14 +26,15 @@ from lightning_bnn.weight_files import NetworkNames, open_network, write_like
 from lightning_bnn.weight_files.fitting import FittedNetwork
 from lightning_bnn.weight_files.hugging_face import is_hugging_face
 from lightning_bnn.weight_files.stored import StoredNetwork
-from lightning_bnn.weight_files.writing import check_path
+from lightning_bnn.weight_files.writing import check_path, check_target
 
 __all__ = ["merge"]
 
-_KEPT = (
+_SETTINGS = (
     "epoch", "global_step", "pytorch-lightning_version", "loops", "hyper_parameters",
     "hparams_name", "datamodule_hyper_parameters", "datamodule_hparams_name",
 )  # fmt: skip
+"""Entries of a checkpoint that an average keeps."""
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -63,16 +62,16 @@ def merge(
             merge a.safetensors b.safetensors runs/c/bank --weights 0.5 0.3 0.2 --out d.safetensors
             --network torchvision.models.resnet18 --input 1,3,224,224
         weights: the weight of each source, e.g. 0.5 0.3 0.2, which its networks share; by default
-            all networks have equal weights.
+            all networks have equal weights. 0 1 writes the second one in the frame of the first.
         last: number of networks of each bank or folder, counted from the end; by default all.
         method: joint matches every network to the sum of the others, by permutations and signs;
             reference matches all to the first; mixing also matches heads, streams and adapters by
             matrices; plain averages the networks as they are.
-        data: data that re-estimate the statistics of batch norms and judge the average: import path
-            of a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with
-            inputs and targets.
+        data: data that re-estimate the statistics of batch norms and evaluate the average: import
+            path of a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file
+            with inputs and targets.
         like: the file or folder whose names, types, other tensors and settings are kept; by default
-            the first source that is one network, for a .ckpt the first .ckpt.
+            the first source with a weight that is one network, for a .ckpt the first .ckpt.
         others: what to do with tensors in files that do not belong to the network: refuse, or copy
             those of the form.
         overwrite: replace an existing file or folder at --out (true or false).
@@ -82,12 +81,13 @@ def merge(
     module, example, names = build(architecture, next(filter(is_hugging_face, paths), None))
     single = [s for s in stored if architecture.prefix is not None or not _has_members(s, names)]
     files = {f.stored.path: f for f in fit_all(single, names, architecture.prefix, others)}
-    form = _form(out, like, files)
-    target = _target(out, form, files.values(), overwrite)
+    counting = [p for k, p in enumerate(paths) if weights is None or weights[k : k + 1] != [0.0]]
+    form = _form(out, [files.get(Path(like))] if like else [files.get(p) for p in counting], like)
+    target = _target(out, form, list(files.values()), overwrite)
     examples = examples_of(data) if data is not None else None
     stacks = [_read(p, files.get(p), module, last, architecture.prefix) for p in paths]
     average = _Average(module, *_together(stacks, weights), examples)
-    print(average.describe(sources, map(stack_size, stacks)), flush=True)
+    print(average.describe(), flush=True)
     before = average.numbers()
     print("\n".join(f"{name}: {value:.6g}" for name, value in before.items()), flush=True)
     if method != "plain":
@@ -114,11 +114,11 @@ def _opened(path: Path) -> list[StoredNetwork]:
     return []
 
 
-def _has_members(stored: Any, names: NetworkNames) -> bool:
+def _has_members(stored: StoredNetwork, names: NetworkNames) -> bool:
     """Recognise a file of a module of this package, which has a stack of networks."""
     name, tensor = next(iter(names.tensors.items()))
-    place = stored.tensors.get(f"networks.{name}")
-    return place is not None and place.shape[1:] == tensor.shape
+    member = stored.tensors.get(f"networks.{name}")
+    return member is not None and member.shape[1:] == tensor.shape
 
 
 def _read(
@@ -145,73 +145,77 @@ def _together(
     every = {n: torch.cat([one[n] for one in stacks]) for n in stacks[0]}
     if weights is None:
         return every, shares(None, sum(sizes))
-    given = zip(shares(weights, len(stacks), "`--weights`"), sizes, strict=True)
-    return every, [weight / size for weight, size in given for _ in range(size)]
+    by_source = zip(shares(weights, len(stacks), "`--weights`"), sizes, strict=True)
+    return every, [weight / size for weight, size in by_source for _ in range(size)]
 
 
 # ------------------------------------------------------------ averages
 class _Average:
-    """Networks with their shares in an average, and the examples that judge it."""
+    """Networks with their weights in an average, and the examples that evaluate it.
+
+    Where a network has no weight, and serves as a frame only, all count the same until the end.
+    """
 
     def __init__(
-        self, module: nn.Module, every: Params, parts: list[float], examples: Examples | None
+        self, module: nn.Module, every: Params, weights: list[float], examples: Examples | None
     ) -> None:
-        self.module, self.every, self.parts = module, every, parts
+        self.module, self.every, self.weights = module, every, weights
+        self.balanced = weights if all(weights) else shares(None, len(weights))
         self.examples = examples and examples.fitted(module, {n: t[0] for n, t in every.items()})
 
-    def describe(self, sources: Sequence[str], sizes: Iterable[int]) -> str:
-        """Describe the networks and the share of every source."""
-        rest = iter(self.parts)
-        lines = [
-            f"{sum(itertools.islice(rest, size)):.3g} of {source}"
-            for source, size in zip(sources, sizes, strict=True)
-        ]
-        weights = sum(t[0].numel() for t in self.every.values() if t.is_floating_point())
-        return f"{len(self.parts)} networks of {weights} weights: {', '.join(lines)}"
+    def describe(self) -> str:
+        """Describe the networks and their weights."""
+        size = sum(t[0].numel() for t in self.every.values() if t.is_floating_point())
+        listed = ", ".join(f"{weight:.3g}" for weight in self.weights[:8])
+        more = ", ..." if len(self.weights) > 8 else ""
+        return f"{len(self.weights)} networks of {size} parameters, weighted {listed}{more}"
 
     def numbers(self) -> dict[str, float]:
         """Measure the distance of networks to their average, and how much more it loses."""
-        mean = weighted_mean(self.every, self.parts)
+        mean, weights = weighted_mean(self.every, self.balanced), self.balanced
         squares = torch.zeros((), dtype=torch.float64)
         for name in (n for n, t in mean.items() if t.is_floating_point()):
-            for part, tensor in zip(self.parts, self.every[name], strict=True):
-                squares += part * (tensor - mean[name]).square().sum(dtype=torch.float64)
+            for weight, tensor in zip(weights, self.every[name], strict=True):
+                squares += weight * (tensor - mean[name]).square().sum(dtype=torch.float64)
         numbers = {"distance to the average": math.sqrt(float(squares))}
         if self.examples is not None:
             losses = [_loss(self.module, member, self.examples) for member in unstack(self.every)]
-            average = sum(part * one for part, one in zip(self.parts, losses, strict=True))
+            theirs = sum(weight * one for weight, one in zip(weights, losses, strict=True))
             mean = reestimated(self.module, mean, self.examples.inputs)
-            barrier = _loss(self.module, mean, self.examples) - average
+            barrier = _loss(self.module, mean, self.examples) - theirs
             numbers[f"barrier (loss of the average above theirs) on {self.examples}"] = barrier
         return numbers
 
     def align(self, sym: Symmetries, method: str, seed: int) -> None:
         """Bring all networks into one frame."""
         mixing = method == "mixing"
-        if not (sym.permutations or (mixing and sym.linear)):
-            print("nothing to bring into one frame")
+        if not (sym.permutations or sym.signs or (mixing and sym.linear)):
+            print("The network has no units that can be exchanged: it is averaged as it is.")
             return
-        how: dict[str, Any] = {"method": "reference" if method == "reference" else "joint"}
-        how |= {"signs": not mixing, "mixing": mixing, "seed": seed, "weights": self.parts}
-        alignment = align(self.every, sym, **how)
+        options: dict[str, Any] = {"method": "reference" if method == "reference" else "joint"}
+        options |= {"signs": not mixing, "mixing": mixing, "seed": seed, "weights": self.balanced}
+        alignment = align(self.every, sym, **options)
         print(alignment)
         self.every = alignment.apply(self.every, sym)
 
     def mean(self) -> Params:
         """Average all networks, with statistics of batch norms on the data, if there are any."""
+        counting = torch.tensor(self.weights) > 0
         for name, tensor in self.every.items():  # only counts of batches may differ
+            tensor = tensor[counting.to(tensor.device)]
             whole = not tensor.is_floating_point() and not name.endswith("num_batches_tracked")
             if whole and not torch.equal(tensor, tensor[:1].expand_as(tensor)):
                 raise ValueError(
                     f"A network holds other whole numbers than the first one in {name!r}, and they "
                     "cannot be averaged."
                 )
-        mean = weighted_mean(self.every, self.parts)
-        if self.examples is not None and batch_norms(self.module):
-            return reestimated(self.module, mean, self.examples.inputs)
-        if batch_norms(self.module):
-            print("the statistics of batch norms are averaged: give `--data` to estimate them anew")
-        return mean
+        mean = weighted_mean(self.every, self.weights)
+        if int(counting.sum()) < 2 or not batch_norms(self.module):
+            return mean
+        if self.examples is None:
+            print("the statistics of batch norms are averaged: `--data` re-estimates them")
+            return mean
+        return reestimated(self.module, mean, self.examples.inputs)
 
 
 @torch.no_grad()
@@ -225,31 +229,33 @@ def _loss(network: nn.Module, params: Params, examples: Examples) -> float:
 
 # ------------------------------------------------------------ writing
 def _form(
-    out: str | None, like: str | None, files: Mapping[Path, FittedNetwork]
+    out: str | None, files: Iterable[FittedNetwork | None], like: str | None
 ) -> FittedNetwork | None:
-    """Choose what gives names, types and other tensors: `like`, or the first file of that kind."""
-    if like is not None:
-        if Path(like) not in files:
-            raise ValueError(f"`--like` must be a file or folder with one network, got {like}.")
-        return files[Path(like)]
-    checkpoint = out is not None and out.endswith(".ckpt")
-    fitting = (f for path, f in files.items() if path.suffix == ".ckpt" or not checkpoint)
-    return next(fitting, None)
+    """Choose the file that gives names, types and other tensors: the first of its kind."""
+    checkpoint = not like and out is not None and out.endswith(".ckpt")
+    fitting = (f for f in files if f and (f.stored.path.suffix == ".ckpt" or not checkpoint))
+    form = next(fitting, None)
+    if like and form is None:
+        raise ValueError(f"`--like` must be a file or folder with one network, got {like}.")
+    return form
 
 
 def _target(
-    out: str | None, form: FittedNetwork | None, files: Iterable[FittedNetwork], overwrite: bool
+    out: str | None, form: FittedNetwork | None, files: list[FittedNetwork], overwrite: bool
 ) -> Path | None:
     """Check where to write, or return None where only numbers are asked for."""
-    suffix = Path(out or "").suffix
-    if out is None or (form is not None and suffix not in (".pt", ".ckpt")):
-        stored = [] if form is None else [form.stored]
-        return target_of(out, [*stored, *(f.stored for f in files)], overwrite)
+    if out is None:
+        return None
     target = Path(out)
-    if suffix not in (".safetensors", ".pt", ".ckpt"):
+    if any(target.exists() and target.samefile(file.stored.path) for file in files):
+        raise ValueError(f"`--out`: {target} is one of the networks that are read.")
+    if form is not None and target.suffix not in (".pt", ".ckpt"):
+        check_target(target, form.stored, overwrite)
+        return target
+    if target.suffix not in (".safetensors", ".pt", ".ckpt"):
         raise ValueError(f"`--out` must end in .safetensors, .pt or .ckpt, got {out}.")
     check_path(target, overwrite)
-    if suffix == ".ckpt" and (form is None or form.stored.path.suffix != ".ckpt"):
+    if target.suffix == ".ckpt" and (form is None or form.stored.path.suffix != ".ckpt"):
         raise ValueError(
             "`--like` is missing: a checkpoint of the module, whose settings a .ckpt keeps; no "
             "source is one."
@@ -260,27 +266,27 @@ def _target(
 def _write(mean: Params, form: FittedNetwork | None, target: Path, overwrite: bool) -> None:
     """Write the average, with names, types and other tensors of the form, if there is one."""
 
-    def value(place: str) -> Tensor:
+    def value(name: str) -> Tensor:
         if form is None:
-            return mean[place].contiguous()
-        stored = form.stored.tensors[place]
-        if place not in form.names:
+            return mean[name].contiguous()
+        stored = form.stored.tensors[name]
+        if name not in form.names:
             return stored.read()
-        written = mean[form.names[place]].to(stored.dtype)
+        written = mean[form.names[name]].to(stored.dtype)
         if written.is_floating_point() and not bool(torch.isfinite(written).all()):
-            raise ValueError(f"The average of {place!r} is too large for {stored.dtype}.")
+            raise ValueError(f"The average of {name!r} is too large for {stored.dtype}.")
         return written.contiguous()
 
-    places = mean if form is None else form.stored.tensors
+    names = mean if form is None else form.stored.tensors
     if target.suffix == ".ckpt" and form is not None:
         torch.save(_checkpoint(form.stored.path, value), target)
     elif target.suffix == ".pt":
-        torch.save({place: value(place) for place in places}, target)
+        torch.save({name: value(name) for name in names}, target)
     elif form is not None:
         write_like(form.stored, target, value, overwrite)
     else:
         target.unlink(missing_ok=True)
-        save_tensors(target, {place: value(place) for place in places}, {"format": "pt"})
+        save_tensors(target, {name: value(name) for name in names}, {"format": "pt"})
     print(f"wrote {target}")
 
 
@@ -290,4 +296,4 @@ def _checkpoint(path: Path, value: Callable[[str], Tensor]) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise ValueError(f"`--like`: {path} is no checkpoint of a LightningModule.")
     state = {name: value(name.replace("_orig_mod.", "")) for name in content["state_dict"]}
-    return {**{k: content[k] for k in _KEPT if k in content}, "state_dict": state}
+    return {**{k: content[k] for k in _SETTINGS if k in content}, "state_dict": state}

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.bank.folders import find_prefix, read_state, strip_prefix
-from lightning_bnn.commands.named_networks import example_of, network_of
+from lightning_bnn.commands.networks import example_of, fit_all, names_in_files, network_of
 from lightning_bnn.symmetry import Symmetries, discover, min_mass, verify
 from lightning_bnn.symmetry.dimensions.explanation import explain as reasons_of
+from lightning_bnn.weight_files import open_network
 
 __all__ = ["symmetries"]
 
@@ -94,20 +94,12 @@ def _masses(params: P.Params, sym: Symmetries) -> list[str]:
     return lines
 
 
-# ------------------------------------------------------------ checkpoint
 def _load(model: nn.Module, path: Path, prefix: str | None) -> str:
-    """Load a state dict, whose names may have a common prefix, and describe it."""
+    """Load the weights of a file, whose names may have a common prefix, and say so."""
     if not path.is_file():
         raise ValueError(f"`--checkpoint`: there is no file {path}.")
-    try:
-        state, _ = read_state(path)
-        wanted = P.of(model)
-        prefix = find_prefix(path, state, wanted, prefix)
-    except ValueError as error:
-        raise ValueError(f"`--checkpoint`: {error}") from error
-    weights = strip_prefix(state, prefix)
-    bad = [n for n in wanted if not bool(torch.isfinite(weights[n].float()).all())]
-    if bad:
-        raise ValueError(f"`--checkpoint`: {prefix + bad[0]!r} in {path} is not finite.")
-    model.load_state_dict(weights, strict=False)
-    return f"weights from {path}" + (f", names behind {prefix!r}" if prefix else "")
+    (file,) = fit_all([open_network(path)], names_in_files(model), prefix, "copy")
+    model.load_state_dict({name: file.number(name) for name in file.places}, strict=False)
+    first = next(iter(file.places))
+    start = file.places[first].removesuffix(first)
+    return f"weights from {path}" + (f", names behind {start!r}" if start else "")

@@ -24,7 +24,7 @@ FEW = ["--nulls", "3"]
 
 @pytest.fixture(autouse=True)
 def _read_once(monkeypatch):
-    monkeypatch.setattr("lightning_bnn.commands.disk_networks.discover", known)
+    monkeypatch.setattr("lightning_bnn.commands.diff.discover", known)
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +150,8 @@ def test_numbers_and_a_figure_are_written(files, tmp_path, capsys):
     assert [s["name"] for s in found["stages"]] == ["as stored", "least mass", "units in order"]
     assert found["rest"] == found["stages"][-1]["relative"]
     assert len(found["unrelated"]) == 3
-    assert set(found["stages"][0]["tensors"]) == set(P.of(plain()))
-    assert {f["code"] for f in found["fingerprints"]} <= set(re.findall(r"\w{8}-\w{8}", printed))
+    assert set(found["stages"][0]["layers"]) == {"1", "3", "5"}
+    assert set(found["fingerprints"]) <= set(re.findall(r"\w{8}-\w{8}", printed))
     assert found["settings"]["a"].endswith("tuned.safetensors")
     with Image.open(tmp_path / "diff.png") as picture:
         assert min(picture.size) > 300
@@ -209,5 +209,5 @@ def test_what_is_none_of_the_network_is_named(files, tmp_path, capsys):
     state = {**P.of(drawn(plain)), "ema.decay": torch.ones(4)}
     a = write(tmp_path / "a.safetensors", state)
     assert code_of("diff", a, files / "b.safetensors", *PLAIN) == 0
-    assert "not compared from" in capsys.readouterr().out
+    assert "not compared, since not of the network" in capsys.readouterr().out
     assert disk_networks.PLAIN is PLAIN

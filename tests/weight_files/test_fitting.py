@@ -5,17 +5,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
-    discover,
-    flip,
-    mix,
-    permute,
-    random_mixings,
-    random_permutations,
-    random_signs,
-)
-from lightning_bnn.weight_files import NetworkNames, fit, moved, open_network
+from lightning_bnn.weight_files import NetworkNames, fit, open_network
 
 
 class Tied(nn.Module):
@@ -109,31 +99,3 @@ def test_numbers_are_finite_in_float32(bad, tmp_path):
     with pytest.raises(ValueError, match="'body.layer.bias' holds NaN or infinite values"):
         fitted.number("body.layer.bias")
     assert fitted.number("body.layer.weight").dtype == torch.float32
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_tensors_move_as_whole_networks_do(dtype):
-    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
-    sym = discover(net, torch.randn(2, 3))
-    generator = torch.Generator().manual_seed(0)
-    p, s = random_permutations(sym, generator), random_signs(sym, generator)
-    params = {name: tensor.to(dtype) for name, tensor in P.of(net).items()}
-    whole = permute(flip(params, sym, s), sym, p)
-    for name in params:
-        assert torch.equal(moved(params.__getitem__, name, sym, p, s), whole[name])
-    assert not torch.equal(whole["0.weight"], permute(params, sym, p)["0.weight"])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_channels_are_mixed_tensor_by_tensor(dtype):
-    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
-    sym = discover(net, torch.randn(2, 3))
-    generator = torch.Generator().manual_seed(0)
-    p, m = random_permutations(sym, generator), random_mixings(sym, generator)
-    params = {name: tensor.to(dtype) for name, tensor in P.of(net).items()}
-    double = {name: tensor.double() for name, tensor in params.items()}
-    whole = mix(permute(double, sym, p), sym, m)
-    for name in params:
-        found = moved(params.__getitem__, name, sym, p, None, m)
-        assert torch.equal(found, whole[name].to(dtype))
-    assert not torch.equal(whole["0.weight"], permute(double, sym, p)["0.weight"])

@@ -1,4 +1,4 @@
-"""Networks that a user names: import paths, arguments of classes, shapes of inputs."""
+"""Networks that a user names by import paths, arguments and shapes, and their tensors in files."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ import contextlib
 import importlib
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from lightning_bnn.commands.architecture import Architecture
 from lightning_bnn.commands.mistakes import building
 from lightning_bnn.evaluation.problem import read_problem
 from lightning_bnn.loading import read_json
-from lightning_bnn.weight_files import NetworkNames
+from lightning_bnn.weight_files import NetworkNames, fit
+from lightning_bnn.weight_files.fitting import FittedNetwork, Others
+from lightning_bnn.weight_files.stored import StoredNetwork
 
 __all__ = [
-    "build", "code_of_the_user", "example_of", "imported", "network_of",
+    "build", "code_of_the_user", "example_of", "fit_all", "imported", "names_in_files",
+    "network_of", "shown",
 ]  # fmt: skip
 
+T = TypeVar("T")
 _TOKENS, _ROWS = 8, 2
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)
 
@@ -199,3 +205,27 @@ def names_in_files(network: nn.Module) -> NetworkNames:
     """List the names of tensors, and those that files of transformers may omit."""
     ignored = getattr(network, "_keys_to_ignore_on_load_unexpected", None) or ()
     return NetworkNames.of(network, getattr(network, "base_model_prefix", ""), sorted(ignored))
+
+
+# ------------------------------------------------------------ files
+def fit_all(
+    stored: Sequence[StoredNetwork], names: NetworkNames, prefix: str | None, others: Others
+) -> list[FittedNetwork]:
+    """Find the tensors of a network in every file.
+
+    Args:
+        stored: files or folders that were opened.
+        names: of the network.
+        prefix: stands before the names in the files that have it, unless none has it.
+        others: refuse or copy tensors that do not belong to the network.
+    """
+    having = [bool(prefix) and any(n.startswith(prefix or "") for n in s.tensors) for s in stored]
+    return [
+        fit(one, names, prefix if has or not any(having) else None, others)
+        for one, has in zip(stored, having, strict=True)
+    ]
+
+
+def shown(steps: Iterable[T], what: str) -> Iterable[T]:
+    """Go through steps with a progress bar on a terminal."""
+    return tqdm(list(steps), desc=what, leave=False, disable=not sys.stderr.isatty())

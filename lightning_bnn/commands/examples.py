@@ -1,4 +1,4 @@
-"""Examples on which networks from files are judged: batches, and the loss that goes with them."""
+"""Examples that networks from files are evaluated on, and the loss that goes with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.bank.folders import read_state
 from lightning_bnn.commands.mistakes import building
-from lightning_bnn.commands.named_networks import code_of_the_user, imported
+from lightning_bnn.commands.networks import code_of_the_user, imported
 from lightning_bnn.evaluation.problem import StoredBatches, read_problem
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry.forward import in_precision_of
