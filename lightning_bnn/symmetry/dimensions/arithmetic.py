@@ -242,8 +242,9 @@ def _contract(
     for z in (x, y):
         if z.power != 1:
             system.mark("apart", z)
-    if x.power == y.power == 1 and not fixes and not itself:
-        return [row_part(system, [x, y], over, [x, y])], rest
+    if not fixes and not itself:
+        power = Fraction(bool(x.power or y.power))
+        return [row_part(system, [x, y], over, [x, y], power)], rest
     alone = [z for z in rest if fixes and not z.dims and not z.is_free and not z.only_moves]
     system.balance([(x, 1), (y, 1), *((z, 1) for z in alone)])
     rest = [z.without_units() if z in alone else z for z in rest]
@@ -286,7 +287,7 @@ def row_part(
     for x in parts:
         if reach:
             system.tie(x.labels, labels, "in")
-    is_odd = power == 1 and any(z.parity for z in balance)
+    is_odd = any(z.parity for z in balance)
     part = Part(labels, power, int(is_odd))
     if balance:
         system.balance([(part, -1), *((z, 1) for z in balance)])

@@ -42,7 +42,7 @@ def contract(system: System, a: Value, b: Value) -> Value:
 
 
 def convolution(system: System, size: Any, args: Sequence[Any]) -> Value:
-    """A product over channels, group by group; positions of a kernel are held."""
+    """A product over channels, group by group; positions of a kernel stay in their places."""
     x, weight, bias, *_, transposed, _, groups = args
     space = len(x.shape) - 2
     batch, channels = x.shape[:2]
@@ -67,12 +67,18 @@ def convolution(system: System, size: Any, args: Sequence[Any]) -> Value:
 
 
 def _without_space(system: System, value: Value, space: int) -> Value:
+    """Rows of positions in place of entries: all entries of a row have one unit."""
     parts = []
+    over = frozenset(range(2, len(value.shape)))
     for part in value.parts:
-        if any(d >= 2 for d in part.dims):
+        if part.dims & over and part.dims - over:
+            system.tell_apart(part, dims=sorted(over))
+            system.mark("apart", part)
+            part = row_part(system, [part], over, [part], part.power)
+        elif part.dims & over:
             system.fix(part)
-        if not part.dims or min(part.dims) < 2:
-            parts.append(part.on(lambda t: t.flatten(2)[..., 0]))
+            continue
+        parts.append(part.on(lambda t: t.flatten(2)[..., 0]))
     return Value(value.shape[:2], tuple(parts), None, value.varies[:2])
 
 
