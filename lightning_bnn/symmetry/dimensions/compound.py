@@ -17,6 +17,16 @@ def _addbmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float
     return beta * bias + alpha * torch.bmm(x, y).sum(0)
 
 
+def _addmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = x @ y if alpha == 1 else alpha * (x @ y)
+    return product + (bias if beta == 1 else beta * bias)
+
+
+def _softmax_of_some(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """A softmax of rows that hold one number at least that is not minus infinity."""
+    return torch.softmax(x, dim, dtype=dtype)
+
+
 def _trilinear(
     x: Tensor, y: Tensor, z: Tensor, expand_x: Sequence[int], expand_y: Sequence[int],
     expand_z: Sequence[int], summed: Sequence[int], unroll_dim: int = 1,
@@ -37,6 +47,8 @@ def _distances(x: Tensor, y: Tensor, p: float, mode: int | None) -> Tensor:
 
 IN_OTHERS: dict[Any, Callable[..., Any]] = {
     aten.addbmm.default: _addbmm,
+    aten.addmm.default: _addmm,
+    aten._safe_softmax.default: _softmax_of_some,
     aten._trilinear.default: _trilinear,
     aten._cdist_forward.default: _distances,
 }

@@ -1,0 +1,129 @@
+"""Laws of shifts: they hold at every length and batch, whatever the example has."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import Forward, randomise
+from torch import nn
+
+from lightning_bnn import params as P
+from lightning_bnn.symmetry import discover, random_shifts, shift
+from lightning_bnn.symmetry.dimensions.export import trace
+from lightning_bnn.symmetry.dimensions.shifts import shifts_of
+
+IDS = torch.randint(7, (3, 4), generator=torch.Generator().manual_seed(0))
+OTHER_IDS = [IDS.flip(0)[:2], IDS.repeat(1, 2)]
+ROWS = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1)).double()
+OTHER_ROWS = [ROWS[:2], ROWS.repeat(1, 2, 1), ROWS[:, :3]]
+PIXELS = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(2)).double()
+OTHER_PIXELS = [PIXELS.repeat(1, 1, 2, 1), PIXELS[:1]]
+
+
+def layers():
+    return {
+        "words": nn.Embedding(7, 6), "first": nn.Linear(6, 6), "last": nn.Linear(6, 2),
+        "conv": nn.Conv2d(3, 6, 1),
+    }  # fmt: skip
+
+
+def changes(forward, x, others):
+    """The sizes of all shifts, and the largest change of outputs by a random one of them."""
+    model = randomise(Forward(forward, **layers()).double()).eval()
+    symmetries, params = discover(model, x), P.of(model)
+    axes, shifts = shifts_of([trace(model, (x,), {})], symmetries.axes)
+    symmetries = replace(symmetries, axes=axes, shifts=shifts)
+    drawn = random_shifts(symmetries, torch.Generator().manual_seed(0))
+    moved = shift(params, symmetries, drawn)
+    with torch.no_grad():
+        change = max((P.apply(model, moved, y) - model(y)).abs().max() for y in [x, *others])
+    return {group.name: group.size for group in symmetries.shifts}, float(change)
+
+
+def nodes(s, x):
+    """A graph isomorphism network on a graph in which all are neighbours."""
+    h = s.first(x)
+    return s.last(h + h.sum(1, keepdim=True))
+
+
+COUNTED = {
+    "a sum of tokens": (lambda s, t: s.last(s.words(t).sum(1)), IDS, OTHER_IDS),
+    "a sum of the batch": (lambda s, x: s.last(s.first(x) + s.first(x).sum(0)), ROWS, OTHER_ROWS),
+    "a sum of nodes": (nodes, ROWS, OTHER_ROWS),
+    "a sum of pixels": (lambda s, x: s.last(s.conv(x).sum((2, 3))), PIXELS, OTHER_PIXELS),
+    "a number of tokens": (lambda s, x: s.last(s.first(x) * x.shape[1]), ROWS, OTHER_ROWS),
+    "half of the tokens": (lambda s, x: s.last(s.first(x) * (x.shape[1] // 2)), ROWS, OTHER_ROWS),
+    "a number of tokens, added": (
+        lambda s, x: s.last(torch.add(x, s.first(x), alpha=x.shape[1])), ROWS, OTHER_ROWS,
+    ),
+    "a pool that sums": (
+        lambda s, x: s.last(
+            F.avg_pool2d(s.conv(x), x.shape[2:], divisor_override=1).flatten(1)
+        ), PIXELS, OTHER_PIXELS,
+    ),
+    "a product with ones": (
+        lambda s, x: s.last(torch.ones(1, x.shape[1]).to(x) @ s.first(x)), ROWS, OTHER_ROWS,
+    ),
+    "a running sum": (lambda s, x: s.last(s.first(x).cumsum(1)), ROWS, OTHER_ROWS),
+    "a single token that is scaled": (
+        lambda s, x: s.last(s.first(x) * x.shape[1]), ROWS[:, :1], OTHER_ROWS,
+    ),
+    "a sum of a single token": (lambda s, x: s.last(s.first(x).sum(1)), ROWS[:, :1], OTHER_ROWS),
+    "places of a single token": (
+        lambda s, x: s.last(
+            (s.first(x) * torch.arange(1.0, x.shape[1] + 1).to(x)[:, None]).softmax(1)
+        ), ROWS[:, :1], OTHER_ROWS,
+    ),
+}  # fmt: skip
+AVERAGED = {
+    "a mean of tokens": (lambda s, t: s.last(s.words(t).mean(1)), IDS, OTHER_IDS, {"words.weight"}),
+    "a mean of pixels": (
+        lambda s, x: s.last(s.conv(x).mean((2, 3))), PIXELS, OTHER_PIXELS, {"conv.bias"},
+    ),
+    "a pool of pixels": (
+        lambda s, x: s.last(F.adaptive_avg_pool2d(s.conv(x), 1).flatten(1)), PIXELS, OTHER_PIXELS,
+        {"conv.bias"},
+    ),
+    "the largest token": (
+        lambda s, x: s.last(s.first(x).amax(1)), ROWS, OTHER_ROWS, {"first.bias"},
+    ),
+    "a temperature": (
+        lambda s, x: s.last(torch.tanh((s.first(x) / 3).softmax(1))),
+        ROWS, OTHER_ROWS, {"first.bias"},
+    ),
+    "averages by scores": (
+        lambda s, x: s.last((x @ x.mT).softmax(-1) @ s.first(x)), ROWS, OTHER_ROWS, {"first.bias"},
+    ),
+    "no averages": (
+        lambda s, x: s.last(F.normalize((x @ x.mT).exp(), 2, -1) @ s.first(x)),
+        ROWS, OTHER_ROWS, set(),
+    ),
+    "masked scores": (
+        lambda s, x: ((x @ s.first(x).mT).masked_fill(
+            torch.ones(x.shape[1], x.shape[1]).triu(1).bool(), float("-inf")
+        ).softmax(-1) @ x),
+        ROWS, OTHER_ROWS, {"first.bias"},
+    ),
+    "scores that are masked by a number": (
+        lambda s, x: ((x @ s.first(x).mT).masked_fill(
+            torch.ones(x.shape[1], x.shape[1]).triu(1).bool(), -3.0
+        ).softmax(-1) @ x),
+        ROWS, OTHER_ROWS, set(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_counts_of_the_example_are_no_constants(name):
+    shifts, change = changes(*COUNTED[name])
+    assert not shifts
+    assert not change
+
+
+@pytest.mark.parametrize("name", AVERAGED)
+def test_averages_pass_constants_on_at_every_length(name):
+    *network, shifted = AVERAGED[name]
+    shifts, change = changes(*network)
+    assert shifts.keys() == shifted
+    assert change < 1e-10
