@@ -22,11 +22,11 @@ BOTH = {"words.weight": 6}
 COMBINED = {
     "a sum": (lambda w, p: w + p, BOTH),
     "a copied sum": (lambda w, p: (w + p).contiguous(), BOTH),
-    "three words": (lambda w, p: 3 * w + p, BOTH),
+    "three words": (lambda w, p: w + w + w + p, BOTH),
     "a difference": (lambda w, p: w - p, BOTH),
-    "a sum with a factor": (lambda w, p: torch.add(w, p, alpha=2.0), {"places.weight": 6}),
-    "two positions": (lambda w, p: w + 2 * p, {"places.weight": 6}),
-    "three words and two positions": (lambda w, p: 3 * w + 2 * p, {}),  # no whole multiple
+    "a sum with a factor": (lambda w, p: torch.add(w, p, alpha=2), {}),  # or a length
+    "two positions": (lambda w, p: w + p + p, {"places.weight": 6}),
+    "three words and two positions": (lambda w, p: w + w + w + p + p, {}),  # no whole multiple
     "half a position": (lambda w, p: w + 0.5 * p, {}),
     "relu of words": (lambda w, p: torch.relu(w) + p, {}),
     "norms of words": (lambda w, p: F.layer_norm(w, (6,)) + p, {}),
@@ -126,7 +126,7 @@ keys(name="a norm before values without a bias", shifts={}, value=linear(6, 3))(
 SUMS = {  # what is summed, and sizes of what trades
     "sum": (lambda a, b: a + b, {"a.bias": 5}),
     "difference": (lambda a, b: a - b, {"a.bias": 5}),
-    "twice": (lambda a, b: 2 * a + b, {"a.bias": 5}),
+    "twice": (lambda a, b: a + b + a, {"a.bias": 5}),
     "product": (lambda a, b: a * b, {}),
     "relu": (lambda a, b: a + b.relu(), {}),
     "gate": (lambda a, b: a + b * a, {}),
