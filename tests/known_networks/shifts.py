@@ -24,7 +24,6 @@ COMBINED = {
     "a copied sum": (lambda w, p: (w + p).contiguous(), BOTH),
     "three words": (lambda w, p: w + w + w + p, BOTH),
     "a difference": (lambda w, p: w - p, BOTH),
-    "a sum with a factor": (lambda w, p: torch.add(w, p, alpha=2), {}),  # or a length
     "two positions": (lambda w, p: w + p + p, {"places.weight": 6}),
     "three words and two positions": (lambda w, p: w + w + w + p + p, {}),  # no whole multiple
     "half a position": (lambda w, p: w + 0.5 * p, {}),
@@ -126,7 +125,6 @@ keys(name="a norm before values without a bias", shifts={}, value=linear(6, 3))(
 SUMS = {  # what is summed, and sizes of what trades
     "sum": (lambda a, b: a + b, {"a.bias": 5}),
     "difference": (lambda a, b: a - b, {"a.bias": 5}),
-    "twice": (lambda a, b: a + b + a, {"a.bias": 5}),
     "product": (lambda a, b: a * b, {}),
     "relu": (lambda a, b: a + b.relu(), {}),
     "gate": (lambda a, b: a + b * a, {}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,13 +15,12 @@ from lightning_bnn.symmetry.dimensions.engine import Dimensions
 from lightning_bnn.symmetry.dimensions.export import decompose, operation_of
 from lightning_bnn.symmetry.dimensions.reading import Reading
 from lightning_bnn.symmetry.dimensions.result import groups_of
-from lightning_bnn.symmetry.discovery.constants import Followed, follow_constants, shift_groups
+from lightning_bnn.symmetry.dimensions.shifts import shifts_of
 from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph, ancestors
 from lightning_bnn.symmetry.discovery.logits import find_shift
 from lightning_bnn.symmetry.discovery.reports import report
-from lightning_bnn.symmetry.discovery.routers import Router, routers, shifts_of_routers
-from lightning_bnn.symmetry.groups import Axis, Frozen, ShiftGroup, SoftmaxShift, Symmetries
+from lightning_bnn.symmetry.groups import Frozen, SoftmaxShift, Symmetries
 from lightning_bnn.symmetry.shared_tensors import named_tensors, overlapping, owners
 
 __all__ = ["by_dimensions", "read_graphs"]
@@ -48,12 +46,12 @@ def by_dimensions(
     first, read = owners(model), read_graphs(model, graphs, batch_norm, rules)
     state = model.state_dict()
     shapes = {first.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
-    overlaps = overlapping(named_tensors(model))
-    for name in {first[n] for n in overlaps} & read.reading.parameters.keys():
+    shared = {first[n] for n in overlapping(named_tensors(model))}
+    for name in shared & read.reading.parameters.keys():
         for part in read.reading.parameters[name].parts:
             read.reading.system.fix(part)
     groups, used = groups_of(read), set(read.reading.parameters)
-    groups["axes"], groups["shifts"] = _shifts(model, graphs, groups["axes"], first, set(overlaps))
+    groups["axes"], groups["shifts"] = shifts_of(read.reading.programs, groups["axes"], shared)
     unread = [n for n, _ in model.named_parameters() if first[n] not in used]
     statistics = [
         n for n, b in model.named_buffers()
@@ -104,25 +102,6 @@ def _sizes(read: Dimensions) -> tuple[object, ...]:
     """The groups that are found, in numbers."""
     groups = sorted(len(g.units) for g in read.exchanges.groups)
     return groups, read.scaling_dof, read.sign_dof, read.linear, read.frozen
-
-
-def _shifts(
-    model: nn.Module, graphs: Graphs, axes: tuple[Axis, ...], first: dict[str, str],
-    overlaps: set[str],
-) -> tuple[tuple[Axis, ...], tuple[ShiftGroup, ...]]:  # fmt: skip
-    """Biases that may be shifted, and routers of which a softmax forgets a common vector."""
-    followed = Followed()
-    uses = Counter(first.values())
-    sole = {name for name, n in uses.items() if n == 1} - overlaps
-    in_front: set[Router] | None = None
-    for graph in _told_apart(graphs):
-        follow_constants(followed, graph, first, {first[n] for n in overlaps})
-        found = routers(graph, sole)
-        in_front = found if in_front is None else in_front & found
-    axes, shifts = shift_groups(followed, axes)
-    shifted = {axes[p.axis].tensor for group in shifts for p in group.placements}
-    forgotten = [g for g in shifts_of_routers(in_front or set(), axes) if g.name not in shifted]
-    return axes, (*shifts, *forgotten)
 
 
 def _told_apart(graphs: Graphs) -> list[Graph]:

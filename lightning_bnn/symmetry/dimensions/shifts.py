@@ -411,8 +411,9 @@ class _Reading:
         if isinstance(value, _View) and len(other) == 2 and not self._to_rows:
             made = self._read(numbers, size, value, 1 - at)
             return made.reshape([1] * (numbers.ndim - 1) + [-1])
-        if rows == 1 or numbers.shape[-2] > 1:
+        if rows == 1:
             raise _Seen
+        numbers = self.system.equate(numbers, [numbers.ndim - 2])
         lead = torch.broadcast_shapes(numbers.shape[:-2], other[:-2])
         width = 1 if len(other) == 1 else other[-2 if at else -1]
         return self.system.made_of(numbers, *lead, 1, width)
