@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
@@ -331,15 +331,20 @@ def independent_variables(
         at = np.unique(np.concatenate([np.unique(t, return_index=True)[1] for t in full]))
         for labels in np.unique(np.stack([t[at] for t in full], 1), axis=0).tolist():
             rows.add(frozenset(units.added(units.of(v) for v in labels).items()))
+    count = Counter(v for row in rows for v, _ in row)  # what acts everywhere acts on no entry
+
+    def leading(row: Row) -> int:
+        return min(row, key=lambda v: (count[v], v))
+
     pivots: dict[int, Row] = {}
     for start in sorted(rows, key=lambda r: (len(r), sorted(v for v, _ in r))):
         row = dict(start)
-        while row and min(row) in pivots:
-            pivot = pivots[min(row)]
-            factor = row[min(row)] / Fraction(pivot[min(row)])
+        while row and leading(row) in pivots:
+            pivot = pivots[leading(row)]
+            factor = row[leading(row)] / Fraction(pivot[leading(row)])
             row = units.added([row, {w: -factor * k for w, k in pivot.items()}])
         if row:
-            pivots[min(row)] = row
+            pivots[leading(row)] = row
     return set(pivots)
 
 
