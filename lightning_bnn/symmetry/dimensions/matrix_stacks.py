@@ -144,7 +144,9 @@ def _codes(tensor: Tensor, uses: Sequence[_Use]) -> Codes | None:
         if first.places.shape[d] > 1
     ]
     if first.counts_matrices and lead and first.places.shape[0] > 1:
-        codes.append((_code(tensor, uses, lead), True))
+        count = _code(tensor, uses, lead)
+        if all(code.shape != count.shape for code, _ in codes):  # else rows tell matrices, too
+            codes.append((count, True))
     return codes
 
 
