@@ -138,8 +138,7 @@ def _meet_numbers(
 ) -> None:
     """What one operand has and the other has not stands beside the other's numbers."""
     for part in parts:
-        if not any(y.dims & part.dims for y in others):
-            system.stand_beside(part, other)
+        system.stand_beside(part, other, others=others)
         if not others:
             if part.dims and not any(other.varies[d] for d in part.dims):
                 system.mark("ones", part)
@@ -177,8 +176,7 @@ def multiply(system: System, a: Value, b: Value, power: int = 1) -> Value:
     system.note_table(a, b)
     system.note_table(b, a)
     for part, other in [(x, b) for x in a.parts] + [(x, a) for x in b.parts]:
-        if not any(y.dims & part.dims for y in other.parts):
-            system.stand_beside(part, other, "numbers")
+        system.stand_beside(part, other, "numbers", other.parts)
     parts = (*a.parts, *(y.to_power(Fraction(power), 1) for y in b.parts))
     varies = tuple(p or q for p, q in zip(a.varies, b.varies, strict=True))
     return Value(tuple(shape), parts, None, varies)

@@ -211,10 +211,9 @@ class Reading:
             parts = []
             for codes, only_moves in self._codes[name]:
                 distinct, index = torch.unique(codes, return_inverse=True)
-                first = self.system.count
-                labels = self.system.new(len(distinct))[index]
+                labels = self.system.new_axis(len(distinct))[index]
                 if labels.ndim - labels.shape.count(1) > 1:
-                    self.system.stacks.append(range(first, self.system.count))
+                    self.system.stacks.append(self.system.axes[-1])
                 power = Fraction(0 if only_moves else 1)
                 parts.append(Part(labels, power, int(not only_moves), not only_moves))
             return tuple(parts)
@@ -226,7 +225,9 @@ class Reading:
             return (Part(self.system.new(), is_free=True),)
         return tuple(
             Part(
-                self.system.new(shape[d]).reshape([-1 if k == d else 1 for k in range(len(shape))]),
+                self.system.new_axis(shape[d]).reshape(
+                    [-1 if k == d else 1 for k in range(len(shape))]
+                ),
                 is_free=True,
             )
             for d in dims

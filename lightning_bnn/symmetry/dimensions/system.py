@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.symmetry.dimensions.values import (
+    ZERO,
     Ints,
     Part,
     Value,
@@ -59,6 +60,7 @@ class System:
     planes: list[Ints] = field(default_factory=list)
     padded: list[Ints] = field(default_factory=list)
     stacks: list[range] = field(default_factory=list)
+    axes: list[range] = field(default_factory=list)
     tables: list[Part] = field(default_factory=list)
     choices: list[list[bool]] = field(default_factory=list)
 
@@ -67,6 +69,11 @@ class System:
         size = int(np.prod(shape, dtype=np.int64))
         self.count += size
         return torch.arange(self.count - size, self.count).reshape(shape)
+
+    def new_axis(self, size: int) -> Tensor:
+        """New labels of an axis of a parameter."""
+        self.axes.append(range(self.count, self.count + size))
+        return self.new(size)
 
     def named(self) -> Tensor:
         """By label, whether a statement names it."""
@@ -78,16 +85,13 @@ class System:
         return result
 
     def note_table(self, value: Value, other: Value) -> None:
-        """Note the axes of a parameter that stands beside units of matrices, each with its own."""
+        """Note the axes of a parameter that stands beside units of several rows, each with its own."""
         free = [x for x in value.parts if x.is_free and len(x.dims) <= 1 and not x.only_moves]
         for y in other.parts if len(free) > 1 else ():
             inside = [x for x in free if x.dims <= y.dims and y.dims]
             first = int(y.labels.reshape(-1)[0])
-            if (
-                len(inside) > 1
-                and any(x.dims for x in inside)
-                and any(first in own for own in self.stacks)
-            ):
+            axes = self.axes if all(x.dims for x in inside) else self.stacks
+            if len({x.dims for x in inside}) > 1 and any(first in own for own in axes):
                 self.tables += inside
 
     # -------------------------------------------------------------- permutations
@@ -163,9 +167,11 @@ class System:
         self.mark("apart", part)
 
     # -------------------------------------------------------------- beside numbers
-    def stand_beside(self, part: Part, value: Value, mark: Mark = "apart") -> None:
-        """A part meets a tensor without labels over its dimensions, whose numbers may differ."""
-        own = part.dims - chosen(part.labels)
+    def stand_beside(
+        self, part: Part, value: Value, mark: Mark = "apart", others: Sequence[Part] = ()
+    ) -> None:
+        """A part meets a tensor whose numbers may differ, but along dimensions of its own parts."""
+        own = part.dims.difference(chosen(part.labels), *(y.dims for y in others))
         dims = sorted(d for d in own if value.varies[d] and value.shape[d] > 1)
         if not dims:
             return
@@ -182,7 +188,7 @@ class System:
     # -------------------------------------------------------------- padding
     def filled(self, part: Part) -> Part:
         """The part where something else than zero stands in the place of padding."""
-        padding = part.labels < 0
+        padding = part.labels == ZERO
         if not bool(padding.any()):
             return part
         return replace(part, labels=torch.where(padding, self.new(*padding.shape), part.labels))
