@@ -135,17 +135,24 @@ def _graph_of(reading: Reading) -> _Graph:
     fixed = np.zeros(len(colours), bool)
     fixed[classes[0]] = True
     colours[classes[0]] = _mix(classes[0] + 1, 77)
-    with np.errstate(over="ignore"):
-        for labels, keys, _ in system.colours:
-            live = labels > 0
-            rows = np.unique(np.stack([classes[labels[live]], keys[live]], 1), axis=0)
-            np.add.at(colours, rows[:, 0], _mix(rows[:, 1], _code("colour")))
+    seen = []
+    for labels, keys, origin in system.colours:
+        live = labels > 0
+        rows = np.unique(np.stack([classes[labels[live]], keys[live]], 1), axis=0)
+        hashes = _mix(rows[:, 1], _code("colour"))
+        if 0 <= origin < len(reading.operations):  # as seen by an operation
+            at = np.full(len(rows), vertex[reading.operations[origin]])
+            seen.append(np.stack([at, rows[:, 0], (hashes >> np.uint64(2)).astype(np.int64)], 1))
+        else:
+            with np.errstate(over="ignore"):
+                np.add.at(colours, rows[:, 0], hashes)
     for node in reading.operations:
         if node not in merged:
             colours[vertex[node]] = _code(_description(reading, node))
     for name, own in reading.parameters.items():
         colours[tensors[name]] = _code((own.shape, own.is_buffer))
     edges = [
+        *seen,
         *_edges_of_operations(reading, vertex, tensors, classes),
         *_edges_of_labels(reading, vertex, tensors, classes),
     ]

@@ -120,15 +120,14 @@ def _row(
     is_plain = all(units) and len(flat) == sum(map(len, every)) and len(units) > 1
     if not is_plain or apart[flat].any():
         return None
-    factors = []
-    for unit in units:
-        labels = [label_of[x] for x in unit if x in label_of]
-        sign = {frozenset(signs.of(x).items()) for x in labels}
-        scale = {_up_to_sign(scales.of(x)) for x in labels}
-        if len(sign) != 1 or len(scale) != 1:
-            return None
-        factors.append((sign.pop(), scale.pop()))
-    signs_of, scales_of = zip(*factors, strict=True)
+    labels = [[label_of[x] for x in unit if x in label_of] for unit in units]
+    if not labels[0] or len(set(map(len, labels))) > 1:
+        return None
+    first, *others = zip(*labels, strict=True)
+    if not all(g.power_between(own, first) for own in others for g in (scales, signs)):
+        return None
+    signs_of = [frozenset(signs.of(x).items()) for x in first]
+    scales_of = [_up_to_sign(scales.of(x)) for x in first]
     if ones[flat].any():
         key = frozenset(flat), list(range(len(units)))
         return ("centred", key) if len(set(signs_of)) == 1 else None

@@ -351,10 +351,9 @@ def independent_variables(
 # ------------------------------------------------------------ matrices
 def _linear(layout: Layout) -> tuple[LinearGroup, ...]:
     """Spaces of channels, those that act on the same axes in the same way in one group."""
-    powers = _signed_powers(layout)
     similar: dict[tuple[LinearKind, object], list[_Places]] = defaultdict(list)
     for space in layout.read.spaces:
-        places = _planes(layout, space) if space.pairs else _rows(layout, space, powers)
+        places = _planes(layout, space) if space.pairs else _rows(layout, space)
         if places:
             shapes = tuple((key, at.shape) for key, at in sorted(places.items()))
             similar[space.kind, shapes].append(places)
@@ -387,19 +386,22 @@ def _signed_powers(layout: Layout) -> list[NDArray[np.int64]]:
     return result
 
 
-def _rows(layout: Layout, space: Space, powers: Sequence[NDArray[np.int64]]) -> _Places:
-    """Per axis and power the positions of a space, ``(size, repeats)``; nothing if they differ."""
+def _rows(layout: Layout, space: Space) -> _Places:
+    """Per axis and power the positions of a space, ``(size, repeats)``; nothing if they differ.
+
+    Scales are those of the first place, or their inverse, but for a factor of all of them.
+    """
+    first: list[int] = []
     columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
     for units in space.rows:
         for place in layout.placements(units):
             at = place.positions.numpy()
-            own = powers[place.axis][at]
-            if space.kind in ("orthogonal", "centred"):
-                own = np.ones_like(own)
-            if (own != own[:1]).any() or (own == 0).any():
-                return {}
-            for power in np.unique(own[0]).tolist():
-                columns[place.axis, power].append(at[:, own[0] == power])
+            for column, labels in zip(at.T, layout.labels[place.axis][at].T.tolist(), strict=True):
+                first = first or labels
+                power = layout.read.scales.power_between(labels, first)
+                if not power:
+                    return {}
+                columns[place.axis, power].append(column[:, None])
     return {key: np.concatenate(at, 1) for key, at in columns.items()}
 
 

@@ -62,6 +62,15 @@ class Units:
         row = self._known[root]
         return row if sign > 0 else {v: -c for v, c in row.items()}
 
+    def power_between(self, labels: Iterable[int], others: Iterable[int]) -> int:
+        """The power, 1 or -1, of which some labels are others, but for one factor; 0 if of none."""
+        pairs = [(self.of(x), self.of(y)) for x, y in zip(labels, others, strict=True)]
+        for power in (1, -1):
+            rest = [self.added([x, {v: -power * c for v, c in y.items()}]) for x, y in pairs]
+            if all(row == rest[0] for row in rest):
+                return power
+        return 0
+
     @property
     def free(self) -> int:
         """The number of free variables."""

@@ -85,7 +85,7 @@ class System:
         return result
 
     def note_table(self, value: Value, other: Value) -> None:
-        """Note the axes of a parameter that stands beside units of several rows, each with its own."""
+        """Note the axes of a parameter that stands beside units of rows, each with its own."""
         free = [x for x in value.parts if x.is_free and len(x.dims) <= 1 and not x.only_moves]
         for y in other.parts if len(free) > 1 else ():
             inside = [x for x in free if x.dims <= y.dims and y.dims]
