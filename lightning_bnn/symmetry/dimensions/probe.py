@@ -102,7 +102,7 @@ def _kind_of(
     if any(p is not None for p, _ in single) or (
         len(moving) > 1 and any(e is not None for _, e in single)
     ):
-        is_linear = single == [(1, 1)] and len(values) == 1 and probe.adds({0})
+        is_linear = single == [(1, 1)] and probe.adds(set(moving))
         return Pointwise("each", tuple(single), tuple(moving), is_linear)
     together = [
         k

@@ -559,13 +559,16 @@ class Reading:
         if not isinstance(node.target, torch._ops.OpOverload):
             raise Unfollowed("no rule for what takes functions")
         moving = [k for k, v in enumerate(values) if v.parts]
-        value = self._side_by_side_along([values[k] for k in moving])
+        operands = [values[k] for k in moving]
+        value = operands[0] if len(operands) == 1 else self._side_by_side_along(operands)
         dims = sorted(frozenset[int]().union(*(p.dims for p in value.parts)))
         shapes = tuple(values[k].shape for k in moving)
         key = (node.target, shapes, tuple(dims), repr(node.args[1:]), repr(node.kwargs))
         if key not in self._measured:
             self._measured[key] = probe_along(node, args, named, values, moving, dims)
         along: Along = self._measured[key]
+        if not along.is_linear:
+            value = self.system.settled(value)
         numbers = [v for v in values if not v.parts and v.constant is None]
         for part in value.parts:
             self._pass_along(part, along, [n for n in numbers if len(n.shape) == len(value.shape)])

@@ -177,7 +177,6 @@ class System:
             return
         if value.constant is None:
             self.tell_apart(part, dims=dims)
-            self.mark("apart", part)
             return
         keys = _keys(value, part)
         labels, keys = torch.broadcast_tensors(part.labels, keys)
