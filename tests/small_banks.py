@@ -5,10 +5,9 @@ import re
 import shutil
 import zlib
 
-import pytest
 import torch
 
-from lightning_bnn.bank import CheckpointBank, shards
+from lightning_bnn.bank import CheckpointBank
 
 __all__ = [
     "contents", "lines_of", "networks", "refused_or_read", "restore", "small_bank",
@@ -28,8 +27,7 @@ def networks(count, seed=0):
 def small_bank(folder):
     """Fill a bank; return its networks before and after the last entry."""
     stack, states = networks(9), []
-    with pytest.MonkeyPatch.context() as patch, CheckpointBank(folder) as bank:
-        patch.setattr(shards, "_MERGE_SHARDS", 3)
+    with CheckpointBank(folder) as bank:
         for row in range(7):
             bank.append({n: t[row] for n, t in stack.items()}, step=row)
             if row == 4:
@@ -79,11 +77,11 @@ def signed(lines):
 def refused_or_read(folder, states, log):
     """Open a damaged bank for reading and for appending: it is one of its states, or refused.
 
-    A refusal is one sentence that names the folder, and no shard is touched. A torn last entry may
-    be dropped, with a warning.
+    A refusal is one sentence that names the folder, and the networks are not touched. A torn last
+    entry may be dropped, with a warning.
     """
     before = contents(folder)
-    shards = {name: content for name, content in before.items() if name.startswith("shard-")}
+    file = {"networks.bin": before["networks.bin"]}
     for mode in ("r", "a"):
         log.clear()
         networks, message = _opened(folder, mode)
@@ -93,7 +91,7 @@ def refused_or_read(folder, states, log):
             fitting = [_same(networks, state) for state in states]
             assert any(fitting), f"{len(networks[1])} networks in mode {mode}"
             assert fitting[-1] or "in the middle of an entry" in log.text
-        assert contents(folder).items() >= shards.items()
+        assert contents(folder).items() >= file.items()
         if mode == "r":
             assert contents(folder) == before
 

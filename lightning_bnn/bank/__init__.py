@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from lightning_bnn._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from lightning_bnn.bank.archives import export_archives, import_archives
     from lightning_bnn.bank.checkpoint_bank import CheckpointBank
     from lightning_bnn.bank.folders import (
         export_files,
@@ -19,9 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointBank",
-    "export_archives",
     "export_files",
-    "import_archives",
     "import_files",
     "read_networks",
     "shipped_bank",

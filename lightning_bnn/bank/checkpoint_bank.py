@@ -1,39 +1,39 @@
-"""Thousands of weight snapshots on disk, appended one by one or by stacks."""
+"""Thousands of networks on disk, appended one by one or by stacks, read by row or by layer."""
 
 from __future__ import annotations
 
-import logging
+import bisect
+import operator
 import os
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex, overload
 
 import torch
 from torch import Tensor
 
 from lightning_bnn.arguments import check_floating_type
-from lightning_bnn.bank.disk import WriterLock, is_full, require_room
-from lightning_bnn.bank.manifest import check_records, header
-from lightning_bnn.bank.shards import OpenShards, Shard, mergeable
-from lightning_bnn.bank.stored_networks import StoredNetworks
-from lightning_bnn.params import Params, stack_size, weighted_mean
+from lightning_bnn.bank.disk import WriterLock, check_file, sync_folder
+from lightning_bnn.bank.manifest import Manifest, check_records, header
+from lightning_bnn.params import Params, stack, stack_size, weighted_mean
 
 __all__ = ["CheckpointBank"]
 
-_log = logging.getLogger(__name__)
+_CHUNK = 2**26
 
 
-class CheckpointBank(StoredNetworks):
+class CheckpointBank:
     """Networks of one architecture, appended one by one or by stacks.
 
-    A folder of safetensors files, in which every tensor has a leading dimension for networks, and a
-    manifest of JSON lines. Once `append` has returned, its network survives a crash at any moment.
-    Small files are merged as the bank grows. Reading maps files into memory: a layer of all
-    networks, or one network, is read without touching the rest.
+    A folder with one file of networks, row after row, and a manifest of JSON lines, which says what
+    a row holds and what is known of it. Once `append` has returned, its network survives a crash at
+    any moment. The file is mapped into memory: a layer of all networks, or one network, is read
+    without touching the rest.
 
-    Files are checked before they are trusted: a manifest that does not fit its checksums or files
-    is refused, and every tensor is compared with its checksum when it is read for the first time.
-    Opening a bank removes nothing but what a crash of its own has left behind.
+    A manifest that does not fit its checksums or the file is refused, and every tensor is compared
+    with its checksum when it is read for the first time.
 
     Args:
         path: the folder.
@@ -63,11 +63,11 @@ class CheckpointBank(StoredNetworks):
             raise ValueError(f"`mode` must be 'a' or 'r', got {mode!r}.")
         if dtype is not None:
             check_floating_type("dtype", dtype)
-        super().__init__(Path(path), mode)
+        self.path, self.mode = Path(path), mode
         if mode == "r" and not self.path.is_dir():
             raise ValueError(f"There is no bank at {self.path}.")
         self._dtype, self._weights = dtype, weights
-        self._merge_from = 0
+        self._file = self.path / "networks.bin"
         self._lock = WriterLock(self.path) if mode == "a" else None
         try:
             self._begin()
@@ -76,17 +76,108 @@ class CheckpointBank(StoredNetworks):
             raise
 
     def _begin(self) -> None:
-        if not os.path.lexists(self.path / "manifest.jsonl") and (
-            self.mode == "r" or any(self.path.glob("shard-*.safetensors"))
-        ):  # files without a manifest are somebody's networks, not leftovers
+        manifest = self.path / "manifest.jsonl"
+        if not os.path.lexists(manifest) and (self.mode == "r" or self._file.exists()):
             raise ValueError(f"There is no manifest.jsonl among the files at {self.path}.")
         self.reload()
         if self._dtype not in (None, self._manifest.dtype) and self._manifest.layout:
             raise ValueError(f"`dtype`: {self!r} is there already, asked for {self._dtype}.")
-        if self.mode == "a":
-            self._folder.tidy(self._manifest.named, self._manifest.replaced)
 
-    # -------------------------------------------------------- averages
+    def reload(self) -> None:
+        """Read the manifest again, to see what another process has appended."""
+        manifest = Manifest(self.path / "manifest.jsonl")
+        check_file(self._file)
+        size = self._file.stat().st_size if self._file.exists() else 0
+        if size < len(manifest.records) * manifest.row_bytes or (size and not manifest.layout):
+            raise ValueError(
+                f"The manifest of the bank {self.path} does not fit {self._file.name}, which has "
+                f"{size} bytes: put back a copy of both; nothing has been changed."
+            )
+        self._manifest = manifest
+        self._mapped: Any = None
+        self._checked: set[tuple[int, str]] = set()
+
+    # -------------------------------------------------------- content
+    @property
+    def rows(self) -> int:
+        """The number of networks in the bank."""
+        return len(self._manifest.records)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The records of the networks: step, epoch, metrics, ..."""
+        return self._manifest.records
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors, including buffers."""
+        return tuple(self._manifest.layout)
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The layers: shapes of the weights of one network, without buffers."""
+        return {name: t.shape for name, t in self._manifest.layout.items() if t.is_weight}
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all networks on disk."""
+        return self.rows * self._manifest.row_bytes
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __repr__(self) -> str:
+        kind = f", stored as {self._manifest.dtype}" if self._manifest.dtype else ""
+        return f"CheckpointBank({str(self.path)!r}: {self.rows} networks{kind})"
+
+    # -------------------------------------------------------- reading
+    @overload
+    def __getitem__(self, rows: SupportsIndex) -> Params: ...
+    @overload
+    def __getitem__(self, rows: slice | Sequence[int]) -> Params: ...
+    def __getitem__(self, rows: SupportsIndex | slice | Sequence[int]) -> Params:
+        """One network, or a stack of some, in their own types."""
+        if hasattr(rows, "__index__"):
+            row = operator.index(rows)
+            if not -self.rows <= row < self.rows:
+                raise IndexError(f"The bank has {self.rows} networks, there is no {row}.")
+            row %= self.rows
+            return {n: self.layer(n, slice(row, row + 1))[0].clone() for n in self.names}
+        if isinstance(rows, slice) and rows.step in (None, 1):
+            rows = slice(*rows.indices(self.rows))  # the same ones if the bank grows meanwhile
+            return {name: self.layer(name, rows).clone() for name in self.names}
+        chosen = range(self.rows)[rows] if isinstance(rows, slice) else _indices(rows, self.rows)
+        return stack([self[row] for row in chosen]) if chosen else self[0:0]
+
+    def __iter__(self) -> Iterator[Params]:
+        return (self[row] for row in range(self.rows))
+
+    def layer(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """One tensor of some networks, ``(rows, *shape)``, in its own type.
+
+        It may share memory with the bank's view of the file: clone what you change in place.
+        """
+        return self._stored(name, rows).to(self._manifest.layout[name].dtype)
+
+    def read(self, name: str, rows: slice, columns: slice) -> Tensor:
+        """Some features of one flattened layer of some networks, as stored."""
+        tensor = self._stored(name, rows)
+        return tensor.reshape(len(tensor), self._manifest.layout[name].shape.numel())[:, columns]
+
+    def blocks(self, memory: int = 2**28) -> Iterator[Params]:
+        """Stack after stack, each of at most so many bytes (and at least one network)."""
+        layout = self._manifest.layout.values()
+        size = sum(t.shape.numel() * t.dtype.itemsize for t in layout)
+        step = max(1, memory // max(1, size))
+        for start in range(0, self.rows, step):
+            yield self[start : start + step]
+
+    def verify(self) -> None:
+        """Read the whole file, compare it with its checksums, and name the first that differs."""
+        self._checked.clear()
+        for name in self.names:
+            self._stored(name, slice(None))
+
     def average(
         self,
         sym: Any = None,
@@ -112,13 +203,13 @@ class CheckpointBank(StoredNetworks):
         networks = self[rows]
         if not stack_size(networks):
             raise ValueError(f"There are no networks to average in {self!r}.")
-        if not align:
-            if options:
-                raise ValueError(f"`{min(options)}` is for `align=True`.")
-            return weighted_mean(networks, weights)
-        if sym is None:
+        if align and sym is None:
             raise ValueError("`sym` is missing: `discover` the symmetries, or `align=False`.")
-        return average(networks, sym, weights, **options)
+        if not align and options:
+            raise ValueError(f"`{min(options)}` is for `align=True`.")
+        return average(networks, sym, weights, **options) if align else weighted_mean(
+            networks, weights
+        )  # fmt: skip
 
     # -------------------------------------------------------- writing
     def append(self, network: Params, **record: Any) -> None:
@@ -138,16 +229,21 @@ class CheckpointBank(StoredNetworks):
             records: what to remember about each.
         """
         self._check_writable()
-        rows = stack_size(networks)
-        records = [{}] * rows if records is None else records
-        if len(records) != rows:
-            raise ValueError(f"`records` must be one per network: {rows}, got {len(records)}.")
+        count = stack_size(networks)
+        records = [{}] * count if records is None else records
+        if len(records) != count:
+            raise ValueError(f"`records` must be one per network: {count}, got {len(records)}.")
         check_records(records)
-        self._check_layout(networks)
-        stored = {name: self._manifest.stored(name, t) for name, t in networks.items()}
-        with self._folder.adding(stored) as shard:
-            self._manifest.write(shard.entry(records=[dict(r) for r in records]))
-        self._merge()
+        manifest = self._manifest
+        if not manifest.layout:
+            manifest.write(header(networks, self._dtype, self._weights))
+        manifest.check(networks)
+        manifest.require_unchanged()
+        if count:
+            stored = {name: manifest.stored(name, networks[name]) for name in manifest.layout}
+            self._write(stored, count)
+            checks = [_checksum(tensor) for tensor in stored.values()]
+            manifest.write({"records": [dict(record) for record in records], "checks": checks})
 
     def truncate(self, rows: int) -> None:
         """Forget all networks after the first few."""
@@ -155,43 +251,26 @@ class CheckpointBank(StoredNetworks):
         if not 0 <= rows <= self.rows:
             raise ValueError(f"`rows` must be in 0..{self.rows}, got {rows}.")
         if rows < self.rows:
-            self._manifest.write({"truncate": rows})
-            self._folder.remove(self._manifest.replaced)
+            last = next((b.start for b in reversed(self._manifest.blocks) if b.start < rows), 0)
+            kept = [_checksum(self._stored(name, slice(last, rows))) for name in self.names]
+            self._manifest.write({"truncate": rows, "checks": kept})
+            self._checked.clear()
 
     def absorb(self, other: CheckpointBank) -> None:
-        """Add all networks of another bank, by links to its files or copies where they fit."""
-        self._check_writable()
+        """Add all networks of another bank."""
         if other.path.resolve() == self.path.resolve():
             raise ValueError("`other` is this very bank.")
-        if not other.rows:
-            return
-        self._check_layout({n: other.layer(n, slice(0, 1)) for n in other.names})
         start = 0
-        for shard in list(other._manifest.shards):
-            records = other.records[start : start + shard.rows]
-            ours, theirs = self._manifest, other._manifest
-            if (ours.dtype, ours.layout) == (theirs.dtype, theirs.layout):
-                other._verify(shard)
-                with self._folder.copying(other.path, shard) as duplicate:
-                    self._manifest.write(duplicate.entry(records=records))
-            else:
-                self.extend(other[start : start + shard.rows], records)
-            start += shard.rows
-
-    def verify(self) -> None:
-        """Read every file, compare it with its checksums, and name the first that differs."""
-        for shard in self._manifest.shards:
-            self._verify(shard)
+        for networks in other.blocks():
+            stop = start + stack_size(networks)
+            self.extend(networks, other.records[start:stop])
+            start = stop
 
     def close(self) -> None:
         """End appending, so that another process may append, and go on reading."""
-        self._open.close()
         lock, self._lock, self.mode = self._lock, None, "r"
         if lock is not None:
-            try:
-                self._folder.sweep()
-            finally:
-                lock.release()
+            lock.release()
 
     def __enter__(self) -> CheckpointBank:
         return self
@@ -199,48 +278,84 @@ class CheckpointBank(StoredNetworks):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        kind = f", stored as {self._manifest.dtype}" if self._manifest.dtype else ""
-        return f"CheckpointBank({str(self.path)!r}: {self.rows} networks{kind})"
-
-    # -------------------------------------------------------- pieces
-    def _verify(self, shard: Shard) -> None:
-        files = OpenShards(self.path)  # which has not checked anything yet
-        for name in self.names:
-            files.tensor(shard, name, self._manifest.stored_layout(name))
-
-    def _merge(self) -> None:
-        """Join small files, so that there never are many, and leave what cannot be joined now.
-
-        Their networks are on disk already, and none is lost whatever goes wrong here.
-        """
-        shards = self._manifest.shards
-        while len(shards) >= self._merge_from and (last := mergeable(shards)):
-            try:
-                self._join(last)
-            except (OSError, ValueError) as error:
-                self._merge_from = len(shards) + len(last)  # later, and other files
-                level = logging.INFO if is_full(error) else logging.WARNING
-                _log.log(level, "Some files of %s are not merged: %s", self.path, error)
-
-    def _join(self, last: Sequence[Shard]) -> None:
-        require_room(self.path, sum(shard.size for shard in last))
-        tensors = {
-            name: torch.cat(
-                [self._open.tensor(s, name, self._manifest.stored_layout(name)) for s in last]
-            )
-            for name in self.names
-        }
-        with self._folder.adding(tensors) as merged:
-            self._manifest.write(merged.entry(merge=[shard.name for shard in last]))
-        self._open.close()
-        self._folder.retire(last)
-
+    # -------------------------------------------------------- the file
     def _check_writable(self) -> None:
         if self.mode != "a":
             raise ValueError(f"The bank {self.path} is open for reading only.")
 
-    def _check_layout(self, networks: Params) -> None:
-        if not self._manifest.layout:
-            self._manifest.write(header(networks, self._dtype, self._weights))
-        self._manifest.check(networks)
+    def _write(self, stored: Params, count: int) -> None:
+        """Write rows behind those that count, where a crash may have left others."""
+        is_new = not self._file.exists()
+        size = self._manifest.row_bytes
+        with self._file.open("xb" if is_new else "r+b", buffering=0) as file:
+            file.seek(self.rows * size)
+            step = max(1, _CHUNK // max(1, size))
+            for start in range(0, count, step):
+                rows = slice(start, min(start + step, count))
+                content = torch.zeros(rows.stop - start, size, dtype=torch.uint8)
+                for name, tensor in stored.items():
+                    raw, offset = _bytes(tensor[rows]), self._manifest.layout[name].offset
+                    content[:, offset : offset + raw.shape[1]] = raw
+                if file.write(content.numpy().data) != content.numel():
+                    raise OSError(f"Only a part of the networks could be written to {self._file}.")
+            os.fsync(file.fileno())
+        if is_new:
+            sync_folder(self.path)
+
+    def _stored(self, name: str, rows: slice) -> Tensor:
+        """Map a tensor of some networks, as stored, and compare it with its checksums once."""
+        if name not in self._manifest.layout:
+            names = ", ".join(self.names[:5]) or "nothing"
+            raise ValueError(f"The bank has no tensor {name!r}; it holds {names}, ...")
+        if rows.step not in (None, 1):
+            raise ValueError(f"`rows` must be a slice without a step, got {rows}.")
+        start, stop, _ = rows.indices(self.rows)
+        tensor, blocks = self._column(name), self._manifest.blocks
+        first = bisect.bisect_right(blocks, start, key=lambda block: block.start) - 1
+        for block in blocks[max(0, first) :]:
+            if block.start >= stop:
+                break
+            if (block.start, name) not in self._checked:
+                check = block.checks[self.names.index(name)]
+                if _checksum(tensor[block.start : block.stop]) != check:
+                    raise ValueError(
+                        f"{self._file} is corrupt: the checksum of {name!r} in the networks "
+                        f"{block.start} to {block.stop - 1} is another."
+                    )
+                self._checked.add((block.start, name))
+        return tensor[start : max(start, stop)]
+
+    def _column(self, name: str) -> Tensor:
+        """Map one tensor of all networks, whose rows are apart in memory."""
+        layout, size = self._manifest.layout[name], self.nbytes
+        if not size:
+            return torch.empty(self.rows, *layout.shape, dtype=layout.stored)
+        if self._mapped is None or self._mapped.nbytes() < size:
+            self._mapped = torch.UntypedStorage.from_file(str(self._file), False, size)
+        item = layout.stored.itemsize
+        strides = [*accumulate(layout.shape[:0:-1], operator.mul, initial=1)][::-1]
+        strides = [self._manifest.row_bytes // item, *strides[: len(layout.shape)]]
+        whole = torch.empty(0, dtype=layout.stored).set_(self._mapped)
+        return whole.as_strided((self.rows, *layout.shape), strides, layout.offset // item)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Copy the rows of a tensor as bytes."""
+    size = tensor.shape[1:].numel()
+    rows = torch.empty(len(tensor), size, dtype=tensor.dtype)
+    rows.copy_(tensor.reshape(len(tensor), size))
+    return rows.view(torch.uint8) if rows.numel() else torch.empty(len(rows), 0).byte()
+
+
+def _checksum(tensor: Tensor) -> int:
+    return zlib.crc32(_bytes(tensor).numpy().tobytes())
+
+
+def _indices(rows: Sequence[int], count: int) -> list[int]:
+    """Row numbers, from numbers or from one truth value per row."""
+    values = list(rows)
+    if values and isinstance(values[0], bool):
+        if len(values) != count:
+            raise IndexError(f"The bank has {count} networks, the mask {len(values)} values.")
+        return [row for row, is_chosen in enumerate(values) if is_chosen]
+    return [operator.index(row) for row in values]

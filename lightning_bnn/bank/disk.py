@@ -14,6 +14,7 @@ from typing import IO
 __all__ = [
     "Locked",
     "WriterLock",
+    "check_file",
     "explain_full_disk",
     "is_full",
     "require_room",
@@ -37,8 +38,7 @@ class WriterLock:
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        if (path / ".lock").is_symlink():
-            raise ValueError(f"{path / '.lock'} must be a file of its own, and is a link.")
+        check_file(path / ".lock")
         self._file: IO[str] | None = (path / ".lock").open("a")
         try:
             import fcntl
@@ -68,6 +68,12 @@ def _release_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_release_in_child)
+
+
+def check_file(path: Path) -> None:
+    """Refuse links and folders where a file of a bank is, or is to be."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ValueError(f"{path} must be a file of its own, and is a link or a folder.")
 
 
 def sync_folder(folder: Path) -> None:

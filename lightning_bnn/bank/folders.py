@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import os
 import re
+import tarfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
@@ -25,9 +27,7 @@ __all__ = [
     "find_prefix",
     "import_files",
     "misfit",
-    "natural_order",
     "read_networks",
-    "read_networks_of",
     "read_state",
     "strip_prefix",
 ]
@@ -132,12 +132,6 @@ def misfit(stored: Mapping[str, Any], wanted: Mapping[str, Tensor], places: Name
     return None
 
 
-def natural_order(path: Path) -> list[tuple[int, str]]:
-    """A sort key that puts epoch=9 before epoch=10."""
-    pieces = re.split(r"(\d+)", path.as_posix())
-    return [(int(p), "") if p.isdigit() else (-1, p) for p in pieces if p]
-
-
 Networks = Iterator[tuple[Params, dict[str, Any]]]
 """Networks one by one, and what is known of each."""
 _BATCH_BYTES, _BATCH_NETWORKS = 2**26, 1024
@@ -147,25 +141,30 @@ _MEMBERS = "networks."
 
 def import_files(
     bank: CheckpointBank,
-    folder: str | os.PathLike[str],
+    source: str | os.PathLike[str],
     like: nn.Module | None = None,
     prefix: str | None = None,
     pattern: str = "**/*",
 ) -> int:
-    """Add every checkpoint of a folder to a bank, in natural order of the names.
+    """Add every network of a folder or a file to a bank, in natural order of the names.
+
+    Archives are those of the checkpoint data set of Laurent et al. (2024): gzipped tar files
+    ``models/<name>/<name>-<first>-<last>.tgz`` of safetensors, one file per network.
 
     Args:
         bank: open for appending.
-        folder: with Lightning ``.ckpt`` files, state dicts (``.pt``, ``.pth``) or ``.safetensors``.
+        source: with Lightning ``.ckpt`` files, state dicts (``.pt``, ``.pth``), ``.safetensors`` or
+            ``.tgz``.
         like: a network of the kind that is looked for; its names are found behind any prefix, and
-            what else a checkpoint holds is left out.
-        prefix: what stands before the names of the network in the files, such as ``"net."``.
+            tensors that do not belong to it are omitted.
+        prefix: of the names of the network in the files, such as ``"net."``.
         pattern: which files.
 
     Returns:
         How many networks were added; each record holds the file, and step and epoch if known.
 
     >>> import tempfile
+    >>> import torch
     >>> folder = tempfile.mkdtemp()
     >>> for k in (10, 9):
     ...     torch.save({"net.w": torch.full((2,), k)}, f"{folder}/epoch={k}.pt")
@@ -173,51 +172,80 @@ def import_files(
     >>> import_files(bank, folder, prefix="net."), bank[0]["w"]
     (2, tensor([9, 9]))
     """
-    root = Path(folder)
-    paths = checkpoint_files(root, pattern)
-    networks = (network for path in paths for network in read_networks_of(path, root, like, prefix))
+    path = Path(source)
+    root = path.parent if path.is_file() else path
+    paths = [path] if path.is_file() else checkpoint_files(root, pattern, (*FORMATS, ".tgz"))
+    networks = (network for path in paths for network in _networks(path, root, like, prefix))
     before = len(bank)
-    for stack, records in batched(networks):
-        bank.extend(stack, records)
-    return len(bank) - before
-
-
-def checkpoint_files(folder: Path, pattern: str = "**/*") -> list[Path]:
-    """The files of a folder that may hold networks, in natural order of their names."""
-    paths = [p for p in folder.glob(pattern) if p.suffix in FORMATS and p.is_file()]
-    if not paths:
-        raise ValueError(f"There is no {', '.join(FORMATS)} file in {folder}.")
-    return sorted(paths, key=lambda p: natural_order(p.relative_to(folder)))
-
-
-def batched(networks: Networks) -> Iterator[tuple[Params, list[dict[str, Any]]]]:
-    """Networks in stacks of some size, so that the files of a bank are not tiny."""
     for first, record in networks:
         size = max(1, sum(t.nbytes for t in first.values()))
         more = min(_BATCH_NETWORKS, -(-_BATCH_BYTES // size)) - 1
         batch = [(first, record), *itertools.islice(networks, more)]
-        yield P.stack([network for network, _ in batch]), [record for _, record in batch]
+        bank.extend(P.stack([network for network, _ in batch]), [record for _, record in batch])
+    return len(bank) - before
 
 
-def read_networks_of(
-    path: Path, root: Path, like: nn.Module | None, prefix: str | None
-) -> list[tuple[Params, dict[str, Any]]]:
-    """The network of a file, or all members of a module of this package, with their records."""
-    state, record = read_state(path)
-    record["file"] = path.relative_to(root).as_posix()
+def checkpoint_files(
+    folder: Path, pattern: str = "**/*", formats: Sequence[str] = FORMATS
+) -> list[Path]:
+    """List the files of a folder that may hold networks, in natural order of their names."""
+    paths = [p for p in folder.glob(pattern) if p.suffix in formats and p.is_file()]
+    if not paths:
+        raise ValueError(f"There is no {', '.join(formats)} file in {folder}.")
+    return sorted(paths, key=lambda p: _natural_order(p.relative_to(folder)))
+
+
+def _natural_order(path: Path) -> list[tuple[int, str]]:
+    """Return a sort key that puts epoch=9 before epoch=10."""
+    pieces = re.split(r"(\d+)", path.as_posix())
+    return [(int(p), "") if p.isdigit() else (-1, p) for p in pieces if p]
+
+
+def _networks(path: Path, root: Path, like: nn.Module | None, prefix: str | None) -> Networks:
+    """Read the networks of a file one by one, and all members of a module of this package."""
+    name = path.relative_to(root).as_posix()
+    if path.suffix == ".tgz":
+        for member, state in _archived(path):
+            yield from _of_state(path, state, {"file": f"{name}/{member}"}, like, prefix)
+    else:
+        state, record = read_state(path)
+        yield from _of_state(path, state, {**record, "file": name}, like, prefix)
+
+
+def _archived(archive: Path) -> Iterator[tuple[str, Params]]:
+    """Read an archive, which can only be read from front to back."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load as load_tensors
+
+    try:
+        with gzip.open(archive) as file:  # to its end, where its CRC is
+            while file.read(2**22):
+                continue
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                if member.isfile() and member.name.endswith(".safetensors"):
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    yield member.name, load_tensors(content.read())
+    except (tarfile.TarError, EOFError, zlib.error, SafetensorError, ValueError, OSError) as error:
+        raise ValueError(f"Archive {archive} is damaged: {error}.") from error
+
+
+def _of_state(
+    path: Path, state: Params, record: dict[str, Any], like: nn.Module | None, prefix: str | None
+) -> Networks:
     if like is not None:
         wanted = P.of(like)
         members = strip_prefix(state, _MEMBERS)
         if prefix is None and _are_members(members, wanted):
-            stack = P.unstack({name: members[name] for name in wanted})
-            return [(network, {**record, "member": m}) for m, network in enumerate(stack)]
-        return [
-            (strip_prefix(state, find_prefix(path, state, wanted, prefix), list(wanted)), record)
-        ]
-    network = strip_prefix(state, prefix or "")
+            for m, network in enumerate(P.unstack({name: members[name] for name in wanted})):
+                yield network, {**record, "member": m}
+            return
+        prefix = find_prefix(path, state, wanted, prefix)
+    network = strip_prefix(state, prefix or "", None if like is None else list(wanted))
     if not network:
         raise ValueError(f"{path} has no names that start with {prefix!r}.")
-    return [(network, record)]
+    yield network, record
 
 
 def _are_members(members: Params, wanted: Params) -> bool:
@@ -228,46 +256,29 @@ def _are_members(members: Params, wanted: Params) -> bool:
     )
 
 
-def export_files(
-    bank: CheckpointBank,
-    folder: str | os.PathLike[str],
-    kind: Literal["safetensors", "pt"] = "safetensors",
-    prefix: str = "",
-) -> list[Path]:
-    """Write every network of a bank to a file of its own.
+def export_files(bank: CheckpointBank, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write every network of a bank to a safetensors file of its own.
 
     Args:
         bank: any bank.
         folder: where to write; it is made.
-        kind: ``"safetensors"``, or ``"pt"`` for `torch.load`.
-        prefix: put before every name, such as ``"net."``.
 
     >>> import tempfile
+    >>> import torch
     >>> bank = CheckpointBank(tempfile.mkdtemp())
     >>> bank.extend({"w": torch.arange(2.0)[:, None]})
-    >>> paths = export_files(bank, tempfile.mkdtemp(), kind="pt", prefix="net.")
-    >>> [path.name for path in paths], torch.load(paths[1])
-    (['network-0.pt', 'network-1.pt'], {'net.w': tensor([1.])})
+    >>> paths = export_files(bank, tempfile.mkdtemp())
+    >>> [path.name for path in paths], read_state(paths[1])[0]
+    (['network-0.safetensors', 'network-1.safetensors'], {'w': tensor([1.])})
     """
-    if kind not in ("safetensors", "pt"):
-        raise ValueError(f"`kind` must be safetensors or pt, got {kind!r}.")
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
     width = len(str(max(0, len(bank) - 1)))
-    paths = []
-    for row, network in enumerate(bank):
-        path = root / f"network-{row:0{width}d}.{kind}"
-        _save(path, {prefix + name: tensor for name, tensor in network.items()})
-        paths.append(path)
+    paths = [root / f"network-{row:0{width}d}.safetensors" for row in range(len(bank))]
+    for path, network in zip(paths, bank, strict=True):
+        path.unlink(missing_ok=True)
+        save_tensors(path, network)
     return paths
-
-
-def _save(path: Path, state: Params) -> None:
-    if path.suffix == ".pt":
-        torch.save(state, path)
-        return
-    path.unlink(missing_ok=True)
-    save_tensors(path, state)
 
 
 def read_networks(
@@ -301,7 +312,7 @@ def read_networks(
     if (path / "manifest.jsonl").is_file():
         return _of_bank(CheckpointBank(path, "r"), like, last)
     root, files = (path.parent, [path]) if path.is_file() else (path, checkpoint_files(path))
-    networks = [pair for file in files for pair in read_networks_of(file, root, like, prefix)]
+    networks = [pair for file in files for pair in _networks(file, root, like, prefix)]
     chosen = _without_copies(networks)[0 if last is None else -last :]
     return P.stack([network for network, _ in chosen]), [record for _, record in chosen]
 
@@ -309,7 +320,7 @@ def read_networks(
 def _without_copies(
     networks: list[tuple[Params, dict[str, Any]]],
 ) -> list[tuple[Params, dict[str, Any]]]:
-    """Leave out each ``last.ckpt`` that is of the same step as another file of its folder."""
+    """Omit each ``last.ckpt`` that is of the same step as another file of its folder."""
 
     def moment(record: dict[str, Any]) -> Any:
         return Path(record["file"]).parent, record.get("step"), record.get("epoch")

@@ -10,18 +10,15 @@ if TYPE_CHECKING:
         calibrated,
     )
     from lightning_bnn.calibration.calibrators import (
-        Isotonic,
         Spread,
         Temperature,
         VectorScaling,
-        fit_isotonic,
         fit_spread,
         fit_temperature,
         fit_vector,
         pooled,
     )
     from lightning_bnn.calibration.conformal import (
-        ConformalIntervals,
         ConformalSets,
         Intervals,
         conformal_intervals,
@@ -32,17 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Calibrated",
-    "ConformalIntervals",
     "ConformalSets",
     "Intervals",
-    "Isotonic",
     "Spread",
     "Temperature",
     "VectorScaling",
     "calibrated",
     "conformal_intervals",
     "conformal_sets",
-    "fit_isotonic",
     "fit_spread",
     "fit_temperature",
     "fit_vector",

@@ -18,7 +18,6 @@ from lightning_bnn.arguments import is_number
 from lightning_bnn.calibration.calibrators import (
     CLASS_METHODS,
     GAUSSIAN_METHODS,
-    Isotonic,
     Predictions,
     Spread,
     Temperature,
@@ -31,7 +30,6 @@ from lightning_bnn.calibration.conformal import (
     Band,
     ConformalSets,
     Intervals,
-    SetScore,
     conformal_intervals,
     conformal_sets,
     mean_band,
@@ -349,7 +347,7 @@ class CalibratedClasses(Calibrated):
         by_class = " for every class" if self.rule.by_class else ""
         return (
             f"{what}, fitted to {self.fitted_to} examples; {len(self.rule.labels)} others give the "
-            f"numbers, and {self.rule.rule.score.upper()} sets of {1 - self.alpha:.4g}{by_class}"
+            f"numbers, and {self.rule.score.upper()} sets of {1 - self.alpha:.4g}{by_class}"
         )
 
     def figure(self) -> Figure:
@@ -456,8 +454,8 @@ class CalibratedGaussian(Calibrated):
 
 
 _KINDS: tuple[Any, ...] = (
-    CalibratedClasses, CalibratedGaussian, Temperature, VectorScaling, Isotonic, Spread,
-    ConformalSets, SetScore, Categorical, Bernoulli, Gaussian,
+    CalibratedClasses, CalibratedGaussian, Temperature, VectorScaling, Spread,
+    ConformalSets, Categorical, Bernoulli, Gaussian,
 )  # fmt: skip
 """Classes whose objects files may hold."""
 
@@ -485,8 +483,8 @@ def calibrated(
         likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``.
         predictions: of all networks, as `read` gives them for this method.
         targets: of the examples.
-        method: of classes ``"temperature"`` (of the mean prediction), ``"network_temperature"``,
-            ``"vector"`` or ``"isotonic"``; of numbers ``"spread"`` or ``"moments"``.
+        method: of classes ``"temperature"`` (of the mean prediction), ``"network_temperature"``
+            or ``"vector"``; of numbers ``"spread"`` or ``"moments"``.
         alpha: the error rate of sets or intervals.
         score: of sets ``"thr"``, ``"aps"`` or ``"raps"``; of intervals ``"split"`` or ``"cqr"``.
         by_class: whether sets have that error rate for every class.

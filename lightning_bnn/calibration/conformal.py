@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, NamedTuple, get_args
@@ -11,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import check_count, check_not_negative, is_number
+from lightning_bnn.arguments import is_number
 from lightning_bnn.metrics.gaussian_mixture import mixture_moments, mixture_quantiles
 from lightning_bnn.metrics.validation import (
     check_choice,
@@ -24,11 +25,9 @@ from lightning_bnn.randomness import keyed_generator
 
 __all__ = [
     "Band",
-    "ConformalIntervals",
     "ConformalSets",
     "Intervals",
     "Score",
-    "SetScore",
     "check_alpha",
     "conformal_intervals",
     "conformal_quantiles",
@@ -36,6 +35,7 @@ __all__ = [
     "conformal_sets",
     "mean_band",
     "quantile_band",
+    "set_scores",
 ]
 
 
@@ -141,16 +141,18 @@ def _warn(ranks: Tensor, sizes: Tensor, alpha: int | float) -> None:
 Score = Literal["thr", "aps", "raps"]
 
 
-@dataclass(frozen=True)
-class SetScore:
-    r"""A score of how strange every class would be as the truth, given a prediction.
+_PENALTY, _FREE = 0.1, 1
 
-    With classes ordered by falling probability, :math:`o` the place of class :math:`c` (from 1)
-    and :math:`u` uniform in (0, 1), or 1 if not randomised:
+
+def set_scores(probs: Tensor, score: Score, seed: int = 0, *key: int | str) -> Tensor:
+    r"""Measure how strange every class would be as the truth, ``(batch, classes)``, in float64.
+
+    With classes ordered by falling probability, :math:`o` the rank of class :math:`c` (from 1)
+    and :math:`u` uniform in (0, 1), which makes coverage exact and lets sets be empty:
 
     - ``"thr"`` (also called LAC): :math:`1 - p_c`, the smallest sets on average;
     - ``"aps"``: :math:`\sum_{j < o} p_{(j)} + u\, p_c`, sets that are larger for harder examples;
-    - ``"raps"``: the same and :math:`\lambda \max(0, o - k)`, which keeps out unlikely classes.
+    - ``"raps"``: the same and :math:`0.1 \max(0, o - 1)`, which keeps out unlikely classes.
 
     References:
         | Least Ambiguous Set-Valued Classifiers (Sadinle, Lei and Wasserman, 2019)
@@ -161,55 +163,28 @@ class SetScore:
         | https://arxiv.org/abs/2009.14193
 
     Args:
+        probs: predictions ``(batch, classes)``.
         score: ``"thr"``, ``"aps"`` or ``"raps"``.
-        randomised: whether :math:`u` is drawn: coverage is then exact, and sets may be empty.
-            Otherwise sets are larger than they must be. Nothing is drawn for ``"thr"``.
-        penalty: :math:`\lambda` of ``"raps"``.
-        free: :math:`k` of ``"raps"``, how many classes cost nothing.
-        seed: of what is drawn.
+        seed: of the random numbers.
+        *key: decides them together with the seed.
 
     >>> probs = torch.tensor([[0.5, 0.25, 0.125, 0.125]])
-    >>> SetScore("thr")(probs).tolist()
+    >>> set_scores(probs, "thr").tolist()
     [[0.5, 0.75, 0.875, 0.875]]
-    >>> SetScore("aps", randomised=False)(probs).tolist()
-    [[0.5, 0.75, 0.875, 1.0]]
     """
-
-    score: Score = "thr"
-    randomised: bool = True
-    penalty: float = 0.1
-    free: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_choice("score", self.score, get_args(Score))
-        check_not_negative("penalty", self.penalty)
-        check_count("free", self.free, least=0)
-
-    def __call__(self, probs: Tensor, *key: int | str) -> Tensor:
-        """The scores of all classes, ``(batch, classes)``, in float64.
-
-        Args:
-            probs: predictions ``(batch, classes)``.
-            *key: what is drawn depends on this and the seed.
-        """
-        probs = probabilities(probs).double()
-        check_predictions(probs)
-        if self.score == "thr":
-            return 1 - probs
-        sorted_probs, order = probs.sort(stable=True, dim=-1, descending=True)
-        u = self._uniform(len(probs), *key).to(probs)[:, None]
-        scores = sorted_probs.cumsum(-1) - (1 - u) * sorted_probs
-        if self.score == "raps":
-            place = torch.arange(1, probs.shape[-1] + 1).to(scores)
-            scores = scores + self.penalty * (place - self.free).clamp_min(0)
-        return torch.empty_like(scores).scatter(-1, order, scores)
-
-    def _uniform(self, size: int, *key: int | str) -> Tensor:
-        if not self.randomised:
-            return torch.ones(size, dtype=torch.float64)
-        generator = keyed_generator(self.seed, "conformal", *key)
-        return torch.rand(size, generator=generator, dtype=torch.float64)
+    check_choice("score", score, get_args(Score))
+    probs = probabilities(probs).double()
+    check_predictions(probs)
+    if score == "thr":
+        return 1 - probs
+    sorted_probs, order = probs.sort(stable=True, dim=-1, descending=True)
+    generator = keyed_generator(seed, "conformal", *key)
+    u = torch.rand(len(probs), 1, generator=generator, dtype=torch.float64).to(probs)
+    scores = sorted_probs.cumsum(-1) - (1 - u) * sorted_probs
+    if score == "raps":
+        rank = torch.arange(1, probs.shape[-1] + 1).to(scores)
+        scores = scores + _PENALTY * (rank - _FREE).clamp_min(0)
+    return torch.empty_like(scores).scatter(-1, order, scores)
 
 
 @dataclass(frozen=True)
@@ -224,7 +199,8 @@ class ConformalSets:
         classes: how many there are.
         alpha: the share of examples whose class may be missing from its set.
         by_class: whether that holds for the examples of every class (Mondrian), not only for all.
-        rule: what scores are.
+        score: ``"thr"``, ``"aps"`` or ``"raps"``.
+        seed: of random scores.
 
     >>> from lightning_bnn.calibration import conformal_sets
     >>> probs = torch.tensor([[0.75, 0.25]]).repeat(20, 1)
@@ -238,7 +214,8 @@ class ConformalSets:
     classes: int
     alpha: float = 0.1
     by_class: bool = False
-    rule: SetScore = SetScore()
+    score: Score = "thr"
+    seed: int = 0
 
     def thresholds(self) -> Tensor:
         """The largest scores that belong to a set: of every class, or one for all."""
@@ -262,7 +239,7 @@ class ConformalSets:
             probs: predictions ``(batch, classes)``.
             batch: which batch this is: every one has random numbers of its own.
         """
-        scores = self.rule(probs, "new", batch)
+        scores = set_scores(probs, self.score, self.seed, "new", batch)
         if scores.shape[-1] != self.classes:
             raise ValueError(f"`probs` must be of {self.classes} classes, got {scores.shape[-1]}.")
         return scores <= self.thresholds().to(scores)
@@ -274,9 +251,6 @@ def conformal_sets(
     alpha: int | float = 0.1,
     score: Score = "thr",
     by_class: bool = False,
-    randomised: bool = True,
-    penalty: float = 0.1,
-    free: int = 1,
     seed: int = 0,
 ) -> ConformalSets:
     r"""Prediction sets that miss the true class of at most :math:`\alpha` of new examples.
@@ -292,12 +266,9 @@ def conformal_sets(
         probs: predictions for the calibration examples, ``(batch, classes)``.
         labels: their classes ``(batch,)``.
         alpha: the share of new examples whose class may be missing from its set.
-        score: ``"thr"`` (LAC), ``"aps"`` or ``"raps"``, see `SetScore`.
+        score: ``"thr"`` (LAC), ``"aps"`` or ``"raps"``, see `set_scores`.
         by_class: whether the share holds for the examples of every class (Mondrian).
-        randomised: of ``"aps"`` and ``"raps"``: exact coverage, by chance.
-        penalty: of ``"raps"``.
-        free: of ``"raps"``, classes that cost nothing.
-        seed: of what is drawn.
+        seed: of the random numbers of ``"aps"`` and ``"raps"``.
 
     Returns:
         A function from predictions to boolean masks ``(batch, classes)``.
@@ -308,13 +279,12 @@ def conformal_sets(
     tensor([[ True, False],
             [False, False]])
     """
-    rule = SetScore(score, randomised, float(penalty), free, seed)
     check_alpha(alpha)
-    scores = rule(probs, "calibration")
+    scores = set_scores(probs, score, seed, "calibration")
     check_labels(labels, scores)
     labels = labels.long()
     true = scores.gather(-1, labels[:, None])[:, 0]
-    return ConformalSets(true, labels, scores.shape[-1], float(alpha), by_class, rule)
+    return ConformalSets(true, labels, scores.shape[-1], float(alpha), by_class, score, seed)
 
 
 class Intervals(NamedTuple):
@@ -395,57 +365,9 @@ def quantile_band(means: Tensor, stds: Tensor, alpha: int | float = 0.1) -> Band
     return Band(low, high, torch.ones_like(low))
 
 
-@dataclass(frozen=True)
-class ConformalIntervals:
-    r"""A rule that makes intervals of new predictions, fitted to calibration examples.
-
-    .. math:: [l - q s,\; h + q s], \quad q = \text{quantile of } \max(l_i - y_i,\; y_i - h_i) / s_i
-
-    Attributes:
-        scores: how far every calibration target lies outside of its band, in units of its scale.
-        alpha: the share of targets that may lie outside.
-
-    >>> from lightning_bnn.calibration import conformal_intervals
-    >>> from lightning_bnn.calibration.conformal import Band
-    >>> zeros = torch.zeros(99)
-    >>> rule = conformal_intervals(Band(zeros, zeros, zeros + 1), torch.arange(99.0), alpha=0.1)
-    >>> rule.thresholds().item(), rule.at(0.5).thresholds().item()  # the 90th and the 50th score
-    (89.0, 49.0)
-    """
-
-    scores: Tensor
-    alpha: float = 0.1
-
-    def thresholds(self) -> Tensor:
-        """By how many units the bands are widened, ``(1, ...)``."""
-        return conformal_quantiles(self.scores, self.alpha)
-
-    def at(self, alpha: int | float) -> ConformalIntervals:
-        """Return the same rule with another error rate, which a `quantile_band` cannot have.
-
-        Args:
-            alpha: the share of targets that may lie outside.
-        """
-        check_alpha(alpha)
-        return replace(self, alpha=float(alpha))
-
-    def __call__(self, band: Band) -> Intervals:
-        """The intervals of new examples.
-
-        Args:
-            band: what is predicted.
-        """
-        band = _checked(band)
-        width = self.thresholds().to(band.low) * band.scale
-        low, high = band.low - width, band.high + width
-        middle = (low + high) / 2
-        crossed = low > high  # a band that was too wide by more than its width
-        return Intervals(torch.where(crossed, middle, low), torch.where(crossed, middle, high))
-
-
 def conformal_intervals(
     band: Band, targets: Tensor, alpha: int | float = 0.1
-) -> ConformalIntervals:
+) -> Callable[[Band], Intervals]:
     r"""Intervals that miss at most a share :math:`\alpha` of new targets.
 
     The score of an example is :math:`\max(l - y, y - h) / s` for its band :math:`[l, h]` and scale
@@ -480,7 +402,17 @@ def conformal_intervals(
             f"`targets` must have shape {tuple(band.low.shape)}, got {tuple(targets.shape)}."
         )
     scores = torch.maximum(band.low - targets, targets - band.high) / band.scale
-    return ConformalIntervals(scores, float(alpha))
+    quantile = conformal_quantiles(scores, alpha)
+
+    def intervals(new: Band) -> Intervals:
+        new = _checked(new)
+        width = quantile.to(new.low) * new.scale
+        low, high = new.low - width, new.high + width
+        middle = (low + high) / 2
+        crossed = low > high  # a band that was too wide by more than its width
+        return Intervals(torch.where(crossed, middle, low), torch.where(crossed, middle, high))
+
+    return intervals
 
 
 def _checked(band: Band) -> Band:

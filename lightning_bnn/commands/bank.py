@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from lightning_bnn.bank import CheckpointBank, export_files, import_archives, import_files
+from lightning_bnn.bank import CheckpointBank, export_files, import_files
 from lightning_bnn.bank.shipped import bank_card, shipped_path
 
 __all__ = ["bank"]
@@ -23,14 +21,14 @@ def bank(
         path: folder of the bank, or the name of a bank that comes with the package, such as
             mnist_optunets.
         add: a folder with checkpoints (.ckpt, .pt, .pth, .safetensors) or archives (.tgz), or one
-            archive. Its networks are appended to the bank, which is created if it does not exist.
+            file. Its networks are appended to the bank, which is created if it does not exist.
         prefix: prefix of the network's tensor names in the checkpoints, dot included, e.g. net.
         export: folder to which every network is written as .safetensors.
         verify: compare all files with the checksums that were written.
     """
     if add is not None:
         with CheckpointBank(path) as target:
-            count = _add(target, Path(add), prefix)
+            count = import_files(target, add, prefix=prefix)
         print(f"added {count} networks from {add}")
     folder = shipped_path(path)
     store = CheckpointBank(folder, "r")
@@ -42,12 +40,6 @@ def bank(
         print("all files are as they were written")
     if export is not None:
         print(f"wrote {len(export_files(store, export))} files to {export}")
-
-
-def _add(target: CheckpointBank, source: Path, prefix: str | None) -> int:
-    if source.suffix == ".tgz" or (source.is_dir() and any(source.glob("**/*.tgz"))):
-        return import_archives(target, source)
-    return import_files(target, source, prefix=prefix)
 
 
 def _report(store: CheckpointBank) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import logging
-import math
 import os
 import shutil
 import time
@@ -44,7 +43,7 @@ class Part:
         folder: where everything of it is.
         config: the configuration with the members of this part.
         first, last: which members.
-        every_n_epochs: how often they are kept, besides at the end.
+        every_n_epochs: interval at which they are kept, besides at the end.
         minutes: between checkpoints.
     """
 
@@ -70,18 +69,9 @@ class Part:
         if not path.is_file():
             return None
         summary = read_json(path, remedy)
-        members = range(self.first, self.last)
-        match summary:
-            case {
-                "first": self.first, "last": self.last, "seconds": float() | int(),
-                "left_out": list(left_out), "losses": list(losses),
-            } if (
-                all(isinstance(m, int) and m in members for m in left_out)
-                and all(isinstance(loss, float | int) for loss in losses)
-                and len(losses) in (0, len(members))
-            ):  # fmt: skip
-                return summary
-        raise ValueError(f"{path} is damaged: {remedy}.")
+        if (summary.get("first"), summary.get("last")) != (self.first, self.last):
+            raise ValueError(f"{path} is damaged: {remedy}.")
+        return summary
 
     @property
     def progress(self) -> float:
@@ -90,9 +80,9 @@ class Part:
             return 1.0
         try:
             done = float((self.folder / "progress").read_text())
-        except (OSError, ValueError):  # not begun, or torn
+        except (OSError, ValueError):  # before it begins, or torn
             return 0.0
-        return min(max(done, 0.0), 1.0) if math.isfinite(done) else 0.0
+        return min(1.0, max(0.0, done))
 
 
 def train_part(part: Part, tick: Callable[[], None]) -> None:
@@ -188,7 +178,7 @@ def _fit(
 
 
 def _outcome(part: Part, module: Any) -> dict[str, Any]:
-    """The members that are left out, and all losses over the last epoch where they are known."""
+    """List the members that are left out, and all losses over the last epoch if known."""
     left_out, losses = ~finite_members(module.state.parameters()).cpu(), None
     divergence = getattr(module, "divergence", None)
     if divergence is not None:
@@ -211,19 +201,19 @@ def _whole_checkpoint(folder: Path) -> Path | None:
 
 # ------------------------------------------------------------ callbacks of a part
 class FullHarvester(CheckpointHarvester):
-    """Harvests at the end, too, and needs the room: the networks are all that a part is about."""
+    """Harvests at the end, too, and stops a part whose networks find no room."""
 
     def __init__(self, path: Path, every_n_epochs: int | None) -> None:
         super().__init__(path, every_n_epochs=every_n_epochs or _NEVER)
-        self._kept_at = -1
+        self._harvested_at = -1
 
     def _harvest(self, trainer: Any, pl_module: Any) -> None:
         super()._harvest(trainer, pl_module)
-        self._kept_at = trainer.global_step
+        self._harvested_at = trainer.global_step
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Keep the networks, unless those of this very step are kept already."""
-        if self._kept_at != trainer.global_step:
+        """Keep the networks, unless those of this step are in the bank already."""
+        if self._harvested_at != trainer.global_step:
             self._harvest(trainer, pl_module)
         super().on_train_end(trainer, pl_module)
 
@@ -233,9 +223,9 @@ class FullHarvester(CheckpointHarvester):
 
 
 class CheckpointsBeforeTheEnd(ModelCheckpoint):
-    """None at the very end: a run that goes on from there would do nothing, and keep nothing.
+    """Saves none at the very end, from which a run would do nothing and keep nothing.
 
-    None in the last batch of an epoch either, but after it: from a checkpoint that was made in
+    In place of one in the last batch of an epoch it saves one after it: from a checkpoint in
     between, Lightning skips the end of the epoch, and miscounts the next one if it is interrupted.
     """
 
@@ -251,7 +241,7 @@ class CheckpointsBeforeTheEnd(ModelCheckpoint):
 
 
 class ProgressWriter(L.Callback):
-    """Writes how far a part is, for whoever watches, on whatever machine."""
+    """Writes the progress of a part to a file, for whoever watches, on whatever machine."""
 
     def __init__(self, folder: Path, tick: Callable[[], None]) -> None:
         self.folder, self.tick, self._written_at = folder, tick, 0.0

@@ -22,12 +22,12 @@ __all__ = [
 
 _MEMBERS = ("model.init_args.members", "model.init_args.first_member")
 _RATES = "model.init_args.member_rates"
-_BEGUN = ("shard-*", "parts/*/part.json", "parts/*/checkpoints/*.ckpt")
+_BEGUN = ("networks.bin", "parts/*/part.json", "parts/*/checkpoints/*.ckpt")
 """Files that are not thrown away when the configuration changes: networks, or work on them."""
 
 
 def population_settings(path: Path, change: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with its changes, refused where no population can be trained by it.
+    """Read a configuration with its changes, and refuse what cannot train a population.
 
     Args:
         path: a file, or the name of a preset.
@@ -47,7 +47,7 @@ def population_settings(path: Path, change: dict[str, Any]) -> dict[str, Any]:
 
 
 def part_settings(settings: dict[str, Any], first: int, last: int) -> dict[str, Any]:
-    """The configuration that trains members ``first`` to ``last - 1`` of a population."""
+    """Make the configuration that trains members ``first`` to ``last - 1`` of a population."""
     settings = copy.deepcopy(settings)
     model, data = settings["model"]["init_args"], settings["data"]["init_args"]
     model |= {"members": last - first, "first_member": first}
@@ -73,7 +73,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _spell_out(settings: dict[str, Any]) -> None:
-    """The three groups as groups, where the name of a class may stand for one."""
+    """Expand the three groups, for which the name of a class may stand."""
     settings["trainer"] = _group("trainer", settings["trainer"])
     for name in ("model", "data"):
         value = settings[name]
@@ -93,7 +93,7 @@ def _put(settings: dict[str, Any], name: str, value: Any) -> None:
     for group in groups:
         settings = settings.setdefault(group, {})
         if not isinstance(settings, dict):
-            raise ValueError(f"`change`: {name} does not fit, {group} is no group of settings.")
+            raise ValueError(f"`change`: {name} does not fit, {group} is not a group of settings.")
     settings[last] = value
 
 
@@ -110,7 +110,7 @@ def _check_trainer(trainer: dict[str, Any]) -> None:
 
 # ------------------------------------------------------------ identity
 def identity_of(settings: dict[str, Any], every_n_epochs: int | None) -> dict[str, Any]:
-    """Return what two commands must have in common to train the same population.
+    """Collect the settings that two commands share if they train the same population.
 
     Args:
         settings: the configuration.
@@ -124,7 +124,7 @@ def check_identity(folder: Path, identity: dict[str, Any]) -> None:
 
     Args:
         folder: the bank.
-        identity: what the population is.
+        identity: of the population.
     """
     recorded = _recorded_in(folder)
     if recorded is None:
@@ -144,36 +144,20 @@ def check_identity(folder: Path, identity: dict[str, Any]) -> None:
 
 
 def write_identity(folder: Path, settings: dict[str, Any], identity: dict[str, Any]) -> None:
-    """Note what the population is, while the bank is locked.
+    """Record the identity of the population, while the bank is locked.
 
     Args:
         folder: the bank.
         settings: the configuration.
-        identity: what the population is.
+        identity: of the population.
     """
     check_identity(folder, identity)
     recorded = _recorded_in(folder)
     if recorded is not None and _differing(recorded, identity):
         shutil.rmtree(folder / "parts", ignore_errors=True)  # it came to nothing
-    elif recorded is not None and _has_settings(folder) and not _adds_rates(recorded, identity):
-        return
     content = {"settings": identity, "version": lightning_bnn.__version__}
     write_whole(folder / "population.json", json.dumps(content, indent=1))
     write_whole(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
-
-
-def _has_settings(folder: Path) -> bool:
-    """Tell whether the configuration is there and whole, as evaluation needs it."""
-    try:
-        return isinstance(yaml.safe_load((folder / "config.yaml").read_bytes()), dict)
-    except (FileNotFoundError, ValueError, yaml.YAMLError):
-        return False
-
-
-def _adds_rates(recorded: dict[str, Any], identity: dict[str, Any]) -> bool:
-    """Tell whether there are learning rates of further members."""
-    before, now = recorded.get(_RATES), identity.get(_RATES)
-    return isinstance(now, list) and (not isinstance(before, list) or len(now) > len(before))
 
 
 def _recorded_in(folder: Path) -> dict[str, Any] | None:
@@ -188,22 +172,24 @@ def _recorded_in(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Tell whether it is not one of the files that a killed command leaves."""
+    """Tell files of a user from those that a killed command leaves."""
     return path.name != ".lock" and not path.name.startswith(".population.json.")
 
 
 def _differing(recorded: dict[str, Any], identity: dict[str, Any]) -> list[str]:
     """List settings that differ, except for rates of further members."""
-    names = [n for n in {**recorded, **identity} if recorded.get(n) != identity.get(n)]
-    before, now = recorded.get(_RATES), identity.get(_RATES)
-    if isinstance(before, list) and isinstance(now, list):
-        both = min(len(before), len(now))
-        names = [n for n in names if n != _RATES or before[:both] != now[:both]]
-    return names
+
+    def differs(name: str) -> bool:
+        before, now = recorded.get(name), identity.get(name)
+        if name == _RATES and isinstance(before, list) and isinstance(now, list):
+            return any(a != b for a, b in zip(before, now, strict=False))
+        return bool(before != now)
+
+    return [name for name in {**recorded, **identity} if differs(name)]
 
 
 def _by_full_name(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Every setting under its full name, but those that say which members there are."""
+    """Name every setting in full, except those that choose the members."""
     if not isinstance(settings, dict):
         value = settings is not None if prefix.endswith(".orders.") else settings
         return {prefix[:-1]: json.loads(json.dumps(value, default=str))}

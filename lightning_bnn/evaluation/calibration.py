@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from lightning_bnn import metrics as M
 from lightning_bnn.calibration import Calibrated, Intervals, Temperature, calibrated
 from lightning_bnn.calibration.calibrated import (
     CalibratedClasses,
-    CalibratedGaussian,
     class_numbers,
     gaussian_numbers,
 )
@@ -24,36 +23,43 @@ from lightning_bnn.evaluation.problem import Problem, StoredBatches
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.randomness import keyed_randomness
 
-__all__ = [
-    "CalibratedTest",
-    "NumbersByName",
-    "calibrate_posterior",
-    "credible_sets",
-    "intervals_of",
-    "mixtures_of",
-    "predictions_of",
-    "probs_of",
-    "sets_of",
-    "numbers_of_test",
-]
-
-NumbersByName = dict[str, dict[str, float]]
-"""Numbers before and after calibration."""
+__all__ = ["CalibratedTest", "calibrate_posterior", "credible_sets", "predictions_of"]
 
 
 @dataclass(frozen=True)
 class CalibratedTest:
-    """A calibration, and what all networks predict for the test data.
+    """A calibration, and predictions of the test data before and after it.
 
     Attributes:
         calibration: fitted to the validation data.
-        predictions: for the test data, as the calibrator takes them.
         targets: of the test data.
+        predictions: probabilities of classes, or means and standard deviations of networks.
+        regions: sets of classes, or intervals: those that the predicted probabilities ask for
+            before, and conformal ones after.
     """
 
     calibration: Calibrated
-    predictions: Predictions
     targets: Tensor
+    predictions: Mapping[str, Any]
+    regions: Mapping[str, Any]
+
+    def numbers(self) -> dict[str, dict[str, float]]:
+        """Compute the numbers of the test data before and after."""
+        return {name: self._numbers(name) for name in self.predictions}
+
+    def _numbers(self, name: str) -> dict[str, float]:
+        predicted, region = self.predictions[name], self.regions[name]
+        if isinstance(self.calibration, CalibratedClasses):
+            labels = self.targets.long()
+            coverage = float(M.set_coverage(region, labels))
+            size = {"size": float(M.set_size(region)), "coverage": coverage}
+            return {**class_numbers(predicted, labels), **size}
+        size = {
+            "width": float(region.width.mean()),
+            "coverage": float(region.contain(self.targets).double().mean()),
+        }
+        means, stds = predicted
+        return {**gaussian_numbers(means, stds, self.targets, self.calibration.alpha), **size}
 
 
 def calibrate_posterior(
@@ -80,7 +86,19 @@ def calibrate_posterior(
     known = tuple(torch.cat(parts, 1) for parts in zip(*predictions[:-1], strict=True))
     targets = torch.cat([batches.targets() for batches in validation])
     fitted = calibrated(posterior.likelihood, known, targets, method, seed=seed, **options)
-    return CalibratedTest(fitted, predictions[-1], test.targets())
+    predicted = predictions[-1]
+    after = fitted.calibrator(*predicted)
+    if isinstance(fitted, CalibratedClasses):
+        before: Any = Temperature(1.0)(*predicted)
+        regions: list[Any] = [credible_sets(before, fitted.alpha), fitted.rule(after)]
+    else:
+        before = predicted
+        means, stds = predicted
+        low, high, _ = quantile_band(means, stds, fitted.alpha)
+        regions = [Intervals(low, high), fitted.intervals_of_mixture(*after)]
+    names = ("before", "after")
+    pairs = (dict(zip(names, pair, strict=True)) for pair in ((before, after), regions))
+    return CalibratedTest(fitted, test.targets(), *pairs)
 
 
 @torch.no_grad()
@@ -91,7 +109,7 @@ def predictions_of(
     samples: int = 100,
     seed: int = 0,
 ) -> list[Predictions]:
-    """Predict every data set by all networks of a posterior, as a calibrator takes it.
+    """Predict every data set by all networks of a posterior, in the form of a calibrator.
 
     Args:
         posterior: what predicts.
@@ -121,51 +139,8 @@ def _joined(parts: Iterable[Predictions]) -> Predictions:
     return tuple(torch.cat(tensors, 1) for tensors in zip(*parts, strict=True))
 
 
-# ------------------------------------------------------------ before and after
-def numbers_of_test(tested: CalibratedTest) -> NumbersByName:
-    """Numbers of the test data before and after calibration, with those of sets or intervals.
-
-    Args:
-        tested: a calibration, and predictions of the test data.
-    """
-    targets, calibration = tested.targets, tested.calibration
-    if isinstance(calibration, CalibratedClasses):
-        labels, probs, sets = targets.long(), probs_of(tested), sets_of(tested)
-        return {
-            name: {
-                **class_numbers(probs[name], labels),
-                "size": float(M.set_size(sets[name])),
-                "coverage": float(M.set_coverage(sets[name], labels)),
-            }
-            for name in probs
-        }
-    intervals = intervals_of(tested)
-    return {
-        name: {
-            **gaussian_numbers(means, stds, targets, calibration.alpha),
-            "width": float(intervals[name].width.mean()),
-            "coverage": float(intervals[name].contain(targets).double().mean()),
-        }
-        for name, (means, stds) in mixtures_of(tested).items()
-    }
-
-
-def probs_of(tested: CalibratedTest) -> dict[str, Tensor]:
-    """Probabilities of the classes of test examples, before and after."""
-    (logits,) = tested.predictions
-    return {"before": Temperature(1.0)(logits), "after": tested.calibration.calibrator(logits)}
-
-
-def sets_of(tested: CalibratedTest) -> dict[str, Tensor]:
-    """Sets that the probabilities ask for, and conformal ones."""
-    calibration, probs = tested.calibration, probs_of(tested)
-    assert isinstance(calibration, CalibratedClasses)
-    before = credible_sets(probs["before"], calibration.alpha)
-    return {"before": before, "after": calibration.rule(probs["after"])}
-
-
 def credible_sets(probs: Tensor, alpha: float) -> Tensor:
-    """The likeliest classes whose probabilities add up to what is asked for, as they claim.
+    """Take the likeliest classes until their probabilities add up to what is asked for.
 
     Args:
         probs: ``(batch, classes)``.
@@ -177,18 +152,3 @@ def credible_sets(probs: Tensor, alpha: float) -> Tensor:
     values, order = probs.sort(stable=True, dim=-1, descending=True)
     needed = values.cumsum(-1) - values < 1 - alpha
     return torch.zeros_like(needed).scatter(-1, order, needed)
-
-
-def mixtures_of(tested: CalibratedTest) -> dict[str, tuple[Tensor, Tensor]]:
-    """Predicted mixtures of Gaussians, before and after."""
-    means, stds = tested.predictions
-    return {"before": (means, stds), "after": tested.calibration.calibrator(means, stds)}
-
-
-def intervals_of(tested: CalibratedTest) -> dict[str, Intervals]:
-    """Central intervals of the predicted mixtures, and conformal ones."""
-    calibration, mixtures = tested.calibration, mixtures_of(tested)
-    assert isinstance(calibration, CalibratedGaussian)
-    low, high, _ = quantile_band(*mixtures["before"], calibration.alpha)
-    after = calibration.intervals_of_mixture(*mixtures["after"])
-    return {"before": Intervals(low, high), "after": after}

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_bnn.references.diagnosis import SPACES, Diagnosis
+from lightning_bnn.loading import json_text
+from lightning_bnn.references.diagnosis import Diagnosis
 from lightning_bnn.tables import Measured
 
-__all__ = ["Card", "licence_of", "read_card_file", "write_card_file"]
+__all__ = ["Card", "licence_of"]
 
 
 _DRAWS = "draws: Apache 2.0"
@@ -46,95 +47,8 @@ def licence_of(data: str, table: str = "") -> str:
     return _OTHERS.get(name, f"data: not known; {_DRAWS}")
 
 
-_MEASURED = {...: (float, float)}
-_SPACES = dict.fromkeys(
-    SPACES, dict.fromkeys(("rhat_max", "rhat_median", "ess_min", "ess_tail_min"), float)
-)
-_MADE = {
-    "sampler": str, "settings": {...: object}, "transitions": int, "burn_in": int, "every": int,
-    "seconds": int, "gradients": int, "acceptance": float, "versions": str, "machine": str,
-}  # fmt: skip
-_CARD = {
-    "name": str,
-    "about": str,
-    "made": _MADE,
-    "sha256": str,
-    "diagnosis": {"chains": int, "draws": int, "spaces": _SPACES, "halves": _MEASURED},
-    "again": [
-        {"seed": int, "failures": [str], "spaces": _SPACES, "halves": _MEASURED,
-         "distances": _MEASURED}
-    ],
-    "licence": str,
-    "failures": [str],
-}  # fmt: skip
-"""Groups by name (`...`: any names), lists, pairs; a number may be null."""
-
-
-def write_card_file(content: Mapping[str, Any], path: Path) -> None:
-    """Write a card, with null for numbers that are not finite.
-
-    Args:
-        content: of the card, in plain types.
-        path: of the file.
-    """
-    text = json.dumps(_finite(content), indent=1, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
-
-
-def read_card_file(path: Path) -> dict[str, Any]:
-    """Read such a file, with NaN for numbers that are null.
-
-    Args:
-        path: of the file.
-    """
-    try:
-        content = _shaped(json.loads(path.read_text(encoding="utf-8")), _CARD, "card")
-    except ValueError as error:
-        raise ValueError(f"{path} is no card of a reference, or it is damaged ({error}).") from None
-    return dict(content)
-
-
-def _finite(content: Any) -> Any:
-    if isinstance(content, Mapping):
-        return {name: _finite(value) for name, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
-
-
-# ------------------------------------------------------------ the shape of what is read
-def _shaped(content: Any, shape: Any, name: str) -> Any:
-    """Check the shape of the content, and convert its numbers to floats."""
-    if isinstance(shape, dict):
-        return _group(content, shape, name)
-    if isinstance(shape, list):
-        return [_shaped(item, shape[0], name) for item in _of_kind(content, list, name)]
-    if isinstance(shape, tuple):
-        if len(_of_kind(content, list, name)) != len(shape):
-            raise ValueError(f"`{name}` must have {len(shape)} numbers, got {len(content)}")
-        return tuple(_shaped(*pair, name) for pair in zip(content, shape, strict=True))
-    if shape is float:
-        return math.nan if content is None else float(_of_kind(content, (int, float), name))
-    return _of_kind(content, shape, name)
-
-
-def _group(content: Any, shape: Mapping[Any, Any], name: str) -> dict[str, Any]:
-    given = _of_kind(content, dict, name)
-    if ... in shape:
-        return {key: _shaped(value, shape[...], key) for key, value in given.items()}
-    for key in given.keys() ^ shape.keys():
-        raise ValueError(f"`{key}` of `{name}` is {'missing' if key in shape else 'not known'}")
-    return {key: _shaped(given[key], inner, key) for key, inner in shape.items()}
-
-
-def _of_kind(content: Any, kind: Any, name: str) -> Any:
-    if not isinstance(content, kind) or (isinstance(content, bool) and kind is not object):
-        raise ValueError(f"`{name}` cannot be {content!r:.40}")
-    return content
-
-
 _SEEDS = 3
-"""From so many other seeds gold must have been sampled again."""
+"""Number of other seeds from which gold must have been sampled again."""
 
 
 @dataclass(frozen=True)
@@ -184,20 +98,33 @@ class Card:
 
     def write(self, path: Path) -> None:
         """Write the card as JSON, with its failures for whoever reads the file."""
-        write_card_file({**asdict(self), "failures": self.failures}, path)
+        path.write_text(json_text({**asdict(self), "failures": self.failures}) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Card:
         """Read a file that `write` has written, with failures that follow from its numbers."""
-        content = read_card_file(path)
-        del content["failures"]
-        diagnosis = content.pop("diagnosis")
-        diagnosis["halves"] = _measured(diagnosis["halves"])
-        for other in content["again"]:
-            other["distances"] = _measured(other["distances"])
-        return cls(**content, diagnosis=Diagnosis(**diagnosis))
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"), object_hook=_with_nan)
+            del content["failures"]
+            diagnosis = content.pop("diagnosis")
+            diagnosis["halves"] = _measured(diagnosis["halves"])
+            for other in content["again"]:
+                other["distances"] = _measured(other["distances"])
+            return cls(**content, diagnosis=Diagnosis(**diagnosis))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is no card of a reference, or it is damaged ({error})."
+            ) from None
 
 
-def _measured(pairs: Mapping[str, Sequence[float]]) -> dict[str, Measured]:
-    """Numbers with their errors, which JSON holds as pairs."""
-    return {name: Measured(*pair) for name, pair in pairs.items()}
+def _with_nan(group: dict[str, Any]) -> dict[str, Any]:
+    """Read null as a number that is not finite, which JSON does not have."""
+    return {name: math.nan if value is None else value for name, value in group.items()}
+
+
+def _measured(pairs: Mapping[str, Sequence[float | None]]) -> dict[str, Measured]:
+    """Read numbers with their errors, which JSON holds as pairs."""
+    return {
+        name: Measured(*(math.nan if number is None else number for number in pair))
+        for name, pair in pairs.items()
+    }

@@ -1,9 +1,9 @@
-"""Rows of the leaderboard: a method with its settings, whatever the reference and the budget."""
+"""Rows of the leaderboard: methods with their settings, for any reference and budget."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -16,17 +16,6 @@ from lightning_bnn.settings_files import read_settings
 __all__ = ["Entry", "read_entries"]
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "method": (lambda value: isinstance(value, str), "the name of a module"),
-    "settings": (lambda value: _is_group(value), "a group of settings"),
-    "batch": (lambda value: bool(_SHARE.fullmatch(str(value))), "a share such as 25%"),
-    "gradients_per_epoch": (lambda value: _is_count(value), "a positive whole number"),
-    "per_reference": (
-        lambda value: _is_group(value) and all(map(_is_group, value.values())),
-        "groups of settings, by the names of references",
-    ),
-}
-"""What a row may have: whether a value can be one, and what that is called."""
 _LEAST_BATCH = 10
 _OF_THE_REFERENCE = ("network", "likelihood", "prior_std")
 
@@ -54,20 +43,27 @@ class Entry:
     @classmethod
     def read(cls, path: Path) -> Entry:
         """One row from its YAML file."""
-        content = read_settings(path)
-        unknown = sorted(str(name) for name in content if name not in _FIELDS)
-        if unknown or "method" not in content:
-            problem = f"`{unknown[0]}` is none of them" if unknown else "`method` is missing"
-            others = ", ".join(list(_FIELDS)[1:])
-            raise ValueError(f"{path} must have `method`, and may have {others}: {problem}.")
-        for name, value in content.items():
-            is_right, words = _FIELDS[name]
-            if not is_right(value):
-                raise ValueError(f"`{name}` of {path} must be {words}, got {value!r}.")
-        members = content.get("settings", {}).get("members", 1)
-        if not _is_count(members):
-            raise ValueError(f"`members` of {path} must be a positive number, got {members!r}.")
-        return cls(path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "), **content)
+        title = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        try:
+            entry = cls(title, **read_settings(path))
+        except TypeError as error:
+            raise ValueError(f"{path} is no row of the leaderboard: {error}.") from None
+        groups = [entry.settings, entry.per_reference]
+        if not all(isinstance(group, dict) for group in groups):
+            raise ValueError(f"`settings` and `per_reference` of {path} must be groups.")
+        checks: dict[str, tuple[Any, bool]] = {
+            "method": (entry.method, isinstance(entry.method, str)),
+            "batch": (entry.batch, bool(_SHARE.fullmatch(str(entry.batch)))),
+            "gradients_per_epoch": (
+                entry.gradients_per_epoch,
+                _is_count(entry.gradients_per_epoch),
+            ),
+            "members": (m := entry.settings.get("members", 1), _is_count(m)),
+        }
+        for name, (value, holds) in checks.items():
+            if not holds:
+                raise ValueError(f"`{name}` of {path} cannot be {value!r}.")
+        return entry
 
     def epochs(self, budget: int) -> int:
         """Compute the number of epochs that cost the budget, with all members.
@@ -94,13 +90,13 @@ class Entry:
             examples: training examples.
         """
         epochs = self.epochs(budget)
-        given = reference["model"]["init_args"]
-        kept = {name: given[name] for name in _OF_THE_REFERENCE if name in given}
+        model = reference["model"]["init_args"]
+        shared = {name: model[name] for name in _OF_THE_REFERENCE if name in model}
         data = dict(reference["data"])
         batch = max(_LEAST_BATCH, round(_of(str(self.batch), examples)))
         data["init_args"] = {**data.get("init_args", {}), "batch_size": min(batch, examples)}
         trainer = {"max_epochs": epochs, "limit_val_batches": 0, "enable_model_summary": False}
-        arguments = {**kept, "seed": 1, **_in_epochs(self.settings_for(name), epochs)}
+        arguments = {**shared, "seed": 1, **_in_epochs(self.settings_for(name), epochs)}
         settings = {
             "seed_everything": 1,
             "model": {"class_path": self.method, "init_args": arguments},
@@ -127,30 +123,22 @@ def read_entries(folder: Path | None = None) -> dict[str, Entry]:
     return entries
 
 
-def _is_group(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _merged(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with some others in their place, however deep these lie."""
+def _merged(settings: Any, others: Mapping[str, Any]) -> dict[str, Any]:
+    """Override some settings, however deep they lie."""
+    settings = settings if isinstance(settings, Mapping) else {}
     both = {
-        name: _merged(_group_of(settings, name), value) if _is_group(value) else value
+        name: _merged(settings.get(name), value) if isinstance(value, Mapping) else value
         for name, value in others.items()
     }
     return {**settings, **both}
 
 
-def _group_of(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = settings.get(name)
-    return value if isinstance(value, Mapping) else {}
-
-
 def _in_epochs(settings: Any, epochs: int) -> Any:
-    """Settings with shares as whole numbers of epochs."""
+    """Convert shares to whole numbers of epochs."""
     if isinstance(settings, Mapping):
         return {name: _in_epochs(value, epochs) for name, value in settings.items()}
     if isinstance(settings, str) and _SHARE.fullmatch(settings):

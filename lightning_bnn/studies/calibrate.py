@@ -9,15 +9,7 @@ import torch
 
 from lightning_bnn import metrics as M
 from lightning_bnn.calibration.calibrated import LEVELS, CalibratedClasses, levels_reached
-from lightning_bnn.evaluation.calibration import (
-    CalibratedTest,
-    calibrate_posterior,
-    intervals_of,
-    mixtures_of,
-    numbers_of_test,
-    probs_of,
-    sets_of,
-)
+from lightning_bnn.evaluation.calibration import CalibratedTest, calibrate_posterior
 from lightning_bnn.evaluation.problem import read_problem
 from lightning_bnn.evaluation.run_settings import has_other_data
 from lightning_bnn.evaluation.stored_posteriors import Location, read_posterior
@@ -29,7 +21,7 @@ from lightning_bnn.tables import Cell, Table
 
 __all__ = ["calibrate", "findings_of"]
 
-Method = Literal["temperature", "network_temperature", "vector", "isotonic", "spread", "moments"]
+Method = Literal["temperature", "network_temperature", "vector", "spread", "moments"]
 Score = Literal["thr", "aps", "raps", "split", "cqr"]
 _CLASS_COLUMNS = {
     "nll": "NLL", "ece": "ECE", "brier": "Brier", "acc": "Acc", "aurc": "AURC", "size": "set size",
@@ -65,7 +57,7 @@ def calibrate(
         posterior: a run, a checkpoint, a bank, or a folder of checkpoints.
         data: a configuration with network and data, as for `fit`; by default that of the run.
         method: calibrator. For classes: temperature (of the mean prediction, the default),
-            network_temperature (of every network), vector or isotonic; for numbers: spread (the
+            network_temperature (of every network) or vector; for numbers: spread (the
             default) or moments.
         alpha: how often a set or an interval may miss the truth.
         score: score of conformal prediction. For sets: thr (smallest sets, the default), aps or
@@ -112,8 +104,7 @@ def findings_of(tested: CalibratedTest, settings: dict[str, Any]) -> Findings:
     of_classes = isinstance(calibration, CalibratedClasses)
     columns = _CLASS_COLUMNS if of_classes else _GAUSSIAN_COLUMNS
     rows: list[list[Cell]] = [
-        [name, *(numbers[key] for key in columns)]
-        for name, numbers in numbers_of_test(tested).items()
+        [name, *(numbers[key] for key in columns)] for name, numbers in tested.numbers().items()
     ]
     note = (
         f"{len(tested.targets)} examples. Before: {'sets' if of_classes else 'intervals'} of "
@@ -130,12 +121,12 @@ def findings_of(tested: CalibratedTest, settings: dict[str, Any]) -> Findings:
 def _class_figures(tested: CalibratedTest) -> dict[str, Any]:
     labels = tested.targets.long()
     curves, diagrams = {}, {}
-    for name, probs in probs_of(tested).items():
+    for name, probs in tested.predictions.items():
         confidence, predicted = probs.max(-1)
         curve = M.risk_coverage(confidence, predicted == labels)
         curves[name] = Line(curve.coverage, curve.risk)
         diagrams[name] = M.reliability(confidence, predicted == labels)
-    sizes = {name: sets.sum(-1) for name, sets in sets_of(tested).items()}
+    sizes = {name: sets.sum(-1) for name, sets in tested.regions.items()}
     axes = ("share of examples that are answered", "share of errors among them")
     return {
         "reliability": reliability_figures(diagrams),
@@ -147,9 +138,9 @@ def _class_figures(tested: CalibratedTest) -> dict[str, Any]:
 def _gaussian_figures(tested: CalibratedTest) -> dict[str, Any]:
     levels = torch.tensor(LEVELS, dtype=torch.float64)
     lines = {"perfect": Line(levels, levels)}
-    for name, (means, stds) in mixtures_of(tested).items():
+    for name, (means, stds) in tested.predictions.items():
         lines[name] = Line(levels, levels_reached(means, stds, tested.targets))
-    every = {name: intervals.width for name, intervals in intervals_of(tested).items()}
+    every = {name: intervals.width for name, intervals in tested.regions.items()}
     widths = {name: width[width.isfinite()] for name, width in every.items()}
     return {
         "quantiles": lines_figure({"": lines}, ("level", "share of targets below its quantile")),

@@ -14,8 +14,7 @@ import torch
 
 from lightning_bnn import metrics, models
 from lightning_bnn import params as P
-from lightning_bnn.bank import CheckpointBank, shards
-from lightning_bnn.bank.shards import Shard
+from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.symmetry import canonicalise, discover, plan_removal
 
 
@@ -72,20 +71,6 @@ def test_gives_back_what_it_was_given(tmp_path, sizes):
         found = each.read("0.weight", slice(1, 3), slice(4, 9))
         torch.testing.assert_close(found, stack["0.weight"].flatten(1)[1:3, 4:9])
         each.verify()
-
-
-@pytest.mark.e2e
-def test_many_small_files_become_few(tmp_path):
-    stack = networks(1100)
-    bank = CheckpointBank(tmp_path)
-    for row in range(1100):
-        bank.append(rows(stack, row))
-    bank.close()
-    files = list(tmp_path.glob("*.safetensors"))
-    assert len(files) < 60
-    assert len(files) == len(bank._manifest.shards)
-    same(bank[:], stack)
-    bank.verify()
 
 
 def test_weights_and_buffers(tmp_path):
@@ -158,59 +143,16 @@ def test_absorb(tmp_path, dtype):
     target.verify()
 
 
-def files_of(*sizes):
-    return [Shard(f"shard-{k}.safetensors", 1, size, {}) for k, size in enumerate(sizes)]
-
-
-@pytest.mark.parametrize(
-    ("files", "merged"),
-    [
-        (files_of(*[2**23] * 32), 32),  # 256 MiB together
-        (files_of(*[2**23] * 31, 2**23 + 1), 0),
-        (files_of(*[2**30] * 5, *[2**23] * 32), 32),  # only the last ones count
-        (files_of(*[1] * 31, 2**28), 0),
-        (files_of(*[1] * 31), 0),
-    ],
-)
-def test_large_files_are_not_written_again(files, merged):
-    assert list(shards.mergeable(files)) == files[len(files) - merged :]
-
-
-def test_files_grow_to_the_limit_and_no_further(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "_MERGE_SHARDS", 3)
-    monkeypatch.setattr(shards, "_MERGE_BYTES", 12_000)
-    stack = {"w": torch.randn(27, 250, dtype=torch.float64)}  # 2 kB each
-    bank = CheckpointBank(tmp_path)
-    for row in range(27):
-        bank.append(rows(stack, row))
-    assert [shard.rows for shard in bank._manifest.shards] == [3] * 9  # 9 would be 18 kB
-    same(bank[:], stack)
-
-
 def test_a_reader_sees_what_is_appended(tmp_path):
     stack = networks(40)
     bank = CheckpointBank(tmp_path)
     bank.append(rows(stack, 0))
     reader = CheckpointBank(tmp_path, "r")
     for row in range(1, 40):
-        bank.append(rows(stack, row))  # merges the file that the reader knows
+        bank.append(rows(stack, row))
     same(reader[0], rows(stack, 0))
     reader.reload()
     same(reader[:], stack)
-
-
-def test_a_reader_gets_the_rows_it_knows_of(tmp_path, monkeypatch):
-    """Also where their files have been merged with later ones meanwhile."""
-    monkeypatch.setattr(shards, "_MERGE_SHARDS", 4)
-    stack = networks(5)
-    with CheckpointBank(tmp_path) as bank:
-        for row in range(3):
-            bank.append(rows(stack, row))
-        reader = CheckpointBank(tmp_path, "r")
-        for row in range(3, 5):
-            bank.append(rows(stack, row))
-    same(reader[:], rows(stack, slice(0, 3)))
-    same(reader[:], stack)  # it has had to read the manifest anew
 
 
 def test_a_source_for_mmd(tmp_path):
@@ -230,14 +172,12 @@ def test_a_source_for_mmd(tmp_path):
 
 # ------------------------------------------------------------ crashes
 def test_a_torn_end_is_dropped_with_one_warning(tmp_path, caplog):
-    """The file of an entry that was not written to its end is still a draft."""
     stack = networks(3)
     bank = CheckpointBank(tmp_path)
     for row in range(3):
         bank.append(rows(stack, row))
     bank.close()
-    manifest, last = tmp_path / "manifest.jsonl", tmp_path / bank._manifest.shards[-1].name
-    last.rename(tmp_path / f".{last.name}")
+    manifest = tmp_path / "manifest.jsonl"
     intact = manifest.read_bytes()
     second = intact[: intact[:-1].rfind(b"\n") + 1]
     for torn in (intact[:-7], intact[:-1], second + b"\0" * 40, second + b"\0" * 40 + b"\n"):
@@ -249,17 +189,15 @@ def test_a_torn_end_is_dropped_with_one_warning(tmp_path, caplog):
         assert caplog.text.count("in the middle of an entry") == 1
         assert manifest.read_bytes() == torn  # a reader changes nothing
     manifest.write_bytes(intact)
-    same(CheckpointBank(tmp_path, "r")[:], stack)  # killed after the entry: drafts can be read
+    same(CheckpointBank(tmp_path, "r")[:], stack)
     manifest.write_bytes(intact[:-7])
     with CheckpointBank(tmp_path) as bank:
-        assert not list(tmp_path.glob(".shard-*"))
         bank.append(rows(stack, 2))
         same(bank[:], stack)
 
 
 def write_for_ever(path, pipe):
     """In a child process: append networks and report every one that is written."""
-    shards._MERGE_SHARDS = 4
     bank = CheckpointBank(path)
     for row in range(len(bank), 10**6):
         bank.append({"w": torch.full((50,), float(row))}, step=row)
@@ -291,31 +229,6 @@ def test_killed_at_any_moment(tmp_path):
     CheckpointBank(tmp_path / "bank").verify()
 
 
-def test_crash_between_writing_and_the_manifest(tmp_path, monkeypatch):
-    """Merged files without a line in the manifest, and lines whose old files still are there."""
-    monkeypatch.setattr(shards, "_MERGE_SHARDS", 3)
-    stack = networks(3)
-    for where in ("before the line", "after the line"):
-        bank = CheckpointBank(tmp_path / where)
-        bank.extend(rows(stack, slice(0, 1)))
-        bank.extend(rows(stack, slice(1, 2)))
-
-        def crash(*a, **k):
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            if where == "before the line":
-                patch.setattr(CheckpointBank, "_merge", crash)
-            else:
-                patch.setattr(shards.ShardFolder, "sweep", crash)
-            with pytest.raises(KeyboardInterrupt):
-                bank.extend(rows(stack, slice(2, 3)))
-        bank.close()
-        again = CheckpointBank(tmp_path / where)
-        same(again[:], stack)
-        assert len(list(again.path.glob("*.safetensors"))) == len(again._manifest.shards)
-
-
 def test_a_full_disk_leaves_the_manifest_whole(tmp_path):
     """Half of an entry is taken back, or what comes next would be written behind it."""
     stack = networks(8)
@@ -326,7 +239,7 @@ def test_a_full_disk_leaves_the_manifest_whole(tmp_path):
     try:
         resource.setrlimit(limits, (size + 40, previous[1]))
         with pytest.raises(OSError, match=r"part of an entry|too large"):
-            bank._manifest.write({"shard": "x" * 100})
+            bank._manifest.write({"records": ["x" * 100]})
     finally:
         resource.setrlimit(limits, previous)
         signal.signal(signal.SIGXFSZ, handler)
@@ -334,6 +247,22 @@ def test_a_full_disk_leaves_the_manifest_whole(tmp_path):
     bank.extend(rows(stack, slice(5, 8)))
     bank.close()
     same(CheckpointBank(tmp_path)[:], stack)
+
+
+def test_what_a_crash_has_written_is_written_over(tmp_path, monkeypatch):
+    """Rows without a line in the manifest do not count."""
+    stack = networks(3)
+    with CheckpointBank(tmp_path) as bank:
+        bank.extend(rows(stack, slice(0, 2)))
+        with monkeypatch.context() as patch:
+            patch.setattr(bank._manifest, "write", lambda entry: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                bank.extend(networks(5, seed=1))
+    with CheckpointBank(tmp_path) as again:
+        same(again[:], rows(stack, slice(0, 2)))
+        again.append(rows(stack, 2))
+        same(again[:], stack)
+        again.verify()
 
 
 def test_files_without_a_manifest_are_not_touched(tmp_path):
@@ -376,7 +305,7 @@ def test_disks_without_locks(tmp_path, monkeypatch):
     assert len(CheckpointBank(tmp_path)) == 2
 
 
-def test_readers_while_files_are_merged(tmp_path):
+def test_readers_while_a_bank_grows(tmp_path):
     """Opened at any moment, a bank is whole."""
     read, write = os.pipe()
     child = os.fork()
@@ -399,29 +328,27 @@ def test_readers_while_files_are_merged(tmp_path):
 
 # ------------------------------------------------------------ mistakes
 def test_corrupt_files_are_named(tmp_path):
-    bank = CheckpointBank(tmp_path)
-    bank.extend(networks(3))
-    name = bank._manifest.shards[0].name
-    bank.close()
-    path = tmp_path / name
+    with CheckpointBank(tmp_path) as bank:
+        bank.extend(networks(3))
+    path = tmp_path / "networks.bin"
     content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(ValueError, match=f"{name} is corrupt: the checksum of"):
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    with pytest.raises(ValueError, match=r"networks.bin is corrupt: the checksum of"):
         CheckpointBank(tmp_path, "r").verify()
     path.write_bytes(b"\xff" * len(content))
-    with pytest.raises(ValueError, match=f"{name} is corrupt"):
+    with pytest.raises(ValueError, match=r"networks.bin is corrupt"):
         CheckpointBank(tmp_path, "r")[0]
-    path.write_bytes(content[:-5])
-    with pytest.raises(ValueError, match=f"{name} is corrupt: it has"):
+    path.write_bytes(content[:-9])
+    with pytest.raises(ValueError, match=r"does not fit networks.bin, which has"):
         CheckpointBank(tmp_path, "r")
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
+    with pytest.raises(ValueError, match=r"does not fit networks.bin, which has 0 bytes"):
         CheckpointBank(tmp_path, "r")
     lines = (tmp_path / "manifest.jsonl").read_text().splitlines()
     (tmp_path / "manifest.jsonl").write_text("\n".join(["{torn", *lines]) + "\n")
     with pytest.raises(ValueError, match="Line 1 of .* is damaged"):
         CheckpointBank(tmp_path, "r")
-    (tmp_path / "manifest.jsonl").write_text("\n".join([*lines, '{"shard": 1}x']) + "\n")
+    (tmp_path / "manifest.jsonl").write_text("\n".join([*lines, '{"records": 1}x']) + "\n")
     with pytest.raises(ValueError, match="Line 3 of .* is damaged"):  # written to its end
         CheckpointBank(tmp_path, "r")
 

@@ -1,6 +1,5 @@
 """Checkpoints of other runs and published archives, in and out."""
 
-import hashlib
 import io
 import random
 import tarfile
@@ -12,13 +11,7 @@ from safetensors.torch import save, save_file
 
 from lightning_bnn import models
 from lightning_bnn import params as P
-from lightning_bnn.bank import (
-    CheckpointBank,
-    export_archives,
-    export_files,
-    import_archives,
-    import_files,
-)
+from lightning_bnn.bank import CheckpointBank, export_files, import_files
 
 
 class User(L.LightningModule):
@@ -61,84 +54,56 @@ def test_a_folder_of_lightning_checkpoints(tmp_path):
     assert set(bank.names) == set(P.of(module.net))  # without the head
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "pt"])
-def test_round_trip(tmp_path, kind):
+def test_round_trip(tmp_path):
     stack = P.populate(models.mlp(4, [3], 2), 12)
     bank = CheckpointBank(tmp_path / "a")
     bank.extend(stack)
-    files = export_files(bank, tmp_path / "files", kind, prefix="net.")
-    assert [f.name for f in files[:2]] == [f"network-00.{kind}", f"network-01.{kind}"]
+    files = export_files(bank, tmp_path / "files")
+    assert [f.name for f in files[:2]] == ["network-00.safetensors", "network-01.safetensors"]
     other = CheckpointBank(tmp_path / "b")
-    assert import_files(other, tmp_path / "files", prefix="net.") == 12
+    assert import_files(other, tmp_path / "files") == 12
     equal(other[:], stack)
-    assert other.records[3] == {"file": f"network-03.{kind}"}
+    assert other.records[3] == {"file": "network-03.safetensors"}
+
+
+def archive(path, stack, rows):
+    """A gzipped tar file of safetensors, one per network."""
+    with tarfile.open(path, "w:gz") as tar:
+        for row in rows:
+            content = save({k: v[row].contiguous() for k, v in stack.items()})
+            info = tarfile.TarInfo(f"some/folder/{row}.safetensors")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        tar.addfile(tarfile.TarInfo("some/notes.txt"))
+    return path
 
 
 def test_published_archives(tmp_path):
-    """Gzipped tar files of float16 safetensors, one per network, in folders of models."""
-    stack = P.populate(models.optunet(), 5)
+    """In folders of models, in float16."""
+    stack = {k: v.half() for k, v in P.populate(models.optunet(), 5).items()}
     folder = tmp_path / "models" / "mnist-optunet"
     folder.mkdir(parents=True)
     for first, stop in ((0, 3), (3, 5)):
-        with tarfile.open(folder / f"mnist-optunet-{first}-{stop - 1}.tgz", "w:gz") as tar:
-            for row in range(first, stop):
-                content = save({k: v[row].half().contiguous() for k, v in stack.items()})
-                info = tarfile.TarInfo(f"some/folder/{row}.safetensors")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-            tar.addfile(tarfile.TarInfo("some/notes.txt"))
+        archive(folder / f"mnist-optunet-{first}-{stop - 1}.tgz", stack, range(first, stop))
     bank = CheckpointBank(tmp_path / "bank")
-    assert import_archives(bank, folder) == 5
-    equal(bank[:], {k: v.half() for k, v in stack.items()})
-    assert bank.records[4] == {
-        "archive": "mnist-optunet-3-4.tgz",
-        "file": "some/folder/4.safetensors",
-        "number": 4,
-    }
+    assert import_files(bank, folder) == 5
+    equal(bank[:], stack)
+    assert bank.records[4] == {"file": "mnist-optunet-3-4.tgz/some/folder/4.safetensors"}
     some = CheckpointBank(tmp_path / "some")
-    assert import_archives(some, folder / "mnist-optunet-0-2.tgz", limit=2) == 2
-
-
-def test_export_as_a_data_set(tmp_path):
-    stack = P.populate(models.optunet(), 5)
-    bank = CheckpointBank(tmp_path / "bank")
-    bank.extend(stack)
-    archives = export_archives(bank, tmp_path / "set", "mnist-optunet", 2, about="Five networks.")
-    names = [p.relative_to(tmp_path / "set").as_posix() for p in archives]
-    stem = "models/mnist-optunet/mnist-optunet"
-    assert names == [f"{stem}-0-1.tgz", f"{stem}-2-3.tgz", f"{stem}-4-4.tgz"]
-    for line in (tmp_path / "set" / "SHA256SUMS").read_text().splitlines():
-        digest, name = line.split("  ")
-        assert hashlib.sha256((tmp_path / "set" / name).read_bytes()).hexdigest() == digest
-    card = (tmp_path / "set" / "README.md").read_text()
-    assert "5 independently stored networks of 392 weights each" in card
-    assert "Five networks." in card
-    other = CheckpointBank(tmp_path / "other")
-    assert import_archives(other, tmp_path / "set") == 5
-    equal(other[:], {k: v.half() for k, v in stack.items()})
+    assert import_files(some, folder / "mnist-optunet-0-2.tgz") == 3
 
 
 @pytest.mark.bad_input
 def test_errors(tmp_path):
     bank = CheckpointBank(tmp_path / "bank")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"There is no .ckpt, .pt, .pth, .safetensors file in"):
+    with pytest.raises(
+        ValueError, match=r"There is no .ckpt, .pt, .pth, .safetensors, .tgz file in"
+    ):
         import_files(bank, tmp_path / "empty")
-    with pytest.raises(ValueError, match="there is no .tgz archive at"):
-        import_archives(bank, tmp_path / "empty")
-    with pytest.raises(ValueError, match="`limit` must be at least 1"):
-        import_archives(bank, tmp_path, limit=0)
-    with pytest.raises(ValueError, match="`bank` is empty"):
-        export_archives(bank, tmp_path, "x")
-    with pytest.raises(ValueError, match="`name` must be letters"):
-        export_archives(bank, tmp_path, "../x")
-    with pytest.raises(ValueError, match="`per_archive` must be at least 1"):
-        export_archives(bank, tmp_path, "x", 0)
-    with pytest.raises(ValueError, match="`kind` must be safetensors or pt"):
-        export_files(bank, tmp_path, "npz")
     (tmp_path / "bad.tgz").write_bytes(b"\x1f\x8b no archive")
     with pytest.raises(ValueError, match="bad.tgz is damaged"):
-        import_archives(bank, tmp_path / "bad.tgz")
+        import_files(bank, tmp_path / "bad.tgz")
     save_file({"w": torch.zeros(2)}, tmp_path / "empty" / "a.safetensors")
     with pytest.raises(ValueError, match="has no names that start with 'net.'"):
         import_files(bank, tmp_path / "empty", prefix="net.")
@@ -150,9 +115,7 @@ def test_errors(tmp_path):
 def test_a_damaged_archive_is_named_or_read(tmp_path):
     """Gzip has a CRC of all that it holds: what is read to its end is what was written."""
     stack = P.populate(models.mlp(4, [3], 2), 3)
-    with CheckpointBank(tmp_path / "bank") as bank:
-        bank.extend(stack)
-    (path,) = export_archives(bank, tmp_path, "x", dtype=torch.float32)
+    path = archive(tmp_path / "x.tgz", stack, range(3))
     content, dice, named = path.read_bytes(), random.Random(0), 0
     for k in range(40):
         place, bit = dice.randrange(len(content)), 1 << dice.randrange(8)
@@ -160,7 +123,7 @@ def test_a_damaged_archive_is_named_or_read(tmp_path):
         path.write_bytes([flipped, content[:place], content[:place] + bytes(40)][k % 3])
         with CheckpointBank(tmp_path / str(k)) as other:
             try:
-                import_archives(other, path)
+                import_files(other, path)
             except ValueError as error:
                 named += f"Archive {path} is damaged" in str(error)
             else:

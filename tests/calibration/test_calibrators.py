@@ -7,17 +7,15 @@ import pytest
 import torch
 from scipy.optimize import minimize
 from scipy.stats import norm
-from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from lightning_bnn.calibration import fit_isotonic, fit_spread, fit_temperature, fit_vector, pooled
+from lightning_bnn.calibration import fit_spread, fit_temperature, fit_vector, pooled
 from lightning_bnn.calibration.calibrators import class_logits
 from lightning_bnn.likelihoods import Bernoulli
 
 FITS = {
     "temperature": fit_temperature,
     "vector": fit_vector,
-    "isotonic": fit_isotonic,
 }
 
 
@@ -110,26 +108,7 @@ def test_vector_scaling_of_two_classes_is_a_logistic_regression():
     assert nll(ours, labels) == pytest.approx(nll(expected, labels), abs=1e-5)
 
 
-# ------------------------------------------------------------ isotonic
-@pytest.mark.parametrize("classes", [2, 4])
-def test_isotonic_is_that_of_scikit_learn_one_class_against_the_rest(classes):
-    logits, labels = examples(classes=classes)
-    probs = logits.softmax(-1).mean(0).numpy()
-    n, y = len(labels), np.eye(classes)[labels.numpy()]
-    new = examples(50, classes=classes, seed=1)[0]
-    risen = []
-    for c in range(classes):
-        line = IsotonicRegression(out_of_bounds="clip")
-        line.fit(probs[:, c], (n * y[:, c] + probs[:, c]) / (n + 1))
-        risen.append(line.predict(new.softmax(-1).mean(0)[:, c].numpy()))
-    expected = np.stack(risen, -1)
-    ours = fit_isotonic(logits, labels)(new).numpy()
-    np.testing.assert_allclose(ours, expected / expected.sum(-1, keepdims=True), atol=1e-9)
-    if classes == 2:  # both functions mirror each other, nothing is left to renormalise
-        np.testing.assert_allclose(expected.sum(-1), 1, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["vector", "isotonic", "temperature"])
+@pytest.mark.parametrize("name", ["vector", "temperature"])
 def test_calibrators_help_on_new_examples_of_the_same_law(name):
     logits, labels = examples(900)
     fitted = FITS[name](pooled(logits), labels)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from lightning_bnn.calibration import conformal_intervals, conformal_sets, mean_band, quantile_band
-from lightning_bnn.calibration.conformal import Band, SetScore, conformal_quantiles
+from lightning_bnn.calibration.conformal import Band, conformal_quantiles, set_scores
 from lightning_bnn.evaluation.calibration import credible_sets
+from lightning_bnn.randomness import keyed_generator
 
 
 def predictions(n, classes=5, seed=0, sharp=1.6):
@@ -59,14 +60,13 @@ def test_too_few_examples_are_said_once():
 @pytest.mark.parametrize("score", ["thr", "aps", "raps"])
 def test_scores_are_those_of_a_loop(score):
     probs, _ = predictions(20)
-    rule = SetScore(score, randomised=True, penalty=0.2, free=2, seed=3)
-    found = rule(probs, "key")
-    u = rule._uniform(20, "key")
+    found = set_scores(probs, score, 3, "key")
+    u = torch.rand(20, 1, generator=keyed_generator(3, "conformal", "key"), dtype=torch.float64)
     for i, row in enumerate(probs.tolist()):
         order = sorted(range(5), key=lambda c: -row[c])
         for place, c in enumerate(order, 1):
             expected = sum(row[d] for d in order[: place - 1]) + float(u[i]) * row[c]
-            expected += 0.2 * max(0, place - 2) if score == "raps" else 0
+            expected += 0.1 * max(0, place - 1) if score == "raps" else 0
             expected = 1 - row[c] if score == "thr" else expected
             assert float(found[i, c]) == pytest.approx(expected, abs=1e-12)
 
@@ -75,7 +75,6 @@ KINDS = {
     "thr": {},
     "aps": {"score": "aps"},
     "raps": {"score": "raps"},
-    "aps, not randomised": {"score": "aps", "randomised": False},
     "thr by class": {"by_class": True},
     "aps by class": {"score": "aps", "by_class": True},
 }
@@ -223,8 +222,6 @@ def test_what_conformal_prediction_refuses():
         conformal_sets(probs, labels[:3])
     with pytest.raises(ValueError, match="`probs` must be of 5 classes"):
         conformal_sets(probs, labels)(torch.full((2, 4), 0.25))
-    with pytest.raises(ValueError, match="`penalty` must not be negative"):
-        conformal_sets(probs, labels, score="raps", penalty=-1.0)
     zeros = torch.zeros(12)
     band = Band(zeros, zeros, zeros + 1)
     with pytest.raises(ValueError, match="`targets` must have shape"):

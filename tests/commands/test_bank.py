@@ -5,7 +5,6 @@ import torch
 
 from lightning_bnn import models
 from lightning_bnn import params as P
-from lightning_bnn.bank import CheckpointBank, export_archives
 from lightning_bnn.cli import main
 
 
@@ -23,14 +22,6 @@ def test_add_show_export(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "all files are as they were written" in out
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == 3
-
-
-def test_archives(tmp_path, capsys):
-    source = CheckpointBank(tmp_path / "a")
-    source.extend(P.populate(models.optunet(), 4))
-    export_archives(source, tmp_path / "set", "mnist-optunet")
-    main(["bank", str(tmp_path / "b"), "--add", str(tmp_path / "set")])
-    assert "4 networks of 392 weights" in capsys.readouterr().out
 
 
 def test_mistakes(tmp_path, capsys):

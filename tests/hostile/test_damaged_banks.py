@@ -9,7 +9,6 @@ import pytest
 import torch
 from small_banks import (
     contents,
-    lines_of,
     networks,
     refused_or_read,
     restore,
@@ -18,7 +17,7 @@ from small_banks import (
     unsigned,
 )
 
-from lightning_bnn.bank import CheckpointBank, export_archives, export_files, shards
+from lightning_bnn.bank import CheckpointBank, export_files
 from lightning_bnn.cli import main
 
 pytestmark = pytest.mark.bad_input
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.bad_input
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """A bank with merged, forgotten and single files: what it holds, and all of its bytes."""
+    """A bank with forgotten networks: what it holds, and all of its bytes."""
     folder = tmp_path_factory.mktemp("sound")
     states = small_bank(folder)
     return states, contents(folder)
@@ -78,13 +77,13 @@ def retyped(content, dice):
 
 @pytest.mark.parametrize("damage", [flipped, cut, zeroed, reordered, other_types])
 def test_a_damaged_bank_is_refused_or_read(damage, sound, tmp_path, caplog):
-    """Lines of a manifest have an order and types, which files of networks have not."""
+    """Lines of a manifest have an order and types; one that has lost its end is an earlier one."""
     states, files = sound
     dice = random.Random(damage.__name__)
-    shards = [name for name in files if name.startswith("shard-")]
-    of_lines = damage in (reordered, other_types)
+    of_lines, of_networks = damage in (reordered, other_types), damage in (cut, zeroed)
     for turn in range(50):
-        name = "manifest.jsonl" if turn % 2 or of_lines else dice.choice(shards)
+        lines = of_lines or (turn % 2 and not of_networks)
+        name = "manifest.jsonl" if lines else "networks.bin"
         restore(tmp_path, {**files, name: damage(files[name], dice)})
         refused_or_read(tmp_path, states, caplog)
 
@@ -105,15 +104,11 @@ def other_records(lines):
     lines[1] = lines[1].replace(b'"step":0', b'"step":7')
 
 
-def lost_truncation(lines):
-    del lines[2]
-
-
 def doubled_truncation(lines):
     lines.insert(3, lines[2])
 
 
-@pytest.mark.parametrize("damage", [other_records, lost_truncation, doubled_truncation])
+@pytest.mark.parametrize("damage", [other_records, doubled_truncation])
 def test_lines_that_would_make_sense_without_their_checksums(damage, tmp_path):
     with CheckpointBank(tmp_path) as bank:
         bank.extend(networks(4), [{"step": step} for step in range(4)])
@@ -135,29 +130,9 @@ def test_lines_that_would_make_sense_without_their_checksums(damage, tmp_path):
 @pytest.mark.parametrize("mode", ["a", "r"])
 def test_a_manifest_that_has_lost_everything(content, mode, sound, tmp_path):
     restore(tmp_path, {**sound[1], "manifest.jsonl": content})
-    with pytest.raises(ValueError, match="has lost .* put back a copy of manifest.jsonl, or move"):
+    with pytest.raises(ValueError, match="does not fit networks.bin, .* put back a copy"):
         CheckpointBank(tmp_path, mode)
     assert contents(tmp_path) == {**sound[1], "manifest.jsonl": content}
-
-
-def test_files_that_were_moved_away_let_the_rest_go_on(sound, tmp_path):
-    """What the sentence proposes."""
-    states, files = sound
-    restore(tmp_path, {**files, "manifest.jsonl": lines_of(files)[0]})
-    for path in tmp_path.glob("shard-*"):
-        path.unlink()
-    with CheckpointBank(tmp_path) as bank:
-        bank.extend(states[-1][0])
-        assert torch.equal(bank[:]["w"], states[-1][0]["w"])
-
-
-def test_files_of_the_user_stay(sound, tmp_path):
-    states, files = sound
-    own = ["shard-mine.safetensors", "shard-1.safetensors", "notes", "shard-of-glass.txt"]
-    restore(tmp_path, {**files, **dict.fromkeys(own, b"mine")})
-    with CheckpointBank(tmp_path) as bank:
-        bank.truncate(2)
-    assert all((tmp_path / name).read_bytes() == b"mine" for name in own)
 
 
 @pytest.mark.parametrize("where", ["while it is written", "before the manifest", "after it"])
@@ -192,36 +167,13 @@ def test_a_kill_while_a_file_is_added_leaves_no_doubt(where, tmp_path, monkeypat
         if len(again) == 1:
             again.append({"w": torch.ones(2)}, step=1)
         assert again[:]["w"].tolist() == [[0, 0], [1, 1]]
-    assert not list(tmp_path.glob(".shard-*"))
-    assert len(list(tmp_path.glob("shard-*"))) == 2
 
 
 # ------------------------------------------------------------ before anything is copied
 def one_bit(path):
+    """Damage every tensor of the last network."""
     content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-
-
-def test_a_damaged_file_is_not_merged(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(shards, "_MERGE_SHARDS", 3)
-    stack = networks(8)
-    with CheckpointBank(tmp_path) as bank:
-        for row in range(2):
-            bank.append({n: t[row] for n, t in stack.items()})
-        bad = tmp_path / bank._manifest.shards[0].name
-        one_bit(bad)
-    with CheckpointBank(tmp_path) as bank:
-        for row in range(2, 8):
-            bank.append({n: t[row] for n, t in stack.items()})
-        assert bad.is_file()
-        assert len(bank._manifest.shards) < 8  # those behind it are merged
-        assert torch.equal(bank.layer("w", slice(1, 8)), stack["w"][1:])
-    assert caplog.text.count("are not merged") == 1
-    reader = CheckpointBank(tmp_path, "r")
-    with pytest.raises(ValueError, match=f"{bad.name} is corrupt"):
-        reader.verify()
-    with pytest.raises(ValueError, match=f"{bad.name} is corrupt"):
-        reader[0]
+    path.write_bytes(content[:-56] + bytes(byte ^ 1 for byte in content[-56:]))
 
 
 ONWARD = {
@@ -230,7 +182,6 @@ ONWARD = {
         bank
     ),
     "export_files": lambda bank, new: export_files(bank, new),
-    "export_archives": lambda bank, new: export_archives(bank, new, "x"),
     "layer": lambda bank, new: [bank.layer(name) for name in bank.names],
     "read": lambda bank, new: [bank.read(n, slice(3, 4), slice(0, 1)) for n in bank.names],
     "blocks": lambda bank, new: list(bank.blocks(1)),
@@ -243,13 +194,12 @@ def test_a_damaged_file_goes_nowhere(name, tmp_path, capsys):
     with CheckpointBank(tmp_path / "bank") as bank:
         for seed in range(2):
             bank.extend(networks(2, seed))
-        shard = tmp_path / "bank" / bank._manifest.shards[-1].name
     ONWARD[name](CheckpointBank(tmp_path / "bank", "r"), tmp_path / "before")  # the control
-    one_bit(shard)
+    one_bit(tmp_path / "bank" / "networks.bin")
     with pytest.raises((ValueError, SystemExit)) as told:
         ONWARD[name](CheckpointBank(tmp_path / "bank", "r"), tmp_path / "new")
     message = str(told.value) if told.type is ValueError else capsys.readouterr().err
-    assert re.search(rf"{shard.name} is corrupt: the checksum of .* is another", message)
+    assert re.search(r"networks.bin is corrupt: the checksum of .* is another", message)
 
 
 def test_a_manifest_that_another_process_has_changed_is_not_cut(tmp_path):

@@ -77,9 +77,7 @@ def test_a_part_without_its_end_is_trained_again(train, whole, finished):
     same(whole[1], train(finished))
 
 
-@pytest.mark.parametrize(
-    "change", [{"first": 1}, {"seconds": "1"}, {"left_out": [7]}, {"losses": [0.5]}, {"last": None}]
-)
+@pytest.mark.parametrize("change", [{"first": 1}, {"last": 3}, {"last": None}])
 def test_a_part_tells_of_other_members(change, tmp_path):
     told = {"first": 0, "last": 2, "seconds": 1.0, "left_out": [1], "losses": [0.5, 1.5]}
     part = parts.Part(tmp_path, {}, 0, 2)

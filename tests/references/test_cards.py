@@ -1,19 +1,16 @@
 """A card is what its numbers say: read as it was written, refused where it is damaged."""
 
 import copy
-import functools
 import json
 import math
-import operator
 from dataclasses import replace
 
 import pytest
 
-from lightning_bnn.references import reference_names, shipped
+from lightning_bnn.references import reference_names
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.diagnosis import Diagnosis
 from lightning_bnn.references.shipped import reference_folder
-from lightning_bnn.studies.references import agreement_table, distances_table
 from lightning_bnn.tables import Measured
 
 FILE = reference_folder("two_gaussians") / "card.json"
@@ -21,7 +18,6 @@ CONTENT = json.loads(FILE.read_text())
 NUMBERS = {"rhat_max": 1.01, "rhat_median": 1.0, "ess_min": 900.0, "ess_tail_min": 900.0}
 SPACES = dict.fromkeys(("function", "canonical", "weights"), NUMBERS)
 SHIPPED = Card.read(FILE)
-WRONG = (3.5, "x", None, {}, [1, 2, 3])
 
 
 def refused_constant(name):
@@ -70,68 +66,21 @@ def test_the_verdict_is_that_of_the_numbers_whatever_the_file_says(tmp_path):
     assert of_seed == "seed 2: 3 chains, not 4"
 
 
-# ------------------------------------------------------------ what is damaged
-def places(content, path=()):
-    """The path of every value."""
-    items = content.items() if isinstance(content, dict) else enumerate(content)
-    for key, value in items:
-        yield (*path, key)
-        if isinstance(value, (dict, list)):
-            yield from places(value, (*path, key))
-
-
-def changed(content, path, change):
-    content = copy.deepcopy(content)
-    group = content
-    for key in path[:-1]:
-        group = group[key]
-    change(group, path[-1])
-    return content
-
-
-def refusal(path):
-    """Why a card is refused; nothing if all that anybody does with one can be done with it."""
-    try:
-        card = Card.read(path)
-    except ValueError as error:
-        return str(error)
-    shipped.readable_card("two_gaussians", card)
-    agreement_table({"x": card.diagnosis}).text()
-    distances_table(card.diagnosis, card.again).text()
-    return "" if card.verdict in ("gold", "long run") else card.verdict
-
-
-@pytest.mark.bad_input
-def test_a_card_with_any_wrong_value_is_refused_in_one_sentence_or_can_be_used(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(shipped, "read_settings", functools.cache(shipped.read_settings))
-    file, refusals = tmp_path / "card.json", []
-    whole = {**CONTENT, "again": CONTENT["again"][:1]}
-    replacing = [lambda group, key, v=v: group.__setitem__(key, v) for v in WRONG]
-    for path in places(whole):
-        for change in (operator.delitem, *replacing):
-            file.write_text(json.dumps(changed(whole, path, change)))
-            refusals.append(refusal(file))
-    refused = [text for text in refusals if text]
-    assert all(text.startswith(f"{file} is no card of a reference") for text in refused)
-    assert not any("\n" in text for text in refused)
-    assert len(refusals) > len(refused) > len(refusals) / 2
-
-
+# ------------------------------------------------------------ damage
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (FILE.read_text()[:500], "or it is damaged"),
         ("", "Expecting value"),
-        ("{}", "is missing"),
-        ("[]", r"`card` cannot be \[\]"),
-        (json.dumps({**CONTENT, "colour": 1}), "`colour` of `card` is not known"),
-        (json.dumps({**CONTENT, "diagnosis": 1}), "`diagnosis` cannot be 1"),
+        ("{}", "failures"),
+        ("[]", "list"),
+        (json.dumps({**CONTENT, "colour": 1}), "colour"),
+        (json.dumps({**CONTENT, "diagnosis": 1}), "int"),
+        (json.dumps({**CONTENT, "again": [{}]}), "distances"),
     ],
 )
-def test_what_is_no_card_is_refused_with_the_reason(tmp_path, text, message):
+def test_a_damaged_card_is_refused_with_the_reason(tmp_path, text, message):
     (tmp_path / "card.json").write_text(text)
     with pytest.raises(ValueError, match=f"card.json is no card of a reference.*{message}"):
         Card.read(tmp_path / "card.json")
