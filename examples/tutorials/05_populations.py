@@ -10,7 +10,7 @@
 # ## Five thousand networks, one call
 #
 # `population` trains many independent networks side by side and stores them in a *bank*, a folder
-# of safetensors files. It takes a configuration as `lightning-bnn fit` does, or the name of a
+# with one file of networks. It takes a configuration as `lightning-bnn fit` does, or the name of a
 # preset. `two_gaussians` is a network with two inputs, two hidden units and one output, which
 # separates two classes of points in the plane. From a shell the same is `lightning-bnn population
 # --config two_gaussians --members 5000 --part 5000 --bank perceptrons`.

@@ -252,8 +252,8 @@ class CheckpointBank:
             raise ValueError(f"`rows` must be in 0..{self.rows}, got {rows}.")
         if rows < self.rows:
             last = next((b.start for b in reversed(self._manifest.blocks) if b.start < rows), 0)
-            kept = [_checksum(self._stored(name, slice(last, rows))) for name in self.names]
-            self._manifest.write({"truncate": rows, "checks": kept})
+            checks = [_checksum(self._stored(name, slice(last, rows))) for name in self.names]
+            self._manifest.write({"truncate": rows, "checks": checks})
             self._checked.clear()
 
     def absorb(self, other: CheckpointBank) -> None:

@@ -119,7 +119,7 @@ def misfit(stored: Mapping[str, Any], wanted: Mapping[str, Tensor], places: Name
         wanted: the tensors of the network.
         places: by name in the network, the name in the file.
     """
-    missing = [place for place in places.values() if place not in stored]
+    missing = [name_in_file for name_in_file in places.values() if name_in_file not in stored]
     if missing:
         more = f" and {len(missing) - 1} more names" if len(missing) > 1 else ""
         return f"it lacks {missing[0]!r}{more}"

@@ -33,8 +33,8 @@ def shipped_path(path: str | Path) -> Path:
     >>> shipped_path("runs/ensemble")
     PosixPath('runs/ensemble')
     """
-    given = Path(path).expanduser()
-    return _root() / given if str(path) in shipped_banks() and not given.exists() else given
+    chosen = Path(path).expanduser()
+    return _root() / chosen if str(path) in shipped_banks() and not chosen.exists() else chosen
 
 
 def shipped_bank(name: str) -> CheckpointBank:
@@ -45,8 +45,8 @@ def shipped_bank(name: str) -> CheckpointBank:
     torch.Size([3, 2, 1, 4, 4])
     """
     if name not in shipped_banks():
-        known = ", ".join(shipped_banks())
-        raise ValueError(f"There is no bank {name!r} in the package; there are: {known}.")
+        names = ", ".join(shipped_banks())
+        raise ValueError(f"There is no bank {name!r} in the package; there are: {names}.")
     return CheckpointBank(_root() / name, "r")
 
 

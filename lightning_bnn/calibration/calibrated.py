@@ -81,10 +81,10 @@ def validation_loaders(datamodule: Any) -> list[Any]:
     if callable(setup):
         getattr(datamodule, "prepare_data", lambda: None)()
         setup("fit")
-    found = _made(make)
-    if isinstance(found, dict):
-        found = list(found.values())
-    loaders = list(found) if isinstance(found, (list, tuple)) else [found]
+    result = _made(make)
+    if isinstance(result, dict):
+        result = list(result.values())
+    loaders = list(result) if isinstance(result, (list, tuple)) else [result]
     loaders = [loader for loader in loaders if loader is not None]
     if not loaders:
         raise ValueError(f"{type(datamodule).__name__} has no validation data{_hint(datamodule)}.")
@@ -120,9 +120,9 @@ def split_rows(n: int, share: int | float, seed: int = 0) -> tuple[Tensor, Tenso
         raise ValueError(
             f"Calibration takes at least 2 validation examples, got {n}: one to fit, one to test."
         )
-    kept = min(n - 1, max(1, round(n * share)))
+    count = min(n - 1, max(1, round(n * share)))
     order = torch.randperm(n, generator=keyed_generator(seed, "calibration"))
-    return order[kept:].sort().values, order[:kept].sort().values
+    return order[count:].sort().values, order[:count].sort().values
 
 
 def _hint(datamodule: Any) -> str:
@@ -340,13 +340,13 @@ class CalibratedClasses(Calibrated):
 
     def headline(self) -> str:
         """Describe in one line what was fitted, and to how much."""
-        what = self.method.replace("_", " ")
+        text = self.method.replace("_", " ")
         if isinstance(self.calibrator, Temperature):
             bound = " (at its bound)" if self.calibrator.at_bound else ""
-            what += f" {self.calibrator.value:.4f}{bound}"
+            text += f" {self.calibrator.value:.4f}{bound}"
         by_class = " for every class" if self.rule.by_class else ""
         return (
-            f"{what}, fitted to {self.fitted_to} examples; {len(self.rule.labels)} others give the "
+            f"{text}, fitted to {self.fitted_to} examples; {len(self.rule.labels)} others give the "
             f"numbers, and {self.rule.score.upper()} sets of {1 - self.alpha:.4g}{by_class}"
         )
 
@@ -428,8 +428,8 @@ class CalibratedGaussian(Calibrated):
             alpha: the share of targets that may lie outside.
         """
         alpha = self.alpha if alpha is None else alpha
-        known = self._band(self.means, self.stds, alpha)
-        rule = conformal_intervals(known, self.targets, alpha)
+        band = self._band(self.means, self.stds, alpha)
+        rule = conformal_intervals(band, self.targets, alpha)
         return rule(self._band(means, stds, alpha))
 
     def _band(self, means: Tensor, stds: Tensor, alpha: float) -> Band:
@@ -509,15 +509,17 @@ def calibrated(
             )
     if method not in GAUSSIAN_METHODS and bool((targets != targets.long()).any()):
         raise ValueError("`targets` must be class indices, got numbers that are not whole.")
-    rows, kept = split_rows(len(targets), held_out, seed)
-    known = [p[:, rows] for p in predictions], targets[rows]
-    others = [p[:, kept] for p in predictions], targets[kept]
+    rows, test_rows = split_rows(len(targets), held_out, seed)
+    fit_part = [p[:, rows] for p in predictions], targets[rows]
+    others = [p[:, test_rows] for p in predictions], targets[test_rows]
     common = {"method": method, "alpha": float(alpha), "fitted_to": len(rows),
               "likelihood": likelihood, "module": module}  # fmt: skip
     if method in GAUSSIAN_METHODS:
-        return _gaussian(known, others, common, check_choice("score", score or "split", _INTERVALS))
+        return _gaussian(
+            fit_part, others, common, check_choice("score", score or "split", _INTERVALS)
+        )
     rule = {"score": score or "thr", "by_class": by_class, "seed": seed}
-    return _classes(known, others, common, rule)
+    return _classes(fit_part, others, common, rule)
 
 
 def _classes(

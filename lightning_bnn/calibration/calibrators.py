@@ -139,14 +139,14 @@ def least_positive(loss: Callable[[float], float], low: float, high: float) -> t
     values = [loss(math.exp(start + step * k)) for k in range(_GRID)]
     best = min(range(_GRID), key=values.__getitem__)
     valley = (start + step * max(0, best - 1), start + step * min(_GRID - 1, best + 1))
-    found = minimize_scalar(
+    result = minimize_scalar(
         lambda x: loss(math.exp(x)), bounds=valley, method="bounded", options={"xatol": 1e-9}
     )
     ends = {value: loss(value) for value in (low, high)}
     nearest = min(ends, key=ends.__getitem__)
-    if ends[nearest] <= found.fun:
+    if ends[nearest] <= result.fun:
         return nearest, True
-    return math.exp(found.x), False
+    return math.exp(result.x), False
 
 
 BOUNDS = (0.05, 20.0)
@@ -286,18 +286,18 @@ def fit_vector(logits: Tensor, labels: Tensor, penalty: float = 1.0) -> VectorSc
     classes = logs.shape[-1]
 
     def loss(vector: np.ndarray) -> tuple[float, np.ndarray]:
-        given = torch.from_numpy(vector).to(logs).requires_grad_()
+        point = torch.from_numpy(vector).to(logs).requires_grad_()
         with torch.enable_grad():
-            scale, shift = given.view(2, classes)
+            scale, shift = point.view(2, classes)
             fit = cross_entropy(logs * scale + shift, labels, reduction="sum")
             total = fit + penalty / 2 * ((scale - 1).square().sum() + shift.square().sum())
-            (gradient,) = torch.autograd.grad(total, given)
+            (gradient,) = torch.autograd.grad(total, point)
         return float(total.detach()), gradient.cpu().numpy()
 
     start = np.repeat([1.0, 0.0], classes)
     options = {"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-8}
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
-    scale, shift = torch.from_numpy(found.x).view(2, classes)
+    result = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    scale, shift = torch.from_numpy(result.x).view(2, classes)
     return VectorScaling(scale, shift - shift.mean())
 
 
@@ -364,8 +364,8 @@ def fit_spread(means: Tensor, stds: Tensor, targets: Tensor, fit: SpreadFit = "m
         centre, std = mixture_moments(means, stds)
         z = (targets - centre) / std
         value = float(z.square().mean().sqrt())
-        kept = min(max(value, _BOUNDS[0]), _BOUNDS[1])
-        spread = Spread(kept, kept != value)
+        bounded = min(max(value, _BOUNDS[0]), _BOUNDS[1])
+        spread = Spread(bounded, bounded != value)
     else:
         spread = Spread(*least_positive(lambda s: _loss(s, means, stds, targets), *_BOUNDS))
     if spread.at_bound:

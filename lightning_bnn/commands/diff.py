@@ -90,18 +90,18 @@ def diff(
     if target is None and _are_equal(*files):
         print("every tensor is the same, bit for bit\nverdict: the same function")
         return
-    one, other = (
+    first, second = (
         {n: f.number(n) for n in shown(f.places, f"reading {f.stored.path}")} for f in files
     )
-    networks = one, other
-    found = difference(*networks, sym, method=method, nulls=nulls, seed=architecture.seed)
+    networks = first, second
+    result = difference(*networks, sym, method=method, nulls=nulls, seed=architecture.seed)
     prints = [fingerprint(params, sym) for params in networks]
     inputs = random_inputs(*example, seed=architecture.seed)
     rounding = rounding_of(f.stored.tensors[p].dtype for f in files for p in f.names)
     outputs = output_error(model, *networks, inputs)
-    verdict = verdict_of(found, outputs, rounding)
-    pairs = (networks, (found.a, found.b))
-    examples = examples and examples.fitted(model, one)
+    verdict = verdict_of(result, outputs, rounding)
+    pairs = (networks, (result.a, result.b))
+    examples = examples and examples.fitted(model, first)
     batches = [] if examples is None else examples.batches
     numbers: dict[str, Any] = {
         "verdict": verdict,
@@ -111,11 +111,11 @@ def diff(
         "barriers": [barrier(model, *pair, batches, loss).height for pair in pairs if batches],
         "examples": str(examples or ""),
     }
-    print("\n".join([*_steps(found), "", *_lines(found, numbers, prints)]))
+    print("\n".join([*_steps(result), "", *_lines(result, numbers, prints)]))
     if target is not None:
         settings = {"a": a, "b": b, "method": method, "seed": architecture.seed}
         numbers |= {"fingerprints": [p.code for p in prints], "settings": settings}
-        _write(found, numbers, target)
+        _write(result, numbers, target)
         print(f"wrote {target} and {target.with_suffix('.png')}")
     if EXIT_CODES[verdict]:
         raise SystemExit(EXIT_CODES[verdict])
@@ -123,7 +123,7 @@ def diff(
 
 def _description(file: FittedNetwork) -> str:
     """Describe the size of a network, and other tensors beside it."""
-    tensors = [file.stored.tensors[place] for place in file.places.values()]
+    tensors = [file.stored.tensors[name] for name in file.places.values()]
     types = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
     count = sum(t.shape.numel() for t in tensors)
     text = f"parameters: {count} in {len(tensors)} tensors ({types})"

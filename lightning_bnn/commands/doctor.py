@@ -87,7 +87,7 @@ def _evidence(place: Location, config: Path, samples: int) -> Evidence:
     problem = read_problem(config)
     posterior = read_posterior("posterior", place, problem, samples)
     asked = _settings(read_settings(config), problem)
-    known = replace(asked, sampled=asked.sampled or posterior.origin.get("made") == "sampled")
+    settings = replace(asked, sampled=asked.sampled or posterior.origin.get("made") == "sampled")
     return Evidence(
         posterior.network,
         posterior.likelihood,
@@ -95,9 +95,9 @@ def _evidence(place: Location, config: Path, samples: int) -> Evidence:
         posterior.predictors,
         _joined(problem.training_set(-(-_TRAINING // 32)), _TRAINING),
         _held_out(problem),
-        known,
+        settings,
         _curves(place),
-        chains=_chains(posterior) if known.sampled else {},
+        chains=_chains(posterior) if settings.sampled else {},
         draws=samples,
         alone=len(posterior.modes) == 1 and _is_one(posterior),
     )
@@ -108,22 +108,22 @@ def _is_one(posterior: StoredPosterior) -> bool:
 
 
 def _held_out(problem: Problem) -> Examples | None:
-    found = problem.validation_set()
-    return _joined(found if found is not None else problem.test_set(), _HELD_OUT)
+    validation = problem.validation_set()
+    return _joined(validation if validation is not None else problem.test_set(), _HELD_OUT)
 
 
 def _joined(batches: StoredBatches, most: int) -> Examples | None:
     """The first examples of some batches."""
-    kept: list[tuple[Any, Tensor]] = []
+    examples: list[tuple[Any, Tensor]] = []
     for inputs, targets in batches:
         if not isinstance(inputs, Tensor):
             return None
-        kept.append((inputs, targets))
-        if sum(len(targets) for _, targets in kept) >= most:
+        examples.append((inputs, targets))
+        if sum(len(targets) for _, targets in examples) >= most:
             break
-    if not kept:
+    if not examples:
         return None
-    inputs, targets = (torch.cat(list(part))[:most] for part in zip(*kept, strict=True))
+    inputs, targets = (torch.cat(list(column))[:most] for column in zip(*examples, strict=True))
     return Examples((inputs,), targets)
 
 
@@ -144,9 +144,9 @@ def _settings(settings: Mapping[str, Any], problem: Problem) -> Settings:
     chosen = arguments.get("optimizer")
     optimizer = (chosen.get("init_args") or {}) if isinstance(chosen, Mapping) else {}
     sampled = getattr(kind, "__name__", "") in {"SGHMC", "HMC", "MILE"}
-    told = arguments.get("num_data")
+    num_data = arguments.get("num_data")
     return Settings(
-        num_data=told if isinstance(told, int) else None,
+        num_data=num_data if isinstance(num_data, int) else None,
         seen=_size(problem),
         temperature=_number(optimizer.get("temperature", arguments.get("temperature", 1.0))),
         kl_weight=_number(arguments.get("kl_weight", 1.0)),
@@ -183,5 +183,5 @@ def _curves(place: Location) -> Mapping[str, Sequence[float]]:
     """Read the curves of the callback, if it has watched the run."""
     file = place.file()
     folders: Iterable[Path] = (file, *list(file.parents)[:3])
-    found = next((f / REPORT_FILE for f in folders if (f / REPORT_FILE).is_file()), None)
-    return {} if found is None else Report.read(found).curves
+    report = next((f / REPORT_FILE for f in folders if (f / REPORT_FILE).is_file()), None)
+    return {} if report is None else Report.read(report).curves

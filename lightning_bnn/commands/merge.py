@@ -77,7 +77,7 @@ def merge(
         overwrite: replace an existing file or folder at --out (true or false).
     """
     paths = [Path(source) for source in sources]
-    stored = [one for p in [*([Path(like)] if like else []), *paths] for one in _opened(p)]
+    stored = [file for p in [*([Path(like)] if like else []), *paths] for file in _opened(p)]
     module, example, names = build(architecture, next(filter(is_hugging_face, paths), None))
     single = [s for s in stored if architecture.prefix is not None or not _has_members(s, names)]
     files = {f.stored.path: f for f in fit_all(single, names, architecture.prefix, others)}
@@ -139,10 +139,10 @@ def _together(
     stacks: Sequence[Params], weights: Sequence[float] | None
 ) -> tuple[Params, list[float]]:
     """Join all networks in one stack, and share the weight of every source among its networks."""
-    sizes = [stack_size(one) for one in stacks]
+    sizes = [stack_size(networks) for networks in stacks]
     if sum(sizes) < 2:
         raise ValueError(f"`sources` must hold at least two networks, got {sum(sizes)}.")
-    every = {n: torch.cat([one[n] for one in stacks]) for n in stacks[0]}
+    every = {n: torch.cat([networks[n] for networks in stacks]) for n in stacks[0]}
     if weights is None:
         return every, shares(None, sum(sizes))
     by_source = zip(shares(weights, len(stacks), "`--weights`"), sizes, strict=True)
@@ -180,7 +180,7 @@ class _Average:
         numbers = {"distance to the average": math.sqrt(float(squares))}
         if self.examples is not None:
             losses = [_loss(self.module, member, self.examples) for member in unstack(self.every)]
-            theirs = sum(weight * one for weight, one in zip(weights, losses, strict=True))
+            theirs = sum(weight * value for weight, value in zip(weights, losses, strict=True))
             mean = reestimated(self.module, mean, self.examples.inputs)
             barrier = _loss(self.module, mean, self.examples) - theirs
             numbers[f"barrier (loss of the average above theirs) on {self.examples}"] = barrier

@@ -71,16 +71,16 @@ def _refused(refusal: Refusal, typed: Sequence[str]) -> str:
     """Say what a parser does not accept, the file in which it stands, and where help is."""
     files = config_files(typed)
     file = _file_with(refusal.culprit, files, typed)
-    place = f" (in {file})" if file else ""
+    location = f" (in {file})" if file else ""
     preset = "`lightning-bnn presets NAME > FILE` writes a preset. "
     help_ = f"(`lightning-bnn {typed[0]} --help` explains.)"
     asks_for_file = typed[0] in _CONFIGURED and not files
-    return f"{refusal}{place}{refusal.meant or '.'} {preset if asks_for_file else ''}{help_}"
+    return f"{refusal}{location}{refusal.meant or '.'} {preset if asks_for_file else ''}{help_}"
 
 
 def _file_with(culprit: str, files: Sequence[str], typed: Sequence[str]) -> str | None:
     """Find the configuration in which a word stands, unless it was typed."""
     word = re.compile(rf"(?<!\w){re.escape(culprit.rpartition('.')[-1])}(?!\w)")
-    if not culprit or any(word.search(part) for part in typed if part not in files):
+    if not culprit or any(word.search(argument) for argument in typed if argument not in files):
         return None
     return next((f for f in files if word.search(Path(f).read_text(encoding="utf-8"))), None)

@@ -74,7 +74,7 @@ def example_of(text: str) -> tuple[Tensor, ...]:
         raise ValueError(
             "`--input` is missing: give the shape of the input, e.g. --input 1,3,224,224"
         )
-    return tuple(_tensor(part) for part in text.split(";"))
+    return tuple(_tensor(item) for item in text.split(";"))
 
 
 def _tensor(text: str) -> Tensor:
@@ -221,8 +221,8 @@ def fit_all(
     """
     having = [bool(prefix) and any(n.startswith(prefix or "") for n in s.tensors) for s in stored]
     return [
-        fit(one, names, prefix if has or not any(having) else None, others)
-        for one, has in zip(stored, having, strict=True)
+        fit(file, names, prefix if has or not any(having) else None, others)
+        for file, has in zip(stored, having, strict=True)
     ]
 
 

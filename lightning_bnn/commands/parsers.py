@@ -136,9 +136,9 @@ class StrictParser(ArgumentParser):
         if not (unknown := _UNKNOWN.search(message)):
             return None
         name, typed = unknown[1], unknown[1].startswith("--")
-        known = [option if typed else option.lstrip("-") for option in _options(self)]
+        options = [option if typed else option.lstrip("-") for option in _options(self)]
         quote = "`" if typed else "'"
-        meant = did_you_mean(name, known, quote)
+        meant = did_you_mean(name, options, quote)
         return Refusal(f"there is no option {quote}{name}{quote}", name, meant)
 
 
@@ -186,10 +186,10 @@ def refusal_of(hint: Any, value: Any) -> Refusal:
         looks_like_one = "." in path or path[:1].isupper()
         if (looks_like_one or not others) and (problem := _problem(path, classes)):
             return problem
-    shown = str(value.as_dict() if isinstance(value, Namespace) else value)
-    shown = shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "..."
+    text = str(value.as_dict() if isinstance(value, Namespace) else value)
+    text = text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
     note = "" if others or not classes else _CLASS
-    return Refusal(f"must be {_choice(hint)}{note}, got {shown}")
+    return Refusal(f"must be {_choice(hint)}{note}, got {text}")
 
 
 def _choice(hint: Any) -> str:
@@ -230,10 +230,10 @@ def _problem(path: str, wanted: tuple[type, ...]) -> Refusal | None:
     module, _, name = path.rpartition(".")
     if not module:
         import_exports()
-        known = {kind.__name__ for kind in _subclasses(wanted)}
-        meant = did_you_mean(path, known)
+        names = {kind.__name__ for kind in _subclasses(wanted)}
+        meant = did_you_mean(path, names)
         missing = Refusal(f"there is no class {path!r}{'' if meant else _FULL_PATH}", path, meant)
-        return None if path in known else missing
+        return None if path in names else missing
     try:
         kind = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:

@@ -148,12 +148,12 @@ def _merge(part: Part, target: CheckpointBank) -> None:
     if not part.bank.is_dir():
         return  # its networks are in the bank
     left_out = (part.summary or {})["left_out"]
-    there = {(record.get("member"), record.get("step")) for record in target.records}
+    stored = {(record.get("member"), record.get("step")) for record in target.records}
     source, records = networks_of(part)
     new: dict[tuple[int, int], int] = {}
     for row, record in enumerate(records):
         network = record["member"], record["step"]
-        if record["member"] not in left_out and network not in there:
+        if record["member"] not in left_out and network not in stored:
             new.setdefault(network, row)
     rows = list(new.values())
     for start in range(0, len(rows), _PART):

@@ -136,9 +136,9 @@ def check_identity(folder: Path, identity: dict[str, Any]) -> None:
         return
     names = _differing(recorded, identity)
     if names and any(any(folder.glob(pattern)) for pattern in _BEGUN):
-        shown = (f"{n}: {recorded.get(n)} there, {identity.get(n)} here" for n in names[:3])
+        changes = (f"{n}: {recorded.get(n)} there, {identity.get(n)} here" for n in names[:3])
         raise ValueError(
-            f"`bank` {folder} holds a population of another configuration ({'; '.join(shown)}): "
+            f"`bank` {folder} holds a population of another configuration ({'; '.join(changes)}): "
             "choose another folder."
         )
 

@@ -67,14 +67,14 @@ def _report(
     params = P.of(model)
     weights = sum(params[n].numel() for n in P.weight_names(model))
     error = verify(model.eval(), sym, *example)
-    shown = "not checked, see above" if math.isnan(error) else f"{error:.1e} (relative, float64)"
+    checked = "not checked, see above" if math.isnan(error) else f"{error:.1e} (relative, float64)"
     lines = [
         f"{network}: {weights} weights, read in {seconds:.1f} s",
         "",
         str(sym),
         "",
         *([] if sym.frozen else ["frozen:               nothing"]),
-        f"error of a random element of the whole group: {shown}",
+        f"error of a random element of the whole group: {checked}",
         *(_masses(params, sym) if sym.scaling_dof else []),
     ]
     return "\n".join(lines)

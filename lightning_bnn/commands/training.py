@@ -212,8 +212,8 @@ def _changed(settings: Any) -> str:
 
 def _only(name: str) -> type[TrainingCLI]:
     """Make the command line of one of the four, since building all parsers takes a while."""
-    known = {name: TrainingCLI.subcommands()[name]}
-    return type("TrainingCLI", (TrainingCLI,), {"subcommands": staticmethod(lambda: known)})
+    command = {name: TrainingCLI.subcommands()[name]}
+    return type("TrainingCLI", (TrainingCLI,), {"subcommands": staticmethod(lambda: command)})
 
 
 # ------------------------------------------------------------ checkpoints
@@ -238,9 +238,9 @@ def checkpoint_folders(trainer: Any, configs: Iterable[str | Path]) -> list[Path
         configs: files of the configuration.
     """
     callbacks = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]
-    given = [Path(c.dirpath) for c in callbacks if c.dirpath is not None]
+    configured = [Path(c.dirpath) for c in callbacks if c.dirpath is not None]
     beside = [Path(config).parent / "checkpoints" for config in configs]
-    folders = given or [folder for folder in beside if folder.is_dir()]
+    folders = configured or [folder for folder in beside if folder.is_dir()]
     if folders:
         return folders
     root = Path(trainer.default_root_dir)

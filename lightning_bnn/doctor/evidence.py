@@ -192,8 +192,8 @@ class Evidence:
 
     def gain(self, outputs: Sequence[Tensor], examples: Examples) -> Tensor:
         """Nats that every example gains over the best answer that does not look at inputs."""
-        known = (self.training or examples).targets
-        constant = constant_log_density(known, examples.targets, self.class_count)
+        training = (self.training or examples).targets
+        constant = constant_log_density(training, examples.targets, self.class_count)
         return self.log_density(outputs, examples.targets) - constant
 
     @torch.no_grad()

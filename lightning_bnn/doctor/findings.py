@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lightning_bnn.loading import json_text
+
 __all__ = ["SEVERITIES", "Finding", "Report", "Severity", "shown", "words"]
 
 Severity = Literal["fault", "warning", "note"]
-"""A fault makes results wrong; a warning may; a note explains what is seen."""
+"""A fault makes results wrong, a warning may, a note explains what is seen."""
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-_SPELT = {"bayes": "Bayes"}
-"""Words that are not written in small letters."""
 _MARKS = {"fault": "FAULT", "warning": "WARNING", "note": "note"}
 
 
@@ -102,11 +102,11 @@ class Report:
         if self.skipped:
             parts.append("\nnot looked at:")
             parts += [f"  {words(name)}: {why}" for name, why in self.skipped.items()]
-        return "\n".join(part for part in parts if part)
+        return "\n".join(paragraph for paragraph in parts if paragraph)
 
     def to_json(self) -> str:
-        """Return the report as JSON, with words for numbers that are not finite."""
-        return json.dumps(_plain(asdict(self)), indent=1, allow_nan=False)
+        """Return the report as JSON, with null for numbers that are not finite."""
+        return json_text(asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> Report:
@@ -119,7 +119,7 @@ class Report:
             content = json.loads(path.read_text(encoding="utf-8"))
             findings = [Finding(**finding) for finding in content.pop("findings")]
             curves = {
-                name: [float(value) for value in values]
+                name: [math.nan if value is None else float(value) for value in values]
                 for name, values in content.pop("curves").items()
             }
             return cls(findings, **content, curves=curves)
@@ -135,19 +135,9 @@ def words(name: str) -> str:
     >>> words("step_too_large"), words("not_the_posterior_of_bayes")
     ('step too large', 'not the posterior of Bayes')
     """
-    return " ".join(_SPELT.get(word, word) for word in name.split("_"))
+    return name.replace("_", " ").replace("bayes", "Bayes")
 
 
 def shown(value: Any) -> str:
     """A fact as text, numbers with three digits."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

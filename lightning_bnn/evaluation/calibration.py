@@ -83,9 +83,9 @@ def calibrate_posterior(
     method = method_of(posterior.likelihood, method)
     validation, test = problem.validation_sets(), problem.test_set()
     predictions = predictions_of(posterior, [*validation, test], method, samples, seed)
-    known = tuple(torch.cat(parts, 1) for parts in zip(*predictions[:-1], strict=True))
+    validated = tuple(torch.cat(parts, 1) for parts in zip(*predictions[:-1], strict=True))
     targets = torch.cat([batches.targets() for batches in validation])
-    fitted = calibrated(posterior.likelihood, known, targets, method, seed=seed, **options)
+    fitted = calibrated(posterior.likelihood, validated, targets, method, seed=seed, **options)
     predicted = predictions[-1]
     after = fitted.calibrator(*predicted)
     if isinstance(fitted, CalibratedClasses):

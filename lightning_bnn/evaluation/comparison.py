@@ -191,13 +191,13 @@ def _quality(
     targets, unit = sets[0].targets(), sets[0].target_std()
 
     def numbers(of_sets: Sequence[Any]) -> NumbersOf:
-        tested, known = of_sets[: len(sets)], of_sets[len(sets) :]
+        tested, validated = of_sets[: len(sets)], of_sets[len(sets) :]
         plain = numbers_of(likelihood, tested, targets, score, predicted, unit)
         if not held_out:
             return plain
         known_targets = held_out[0].targets()
         more = calibrated_numbers(
-            likelihood, known[0], tested[0], known_targets, targets, reference.seed
+            likelihood, validated[0], tested[0], known_targets, targets, reference.seed
         )
         return lambda *rows: {**plain(*rows), **more(*rows[:1])}
 
@@ -211,7 +211,7 @@ def _quality(
     ]
     modes = torch.arange(len(alone))
     subsets = [modes, *left_out(modes.split(1))]
-    whole, *left = (numbers([part[kept].mean() for part in shared])() for kept in subsets)
+    whole, *left = (numbers([part[subset].mean() for part in shared])() for subset in subsets)
     return {"one": over_modes([of_mode() for of_mode in alone]), "multi": jackknife(whole, left)}
 
 
@@ -323,10 +323,10 @@ def attempt(
 
     def compute(name: str, location: Location) -> RowsAndOrigin:
         posterior = read_posterior(name, location, problem, samples=options.samples)
-        other = has_other_data(location, config)
-        known = None if other else validation
-        rows = rows_of(posterior, networks, sets, options.score, predicted(), known)
-        return rows, {**posterior.origin, "modes": len(posterior.modes), "other_data": other}
+        has_other = has_other_data(location, config)
+        held_out = None if has_other else validation
+        rows = rows_of(posterior, networks, sets, options.score, predicted(), held_out)
+        return rows, {**posterior.origin, "modes": len(posterior.modes), "other_data": has_other}
 
     rows, origins = _all_rows(locations, settings, folder / "rows", compute)
     counts = {row.seeds for row in rows if "law" in row.numbers}
@@ -382,8 +382,8 @@ def _check_disjoint(reference: Location, locations: Mapping[str, Location]) -> N
     for name, location in locations.items():
         if location.file().resolve() != reference.file().resolve():
             continue
-        one, other = (set(range(10**6)[p.rows or slice(None)]) for p in (location, reference))
-        if one & other:
+        rows, taken = (set(range(10**6)[p.rows or slice(None)]) for p in (location, reference))
+        if rows & taken:
             raise ValueError(
                 f"{name} shares networks with the reference: choose rows that are disjoint, such "
                 f"as {location.path}[0:10] and {location.path}[10:]."

@@ -48,12 +48,12 @@ class _Predictions:
     @classmethod
     def stacked(cls: type[One], parts: Sequence[One]) -> One:
         """Several modes along a new first dimension."""
-        return cls(*map(torch.stack, zip(*(vars(part).values() for part in parts), strict=True)))
+        return cls(*map(torch.stack, zip(*(vars(each).values() for each in parts), strict=True)))
 
     @classmethod
     def joined(cls: type[One], parts: Sequence[One]) -> One:
         """Several batches as one set of examples."""
-        return cls(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
+        return cls(*map(torch.cat, zip(*(vars(each).values() for each in parts), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class GaussianPredictions(_Predictions):
     @classmethod
     def stacked(cls, parts: Sequence[GaussianPredictions]) -> GaussianPredictions:
         """Several modes along a new first dimension, with equally many networks: the first ones."""
-        count = min(part.means.shape[-1] for part in parts)
+        count = min(each.means.shape[-1] for each in parts)
         return super().stacked([cls(p.means[..., :count], p.stds[..., :count]) for p in parts])
 
 

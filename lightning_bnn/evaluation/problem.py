@@ -154,7 +154,7 @@ class Problem:
         elif not isinstance(loaders, (list, tuple)):
             loaders = [loaders]
         sets = zip(names, loaders, strict=False)  # what is not there is not compared on
-        return {name: StoredBatches(self.source, one) for (name, k), one in sets if k == kind}
+        return {name: StoredBatches(self.source, loader) for (name, k), loader in sets if k == kind}
 
 
 def read_problem(config: Path) -> Problem:

@@ -109,15 +109,15 @@ def before_norm(sym: Symmetries) -> frozenset[str]:
         sym: what `discover` returned.
     """
     normed = [
-        [sym.axes[place.axis] for place in group.placements]
+        [sym.axes[placement.axis] for placement in group.placements]
         for group in sym.permutations
-        if any(sym.axes[place.axis].role == "variance" for place in group.placements)
+        if any(sym.axes[placement.axis].role == "variance" for placement in group.placements)
     ]
     carrying = {
-        sym.axes[place.axis].tensor
+        sym.axes[placement.axis].tensor
         for group in sym.scalings
-        for place in group.placements
-        if sym.axes[place.axis].role == "out"
+        for placement in group.placements
+        if sym.axes[placement.axis].role == "out"
     }
     writers = {axis.tensor for axes in normed for axis in axes if axis.role == "out"}
     return frozenset(name for name in writers - carrying if len(sym.shapes[name]) > 1)
@@ -129,14 +129,14 @@ def inner_symmetries(sym: Symmetries) -> Symmetries:
     Args:
         sym: what `discover` returned.
     """
-    kept = tuple(g for g in sym.permutations if g.kind != "block" and _one_writer(sym, g))
-    alone = tuple(dataclasses.replace(group, inner=()) for group in kept)
+    groups = tuple(g for g in sym.permutations if g.kind != "block" and _one_writer(sym, g))
+    alone = tuple(dataclasses.replace(group, inner=()) for group in groups)
     scalings = tuple(group for group in sym.scalings if _one_writer(sym, group))
     return dataclasses.replace(sym, permutations=alone, scalings=scalings, signs=())
 
 
 def _one_writer(sym: Symmetries, group: Group) -> bool:
-    axes = [sym.axes[place.axis] for place in group.placements]
+    axes = [sym.axes[placement.axis] for placement in group.placements]
     return all(
         len({axis.tensor for axis in axes if axis.role == role}) <= 1 for role in ("out", "gain")
     )

@@ -185,9 +185,9 @@ class Reference:
             name: of the posterior that they are from.
         """
         for layer in self._as_they_are.layers:
-            shape, other = tuple(self._as_they_are.source.shapes[layer]), networks.get(layer)
-            if other is None or tuple(other.shape[1:]) != shape:
-                problem = "is missing" if other is None else f"has shape {tuple(other.shape[1:])}"
+            shape, tensor = tuple(self._as_they_are.source.shapes[layer]), networks.get(layer)
+            if tensor is None or tuple(tensor.shape[1:]) != shape:
+                problem = "is missing" if tensor is None else f"has shape {tuple(tensor.shape[1:])}"
                 raise ValueError(
                     f"{name} has other networks than the reference: `{layer}`, of shape {shape} "
                     f"there, {problem}."

@@ -223,10 +223,11 @@ def distances_table(comparison: Comparison) -> Table:
     names = {name for row in comparison.rows for name in row.numbers}
     beside = to_reference(names)
     rows: list[list[Cell]] = [
-        [name, max(row.seeds for row in of.values()), max(row.networks for row in of.values()),
-         *(percent(of[mode].numbers if mode in of else {}, key) for mode, key in DISTANCES),
-         *(c.shown(_of_all(of).get(key, Measured(math.nan))) for key, c in beside.items())]
-        for name, of in _by_method(comparison.rows).items()
+        [name, max(row.seeds for row in modes.values()),
+         max(row.networks for row in modes.values()),
+         *(percent(modes[mode].numbers if mode in modes else {}, key) for mode, key in DISTANCES),
+         *(c.shown(_of_all(modes).get(key, Measured(math.nan))) for key, c in beside.items())]
+        for name, modes in _by_method(comparison.rows).items()
     ]  # fmt: skip
     for count, floor in _floors(comparison):
         noise = (percent(floor, _OF_NOISE.get(key, "")) for _, key in DISTANCES)
@@ -236,17 +237,17 @@ def distances_table(comparison: Comparison) -> Table:
     titles = [column.title for column in beside.values()]
     digits = dict.fromkeys(DISTANCES.values(), 2) | {c.title: c.digits for c in beside.values()}
     header = ["method", "modes", "networks", *DISTANCES.values(), *titles]
-    made = comparison.settings["reference_made"]
-    title = f"Distance to the {made} reference" if made else "Distance to the reference"
+    origin = comparison.settings["reference_made"]
+    title = f"Distance to the {origin} reference" if origin else "Distance to the reference"
     return Table(title, header, rows, digits, note)
 
 
 def distances_by_kernel(comparison: Comparison) -> Table:
     """Distances of the laws by the reduction over kernels."""
     rows: list[list[Cell]] = [
-        [name, *(percent(of["multi"].numbers, key) for key in _BY_KERNEL)]
-        for name, of in _by_method(comparison.rows).items()
-        if "multi" in of
+        [name, *(percent(modes["multi"].numbers, key) for key in _BY_KERNEL)]
+        for name, modes in _by_method(comparison.rows).items()
+        if "multi" in modes
     ]
     for count, floor in _floors(comparison):
         names = (key.replace("ns_law", "ns").replace("law", "mmd") for key in _BY_KERNEL)
@@ -257,14 +258,14 @@ def distances_by_kernel(comparison: Comparison) -> Table:
 
 def reference_text(settings: Mapping[str, Any]) -> str:
     """Describe the reference by the number of its networks, and how they were made."""
-    chains, made = settings["reference_chains"], settings["reference_made"]
+    chains, origin = settings["reference_chains"], settings["reference_made"]
     count = f"{settings['reference_networks']} networks"
     count += f" of {chains} chains" if chains else ""
     about = {
         "trained": "trained: the law of training runs, close to whatever is trained likewise",
         "sampled": "sampled: draws of the posterior itself",
     }
-    made_how = about.get(made, "trained or sampled, which was not said")
+    made_how = about.get(origin, "trained or sampled, which was not said")
     agreement = _agreement(settings["reference_rhat"]) if chains else ""
     return f"Reference: {count}, {made_how}.{agreement}"
 
@@ -291,11 +292,11 @@ def _of_all(of: Mapping[str, Row]) -> Mapping[str, Measured]:
 
 def _by_method(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
     """Rows that have distances, or have failed, by posterior and by mode."""
-    found: dict[str, dict[str, Row]] = {}
+    rows_of: dict[str, dict[str, Row]] = {}
     for row in rows:
         if "mixture" in row.numbers or row.mode == FAILED:
-            found.setdefault(row.method, {})[row.mode] = row
-    return found
+            rows_of.setdefault(row.method, {})[row.mode] = row
+    return rows_of
 
 
 def _floors(comparison: Comparison) -> list[tuple[int, Mapping[str, Measured]]]:

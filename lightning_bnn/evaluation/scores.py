@@ -94,8 +94,8 @@ class GaussianReference:
             return {"energy_f": unknown, "energy": unknown, "w2_f": unknown}
         pairs = ((torch.zeros_like(stds), torch.zeros_like(self.stds)), (stds, self.stds))
         functions, densities = (
-            energy_distance_of_each(means, mine, self.means, theirs, known).mean(-1)
-            for (mine, theirs), known in zip(pairs, self._differences, strict=True)
+            energy_distance_of_each(means, mine, self.means, theirs, within).mean(-1)
+            for (mine, theirs), within in zip(pairs, self._differences, strict=True)
         )
         moved = wasserstein_of_each(means, self.means).mean(-1)
         return {"energy_f": functions, "energy": densities, "w2_f": moved}
@@ -158,10 +158,16 @@ def numbers_of(
     (0.5, 1.0)
     """
     distances = {} if reference is None else reference.distances(sets[0])
-    prepared = [_prepared(part, targets if k == 0 else None) for k, part in enumerate(sets)]
+    prepared = [
+        _prepared(predicted, targets if k == 0 else None) for k, predicted in enumerate(sets)
+    ]
 
     def numbers(*rows: Tensor) -> dict[str, float]:
-        chosen = [part[r] for part, r in zip(prepared, rows, strict=True)] if rows else prepared
+        chosen = (
+            [predicted[r] for predicted, r in zip(prepared, rows, strict=True)]
+            if rows
+            else prepared
+        )
         labels = targets[rows[0]] if rows else targets
         far = {k: float((v[rows[0]] if rows else v).mean()) for k, v in distances.items()}
         return {**_numbers(likelihood, chosen, labels, score, target_std), **far}

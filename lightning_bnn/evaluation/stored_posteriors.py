@@ -50,7 +50,7 @@ class Location:
         match = re.fullmatch(r"(.+)\[(-?\d*):(-?\d*)\]", text)
         if match is None:
             return cls(shipped_path(text))
-        first, last = (int(part) if part else None for part in match.groups()[1:])
+        first, last = (int(number) if number else None for number in match.groups()[1:])
         return cls(shipped_path(match[1]), slice(first, last))
 
     def file(self) -> Path:
@@ -131,9 +131,11 @@ class StoredPosterior:
 
     def only(self, rows: slice | Sequence[int]) -> StoredPosterior:
         """The same posterior with some of its modes only."""
-        kept = range(len(self.modes))[rows] if isinstance(rows, slice) else rows
+        chosen = range(len(self.modes))[rows] if isinstance(rows, slice) else rows
         return replace(
-            self, modes=[self.modes[k] for k in kept], predictors=[self.predictors[k] for k in kept]
+            self,
+            modes=[self.modes[k] for k in chosen],
+            predictors=[self.predictors[k] for k in chosen],
         )
 
     def thinned(self, most: int | None) -> StoredPosterior:
@@ -217,10 +219,10 @@ def read_posterior(
     module = read_module(file, problem) if file.is_file() else None
     if module is not None:
         posterior = posterior_of(name, module, samples, **origin, kind=type(module).__name__)
-        kept = posterior.only(rows)
-        if not kept.modes:
+        chosen = posterior.only(rows)
+        if not chosen.modes:
             raise _no_rows(location, f"{len(posterior.modes)} members")
-        return kept
+        return chosen
     stack, records = read_networks(file, problem.network)
     stack, records = {n: t[rows] for n, t in stack.items()}, records[rows]
     if not records:

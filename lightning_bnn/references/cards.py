@@ -108,8 +108,8 @@ class Card:
             del content["failures"]
             diagnosis = content.pop("diagnosis")
             diagnosis["halves"] = _measured(diagnosis["halves"])
-            for other in content["again"]:
-                other["distances"] = _measured(other["distances"])
+            for run in content["again"]:
+                run["distances"] = _measured(run["distances"])
             return cls(**content, diagnosis=Diagnosis(**diagnosis))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise ValueError(

@@ -109,9 +109,9 @@ def diagnose(stored: StoredPosterior, problem: Problem) -> Diagnosis:
     latest = {n: torch.cat([c[n][-draws:] for c in chains]) for n in chains[0]}
     values = followed(stored, problem, latest)
     shaped = {space: v.unflatten(0, (len(chains), draws)) for space, v in values.items()}
-    found = diagnoses(shaped)
+    diagnosed = diagnoses(shaped)
     spaces = {
-        space: {name.partition("/")[0]: v for name, v in found.items() if name.endswith(space)}
+        space: {name.partition("/")[0]: v for name, v in diagnosed.items() if name.endswith(space)}
         for space in shaped
     }
     half = len(chains) // 2
@@ -184,8 +184,8 @@ def between(
     modes = [
         k for k, chain in enumerate(chains_of_modes(other)) for _ in range(P.stack_size(chain))
     ]
-    found = reference.of_modes(second, modes).get("multi", {})
-    laws = {name: found[name] for name in _LAWS if name in found}
+    distances = reference.of_modes(second, modes).get("multi", {})
+    laws = {name: distances[name] for name in _LAWS if name in distances}
     return {**laws, **_predictions(one, first, second, problem)}
 
 
@@ -203,8 +203,8 @@ def _predictions(
     reference = reference_predictions(averaged[0])
     if reference is None:
         return {}
-    found = reference.distances(averaged[1])
-    return {name: Measured(float(values.mean())) for name, values in found.items()}
+    distances = reference.distances(averaged[1])
+    return {name: Measured(float(values.mean())) for name, values in distances.items()}
 
 
 _CLOSE = {"rhat_max": 3e-4, "rhat_median": 3e-4, "ess_min": 0.01, "ess_tail_min": 0.01}
@@ -229,8 +229,8 @@ def differences(before: Diagnosis, now: Diagnosis) -> list[str]:
         now: as it was computed again; numbers that only one of both has are not compared.
     """
     return [
-        f"{what} {new:.5g}, but {old:.5g}"
-        for what, old, new, tolerance in _pairs(before, now)
+        f"{words} {new:.5g}, but {old:.5g}"
+        for words, old, new, tolerance in _pairs(before, now)
         if not (abs(old - new) <= tolerance or math.isnan(old) and math.isnan(new))
     ]
 

@@ -37,8 +37,8 @@ def reference_folder(name: str) -> Path:
     ['bank', 'card.json', 'config.yaml']
     """
     if name not in reference_names():
-        known = ", ".join(reference_names())
-        raise ValueError(f"There is no reference {name!r}; choose from: {known}.")
+        names = ", ".join(reference_names())
+        raise ValueError(f"There is no reference {name!r}; choose from: {names}.")
     return _root() / name
 
 
@@ -61,10 +61,10 @@ def reference_location(text: str) -> Location:
         return Location(reference_folder(text) / "bank")
     location = Location.of(text)
     if not location.path.exists():
-        known = ", ".join(reference_names())
+        names = ", ".join(reference_names())
         raise ValueError(
             f"There is no reference {text!r}, and nothing at {location.path}; choose a bank, or "
-            f"from: {known}."
+            f"from: {names}."
         )
     return location
 
@@ -113,7 +113,7 @@ def readable_card(name: str, card: Card) -> str:
     model = settings["model"]["init_args"]
     likelihood = model.get("likelihood", {"class_path": "Categorical"})
     function = card.diagnosis.spaces["function"]
-    made = card.made
+    run = card.made
     rows = {
         "what": card.about,
         "verdict": "; ".join((card.verdict, *card.failures)),
@@ -121,15 +121,15 @@ def readable_card(name: str, card: Card) -> str:
         "network": _called(model["network"]),
         "prior": f"normal, standard deviation {model['prior_std']}, on every weight and bias",
         "likelihood": _called(likelihood),
-        "sampler": f"{made['sampler']} ({_listed(made['settings'])}), {made['transitions']} "
-        f"transitions, the first {made['burn_in']} left out, one in {made['every']} kept",
+        "sampler": f"{run['sampler']} ({_listed(run['settings'])}), {run['transitions']} "
+        f"transitions, the first {run['burn_in']} left out, one in {run['every']} kept",
         "draws": f"{card.diagnosis.chains} chains of {card.diagnosis.draws}",
         "diagnostics": f"R-hat of predictions {function['rhat_median']:.3f} in the median, "
         f"{function['rhat_max']:.3f} at most; at least {function['ess_min']:.0f} effective draws",
         "other seeds": f"{len(card.again)} more runs, "
-        f"{sum(not other['failures'] for other in card.again)} without a failure",
-        "cost": f"{made['gradients']} gradients, {made['seconds']} s of {made['machine']}",
-        "versions": made["versions"],
+        f"{sum(not seed['failures'] for seed in card.again)} without a failure",
+        "cost": f"{run['gradients']} gradients, {run['seconds']} s of {run['machine']}",
+        "versions": run["versions"],
         "licence": card.licence,
         "intended use": _USE,
         "limits": _LIMITS,

@@ -145,13 +145,13 @@ def miscalibrated(e: Evidence) -> Finding | None:
     if 1 / _SURE < value < _SURE or gain < max(_GAIN, _ERRORS * error):
         return None
     sure = value > 1
-    what = "a temperature" if e.classes else "a factor for standard deviations"
+    correction = "a temperature" if e.classes else "a factor for standard deviations"
     return Finding(
         "miscalibrated",
         "warning",
-        f"Predictions are too {'sure' if sure else 'unsure'}: {what} of {value:.2f}, fitted to one "
-        f"half of the held-out examples, gains {gain:.3f} ± {error:.3f} nats per example on the "
-        "other half.",
+        f"Predictions are too {'sure' if sure else 'unsure'}: {correction} of {value:.2f}, fitted "
+        f"to one half of the held-out examples, gains {gain:.3f} ± {error:.3f} nats per example on "
+        "the other half.",
         "What is predicted with 99 % is right less often; decisions by these numbers are too bold."
         if sure
         else "What is right is predicted with too little probability: draws are too different, or "
@@ -170,14 +170,14 @@ def no_better_than_frequencies(e: Evidence) -> Finding | None:
     _check_likelihood(e)
     gain = e.gain(outputs, examples)
     mean, error = float(gain.mean()), float(gain.std() / math.sqrt(len(gain)))
-    better, what = _hits(e, outputs, (e.training or examples).targets, examples.targets)
+    better, words = _hits(e, outputs, (e.training or examples).targets, examples.targets)
     if mean > max(0.05, _ERRORS * error) or better > 0.1:
         return None
     return Finding(
         "no_better_than_frequencies",
         "fault",
         f"Held-out log-likelihood is {mean:+.3f} ± {error:.3f} nats per example above an answer "
-        f"that ignores the inputs, and {what}.",
+        f"that ignores the inputs, and {words}.",
         "The posterior has learned nothing from the data: it predicts as the prior does.",
         "Look at the learning rate, the prior, the KL weight and whether inputs and targets belong "
         "to each other.",
@@ -197,7 +197,7 @@ def statistics_of_other_networks(e: Evidence) -> Finding | None:
         raise NotPossible("the posterior predicts by draws that are not kept")
     stacks = [draw(mode, _NETWORKS, "doctor", k) for k, mode in enumerate(e.predictors[:_NETWORKS])]
     networks = {n: torch.cat([stack[n] for stack in stacks])[:_NETWORKS] for n in stacks[0]}
-    own = _with_own_statistics(e, networks)
+    reestimated = _with_own_statistics(e, networks)
     before, after = (
         float(
             log_mean_exp(
@@ -206,7 +206,7 @@ def statistics_of_other_networks(e: Evidence) -> Finding | None:
                 )
             ).mean()
         )
-        for stack in (networks, own)
+        for stack in (networks, reestimated)
     )
     if after - before < _OWN_STATISTICS:
         return None

@@ -196,5 +196,5 @@ def _line(values: Tensor) -> tuple[float, float]:
     x = torch.arange(len(values)).double()
     x = x - x.mean()
     slope = float((x * values).sum() / x.square().sum())
-    rest = values - values.mean() - slope * x
-    return slope, float(rest.square().mean().sqrt())
+    residuals = values - values.mean() - slope * x
+    return slope, float(residuals.square().mean().sqrt())
