@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,11 +17,14 @@ def lazy_package(name: str) -> None:
     """Import the exports of a package when they are first asked for.
 
     The imports under ``if TYPE_CHECKING:`` of its ``__init__.py`` are the one list of what stands
-    where: type checkers follow them, and here they are read from the source.
+    where: type checkers follow them, and here they are read from the source. ``import *`` stands
+    for the ``__all__`` of a file.
     """
     package = sys.modules[name]
     assert package.__file__
-    vars(package)["_exports"] = _exports(Path(package.__file__))
+    exports = _exports(Path(package.__file__))
+    vars(package).setdefault("__all__", sorted(exports))
+    vars(package)["_exports"] = exports
     package.__class__ = _LazyPackage
 
 
@@ -45,13 +49,24 @@ class _LazyPackage(ModuleType):
         return sorted({*vars(self), *self._exports})
 
 
-def _exports(source: Path) -> dict[str, str]:
+def _exports(package: Path) -> dict[str, str]:
     """The module of every name that is imported for type checkers only."""
     return {
-        alias.name: str(statement.module)
-        for block in ast.parse(source.read_text(encoding="utf-8")).body
+        name: str(statement.module)
+        for block in ast.parse(package.read_text(encoding="utf-8")).body
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
         for statement in block.body
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names
+        for name in (_names(package, statement) if alias.name == "*" else [alias.name])
     }
+
+
+def _names(package: Path, statement: ast.ImportFrom) -> list[str]:
+    """The ``__all__`` of a file, which is not parsed as a whole: this takes a tenth of the time."""
+    file = package.with_name(str(statement.module).rpartition(".")[2]).with_suffix(".py")
+    stated = re.search(
+        r"^__all__ = (\[.*?\])", file.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert stated
+    return list(ast.literal_eval(stated[1]))

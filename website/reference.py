@@ -60,15 +60,12 @@ def source(module: str) -> Path | None:
 
 
 def public_names(module: str) -> list[str]:
-    """The names in ``__all__`` of a module of the package, read without importing it.
+    """The names that a module of the package exports, read without importing it.
 
     Args:
         module: below `lightning_bnn`.
     """
-    for node in _body(f"lightning_bnn.{module}"):
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            return sorted(ast.literal_eval(node.value), key=str.lower)
-    raise ValueError(f"{source(f'lightning_bnn.{module}')} has no __all__.")
+    return sorted(_exports(f"lightning_bnn.{module}"), key=str.lower)
 
 
 def imports(module: str, name: str) -> list[str]:
@@ -76,15 +73,32 @@ def imports(module: str, name: str) -> list[str]:
 
     >>> imports("lightning_bnn.symmetry", "align")[-1]
     'lightning_bnn.symmetry.matching.align'
-    >>> imports("lightning_bnn.calibration", "calibrated")[-1]
-    'lightning_bnn.calibration.calibrated'
+    >>> imports("lightning_bnn.callbacks", "MassGap")[-1]
+    'lightning_bnn.callbacks.mass_gap'
     """
-    for node in _body(module):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning_bnn"):
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return [module, *imports(node.module or "", alias.name)]
+    for node in _imports(module):
+        if name in _imported(node):
+            return [module, *imports(node.module or "", name)]
     return [module]
+
+
+def _exports(module: str) -> list[str]:
+    """The names in ``__all__`` of a module, or else all that it imports."""
+    for node in _body(module):
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return list(ast.literal_eval(node.value))
+    return [name for node in _imports(module) for name in _imported(node)]
+
+
+def _imports(module: str) -> list[ast.ImportFrom]:
+    nodes = [node for node in _body(module) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in nodes if (node.module or "").startswith("lightning_bnn.")]
+    return [node for node in ours if node.module != "lightning_bnn._lazy"]
+
+
+def _imported(node: ast.ImportFrom) -> list[str]:
+    names = [alias.name for alias in node.names]
+    return _exports(node.module or "") if names == ["*"] else names
 
 
 @functools.cache

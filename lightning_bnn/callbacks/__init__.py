@@ -10,24 +10,13 @@ from typing import TYPE_CHECKING
 from lightning_bnn._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from lightning_bnn.callbacks.chain_diagnostics import ChainDiagnostics
-    from lightning_bnn.callbacks.figures import PosteriorFigures
-    from lightning_bnn.callbacks.harvester import CheckpointHarvester
-    from lightning_bnn.callbacks.mass_gap import MassGap
-    from lightning_bnn.callbacks.permutation_tau import PermutationTau
-    from lightning_bnn.callbacks.posterior_doctor import PosteriorDoctor
-    from lightning_bnn.callbacks.symmetric_average import SymmetricAverage
-    from lightning_bnn.callbacks.training_cost import TrainingCost
-
-__all__ = [
-    "ChainDiagnostics",
-    "CheckpointHarvester",
-    "MassGap",
-    "PermutationTau",
-    "PosteriorDoctor",
-    "PosteriorFigures",
-    "SymmetricAverage",
-    "TrainingCost",
-]
+    from lightning_bnn.callbacks.chain_diagnostics import *
+    from lightning_bnn.callbacks.figures import *
+    from lightning_bnn.callbacks.harvester import *
+    from lightning_bnn.callbacks.mass_gap import *
+    from lightning_bnn.callbacks.permutation_tau import *
+    from lightning_bnn.callbacks.posterior_doctor import *
+    from lightning_bnn.callbacks.symmetric_average import *
+    from lightning_bnn.callbacks.training_cost import *
 
 lazy_package(__name__)

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lightning_bnn.callbacks.figure_logging import log_folder
 
-__all__ = ["COST_FILE", "TrainingCost"]
+__all__ = ["TrainingCost"]
 
 COST_FILE = "cost.json"
 """In the folder of the logs."""

@@ -20,7 +20,7 @@ from lightning_bnn.datamodules.normalisation import normalise
 from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["DataModule", "MissingData", "Splits", "data_root", "hold_out", "missing", "read_files"]
+__all__ = ["DataModule", "MissingData", "Splits"]
 
 Examples = tuple[Tensor, Tensor]
 

@@ -20,7 +20,7 @@ from lightning_bnn.datamodules.base import (
 )
 from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["UCI", "out_of_distribution", "standardised"]
+__all__ = ["UCI"]
 
 
 class UCI(DataModule):

@@ -30,7 +30,7 @@ from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
 
-__all__ = ["HMC", "MILE", "AllDataChains", "AllDataSampling"]
+__all__ = ["HMC", "MILE"]
 
 _LEAST_ACCEPTANCE = 0.01
 _MOST = 10

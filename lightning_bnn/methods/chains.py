@@ -16,7 +16,7 @@ from lightning_bnn.methods.run import Run
 from lightning_bnn.params import Params, stack_size
 from lightning_bnn.posteriors import Empirical
 
-__all__ = ["Chains", "Keeping"]
+__all__ = ["Keeping"]
 
 
 class Chains(Networks):

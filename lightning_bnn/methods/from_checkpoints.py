@@ -23,7 +23,7 @@ from lightning_bnn.posteriors import (
 )
 from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["FromCheckpoints", "Kind"]
+__all__ = ["FromCheckpoints"]
 
 Kind = Literal["networks", "diagonal", "low_rank"]
 NOTHING_TO_TRAIN = "FromCheckpoints has nothing to train: validate, test or predict with it."

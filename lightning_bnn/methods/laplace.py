@@ -38,7 +38,7 @@ from lightning_bnn.posteriors.curvature import (
 from lightning_bnn.posteriors.dropout import Layers
 from lightning_bnn.posteriors.laplace import Prediction
 
-__all__ = ["CurvedNetworks", "Laplace"]
+__all__ = ["Laplace"]
 
 
 class CurvedNetworks(Networks):

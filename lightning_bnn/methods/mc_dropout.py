@@ -24,7 +24,7 @@ from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Dropout
 from lightning_bnn.posteriors.dropout import DropoutSite, Layers, dropout_sites
 
-__all__ = ["DroppedNetworks", "MCDropout", "LinearAfterDropout", "has_dropout", "with_dropout"]
+__all__ = ["MCDropout"]
 
 
 class DroppedNetworks(Networks):

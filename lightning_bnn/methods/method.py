@@ -15,7 +15,7 @@ from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior
 from lightning_bnn.samplers import EnergySampler, Langevin
 
-__all__ = ["AS_IT_IS", "Choice", "Fit", "Method", "Progress", "Purpose", "State"]
+__all__ = ["Fit", "Method", "Progress", "Purpose", "State"]
 
 
 Choice = Callable[[Sequence[int]], list[int]]

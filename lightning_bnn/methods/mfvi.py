@@ -28,7 +28,7 @@ from lightning_bnn.posteriors import DiagonalGaussian, Mixture, Posterior
 from lightning_bnn.posteriors.perturbations import Perturbed, Reparameterisation, tied_names
 from lightning_bnn.posteriors.reparameterised import Draw, Scratch, draw
 
-__all__ = ["KL", "Gaussians", "InitStd", "Initialisation", "MFVI"]
+__all__ = ["MFVI"]
 
 InitStd = float | Literal["auto"]
 Initialisation = Literal["network", "blitz"]

@@ -22,7 +22,7 @@ from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import Langevin
 
-__all__ = ["Networks", "PenalisedTraining", "gaussian_prior", "refuse_second_prior", "DeepEnsemble"]
+__all__ = ["DeepEnsemble"]
 
 
 class Networks(State):

@@ -20,7 +20,7 @@ from lightning_bnn.params import Params
 from lightning_bnn.stacks.process import keep_freed_memory
 from lightning_bnn.stacks.threads import in_threads, threads_for
 
-__all__ = ["EXAMPLE_ROWS", "Batch", "Run", "evaluation", "member_losses"]
+__all__ = ["Batch", "Run"]
 
 EXAMPLE_ROWS = 2
 

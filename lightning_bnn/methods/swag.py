@@ -28,7 +28,7 @@ from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors import LowRankGaussian, Mixture, Posterior
 
-__all__ = ["SWAG", "Moments", "HighRate"]
+__all__ = ["SWAG"]
 
 
 class Moments(Networks):

@@ -36,7 +36,7 @@ from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, un
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.symmetry import Symmetries, discover, permute, random_permutations
 
-__all__ = ["Estimator", "SymmetrizedVI", "UnitsOfNetwork"]
+__all__ = ["SymmetrizedVI"]
 
 Estimator = Literal["bethe", "capacity", "uniform"]
 _BRACKET_SAMPLES = 8

@@ -31,7 +31,7 @@ from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
 from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["Judging", "Prediction"]
+__all__ = ["Prediction"]
 
 _SHOWN = ("acc", "nll", "rmse")
 """Numbers of a validation in the progress bar."""

@@ -14,7 +14,7 @@ from lightning_bnn import params as P
 from lightning_bnn.params import Params
 from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["Posterior", "Predictor", "check_count", "standard_normal", "with_constants"]
+__all__ = ["Posterior", "Predictor"]
 
 Predictor = Callable[..., Any]
 _AT_ONCE = 2**31

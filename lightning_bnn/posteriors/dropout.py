@@ -20,7 +20,7 @@ from lightning_bnn.params import Params, stack_size
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
 from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["Dropout", "Layers", "ACTIVE", "DropoutSite", "dropout_sites"]
+__all__ = ["Dropout"]
 
 Layers = Literal["all", "last"]
 

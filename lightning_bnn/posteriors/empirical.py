@@ -15,7 +15,7 @@ from lightning_bnn.params import Params, stack_size
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
 from lightning_bnn.randomness import keyed_generator
 
-__all__ = ["Empirical", "Mixture", "spread"]
+__all__ = ["Empirical", "Mixture"]
 
 
 class Empirical(Posterior):

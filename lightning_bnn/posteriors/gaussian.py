@@ -24,7 +24,7 @@ from lightning_bnn.posteriors.base import Posterior, check_count, standard_norma
 from lightning_bnn.symmetry import Symmetries, match, match_activations, permute
 from lightning_bnn.symmetry import align as joint_alignment
 
-__all__ = ["DiagonalGaussian", "LowRankGaussian", "Align", "alignment"]
+__all__ = ["DiagonalGaussian", "LowRankGaussian"]
 
 Align = Literal["weights", "activations", "joint"]
 _LOG_2PI = math.log(2 * math.pi)

@@ -1,20 +1,16 @@
 """Rules that move weights through a posterior, as torch optimizers."""
 
-from lightning_bnn.samplers.cyclical import CyclicalSchedule
-from lightning_bnn.samplers.energy_sampler import EnergySampler
-from lightning_bnn.samplers.hmc import HMC
-from lightning_bnn.samplers.langevin import Langevin
-from lightning_bnn.samplers.mclmc import MCLMC
-from lightning_bnn.samplers.sghmc import SGHMC
-from lightning_bnn.samplers.sgld import SGLD, PreconditionedSGLD
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "HMC",
-    "MCLMC",
-    "SGHMC",
-    "SGLD",
-    "CyclicalSchedule",
-    "EnergySampler",
-    "Langevin",
-    "PreconditionedSGLD",
-]
+from lightning_bnn._lazy import lazy_package
+
+if TYPE_CHECKING:
+    from lightning_bnn.samplers.cyclical import *
+    from lightning_bnn.samplers.energy_sampler import *
+    from lightning_bnn.samplers.hmc import *
+    from lightning_bnn.samplers.langevin import *
+    from lightning_bnn.samplers.mclmc import *
+    from lightning_bnn.samplers.sghmc import *
+    from lightning_bnn.samplers.sgld import *
+
+lazy_package(__name__)

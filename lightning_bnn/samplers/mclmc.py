@@ -14,7 +14,7 @@ from lightning_bnn.arguments import check_count, check_integer, check_positive
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.samplers.energy_sampler import EnergySampler
 
-__all__ = ["MCLMC", "Place", "bend", "integrate", "refresh", "Tuning", "memory_length"]
+__all__ = ["MCLMC"]
 
 _SIZES_ONLY, _WITH_SPREAD = 0.8, 0.9
 """Parts of the adaptation after which the spread of weights, and then a trace of them, is taken."""
