@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lightning_bnn import metrics as M
-from lightning_bnn.metrics.intervals import PITCalibration
+from lightning_bnn.metrics.regression import PITCalibration
 
 SIZES = (5, 1, 7, 3, 2)  # uneven batches
 
@@ -98,7 +98,6 @@ METRICS = [
     _predictive(M.ACE, M.ace),
     _predictive(M.NLL, M.nll),
     _predictive(M.BrierScore, M.brier_score),
-    _predictive(M.BrierScore, M.brier_score, "mean"),
     _compared(M.Agreement, M.agreement),
     _compared(M.TotalVariation, M.total_variation),
     _several(M.MutualInformation, M.mutual_information),
@@ -122,7 +121,7 @@ METRICS = [
     _ranking(M.AUPR, M.aupr),
     _ranking(M.AUPR, M.aupr, positive="id"),
     _ranking(M.FPR95, M.fpr95),
-    _ranking(M.FPR95, M.fpr95, rule="nearest"),
+    _ranking(M.FPR95, M.fpr95, positive="id"),
     _detection(),
     MetricCase(
         "MMD",

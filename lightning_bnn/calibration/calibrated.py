@@ -36,8 +36,8 @@ from lightning_bnn.calibration.conformal import (
     quantile_band,
 )
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
+from lightning_bnn.metrics.calibration import reliability
 from lightning_bnn.metrics.gaussian_mixture import mixture_cdf
-from lightning_bnn.metrics.reliability import reliability
 from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.plots.predictions import reliability_figures

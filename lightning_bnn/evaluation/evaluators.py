@@ -16,9 +16,8 @@ from lightning_bnn import metrics as M
 from lightning_bnn.evaluation.predictions import ClassPredictions, GaussianPredictions, has_classes
 from lightning_bnn.likelihoods import Bernoulli, Gaussian, Likelihood
 from lightning_bnn.metrics.base import ExampleMean
-from lightning_bnn.metrics.density_scores import crps_of_each
 from lightning_bnn.metrics.gaussian_mixture import mixture_moments, mixture_nll
-from lightning_bnn.metrics.intervals import PITCalibration, inside, width_of_each
+from lightning_bnn.metrics.regression import PITCalibration, crps_of_each, inside, width_of_each
 
 __all__ = [
     "ClassificationEvaluator",

@@ -167,7 +167,7 @@ def read_problem(config: Path) -> Problem:
 
     from lightning_bnn import datamodules
 
-    for name in datamodules.__all__:  # so that YAML can name its classes
+    for name in dir(datamodules):  # so that YAML can name its classes
         getattr(datamodules, name)
 
     try:

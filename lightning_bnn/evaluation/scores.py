@@ -21,9 +21,9 @@ from lightning_bnn.evaluation.evaluators import (
     class_numbers,
 )
 from lightning_bnn.evaluation.predictions import ClassPredictions, GaussianPredictions, LogDensities
-from lightning_bnn.metrics.agreement import kl_of_each
-from lightning_bnn.metrics.density_scores import energy_distance_of_each, wasserstein_of_each
+from lightning_bnn.metrics.classification import kl_of_each
 from lightning_bnn.metrics.gaussian_mixture import mean_difference, thinned
+from lightning_bnn.metrics.regression import energy_distance_of_each, wasserstein_of_each
 
 __all__ = [
     "ClassReference",

@@ -293,7 +293,7 @@ def _class_of(content: Mapping[str, Any]) -> type | None:
     """The class of this package that has written a checkpoint."""
     note = content.get("lightning_bnn")
     name = note.get("class") if isinstance(note, dict) else None
-    kind = getattr(modules, name) if name in modules.__all__ else None
+    kind = getattr(modules, str(name), None)
     return kind if _is_ours(kind) else None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,22 +11,33 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.prints import rank_zero_warn
 
-__all__ = ["ExactMetric", "ExampleMean", "PredictionMean", "collected", "digest"]
+__all__ = ["ExactMetric", "ExampleMean", "PredictionMean", "collected"]
 
 
 class ExactMetric(Metric):
     """A metric that is the same number on one process and on many, in one batch and in many.
 
     States are sums (float64, or int64 counts) or one-dimensional float64 lists; both synchronise
-    exactly, also when a process has seen no data.
+    exactly, also when a process has seen no data. In a ``MetricCollection`` metrics share their
+    states if these have the same names and, after the first batch, the same values. One more state
+    allows this only to metrics of one family with the same options.
+
+    Args:
+        *options: all that changes what an update adds.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
     """
 
     is_differentiable = False
     full_state_update = False
+    family = ""
+    """The name that classes with the same updates have in common, by default that of the class."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *options: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._dtype = torch.float64
+        name = self.family or type(self).__name__
+        letters = hashlib.blake2b(repr((name, options)).encode(), digest_size=8).digest()
+        self.add_state("identity", torch.tensor(list(letters)), dist_reduce_fx="max")
 
     def add_sum(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Register a state that adds up over batches and processes."""
@@ -57,19 +67,15 @@ class ExactMetric(Metric):
 
 
 class ExampleMean(ExactMetric):
-    """The mean over examples of one number, or of one tensor, per example.
+    """The mean over examples of one number, or of one tensor, per example."""
 
-    The names of the states contain the class's name: inside a ``MetricCollection`` two different
-    metrics whose first batches agree are never taken for one. A metric that weighs examples
-    differently by an option adds that to the names as ``variant``.
-    """
+    total: Tensor
+    count: Tensor
 
-    def __init__(self, shape: tuple[int, ...] = (), variant: str = "", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        stem = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower() + variant
-        self._sum, self._count = f"{stem}_sum", f"{stem}_count"
-        self.add_sum(self._sum, shape, torch.float64)
-        self.add_sum(self._count, (), torch.int64)
+    def __init__(self, *options: Any, shape: tuple[int, ...] = (), **kwargs: Any) -> None:
+        super().__init__(*options, **kwargs)
+        self.add_sum("total", shape, torch.float64)
+        self.add_sum("count", (), torch.int64)
 
     def add(self, values: Tensor) -> None:
         """Add one value per example, ``(batch, *shape)``."""
@@ -77,15 +83,14 @@ class ExampleMean(ExactMetric):
 
     def add_total(self, total: Tensor, examples: int) -> None:
         """Add the sum over several examples."""
-        setattr(self, self._sum, getattr(self, self._sum) + total)
-        setattr(self, self._count, getattr(self, self._count) + examples)
+        self.total = self.total + total
+        self.count = self.count + examples
 
     def compute(self) -> Tensor:
         """The mean, or NaN without examples."""
-        total, count = getattr(self, self._sum), getattr(self, self._count)
-        if count == 0:
-            return total + self._nan("it has seen no example")
-        return total / count
+        if self.count == 0:
+            return self.total + self._nan("it has seen no example")
+        return self.total / self.count
 
 
 class PredictionMean(ExampleMean):
@@ -97,7 +102,7 @@ class PredictionMean(ExampleMean):
     """
 
     def __init__(self, from_logits: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(from_logits, **kwargs)
         self.from_logits = from_logits
 
 
@@ -106,12 +111,3 @@ def collected(state: list[Tensor] | Tensor) -> Tensor:
     if isinstance(state, Tensor):
         return state
     return torch.cat(state) if state else torch.zeros(0, dtype=torch.float64)
-
-
-def digest(*options: Any) -> str:
-    """A short name for options that change what an update adds.
-
-    ``MetricCollection`` lets metrics share their states if those have the same names and, after the
-    first batch, the same values; metrics of different options must not.
-    """
-    return hashlib.sha256(repr(options).encode()).hexdigest()[:8]

@@ -15,7 +15,7 @@ import torch
 from scipy.special import betaincinv
 from torch import Tensor
 
-from lightning_bnn.metrics.shapes import Draws
+from lightning_bnn.metrics.validation import Draws
 
 __all__ = [
     "effective_sample_size", "mcse_mean", "mcse_quantile", "mcse_sd", "rhat",

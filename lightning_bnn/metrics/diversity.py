@@ -12,12 +12,16 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from lightning_bnn.metrics.base import PredictionMean
-from lightning_bnn.metrics.shapes import PerExample, SampledProbs
-from lightning_bnn.metrics.validation import check_choice, check_samples, probabilities
-from lightning_bnn.plots.predictions import matrix_figure
+from lightning_bnn.metrics.validation import (
+    PerExample,
+    SampledProbs,
+    check_choice,
+    check_samples,
+    probabilities,
+)
 
 __all__ = [
-    "Disagreement", "MutualInformation", "PairwiseMutualInformation", "Uncertainty",
+    "Disagreement", "MutualInformation", "PairwiseMutualInformation",
     "decompose_uncertainty", "disagreement", "mutual_information", "pairwise_mutual_information",
 ]  # fmt: skip
 
@@ -211,7 +215,7 @@ class Disagreement(PredictionMean):
     def compute(self) -> Tensor:
         """The mean, or NaN without examples and for one network."""
         value = super().compute()
-        if getattr(self, self._count) > 0 and value.isnan():
+        if self.count > 0 and value.isnan():
             return self._nan("one network has no pair to disagree")
         return value
 
@@ -242,7 +246,3 @@ class PairwiseMutualInformation(PredictionMean):
         if len(probs) != self.samples:
             raise ValueError(f"`probs` must hold {self.samples} networks, got {len(probs)}.")
         self.add_total(_pairwise_sum(probabilities(probs, self.from_logits)), probs.shape[1])
-
-    def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """The matrix as a picture."""
-        return matrix_figure(self.compute() if val is None else val, "network", "nats", ax)

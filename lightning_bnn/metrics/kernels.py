@@ -23,18 +23,7 @@ from torch import Tensor
 
 from lightning_bnn.metrics.distances import Blocks, Distances, square
 
-__all__ = [
-    "KernelGrid",
-    "KernelSums",
-    "Modes",
-    "ModesMMD",
-    "kernel_bandwidths",
-    "kernel_sums",
-    "kernel_values",
-    "mmd2_by_kernel",
-    "mmd_of_modes",
-    "unbiased_mmd2",
-]
+__all__ = ["KernelGrid"]
 
 _CHUNK = 2**22
 _PARTS = 20

@@ -18,18 +18,17 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lightning_bnn.metrics.base import ExactMetric, collected, digest
+from lightning_bnn.metrics.base import ExactMetric, collected
 from lightning_bnn.metrics.kernels import KernelGrid, Modes, left_out_parts
-from lightning_bnn.metrics.mmd import Estimate, MMDTable, Order, Reduction, mmd_table
+from lightning_bnn.metrics.mmd import Estimate, MMDTable, Reduction, mmd_table
 from lightning_bnn.metrics.reference import MMDReference, WeightSource, as_reference, as_source
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.params import Params
+from lightning_bnn.randomness import key_of
 
-__all__ = ["MMD", "ModesTables", "law_mmd", "mixture_mmd", "modes_table"]
+__all__ = ["MMD", "law_mmd", "mixture_mmd"]
 
 Kind = Literal["pooled", "law", "mixture"]
-_END = 0
-"""Ends a layer's name where names travel between processes as numbers."""
 
 
 class ModesTables(NamedTuple):
@@ -79,7 +78,6 @@ def law_mmd(
     y: Params | WeightSource,
     modes: Sequence[int] | Tensor | None,
     reduction: Reduction = "median",
-    order: Order = "kernels-first",
     **options: Any,
 ) -> Estimate:
     r"""Unbiased MMD^2 between the reference and the law of a method, from pairs of different modes.
@@ -94,14 +92,13 @@ def law_mmd(
         y: networks of the method.
         modes: the mode of every network of ``y``; None if each is a mode of its own.
         reduction: over the twenty kernels.
-        order: ``"kernels-first"`` or ``"layers-first"``, as for `mmd`.
         **options: ``grid`` and those of `MMDReference`: ``chains``, ``layers``, ``device``, ...
 
     >>> x, y = {"w": torch.eye(4)}, {"w": torch.eye(4) + 1}
     >>> law_mmd(x, y, [0, 0, 1, 1])
     Estimate(value=tensor(0.4658, dtype=torch.float64), error=tensor(nan, dtype=torch.float64))
     """
-    return modes_table(x, y, modes, **options).law.estimate(reduction, order)
+    return modes_table(x, y, modes, **options).law.estimate(reduction)
 
 
 def mixture_mmd(
@@ -109,7 +106,6 @@ def mixture_mmd(
     y: Params | WeightSource,
     modes: Sequence[int] | Tensor | None,
     reduction: Reduction = "median",
-    order: Order = "kernels-first",
     **options: Any,
 ) -> tuple[Estimate, Estimate]:
     r"""MMD^2 between the reference and the mixture of the modes as they are, and its floor.
@@ -127,7 +123,7 @@ def mixture_mmd(
     True
     """
     tables = modes_table(x, y, modes, **options)
-    return tables.mixture.estimate(reduction, order), tables.floor.estimate(reduction, order)
+    return tables.mixture.estimate(reduction), tables.floor.estimate(reduction)
 
 
 # ------------------------------------------------------------ the metric
@@ -141,7 +137,6 @@ class MMD(ExactMetric):
 
     Args:
         reduction: over the twenty kernels.
-        order: ``"kernels-first"`` or ``"layers-first"``.
         grid: the rule for bandwidths.
         device: where distances are computed; by default where the weights are.
         memory: bytes that a chunk of features may take (an `MMDReference` has its own of both).
@@ -156,26 +151,23 @@ class MMD(ExactMetric):
     """
 
     higher_is_better = False
+    rows: list[Tensor]
 
     def __init__(
         self,
         reduction: Reduction = "median",
-        order: Order = "kernels-first",
         grid: KernelGrid | None = None,
         device: str | torch.device | None = None,
         memory: int = 2**28,
         of: Kind = "pooled",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(grid, of, **kwargs)
         self.reduction = check_choice("reduction", reduction, get_args(Reduction))
-        self.order = check_choice("order", order, get_args(Order))
         self.of = check_choice("of", of, get_args(Kind))
         self.grid = grid or KernelGrid()
         self.options: dict[str, Any] = {"device": device, "memory": memory}
-        self._stem = f"mmd_{digest(self.grid, self.of)}"
-        for state in ("names", "size", "left_out", "values"):
-            self.add_list(f"{self._stem}_{state}")
+        self.add_list("rows")
 
     def update(
         self,
@@ -189,7 +181,7 @@ class MMD(ExactMetric):
         Args:
             x: the reference; an `MMDReference` remembers its own distances, and knows its chains.
             y: the approximation.
-            layers: only these, for example those of `share_layers`.
+            layers: only these, where several processes share the work.
             modes: the mode of every network of ``y``; None if each is a mode of its own.
         """
         if self.of == "pooled" and modes is not None:
@@ -201,10 +193,9 @@ class MMD(ExactMetric):
             table = getattr(modes_table(x, y, modes, self.grid, layers, **options), self.of)
         values = table.values.reshape(-1, *table.values.shape[-2:])
         for k, name in enumerate(table.layers):
-            self._state("names").append(self._vector([*name.encode(), _END]))
-            self._state("size").append(self._vector([int(table.sizes[k])]))
-            self._state("left_out").append(self._vector(table.left_out))
-            self._state("values").append(values[:, k].flatten().to(self.device))
+            head = [*table.left_out, key_of(name) >> 10, int(table.sizes[k])]
+            row = torch.tensor(head, dtype=torch.float64, device=self.device)
+            self.rows.append(torch.cat([row, values[:, k].flatten().to(row)]))
 
     def compute(self) -> Tensor:
         """MMD^2, or NaN before the first layer."""
@@ -219,45 +210,34 @@ class MMD(ExactMetric):
             return self._estimate()
 
     def _estimate(self) -> Estimate:
-        if not len(collected(self._state("size"))):
+        rows = collected(self.rows)
+        if not len(rows):
             nothing = self._nan("it has compared no layer")
             return Estimate(nothing, nothing)
-        return self.table().estimate(self.reduction, self.order)
-
-    def table(self) -> MMDTable:
-        """MMD^2 of every layer and kernel that this process knows of, each layer once."""
-        letters = bytes(int(letter) for letter in collected(self._state("names")).tolist())
-        names = letters.decode().split(chr(_END))[:-1]
-        if not names:
-            raise ValueError("No layer has been compared yet: call `update` first.")
-        counts = collected(self._state("left_out")).reshape(-1, 2).long()
-        if len(counts.unique(dim=0)) > 1:
+        of_modes, of_chains = (int(count) for count in rows[:2])
+        width = _HEAD + (1 + of_modes + of_chains) * 2 * self.grid.n_bandwidths
+        if len(rows) % width or bool((rows.reshape(-1, width)[:, :2] != rows[:2]).any()):
             raise ValueError(
                 "Layers have been compared by different modes: call `reset()` between comparisons."
             )
-        of_modes, of_chains = counts[0].tolist()
-        values = collected(self._state("values"))
-        values = values.reshape(len(names), 1 + of_modes + of_chains, -1)
-        first = _first_of_each(names, values)
-        sizes = collected(self._state("size"))[first].long()
-        layers, values = tuple(names[k] for k in first), values[first].transpose(0, 1)
-        return MMDTable(layers, sizes, values, (of_modes, of_chains))
-
-    def _state(self, name: str) -> Any:
-        return getattr(self, f"{self._stem}_{name}")
-
-    def _vector(self, values: Sequence[float | int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=self.device)
+        rows = _once(rows.reshape(-1, width))
+        values = rows[:, _HEAD:].reshape(len(rows), 1 + of_modes + of_chains, -1).transpose(0, 1)
+        table = MMDTable((), rows[:, _HEAD - 1].long(), values, (of_modes, of_chains))
+        return table.estimate(self.reduction)
 
 
-def _first_of_each(names: Sequence[str], values: Tensor) -> list[int]:
-    """The first position of every layer, on which all processes must agree."""
-    first: dict[str, int] = {}
-    for k, name in enumerate(names):
-        earlier = values[first.setdefault(name, k)]
-        if not torch.allclose(earlier, values[k], rtol=1e-4, atol=1e-6, equal_nan=True):
+_HEAD = 4
+"""Numbers before the values of a layer: what was left out, a key of its name, and its size."""
+
+
+def _once(rows: Tensor) -> Tensor:
+    """The first row of every layer, on which all processes must agree."""
+    first: dict[float, Tensor] = {}
+    for row in rows:
+        earlier = first.setdefault(float(row[_HEAD - 2]), row)
+        if not torch.allclose(earlier, row, rtol=1e-4, atol=1e-6, equal_nan=True):
             raise ValueError(
-                f"Layer {name!r} has been compared twice with different weights: "
-                "call `reset()` between comparisons."
+                "A layer has been compared twice with different weights: call `reset()` between "
+                "comparisons."
             )
-    return list(first.values())
+    return torch.stack(list(first.values()))

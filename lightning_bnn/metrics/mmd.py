@@ -28,13 +28,9 @@ from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.params import Params
 from lightning_bnn.tables import text_table
 
-__all__ = [
-    "Estimate", "MMDTable", "Order", "Reduction", "TwoSampleTest", "function_space_mmd",
-    "jackknife_variance", "mmd", "mmd_table", "permutation_test", "share_layers",
-]  # fmt: skip
+__all__ = ["function_space_mmd", "mmd", "mmd_table", "permutation_test"]
 
 Reduction = Literal["median", "mean", "max"]
-Order = Literal["kernels-first", "layers-first"]
 _CHUNK = 2**25
 """Kernel values at once in a permutation test."""
 
@@ -72,21 +68,18 @@ class MMDTable:
         """MMD^2 of every layer, reduced over kernels."""
         return _reduced(self.values, reduction)
 
-    def reduce(self, reduction: Reduction = "median", order: Order = "kernels-first") -> Tensor:
-        """MMD^2 reduced over kernels and layers, in the order that `mmd` explains."""
-        check_choice("order", order, get_args(Order))
+    def reduce(self, reduction: Reduction = "median") -> Tensor:
+        """MMD^2 reduced over kernels, and averaged over layers by size."""
         weights = (self.sizes.double() / self.sizes.sum()).to(self.values.device)
-        if order == "kernels-first":
-            return (weights * _reduced(self.values, reduction)).sum(-1)
-        return _reduced((weights[:, None] * self.values).sum(-2), reduction)
+        return (weights * _reduced(self.values, reduction)).sum(-1)
 
-    def estimate(self, reduction: Reduction = "median", order: Order = "kernels-first") -> Estimate:
+    def estimate(self, reduction: Reduction = "median") -> Estimate:
         """The number with the error of the jackknife.
 
         Modes and chains are left out in turn, and both variances add up. Fewer than three modes, or
         than three chains (or networks) of the reference, have no error.
         """
-        numbers = self.reduce(reduction, order).reshape(-1)
+        numbers = self.reduce(reduction).reshape(-1)
         whole, *left = numbers.split([1, *self.left_out])
         if not all(self.left_out):
             return Estimate(whole[0], whole.new_tensor(torch.nan))
@@ -121,7 +114,6 @@ def mmd(
     x: Params | WeightSource | MMDReference,
     y: Params | WeightSource,
     reduction: Reduction = "median",
-    order: Order = "kernels-first",
     grid: KernelGrid | None = None,
     **options: Any,
 ) -> Tensor:
@@ -135,10 +127,8 @@ def mmd(
         x: the reference: a stack, a `WeightSource`, or an `MMDReference`, which remembers its own
             distances for the next comparison.
         y: the approximation.
-        reduction: over the twenty kernels.
-        order: ``"kernels-first"`` reduces within each layer and then averages over layers, as
-            Laurent et al. (2024) do; ``"layers-first"`` averages the table over layers first. For
-            the mean it makes no difference.
+        reduction: over the twenty kernels of each layer, before layers are averaged, as Laurent et
+            al. (2024) do.
         grid: the rule for bandwidths.
         **options: ``layers``, ``device``, ``memory``, ``progress`` of `MMDReference`.
 
@@ -150,7 +140,7 @@ def mmd(
     >>> mmd({"w": torch.eye(3)}, {"w": torch.eye(3)[:2] + 1})
     tensor(0.2820, dtype=torch.float64)
     """
-    return mmd_table(x, y, grid, **options).reduce(reduction, order)
+    return mmd_table(x, y, grid, **options).reduce(reduction)
 
 
 def mmd_table(
@@ -173,20 +163,6 @@ def mmd_table(
         torch.tensor([layer.size for layer in compared]),
         torch.stack([layer.values.cpu() for layer in compared]),
     )
-
-
-def share_layers(sizes: dict[str, int], rank: int, world_size: int) -> list[str]:
-    """The layers of one process when several share the work, balanced by size.
-
-    >>> [share_layers({"a": 5, "b": 4, "c": 2}, rank, 2) for rank in range(2)]
-    [['a'], ['b', 'c']]
-    """
-    if not 0 <= rank < world_size:
-        raise ValueError(f"`rank` must be in 0..{world_size - 1}, got {rank}.")
-    shares: list[list[str]] = [[] for _ in range(world_size)]
-    for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
-        min(shares, key=lambda share: sum(sizes[n] for n in share)).append(name)
-    return shares[rank]
 
 
 def _reduced(values: Tensor, reduction: str) -> Tensor:

@@ -35,21 +35,10 @@ from lightning_bnn.metrics.kernels import (
     kernel_sums,
     mmd2_by_kernel,
     mmd_of_modes,
-    unbiased_mmd2,
 )
 from lightning_bnn.params import Params, is_weight, stack_size
 
-__all__ = [
-    "LayerMMD",
-    "LayerModes",
-    "MMDReference",
-    "RowTransform",
-    "StackSource",
-    "Transformed",
-    "WeightSource",
-    "as_reference",
-    "as_source",
-]
+__all__ = ["MMDReference", "Transformed"]
 
 _PROGRESS_FROM = 1e12
 _log = logging.getLogger(__name__)
@@ -187,7 +176,7 @@ def as_source(weights: Params | WeightSource, layers: Sequence[str] | None = Non
 
 
 class LayerMMD(NamedTuple):
-    """MMD^2 of one layer for every kernel, Laplace kernels first, and their bandwidths.
+    """MMD^2 of one layer for every kernel, Laplace kernels first.
 
     >>> from lightning_bnn.metrics import MMDReference
     >>> reference = MMDReference({"w": torch.eye(4), "b": torch.eye(4)[:, :1]})
@@ -199,7 +188,6 @@ class LayerMMD(NamedTuple):
     name: str
     size: int
     values: Tensor
-    bandwidths: Tensor
 
 
 class LayerModes(NamedTuple):
@@ -263,8 +251,7 @@ class MMDReference:
             layers: only these layers.
         """
         for name, size, blocks in self._layers_beside(y, layers):
-            bandwidths = kernel_bandwidths(blocks.xy, self.grid)
-            yield LayerMMD(name, size, unbiased_mmd2(blocks, bandwidths), bandwidths)
+            yield LayerMMD(name, size, mmd2_by_kernel(blocks, self.grid))
 
     def compare_parts(self, y: Params | WeightSource, parts: Sequence[Tensor]) -> Tensor:
         """MMD^2 to several parts of another posterior, whose distances are computed once.

@@ -1,4 +1,4 @@
-"""Refuse predictions, labels and scores that would turn into a silent wrong number."""
+"""Shapes of predictions, labels and scores, and checks that refuse a silent wrong number."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import math
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Float, Float64, Integer, Real, Shaped
 from torch import Tensor
 
 __all__ = ["are_distributions", "check_choice", "logits_of", "probabilities"]
 
 Value = TypeVar("Value")
+Probs = Float[Tensor, "batch classes"]
+SampledProbs = Float[Tensor, "samples batch classes"]
+Labels = Integer[Tensor, " batch"]
+PerExample = Float[Tensor, " batch"]
+Scores = Real[Tensor, " ..."]
+IsOOD = Shaped[Tensor, " ..."]
+Draws = Float[Tensor, "chains samples *numbers"]
+Number = Float64[Tensor, ""]
 SUM_TOLERANCE = 1e-2
 """Rows of bfloat16 probabilities sum to one up to this; logits hardly ever do."""
 _ENSEMBLE = (

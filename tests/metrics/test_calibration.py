@@ -108,7 +108,7 @@ def test_more_than_float32_can_count():
     probs = torch.tensor([[0.97, 0.03]], dtype=torch.float64)
     metric.update(probs.repeat(2**14, 1), torch.zeros(2**14).long())
     for _ in range(10):
-        for name in ("calibration_count", "calibration_confidence"):
+        for name in ("count", "confidence"):
             setattr(metric, name, 2 * getattr(metric, name))
     metric.update(probs.repeat(2**10, 1), torch.zeros(2**10).long())
     assert metric.compute().item() == pytest.approx(0.03, abs=1e-9)

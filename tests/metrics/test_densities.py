@@ -17,7 +17,7 @@ from lightning_bnn.metrics.gaussian_mixture import (
     mixture_quantiles,
     thinned,
 )
-from lightning_bnn.metrics.intervals import PITCalibration
+from lightning_bnn.metrics.regression import PITCalibration
 
 G = torch.Generator().manual_seed(0)
 MEANS = 2 * torch.randn(4, 3, 2, generator=G, dtype=torch.float64)

@@ -7,6 +7,7 @@ from scipy.spatial.distance import cdist
 
 from lightning_bnn import metrics as M
 from lightning_bnn.metrics import distances as D
+from lightning_bnn.metrics.kernels import kernel_bandwidths, unbiased_mmd2
 from lightning_bnn.metrics.reference import StackSource
 
 
@@ -53,14 +54,19 @@ GOLDEN = {  # released package, numpy version: median, mean, max, first and last
 }
 
 
+def bandwidths_of(x, y, name=None, grid=None):
+    reference = M.MMDReference(x, grid)
+    blocks = reference.blocks(name or reference.layers[0], StackSource(y))
+    return kernel_bandwidths(blocks.xy, reference.grid)
+
+
 @pytest.mark.parametrize("case", GOLDEN)
 def test_golden_values(case):
     (x, y), expected, edges = GOLDEN[case]
     table = M.mmd_table(x, y)
     for reduction, value in zip(("median", "mean", "max"), expected, strict=True):
         assert table.reduce(reduction).item() == pytest.approx(value, abs=1e-10)
-    bandwidths = next(iter(M.MMDReference(x).compare(y))).bandwidths
-    found = bandwidths[[0, 9, 10, 19]].tolist()
+    found = bandwidths_of(x, y)[[0, 9, 10, 19]].tolist()
     assert found == pytest.approx(edges, rel=1e-9)
 
 
@@ -74,8 +80,6 @@ def test_golden_kernels():
     assert values == pytest.approx([float(v) for v in f"{laplace} {gauss}".split()], abs=1e-10)
     x, y = torch.tensor([[0.0], [1.0], [3.0]]).double(), torch.tensor([[0.5], [2.0]]).double()
     blocks = D.distance_blocks([(x, y)], (3, 2), 1)
-    from lightning_bnn.metrics.kernels import unbiased_mmd2
-
     found = unbiased_mmd2(blocks, torch.ones(2, dtype=torch.float64))
     assert found.tolist() == pytest.approx([-0.3146160701, -0.5370301260], abs=1e-10)
 
@@ -95,12 +99,8 @@ def test_golden_layers():
     assert medians == pytest.approx([0.001441502942, 0.00398480261103, 0.00156228780927], abs=1e-10)
     expected = [0.00716490279919, 0.012954086743, 0.00524033024525]
     assert maxima == pytest.approx(expected, abs=1e-10)
-    for order, numbers in {
-        "layers-first": (0.00154511545329, 0.00215338137785, 0.00567757845382),
-        "kernels-first": (0.00159466237866, 0.00215338137785, 0.00584723714181),
-    }.items():
-        found = [table.reduce(r, order).item() for r in ("median", "mean", "max")]
-        assert found == pytest.approx(numbers, abs=1e-10)
+    found = [table.reduce(r).item() for r in ("median", "mean", "max")]
+    assert found == pytest.approx((0.00159466237866, 0.00215338137785, 0.00584723714181), abs=1e-10)
 
 
 # ------------------------------------------------------------ laws
@@ -128,15 +128,6 @@ def test_brute_force():
                 off = [k[~np.eye(len(k), dtype=bool)].mean() for k in (kxx, kyy)]
                 expected.append(sum(off) - 2 * kxy.mean())
         assert row.tolist() == pytest.approx(expected, abs=1e-13)
-
-
-def test_mean_over_kernels_is_linear():
-    table = M.mmd_table(*layered())
-    assert table.reduce("mean", "layers-first").item() == pytest.approx(
-        table.reduce("mean", "kernels-first").item(), abs=1e-15
-    )
-    for r in ("median", "max"):
-        assert table.reduce(r, "layers-first") != table.reduce(r, "kernels-first")
 
 
 def test_symmetric_and_unbiased():
@@ -284,8 +275,7 @@ def test_a_shared_network_and_a_grid_without_floors():
     g = torch.Generator().manual_seed(1)
     x = torch.randn(20, 5000, generator=g)
     y = torch.cat([x[:1], torch.randn(9, 5000, generator=g)])
-    reference = M.MMDReference({"w": x}, M.KernelGrid(10, None, None))
-    widths = next(iter(reference.compare({"w": y}))).bandwidths
+    widths = bandwidths_of({"w": x}, {"w": y}, grid=M.KernelGrid(10, None, None))
     assert 20 < widths[10] < 100
 
 
@@ -401,9 +391,7 @@ def test_permutation_test_brute_force():
     orders = [torch.arange(13), *(torch.randperm(13) for _ in range(3))]
     first = torch.stack([(o.argsort() < 8).double() for o in orders])
     found = _statistics(reference, "a.weight", other, first)
-    bandwidths = next(iter(reference.compare(y))).bandwidths
-    from lightning_bnn.metrics.kernels import unbiased_mmd2
-
+    bandwidths = bandwidths_of(x, y)
     pool = torch.cat([x["a.weight"], y["a.weight"]]).flatten(1)
     for k, order in enumerate(orders):
         a, b = pool[order[:8]], pool[order[8:]]
@@ -444,24 +432,15 @@ def test_function_space():
 # ------------------------------------------------------------ the class
 def test_layers_in_parts():
     x, y = layered()
-    metric = M.MMD("max", "layers-first")
+    metric = M.MMD("max")
     metric.update(x, y, layers=["fc"])
     metric.update(x, y, layers=["conv", "bn"])
-    assert metric.compute().item() == pytest.approx(0.00567757845382, abs=1e-10)
-    assert set(metric.table().layers) == {"conv", "bn", "fc"}
+    assert metric.compute().item() == pytest.approx(0.00584723714181, abs=1e-10)
     metric.update(x, y, layers=["fc"])  # once more: counts once
-    assert metric.compute().item() == pytest.approx(0.00567757845382, abs=1e-10)
+    assert metric.compute().item() == pytest.approx(0.00584723714181, abs=1e-10)
     metric.reset()
     metric.update(M.MMDReference(x), y)
-    assert metric.compute().item() == pytest.approx(0.00567757845382, abs=1e-10)
-
-
-def test_shared_layers_cover_everything_once():
-    sizes = {f"layer{k}": k**2 + 1 for k in range(17)}
-    parts = [M.share_layers(sizes, rank, 3) for rank in range(3)]
-    assert sorted(sum(parts, [])) == sorted(sizes)
-    loads = [sum(sizes[n] for n in part) for part in parts]
-    assert max(loads) - min(loads) <= max(sizes.values()) / 3
+    assert metric.compute().item() == pytest.approx(0.00584723714181, abs=1e-10)
 
 
 @pytest.mark.bad_input
@@ -469,7 +448,6 @@ def test_shared_layers_cover_everything_once():
     ("call", "message"),
     [
         (lambda x, y: M.mmd(x, y, "mode"), "`reduction` must be one of median, mean, max"),
-        (lambda x, y: M.mmd(x, y, order="random"), "`order` must be one of kernels-first"),
         (lambda x, y: M.mmd(x, {"a.weight": y["a.weight"]}), "which the stack does not have"),
         (lambda x, y: M.mmd(x, y, layers=["c"]), "`layers` names 'c'"),
         (lambda x, y: M.mmd(x, {k: v[:1] for k, v in y.items()}), "`y` must hold at least 2"),
@@ -489,9 +467,7 @@ def test_shared_layers_cover_everything_once():
         (lambda x, y: M.permutation_test(x, {k: v / 0 for k, v in y.items()}), "holds NaN"),
         (lambda x, y: M.permutation_test(x, {k: v[:1] for k, v in y.items()}), "at least 2"),
         (lambda x, y: M.permutation_test(x, {k: v[..., :2] for k, v in y.items()}), "has shape"),
-        (lambda x, y: M.MMD().table(), "No layer has been compared yet"),
         (lambda x, y: M.function_space_mmd(torch.ones(3, 2).long(), torch.ones(2, 2)), "float"),
-        (lambda x, y: M.share_layers({"a": 1}, 2, 2), "`rank` must be in 0..1, got 2"),
         (lambda x, y: M.function_space_mmd(torch.ones(3, 2), torch.ones(2, 3)), "same inputs"),
         (lambda x, y: M.function_space_mmd(torch.ones(3, 2), torch.ones(1, 2)), "at least 2"),
         (

@@ -32,33 +32,26 @@ D4 = d4()
 
 
 @pytest.mark.parametrize(
-    ("case", "first", "nearest", "first_id", "auroc", "step", "trapezoid"),
+    ("case", "fpr95", "fpr95_id", "auroc", "aupr"),
     [
-        (D1, 0.0, 0.8, 0.05, 0.96, 0.991667, 0.991486),
-        (D2, 1.0, 0.4, None, 0.825, 0.771978, 0.849176),
-        (D3, 1.0, 1.0, 1.0, 0.5, 0.40, 0.70),
-        (D4, 0.700, 0.700, 0.6333333, None, 0.219274, 0.200001),
+        (D1, 0.0, 0.05, 0.96, 0.991667),
+        (D2, 1.0, None, 0.825, 0.771978),
+        (D3, 1.0, 1.0, 0.5, 0.40),
+        (D4, 0.700, 0.6333333, None, 0.219274),
     ],
 )
-def test_published_examples(case, first, nearest, first_id, auroc, step, trapezoid):
-    assert M.fpr95(*case).item() == pytest.approx(first, abs=1e-6)
-    assert M.fpr95(*case, rule="nearest").item() == pytest.approx(nearest, abs=1e-6)
-    assert M.aupr(*case).item() == pytest.approx(step, abs=5e-7)
-    found = M.aupr(*case, interpolation="trapezoid").item()
-    assert found == pytest.approx(trapezoid, abs=5e-7)
+def test_published_examples(case, fpr95, fpr95_id, auroc, aupr):
+    assert M.fpr95(*case).item() == pytest.approx(fpr95, abs=1e-6)
+    assert M.aupr(*case).item() == pytest.approx(aupr, abs=5e-7)
     if auroc is not None:
         assert M.auroc(*case).item() == pytest.approx(auroc, abs=1e-12)
-    if first_id is not None:
-        assert M.fpr95(*case, positive="id").item() == pytest.approx(first_id, abs=1e-6)
+    if fpr95_id is not None:
+        assert M.fpr95(*case, positive="id").item() == pytest.approx(fpr95_id, abs=1e-6)
 
 
 def test_aupr_of_id_examples():
     assert M.aupr(*D1, positive="id").item() == pytest.approx(0.81, abs=1e-6)
-    found = M.aupr(*D1, positive="id", interpolation="trapezoid").item()
-    assert found == pytest.approx(0.776667, abs=1e-6)
     assert M.aupr(*D3, positive="id").item() == pytest.approx(0.6)
-    found = M.aupr(*D3, positive="id", interpolation="trapezoid").item()
-    assert found == pytest.approx(0.8)
 
 
 def test_positive_class_matters():
@@ -84,9 +77,6 @@ def test_sklearn(ties, positive):
     s, y = (scores, is_ood) if positive == "ood" else (-scores, ~is_ood)
     expected = sk.average_precision_score(y, s)
     assert M.aupr(scores, is_ood, positive).item() == pytest.approx(expected, abs=1e-12)
-    precision, recall, _ = sk.precision_recall_curve(y, s)
-    found = M.aupr(scores, is_ood, positive, "trapezoid").item()
-    assert found == pytest.approx(sk.auc(recall, precision), abs=1e-12)
     assert M.auroc(scores, is_ood).item() == pytest.approx(sk.roc_auc_score(y, s), abs=1e-12)
 
 
@@ -101,10 +91,6 @@ def test_false_positives_brute_force(ties, tpr):
     ]
     first = next(f for r, f in rates if r >= tpr - 1e-12)
     assert M.fpr_at_tpr(scores, is_ood, tpr).item() == pytest.approx(first, abs=1e-12)
-    up_to = next(k for k, (r, _) in enumerate(rates) if r >= 1 - 1e-12)
-    nearest = min(reversed(rates[: up_to + 1]), key=lambda pair: abs(pair[0] - tpr))
-    found = M.fpr_at_tpr(scores, is_ood, tpr, rule="nearest")
-    assert found.item() == pytest.approx(nearest[1], abs=1e-12)
 
 
 @pytest.mark.parametrize("positives", [3, 20, 100, 333])
@@ -155,22 +141,13 @@ def test_integers_are_compared_exactly(start, positive):
     assert M.fpr95(scores, is_ood, positive).item() == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize("metric", [M.AUROC(), M.OODDetection(None)])
-def test_integers_that_float64_does_not_hold(metric):
-    """Classes keep float64, and say so rather than compare something else."""
-    metric.update_ood(torch.tensor([2**53, -(2**53)]))
-    with pytest.raises(ValueError, match="`scores` .* whole numbers up to 2\\^53"):
-        metric.update_ood(torch.tensor([2**53 + 1]))
-
-
 def test_infinite_scores_rank():
     scores = torch.tensor([-math.inf, 0.0, math.inf, math.inf])
     assert M.auroc(scores, torch.tensor([0, 0, 1, 1])) == 1
     assert M.auroc(scores, torch.tensor([0, 1, 0, 1])) == 0.625
 
 
-CLASSES = [M.AUROC(), M.AUPR(), M.FPR95(), M.FPR95("id", "nearest")]
+CLASSES = [M.AUROC(), M.AUPR(), M.FPR95(), M.FPR95("id")]
 
 
 @pytest.mark.parametrize("metric", CLASSES, ids=lambda m: type(m).__name__)
@@ -226,13 +203,12 @@ def test_detection_of_several_networks():
 
 def test_own_scores_and_names_of_conventions():
     scores, is_ood = draws(True)
-    metric = M.OODDetection(None, positive="id", tpr=0.8, rule="nearest", interpolation="trapezoid")
+    metric = M.OODDetection(None, positive="id")
     metric.update_id(scores[~is_ood])
     metric.update_ood(scores[is_ood])
     found = metric.compute()
-    assert set(found) == {"AUROC", "AUPR_out_trapezoid", "AUPR_in_trapezoid", "FPR80_id_nearest"}
-    expected = M.fpr_at_tpr(scores, is_ood, 0.8, "id", "nearest")
-    assert found["FPR80_id_nearest"] == expected
+    assert set(found) == {"AUROC", "AUPR_out", "AUPR_in", "FPR95_id"}
+    assert found["FPR95_id"] == M.fpr95(scores, is_ood, "id")
     own = M.OODDetection(lambda x: -x.sum(-1))
     own.update_id(torch.ones(3, 2))
     own.update_ood(torch.zeros(3, 2))
@@ -288,10 +264,7 @@ def test_scores():
         (lambda s, o: M.auroc(s, o[:-1]), "must have the same shape"),
         (lambda s, o: M.auroc(s, 2 * o.long()), "`is_ood` must be boolean"),
         (lambda s, o: M.aupr(s, o, "in"), "`positive` must be one of ood, id, got 'in'"),
-        (lambda s, o: M.aupr(s, o, interpolation="x"), "`interpolation` must be one of step"),
         (lambda s, o: M.fpr_at_tpr(s, o, 1.5), r"`tpr` must be in \(0, 1\], got 1.5"),
-        (lambda s, o: M.fpr95(s, o, rule="last"), "`rule` must be one of first, nearest"),
-        (lambda s, o: M.FPR95(rule="last"), "`rule` must be one of first, nearest"),
         (lambda s, o: M.AUPR("x"), "`positive` must be one of"),
         (lambda s, o: M.OODDetection("msp"), "`score` must be one of max_probability, entropy"),
         (lambda s, o: M.OODDetection(ood_sets="svhn"), "`ood_sets` must be a list"),

@@ -186,8 +186,6 @@ def test_no_examples(metric):
     [
         (lambda p, y: M.nll(p, y), r"`probs.mean\(0\)`"),
         (lambda p, y: M.nll(p[0].log() * 0 / 0, y, True), "must be finite"),
-        (lambda p, y: M.brier_score(p[0], y, "max"), "`class_reduction` must be one of sum"),
-        (lambda p, y: M.BrierScore("max"), "`class_reduction` must be one of sum"),
         (lambda p, y: M.agreement(p[0], p[1][:3]), "`probs` and `reference` must have the same"),
         (lambda p, y: M.agreement(p, p), r"must have shape \(batch, classes\)"),
         (

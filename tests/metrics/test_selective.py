@@ -48,30 +48,9 @@ def test_ties_count_as_the_mean_over_their_orders():
     torch.testing.assert_close(M.risk_coverage(confidence[back], correct[back]).risk, curve.risk)
 
 
-def test_the_excess_is_over_the_best_order():
-    best = by_hand(CORRECT.double().tolist(), CORRECT.tolist())
-    curve = M.risk_coverage(PROBS.max(-1).values, CORRECT)
-    assert float(curve.excess) == pytest.approx(float(M.aurc(PROBS, LABELS)) - best, abs=1e-12)
-    perfect = M.risk_coverage(CORRECT.double() + torch.rand(60, generator=G) / 2, CORRECT)
-    assert float(perfect.excess) == pytest.approx(0, abs=1e-12)
-
-
 def test_confidence_that_says_nothing_has_the_error_rate():
     curve = M.risk_coverage(torch.ones(60), CORRECT)
     assert float(curve.area) == pytest.approx(1 - float(CORRECT.double().mean()))
-
-
-def test_selective_accuracy_is_that_of_the_most_confident():
-    order = PROBS.max(-1).values.argsort(descending=True)
-    coverages = (0.05, 0.1, 0.5, 0.51, 1.0)
-    curve = M.risk_coverage(PROBS.max(-1).values, CORRECT)
-    for coverage in coverages:
-        kept = order[: math.ceil(round(60 * coverage, 9))]
-        assert float(curve.accuracy_at(coverage)) == pytest.approx(
-            float(CORRECT[kept].double().mean())
-        )
-    rounded = curve.accuracy_at(0.7 * 0.1 * 10)  # 0.7 and a bit: 42, not 43
-    assert float(rounded) == pytest.approx(float(CORRECT[order[:42]].double().mean()))
 
 
 def test_sets_against_loops():

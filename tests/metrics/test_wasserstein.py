@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.special import ndtri
 
 from lightning_bnn import metrics as M
-from lightning_bnn.metrics.density_scores import wasserstein_of_each
+from lightning_bnn.metrics.regression import wasserstein_of_each
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(6, 3, 2, generator=G, dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""Agreement of a posterior's predictions with those of a reference, such as long HMC chains.
+"""Predictions of classes beside the truth, and beside those of a reference such as long HMC chains.
 
-Both are means over posterior samples, ``(batch, classes)``, for the same examples. Agreement
-compares the predicted classes, total variation and divergence the probabilities; one minus the
-agreement is none of them.
+All are means over posterior samples, ``(batch, classes)``, for the same examples. NLL and Brier
+score are proper scores. Agreement compares predicted classes, total variation and divergence
+compare probabilities, and one minus the agreement is none of them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,73 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.metrics.base import PredictionMean
-from lightning_bnn.metrics.shapes import Number, Probs
-from lightning_bnn.metrics.validation import check_predictions, check_same_shape, probabilities
+from lightning_bnn.metrics.validation import (
+    Labels,
+    Number,
+    Probs,
+    check_labels,
+    check_predictions,
+    check_same_shape,
+    logits_of,
+    probabilities,
+)
 
 __all__ = [
-    "Agreement", "TotalVariation", "agreement", "predictive_kl", "total_variation",
+    "NLL", "Agreement", "BrierScore", "TotalVariation", "agreement", "brier_score", "nll",
+    "predictive_kl", "total_variation",
 ]  # fmt: skip
 
 
 # ------------------------------------------------------------ functions
+def nll(probs: Probs, labels: Labels, from_logits: bool = False) -> Number:
+    r"""Negative log-likelihood :math:`-\frac1n \sum_i \log p_i(y_i)`, in nats.
+
+    The likelihood of an ensemble is that of its mean prediction: pass ``probs.mean(0)``.
+
+    Args:
+        probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
+        labels: ``(batch,)`` class indices.
+        from_logits: whether ``probs`` are logits; never guessed.
+
+    >>> nll(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
+    tensor(0.6931, dtype=torch.float64)
+    """
+    return _nll(probs, labels, from_logits).mean(dtype=torch.float64)
+
+
+def brier_score(probs: Probs, labels: Labels, from_logits: bool = False) -> Number:
+    r"""Squared distance of the prediction to the truth, summed over classes (Brier, 1950).
+
+    .. math:: \frac1n \sum_i \sum_c (p_{ic} - y_{ic})^2
+
+    Args:
+        probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
+        labels: ``(batch,)`` class indices.
+        from_logits: whether ``probs`` are logits; never guessed.
+
+    >>> brier_score(torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3]]), torch.tensor([0, 2]))
+    tensor(0.5200, dtype=torch.float64)
+    """
+    return _brier_total(probs, labels, from_logits) / len(probs)
+
+
+def _nll(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
+    probs = logits_of(probs, "probs") if from_logits else probabilities(probs)
+    check_labels(labels, probs)
+    if from_logits:
+        return torch.nn.functional.cross_entropy(probs, labels.long(), reduction="none")
+    return -probs.gather(-1, labels.long()[:, None])[:, 0].log()
+
+
+def _brier_total(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
+    r"""Squared distances of all examples, :math:`\sum_i 1 - 2 p_{iy} + |p_i|^2`, in float64."""
+    probs = probabilities(probs, from_logits)
+    check_labels(labels, probs)
+    squares = torch.linalg.vector_norm(probs, dtype=torch.float64).square()
+    truth = probs.gather(-1, labels.long()[:, None]).sum(dtype=torch.float64)
+    return squares + len(probs) - 2 * truth
+
+
 def agreement(probs: Probs, reference: Probs, from_logits: bool = False) -> Number:
     r"""Fraction of the examples for which both predict the same class. Ties go to the first class.
 
@@ -106,6 +164,44 @@ def _pair(probs: Tensor, reference: Tensor, from_logits: bool) -> tuple[Tensor, 
 
 
 # ------------------------------------------------------------ classes
+class NLL(PredictionMean):
+    """Negative log-likelihood, see `nll`.
+
+    Args:
+        from_logits: whether `update` is given logits; never guessed.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> NLL()(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
+    tensor(0.6931, dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    plot_lower_bound = 0.0
+
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        """Add a batch: probabilities (or logits) ``(batch, classes)`` and labels ``(batch,)``."""
+        self.add(_nll(probs, labels, self.from_logits))
+
+
+class BrierScore(PredictionMean):
+    """Brier score, see `brier_score`.
+
+    Args:
+        from_logits: whether `update` is given logits; never guessed.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> BrierScore()(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
+    tensor(0.5000, dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    plot_lower_bound, plot_upper_bound = 0.0, 2.0
+
+    def update(self, probs: Tensor, labels: Tensor) -> None:
+        """Add a batch: probabilities (or logits) ``(batch, classes)`` and labels ``(batch,)``."""
+        self.add_total(_brier_total(probs, labels, self.from_logits), len(probs))
+
+
 class Agreement(PredictionMean):
     """Agreement with a reference, see `agreement`.
 

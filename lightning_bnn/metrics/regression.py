@@ -1,4 +1,4 @@
-r"""Scores of predicted densities of numbers, and distances of predictions to a reference.
+r"""Predicted densities of numbers: scores, their calibration, and distances to a reference.
 
 What S networks predict of a number is a mixture of S Gaussians: means and standard deviations
 ``(samples, batch, targets)``, or ``(samples, batch)``. Targets are ``(batch, targets)`` or
@@ -16,37 +16,34 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lightning_bnn.arguments import check_count
-from lightning_bnn.metrics.base import ExampleMean
+from lightning_bnn.arguments import check_count, is_number
+from lightning_bnn.metrics.base import ExactMetric, ExampleMean, collected
 from lightning_bnn.metrics.gaussian_mixture import (
     components,
     mean_difference,
     mean_distance,
+    mixture_cdf,
     mixture_moments,
+    mixture_quantiles,
     thinned,
     values_for,
 )
-from lightning_bnn.metrics.shapes import Number
+from lightning_bnn.metrics.validation import Number, check_finite
 
 __all__ = [
-    "CRPS",
-    "crps",
-    "crps_of_each",
-    "energy_distance",
-    "energy_distance_of_each",
-    "sharpness",
-    "wasserstein",
-    "wasserstein_of_each",
-]
+    "CRPS", "crps", "energy_distance", "interval_coverage", "interval_width", "pit",
+    "quantile_calibration", "quantile_calibration_floor", "sharpness", "wasserstein",
+]  # fmt: skip
 
 Networks = Float[Tensor, "samples batch *targets"]
 References = Float[Tensor, "others batch *targets"]
 Targets = Float[Tensor, "batch *targets"]
 _SAMPLES = 200
 """Networks that are compared pair by pair."""
+_LEVELS = torch.arange(1, 20, dtype=torch.float64) / 20
 
 
-# ------------------------------------------------------------ functions
+# ------------------------------------------------------------ scores
 def crps(means: Networks, stds: Networks, targets: Targets, samples: int = _SAMPLES) -> Number:
     r"""Continuous ranked probability score of the mixture, in the unit of the target.
 
@@ -161,6 +158,148 @@ def energy_distance_of_each(
     return distance.clamp_min(0)
 
 
+# ------------------------------------------------------------ calibration
+def pit(means: Networks, stds: Networks, targets: Targets) -> Tensor:
+    r"""Probability integral transform :math:`\frac1S \sum_s \Phi((y - \mu_s) / \sigma_s)`.
+
+    It is uniform between 0 and 1 if the predictive distributions are the true ones.
+
+    Args:
+        means: of what every network predicts, ``(samples, batch, targets)``.
+        stds: standard deviations of the same shape, positive.
+        targets: what was observed, ``(batch, targets)``.
+
+    Returns:
+        One number per example and target.
+
+    >>> pit(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1))
+    tensor([0.5000], dtype=torch.float64)
+    """
+    means, stds = components(means, stds)
+    return mixture_cdf(means, stds, values_for(targets, means, "targets"))
+
+
+def interval_coverage(
+    means: Networks, stds: Networks, targets: Targets, level: float = 0.9
+) -> Number:
+    r"""Share of the targets within the central interval, which is the level under calibration.
+
+    .. math:: \frac1n \sum_i \big[q_{(1 - l) / 2}(x_i) \leq y_i \leq q_{(1 + l) / 2}(x_i)\big]
+
+    Args:
+        means: of what every network predicts, ``(samples, batch, targets)``.
+        stds: standard deviations of the same shape, positive.
+        targets: what was observed, ``(batch, targets)``.
+        level: probability of the interval; as much of the rest lies below it as above.
+
+    >>> zeros = torch.zeros(1, 2)
+    >>> interval_coverage(zeros, zeros + 1, torch.tensor([1.6, 1.7]))
+    tensor(0.5000, dtype=torch.float64)
+    """
+    _check_level(level)
+    return inside(pit(means, stds, targets), level).mean()
+
+
+def interval_width(means: Networks, stds: Networks, level: float = 0.9) -> Number:
+    r"""Mean width of the central intervals, in the unit of the target.
+
+    .. math:: \frac1n \sum_i q_{(1 + l) / 2}(x_i) - q_{(1 - l) / 2}(x_i)
+
+    Args:
+        means: of what every network predicts, ``(samples, batch, targets)``.
+        stds: standard deviations of the same shape, positive.
+        level: probability of the interval; as much of the rest lies below it as above.
+
+    >>> interval_width(torch.zeros(1, 1), torch.ones(1, 1))
+    tensor(3.2897, dtype=torch.float64)
+    """
+    return width_of_each(means, stds, level).mean()
+
+
+def quantile_calibration(means: Networks, stds: Networks, targets: Targets) -> Number:
+    r"""Mean over :math:`q = 0.05, ..., 0.95` of the error of the share of targets below a quantile.
+
+    .. math:: \frac1{19} \sum_q \left| \frac1n \#\{i: u_i \le q\} - q \right|, \quad u = pit
+
+    It is never zero: `quantile_calibration_floor` is what a perfect forecaster has.
+
+    Args:
+        means: of what every network predicts, ``(samples, batch, targets)``.
+        stds: standard deviations of the same shape, positive.
+        targets: what was observed, ``(batch, targets)``.
+
+    >>> zeros = torch.zeros(1, 2)
+    >>> quantile_calibration(zeros, zeros + 1, torch.tensor([-0.5, 0.5]))
+    tensor(0.1421, dtype=torch.float64)
+    """
+    return calibration_of_pit(pit(means, stds, targets))
+
+
+def quantile_calibration_floor(examples: int) -> float:
+    r"""Expected `quantile_calibration` of a perfect forecaster with so many examples.
+
+    Shares are binomial then, whose mean deviation is (De Moivre)
+    :math:`\frac2n \nu \binom n\nu q^\nu (1 - q)^{n - \nu + 1}` with
+    :math:`\nu = \lfloor nq \rfloor + 1`.
+
+    Args:
+        examples: number of independent examples.
+
+    >>> round(quantile_calibration_floor(100), 3), round(quantile_calibration_floor(300), 3)
+    (0.032, 0.019)
+    """
+    check_count("examples", examples)
+    n, q = torch.tensor(float(examples), dtype=torch.float64), _LEVELS
+    nu = (n * q).floor() + 1
+    choose = torch.lgamma(n + 1) - torch.lgamma(nu + 1) - torch.lgamma(n - nu + 1)
+    logs = choose + nu.log() + nu * q.log() + (n - nu + 1) * (1 - q).log()
+    return float((2 / n * logs.exp()).mean())
+
+
+def inside(u: Tensor, level: float) -> Tensor:
+    """Mark targets in central intervals as 1 and others as 0, by their `pit`.
+
+    Args:
+        u: of every target.
+        level: probability of the interval.
+    """
+    tail = (1 - level) / 2
+    return torch.where(u.isnan(), u, ((u > tail) & (u < 1 - tail)).double())
+
+
+def width_of_each(means: Tensor, stds: Tensor, level: float = 0.9) -> Tensor:
+    """Width of every central interval, see `interval_width`.
+
+    Args:
+        means: ``(samples, batch, targets)``.
+        stds: standard deviations of the same shape, positive.
+        level: probability of the interval.
+    """
+    _check_level(level)
+    tail = (1 - level) / 2
+    levels = torch.tensor([tail, 1 - tail], dtype=torch.float64)
+    low, high = mixture_quantiles(means, stds, levels)
+    return high - low
+
+
+def calibration_of_pit(u: Tensor) -> Tensor:
+    """The error of `quantile_calibration`, of `pit` ``(batch, targets)`` or ``(batch,)``.
+
+    Args:
+        u: of every target; NaN without examples or where one is NaN.
+    """
+    columns = u.flatten(1) if u.ndim > 1 else u[:, None]
+    levels = _LEVELS.to(u.device)[:, None]
+    shares = torch.stack([(columns <= q).double().mean(0) for q in levels])
+    error = (shares - levels).abs().mean()
+    return torch.where(columns.isnan().any(), torch.nan, error)
+
+
+def _check_level(level: Any) -> None:
+    if not (is_number(level) and 0 < level < 1):
+        raise ValueError(f"`level` must be between 0 and 1, got {level!r}.")
+
+
 # ------------------------------------------------------------ classes
 class CRPS(ExampleMean):
     """Continuous ranked probability score, see `crps`.
@@ -178,19 +317,50 @@ class CRPS(ExampleMean):
 
     def __init__(self, samples: int = _SAMPLES, **kwargs: Any) -> None:
         check_count("samples", samples)
-        super().__init__(variant=f"_{samples}", **kwargs)
+        super().__init__(samples, **kwargs)
         self.samples = samples
 
     def update(self, means: Tensor, stds: Tensor, targets: Tensor) -> None:
         """Add a batch of what every network predicts, and the targets."""
-        self.add(over_targets(crps_of_each(means, stds, targets, self.samples)))
+        values = crps_of_each(means, stds, targets, self.samples)
+        if values.ndim == 0:
+            raise ValueError("`means` must be (samples, batch, targets) or (samples, batch).")
+        self.add(values.flatten(1).mean(1) if values.ndim > 1 else values)
 
 
-def over_targets(values: Tensor) -> Tensor:
-    """The mean over the targets of every example."""
-    if values.ndim == 0:
-        raise ValueError("`means` must be (samples, batch, targets) or (samples, batch).")
-    return values.flatten(1).mean(1) if values.ndim > 1 else values
+class PITCalibration(ExactMetric):
+    """Error of the shares of targets below quantiles, of their `pit`, which are all kept.
+
+    >>> PITCalibration()(torch.tensor([0.3085, 0.6915]))
+    tensor(0.1421, dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    plot_lower_bound = 0.0
+    pit_values: list[Tensor]
+    pit_targets: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_list("pit_values")
+        self.add_state("pit_targets", torch.zeros((), dtype=torch.int64), dist_reduce_fx="max")
+
+    def update(self, u: Tensor) -> None:
+        """Add the `pit` of a batch, ``(batch, targets)`` or ``(batch,)``."""
+        targets = max(1, u.shape[1:].numel())
+        if self.pit_targets > 0 and int(self.pit_targets) != targets:
+            raise ValueError(
+                f"`targets` must have {int(self.pit_targets)} columns as before, got {targets}."
+            )
+        self.pit_values.append(u.detach().double().flatten())
+        self.pit_targets = self.pit_targets.new_full((), targets)
+
+    def compute(self) -> Tensor:
+        """The error, or NaN without examples."""
+        values = collected(self.pit_values)
+        if not len(values):
+            return self._nan("it has seen no example")
+        return calibration_of_pit(values.reshape(-1, int(self.pit_targets)))
 
 
 # ------------------------------------------------------------ draws
@@ -235,15 +405,14 @@ def wasserstein_of_each(values: Tensor, reference: Tensor) -> Tensor:
     return torch.einsum("s,s...->...", weights.to(x.device), squares).sqrt()
 
 
-def _sorted(values: Any, name: str) -> Tensor:
+def _sorted(values: Tensor, name: str) -> Tensor:
     """Every set of points in order, in float64."""
-    if not isinstance(values, Tensor) or not values.is_floating_point() or values.ndim < 2:
-        what = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else values
-        raise ValueError(f"`{name}` must be a float tensor (samples, batch, ...), got {what!s}.")
-    if len(values) == 0:
-        raise ValueError(f"`{name}` must have at least one sample, got none.")
-    if not bool(values.isfinite().all()):
-        raise ValueError(f"`{name}` must be finite, it holds NaN or infinite values.")
+    if not values.is_floating_point() or values.ndim < 2 or len(values) == 0:
+        raise ValueError(
+            f"`{name}` must be a float tensor (samples, batch, ...) of at least one sample, got "
+            f"{values.dtype} {tuple(values.shape)}."
+        )
+    check_finite(values, name)
     return values.detach().double().sort(0).values
 
 

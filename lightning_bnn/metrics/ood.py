@@ -1,0 +1,463 @@
+"""Detection of what is out of distribution: scores, their ranking, and both in one metric.
+
+Higher scores mean more out of distribution, and OOD is the positive class by default. Scores are
+used in float64; equal scores are accepted or rejected together.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.metrics.base import ExactMetric, collected
+from lightning_bnn.metrics.diversity import mutual_information
+from lightning_bnn.metrics.validation import (
+    IsOOD,
+    Number,
+    Scores,
+    check_binary,
+    check_choice,
+    check_same_shape,
+    check_scores,
+    logits_of,
+    probabilities,
+)
+
+__all__ = [
+    "AUPR", "AUROC", "FPR95", "OODDetection", "aupr", "auroc", "energy_score", "entropy_score",
+    "fpr95", "fpr_at_tpr", "max_probability_score", "mutual_information_score",
+]  # fmt: skip
+
+Positive = Literal["ood", "id"]
+ScoreName = Literal["max_probability", "entropy", "mutual_information", "energy"]
+
+
+# ------------------------------------------------------------ scores
+def max_probability_score(probs: Tensor, from_logits: bool = False) -> Tensor:
+    r"""Probability of all classes but the likeliest.
+
+    .. math:: 1 - \max_c p_c
+
+    >>> max_probability_score(torch.tensor([[0.75, 0.25], [0.5, 0.5]]))
+    tensor([0.2500, 0.5000])
+    """
+    probs = predictive(probs, from_logits)  # one minus the largest would lose the small ones
+    return probs.scatter(-1, probs.argmax(-1, keepdim=True), 0).sum(-1)
+
+
+def entropy_score(probs: Tensor, from_logits: bool = False) -> Tensor:
+    r"""Entropy of the prediction, in nats.
+
+    .. math:: -\textstyle\sum_c p_c \log p_c
+
+    >>> entropy_score(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
+    tensor([0.0000, 0.6931])
+    """
+    return torch.special.entr(predictive(probs, from_logits)).sum(-1)
+
+
+def mutual_information_score(probs: Tensor, from_logits: bool = False) -> Tensor:
+    r"""Mutual information of networks ``(samples, batch, classes)``, in nats.
+
+    .. math:: H\big(\tfrac1S \textstyle\sum_s p_s\big) - \tfrac1S \textstyle\sum_s H(p_s)
+
+    >>> mutual_information_score(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+    tensor([0.6931])
+    """
+    return mutual_information(probs, from_logits)
+
+
+def energy_score(logits: Tensor, from_logits: bool = True) -> Tensor:
+    r"""Free energy :math:`-\log \sum_c e^{z_c}` of the logits (Liu et al., 2020).
+
+    >>> energy_score(torch.zeros(1, 2))
+    tensor([-0.6931])
+    """
+    if not from_logits:
+        raise ValueError("`score='energy'` needs logits: pass `from_logits=True`.")
+    return -logits_of(logits).logsumexp(-1)
+
+
+def predictive(probs: Tensor, from_logits: bool = False) -> Tensor:
+    """Predictions ``(batch, classes)``. Those of several networks are averaged.
+
+    >>> predictive(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+    tensor([[0.5000, 0.5000]])
+    """
+    probs = probabilities(probs, from_logits)
+    return probs.mean(0) if probs.ndim == 3 else probs
+
+
+# ------------------------------------------------------------ ranking
+class Counts(NamedTuple):
+    """True and false positives at every distinct threshold, from the strictest on."""
+
+    true: Tensor
+    false: Tensor
+
+    @property
+    def complete(self) -> bool:
+        """True if both classes are present."""
+        return len(self.true) > 0 and bool(self.true[-1] > 0) and bool(self.false[-1] > 0)
+
+
+def auroc(scores: Scores, is_ood: IsOOD) -> Number:
+    r"""Probability that an OOD score exceeds an ID score, ties counting half (NaN without either).
+
+    .. math:: P(s_{ood} > s_{id}) + \tfrac12 P(s_{ood} = s_{id})
+
+    Args:
+        scores: one number per example, higher is more out of distribution.
+        is_ood: whether the example is out of distribution.
+
+    >>> auroc(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([False, False, True]))
+    tensor(0.7500, dtype=torch.float64)
+    """
+    return auroc_of_counts(count_positives(*split_scores(scores, is_ood)))
+
+
+def aupr(scores: Scores, is_ood: IsOOD, positive: Positive = "ood") -> Tensor:
+    r"""Average precision, the area under the precision-recall curve, or NaN without either class.
+
+    .. math:: \sum_t (R_t - R_{t-1})\, P_t
+
+    Args:
+        scores: one number per example, higher is more out of distribution.
+        is_ood: whether the example is out of distribution.
+        positive: the class to find. For ``"id"`` low scores are.
+
+    >>> aupr(torch.zeros(10), torch.arange(10) < 4)
+    tensor(0.4000, dtype=torch.float64)
+    """
+    return aupr_of_counts(count_positives(*split_scores(scores, is_ood), positive))
+
+
+def fpr_at_tpr(
+    scores: Scores, is_ood: IsOOD, tpr: float = 0.95, positive: Positive = "ood"
+) -> Tensor:
+    r"""False positive rate at the strictest threshold that finds a fraction of the positives.
+
+    .. math:: P(s_{id} \geq t), \quad t = \max \{u : P(s_{ood} \geq u) \geq \text{tpr}\}
+
+    Args:
+        scores: one number per example, higher is more out of distribution.
+        is_ood: whether the example is out of distribution.
+        tpr: the fraction of positives to find.
+        positive: the class to find. For ``"id"`` low scores are.
+
+    >>> ood = torch.arange(10) >= 6
+    >>> fpr_at_tpr(torch.arange(10.0), ood), fpr_at_tpr(torch.zeros(10), ood)
+    (tensor(0., dtype=torch.float64), tensor(1., dtype=torch.float64))
+    """
+    return fpr_of_scores(*split_scores(scores, is_ood), tpr, positive)
+
+
+def fpr95(scores: Scores, is_ood: IsOOD, positive: Positive = "ood") -> Number:
+    """`fpr_at_tpr` at 95 %.
+
+    >>> fpr95(torch.arange(10.0), torch.arange(10) < 5)
+    tensor(1., dtype=torch.float64)
+    """
+    return fpr_at_tpr(scores, is_ood, 0.95, positive)
+
+
+# ------------------------------------------------------------ counts
+def split_scores(scores: Tensor, is_ood: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores of ID and of OOD examples in float64.
+
+    >>> split_scores(torch.tensor([1.0, 2.0]), torch.tensor([True, False]))[0]
+    tensor([2.], dtype=torch.float64)
+    """
+    check_ranking(scores, is_ood)
+    scores, is_ood = scores.double(), is_ood.bool()
+    return scores[~is_ood], scores[is_ood]
+
+
+def check_ranking(scores: Tensor, is_ood: Tensor) -> None:
+    """Refuse all but one number and one truth per example."""
+    check_same_shape(scores, is_ood, "`scores` and `is_ood`")
+    check_binary(is_ood, "`is_ood` must be boolean, or 0 (ID) and 1 (OOD).")
+    check_scores(scores)
+
+
+def count_positives(scores_id: Tensor, scores_ood: Tensor, positive: Positive = "ood") -> Counts:
+    """True and false positives at every threshold between distinct scores.
+
+    >>> count_positives(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0])).true
+    tensor([1, 2, 2])
+    """
+    positives, negatives = _sought_first(scores_id, scores_ood, positive)
+    scores, order = torch.cat([positives, negatives]).sort(descending=True, stable=True)
+    is_positive = order < len(positives)
+    last_of_tie = torch.ones_like(is_positive)
+    last_of_tie[:-1] = scores[1:] != scores[:-1]
+    true = is_positive.cumsum(0)[last_of_tie]
+    return Counts(true, last_of_tie.nonzero()[:, 0] + 1 - true)
+
+
+def auroc_of_counts(counts: Counts) -> Number:
+    """Area under the receiver operating characteristic, exact in integers up to the division."""
+    if not counts.complete:
+        return _nan(counts)
+    true = torch.nn.functional.pad(counts.true, (1, 0))
+    steps = counts.false.diff(prepend=counts.false.new_zeros(1))
+    twice = (steps * (true[1:] + true[:-1])).sum()
+    return twice.double() / 2 / (counts.true[-1].double() * counts.false[-1])
+
+
+def aupr_of_counts(counts: Counts) -> Tensor:
+    """Average precision."""
+    if not counts.complete:
+        return _nan(counts)
+    precision = counts.true.double() / (counts.true + counts.false)
+    steps = counts.true.diff(prepend=counts.true.new_zeros(1)).double() / counts.true[-1]
+    return (steps * precision).sum()
+
+
+def fpr_of_scores(
+    scores_id: Tensor, scores_ood: Tensor, tpr: float = 0.95, positive: Positive = "ood"
+) -> Tensor:
+    """False positive rate at a recall. The threshold needs no sorting."""
+    if not 0 < tpr <= 1:
+        raise ValueError(f"`tpr` must be in (0, 1], got {tpr}.")
+    positives, negatives = _sought_first(scores_id, scores_ood, positive)
+    if min(len(positives), len(negatives)) == 0:
+        return scores_id.new_full((), torch.nan)
+    needed = math.ceil(tpr * len(positives) - 1e-9)
+    threshold = positives.kthvalue(len(positives) - needed + 1).values
+    return (negatives >= threshold).double().mean()
+
+
+def _sought_first(
+    scores_id: Tensor, scores_ood: Tensor, positive: Positive
+) -> tuple[Tensor, Tensor]:
+    """Scores of positives and of negatives, higher ones more positive."""
+    check_choice("positive", positive, get_args(Positive))
+    return (scores_ood, scores_id) if positive == "ood" else (-scores_id, -scores_ood)
+
+
+def _nan(counts: Counts) -> Tensor:
+    return torch.full((), torch.nan, dtype=torch.float64, device=counts.true.device)
+
+
+# ------------------------------------------------------------ classes
+class _Ranking(ExactMetric):
+    """Keeps every score and whether it belongs to an OOD example."""
+
+    family = "ranking"
+    scores: list[Tensor]
+    is_ood: list[Tensor]
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_list("scores")
+        self.add_list("is_ood")
+
+    def update(self, scores: Tensor, is_ood: Tensor) -> None:
+        """Add a batch of scores (higher is more out of distribution) and which of them are OOD."""
+        check_ranking(scores, is_ood)
+        self.scores.append(scores.detach().flatten().double())
+        self.is_ood.append(is_ood.flatten().double())
+
+    def update_id(self, scores: Tensor) -> None:
+        """Add scores of in-distribution examples."""
+        self.update(scores, torch.zeros_like(scores, dtype=torch.bool))
+
+    def update_ood(self, scores: Tensor) -> None:
+        """Add scores of out-of-distribution examples."""
+        self.update(scores, torch.ones_like(scores, dtype=torch.bool))
+
+    def compute(self) -> Tensor:
+        """The number, or NaN without examples of both kinds."""
+        scores, is_ood = collected(self.scores), collected(self.is_ood).bool()
+        scores_id, scores_ood = scores[~is_ood], scores[is_ood]
+        if min(len(scores_id), len(scores_ood)) == 0:
+            return self._nan("it needs ID and OOD examples")
+        return self.value(scores_id, scores_ood)
+
+    @abstractmethod
+    def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
+        """The number, once there are examples of both kinds."""
+
+
+class AUROC(_Ranking):
+    """Area under the receiver operating characteristic, see `auroc`.
+
+    Args:
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> AUROC()(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([False, False, True]))
+    tensor(0.7500, dtype=torch.float64)
+    """
+
+    higher_is_better = True
+
+    def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
+        """The area under the curve of true against false positives."""
+        return auroc_of_counts(count_positives(scores_id, scores_ood))
+
+
+class AUPR(_Ranking):
+    """Average precision, see `aupr`.
+
+    Args:
+        positive: the class to find, ``"ood"`` or ``"id"``.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> AUPR()(torch.zeros(10), torch.arange(10) < 4)
+    tensor(0.4000, dtype=torch.float64)
+    """
+
+    higher_is_better = True
+
+    def __init__(self, positive: Positive = "ood", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.positive = check_choice("positive", positive, get_args(Positive))
+
+    def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
+        """The area under the curve of precision against recall."""
+        return aupr_of_counts(count_positives(scores_id, scores_ood, self.positive))
+
+
+class FPR95(_Ranking):
+    """False positive rate at 95 % true positives, see `fpr95`.
+
+    Args:
+        positive: the class to find, ``"ood"`` or ``"id"``.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> FPR95()(torch.arange(10.0), torch.arange(10) < 5)
+    tensor(1., dtype=torch.float64)
+    """
+
+    higher_is_better = False
+
+    def __init__(self, positive: Positive = "ood", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.positive = check_choice("positive", positive, get_args(Positive))
+
+    def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
+        """The rate of false positives."""
+        return fpr_of_scores(scores_id, scores_ood, 0.95, self.positive)
+
+
+class OODDetection(ExactMetric):
+    """AUROC, AUPR of both classes and FPR95 of every OOD set against the same ID examples.
+
+    Args:
+        score: what to rank by: ``"max_probability"``, ``"entropy"``, ``"mutual_information"``,
+            ``"energy"``, a function from outputs to one score per example (higher is more out of
+            distribution), or None when `update` is given scores.
+        ood_sets: names of the OOD sets.
+        positive: the class that FPR95 finds, ``"ood"`` or ``"id"``.
+        from_logits: whether `update` is given logits; never guessed.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> metric = OODDetection("max_probability", ood_sets=["svhn"])
+    >>> metric.update_id(torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
+    >>> metric.update_ood(torch.tensor([[0.6, 0.4], [0.5, 0.5]]), "svhn")
+    >>> {name: round(value.item(), 3) for name, value in metric.compute().items()}
+    {'AUROC/svhn': 1.0, 'AUPR_out/svhn': 1.0, 'AUPR_in/svhn': 1.0, 'FPR95/svhn': 0.0}
+    """
+
+    def __init__(
+        self,
+        score: ScoreName | Callable[[Tensor], Tensor] | None = "max_probability",
+        ood_sets: Sequence[str] = ("ood",),
+        positive: Positive = "ood",
+        from_logits: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(_described(score), from_logits, **kwargs)
+        if isinstance(ood_sets, str) or not ood_sets or len(set(ood_sets)) != len(ood_sets):
+            raise ValueError(f"`ood_sets` must be a list of different names, got {ood_sets!r}.")
+        if isinstance(score, str):
+            check_choice("score", score, get_args(ScoreName))
+        self.score, self.ood_sets = score, tuple(ood_sets)
+        self.positive = check_choice("positive", positive, get_args(Positive))
+        self.from_logits = from_logits
+        if score == "energy" and not from_logits:
+            raise ValueError("`score='energy'` needs logits: pass `from_logits=True`.")
+        for k in range(len(self.ood_sets) + 1):
+            self.add_list(f"scores_{k}")
+
+    def update(self, outputs: Tensor, ood_set: str | int | None = None) -> None:
+        """Add a batch of one set.
+
+        Args:
+            outputs: what the score takes: probabilities (or logits) ``(batch, classes)``, or
+                ``(samples, batch, classes)``; scores ``(batch,)`` if ``score`` is None.
+            ood_set: name or number of the OOD set; None for ID examples.
+        """
+        if isinstance(ood_set, int) and 0 <= ood_set < len(self.ood_sets):
+            ood_set = self.ood_sets[ood_set]
+        if ood_set is not None:
+            check_choice("ood_set", ood_set, self.ood_sets)
+        k = 0 if ood_set is None else 1 + self.ood_sets.index(str(ood_set))
+        getattr(self, f"scores_{k}").append(self._scores(outputs))
+
+    def update_id(self, outputs: Tensor) -> None:
+        """Add a batch of in-distribution examples."""
+        self.update(outputs)
+
+    def update_ood(self, outputs: Tensor, ood_set: str | int | None = None) -> None:
+        """Add a batch of out-of-distribution examples of one of the sets."""
+        if ood_set is None and len(self.ood_sets) > 1:
+            check_choice("ood_set", ood_set, self.ood_sets)
+        self.update(outputs, 0 if ood_set is None else ood_set)
+
+    def compute(self) -> dict[str, Tensor]:
+        """All numbers by name, or NaN where ID or OOD examples are missing."""
+        scores_id, *of_sets = (
+            collected(getattr(self, f"scores_{k}")) for k in range(len(self.ood_sets) + 1)
+        )
+        result = {}
+        for ood_set, scores_ood in zip(self.ood_sets, of_sets, strict=True):
+            if min(len(scores_id), len(scores_ood)) == 0:
+                self._nan(f"there are no ID examples or none of {ood_set!r}")
+            suffix = f"/{ood_set}" if self.ood_sets != ("ood",) else ""
+            out = count_positives(scores_id, scores_ood)
+            result[f"AUROC{suffix}"] = auroc_of_counts(out)
+            result[f"AUPR_out{suffix}"] = aupr_of_counts(out)
+            result[f"AUPR_in{suffix}"] = aupr_of_counts(
+                count_positives(scores_id, scores_ood, "id")
+            )
+            convention = "_id" if self.positive == "id" else ""
+            rate = fpr_of_scores(scores_id, scores_ood, 0.95, self.positive)
+            result[f"FPR95{convention}{suffix}"] = rate
+        return result
+
+    def plot(self, val: Any = None, ax: Any = None) -> Any:
+        """Draw all numbers, or curves of given results."""
+        return self._plot(self.compute() if val is None else val, ax)
+
+    def _scores(self, outputs: Tensor) -> Tensor:
+        if isinstance(self.score, str):
+            scores = _SCORES[self.score](outputs, self.from_logits)
+        else:
+            scores = outputs if self.score is None else self.score(outputs)
+        if scores.ndim != 1:
+            raise ValueError(f"Scores must be one per example, got shape {tuple(scores.shape)}.")
+        check_scores(scores)
+        return scores.detach().double()
+
+
+_SCORES: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
+    "max_probability": max_probability_score,
+    "entropy": entropy_score,
+    "mutual_information": mutual_information,
+    "energy": energy_score,
+}
+
+
+def _described(score: Any) -> str:
+    """Tells scores apart, in the same words in every process."""
+    name = getattr(score, "__qualname__", None) or type(score).__name__
+    line = getattr(getattr(score, "__code__", None), "co_firstlineno", "")
+    return score if isinstance(score, str) else f"{getattr(score, '__module__', '')}.{name}:{line}"
