@@ -6,11 +6,8 @@ from lightning_bnn._lazy import lazy_package
 
 if TYPE_CHECKING:
     from lightning_bnn.datamodules.base import *
-    from lightning_bnn.datamodules.cifar import *
     from lightning_bnn.datamodules.digits import *
-    from lightning_bnn.datamodules.embedded import *
-    from lightning_bnn.datamodules.mnist import *
-    from lightning_bnn.datamodules.tiny_imagenet import *
+    from lightning_bnn.datamodules.images import *
     from lightning_bnn.datamodules.toy import *
     from lightning_bnn.datamodules.uci import *
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.arguments import check_count
-from lightning_bnn.datamodules.augmentation import CropFlip
 from lightning_bnn.datamodules.loader import RawBatch, TensorLoader
-from lightning_bnn.datamodules.normalisation import normalise
+from lightning_bnn.datamodules.preprocessing import CropFlip, normalise
 from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.randomness import keyed_generator
 

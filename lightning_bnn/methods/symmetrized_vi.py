@@ -31,7 +31,7 @@ from lightning_bnn.posteriors.mutual_information import (
     permanent_information,
 )
 from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_permanent
-from lightning_bnn.posteriors.reparameterised import Draw, Scratch, draw
+from lightning_bnn.posteriors.perturbations import Draw, Scratch, draw
 from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, unit_layers
 from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.symmetry import Symmetries, discover, permute, random_permutations

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from lightning_bnn.modules.bayesian import *
     from lightning_bnn.modules.by_method import *
     from lightning_bnn.modules.judging import *
-    from lightning_bnn.modules.predictive import *
     from lightning_bnn.tables import results_table as results_table
 
 lazy_package(__name__)

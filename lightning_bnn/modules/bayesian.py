@@ -24,10 +24,9 @@ from lightning_bnn.modules import batches, checkpoints, sharing
 from lightning_bnn.modules.arguments import values_of
 from lightning_bnn.modules.core import Core
 from lightning_bnn.modules.fitting import EndsFit, Fitting
-from lightning_bnn.modules.judging import Judging, Prediction
+from lightning_bnn.modules.judging import Judging, Prediction, Predictive
 from lightning_bnn.modules.members import Members
 from lightning_bnn.modules.optimization import clip_members, configured_optimizers, rescale_steps
-from lightning_bnn.modules.predictive import Predictive
 from lightning_bnn.modules.templates import TemplateMode, explaining_misfits, template_of
 from lightning_bnn.modules.training_data import batch_for
 from lightning_bnn.posteriors import Posterior

@@ -16,7 +16,6 @@ from tqdm.auto import tqdm
 
 from lightning_bnn.datamodules import MissingData
 from lightning_bnn.plots.page import Section, html_report
-from lightning_bnn.studies.claims.evidence import Evidence, over_seeds
 from lightning_bnn.studies.claims.steps import (
     PAPERS,
     STEPS,
@@ -26,7 +25,7 @@ from lightning_bnn.studies.claims.steps import (
     evidence_in,
     recorded,
 )
-from lightning_bnn.studies.claims.verdicts import CLAIMS, Judged, judged
+from lightning_bnn.studies.claims.verdicts import CLAIMS, Evidence, Judged, judged, over_seeds
 from lightning_bnn.studies.findings import Findings, results_folder, write_findings
 from lightning_bnn.tables import Cell, Measured, Table
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lightning_bnn.datamodules.augmentation import CropFlip
 from lightning_bnn.datamodules.loader import TensorLoader
+from lightning_bnn.datamodules.preprocessing import CropFlip
 
 
 def loader(n=23, batch_size=4, **options):

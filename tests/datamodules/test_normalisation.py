@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lightning_bnn.datamodules import normalisation
-from lightning_bnn.datamodules.normalisation import normalise
+from lightning_bnn.datamodules import preprocessing as normalisation
+from lightning_bnn.datamodules.preprocessing import normalise
 
 MEAN, STD = (0.1, 0.5, 0.3), (0.2, 0.7, 1.5)
 

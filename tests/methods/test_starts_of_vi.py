@@ -10,7 +10,7 @@ from module_cases import Blobs, adam, made, network, same, state, trainer
 from lightning_bnn import methods, modules, params
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.methods import Batch, Fit, Progress, Run
-from lightning_bnn.methods import initial_scales as starting
+from lightning_bnn.methods import mfvi as starting
 
 X, Y = Blobs().load().train
 ALL = [Batch((X[k : k + 10],), Y[k : k + 10], number=k // 10) for k in range(0, len(X), 10)]

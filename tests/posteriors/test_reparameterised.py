@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from lightning_bnn import params as P
-from lightning_bnn.posteriors.reparameterised import Scratch, draw
+from lightning_bnn.posteriors.perturbations import Scratch, draw
 
 SPEC = P.ravel({"a": torch.zeros(2, 3), "b": torch.zeros(4)})[1]
 

@@ -11,22 +11,20 @@ import yaml
 from pages import page
 from scipy.stats import ttest_1samp
 
-from lightning_bnn.studies.claims.evidence import (
-    Evidence,
-    Missing,
-    Number,
-    over_seeds,
-    with_error,
-)
 from lightning_bnn.studies.claims.steps import PAPERS, STEPS, chosen_steps
 from lightning_bnn.studies.claims.verdicts import (
     CLAIMS,
     DERIVED,
     RELATIONS,
+    Evidence,
+    Missing,
+    Number,
     _filled,
     answer,
     judged,
+    over_seeds,
     verdict_of,
+    with_error,
 )
 from lightning_bnn.studies.reproduce import over_all_seeds
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_bnn.studies.demo_words import GLOSSARY, on_chains, on_distances, on_pairs
+from lightning_bnn.studies.demo import GLOSSARY, on_chains, on_distances, on_pairs
 from lightning_bnn.tables import Measured, Table
 
 NAN = float("nan")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 
 import lightning_bnn
-from lightning_bnn.studies.claims.evidence import Evidence
+from lightning_bnn.studies.claims.verdicts import Evidence
 
 __all__ = ["PAPERS", "STEPS", "Record", "Size", "Step", "chosen_steps", "evidence_in", "recorded"]
 
