@@ -118,9 +118,9 @@ def run_on_slurm(work: Work) -> None:
             options = {"slurm_array_parallelism": work.workers, **options}
         executor.update_parameters(**options)
     jobs = list(work.jobs)
-    here = [os.getcwd()] * len(jobs)
+    folders = [os.getcwd()] * len(jobs)
     tried = dict.fromkeys(range(len(jobs)), 1)
-    running = dict(enumerate(executor.map_array(_alone, [work.task] * len(jobs), jobs, here)))
+    running = dict(enumerate(executor.map_array(_alone, [work.task] * len(jobs), jobs, folders)))
     try:
         while running:
             time.sleep(_POLL)

@@ -38,9 +38,9 @@ def needed(what: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        known = _EXTRAS.get((error.name or "").partition(".")[0])
-        if known is None:
+        requirement = _EXTRAS.get((error.name or "").partition(".")[0])
+        if requirement is None:
             raise
-        package, extra = known
+        package, extra = requirement
         message = f"{what} needs {package}: pip install 'lightning_bnn[{extra}]'"
         raise MissingPackage(message, name=error.name) from error

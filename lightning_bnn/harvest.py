@@ -36,18 +36,18 @@ class Schedule:
     start: int = 0
 
     def __post_init__(self) -> None:
-        given = [
+        stated = [
             n for n in ("every_n_steps", "every_n_epochs", "at") if getattr(self, n) is not None
         ]
-        if len(given) != 1:
+        if len(stated) != 1:
             raise ValueError(
                 "Give exactly one of `every_n_steps`, `every_n_epochs` and `at`, got "
-                f"{' and '.join(given) or 'none'}."
+                f"{' and '.join(stated) or 'none'}."
             )
-        value = getattr(self, given[0])
-        for number in (value or (0,)) if given[0] == "at" else (value,):
-            check_count(given[0], number)
-        if given[0] == "at":
+        value = getattr(self, stated[0])
+        for number in (value or (0,)) if stated[0] == "at" else (value,):
+            check_count(stated[0], number)
+        if stated[0] == "at":
             object.__setattr__(self, "at", tuple(sorted(set(value))))
         check_count("start", self.start, 0)
 

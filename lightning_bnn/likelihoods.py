@@ -114,8 +114,8 @@ class Bernoulli(Likelihood):
 
     def predictive(self, outputs: Float[Tensor, "samples batch 1"]) -> Tensor:
         """Mean of the probabilities of several networks, of both classes, ``(batch, 2)``."""
-        one = outputs[..., 0].sigmoid().mean(0)
-        return torch.stack([1 - one, one], -1)
+        probability = outputs[..., 0].sigmoid().mean(0)
+        return torch.stack([1 - probability, probability], -1)
 
 
 class GaussianPrediction(NamedTuple):

@@ -47,12 +47,12 @@ class NamedTensors(nn.Module):
         """The tensors of today, by name."""
         if self._replaced is not None:
             return dict(self._replaced)
-        return {name: getattr(self, place) for name, place in self._attributes.items()}
+        return {name: getattr(self, attribute) for name, attribute in self._attributes.items()}
 
     def hold(self, tensors: Params) -> None:
         """Hold these tensors instead, without copying them."""
-        for place in self._attributes.values():
-            self._buffers.pop(place, None)
+        for attribute in self._attributes.values():
+            self._buffers.pop(attribute, None)
         self._replaced = dict(tensors)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -68,16 +68,16 @@ class NamedTensors(nn.Module):
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool,
         missing: list[str], unexpected: list[str], errors: list[str],
     ) -> None:  # fmt: skip
-        given = {key[len(prefix) :]: t for key, t in state_dict.items() if key.startswith(prefix)}
-        absent = [prefix + name for name in self._attributes if name not in given]
-        if absent and given.keys() == set(self._attributes.values()):  # an older file
-            absent, given = [], {name: given[place] for name, place in self._attributes.items()}
+        tensors = {key[len(prefix) :]: t for key, t in state_dict.items() if key.startswith(prefix)}
+        absent = [prefix + name for name in self._attributes if name not in tensors]
+        if absent and tensors.keys() == set(self._attributes.values()):  # an older file
+            absent, tensors = [], {name: tensors[place] for name, place in self._attributes.items()}
         missing.extend(absent)
         if self._replaced is None:
-            known = {
-                prefix + self._attributes[n]: t for n, t in given.items() if n in self._attributes
+            buffers = {
+                prefix + self._attributes[n]: t for n, t in tensors.items() if n in self._attributes
             }
-            super()._load_from_state_dict(known, prefix, metadata, False, [], [], errors)
-            unexpected.extend(prefix + name for name in given if name not in self._attributes)
+            super()._load_from_state_dict(buffers, prefix, metadata, False, [], [], errors)
+            unexpected.extend(prefix + name for name in tensors if name not in self._attributes)
         elif not absent:
-            self.hold({name: t.detach().to(self.device).clone() for name, t in given.items()})
+            self.hold({name: t.detach().to(self.device).clone() for name, t in tensors.items()})

@@ -45,11 +45,11 @@ def settings_of_text(text: str, name: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ValueError(f"`config`: {name} is no YAML file ({_syntax(error)}).") from error
     if not isinstance(settings, dict):
-        shown = "nothing" if settings is None else repr(settings)
-        shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
+        quoted = "nothing" if settings is None else repr(settings)
+        quoted = quoted if len(quoted) <= _SHOWN else quoted[:_SHOWN] + "..."
         raise ValueError(
             f"`config`: {name} must hold groups of settings, such as `model` and `data`, got "
-            f"{shown}."
+            f"{quoted}."
         )
     _check_keys(settings, name)
     return settings
@@ -61,8 +61,8 @@ def config_files(typed: Sequence[str]) -> list[str]:
     Args:
         typed: the command line.
     """
-    named = [typed[k + 1] for k, part in enumerate(typed[:-1]) if part in ("-c", "--config")]
-    named += [part.partition("=")[2] for part in typed if part.startswith(("-c=", "--config="))]
+    named = [typed[k + 1] for k, word in enumerate(typed[:-1]) if word in ("-c", "--config")]
+    named += [word.partition("=")[2] for word in typed if word.startswith(("-c=", "--config="))]
     return [name for name in named if os.path.isfile(name)]
 
 

@@ -95,7 +95,7 @@ class Table:
     def text(self) -> str:
         """The table as a terminal shows it, with columns aligned."""
         parts = [self.title, text_table(self.header, self.cells()), self.note]
-        return "\n".join(part for part in parts if part)
+        return "\n".join(block for block in parts if block)
 
     def markdown(self) -> str:
         """For a document.
@@ -108,7 +108,7 @@ class Table:
         header, *body = ("| " + " | ".join(row) + " |" for row in (self.header, *self.cells()))
         lines = "\n".join([header, "|" + "---|" * len(self.header), *body])
         parts = [f"**{self.title}**" if self.title else "", lines, self.note]
-        return "\n\n".join(part for part in parts if part)
+        return "\n\n".join(block for block in parts if block)
 
     def csv(self) -> str:
         """All digits, errors in columns of their own."""

@@ -116,8 +116,8 @@ class ChainDiagnostics(Callback):
         panels = {**healthy, "rhat": None}
 
         def draw(some: dict[str, Any]) -> Any:
-            shown = {space: values for space, values in some.items() if space in healthy}
-            return chains_figure(shown, reductions, "rhat" in some)
+            panels_of_values = {space: values for space, values in some.items() if space in healthy}
+            return chains_figure(panels_of_values, reductions, "rhat" in some)
 
         step = figure_step(trainer)
         log_panels(trainer, self._folder, "posterior/chains", panels, draw, step)
@@ -126,8 +126,8 @@ class ChainDiagnostics(Callback):
     @torch.no_grad()
     def _collect(self, pl_module: Any) -> None:
         """Follow the chains on: evaluate the networks they have reached since the last time."""
-        seen = next(iter(self.values.values())).shape[1] if self.values else 0
-        chains = pl_module.chains(seen)
+        times = next(iter(self.values.values())).shape[1] if self.values else 0
+        chains = pl_module.chains(times)
         if not chains:
             return
         shape = next(iter(chains.values())).shape[:2]
@@ -147,8 +147,8 @@ class ChainDiagnostics(Callback):
         training = template.training
         outputs = P.apply(template.eval(), networks, *inputs)
         template.train(training)
-        known = isinstance(pl_module.likelihood, Categorical)
-        return outputs.softmax(-1) if known else outputs
+        is_categorical = isinstance(pl_module.likelihood, Categorical)
+        return outputs.softmax(-1) if is_categorical else outputs
 
     def _weights(self, pl_module: Any, networks: Params) -> dict[str, Tensor]:
         """Some weights as they are, and in canonical form if the symmetries can be found."""

@@ -151,7 +151,7 @@ class PosteriorFigures(SymmetryCallback):
 
         assert self.network is not None
         followed = torch.stack(self._followed, 1)  # (forms, times, members, weights)
-        places = [str(int(place)) for place in self._places]
+        places = [str(int(index)) for index in self._places]
         labels = f"{self._layer}[{places[0]}]", f"{self._layer}[{places[-1]}]"
         by_form = dict(zip(_FORMS, followed, strict=True))
         pairs = {form: _finite(v[..., [0, -1]].flatten(0, 1)) for form, v in by_form.items()}

@@ -314,8 +314,8 @@ def _names_of_weights(pl_module: Any, weights: Params) -> list[str]:
     """Names of the weights among the tensors that are kept."""
     stack = stack_of(pl_module)
     root = pl_module if stack is None else stack.template
-    known = [name.replace("_orig_mod.", "") for name in P.weight_names(root)]
-    return [n for n in weights if any(k == n or k.endswith(f".{n}") for k in known)]
+    names = [name.replace("_orig_mod.", "") for name in P.weight_names(root)]
+    return [n for n in weights if any(k == n or k.endswith(f".{n}") for k in names)]
 
 
 def _size_in_bytes(tensors: Params, dtype: torch.dtype | None) -> int:

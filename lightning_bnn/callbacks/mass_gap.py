@@ -142,9 +142,9 @@ class MassGap(SymmetryCallback):
         largest = torch.stack([_largest(w, names) for w in (weights, balanced)])
         row = numbers.flatten(1).mean(1).tolist() if numbers.ndim > 1 else numbers.tolist()
         values = dict(zip(_NAMES, row, strict=False))
-        for kind, numbers in zip(("", "_at_minimum"), largest.tolist(), strict=True):
+        for suffix, numbers in zip(("", "_at_minimum"), largest.tolist(), strict=True):
             layers = zip(names, numbers, strict=True)
-            values |= {f"largest_weight{kind}/{name}": value for name, value in layers}
+            values |= {f"largest_weight{suffix}/{name}": value for name, value in layers}
         self._log_all(trainer, pl_module, values)
         self.history.append((figure_step(trainer), row))
 

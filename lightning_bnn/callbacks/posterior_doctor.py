@@ -178,8 +178,8 @@ class PosteriorDoctor(Callback):
         from lightning_bnn.doctor import Examples
 
         begun = time.process_time()
-        seen = (store.examples() for store in (self._training, self._held_out))
-        training, held_out = (None if pair is None else Examples(*pair) for pair in seen)
+        examples = (store.examples() for store in (self._training, self._held_out))
+        training, held_out = (None if pair is None else Examples(*pair) for pair in examples)
         curves = {name: list(values) for name, values in self.curves.items()}
         self.report, looks = examine_run(
             trainer, pl_module, self.module, training, held_out, curves
@@ -223,11 +223,11 @@ class _ExampleStore:
         """Keep the examples of a batch, unless its layout is not known."""
         if self._count >= self.most:
             return
-        part = _examples(pl_module, batch)
-        if part is None:
+        examples = _examples(pl_module, batch)
+        if examples is None:
             return
         left = self.most - self._count
-        inputs, targets = tree_map(lambda t: t[:left].detach(), part)
+        inputs, targets = tree_map(lambda t: t[:left].detach(), examples)
         self._parts.append((inputs, targets))
         self._count += len(targets)
 
@@ -244,28 +244,28 @@ def _examples(pl_module: Any, batch: Any) -> _Examples | None:
     """Read inputs and targets from a batch, the first one where every member has its own."""
     if isinstance(batch, MemberBatch):
         batch = tree_map(lambda t: t[0] if isinstance(t, Tensor) else t, tuple(batch))
-    read = getattr(pl_module, "inputs_and_targets", None)
-    if callable(read):
-        inputs, targets = read(batch)
+    reader = getattr(pl_module, "inputs_and_targets", None)
+    if callable(reader):
+        inputs, targets = reader(batch)
         inputs = pl_module.cast(inputs)
     elif isinstance(batch, (tuple, list)) and len(batch) > 1:
         inputs, targets = tuple(batch[:-1]), batch[-1]
     else:
         return None
     sizes = {len(t) for t in (*inputs, targets) if isinstance(t, Tensor) and t.ndim}
-    known = isinstance(targets, Tensor) and all(isinstance(t, Tensor) for t in inputs)
-    return (tuple(inputs), targets) if known and len(sizes) == 1 else None
+    are_tensors = isinstance(targets, Tensor) and all(isinstance(t, Tensor) for t in inputs)
+    return (tuple(inputs), targets) if are_tensors and len(sizes) == 1 else None
 
 
 def _of_samplers(optimizers: Any) -> dict[str, float]:
     """Temperature, acceptance and energy errors of samplers, where they have any."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for wrapped in optimizers:
         optimizer = getattr(wrapped, "optimizer", wrapped)
         if callable(getattr(optimizer, "kinetic_temperature", None)) and optimizer.state:
-            found["kinetic_temperature"] = float(optimizer.kinetic_temperature())
+            numbers["kinetic_temperature"] = float(optimizer.kinetic_temperature())
         for curve, name in (("acceptance", "acceptance"), ("energy_variance", "energy_variances")):
             values = getattr(optimizer, name, None)
             if isinstance(values, Tensor) and values.numel():
-                found[curve] = float(values.double().mean())
-    return {name: value for name, value in found.items() if not math.isnan(value)}
+                numbers[curve] = float(values.double().mean())
+    return {name: value for name, value in numbers.items() if not math.isnan(value)}

@@ -67,10 +67,10 @@ def _settings(trainer: Any, pl_module: Any) -> Settings:
     samples = "temperature" in first or "energy_variance" in first
     decay = 0.0 if samples else max((float(g.get("weight_decay", 0)) for g in groups), default=0.0)
     dataset = getattr(trainer.train_dataloader, "dataset", None)
-    told = first.get("num_data") or getattr(pl_module, "num_data", None)
+    num_data = first.get("num_data") or getattr(pl_module, "num_data", None)
     method = getattr(pl_module, "method", None)
     return Settings(
-        num_data=told if isinstance(told, int) else None,
+        num_data=num_data if isinstance(num_data, int) else None,
         seen=len(dataset) if isinstance(dataset, Sized) else None,
         temperature=_number(first.get("temperature", getattr(pl_module, "temperature", 1.0))),
         kl_weight=_number(getattr(pl_module, "kl_weight", 1.0)),

@@ -230,21 +230,21 @@ class SymmetricAverage(SymmetryCallback):
         live = _averaged_tensors(pl_module)
         mean = {n: t.to(live[n].device, live[n].dtype) for n, t in self._mean.items()}
         mean |= self._statistics(mean)
-        own = _state(pl_module)
-        state = {n: t.clone() if isinstance(t, Tensor) else t for n, t in own.items()}
-        names = _names_in(live, {n: t for n, t in own.items() if _is_full(t)})
+        live_state = _state(pl_module)
+        state = {n: t.clone() if isinstance(t, Tensor) else t for n, t in live_state.items()}
+        names = _names_in(live, {n: t for n, t in live_state.items() if _is_full(t)})
         return state | {n: mean[name] for n, name in names.items()}
 
     def _statistics(self, mean: Params) -> Params:
         """Statistics of batch norms in the network, estimated with the average in it."""
         if not self._calls or self.network is None:
             return {}
-        own = {**self.network.weights(), **{n: mean[name] for n, name in self._names.items()}}
+        network = {**self.network.weights(), **{n: mean[name] for n, name in self._names.items()}}
         device = next(iter(mean.values())).device
         calls = [tree_map(lambda t: _detached(t, device), call) for call in self._calls]
         with isolate_rng():
             runner = structural_copy(self.network.module).eval()
-            new = reestimated_on_calls(runner, own, calls)
+            new = reestimated_on_calls(runner, network, calls)
         return {name: new[n] for n, name in self._names.items() if not P.is_weight(n, new[n])}
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -259,13 +259,13 @@ class SymmetricAverage(SymmetryCallback):
     @torch.no_grad()
     def _save(self, trainer: Any, pl_module: Any, path: Path) -> None:
         """Let the trainer write a checkpoint while the module holds the average."""
-        own = {n: t.clone() for n, t in _state(pl_module).items() if isinstance(t, Tensor)}
+        trained = {n: t.clone() for n, t in _state(pl_module).items() if isinstance(t, Tensor)}
         try:
             if self._mean is not None:
                 _overwrite(pl_module, self.averaged_state(pl_module))
             trainer.save_checkpoint(path, weights_only=True)
         finally:
-            _overwrite(pl_module, own)
+            _overwrite(pl_module, trained)
 
     # -------------------------------------------------------- validation
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

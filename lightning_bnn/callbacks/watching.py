@@ -183,7 +183,7 @@ def _live_weights(pl_module: Any) -> Params:
 
 def shards_weights(trainer: Any, module: torch.nn.Module) -> bool:
     """Tell whether every process has only a part of the weights."""
-    strategies = {kind.__name__ for kind in type(trainer.strategy).__mro__}
+    strategies = {base.__name__ for base in type(trainer.strategy).__mro__}
     return bool(strategies & {"FSDPStrategy", "DeepSpeedStrategy"}) or any(
         isinstance(p, DTensor) for p in module.parameters()
     )

@@ -240,10 +240,10 @@ def hold_out(examples: Examples, size: int, seed: int) -> tuple[Examples, Exampl
     return (inputs[train], targets[train]), (inputs[val], targets[val])
 
 
-def read_files(read: Callable[[], Any], name: str, root: Path, how: str) -> Any:
+def read_files(reader: Callable[[], Any], name: str, root: Path, how: str) -> Any:
     """The result of a reader, or an error that says where the files belong and how to get them."""
     try:
-        return read()
+        return reader()
     except (RuntimeError, FileNotFoundError) as error:
         reason = f" ({str(error).strip().splitlines()[0]})"
     raise missing(name, root, how, reason)

@@ -76,9 +76,9 @@ class Digits(DataModule):
             rows = rows[torch.randperm(len(rows), generator=generator)]
             test, val = (round(len(rows) * share) for share in (self.test_share, self.val_share))
             sizes = [len(rows) - test - val, val, test]
-            for part, chosen in zip(parts, rows.split(sizes), strict=True):
-                part.append(chosen)
-        return [torch.cat(part).sort().values for part in parts]
+            for rows_of_split, chosen in zip(parts, rows.split(sizes), strict=True):
+                rows_of_split.append(chosen)
+        return [torch.cat(rows_of_split).sort().values for rows_of_split in parts]
 
     def _others(self, test: Examples) -> tuple[dict[str, Examples], dict[str, Examples]]:
         images, labels = test

@@ -146,13 +146,13 @@ class CIFAR10(ImageData):
         return Splits(train, val, self._read(False), {"svhn": self._svhn()})
 
     def _read(self, train: bool) -> Examples:
-        kind = torchvision_set(self.source)
+        dataset = torchvision_set(self.source)
         data = read_files(
-            lambda: kind(str(self.root), train=train),
+            lambda: dataset(str(self.root), train=train),
             self.source,
             self.root,
             "Set `download: true` to fetch it, or unpack its archive for Python there "
-            f"({kind.base_folder}).",
+            f"({dataset.base_folder}).",
         )
         return torch.from_numpy(data.data).movedim(-1, 1).contiguous(), torch.tensor(data.targets)
 

@@ -236,8 +236,8 @@ class EmbeddedTable(DataModule):
         inputs, _ = standardised(inputs, rows)
         targets, self.target_std = standardised(targets, rows)
         train, val = hold_out((inputs[rows], targets[rows]), self.val_size, self.seed)
-        kept = inputs[test], targets[test]
-        return Splits(train, val, kept, out_of_distribution(kept, self.seed))
+        held_out = inputs[test], targets[test]
+        return Splits(train, val, held_out, out_of_distribution(held_out, self.seed))
 
 
 class Diabetes(EmbeddedTable):

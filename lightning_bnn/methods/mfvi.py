@@ -417,8 +417,8 @@ def _start_as_blitz(state: Gaussians, network: nn.Module) -> None:
     state.log_std.copy_(std.log().to(state.log_std))
 
 
-def _average_statistics(state: Gaussians, seen: Params, samples: int) -> None:
+def _average_statistics(state: Gaussians, statistics: Params, samples: int) -> None:
     """Average over samples what they have made of the buffers of a member."""
     for name, tensor in state.constants.tensors().items():
-        values = seen[name].view(samples, *tensor.shape)
+        values = statistics[name].view(samples, *tensor.shape)
         tensor.copy_(values.mean(0) if tensor.is_floating_point() else values[0])

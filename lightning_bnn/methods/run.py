@@ -121,10 +121,10 @@ def member_losses(
 
     def losses_of_some(copied: nn.Module, first: int, tensors: Sequence[Tensor]) -> Tensor:
         stack = dict(zip(names, tensors, strict=True))
-        seen = batch.of(slice(first, first + size))
+        examples = batch.of(slice(first, first + size))
         if size == 1:
-            return _alone(copied, stack, seen, loss)
-        return loss(seen.outputs(copied, stack, None), seen.targets)
+            return _alone(copied, stack, examples, loss)
+        return loss(examples.outputs(copied, stack, None), examples.targets)
 
     chunks = _Chunks(model, losses_of_some, size, threads)
     return _ByChunks.apply(chunks, len(leaves), *leaves, *params.values())

@@ -245,8 +245,8 @@ class HighRate(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """With the state of the schedule before."""
-        own = {k: v for k, v in super().state_dict().items() if k != "before"}
-        return {**own, "before": None if self.before is None else self.before.state_dict()}
+        saved = {k: v for k, v in super().state_dict().items() if k != "before"}
+        return {**saved, "before": None if self.before is None else self.before.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """With the state of the schedule before."""

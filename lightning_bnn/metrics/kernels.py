@@ -161,14 +161,14 @@ class Modes:
         >>> Modes.of([7, 7, 3], 3).sizes
         tensor([1, 2])
         """
-        given = torch.arange(rows) if names is None else _numbers(names, argument)
-        whole = not (given.is_floating_point() or given.is_complex())
-        if given.shape != (rows,) or not whole:
+        labels_given = torch.arange(rows) if names is None else _numbers(names, argument)
+        whole = not (labels_given.is_floating_point() or labels_given.is_complex())
+        if labels_given.shape != (rows,) or not whole:
             raise ValueError(
                 f"`{argument}` must be one whole number for each of {rows} networks, got "
-                f"{given.dtype} of shape {tuple(given.shape)}."
+                f"{labels_given.dtype} of shape {tuple(labels_given.shape)}."
             )
-        _, labels, sizes = given.cpu().unique(return_inverse=True, return_counts=True)
+        _, labels, sizes = labels_given.cpu().unique(return_inverse=True, return_counts=True)
         count = len(sizes)
         parts = torch.arange(count) * min(count, _PARTS) // count
         return cls(labels, sizes, parts)

@@ -279,14 +279,14 @@ def permutation_test(
     if permutations < 1:
         raise ValueError(f"`permutations` must be at least 1, got {permutations}.")
     reference = as_reference(x, grid)
-    other = reference.other(y)
-    m, n = reference.source.rows, other.rows
+    source = reference.other(y)
+    m, n = reference.source.rows, source.rows
     generator = generator or torch.Generator().manual_seed(0)
     shuffles = [torch.arange(m + n)]
     shuffles += [torch.randperm(m + n, generator=generator) for _ in range(permutations)]
     in_first = torch.stack([(order.argsort() < m).double() for order in shuffles])
     statistics = torch.stack(
-        [_statistics(reference, name, other, in_first) for name in reference.layers]
+        [_statistics(reference, name, source, in_first) for name in reference.layers]
     )
     sizes = torch.tensor([reference.source.shapes[k].numel() for k in reference.layers])
     p_values = _ranks(statistics)
@@ -300,11 +300,11 @@ def permutation_test(
 
 
 def _statistics(
-    reference: MMDReference, name: str, other: WeightSource, in_first: Tensor
+    reference: MMDReference, name: str, source: WeightSource, in_first: Tensor
 ) -> Tensor:
     """MMD^2 of one layer for every kernel and shuffle, the given split first."""
-    m, n = reference.source.rows, other.rows
-    blocks = reference.blocks(name, other)
+    m, n = reference.source.rows, source.rows
+    blocks = reference.blocks(name, source)
     bandwidths = kernel_bandwidths(blocks.xy, reference.grid)
     pooled = join(blocks, (m, n))
     first = in_first.to(bandwidths.device)

@@ -268,10 +268,10 @@ class MMDReference:
         >>> reference.compare_parts(y, [torch.tensor([0, 1]), torch.arange(4)]).shape
         torch.Size([2, 1, 20])
         """
-        other, first = self.other(y), torch.arange(self.source.rows)
+        beside, first = self.other(y), torch.arange(self.source.rows)
         layers = []
-        for name in self._with_progress(self.layers, other.rows):
-            full = join(self.blocks(name, other), (len(first), other.rows))
+        for name in self._with_progress(self.layers, beside.rows):
+            full = join(self.blocks(name, beside), (len(first), beside.rows))
             splits = [_between(full, first, len(first) + rows) for rows in parts]
             layers.append(torch.stack([mmd2_by_kernel(split, self.grid) for split in splits]).cpu())
         return torch.stack(layers, 1)
@@ -302,10 +302,10 @@ class MMDReference:
     ) -> Iterator[tuple[str, int, Blocks]]:
         """Name, size and distances of every layer. Networks on both sides are warned of."""
         names = self._names(layers)
-        other = self.other(y, names, least)
+        beside = self.other(y, names, least)
         same: Tensor | None = None
-        for name in self._with_progress(names, other.rows):
-            blocks = self.blocks(name, other)
+        for name in self._with_progress(names, beside.rows):
+            blocks = self.blocks(name, beside)
             same = blocks.xy.l1 == 0 if same is None else same & (blocks.xy.l1 == 0)
             yield name, math.prod(self.source.shapes[name]), blocks
         _warn_about_duplicates(same, len(names) == len(self.layers))
@@ -318,11 +318,11 @@ class MMDReference:
         )
         return across.map(lambda d: d[rows.to(d.device)][:, columns.to(d.device)])
 
-    def blocks(self, name: str, other: WeightSource | None = None) -> Blocks:
+    def blocks(self, name: str, beside: WeightSource | None = None) -> Blocks:
         """Distances of one layer within the reference, across, and within another source."""
-        rows = self.source.rows, 0 if other is None else other.rows
+        rows = self.source.rows, 0 if beside is None else beside.rows
         size = math.prod(self.source.shapes[name])
-        chunks = self._chunks(name, size, other)
+        chunks = self._chunks(name, size, beside)
         blocks = distance_blocks(chunks, rows, size, self._within.get(name))
         if not all(bool(block.l1.isfinite().all()) for block in blocks):
             raise ValueError(f"Layer {name!r} holds NaN or infinite weights.")
@@ -378,15 +378,15 @@ class MMDReference:
         return self.layers if layers is None else layers
 
     def _chunks(
-        self, name: str, size: int, other: WeightSource | None
+        self, name: str, size: int, beside: WeightSource | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The same features of both sides, as many at a time as the memory allows."""
-        rows = self.source.rows + (0 if other is None else other.rows)
+        rows = self.source.rows + (0 if beside is None else beside.rows)
         step = max(1, self._memory // (8 * rows))
         for start in range(0, size, step):
             columns = slice(start, min(start + step, size))
             x = self.source.read(name, slice(0, self.source.rows), columns)
-            y = x[:0] if other is None else other.read(name, slice(0, other.rows), columns)
+            y = x[:0] if beside is None else beside.read(name, slice(0, beside.rows), columns)
             device = self._device or x.device
             dtype = torch.promote_types(x.dtype, y.dtype)
             yield x.to(device, dtype), y.to(device, dtype)
@@ -427,10 +427,12 @@ def _check_rows(source: WeightSource, name: str, least: int = 2) -> None:
         raise ValueError(f"`{name}` has no layer of weights.")
 
 
-def _check_fit(source: WeightSource, other: WeightSource, names: Sequence[str], least: int) -> None:
-    _check_rows(other, "y", least)
+def _check_fit(
+    source: WeightSource, beside: WeightSource, names: Sequence[str], least: int
+) -> None:
+    _check_rows(beside, "y", least)
     for name in names:
-        shape = other.shapes.get(name)
+        shape = beside.shapes.get(name)
         if shape is None:
             raise ValueError(f"`y` has no layer {name!r}.")
         if tuple(shape) != tuple(source.shapes[name]):

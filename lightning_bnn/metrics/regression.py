@@ -416,11 +416,11 @@ def _sorted(values: Tensor, name: str) -> Tensor:
     return values.detach().double().sort(0).values
 
 
-def _in_order(one: int, other: int) -> tuple[Tensor, Tensor, Tensor]:
+def _in_order(first: int, second: int) -> tuple[Tensor, Tensor, Tensor]:
     """Match points of two sets in order, with the mass that moves between them.
 
     The unit of mass is cut wherever one of both sets has a new point: at multiples of 1/one and of
     1/other, in whole numbers so that equal ones are equal.
     """
-    cuts = torch.cat([torch.arange(one + 1) * other, torch.arange(other + 1) * one]).unique()
-    return cuts[:-1] // other, cuts[:-1] // one, cuts.diff().double() / (one * other)
+    cuts = torch.cat([torch.arange(first + 1) * second, torch.arange(second + 1) * first]).unique()
+    return cuts[:-1] // second, cuts[:-1] // first, cuts.diff().double() / (first * second)

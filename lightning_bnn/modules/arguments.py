@@ -89,15 +89,15 @@ def _parameters(cls: Any, default: Any = None) -> Iterator[Parameter]:
             )
 
 
-def _made(method: type[Method], given: dict[str, Any]) -> Method:
+def _made(method: type[Method], arguments: dict[str, Any]) -> Method:
     """A method of some arguments."""
     parts = {
         name: replace(
-            value, **{f.name: given.pop(f.name) for f in fields(value) if f.name in given}
+            value, **{f.name: arguments.pop(f.name) for f in fields(value) if f.name in arguments}
         )
         for name, value in _held(method)
     }
-    return method(**parts, **given)
+    return method(**parts, **arguments)
 
 
 def _section(cls: type) -> str:

@@ -73,24 +73,24 @@ def left_over(batch: Any, network: nn.Module | None) -> list[str]:
 
 
 def positional(
-    network: nn.Module, given: Sequence[Any], named: Mapping[str, Any]
+    network: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]
 ) -> tuple[Any, ...]:
     """Inputs of a network by position, where some are given by name.
 
     Args:
         network: whose ``forward`` has the names.
-        given: the first inputs.
+        inputs: the first inputs.
         named: others.
     """
     if not named:
-        return tuple(given)
+        return tuple(inputs)
     parameters = _parameters(network)
-    first = dict(zip(parameters, given, strict=False))
+    first = dict(zip(parameters, inputs, strict=False))
     wrong = [n for n in named if n not in parameters or n in first]
-    if wrong or len(first) < len(given):
-        known = ", ".join(parameters) or "none"
+    if wrong or len(first) < len(inputs):
+        allowed = ", ".join(parameters) or "none"
         raise ValueError(
-            f"{type(network).__name__} takes the inputs {known}; it cannot be given {len(given)} "
+            f"{type(network).__name__} takes {allowed}; it cannot be given {len(inputs)} "
             f"by position and {', '.join(named)} by name."
         )
     return _in_order({**first, **named}, parameters, network)
@@ -143,12 +143,12 @@ def _target_beside_inputs(batch: Mapping[str, Any], parameters: Parameters) -> s
 
 
 def _only(
-    batch: Mapping[str, Any], candidates: Sequence[str], names: Sequence[str], what: str
+    batch: Mapping[str, Any], candidates: Sequence[str], names: Sequence[str], role: str
 ) -> str:
     if len(candidates) != 1:
         present = ", ".join(map(repr, batch)) or "nothing"
         raise ValueError(
-            f"The {what} of a dict batch must have one of the names {', '.join(names)}; it has "
+            f"The {role} of a dict batch must have one of the names {', '.join(names)}; it has "
             f"{present}. {_ELSEWHERE}"
         )
     return candidates[0]

@@ -204,11 +204,11 @@ def _after_loading(module: Core, incompatible: Any) -> None:
 def _relink(module: Core) -> None:
     """See that parameters and buffers of the state are those of its module, if replaced."""
     state = module.state
-    for tensors, here in (
+    for tensors, of_module in (
         (state._parameters, module._parameters),
         (state._buffers, module._buffers),
     ):
-        tensors.update({name: here[name] for name in tensors})
+        tensors.update({name: of_module[name] for name in tensors})
 
 
 def _warn_of_unused(module: Core, batch: Any) -> None:

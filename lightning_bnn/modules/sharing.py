@@ -102,10 +102,12 @@ def shared_predictor(
         module.healthy()  # says why
     posterior = posterior_here() if int(well.sum()) else None
     share_of_draws = _part_of(posterior, before, int(well.sum()), total, module, generator)
-    here = share_of_draws.predictor or _nothing_like(module.member_stack(), module.run.chunk_size)
+    run_here = share_of_draws.predictor or _nothing_like(
+        module.member_stack(), module.run.chunk_size
+    )
 
     def predict(network: nn.Module, *inputs: Any) -> Tensor:
-        every = strategy.gather_members(module.run.one_tensor(here(network, *inputs)))
+        every = strategy.gather_members(module.run.one_tensor(run_here(network, *inputs)))
         return (
             every if share_of_draws.order is None else every[share_of_draws.order.to(every.device)]
         )
@@ -169,14 +171,14 @@ def _part_of_mixture(
     return _Part(predict if parts else None, order)
 
 
-def _even_share(n: int, before: int, here: int, total: int) -> int:
+def _even_share(n: int, before: int, count: int, total: int) -> int:
     """Of n draws that members take in turns, those of some successive members.
 
     >>> [_even_share(7, first, count, 3) for first, count in ((0, 1), (1, 2))]
     [3, 4]
     """
     each, more = divmod(n, total)
-    return here * each + min(max(more - before, 0), here)
+    return count * each + min(max(more - before, 0), count)
 
 
 def _nothing_like(networks: Params, chunk_size: int | None) -> Predictor:

@@ -38,21 +38,21 @@ def health_figure(
     >>> [ax.get_ylabel() for ax in figure.axes]
     ['loss', 'share that is right']
     """
-    shown: list[tuple[str, str]] = [("curve", name) for name, c in curves.items() if len(c) > 1]
-    shown += [("confidence", "")] if confidence is not None else []
-    shown += [("spreads", "")] if spreads is not None else []
-    shown += [("densities", "")] if densities is not None else []
-    figure, axes = panels_of(max(1, len(shown)))
-    for ax, (kind, name) in zip(axes, shown, strict=False):
-        if kind == "curve":
+    panels: list[tuple[str, str]] = [("curve", name) for name, c in curves.items() if len(c) > 1]
+    panels += [("confidence", "")] if confidence is not None else []
+    panels += [("spreads", "")] if spreads is not None else []
+    panels += [("densities", "")] if densities is not None else []
+    figure, axes = panels_of(max(1, len(panels)))
+    for ax, (panel, name) in zip(axes, panels, strict=False):
+        if panel == "curve":
             _curve(ax, name, curves[name])
-        elif kind == "confidence" and confidence is not None:
+        elif panel == "confidence" and confidence is not None:
             _confidence(ax, *confidence)
-        elif kind == "spreads" and spreads is not None:
+        elif panel == "spreads" and spreads is not None:
             _spreads(ax, spreads)
         elif densities is not None:
             _densities(ax, densities)
-    if not shown:
+    if not panels:
         axes[0].text(0.5, 0.5, "nothing to draw", ha="center", va="center")
         axes[0].set_axis_off()
     else:

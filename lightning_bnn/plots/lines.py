@@ -206,9 +206,9 @@ def _covering(panels: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]) -> list
     for curves in panels.values():
         visible = {name: _points(*curve) for name, curve in curves.items() if len(curve[0]) > 1}
         height = _height(visible)
-        for (one, a), (other, b) in itertools.combinations(visible.items(), 2):
+        for (first, a), (second, b) in itertools.combinations(visible.items(), 2):
             if _cover(a, b, height):
-                overlaps.append({one, other})
+                overlaps.append({first, second})
     return overlaps
 
 

@@ -232,10 +232,10 @@ def kronecker_factors(
     factors = operator.state_dict()
     blocks = []
     for name in names:
-        layer, _, kind = f"model.{name}".rpartition(".")
+        layer, _, parameter = f"model.{name}".rpartition(".")
         rows, left = torch.linalg.eigh(factors["gradient_covariances"][layer])
         columns, right = torch.ones_like(rows[:1]), None
-        if kind == "weight":
+        if parameter == "weight":
             columns, right = torch.linalg.eigh(factors["input_covariances"][layer] / data.examples)
         values = factor * torch.outer(rows.clamp(min=0), columns.clamp(min=0))
         blocks.append(CurvatureBlock((name,), values, left, right))

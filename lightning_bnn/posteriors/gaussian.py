@@ -280,8 +280,8 @@ class LowRankGaussian(Posterior):
         """A stack of n networks."""
         check_count(n)
         rank, size = self.deviations.shape
-        one, two = (standard_normal((n, k), self.mean, generator) for k in (size, rank))
-        moved = self.std * one + two @ self.deviations / math.sqrt(rank - 1)
+        diagonal, low_rank = (standard_normal((n, k), self.mean, generator) for k in (size, rank))
+        moved = self.std * diagonal + low_rank @ self.deviations / math.sqrt(rank - 1)
         weights = unravel(self.mean + math.sqrt(self.scale / 2) * moved, self.spec)
         return with_constants(weights, self.constants.tensors(), self.order)
 

@@ -196,8 +196,8 @@ class LaplaceGaussian(Posterior):
 def _last_layer_predictor(mean: Params, moved: Params, name: str) -> Predictor:
     """Of networks that differ in their last layer only."""
 
-    def drawn(kind: str) -> Tensor:
-        key = f"{name}.{kind}" if name else kind
+    def drawn(factor: str) -> Tensor:
+        key = f"{name}.{factor}" if name else factor
         return mean[key] + moved.get(key, torch.zeros_like(mean[key])[None])
 
     weight = drawn("weight")

@@ -260,13 +260,13 @@ class Perturbed(TorchFunctionMode):
         return mean + (variance + _LEAST).sqrt() * torch.randn_like(mean)
 
     def _flipout(
-        self, func: Any, x: Tensor, weight: _Weight, bias: _Weight | None, rest: dict[str, Any]
+        self, func: Any, x: Tensor, weight: _Weight, bias: _Weight | None, options: dict[str, Any]
     ) -> Tensor:
-        plain_bias = rest.pop("bias", None)
-        mean = func(x, weight.mean, plain_bias if bias is None else bias.mean, **rest)
+        plain_bias = options.pop("bias", None)
+        mean = func(x, weight.mean, plain_bias if bias is None else bias.mean, **options)
         dim = -1 if func is F.linear else 1
         ins, outs = self._signs(weight, x, mean, dim)
-        moved = func(x * ins, weight.std * weight.noise, None, **rest) * outs
+        moved = func(x * ins, weight.std * weight.noise, None, **options) * outs
         if bias is not None:
             signs = self._signs(bias, mean, mean, dim)[1]
             moved = moved + signs * _spread((bias.std * bias.noise)[None], mean.ndim, dim)

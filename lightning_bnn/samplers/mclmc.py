@@ -133,12 +133,12 @@ class MCLMC(EnergySampler):
 
     def metrics(self) -> dict[str, Tensor]:
         """Numbers that are worth logging, means over the chains of what is known by now."""
-        known = {
+        numbers = {
             "energy_variance": self.energy_variances,
             "step_size": self.step_sizes,
             "memory_length": self.lengths,
         }
-        return {name: values.mean() for name, values in known.items() if values.isfinite().any()}
+        return {name: values.mean() for name, values in numbers.items() if values.isfinite().any()}
 
     def _known(self, name: str) -> Tensor:
         lists = self.param_groups[0]["tuning"]
@@ -237,7 +237,7 @@ class MCLMC(EnergySampler):
         if after >= adapting:
             return "sampling"
         parts = (_SIZES_ONLY, "sizes"), (_WITH_SPREAD, "spread"), (1.0, "trace")
-        return next(phase for part, phase in parts if after < math.ceil(part * adapting))
+        return next(phase for share, phase in parts if after < math.ceil(share * adapting))
 
     def _learn(self, tuning: Tuning, errors: Tensor, x: Tensor, state: dict[str, Any]) -> None:
         """Learn from one step the size of the next, and the length of memory."""
@@ -245,8 +245,8 @@ class MCLMC(EnergySampler):
         if phase == "sampling":
             tuning.watch(errors)
         elif phase == "trace":
-            at = torch.linspace(0, x.shape[1] - 1, min(_TRACED, x.shape[1]), device=x.device)
-            state.setdefault("trace", []).append(x[:, at.long()])
+            positions = torch.linspace(0, x.shape[1] - 1, min(_TRACED, x.shape[1]), device=x.device)
+            state.setdefault("trace", []).append(x[:, positions.long()])
         else:
             tuning.adapt(errors, self.param_groups[0]["energy_variance"])
             if phase == "spread":

@@ -156,8 +156,8 @@ def _table(title: str, comparison: Comparison, columns: Mapping[str, Column], no
     pooled = {row.pooled for row in comparison.rows} if "mmd" in columns else set()
     for count, floor in comparison.floors.items():
         if count in pooled:
-            known = {**dict.fromkeys(columns, ""), **floor}
-            rows.append(({"mode": "Noise floor", "method": f"{count} networks"}, known))
+            cells = {**dict.fromkeys(columns, ""), **floor}
+            rows.append(({"mode": "Noise floor", "method": f"{count} networks"}, cells))
     return numbers_table(title, rows, columns, note)
 
 

@@ -104,8 +104,8 @@ def rank_correlations(
         methods: which count, perhaps several times; by default all.
     """
     of_groups = [
-        rank_correlation([of[m] for m in (methods or of) if m in of], distance, quality)
-        for of in groups.values()
+        rank_correlation([rows[m] for m in (methods or rows) if m in rows], distance, quality)
+        for rows in groups.values()
     ]
     return torch.tensor([rho for rho in of_groups if math.isfinite(rho)])
 

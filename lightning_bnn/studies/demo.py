@@ -67,8 +67,8 @@ def demo(
     started = time.perf_counter()
     folder = results_folder(out, "demo")
     if restart:
-        for part in ("runs", "compare", "compare_sampled"):
-            shutil.rmtree(folder / part, ignore_errors=True)
+        for name in ("runs", "compare", "compare_sampled"):
+            shutil.rmtree(folder / name, ignore_errors=True)
     jobs = [*demo_jobs(size), sampled_job(size)]
     with one_thread():
         runs = run_jobs(jobs, folder / "runs")

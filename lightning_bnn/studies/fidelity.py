@@ -136,11 +136,11 @@ def scored(
 
 def numbers_by_method(comparison: Comparison) -> dict[str, Numbers]:
     """Every number of all modes together, of methods that did not fail."""
-    found: dict[str, dict[str, Measured]] = {}
+    numbers: dict[str, dict[str, Measured]] = {}
     for row in comparison.rows:
         if row.mode != FAILED:
-            found.setdefault(row.method, {}).update(row.numbers)
-    return dict(found)
+            numbers.setdefault(row.method, {}).update(row.numbers)
+    return dict(numbers)
 
 
 def cost_of(location: Location) -> dict[str, float]:
@@ -163,17 +163,17 @@ def _findings(
     numbers, settings = numbers_by_method(comparison), comparison.settings
     unranked = _why_unranked(reference, gold, settings)
     if not unranked:  # the closest first, those without a law last
-        laws = {name: of.get("f_law", UNKNOWN).value for name, of in numbers.items()}
+        laws = {name: row.get("f_law", UNKNOWN).value for name, row in numbers.items()}
         order = sorted(numbers, key=lambda name: (math.isnan(laws[name]), laws[name]))
         numbers = {name: numbers[name] for name in order}
     rows: dict[str, Numbers] = {}
-    for name, of in numbers.items():
+    for name, row in numbers.items():
         cost = cost_of(Location.of(posteriors[name]))
-        rows[name] = {**of, **{key: Measured(value) for key, value in cost.items()}}
+        rows[name] = {**row, **{key: Measured(value) for key, value in cost.items()}}
     rows |= {HALVES: halves} if halves else {}
     about, names = (
         f"{reference_text(settings)} {_NOTE}",
-        {name for of in rows.values() for name in of},
+        {name for row in rows.values() for name in row},
     )
     if is_regression(names):
         about += f" {note_of(names & set(_QUALITIES), settings)}"
@@ -185,8 +185,8 @@ def _findings(
     for name, text in posteriors.items():
         for setting, actual, wanted in other_posterior(Location.of(text), Path(settings["config"])):
             difference = f"{name} has `{setting}` {actual}, the reference {wanted}"
-            seen = _MAY_HAVE_SEEN if setting == "data" else ""
-            notes.append(f"{difference}: it is of another posterior.{seen}")
+            warning = _MAY_HAVE_SEEN if setting == "data" else ""
+            notes.append(f"{difference}: it is of another posterior.{warning}")
     notes += [f"{unranked}: distances to it rank nothing."] if unranked else []
     return Findings(
         "fidelity", title, tables, {"laws": _laws_figure(numbers, halves)}, notes, settings
@@ -226,7 +226,7 @@ def scores_table(
         note: below the table.
         first: columns before these, cells by posterior.
     """
-    names = {name for of in numbers.values() for name in of}
+    names = {name for row in numbers.values() for name in row}
     columns = {"gradients": Column("gradients", "", 1, 0), "seconds": Column("seconds", "", 1, 0)}
     columns |= {law: distance(title) for law, title in LAWS.items()} | to_reference(names)
     columns |= {name: column for name, column in columns_of(names).items() if name in qualities}
@@ -236,9 +236,9 @@ def scores_table(
                 "method" if first else "posterior": name,
                 **{heading: cells[name] for heading, cells in first.items()},
             },
-            of,
+            row,
         )
-        for name, of in numbers.items()
+        for name, row in numbers.items()
     ]
     return numbers_table(title, rows, columns, note)
 
@@ -246,7 +246,7 @@ def scores_table(
 def _laws_figure(numbers: Mapping[str, Numbers], halves: Numbers) -> Figure:
     """All laws, and as bands two errors around those of the halves of the reference."""
     panels = {
-        title: {"": [percent(of, law) for of in numbers.values()]} for law, title in LAWS.items()
+        title: {"": [percent(row, law) for row in numbers.values()]} for law, title in LAWS.items()
     }
     noise = {title: percent(halves, law) for law, title in LAWS.items()}
     bands = {t: (v, 2 * e) for t, (v, e) in noise.items() if math.isfinite(v + e)}

@@ -141,17 +141,17 @@ def results_folder(out: str, study: str) -> Path:
     return folder
 
 
-def settings_of(scales: Mapping[str, T], scale: str, **given: Any) -> T:
+def settings_of(scales: Mapping[str, T], scale: str, **changes: Any) -> T:
     """The settings of a scale, with those that were given in their place.
 
     Args:
         scales: settings by name.
         scale: which of them.
-        **given: fields to replace; None keeps the field.
+        **changes: fields to replace; None keeps the field.
     """
     if scale not in scales:
         raise ValueError(f"`scale` must be one of {', '.join(scales)}, got {scale!r}.")
-    changed = {name: value for name, value in given.items() if value is not None}
+    changed = {name: value for name, value in changes.items() if value is not None}
     for name, value in changed.items():
         values = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(v, (int, float)) and not v > 0 for v in values):

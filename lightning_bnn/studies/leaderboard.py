@@ -67,7 +67,7 @@ class Outcome:
         """Every number that all seeds have, or none without any seed."""
         names = set.intersection(*map(set, self.numbers)) if self.numbers else set()
         return {
-            name: spread(torch.tensor([of[name] for of in self.numbers], dtype=torch.float64))
+            name: spread(torch.tensor([row[name] for row in self.numbers], dtype=torch.float64))
             for name in names
         }
 

@@ -93,12 +93,14 @@ def _findings(name: str, folder: Path, repeats: int, transitions: int | None) ->
     sampled = [_stored(folder, job, problem) for job in jobs]
     others = {seed: diagnose(each, problem) for seed, each in enumerate(sampled[1:], 1)}
     again = [
-        {"seed": seed, "failures": other.failures(), "spaces": other.spaces, "halves": other.halves,
+        {"seed": seed, "failures": each.failures(), "spaces": each.spaces, "halves": each.halves,
          "distances": between(sampled[0], sampled[seed], problem)}
-        for seed, other in others.items()
+        for seed, each in others.items()
     ]  # fmt: skip
     card = _write(name, folder, jobs[0], problem, again)
-    rows = {"shipped": card.diagnosis} | {f"seed {seed}": other for seed, other in others.items()}
+    rows = {"shipped": card.diagnosis} | {
+        f"seed {seed}": diagnosis for seed, diagnosis in others.items()
+    }
     tables = {
         "agreement": agreement_table(rows),
         "distances": distances_table(card.diagnosis, again),

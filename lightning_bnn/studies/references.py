@@ -67,7 +67,9 @@ def _verdicts(cards: Mapping[str, Card], now: Mapping[str, Card]) -> Table:
         for each, card in now.items()
     ]
     header = ["reference", "what is missing", "numbers", "verdict"]
-    note = "\n".join(f"{each}: {text} on the card." for each, of in moved.items() for text in of)
+    note = "\n".join(
+        f"{each}: {text} on the card." for each, lines in moved.items() for text in lines
+    )
     return Table("Verdicts, with those of other seeds", header, rows, note=note)
 
 
@@ -86,9 +88,9 @@ def agreement_table(diagnoses: Mapping[str, Diagnosis]) -> Table:
         diagnoses: by what the chains are.
     """
     rows: list[list[Cell]] = [
-        [name, of.chains, of.draws, SPACES[space], *(numbers[key] for key in _NUMBERS)]
-        for name, of in diagnoses.items()
-        for space, numbers in of.spaces.items()
+        [name, card.chains, card.draws, SPACES[space], *(numbers[key] for key in _NUMBERS)]
+        for name, card in diagnoses.items()
+        for space, numbers in card.spaces.items()
     ]
     header = ["chains of", "chains", "draws", "compared by", *_NUMBERS.values()]
     digits = {"least ESS": 0, "of tails": 0}
@@ -103,7 +105,7 @@ def distances_table(diagnosis: Diagnosis, again: Sequence[Mapping[str, Any]] = (
         again: other seeds with their ``distances``.
     """
     every = {"halves of the chains": diagnosis.halves}
-    every |= {f"seed {one['seed']}": one["distances"] for one in again}
+    every |= {f"seed {repeat['seed']}": repeat["distances"] for repeat in again}
     beside = {name: PREDICTIONS[name] for name in diagnosis.halves if name in PREDICTIONS}
     rows: list[list[Cell]] = [
         [name, *(percent(numbers, key) for key in _LAWS),

@@ -194,7 +194,7 @@ def over_all_seeds(results: Sequence[Mapping[str, Any]]) -> list[Table]:
     for name, first in results[0]["tables"].items():
         tables = [result["tables"][name]["rows"] for result in results]
         words = [[[c if isinstance(c, str) else None for c in row] for row in t] for t in tables]
-        if any(other != words[0] for other in words):
+        if any(table != words[0] for table in words):
             tables = tables[:1]
         rows = [[_cell(cells) for cells in zip(*row)] for row in zip(*tables, strict=True)]  # noqa: B905
         merged.append(Table(first["title"], first["header"], rows, note=first["note"]))

@@ -151,10 +151,10 @@ class _Study:
         permutations, swaps = self.match(network, reference)
         numbers = {"swaps": swaps}
         matched = permute(network, self.symmetries, permutations)
-        for prefix, one in (("", network), ("matched ", matched)):
-            difference = P.ravel(one)[0] - P.ravel(reference)[0]
+        for prefix, candidate in (("", network), ("matched ", matched)):
+            difference = P.ravel(candidate)[0] - P.ravel(reference)[0]
             numbers[f"{prefix}distance"] = float(difference.norm())
-            line = barrier(self.model, reference, one, self.batches, points=11)
+            line = barrier(self.model, reference, candidate, self.batches, points=11)
             numbers[f"{prefix}barrier"] = line.height
         return numbers
 
@@ -164,12 +164,12 @@ class _Study:
         generator = keyed_generator(self.seed, "starts")
         epochs = self.train(P.populate(self.model, 2, generator), "first")
         chosen = sorted({round(k) for k in torch.linspace(0, len(epochs) - 1, 11).tolist()})
-        one, other = ([_member(stack, k) for stack in epochs] for k in (0, 1))
-        training = {k: self.pair(other[k], one[k]) for k in chosen}
+        first, second = ([_member(stack, k) for stack in epochs] for k in (0, 1))
+        training = {k: self.pair(second[k], first[k]) for k in chosen}
         sweep = self.sweep(generator)
-        positions = torch.linspace(0, 1, 11).tolist()
-        line = {w: self.match(interpolate(one[-1], other[-1], w), one[-1])[1] for w in positions}
-        drift = {float(k): self.match(one[k], one[0])[1] for k in chosen}
+        shares = torch.linspace(0, 1, 11).tolist()
+        line = {w: self.match(interpolate(first[-1], second[-1], w), first[-1])[1] for w in shares}
+        drift = {float(k): self.match(first[k], first[0])[1] for k in chosen}
         return Findings(
             "transpositions",
             f"Swaps, distances and barriers, {self.settings.hidden} units (P3, figures 1 and 2)",

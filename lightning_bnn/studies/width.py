@@ -127,7 +127,7 @@ def _results(run: Run, networks: int) -> dict[str, Tensor]:
         stack = mode.sample(networks, keyed_generator("width", k))
         averages = predictions_of_stack(problem.network, stack, likelihood, data)
         numbers.append(class_numbers(likelihood, [averages], data.targets()))
-    accuracies, losses = (torch.tensor([of[name] for of in numbers]) for name in ("acc", "nll"))
+    accuracies, losses = (torch.tensor([row[name] for row in numbers]) for name in ("acc", "nll"))
     return {"acc": 100 * accuracies, "nll": losses, **_elbos(module, problem)}
 
 

@@ -191,7 +191,7 @@ def _results(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     stored = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("rows/*.json"))]
-    rows = [row for one in stored for row in one["rows"]]
+    rows = [row for content in stored for row in content["rows"]]
     return {"rows": rows, **json.loads(file.read_text(encoding="utf-8"))}
 
 

@@ -139,7 +139,7 @@ class Evidence:
             column, [k for k, name in enumerate(header) if name == column]
         )
         numbers: dict[str, Number] = {}
-        by_name = [{_first(r, len(patterns)): r for r in one["rows"]} for one in tables]
+        by_name = [{_first(r, len(patterns)): r for r in seed["rows"]} for seed in tables]
         for name in by_name[0]:
             if all(map(_matches, name, patterns)) and all(name in rows for rows in by_name):
                 free = [n for n, p in zip(name, patterns, strict=True) if "*" in p]
@@ -418,13 +418,13 @@ def _where_least(x: Numbers, by: Numbers) -> Numbers:
     return {"": x[min(by, key=lambda key: by[key].value)]}
 
 
-def _row(place: Callable[[int], int], least: int = 1) -> Callable[[Numbers], Numbers]:
+def _row(index: Callable[[int], int], least: int = 1) -> Callable[[Numbers], Numbers]:
     """The row in a place, of as many as there are."""
 
     def row(x: Numbers) -> Numbers:
         if len(x) < least:
             raise Missing(f"there are {len(x)} rows instead of {least} at least")
-        return {"": [*x.values()][place(len(x))]}
+        return {"": [*x.values()][index(len(x))]}
 
     return row
 
@@ -439,7 +439,7 @@ def _rank_correlation(x: Numbers) -> Numbers:
     from scipy.stats import spearmanr
 
     names, seeds = [float(key) for key in x], zip(*(q.values for q in x.values()), strict=True)
-    return {"": over_seeds([float(spearmanr(names, one).statistic) for one in seeds])}
+    return {"": over_seeds([float(spearmanr(names, values).statistic) for values in seeds])}
 
 
 def _bonferroni(x: Numbers) -> Numbers:
@@ -492,8 +492,8 @@ def _part(e: Evidence, entry: Mapping[str, Any]) -> tuple[dict[str, Numbers], di
             numbers[name] = _constant(e.setting(study, source["setting"]))
         elif isinstance(source, Mapping):
             ((derived, operands),) = source.items()
-            given = (_operand(one, numbers) for one in _listed(operands))
-            numbers[name] = DERIVED[derived](*given)
+            arguments = (_operand(operand, numbers) for operand in _listed(operands))
+            numbers[name] = DERIVED[derived](*arguments)
         else:
             numbers[name] = _constant(source)
     return numbers, {text: _met(check, numbers) for text, check in entry["checks"].items()}
@@ -540,8 +540,8 @@ def _filled(value: Any, names: Mapping[str, Any]) -> Any:
     return [_filled(entry, names) for entry in value] if isinstance(value, list) else value
 
 
-def _operand(one: Any, numbers: Mapping[str, Numbers]) -> Numbers:
-    return numbers[one] if isinstance(one, str) else _constant(one)
+def _operand(operand: Any, numbers: Mapping[str, Numbers]) -> Numbers:
+    return numbers[operand] if isinstance(operand, str) else _constant(operand)
 
 
 def _constant(value: Any) -> Numbers:
