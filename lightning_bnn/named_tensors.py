@@ -70,8 +70,6 @@ class NamedTensors(nn.Module):
     ) -> None:  # fmt: skip
         tensors = {key[len(prefix) :]: t for key, t in state_dict.items() if key.startswith(prefix)}
         absent = [prefix + name for name in self._attributes if name not in tensors]
-        if absent and tensors.keys() == set(self._attributes.values()):  # an older file
-            absent, tensors = [], {name: tensors[place] for name, place in self._attributes.items()}
         missing.extend(absent)
         if self._replaced is None:
             buffers = {

@@ -16,8 +16,6 @@ from lightning_bnn.arguments import check_count
 from lightning_bnn.callbacks.figure_logging import log_folder, log_panels
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import Symmetries, canonicalise, discover
-from lightning_bnn.symmetry.scales_and_signs import Scaling
-from lightning_bnn.symmetry.sorting import SortKey
 
 __all__ = ["ChainDiagnostics"]
 
@@ -40,8 +38,6 @@ class ChainDiagnostics(Callback):
         every_n_epochs: look after so many epochs.
         inputs: examples of the first batch whose predictions are compared.
         weights: how many weights are followed.
-        scaling: of the canonical form, see `lightning_bnn.symmetry.canonicalise`.
-        permutation: of the canonical form.
 
     >>> from lightning import Trainer
     >>> from lightning_bnn.datamodules import NoisySine
@@ -56,19 +52,11 @@ class ChainDiagnostics(Callback):
     {'function': (2, 4, 10), 'weights': (2, 4, 13), 'canonical': (2, 4, 13)}
     """
 
-    def __init__(
-        self,
-        every_n_epochs: int = 1,
-        inputs: int = 32,
-        weights: int = 500,
-        scaling: Scaling = "unit-norm",
-        permutation: SortKey = "max",
-    ) -> None:
+    def __init__(self, every_n_epochs: int = 1, inputs: int = 32, weights: int = 500) -> None:
         settings = {"every_n_epochs": every_n_epochs, "inputs": inputs, "weights": weights}
         for name, value in settings.items():
             check_count(name, value)
         self.every_n_epochs, self.inputs, self.weights = every_n_epochs, inputs, weights
-        self.scaling, self.permutation = scaling, permutation
         self.values: dict[str, Tensor] = {}
         """The values that are followed in every space, ``(chains, times, numbers)``."""
         self._probe: tuple[Any, ...] = ()
@@ -167,7 +155,7 @@ class ChainDiagnostics(Callback):
         if not bool(finite.any()):
             return networks
         healthy = {n: t[finite] for n, t in networks.items()}
-        form = canonicalise(healthy, sym, self.scaling, self.permutation)
+        form = canonicalise(healthy, sym)
         result = {n: t.clone() for n, t in networks.items()}
         for name, tensor in form.items():
             result[name][finite] = tensor

@@ -13,8 +13,6 @@ from lightning_bnn.callbacks.figure_logging import log_folder, log_layout, log_p
 from lightning_bnn.callbacks.watching import SymmetryCallback
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import canonicalise
-from lightning_bnn.symmetry.scales_and_signs import Scaling
-from lightning_bnn.symmetry.sorting import SortKey
 
 __all__ = ["PosteriorFigures"]
 
@@ -49,8 +47,6 @@ class PosteriorFigures(SymmetryCallback):
         every_n_steps: look at the weights so often.
         draw_every: draw at every so many looks, and at the end of training.
         weights: how many weights to follow.
-        scaling: what ``scaled`` means, see `lightning_bnn.symmetry.canonicalise`.
-        permutation: what ``sorted`` means.
         module: name of the network inside the LightningModule; by default it is found.
 
     >>> import os, tempfile
@@ -71,15 +67,12 @@ class PosteriorFigures(SymmetryCallback):
         every_n_steps: int = 50,
         draw_every: int = 10,
         weights: int = 6,
-        scaling: Scaling = "unit-norm",
-        permutation: SortKey = "max",
         module: str | None = None,
     ) -> None:
         super().__init__(module, every_n_steps)
         for name, value, least in (("draw_every", draw_every, 1), ("weights", weights, 2)):
             check_count(name, value, least)
         self.draw_every, self.weights = draw_every, weights
-        self.scaling, self.permutation = scaling, permutation
         self._steps: list[int] = []
         self._followed: list[Tensor] = []
         self._looks = 0
@@ -142,8 +135,7 @@ class PosteriorFigures(SymmetryCallback):
     def _forms(self, weights: Params) -> tuple[Params, Params, Params]:
         assert self.network is not None
         sym = self.network.symmetries
-        scaled = canonicalise(weights, sym, self.scaling, None)
-        return weights, scaled, canonicalise(weights, sym, self.scaling, self.permutation)
+        return weights, canonicalise(weights, sym, permutation=None), canonicalise(weights, sym)
 
     def _draw(self, trainer: Any, weights: Params) -> None:
         from lightning_bnn.plots import hexbin_figure, histograms_figure

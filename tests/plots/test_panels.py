@@ -73,12 +73,6 @@ def test_marginals():
     figure.canvas.draw()
 
 
-def test_matrix():
-    figure, ax = predictions.matrix_figure(torch.eye(3), "network", "nats")
-    assert ax.images[0].get_array().tolist() == torch.eye(3).tolist()
-    figure.canvas.draw()
-
-
 NAN = math.nan
 SCORES = {"MMD": {"one": [(100.0, 1.0), (50.0, 1.0)], "all": [(60.0, 1.0), (0.5, 0.2)]}}
 
