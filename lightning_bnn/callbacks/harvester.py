@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from lightning_bnn import params as P
 from lightning_bnn.arguments import check_count, check_floating_type
 from lightning_bnn.callbacks.figure_logging import log_folder
-from lightning_bnn.callbacks.network import stack_of, whole_network
+from lightning_bnn.callbacks.watching import stack_of, whole_network
 from lightning_bnn.harvest import Schedule, expected
 from lightning_bnn.params import Params
 

@@ -9,8 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_bnn._compat import figure_step
-from lightning_bnn.callbacks.network import Network
-from lightning_bnn.callbacks.watching import SymmetryCallback
+from lightning_bnn.callbacks.watching import Network, SymmetryCallback
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import (
     MinMass,

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn._compat import figure_step, should_log
-from lightning_bnn.callbacks.network import Network
-from lightning_bnn.callbacks.watching import SymmetryCallback
+from lightning_bnn.callbacks.watching import Network, SymmetryCallback
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import UnitOrders, order_change, transpositions_between
 from lightning_bnn.symmetry.sorting import SortKey

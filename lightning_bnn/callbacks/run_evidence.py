@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn import params as P
-from lightning_bnn.callbacks.network import whole_network
+from lightning_bnn.callbacks.watching import whole_network
 from lightning_bnn.doctor import Evidence, Examples, Finding, Report, Settings, examine
 from lightning_bnn.doctor.page import looks_of
 from lightning_bnn.likelihoods import Categorical, Gaussian

@@ -20,8 +20,7 @@ from lightning_bnn._compat import runners_of
 from lightning_bnn.arguments import check_fraction
 from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.callbacks.figure_logging import log_folder
-from lightning_bnn.callbacks.network import stack_of
-from lightning_bnn.callbacks.watching import SymmetryCallback
+from lightning_bnn.callbacks.watching import SymmetryCallback, stack_of
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.params import Params
 from lightning_bnn.symmetry import RunningFrame
