@@ -138,8 +138,6 @@ class MMD(ExactMetric):
     Args:
         reduction: over the twenty kernels.
         grid: the rule for bandwidths.
-        device: where distances are computed; by default where the weights are.
-        memory: bytes that a chunk of features may take (an `MMDReference` has its own of both).
         of: what is compared with the reference: all networks ``"pooled"``; the ``"law"`` of a
             method, of which ``modes`` are independent runs; the ``"mixture"`` of these modes.
         **kwargs: what every ``torchmetrics.Metric`` takes.
@@ -157,8 +155,6 @@ class MMD(ExactMetric):
         self,
         reduction: Reduction = "median",
         grid: KernelGrid | None = None,
-        device: str | torch.device | None = None,
-        memory: int = 2**28,
         of: Kind = "pooled",
         **kwargs: Any,
     ) -> None:
@@ -166,7 +162,6 @@ class MMD(ExactMetric):
         self.reduction = check_choice("reduction", reduction, get_args(Reduction))
         self.of = check_choice("of", of, get_args(Kind))
         self.grid = grid or KernelGrid()
-        self.options: dict[str, Any] = {"device": device, "memory": memory}
         self.add_list("rows")
 
     def update(
@@ -179,18 +174,18 @@ class MMD(ExactMetric):
         """Compare two stacks.
 
         Args:
-            x: the reference; an `MMDReference` remembers its own distances, and knows its chains.
+            x: the reference; an `MMDReference` remembers its own distances, knows its chains, and
+                has options for large stacks.
             y: the approximation.
             layers: only these, where several processes share the work.
             modes: the mode of every network of ``y``; None if each is a mode of its own.
         """
         if self.of == "pooled" and modes is not None:
             raise ValueError("`modes` belong to a law or a mixture: pass `of='law'` to the metric.")
-        options = {} if isinstance(x, MMDReference) else self.options
         if self.of == "pooled":
-            table = mmd_table(x, y, self.grid, layers, **options)
+            table = mmd_table(x, y, self.grid, layers)
         else:
-            table = getattr(modes_table(x, y, modes, self.grid, layers, **options), self.of)
+            table = getattr(modes_table(x, y, modes, self.grid, layers), self.of)
         values = table.values.reshape(-1, *table.values.shape[-2:])
         for k, name in enumerate(table.layers):
             head = [*table.left_out, key_of(name) >> 10, int(table.sizes[k])]
