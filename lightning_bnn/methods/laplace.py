@@ -24,7 +24,7 @@ from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
-from lightning_bnn.posteriors import CurvatureBlock, LaplaceGaussian, Mixture, Posterior
+from lightning_bnn.posteriors import LaplaceGaussian, Mixture, Posterior
 from lightning_bnn.posteriors.curvature import (
     MappedBatches,
     Structure,
@@ -36,7 +36,7 @@ from lightning_bnn.posteriors.curvature import (
     without_factors,
 )
 from lightning_bnn.posteriors.dropout import Layers
-from lightning_bnn.posteriors.laplace import Prediction
+from lightning_bnn.posteriors.laplace import CurvatureBlock, Prediction
 
 __all__ = ["Laplace"]
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-__all__ = ["mixture_moments", "mixture_nll", "mixture_quantiles"]
+__all__ = ["mixture_nll"]
 
 _LOG_2PI = math.log(2 * math.pi)
 _AT_ONCE = 2**20

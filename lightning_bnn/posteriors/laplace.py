@@ -23,7 +23,7 @@ from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.params import Params
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count, standard_normal
 
-__all__ = ["CurvatureBlock", "LaplaceGaussian"]
+__all__ = ["LaplaceGaussian"]
 
 _LOG_2PI = math.log(2 * math.pi)
 Prediction = Literal["linearised", "network"]

@@ -16,7 +16,7 @@ from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.metrics import PairwiseMutualInformation
 from lightning_bnn.params import Params
 
-__all__ = ["StreamedPredictions", "stream_predictions"]
+__all__ = ["stream_predictions"]
 
 _BYTES = 8
 _AT_ONCE = 64

@@ -9,13 +9,14 @@ from torch import nn
 from lightning_bnn import models
 from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Categorical, Gaussian
-from lightning_bnn.posteriors import CurvatureBlock, LaplaceGaussian
+from lightning_bnn.posteriors import LaplaceGaussian
 from lightning_bnn.posteriors.curvature import (
     curvature,
     last_layer_name,
     likeliest_precision,
     log_marginal_likelihood,
 )
+from lightning_bnn.posteriors.laplace import CurvatureBlock
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 STRUCTURES = pytest.mark.parametrize("structure", ["full", "kron", "diag"])

@@ -9,7 +9,6 @@ from torch import distributions as D
 from lightning_bnn import models
 from lightning_bnn import params as P
 from lightning_bnn.posteriors import (
-    CurvatureBlock,
     DiagonalGaussian,
     Empirical,
     LaplaceGaussian,
@@ -17,6 +16,7 @@ from lightning_bnn.posteriors import (
     Mixture,
     Posterior,
 )
+from lightning_bnn.posteriors.laplace import CurvatureBlock
 
 
 def template():
