@@ -22,7 +22,7 @@ from lightning_bnn.symmetry.dimensions.export import operation_of
 from lightning_bnn.symmetry.dimensions.reading import Reading
 from lightning_bnn.symmetry.dimensions.scales import connected
 from lightning_bnn.symmetry.dimensions.system import System
-from lightning_bnn.symmetry.dimensions.values import Ints, occurrence
+from lightning_bnn.symmetry.dimensions.values import Ints, distinct_rows, occurrence
 
 __all__ = ["Exchange", "Exchanges", "exchanges", "signatures"]
 
@@ -138,7 +138,7 @@ def _graph_of(reading: Reading) -> _Graph:
     seen = []
     for labels, keys, origin in system.colours:
         live = labels > 0
-        rows = np.unique(np.stack([classes[labels[live]], keys[live]], 1), axis=0)
+        rows = distinct_rows([classes[labels[live]], keys[live]])
         hashes = _mix(rows[:, 1], _code("colour"))
         if 0 <= origin < len(reading.operations):  # as seen by an operation
             at = np.full(len(rows), vertex[reading.operations[origin]])
@@ -156,7 +156,7 @@ def _graph_of(reading: Reading) -> _Graph:
         *_edges_of_operations(reading, vertex, tensors, classes),
         *_edges_of_labels(reading, vertex, tensors, classes),
     ]
-    every = np.unique(np.concatenate([np.zeros((0, 3), np.int64), *edges]), axis=0)
+    every = distinct_rows(list(np.concatenate([np.zeros((0, 3), np.int64), *edges]).T))
     return _Graph(classes, count, colours, fixed, every, tensors)
 
 
@@ -253,7 +253,7 @@ def _edges_of_labels(
                 yield _edge(np.full(len(here), tensors[name]), here, ("axis", d, k))
     for relation, pairs in reading.system.relations:
         rows = classes[pairs]
-        rows = np.unique(rows[rows[:, 0] != rows[:, 1]], axis=0)
+        rows = distinct_rows(list(rows[rows[:, 0] != rows[:, 1]].T))
         if len(rows):
             yield _edge(rows[:, 0], rows[:, 1], ("relation", relation))
 
@@ -287,9 +287,8 @@ class _Search:
         self, graph: _Graph, representative: Ints, multiplicity: Hashes, placed: NDArray[np.bool_]
     ) -> None:
         e = graph.edges
-        self._edges = np.unique(
-            np.stack([representative[e[:, 0]], representative[e[:, 1]], e[:, 2]], 1), axis=0
-        )
+        ends = representative[e[:, 0]], representative[e[:, 1]]
+        self._edges = distinct_rows([*ends, e[:, 2]])
         self._fixed, self._placed = graph.fixed, placed
         live = np.zeros(len(graph.colours), bool)
         live[self._edges[:, :2].ravel()] = True

@@ -21,10 +21,18 @@ Codes = list[tuple[Tensor, bool]]
 
 
 class _Use(NamedTuple):
-    """Where the entries of a tensor stand when a product reads it.
+    """The moves after which a product, or a convolution by groups, reads a tensor.
 
-    ``lead`` dimensions of ``places`` count matrices.
+    ``lead`` dimensions of what it reads count matrices.
     """
+
+    moves: tuple[Node, ...]
+    lead: int
+    groups: int = 0
+
+
+class _Stack(NamedTuple):
+    """Where the entries of a tensor stand then."""
 
     places: Tensor
     lead: int
@@ -33,7 +41,7 @@ class _Use(NamedTuple):
 
 def stack_codes(programs: Iterable[Program], tables: frozenset[str]) -> dict[str, Codes]:
     """The parts of tensors that products read as stacks of matrices, and of tables beside them."""
-    places: dict[Node, tuple[str, Tensor]] = {}
+    moved: dict[Node, tuple[str, tuple[Node, ...]]] = {}
     uses: dict[str, list[_Use]] = {}
     tensors: dict[str, Tensor] = {}
     computed: set[Node] = set()
@@ -43,17 +51,16 @@ def stack_codes(programs: Iterable[Program], tables: frozenset[str]) -> dict[str
             if node.op == "placeholder" and program.is_parameter(node):
                 computed.add(node)
                 name = program.owners[node.name]
-                tensor = tensors[name]
-                if tensor.ndim:
-                    places[node] = name, torch.arange(tensor.numel()).reshape(tensor.shape)
+                if tensors[name].ndim:
+                    moved[node] = name, ()
             elif node.op == "call_function":
                 if not computed.isdisjoint(node.all_input_nodes):
                     computed.add(node)
                 tensor, index = _picked(node)
-                if tensor in places and index in computed:
-                    _add(uses, *places[tensor], 1)
+                if tensor in moved and index in computed:
+                    _add(uses, *moved[tensor], 1)
                 else:
-                    _follow(node, places, uses)
+                    _follow(node, moved, uses)
     found = {name: _codes(tensors[name], own) for name, own in uses.items()}
     found |= {name: _codes_of_table(tensors[name]) for name in tables}
     return {name: codes for name, codes in found.items() if codes is not None}
@@ -77,56 +84,72 @@ def _picked(node: Node) -> tuple[Any, Any]:
 
 
 def _follow(
-    node: Node, places: dict[Node, tuple[str, Tensor]], uses: dict[str, list[_Use]]
+    node: Node, moved: dict[Node, tuple[str, tuple[Node, ...]]], uses: dict[str, list[_Use]]
 ) -> None:
     name = operation_of(node)
     first: Any = node.args[0] if node.args else None
-    if first in places and len(node.all_input_nodes) == 1:
-        own, at = places[first]
-        piece: Any = node.args[1] if len(node.args) > 1 else None
-        moved = at[piece] if node.target is operator.getitem else _moved(node, at)
-        if moved is not None:
-            places[node] = own, moved
+    if first in moved and len(node.all_input_nodes) == 1:
+        if node.target is operator.getitem or name in MOVES | {"expand"}:
+            own, moves = moved[first]
+            moved[node] = own, (*moves, node)
     elif name in ("mm", "bmm", "matmul"):
         for operand in node.all_input_nodes:
-            if operand in places:
-                _add(uses, *places[operand], operand.meta["val"].ndim - 2)
-    elif name == "convolution" and node.args[1] in places:
-        _add_groups(uses, *places[node.args[1]], node.args[8])  # type: ignore[index]
-
-
-def _add_groups(uses: dict[str, list[_Use]], name: str, at: Tensor, groups: Any) -> None:
-    if groups > 1 and (at.shape[0] > groups or at.shape[1] > 1):
-        rows = at.reshape(groups, at.shape[0] // groups, *at.shape[1:])
-        _add(uses, name, rows, 1, counts_matrices=False)
-
-
-def _moved(node: Node, at: Tensor) -> Any:
-    target: Any = node.target
-    if operation_of(node) not in MOVES | {"expand"}:
-        return None
-    try:
-        if "view" in operation_of(node):
-            return at.reshape(node.args[1])  # type: ignore[arg-type]
-        return target(at, *node.args[1:], **node.kwargs)
-    except Exception:  # moves of floating point only
-        return None
+            if operand in moved:
+                _add(uses, *moved[operand], operand.meta["val"].ndim - 2)
+    elif name == "convolution" and node.args[1] in moved:
+        kernel: Any = node.args[1]
+        groups: Any = node.args[8]
+        out, channels = kernel.meta["val"].shape[:2]
+        if groups > 1 and (out > groups or channels > 1):
+            _add(uses, *moved[kernel], 1, groups)
 
 
 def _add(
-    uses: dict[str, list[_Use]], name: str, at: Tensor, lead: int, counts_matrices: bool = True
+    uses: dict[str, list[_Use]], name: str, moves: tuple[Node, ...], lead: int, groups: int = 0
 ) -> None:
-    if lead and bool((at == at[:1]).all()):
-        at, lead = at[0], 0
-    own = uses.setdefault(name, [])
-    if not any(u.places.shape == at.shape and bool((u.places == at).all()) for u in own):
-        own.append(_Use(at, lead, counts_matrices))
+    uses.setdefault(name, []).append(_Use(moves, lead, groups))
+
+
+def _stacks(tensor: Tensor, uses: Iterable[_Use]) -> list[_Stack]:
+    """Where entries stand in all uses, each once."""
+    stacks: list[_Stack] = []
+    for moves, lead, groups in uses:
+        at = torch.arange(tensor.numel()).reshape(tensor.shape)
+        try:
+            for node in moves:
+                at = _moved(node, at)
+        except Exception:  # moves of floating point only
+            continue
+        at = at.reshape(groups, at.shape[0] // groups, *at.shape[1:]) if groups else at
+        if lead and bool((at == at[:1]).all()):
+            at, lead = at[0], 0
+        if not any(s.places.shape == at.shape and bool((s.places == at).all()) for s in stacks):
+            stacks.append(_Stack(at, lead, not groups))
+    return stacks
+
+
+def _moved(node: Node, at: Any) -> Any:
+    target: Any = node.target
+    if "view" in operation_of(node):
+        return at.reshape(node.args[1])
+    return target(at, *node.args[1:], **node.kwargs)
 
 
 def _codes(tensor: Tensor, uses: Sequence[_Use]) -> Codes | None:
     """None where the tensor is one matrix, or is not read exactly once."""
+    is_matrix = tensor.ndim < 3 and not any(u.lead for u in uses)
+    if is_matrix and len({_words(u) for u in uses}) == 1:
+        return None
+    return _codes_of_stacks(tensor, _stacks(tensor, uses))
+
+
+def _words(use: _Use) -> str:
+    return repr([(str(n.target), n.args[1:], n.kwargs) for n in use.moves])
+
+
+def _codes_of_stacks(tensor: Tensor, uses: Sequence[_Stack]) -> Codes | None:
     is_plain = len(uses) == 1 and tensor.ndim < 3 and not uses[0].lead
-    if is_plain or len({(u.places.ndim, u.lead) for u in uses}) > 1:
+    if is_plain or len({(u.places.ndim, u.lead) for u in uses}) != 1:
         return None
     every = torch.cat([u.places.reshape(-1) for u in uses])
     if len(every) != tensor.numel() or not bool((every.bincount() == 1).all()):
@@ -150,7 +173,7 @@ def _codes(tensor: Tensor, uses: Sequence[_Use]) -> Codes | None:
     return codes
 
 
-def _code(tensor: Tensor, uses: Sequence[_Use], dims: Sequence[int]) -> Tensor:
+def _code(tensor: Tensor, uses: Sequence[_Stack], dims: Sequence[int]) -> Tensor:
     """A number for every place that says where it stands along some dimensions of its use."""
     result = torch.full((tensor.numel(),), -1)
     for k, use in enumerate(uses):

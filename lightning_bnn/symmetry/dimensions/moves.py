@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -63,10 +64,36 @@ def _is_emptied(value: Value, args: Sequence[Any], size: Tensor) -> bool:
 
 
 def _reshaped(value: Value, shape: Sequence[int]) -> Value:
+    pieces = _pieces_of_view(value.shape, shape)
+
     def reshape(labels: Tensor) -> Tensor:
-        return labels.expand(value.shape).reshape(tuple(shape))
+        """The labels in another shape, of size 1 along pieces in which they do not change."""
+        still = [all(labels.shape[d] == 1 for d in before) for before, _ in pieces]
+        wide, new = list(labels.shape), [1] * len(shape)
+        for (before, after), is_still in zip(pieces, still, strict=True):
+            for d in () if is_still else before:
+                wide[d] = value.shape[d]
+            for d in () if is_still else after:
+                new[d] = shape[d]
+        return labels.expand(wide).reshape(new)
 
     return value.moved(shape, reshape, _varies(value, reshape))
+
+
+def _pieces_of_view(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Dimensions of two shapes that hold the same numbers, piece by piece, from the first on."""
+    pieces, before, after = [], list(range(len(old))), list(range(len(new)))
+    if 0 in old:
+        return [(before, after)]
+    while before or after:
+        a, b = [before.pop(0)] if before else [], [after.pop(0)] if after else []
+        sizes = [math.prod(old[d] for d in a), math.prod(new[d] for d in b)]
+        while sizes[0] != sizes[1]:
+            k = int(sizes[0] > sizes[1])
+            (a, b)[k].append(d := (before, after)[k].pop(0))
+            sizes[k] *= (old, new)[k][d]
+        pieces.append((a, b))
+    return pieces
 
 
 def _function(
@@ -119,11 +146,8 @@ def _varies(value: Value, function: Callable[[Tensor], Tensor]) -> list[bool]:
         if varies:
             shape = [1] * len(value.shape)
             shape[d] = -1
-            moved = function(torch.arange(1, value.shape[d] + 1).reshape(shape))
-            result = [
-                seen or (n > 1 and not bool((moved == moved.narrow(k, 0, 1)).all()))
-                for k, (seen, n) in enumerate(zip(result, moved.shape, strict=True))
-            ]
+            moved = compress(function(torch.arange(1, value.shape[d] + 1).reshape(shape)))
+            result = [seen or n > 1 for seen, n in zip(result, moved.shape, strict=True)]
     return result
 
 
@@ -150,10 +174,10 @@ def _copied(system: System, value: Value, part: Part, d: int, n: int, shape: Seq
 
 def _stays(value: Value, d: int, shape: Sequence[int]) -> bool:
     """Whether a dimension is one dimension of the new shape, too."""
-    n = value.shape[d]
-    along = torch.arange(n).reshape([-1 if k == d else 1 for k in range(len(value.shape))])
-    moved = compress(along.expand(value.shape).reshape(tuple(shape)))
-    return [k for k in moved.shape if k > 1] == [n]
+    before, after = next(p for p in _pieces_of_view(value.shape, shape) if d in p[0])
+    return [
+        old[k] for old, own in ((value.shape, before), (shape, after)) for k in own if old[k] > 1
+    ] == [value.shape[d]] * 2
 
 
 def _written_into(system: System, node: Node, args: Sequence[Any], named: dict[str, Any]) -> Value:

@@ -17,8 +17,14 @@ from lightning_bnn.symmetry.dimensions.engine import Dimensions
 from lightning_bnn.symmetry.dimensions.exchanges import Exchange, signatures
 from lightning_bnn.symmetry.dimensions.matrices import Space
 from lightning_bnn.symmetry.dimensions.roles import Roles
-from lightning_bnn.symmetry.dimensions.scales import Field, Row, Units, connected
-from lightning_bnn.symmetry.dimensions.values import Ints, Part
+from lightning_bnn.symmetry.dimensions.scales import (
+    Field,
+    Row,
+    Units,
+    connected,
+    units_at_entries,
+)
+from lightning_bnn.symmetry.dimensions.values import Ints, Part, distinct_rows
 from lightning_bnn.symmetry.discovery.factors import Actions, factor_groups
 from lightning_bnn.symmetry.groups import (
     Axis,
@@ -262,15 +268,43 @@ def _actions(layout: Layout, units: Units, field: Field) -> Actions:
     """By which powers independent free variables act at every position."""
     parameters = [p.parts for p in layout.read.reading.parameters.values()]
     free = independent_variables(parameters, units, field)
-    labels = np.unique(np.concatenate([np.zeros(0, np.int64), *layout.labels])).tolist()
-    of = {x: {v: c for v, c in units.of(x).items() if v in free} for x in labels}
+    every = np.concatenate([np.zeros(0, np.int64), *layout.labels])
+    labels, index = np.unique(every, return_inverse=True)
+    of = {x: {v: c for v, c in units.of(x).items() if v in free} for x in labels.tolist()}
     _thin_out(of, units)
-    columns: list[tuple[int, int, int, Fraction]] = []
-    exponents = layout.powers if field == "rational" else map(Fraction, layout.parities)
-    for axis, (own, exponent) in enumerate(zip(layout.labels, exponents, strict=True)):
-        for at, label in enumerate(own.tolist() if exponent else ()):
-            columns += [(v, at, axis, c * exponent) for v, c in of[label].items()]
-    return Actions(*_integral(columns))
+    exponents = layout.powers if field == "rational" else list(map(Fraction, layout.parities))
+    sizes = [own.size for own in layout.labels]
+    return Actions(*_columns(list(of.values()), index, exponents, sizes))
+
+
+def _columns(
+    rows: Sequence[Row], index: Ints, exponents: Sequence[Fraction], sizes: Sequence[int]
+) -> Ints:
+    """Variable, position, axis and power of all actions; powers are integers by variable.
+
+    Args:
+        rows: what acts on a label.
+        index: the label at every position of every axis, one axis behind the other.
+        exponents: by axis, with which power what acts on a label acts there.
+        sizes: the numbers of positions.
+    """
+    shared = lcm(*{c.denominator for row in rows for c in row.values()})
+    variables = np.array([v for row in rows for v in row], np.int64)
+    whole = [c.numerator * (shared // c.denominator) for row in rows for c in row.values()]
+    ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
+    own = lcm(*{x.denominator for x in exponents})
+    factors = np.repeat(np.array([int(x * own) for x in exponents], np.int64), sizes)
+    axes = np.repeat(np.arange(len(sizes)), sizes)
+    positions = np.concatenate([np.zeros(0, np.int64), *map(np.arange, sizes)])
+    counts = np.diff(ends, prepend=0)[index] * (factors != 0)
+    at = np.repeat(np.arange(len(index)), counts)
+    term = np.arange(len(at)) + np.repeat(ends[index] - np.cumsum(counts), counts)
+    powers = np.array(whole, np.int64)[term] * factors[at]
+    _, variable = np.unique(variables[term], return_inverse=True)
+    multiple = np.ones(int(variable.max(initial=-1)) + 1, np.int64)
+    np.lcm.at(multiple, variable, shared * own // np.gcd(powers, shared * own))
+    powers = powers * multiple[variable] // (shared * own)
+    return np.stack([variable, positions[at], axes[at], powers])
 
 
 def _thin_out(of: dict[int, Row], units: Units) -> None:
@@ -279,11 +313,11 @@ def _thin_out(of: dict[int, Row], units: Units) -> None:
     What acts on a label is a combination of variables. Any basis of them says the same, and one
     whose members act in few places is easier to read, and to set by norms.
     """
-    acts: dict[int, Row] = defaultdict(dict)
-    for label, row in of.items():
-        for v, c in row.items():
-            acts[v][label] = c
     waiting = sorted({v for row in of.values() if len(row) > 1 for v in row})
+    acts: dict[int, Row] = {v: {} for v in waiting}
+    for label, row in of.items():
+        for v in row.keys() & acts.keys():
+            acts[v][label] = row[v]
     while waiting:
         v = waiting.pop()
         near = [acts[w] for w in sorted({w for label in acts[v] for w in of[label]} - {v})]
@@ -307,29 +341,13 @@ def _thinner(row: Row, other: Row, units: Units) -> Row | None:
     return best if 0 < len(best) < len(row) else None
 
 
-def _integral(columns: Sequence[tuple[int, int, int, Fraction]]) -> Ints:
-    """The columns with powers that are integers, variable by variable."""
-    factor: dict[int, int] = {}
-    for v, _, _, power in columns:
-        factor[v] = lcm(factor.get(v, 1), power.denominator)
-    rows = [(v, at, axis, int(power * factor[v])) for v, at, axis, power in columns]
-    table = np.array(rows, np.int64).reshape(-1, 4)
-    _, table[:, 0] = np.unique(table[:, 0], return_inverse=True)
-    return table.T
-
-
 def independent_variables(
     parameters: Iterable[Sequence[Part]], units: Units, field: Field
 ) -> set[int]:
     """Free variables that act on the entries of the parameters, each in a way of its own."""
     rows = set()
     for parts in parameters:
-        acts = [x for x in parts if (x.power if field == "rational" else x.parity)]
-        if not acts:
-            continue
-        full = [t.numpy().ravel() for t in torch.broadcast_tensors(*(x.labels for x in acts))]
-        at = np.unique(np.concatenate([np.unique(t, return_index=True)[1] for t in full]))
-        for labels in np.unique(np.stack([t[at] for t in full], 1), axis=0).tolist():
+        for labels in distinct_rows(list(units_at_entries(parts, field).T)).tolist():
             rows.add(frozenset(units.added(units.of(v) for v in labels).items()))
     count = Counter(v for row in rows for v, _ in row)  # what acts everywhere acts on no entry
 
@@ -376,13 +394,10 @@ def _signed_powers(layout: Layout) -> list[NDArray[np.int64]]:
     """At every position the power of its scale, 0 where there is none or several."""
     result = []
     for labels in layout.labels:
-        own = np.zeros(labels.size, np.int64)
-        for at, label in enumerate(labels.tolist()):
-            row = layout.read.scales.of(label)
-            if len(row) == 1:
-                (c,) = row.values()
-                own[at] = int(c) if abs(c) == 1 else 0
-        result.append(own)
+        distinct, index = np.unique(labels, return_inverse=True)
+        rows = [tuple(layout.read.scales.of(label).values()) for label in distinct.tolist()]
+        own = [int(row[0]) if row in ((1,), (-1,)) else 0 for row in rows]
+        result.append(np.array(own, np.int64)[index])
     return result
 
 

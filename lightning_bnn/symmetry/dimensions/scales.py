@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import connected_components
 from lightning_bnn.symmetry.dimensions.system import Equation
 from lightning_bnn.symmetry.dimensions.values import Ints, Part, distinct_rows
 
-__all__ = ["Field", "Row", "Units", "connected", "degrees_of_freedom"]
+__all__ = ["Field", "Row", "Units", "connected", "degrees_of_freedom", "units_at_entries"]
 
 Field = Literal["rational", "two"]
 Row = dict[int, Any]
@@ -46,7 +46,7 @@ class Units:
         self._root, self._sign = np.arange(count), np.ones(count, np.int64)
         self._solved: dict[int, Row] = {}
         self._known: dict[int, Row] = {}
-        whole = [_terms(e, over) for e in equations if len(e.labels)]
+        whole = _by_width(_terms(e, over) for e in equations if len(e.labels))
         left = [self._replaced(terms, self._root, self._sign) for terms in whole]
         while any(self._short(terms).any() for terms in left):
             left = self._joined(left)
@@ -174,6 +174,17 @@ def _terms(equation: Equation, over: Field) -> _Terms:
     return equation.labels.astype(np.int64), c % 2 if over == "two" else c
 
 
+def _by_width(terms: Iterable[_Terms]) -> list[_Terms]:
+    """Equations with as many labels in one table."""
+    tables: dict[int, list[_Terms]] = {}
+    for own in terms:
+        tables.setdefault(own[0].shape[1], []).append(own)
+    return [
+        (np.concatenate([labels for labels, _ in own]), np.concatenate([c for _, c in own]))
+        for own in tables.values()
+    ]
+
+
 def degrees_of_freedom(
     parameters: Iterable[Sequence[Part]], equations: Sequence[Equation], units: Units, over: Field
 ) -> int:
@@ -181,24 +192,25 @@ def degrees_of_freedom(
 
     What is lost where every entry must stay as it is.
     """
-    still = [_still(parts, over) for parts in parameters]
+    rows = [units_at_entries(parts, over) for parts in parameters]
+    still = [Equation(r, (Fraction(1),) * r.shape[1], -1) for r in rows]
     return units.free - Units([*equations, *still], units.count, over).free
 
 
-def _still(parts: Sequence[Part], over: Field) -> Equation:
-    """The units of an entry cancel, for entries that every label of a part is met in."""
+def units_at_entries(parts: Sequence[Part], over: Field) -> Ints:
+    """The labels of entries, one in a row, for entries that every label of a part is met in."""
     acting = [x for x in parts if (x.power if over == "rational" else x.parity)]
     if not acting:
-        return Equation(np.zeros((0, 1), np.int64), (Fraction(1),), -1)
+        return np.zeros((0, 1), np.int64)
     shape = torch.broadcast_shapes(*(x.labels.shape for x in acting))
     places = np.concatenate([_first_places(x, shape) for x in acting])
     index = tuple(places.T)
     columns = [x.labels.expand(shape).numpy()[index] for x in acting]
-    ones = (Fraction(1),) * len(acting)
-    return Equation(np.stack(columns, 1).reshape(-1, len(acting)), ones, -1)
+    return np.stack(columns, 1).reshape(-1, len(acting))
 
 
 def _first_places(part: Part, shape: Sequence[int]) -> Ints:
     """Where each label of a part stands first."""
     at = np.unique(part.labels.numpy(), return_index=True)[1]
-    return np.stack(np.unravel_index(at, part.labels.shape), 1).reshape(-1, len(shape))
+    places = np.array(np.unravel_index(at, part.labels.shape), np.int64)
+    return places.reshape(len(shape), len(at)).T
