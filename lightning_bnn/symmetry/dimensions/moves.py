@@ -68,13 +68,13 @@ def _reshaped(value: Value, shape: Sequence[int]) -> Value:
 
     def reshape(labels: Tensor) -> Tensor:
         """The labels in another shape, of size 1 along pieces in which they do not change."""
-        still = [all(labels.shape[d] == 1 for d in before) for before, _ in pieces]
         wide, new = list(labels.shape), [1] * len(shape)
-        for (before, after), is_still in zip(pieces, still, strict=True):
-            for d in () if is_still else before:
-                wide[d] = value.shape[d]
-            for d in () if is_still else after:
-                new[d] = shape[d]
+        for before, after in pieces:
+            if len(pieces) == 1 or any(labels.shape[d] > 1 for d in before):
+                for d in before:
+                    wide[d] = value.shape[d]
+                for d in after:
+                    new[d] = shape[d]
         return labels.expand(wide).reshape(new)
 
     return value.moved(shape, reshape, _varies(value, reshape))
@@ -83,14 +83,15 @@ def _reshaped(value: Value, shape: Sequence[int]) -> Value:
 def _pieces_of_view(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """Dimensions of two shapes that hold the same numbers, piece by piece, from the first on."""
     pieces, before, after = [], list(range(len(old))), list(range(len(new)))
-    if 0 in old:
+    if 0 in old or math.prod(old) != math.prod(new):
         return [(before, after)]
     while before or after:
         a, b = [before.pop(0)] if before else [], [after.pop(0)] if after else []
         sizes = [math.prod(old[d] for d in a), math.prod(new[d] for d in b)]
         while sizes[0] != sizes[1]:
             k = int(sizes[0] > sizes[1])
-            (a, b)[k].append(d := (before, after)[k].pop(0))
+            d = (before, after)[k].pop(0)
+            (a, b)[k].append(d)
             sizes[k] *= (old, new)[k][d]
         pieces.append((a, b))
     return pieces
@@ -175,9 +176,9 @@ def _copied(system: System, value: Value, part: Part, d: int, n: int, shape: Seq
 def _stays(value: Value, d: int, shape: Sequence[int]) -> bool:
     """Whether a dimension is one dimension of the new shape, too."""
     before, after = next(p for p in _pieces_of_view(value.shape, shape) if d in p[0])
-    return [
-        old[k] for old, own in ((value.shape, before), (shape, after)) for k in own if old[k] > 1
-    ] == [value.shape[d]] * 2
+    sizes = [value.shape[k] for k in before], [shape[k] for k in after]
+    wide, new = ([n for n in own if n > 1] for own in sizes)
+    return wide == new == [value.shape[d]]
 
 
 def _written_into(system: System, node: Node, args: Sequence[Any], named: dict[str, Any]) -> Value:

@@ -92,13 +92,12 @@ class Layout:
         self.systems: tuple[tuple[Units, Field], ...] = (
             (read.scales, "rational"), (read.signs, "two"),
         )  # fmt: skip
-        self._places: dict[int, list[tuple[int, Ints]]] = defaultdict(list)
-        for axis, labels in enumerate(self.labels):
-            own = classes[labels]
-            order = np.argsort(own, kind="stable")
-            cuts = np.flatnonzero(np.diff(own[order])) + 1
-            for at in np.split(order, cuts):
-                self._places[int(own[at[0]])].append((axis, at))
+        sizes = [labels.size for labels in self.labels]
+        self._class_at = classes[np.concatenate([np.zeros(0, np.int64), *self.labels])]
+        self._order = np.argsort(self._class_at, kind="stable")
+        self._classes = self._class_at[self._order]
+        self._axis_at = np.repeat(np.arange(len(sizes)), sizes)
+        self._first_at = np.cumsum([0, *sizes])
 
     def _add(self, name: str, shape: tuple[int, ...], part: Part) -> None:
         families = self._family[self.read.exchanges.classes]
@@ -115,14 +114,14 @@ class Layout:
     ) -> tuple[Placement, ...]:
         """Where units, given as corresponding classes, lie on the axes."""
         columns: dict[int, list[Ints]] = defaultdict(list)
-        for row in zip(*units, strict=True):
-            by_axis: dict[int, list[Ints]] = defaultdict(list)
-            for one in row:
-                for axis, at in self._places.get(one, ()):
-                    by_axis[axis].append(at)
-            for axis, places in by_axis.items():
+        for row in np.array(list(zip(*units, strict=True)), np.int64):
+            first, last = (np.searchsorted(self._classes, row, side) for side in ("left", "right"))
+            at = self._order[np.concatenate([*map(np.arange, first, last)])]
+            for axis in np.unique(self._axis_at[at]).tolist():
                 if self.axes[axis].tensor not in without:
-                    columns[axis].append(self._in_roles(axis, places))
+                    own = at[self._axis_at[at] == axis]
+                    table = own.reshape(len(np.unique(self._class_at[own])), -1)
+                    columns[axis].append(self._in_roles(axis, table - self._first_at[axis]))
         found = {axis: np.concatenate(parts, 1) for axis, parts in columns.items()}
         found |= self._moving_rows(found)
         return tuple(Placement(axis, torch.from_numpy(found[axis])) for axis in sorted(found))
@@ -131,9 +130,8 @@ class Layout:
     def _signatures(self) -> NDArray[np.uint64]:
         return signatures(self.read.reading.system)
 
-    def _in_roles(self, axis: int, places: Sequence[Ints]) -> Ints:
+    def _in_roles(self, axis: int, table: Ints) -> Ints:
         """Positions of corresponding classes: those in one role below each other."""
-        table = np.stack(places)
         if table.shape[1] == 1:
             return table
         own = self._signatures[self.labels[axis][table]]

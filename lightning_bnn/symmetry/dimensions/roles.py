@@ -21,6 +21,7 @@ __all__ = ["Roles"]
 _PRODUCTS = ("mm", "bmm", "mv", "dot", "matmul")
 _BESIDE = {"mul": "gain", "div": "gain", "add": "bias", "sub": "bias"}
 _OF_NORMS = ("gain", "bias", "mean", "variance")
+_ROLES = ("raw", "in", "out", *_OF_NORMS)
 
 
 class Roles:
@@ -32,28 +33,28 @@ class Roles:
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
-        self._of: dict[int, str] = {}
-        self._last: dict[int, int] = {}
-        self._first: dict[int, int] = {}
+        count = reading.system.count
+        self._of = np.full(count, _ROLES.index("raw"))
+        self._last = np.full(count, -1)
+        self._first = np.full(count, len(reading.operations))
         weights = _weight_nodes(reading)
         for k, node in enumerate(reading.operations):
             for labels, role in self._uses(node, weights):
-                for label in np.unique(labels[labels > 0]).tolist():
-                    self._of.setdefault(label, role)
-                    self._first.setdefault(label, k)
-                    if role == "in":
-                        self._last[label] = k
+                own = labels[labels > 0]
+                new = own[self._first[own] == len(reading.operations)]
+                self._of[new], self._first[new] = _ROLES.index(role), k
+                if role == "in":
+                    self._last[own] = k
 
     def of(self, labels: NDArray[np.int64]) -> tuple[str, int]:
         """The role of an axis by its labels, and the operation that last read it."""
-        at = np.unique(labels).tolist()
-        roles = [self._of[x] for x in at if x in self._of]
-        return (roles or ["raw"])[0], max((self._last.get(x, -1) for x in at), default=-1)
+        used = labels[self._first[labels] < len(self._reading.operations)]
+        role = self._of[used.min()] if used.size else _ROLES.index("raw")
+        return _ROLES[role], int(self._last[labels].max(initial=-1))
 
     def first_use(self, labels: Iterable[NDArray[np.int64]]) -> int:
         """The operation that first uses any of some labels."""
-        at = [x for own in labels for x in np.unique(own).tolist()]
-        uses = (self._first[x] for x in at if x in self._first)
+        uses = [int(self._first[own].min()) for own in labels]
         return min(uses, default=len(self._reading.operations))
 
     def _uses(self, node: Node, weights: set[Node]) -> Iterator[tuple[Any, str]]:

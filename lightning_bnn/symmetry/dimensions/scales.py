@@ -203,14 +203,13 @@ def units_at_entries(parts: Sequence[Part], over: Field) -> Ints:
     if not acting:
         return np.zeros((0, 1), np.int64)
     shape = torch.broadcast_shapes(*(x.labels.shape for x in acting))
-    places = np.concatenate([_first_places(x, shape) for x in acting])
+    places = np.concatenate([_first_places(x) for x in acting])
     index = tuple(places.T)
     columns = [x.labels.expand(shape).numpy()[index] for x in acting]
     return np.stack(columns, 1).reshape(-1, len(acting))
 
 
-def _first_places(part: Part, shape: Sequence[int]) -> Ints:
+def _first_places(part: Part) -> Ints:
     """Where each label of a part stands first."""
     at = np.unique(part.labels.numpy(), return_index=True)[1]
-    places = np.array(np.unravel_index(at, part.labels.shape), np.int64)
-    return places.reshape(len(shape), len(at)).T
+    return np.stack(np.unravel_index(at, (1, *part.labels.shape)), 1)[:, 1:]
