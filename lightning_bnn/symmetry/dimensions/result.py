@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
+from heapq import heappop, heappush
 from math import lcm
 from typing import Any, TypeAlias
 
@@ -311,32 +312,45 @@ def _thin_out(of: dict[int, Row], units: Units) -> None:
     What acts on a label is a combination of variables. Any basis of them says the same, and one
     whose members act in few places is easier to read, and to set by norms.
     """
-    waiting = sorted({v for row in of.values() if len(row) > 1 for v in row})
-    acts: dict[int, Row] = {v: {} for v in waiting}
+    shared = sorted({v for row in of.values() if len(row) > 1 for v in row})
+    acts: dict[int, Row] = {v: {} for v in shared}
     for label, row in of.items():
         for v in row.keys() & acts.keys():
             acts[v][label] = row[v]
-    while waiting:
-        v = waiting.pop()
-        near = [acts[w] for w in sorted({w for label in acts[v] for w in of[label]} - {v})]
-        found = (_thinner(acts[v], other, units) for other in near)
-        thinner = min((row for row in found if row is not None), key=len, default=None)
-        if thinner is None:
-            continue
-        for label in acts[v].keys() | thinner.keys():
-            of[label].pop(v, None)
-            if label in thinner:
-                of[label][v] = thinner[label]
-        acts[v] = thinner
-        waiting.append(v)
+    for v in reversed(shared):
+        _thin_out_one(v, of, acts, units)
 
 
-def _thinner(row: Row, other: Row, units: Units) -> Row | None:
-    """The sum of a variable and a multiple of another one, if it acts on fewer labels."""
-    ratios = {-c / Fraction(other[label]) for label, c in row.items() if label in other}
-    sums = [units.added([row, {x: k * c for x, c in other.items()}]) for k in ratios]
-    best = min(sums, key=len, default=row)
-    return best if 0 < len(best) < len(row) else None
+def _thin_out_one(v: int, of: dict[int, Row], acts: dict[int, Row], units: Units) -> None:
+    """Add multiples of others to a variable, always one that saves most, as long as any saves."""
+    best: list[tuple[int, int]] = []
+    saved: dict[int, int] = {}
+    changed = acts[v].keys()
+    while changed:
+        for w in {w for label in changed for w in of[label]} - {v}:
+            saved[w] = _saving(acts[v], acts[w])[0]
+            if saved[w] > 0:
+                heappush(best, (-saved[w], w))
+        while best and saved[best[0][1]] != -best[0][0]:
+            heappop(best)  # it has changed since
+        if not best or saved[best[0][1]] >= len(acts[v]):
+            return
+        other = acts[best[0][1]]
+        _, factor = _saving(acts[v], other)
+        changed = other.keys()
+        for label, c in other.items():
+            total = units.added([{v: of[label].pop(v, 0)}, {v: factor * c}])
+            acts[v].pop(label, None)
+            if total:
+                of[label][v] = acts[v][label] = total[v]
+
+
+def _saving(row: Row, other: Row) -> tuple[int, Fraction]:
+    """On how many labels fewer a variable acts with a multiple of another one, and the factor."""
+    few, many = sorted((row, other), key=len)
+    counts = Counter(-row[label] / Fraction(other[label]) for label in few if label in many)
+    factor = max(set(counts), key=counts.__getitem__, default=Fraction(0))
+    return counts[factor] + counts.total() - len(other), factor
 
 
 def independent_variables(
