@@ -25,7 +25,7 @@ from lightning_bnn.symmetry.dimensions.scales import (
     connected,
     units_at_entries,
 )
-from lightning_bnn.symmetry.dimensions.values import Ints, Part, distinct_rows
+from lightning_bnn.symmetry.dimensions.values import Ints, Part
 from lightning_bnn.symmetry.discovery.factors import Actions, factor_groups
 from lightning_bnn.symmetry.groups import (
     Axis,
@@ -357,10 +357,10 @@ def independent_variables(
     parameters: Iterable[Sequence[Part]], units: Units, field: Field
 ) -> set[int]:
     """Free variables that act on the entries of the parameters, each in a way of its own."""
-    rows = set()
+    rows: set[frozenset[tuple[int, Any]]] = set()
     for parts in parameters:
-        for labels in distinct_rows(list(units_at_entries(parts, field).T)).tolist():
-            rows.add(frozenset(units.added(units.of(v) for v in labels).items()))
+        entries = units.of_rows(units_at_entries(parts, field))
+        rows |= {frozenset(row.items()) for row in entries}
     count = Counter(v for row in rows for v, _ in row)  # what acts everywhere acts on no entry
 
     def leading(row: Row) -> int:

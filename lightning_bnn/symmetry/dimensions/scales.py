@@ -62,6 +62,11 @@ class Units:
         row = self._known[root]
         return row if sign > 0 else {v: -c for v, c in row.items()}
 
+    def of_rows(self, labels: Ints) -> Iterable[Row]:
+        """What the units of labels in a row add up to, for rows that differ and where they do."""
+        terms = self._replaced((labels, np.ones_like(labels)), self._root, self._sign)
+        return map(self._reduced, self._rows(terms))
+
     def power_between(self, labels: Iterable[int], others: Iterable[int]) -> int:
         """The power, 1 or -1, of which some labels are others, but for one factor; 0 if of none."""
         pairs = [(self.of(x), self.of(y)) for x, y in zip(labels, others, strict=True)]

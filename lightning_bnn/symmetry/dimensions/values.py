@@ -181,12 +181,9 @@ def distinct_rows(columns: Sequence[Ints]) -> Ints:
         return np.zeros((0, len(columns)), np.int64)
     lows = [int(c.min()) for c in columns]
     spans = [int(c.max()) - low + 1 for c, low in zip(columns, lows, strict=True)]
-    if math.prod(spans) >= 2**62:  # then by their ranks
-        ranked = [np.unique(c, return_inverse=True) for c in columns]
-        if math.prod(len(values) for values, _ in ranked) >= 2**62:
-            return np.unique(np.stack(columns, 1), axis=0)
-        ranks = distinct_rows([rank for _, rank in ranked])
-        return np.stack([values[k] for (values, _), k in zip(ranked, ranks.T, strict=True)], 1)
+    if math.prod(spans) >= 2**62:
+        table = np.stack(columns, 1)[np.lexsort(columns[::-1])]
+        return table[np.r_[True, (table[1:] != table[:-1]).any(1)]]
     code = np.zeros(columns[0].size, np.int64)
     for column, low, span in zip(columns, lows, spans, strict=True):
         code = code * span + (column - low)
