@@ -45,10 +45,8 @@ __all__ = [
     "Comparison",
     "FAILED",
     "Row",
-    "attempt",
     "collect",
     "scores_of_halves",
-    "one_succeeded",
     "rows_of",
 ]
 
@@ -243,9 +241,16 @@ class Comparison:
     settings: Mapping[str, Any]
 
     def failures(self) -> dict[str, str]:
-        """Why posteriors could not be compared, by name."""
+        """Map posteriors that could not be compared to the reason."""
         origins = self.settings["posteriors"].items()
         return {name: origin["failed"] for name, origin in origins if "failed" in origin}
+
+    def require_one(self) -> Comparison:
+        """Refuse a comparison in which every posterior has failed."""
+        failures = self.failures()
+        if len(failures) == len(self.settings["posteriors"]):
+            raise ValueError(f"Every posterior failed: {next(iter(failures.values()))}")
+        return self
 
 
 def collect(
@@ -255,29 +260,7 @@ def collect(
     like: str | None = None,
     options: Options | None = None,
 ) -> Comparison:
-    """Compare posteriors with a reference, and refuse a comparison in which all fail.
-
-    The arguments are those of `attempt`.
-    """
-    return one_succeeded(attempt(reference, posteriors, folder, like, options))
-
-
-def one_succeeded(comparison: Comparison) -> Comparison:
-    """A comparison, refused if there is nothing in it but failures."""
-    failures = comparison.failures()
-    if len(failures) == len(comparison.settings["posteriors"]):
-        raise ValueError(f"Every posterior failed: {next(iter(failures.values()))}")
-    return comparison
-
-
-def attempt(
-    reference: str,
-    posteriors: Mapping[str, str],
-    folder: Path,
-    like: str | None = None,
-    options: Options | None = None,
-) -> Comparison:
-    """Compare posteriors with a reference, with a row for those that fail, too.
+    """Compare posteriors with a reference, with a row for each that fails, too.
 
     Args:
         reference: networks that stand for the posterior.

@@ -100,7 +100,9 @@ def compare(
         raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")
     folder = results_folder(out, "compare")
     options = Options(protocol, samples, ood, score, seed, device, reference_is)
-    publish(findings_of(collect(reference, posteriors, folder, like, options)), folder)
+    publish(
+        findings_of(collect(reference, posteriors, folder, like, options).require_one()), folder
+    )
 
 
 # ------------------------------------------------------------ tables and figures

@@ -83,7 +83,9 @@ def _compared(title: str, jobs: Sequence[Job], folder: Path, samples: int) -> Gr
     runs = run_jobs(jobs, folder / "runs" / title)
     places = {text: str(runs[name].folder) for name, text in METHODS.items()}
     reference = str(runs[REFERENCE].folder)
-    comparison = collect(reference, places, folder / title, options=Options(samples=samples))
+    comparison = collect(
+        reference, places, folder / title, options=Options(samples=samples)
+    ).require_one()
     groups: dict[str, dict[str, Numbers]] = {}
     for row in comparison.rows:
         if "mixture" in row.numbers and "acc" in row.numbers:

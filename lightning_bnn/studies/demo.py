@@ -158,8 +158,10 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
 def _compared(runs: Mapping[str, Run], folder: Path) -> tuple[Findings, str]:
     """Compare all methods with both references, and describe the chains."""
     places = {title: str(runs[name].folder) for name, title in METHODS.items()}
-    trained = findings_of(collect(str(runs[REFERENCE].folder), places, folder / "compare"))
-    sampled = collect(str(runs[SAMPLED].folder), places, folder / "compare_sampled")
+    trained = findings_of(
+        collect(str(runs[REFERENCE].folder), places, folder / "compare").require_one()
+    )
+    sampled = collect(str(runs[SAMPLED].folder), places, folder / "compare_sampled").require_one()
     tables = {"distances": trained.tables["distances"], "sampled": distances_table(sampled)}
     tables |= dict(trained.tables)
     tables["compared"] = _beside_page(tables["compared"], folder)

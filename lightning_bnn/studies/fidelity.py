@@ -12,8 +12,7 @@ from lightning_bnn.callbacks.training_cost import COST_FILE
 from lightning_bnn.evaluation.comparison import (
     FAILED,
     Comparison,
-    attempt,
-    one_succeeded,
+    collect,
     scores_of_halves,
 )
 from lightning_bnn.evaluation.reference import Options, have_converged
@@ -98,7 +97,7 @@ def fidelity(
     options = options_for(samples, seed, device)
     location, folder = reference_location(reference), results_folder(out, "fidelity")
     with one_thread():
-        comparison = one_succeeded(scored(reference, posteriors, folder, options))
+        comparison = scored(reference, posteriors, folder, options).require_one()
         halves = scores_of_halves(location, Path(comparison.settings["config"]), options)
     publish(_findings(reference, gold, comparison, halves, posteriors), folder)
 
@@ -131,7 +130,7 @@ def scored(
     location = reference_location(reference)
     like = location.config()
     config = None if like is None else str(like)
-    return attempt(str(location.path), posteriors, folder, config, options)
+    return collect(str(location.path), posteriors, folder, config, options)
 
 
 def numbers_by_method(comparison: Comparison) -> dict[str, Numbers]:
