@@ -77,8 +77,7 @@ def _on_axis(sym: Symmetries, placement: Placement, value: Tensor) -> Tensor:
     full = value.new_zeros(*value.shape[:-1], axis.blocks * axis.size)
     positions = placement.positions.to(value.device)
     repeated = (placement.exponent * value)[..., None].expand(*value.shape, positions.shape[1])
-    full[..., positions.reshape(-1)] = repeated.flatten(-2)
-    return full
+    return full.index_add(-1, positions.reshape(-1), repeated.flatten(-2))
 
 
 def carried(params: Params, sym: Symmetries, reader: Reader, value: Tensor) -> Tensor:

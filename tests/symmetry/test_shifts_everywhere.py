@@ -1,7 +1,5 @@
 """Laws of shifts: they hold at every length and batch, whatever the example has."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,7 @@ from cases import Forward, randomise
 from torch import nn
 
 from lightning_bnn import params as P
-from lightning_bnn.symmetry import discover, random_shifts, shift
+from lightning_bnn.symmetry import Symmetries, random_shifts, shift
 from lightning_bnn.symmetry.dimensions.export import trace
 from lightning_bnn.symmetry.dimensions.shifts import shifts_of
 
@@ -31,14 +29,15 @@ def layers():
 def changes(forward, x, others):
     """The sizes of all shifts, and the largest change of outputs by a random one of them."""
     model = randomise(Forward(forward, **layers()).double()).eval()
-    symmetries, params = discover(model, x), P.of(model)
-    axes, shifts = shifts_of([trace(model, (x,), {})], symmetries.axes)
-    symmetries = replace(symmetries, axes=axes, shifts=shifts)
+    params = P.of(model)
+    axes, shifts = shifts_of([trace(model, (x,), {})], ())
+    shapes = {name: tensor.shape for name, tensor in params.items()}
+    symmetries = Symmetries(axes, (), (), (), shapes=shapes, shifts=shifts)
     drawn = random_shifts(symmetries, torch.Generator().manual_seed(0))
     moved = shift(params, symmetries, drawn)
     with torch.no_grad():
         change = max((P.apply(model, moved, y) - model(y)).abs().max() for y in [x, *others])
-    return {group.name: group.size for group in symmetries.shifts}, float(change)
+    return {group.name: group.size for group in shifts}, float(change)
 
 
 def nodes(s, x):
@@ -64,6 +63,9 @@ COUNTED = {
     ),
     "a product with ones": (
         lambda s, x: s.last(torch.ones(1, x.shape[1]).to(x) @ s.first(x)), ROWS, OTHER_ROWS,
+    ),
+    "tokens beyond the example": (
+        lambda s, x: s.last(torch.cat([x[:, :1], s.first(x)[:, 1:]], 1)), ROWS[:, :1], OTHER_ROWS,
     ),
     "a running sum": (lambda s, x: s.last(s.first(x).cumsum(1)), ROWS, OTHER_ROWS),
     "a single token that is scaled": (

@@ -190,6 +190,8 @@ class _Reading:
     def _moved(self, node: Node, value: Any, *args: Any, **named: Any) -> Any:
         """Numbers, or indices of a parameter, that an operation moves as it moves a tensor."""
         target: Any = node.target
+        if any(isinstance(v, Tensor) and not v.numel() for v in tree_leaves(node.meta["val"])):
+            raise _Seen  # other examples may be long enough
 
         def move(numbers: Tensor) -> Any:
             numbers = numbers.expand(_size(node.args[0]))
