@@ -105,7 +105,8 @@ class _Reading:
                 name, shape = program.owners[node.name], _size(node)
                 self.uses.shapes[name] = shape
                 coords = [_along(torch.arange(n), d, len(shape)) for d, n in enumerate(shape)]
-                if name not in self._held and node.meta["val"].is_floating_point():
+                is_real = node.meta["val"].is_floating_point()
+                if is_real and shape.numel() and name not in self._held:
                     self._values[node] = _View(name, tuple(coords))
             elif node.op == "call_function":
                 self._values[node] = self._call(node)
@@ -424,7 +425,6 @@ class _Reading:
         """What a weight makes of channels along the last dimension, by row."""
         self.uses.note(weight.name, "weight")
         place = self.uses.place(weight.name, weight.coords, out, groups)
-        self._refuse_made(numbers)
         row = self.system.equate(numbers, range(numbers.ndim - 1)).reshape(-1)
         return self.system.read(place._replace(incoming=row.expand(size).contiguous().numpy()))
 
