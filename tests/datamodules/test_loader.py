@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_bnn.datamodules.loader import TensorLoader
+from lightning_bnn.datamodules.base import TensorLoader
 from lightning_bnn.datamodules.preprocessing import CropFlip
 
 
