@@ -89,7 +89,7 @@ def optunet(classes: int = 10) -> nn.Sequential:
 
 
 def resnet18(classes: int = 10, image_size: int = 32) -> nn.Module:
-    """Torchvision's ResNet-18; for images up to 64 pixels with a 3x3 stem and no max pooling.
+    """Torchvision's ResNet-18, for images up to 64 pixels with a 3x3 stem and no max pooling.
 
     Args:
         classes: number of outputs.

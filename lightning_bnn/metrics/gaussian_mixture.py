@@ -71,7 +71,7 @@ def mixture_quantiles(
 
 
 def mixture_nll(means: Components, stds: Components, values: Values) -> Float64Values:
-    r"""Negative log-density, :math:`\log S - \log \sum_s N(y; \mu_s, \sigma_s^2)`, in nats.
+    r"""Negative log-density, :math:`\log S - \log \sum_s N(y \mid \mu_s, \sigma_s^2)`, in nats.
 
     Args:
         means: ``(samples, ...)``.
