@@ -9,7 +9,6 @@ __all__ = ["MissingPackage", "needed"]
 
 _EXTRAS = {
     "curvlinops": ("curvlinops", "laplace"),
-    "cvxpy": ("cvxpy", "oracle"),
     "llvmlite": ("llvmlite", "fast"),
     "ray": ("ray", "ray"),
     "sklearn": ("scikit-learn", "data"),
@@ -30,10 +29,10 @@ def needed(what: str) -> Iterator[None]:
     Args:
         what: needs them.
 
-    >>> with needed("The oracle"):
-    ...     raise ModuleNotFoundError("No module named 'cvxpy'", name="cvxpy")
+    >>> with needed("The engine"):
+    ...     raise ModuleNotFoundError("No module named 'ray'", name="ray")
     Traceback (most recent call last):
-    lightning_bnn.extras.MissingPackage: The oracle needs cvxpy: pip install 'lightning_bnn[oracle]'
+    lightning_bnn.extras.MissingPackage: The engine needs ray: pip install 'lightning_bnn[ray]'
     """
     try:
         yield

@@ -8,22 +8,15 @@ import pytest
 import torch
 
 from lightning_bnn import models
-from lightning_bnn import params as P
 from lightning_bnn.commands.mistakes import mistake
 from lightning_bnn.datamodules import CIFAR10, MNIST, Diabetes, Digits
 from lightning_bnn.engines import Work, run_on_ray, run_on_slurm
 from lightning_bnn.extras import _EXTRAS, MissingPackage, needed
 from lightning_bnn.posteriors.curvature import kronecker_factors
 from lightning_bnn.studies.marginals import clusters
-from lightning_bnn.symmetry import discover, min_mass
 
 X = torch.randn(5, 3)
 WORK = Work(print, [], lambda: None, workers=1, folder=Path("runs"), options={})
-
-
-def least_mass():
-    net = models.mlp(3, [4], 1)
-    min_mass(P.of(net), discover(net, X), solver="cvxpy")
 
 
 CALLS = [
@@ -34,7 +27,6 @@ CALLS = [
     ("torchvision", lambda: CIFAR10(root="nowhere").load()),
     ("torchvision", models.resnet18),
     ("torchvision", models.resnet20_frn),
-    ("cvxpy", least_mass),
     ("curvlinops", lambda: kronecker_factors(models.mlp(3, [4], 1), [], [], None)),
     ("ray", lambda: run_on_ray(WORK)),
     ("submitit", lambda: run_on_slurm(WORK)),

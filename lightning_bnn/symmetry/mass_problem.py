@@ -29,7 +29,7 @@ from lightning_bnn.symmetry.axis_actions import axes_by_tensor
 from lightning_bnn.symmetry.groups import Axis, Symmetries
 from lightning_bnn.symmetry.validation import check_finite, check_params
 
-__all__ = ["Matrix", "Posynomial", "Recipe", "axis_powers", "mass", "mass_problem", "plan"]
+__all__ = ["Posynomial", "axis_powers", "mass", "mass_problem"]
 
 _FEW = 64
 _FLUSHED = 1e-30  # smaller squares than this may be zero in float32
@@ -149,10 +149,6 @@ class Posynomial:
             return ((entering - leaving) @ t[..., None])[..., 0]
         logs = self.logs(t)
         return self.gathered(self._scattered(self.total * logs, self._partners(logs)))
-
-    def beside(self, table: Tensor) -> Tensor:
-        """For every factor the sum of all that it multiplies, with the other factors of a table."""
-        return self._scattered(self.single, self._partners(table))
 
     def _partners(self, table: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The sums over the other side of every matrix, for its rows and its columns."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,9 +11,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from lightning_bnn.extras import needed
-from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry.actions import multiply
+from lightning_bnn.params import Params
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.joint_mass import solve_jointly
 from lightning_bnn.symmetry.mass_problem import mass, mass_problem
@@ -37,7 +34,8 @@ class MinMass:
         minimum: the least mass; where no finite scales reach it, the bound that they come close to.
         scales: the scales that reach it, for `rescale`; where none do, finite ones that balance
             what can be balanced, and under which there is no more mass than before.
-        gap: certified bound on ``(minimum - true minimum) / minimum``.
+        gap: certified bound on ``(minimum - true minimum) / minimum``; with ``mixing`` it holds
+            where no log scale is farther than one from its best.
         iterations: Newton steps; with ``mixing``, rounds of scales and matrices.
         dead: units without incoming or without outgoing weight; their scale is one.
         attained: whether finite scales reach the minimum. They do not where weights only lead to
@@ -83,7 +81,6 @@ def excess(mass: Tensor, minimum: Tensor) -> Tensor:
 def min_mass(
     params: Params,
     sym: Symmetries,
-    solver: Literal["balance", "cvxpy"] = "balance",
     *,
     mixing: bool | Literal["only"] = False,
     start: Sequence[Tensor] | None = None,
@@ -97,8 +94,6 @@ def min_mass(
     Args:
         params: one network or a stack.
         sym: what `discover` returned.
-        solver: ``"balance"`` is exact and fast; ``"cvxpy"`` is the paper's way, for one small
-            network.
         mixing: also over the matrices that mix the channels of heads and adapters (``sym.linear``);
             ``"only"`` for these alone, with no other scale. Rotations do not change the mass.
         start: scales to start from, such as those of the step before.
@@ -117,29 +112,6 @@ def min_mass(
     >>> torch.allclose(mass(rescale(w, sym, least.scales), sym), least.minimum)
     True
     """
-    _check_options(solver, tolerance, max_iterations, mixing)
-    stacked = check_params(params, sym)
-    check_some(params, sym)
-    if start is not None:
-        start = check_scales(start, sym, "start")
-    if mixing is False:
-        solution = _over_scales(params, sym, start, tolerance, max_iterations, solver == "cvxpy")
-    elif solver == "cvxpy":
-        raise ValueError("`solver='cvxpy'` knows no `mixing`; use solver='balance'.")
-    else:
-        check_finite(params, sym)
-        only = mixing == "only"
-        solution = MinMass(*solve_jointly(params, sym, only, start, tolerance, max_iterations))
-    return (
-        solution
-        if stacked
-        else replace(solution, **{n: _first(v) for n, v in vars(solution).items()})
-    )
-
-
-def _check_options(solver: str, tolerance: float, max_iterations: int, mixing: bool | str) -> None:
-    if solver not in ("balance", "cvxpy"):
-        raise ValueError(f"`solver` must be 'balance' or 'cvxpy', got {solver!r}.")
     if not tolerance > 0 or max_iterations < 1:
         raise ValueError(
             "`tolerance` must be positive and `max_iterations` at least 1, "
@@ -147,6 +119,18 @@ def _check_options(solver: str, tolerance: float, max_iterations: int, mixing: b
         )
     if mixing not in (False, True, "only"):
         raise ValueError(f"`mixing` must be True, False or 'only', got {mixing!r}.")
+    stacked = check_params(params, sym)
+    check_some(params, sym)
+    start = None if start is None else check_scales(start, sym, "start")
+    if mixing is False:
+        solution = _over_scales(params, sym, start, tolerance, max_iterations)
+    else:
+        check_finite(params, sym)
+        only = mixing == "only"
+        solution = MinMass(*solve_jointly(params, sym, only, start, tolerance, max_iterations))
+    if stacked:
+        return solution
+    return replace(solution, **{n: _first(v) for n, v in vars(solution).items()})
 
 
 def _over_scales(
@@ -155,7 +139,6 @@ def _over_scales(
     start: Sequence[Tensor] | None,
     tolerance: float,
     most: int,
-    oracle: bool,
 ) -> MinMass:
     whole = mass_problem(params, sym)
     u = torch.zeros_like(whole.inflow)
@@ -167,20 +150,9 @@ def _over_scales(
         )
     u = u if start is None else _join(start, u)
     solution = minimise(whole, u, tolerance, most)
-    if oracle:
-        solution = solution.at(_by_cvxpy(params, sym, solution.attained) * (whole.inflow > 0))
     scales = no_worse(whole, solution).exp().split([g.units for g in sym.scalings], -1)
     reached = solution.gap, solution.steps, dead, solution.attained
     return MinMass(whole.value, solution.value, scales, *reached)
-
-
-def _by_cvxpy(params: Params, sym: Symmetries, attained: Tensor) -> Tensor:
-    if not bool(attained.all()):
-        raise ValueError(
-            "`solver='cvxpy'` needs a least mass that finite scales reach, and this network has "
-            "none (see `MinMass.attained`); use solver='balance'."
-        )
-    return solve_by_cvxpy(params, sym)
 
 
 def _first(value: Any) -> Any:
@@ -192,36 +164,3 @@ def _first(value: Any) -> Any:
 
 def _join(scales: Sequence[Tensor], like: Tensor) -> Tensor:
     return torch.cat([s.to(like).log().expand(like.shape[0], s.shape[-1]) for s in scales], -1)
-
-
-# ------------------------------------------------------------ by cvxpy
-def solve_by_cvxpy(params: Params, sym: Symmetries) -> Tensor:
-    """Log scales of least mass, ``(1, scales)``, by cvxpy's default solver.
-
-    The powers of the scales in every weight are read off from what `rescale` does to ones, so that
-    nothing is shared with the other solver.
-    """
-    with needed("`solver='cvxpy'`"):
-        import cvxpy as cp
-
-    if is_stacked(params, sym.shapes):
-        raise ValueError("`solver='cvxpy'` takes one network, not a stack.")
-    names = [name for name in sym.weights if name in params]
-    like = torch.zeros(1, sym.scaling_dof, dtype=torch.float64, device=params[names[0]].device)
-    if not sym.scalings:
-        return like
-    scales = torch.eye(sym.scaling_dof, dtype=torch.float64).exp()
-    ones = {n: torch.ones(len(scales), *params[n].shape, dtype=torch.float64) for n in names}
-    ones = multiply(ones, sym, {"scalings": scales.split([g.units for g in sym.scalings], -1)})
-    powers = torch.cat([ones[name].log().round().flatten(1) for name in names], 1).T.numpy()
-    squares = torch.cat([params[n].detach().double().cpu().square().flatten() for n in names])
-    masses = (squares / squares.sum()).numpy()
-    there = (masses > 0) & (powers != 0).any(1)
-    u = cp.Variable(like.shape[1])
-    terms = cp.multiply(masses[there], cp.exp(2 * powers[there] @ u))
-    with warnings.catch_warnings():  # `min_mass` certifies the result itself
-        warnings.filterwarnings("ignore", message="Solution may be inaccurate")
-        cp.Problem(cp.Minimize(cp.sum(terms))).solve()
-    if u.value is None:
-        raise RuntimeError("cvxpy found no solution.")
-    return torch.as_tensor(u.value).to(like)[None]

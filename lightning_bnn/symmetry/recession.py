@@ -18,7 +18,7 @@ from scipy.sparse import coo_matrix, csr_matrix, diags, hstack, identity, vstack
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from lightning_bnn.symmetry.balancing import balance, bound
+from lightning_bnn.symmetry.balancing import balance
 from lightning_bnn.symmetry.mass_problem import Posynomial
 
 __all__ = ["Minimum", "minimise", "no_worse", "one_sided", "recession"]
@@ -47,11 +47,6 @@ class Minimum(NamedTuple):
     steps: int
     fall: Tensor
     attained: Tensor
-
-    def at(self, logs: Tensor) -> Minimum:
-        """The same for other log scales."""
-        there = self.problem.moved(logs)
-        return self._replace(logs=logs, value=there.value, gap=bound(there) / there.value)
 
 
 def minimise(whole: Posynomial, start: Tensor, tolerance: float, most: int) -> Minimum:

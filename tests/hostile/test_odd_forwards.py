@@ -371,11 +371,11 @@ def test_uses_that_have_no_meaning_are_refused():
         discover(net, rows(0, 4))
 
 
-def test_cvxpy_without_scalings():
+def test_least_mass_without_scalings():
     case = CASES[1]
     _, _, sym = case.known()
     params = P.of(case.known()[0])
-    found = min_mass(params, sym, solver="cvxpy")
+    found = min_mass(params, sym)
     assert found.scales == ()
     torch.testing.assert_close(found.minimum, found.mass)
 

@@ -232,10 +232,3 @@ def test_members_of_a_stack_are_told_apart():
         alone = min_mass(params, sym)
         assert bool(together.attained[k]) == attained
         torch.testing.assert_close(together.minimum[k], alone.minimum, rtol=1e-8, atol=0)
-
-
-@pytest.mark.bad_input
-def test_the_oracle_refuses_what_it_would_not_solve():
-    params, sym, _ = with_zeros("head")
-    with pytest.raises(ValueError, match="needs a least mass that finite scales reach"):
-        min_mass(params, sym, solver="cvxpy")

@@ -45,12 +45,6 @@ WAYS = {
         False,
         lambda m, w, goal, s: permute(w, s, match_activations(m, w, goal, s, [TOKENS])),
     ),
-    "correlation": (
-        False,
-        lambda m, w, goal, s: permute(
-            w, s, match(w, goal, s, method="correlation", model=m, batches=[TOKENS])
-        ),
-    ),
     "matrices": (True, lambda m, w, goal, s: match_all(w, goal, s).apply(w, s)),
     "matrices by activations": (
         True,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +20,6 @@ from lightning_bnn.symmetry.matching.plan import Plan, plan_of
 from lightning_bnn.symmetry.validation import check_one_network, check_params
 
 __all__ = [
-    "Measure",
-    "Moments",
     "Product",
     "by_activations",
     "call_modules",
@@ -31,8 +28,6 @@ __all__ = [
     "values_at",
     "watch",
 ]
-
-Measure = Literal["activations", "correlation"]
 
 _log = logging.getLogger(__name__)
 _ATEN = torch.ops.aten
@@ -92,7 +87,6 @@ def by_activations(
     params: Params,
     reference: Params,
     batches: Iterable[Any],
-    measure: Measure = "activations",
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """Assign the units of every group by their activations.
 
@@ -102,12 +96,11 @@ def by_activations(
         params: a stack.
         reference: one network.
         batches: inputs, or tuples whose first element is the input.
-        measure: inner products or correlations.
 
     Returns:
         The permutations of every member, what they reach, and what no permutations exceed.
     """
-    tables = activation_tables(plan, model, params, reference, batches, measure)
+    tables = activation_tables(plan, model, params, reference, batches)
     orders = plan.best(tables)
     value, bound = torch.zeros(2, stack_size(params), dtype=torch.float64)
     for table, order in zip(tables, orders, strict=True):
@@ -122,9 +115,8 @@ def activation_tables(
     params: Params,
     reference: Params,
     batches: Iterable[Any],
-    measure: Measure = "activations",
 ) -> list[Tensor]:
-    """Similarities of units, ``(members, units, units)`` for every table, zero where none is seen.
+    """Inner products of units, ``(members, units, units)`` for every table, zero where unseen.
 
     The arguments are those of `by_activations`.
     """
@@ -135,21 +127,16 @@ def activation_tables(
             "their places, and weights alone exchange them.",
             plan.groups[k].tensors[0][0],
         )
-    members, spots = unstack(params), dict[int, Placement]()
-    sums: dict[int, JointMoments] = {}
-    for number, x in enumerate(inputs_of(batches)):
-        if not number:
-            spots = _spots(plan, network, reference, x)
-            sums = {k: JointMoments() for k in spots}
-        units = _units(plan, network, [reference, *members], spots, x)
-        for k, total in sums.items():
-            total.add(units[k][0], units[k][1:])
+    members = unstack(params)
+    spots: dict[int, Placement] | None = None
     like = torch.zeros(len(members), 1, 1, dtype=torch.float64)
     tables = [like.expand(-1, t.units, t.units) for t in plan.tables]
-    for k, total in sums.items():
-        tables[k] = total.table(measure).cpu()
-        if not bool(tables[k].isfinite().all()):
-            raise ValueError("`batches` lead to activations that are NaN or infinite.")
+    for x in inputs_of(batches):
+        spots = _spots(plan, network, reference, x) if spots is None else spots
+        for k, rows in _units(plan, network, [reference, *members], spots, x).items():
+            tables[k] = tables[k] + (rows[0] @ rows[1:].mT).cpu()
+    if not all(bool(table.isfinite().all()) for table in tables):
+        raise ValueError("`batches` lead to activations that are NaN or infinite.")
     return tables
 
 
@@ -185,7 +172,7 @@ def _units(
         for k, placement in spots.items():
             values = values_at(plan.sym, placement, products)
             assert values is not None
-            rows[k].append(values.flatten(1))
+            rows[k].append(values.flatten(1).double())
     return {k: torch.stack(every) for k, every in rows.items()}
 
 
@@ -223,59 +210,6 @@ def _with_shared_heads(
     known = set(range(len(orders))) - moving
     ascent.climb(torch.Generator().manual_seed(0), _SWEEPS, chosen, known)
     return list(ascent.permutations)
-
-
-# ------------------------------------------------------------ moments
-@dataclass
-class Moments:
-    """Count, means and sums of squared deviations of units, summed up batch by batch."""
-
-    count: int = 0
-    mean: Tensor | float = 0.0
-    squares: Tensor | float = 0.0
-
-    def add(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in ``(..., units, samples)``, return them centred, beside the old mean's error."""
-        rows = rows.double()
-        mean, new = rows.mean(-1), rows.shape[-1]
-        centred, off = rows - mean[..., None], mean - self.mean
-        self.squares = self.squares + centred.square().sum(-1) + self.share(new) * off.square()
-        self.mean = self.mean + off * new / (self.count + new)
-        self.count += new
-        return centred, off
-
-    def share(self, new: int) -> float:
-        """Weight of a difference of means when more samples come."""
-        return self.count * new / (self.count + new)
-
-    @property
-    def deviation(self) -> Tensor:
-        """Standard deviations over all samples, zero where only rounding varies."""
-        deviation = (torch.as_tensor(self.squares) / self.count).sqrt()
-        return deviation.where(deviation > 1e-7 * torch.as_tensor(self.mean).abs(), 0.0)
-
-
-class JointMoments:
-    """Inner products and correlations of the units of a reference with those of a stack."""
-
-    def __init__(self) -> None:
-        self.goal, self.moving = Moments(), Moments()
-        self.products: Tensor | float = 0.0
-
-    def add(self, goal: Tensor, moving: Tensor) -> None:
-        """Take in activations ``(units, samples)`` and ``(members, units, samples)``."""
-        share = self.goal.share(goal.shape[-1])
-        (a, off_a), (b, off_b) = self.goal.add(goal), self.moving.add(moving)
-        self.products = self.products + a @ b.mT + share * off_a[:, None] * off_b[:, None]
-
-    def table(self, measure: Measure) -> Tensor:
-        """Sums of products over samples, or correlations: zero for units that never vary."""
-        goal, moving = self.goal, self.moving
-        if measure == "correlation":
-            deviations = goal.deviation[:, None] * moving.deviation[:, None]
-            return self.products / goal.count / deviations.where(deviations > 0, torch.inf)
-        means = torch.as_tensor(goal.mean)[:, None] * torch.as_tensor(moving.mean)[:, None]
-        return self.products + goal.count * means
 
 
 # ------------------------------------------------------------ what goes through linear maps

@@ -151,7 +151,7 @@ def learn(
     starts: Sequence[Sequence[Tensor]],
     learning: Learning,
     seed: int,
-) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+) -> tuple[list[Tensor], Tensor]:
     r"""Straight-through estimator of Git Re-Basin, for every member of a stack.
 
     A free copy :math:`\tilde a` of the reference starts as the reference :math:`a`. Every step
@@ -175,17 +175,17 @@ def learn(
         seed: of the order of batches and sweeps.
 
     Returns:
-        The best permutations of every member, their losses, and the losses of the starts.
+        The best permutations of every member, and their losses.
     """
-    losses = [half_way.judge(permute(params, plan.sym, start)) for start in starts]
-    best, least = [p.clone() for p in starts[0]], losses[0].clone()
-    for permutations, loss in zip(starts[1:], losses[1:], strict=True):
-        _take(best, least, permutations, loss)
+    best = [p.clone() for p in starts[0]]
+    least = half_way.judge(permute(params, plan.sym, best))
+    for start in starts[1:]:
+        _take(best, least, start, half_way.judge(permute(params, plan.sym, start)))
     if not bool(least.isfinite().all()):
         raise ValueError("`loss` is NaN or infinite at the midpoint, before anything is learnt.")
     for permutations in _straight_through(plan, params, half_way, batches, best, learning, seed):
         _take(best, least, permutations, half_way.judge(permute(params, plan.sym, permutations)))
-    return best, least, losses
+    return best, least
 
 
 def _take(best: list[Tensor], least: Tensor, permutations: Sequence[Tensor], loss: Tensor) -> None:

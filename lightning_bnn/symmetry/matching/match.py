@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.params import Params, of, stack, stack_size
-from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.symmetry.actions import flip, permute
-from lightning_bnn.symmetry.elements import identity, random_permutations
+from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.matching.activations import Measure, by_activations
+from lightning_bnn.symmetry.matching.activations import by_activations
 from lightning_bnn.symmetry.matching.ascent import SMALL, Ascent
 from lightning_bnn.symmetry.matching.frank_wolfe import frank_wolfe, start_from_signatures
 from lightning_bnn.symmetry.matching.interpolation import Loss
@@ -33,7 +32,7 @@ from lightning_bnn.symmetry.validation import (
 __all__ = ["ByWeights", "MatchResult", "match"]
 
 ByWeights = Literal["best", "ascent", "frank-wolfe"]
-Method = Literal[ByWeights, Measure, "learned"]
+Method = Literal[ByWeights, "activations", "learned"]
 Data = tuple[nn.Module, Iterable[Any]]
 
 _log = logging.getLogger(__name__)
@@ -50,14 +49,12 @@ class MatchResult(Sequence[Tensor]):
 
     Attributes:
         permutations: one per group, with a leading dimension for a stack.
-        objective: what the method maximises: the inner product of weights; of activations, the sum
-            of inner products, correlations or explained sums of squares; of what is learnt, minus
-            the loss at the midpoint on batches held back. One number, or one per member.
+        objective: what the method maximises: the inner product of weights or of activations; of
+            what is learnt, minus the loss at the midpoint on batches held back. One number, or one
+            per member.
         bound_of: gives what no permutation can exceed, see `bound`.
         method: how it was found; per member for a stack.
         signs: flips that come before the permutations, where they were asked for.
-        tried: the best objective of every way that was tried, by its name; not a number for members
-            for which a way was not worth its time.
 
     >>> from lightning_bnn import params as P
     >>> from lightning_bnn.models import mlp
@@ -74,7 +71,6 @@ class MatchResult(Sequence[Tensor]):
     bound_of: Callable[[], Tensor] = field(repr=False)
     method: str | tuple[str, ...]
     signs: tuple[Tensor, ...] | None = None
-    tried: dict[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def bound(self) -> Tensor:
@@ -114,9 +110,8 @@ class MatchResult(Sequence[Tensor]):
         """The result of the only member of a stack."""
         signs = None if self.signs is None else tuple(s[0] for s in self.signs)
         one = tuple(p[0] for p in self.permutations)
-        tried = {name: value[0] for name, value in self.tried.items()}
         bound = lambda: self.bound[0]  # noqa: E731
-        return MatchResult(one, self.objective[0], bound, self.method[0], signs, tried)
+        return MatchResult(one, self.objective[0], bound, self.method[0], signs)
 
     def __str__(self) -> str:
         """Method, objective and the share of the bound that is reached, where there is one."""
@@ -135,7 +130,6 @@ def match(
     sym: Symmetries,
     *,
     method: Method = "best",
-    restarts: int = 0,
     signs: bool = False,
     seed: int = 0,
     max_sweeps: int = 100,
@@ -156,14 +150,10 @@ def match(
     are matched together with their inside, and so are experts that are modules of their own, by
     weights only.
 
-    Other methods look at data instead. Hidden activations on batches are compared by
-
-    - ``"activations"``: inner products,
-    - ``"correlation"``: correlations, to which scales of units mean nothing,
-
-    summed over units, and maximised by one assignment per group. ``"learned"`` makes the loss at
-    the midpoint small by gradients, and keeps the permutations with the smallest on batches that
-    were held back; it begins with the better of ``"best"`` and ``"activations"``.
+    Other methods look at data instead. ``"activations"`` maximises the inner products of hidden
+    activations on batches, by one assignment per group. ``"learned"`` makes the loss at the
+    midpoint small by gradients, and keeps the permutations with the smallest on batches that were
+    held back; it begins with the better of ``"best"`` and ``"activations"``.
 
     References:
         Git Re-Basin: Merging Models modulo Permutation Symmetries (Ainsworth, Hayase, Srinivasa,
@@ -179,10 +169,9 @@ def match(
             a tensor, as it is exact there. Frank-Wolfe is given up where three times its slope does
             not reach what ascent has found: large networks with nothing in common. Or one of those
             by data.
-        restarts: further tries of ascent from random permutations; the best is kept.
         signs: flip whole units as well; by weights only. Gated units, and units before a norm, can
             be flipped in some of their places only, and stay as they are.
-        seed: of the sweeps and restarts, and of what is learnt.
+        seed: of the sweeps, and of what is learnt.
         max_sweeps: sweeps per try.
         model: gives the computation, for what looks at data.
         batches: inputs, or tuples whose first element is the input; to learn, a list of (input,
@@ -207,11 +196,8 @@ def match(
     """
     if method not in get_args(Method):
         raise ValueError(f"`method` must be one of {', '.join(get_args(Method))}, got {method!r}.")
-    if restarts < 0 or max_sweeps < 1:
-        raise ValueError(
-            f"`restarts` must be at least 0 and `max_sweeps` at least 1, got {restarts} and "
-            f"{max_sweeps}."
-        )
+    if max_sweeps < 1:
+        raise ValueError(f"`max_sweeps` must be at least 1, got {max_sweeps}.")
     if signs and method not in get_args(ByWeights):
         raise ValueError(f"`signs` must be False for method {method!r}, which only permutes.")
     check_one_network(reference, sym, "reference")
@@ -224,11 +210,11 @@ def match(
     if method not in get_args(ByWeights) or model is not None or batches is not None:
         data = _data(method, params, reference, model, batches)
     networks = params if stacked else stack([params])
-    search = _Search(plan, networks, reference, restarts, signs, seed, max_sweeps, data)
+    search = _Search(plan, networks, reference, signs, seed, max_sweeps, data)
     if method == "learned":
         result = search.learned(loss, learning or Learning())
-    elif method == "activations" or method == "correlation":
-        result = search.by_activations(method)
+    elif method == "activations":
+        result = search.by_activations()
     else:
         result = search.by_weights(method)
     return result if stacked else result.single()
@@ -261,7 +247,6 @@ class _Search:
     plan: Plan
     networks: Params
     reference: Params
-    restarts: int
     signs: bool
     seed: int
     sweeps: int
@@ -271,18 +256,17 @@ class _Search:
         self.members, sym = stack_size(self.networks), self.plan.sym
         self.element = [p.repeat(self.members, 1) for p in identity(sym)]
         self.element += [torch.ones(self.members, g.units) for g in sym.signs if self.signs]
-        self.names, self.tried = [""] * self.members, dict[str, Tensor]()
+        self.names = [""] * self.members
         self.score = torch.full((self.members,), -torch.inf, dtype=torch.float64)
 
-    def by_activations(self, measure: Measure) -> MatchResult:
+    def by_activations(self) -> MatchResult:
         """By one assignment per group, whose tables activations give."""
         assert self.data is not None
         model, batches = self.data
         orders, value, bound = by_activations(
-            self.plan, model, self.networks, self.reference, batches, measure
+            self.plan, model, self.networks, self.reference, batches
         )
-        ways = (measure,) * len(value)
-        return MatchResult(tuple(orders), value, lambda: bound, ways, tried={measure: value})
+        return MatchResult(tuple(orders), value, lambda: bound, ("activations",) * len(value))
 
     def learned(self, loss: Loss | None, learning: Learning) -> MatchResult:
         """By gradients of the loss half way, from weights or activations."""
@@ -290,13 +274,11 @@ class _Search:
             raise ValueError("`loss` must be given for method 'learned': the mean loss of a batch.")
         teaching, judging = parted(self.data[1], learning.held_back, self.seed)
         half_way = HalfWay(self.data[0], self.reference, loss, judging)
-        start, other = self.by_weights("best"), self.by_activations("activations")
+        start, other = self.by_weights("best"), self.by_activations()
         starts, how = [start.permutations, other.permutations], (learning, self.seed)
-        best, least, losses = learn(self.plan, self.networks, half_way, teaching, starts, *how)
-        ways = ("best", "activations", "learned")
-        tried = {name: -x for name, x in zip(ways, (*losses, least), strict=True)}
-        names, unknown = (ways[2],) * len(least), torch.full_like(least, torch.nan)
-        return MatchResult(tuple(best), -least, lambda: unknown, names, tried=tried)
+        best, least = learn(self.plan, self.networks, half_way, teaching, starts, *how)
+        unknown = torch.full_like(least, torch.nan)
+        return MatchResult(tuple(best), -least, lambda: unknown, ("learned",) * len(least))
 
     def by_weights(self, method: ByWeights) -> MatchResult:
         """Try what the method says, some networks at a time, and finish in double precision."""
@@ -313,10 +295,8 @@ class _Search:
         first = self.score.clone()
         if not joint or method != "frank-wolfe":
             first = self._ascend("ascent")
-            for number in range(self.restarts):
-                self._ascend("ascent", self._random(number))
         if method == "best" and self.data is not None and plan.couples:
-            start = self.by_activations("activations").permutations
+            start = self.by_activations().permutations
             self._ascend("ascent from activations", start)
         if joint:
             self._jointly(first)
@@ -329,7 +309,7 @@ class _Search:
         permutations, flips = tuple(self.element[:groups]), tuple(self.element[groups:])
         bound, names = partial(plan.bound, self.networks, self.reference), tuple(self.names)
         signs = flips if self.signs else None
-        return MatchResult(permutations, self.score, bound, names, signs, self.tried)
+        return MatchResult(permutations, self.score, bound, names, signs)
 
     def _ascent(self, rows: Tensor, exact: bool = False) -> Ascent:
         """Ascent of some members, for exact products with the flips of the best."""
@@ -355,19 +335,7 @@ class _Search:
             best[rows[better]] = new[better].to(best)
         for m in rows[better].tolist():
             self.names[m] = name
-        self._record(name, score, rows)
         return score
-
-    def _record(self, name: str, score: Tensor, rows: Tensor) -> None:
-        tried = self.tried.setdefault(name, torch.full_like(self.score, torch.nan))
-        tried[rows] = tried[rows].fmax(score)
-
-    def _random(self, number: int) -> list[Tensor]:
-        """Random permutations that leave branches in their places."""
-        generator = keyed_generator(self.seed, "restart", number)
-        pairs = zip(self.plan.groups, random_permutations(self.plan.sym, generator), strict=True)
-        start = [torch.arange(g.units) if g.tensors else order for g, order in pairs]
-        return [p.repeat(self.members, 1) for p in start]
 
     def _jointly(self, first: Tensor) -> None:
         """Frank-Wolfe, finished by ascent: from where nothing is preferred, then from signatures.
@@ -389,7 +357,6 @@ class _Search:
                 pairs = zip(orders, self.element, strict=True)
                 done = torch.stack([(o == e[rows]).all(1) for o, e in pairs]).all(0)
                 done &= self.score[rows].isfinite()
-                self._record("frank-wolfe", self.score[rows[done]], rows[done])
             going = ~walk.lost & ~done
             if bool(going.any()):
                 score = self._ascend("frank-wolfe", [o[going] for o in orders], rows[going])
@@ -405,14 +372,10 @@ def _joined(results: Sequence[MatchResult]) -> MatchResult:
     def cat(parts: Sequence[Sequence[Tensor] | None]) -> tuple[Tensor, ...]:
         return tuple(torch.cat(rows) for rows in zip(*(p or () for p in parts), strict=True))
 
-    names = dict.fromkeys(name for r in results for name in r.tried)
-    unknown = [torch.full_like(r.objective, torch.nan) for r in results]
-    tried = [[r.tried.get(n, u) for n in names] for r, u in zip(results, unknown, strict=True)]
     return MatchResult(
         cat([r.permutations for r in results]),
         torch.cat([r.objective for r in results]),
         lambda: torch.cat([r.bound for r in results]),
         tuple(name for r in results for name in r.method),
         None if results[0].signs is None else cat([r.signs for r in results]),
-        dict(zip(names, cat(tried), strict=True)),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from lightning_bnn.batch_norms import batch_norms, estimating
 from lightning_bnn.params import Params, of
 from lightning_bnn.symmetry.forward import in_precision_of, structural_copy
-from lightning_bnn.symmetry.matching.activations import Moments, call_modules
+from lightning_bnn.symmetry.matching.activations import call_modules
 
 __all__ = ["Repaired", "Repairs", "reestimated", "reestimated_on_calls", "repair"]
 
@@ -162,6 +163,31 @@ class Repairs:
         if any(not bool(torch.as_tensor(m.squares).isfinite().all()) for m in found.values()):
             raise ValueError("`batches` lead to preactivations that are NaN or infinite.")
         return found
+
+
+@dataclass
+class Moments:
+    """Count, means and sums of squared deviations of units, summed up batch by batch."""
+
+    count: int = 0
+    mean: Tensor | float = 0.0
+    squares: Tensor | float = 0.0
+
+    def add(self, rows: Tensor) -> None:
+        """Take in ``(units, samples)``."""
+        rows = rows.double()
+        mean, new = rows.mean(-1), rows.shape[-1]
+        off, share = mean - self.mean, self.count * new / (self.count + new)
+        own = (rows - mean[..., None]).square().sum(-1)
+        self.squares = self.squares + own + share * off.square()
+        self.mean = self.mean + off * new / (self.count + new)
+        self.count += new
+
+    @property
+    def deviation(self) -> Tensor:
+        """Standard deviations over all samples, zero where only rounding varies."""
+        deviation = (torch.as_tensor(self.squares) / self.count).sqrt()
+        return deviation.where(deviation > 1e-7 * torch.as_tensor(self.mean).abs(), 0.0)
 
 
 def _measure(moments: Moments) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
