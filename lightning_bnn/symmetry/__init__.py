@@ -18,7 +18,7 @@ from lightning_bnn._lazy import lazy_package
 
 if TYPE_CHECKING:
     from lightning_bnn.symmetry.actions import flip, permute, rescale, shift_logits
-    from lightning_bnn.symmetry.balanced_form import balancing_matrices, mixing_gaps
+    from lightning_bnn.symmetry.balanced_form import balancing_matrices
     from lightning_bnn.symmetry.canonical import (
         canonical_scales_and_signs,
         canonicalise,
@@ -125,7 +125,6 @@ __all__ = [
     "match_all",
     "min_mass",
     "mix",
-    "mixing_gaps",
     "order_change",
     "permute",
     "plan_removal",

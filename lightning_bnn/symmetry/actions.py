@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params, is_stacked
+from lightning_bnn.params import Params, is_stacked, stack_size
 from lightning_bnn.symmetry.axis_actions import (
     Element,
     Kind,
@@ -27,6 +27,7 @@ from lightning_bnn.symmetry.validation import (
 
 __all__ = [
     "flip",
+    "members_of",
     "multiplied_tensor",
     "multiply",
     "permute",
@@ -66,10 +67,8 @@ def permute(params: Params, sym: Symmetries, permutations: Element) -> Params:
     >>> torch.allclose(P.apply(net, moved, x), net(x), atol=1e-5)
     True
     """
-    stacked = check_params(params, sym)
-    moving = check_permutations(permutations, sym)
-    _check_members(params, stacked, moving, "permutations")
-    return permute_some(params, sym, moving)
+    members = members_of(params, sym)
+    return permute_some(params, sym, check_permutations(permutations, sym, members))
 
 
 def permute_some(params: Params, sym: Symmetries, permutations: Element) -> Params:
@@ -138,10 +137,8 @@ def rescale(params: Params, sym: Symmetries, scales: Element) -> Params:
     >>> torch.allclose(P.apply(net, scaled, x), net(x), atol=1e-5)
     True
     """
-    stacked = check_params(params, sym)
-    scales = check_scales(scales, sym)
-    _check_members(params, stacked, scales, "scales")
-    return multiply(params, sym, {"scalings": scales})
+    members = members_of(params, sym)
+    return multiply(params, sym, {"scalings": check_scales(scales, sym, members)})
 
 
 def flip(params: Params, sym: Symmetries, signs: Element) -> Params:
@@ -161,10 +158,8 @@ def flip(params: Params, sym: Symmetries, signs: Element) -> Params:
     >>> torch.allclose(P.apply(net, flipped, x), net(x), atol=1e-5)
     True
     """
-    stacked = check_params(params, sym)
-    signs = check_signs(signs, sym)
-    _check_members(params, stacked, signs, "signs")
-    return multiply(params, sym, {"signs": signs})
+    members = members_of(params, sym)
+    return multiply(params, sym, {"signs": check_signs(signs, sym, members)})
 
 
 def shift_logits(
@@ -199,13 +194,9 @@ def shift_logits(
     return tied(result, sym)
 
 
-def _check_members(params: Params, stacked: bool, values: Element, name: str) -> None:
-    """A stack takes elements for all of its members, one network takes no others."""
-    members = next(iter(params.values())).shape[0] if stacked else None
-    for value in values:
-        if value.ndim > 1 and (value.ndim > 2 or value.shape[0] != members):
-            what = f"The stack has {members} members" if stacked else "`params` is one network"
-            raise ValueError(f"{what}, the {name} are for {value.shape[0]}.")
+def members_of(params: Params, sym: Symmetries) -> int | None:
+    """The number of networks of a stack, or None for one network; refuses anything else."""
+    return stack_size(params) if check_params(params, sym) else None
 
 
 # ------------------------------------------------------------ one tensor

@@ -34,7 +34,6 @@ __all__ = [
     "check_full_rank",
     "free_basis",
     "lifted",
-    "mixing_gaps",
     "orienting_matrices",
     "weights_of_spaces",
 ]
@@ -52,7 +51,7 @@ def balancing_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
 
     A space is left as it is if one of its sides, or their product, has not full rank: then nothing
     balances it. Where two singular values are nearly the same, the form is not unique: both cases
-    are logged, see `mixing_gaps`.
+    are logged.
 
     Args:
         params: one network or a stack.
@@ -108,38 +107,6 @@ def orienting_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
     """
     stack, stacked = weights_of_spaces(params, sym)
     return [m if stacked else m[0] for m in _orientations(stack, sym)]
-
-
-def mixing_gaps(params: Params, sym: Symmetries) -> list[Tensor]:
-    r"""Smallest distance of two singular values of every space, relative to the larger of the two.
-
-    .. math:: \min_i \frac{\lambda_i - \lambda_{i+1}}{\lambda_i}, \quad
-        \lambda_1 \geq \lambda_2 \geq \dots \text{ of } A A^T + B B^T \text{ in balanced form}
-
-    The balanced form is only as exact as rounding divided by this gap. It is infinite where there
-    is nothing to order, and zero where a space has no full rank.
-
-    Args:
-        params: one network or a stack.
-        sym: what `discover` returned.
-
-    Returns:
-        For every group of ``sym.linear`` a tensor ``(spaces,)`` or ``(members, spaces)``.
-
-    >>> from lightning_bnn.symmetry import discover
-    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2, False), torch.nn.Linear(2, 2, False))
-    >>> w = {"0.weight": torch.diag(torch.tensor([4.0, 1.0])), "1.weight": torch.eye(2)}
-    >>> mixing_gaps(w, discover(net, torch.randn(8, 2)))  # (4 - 1) / 4
-    [tensor([0.7500], dtype=torch.float64)]
-    """
-    stack, stacked = weights_of_spaces(params, sym)
-    matrices, dead = _balanced(stack, sym)
-    stack = mix_some(stack, sym, matrices)
-    gaps = [
-        torch.where(d, 0, _rotation(stack, sym, g)[1])
-        for d, g in zip(dead, sym.linear, strict=True)
-    ]
-    return [gap if stacked else gap[0] for gap in gaps]
 
 
 def weights_of_spaces(params: Params, sym: Symmetries) -> tuple[Params, bool]:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry.actions import tied
+from lightning_bnn.symmetry.actions import members_of, tied
 from lightning_bnn.symmetry.axis_actions import Element, along_axis, from_axis
 from lightning_bnn.symmetry.groups import LinearGroup, Symmetries
 from lightning_bnn.symmetry.placements import Placement
-from lightning_bnn.symmetry.validation import check_mixings, check_params, check_symmetries
+from lightning_bnn.symmetry.validation import check_mixings, check_symmetries
 
 __all__ = [
     "identity_mixings",
@@ -53,9 +53,7 @@ def mix(params: Params, sym: Symmetries, matrices: Element) -> Params:
     >>> torch.allclose(P.apply(adapter, mixed, x), adapter(x), atol=1e-5)
     True
     """
-    stacked = check_params(params, sym)
-    members = next(iter(params.values())).shape[0] if stacked else None
-    return mix_some(params, sym, check_mixings(matrices, sym, members))
+    return mix_some(params, sym, check_mixings(matrices, sym, members_of(params, sym)))
 
 
 def mix_some(params: Params, sym: Symmetries, matrices: Element) -> Params:

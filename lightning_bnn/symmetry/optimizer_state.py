@@ -72,9 +72,9 @@ def transform_optimizer_state(
     _check_names(optimizer, names, sym)
     stacked = is_stacked(names, sym.shapes)
     members = next(iter(names.values())).shape[0] if stacked else None
-    order = None if permutations is None else check_permutations(permutations, sym)
-    flips = None if signs is None else check_signs(signs, sym)
-    factors = None if scales is None else check_scales(scales, sym)
+    order = None if permutations is None else check_permutations(permutations, sym, members)
+    flips = None if signs is None else check_signs(signs, sym, members)
+    factors = None if scales is None else check_scales(scales, sym, members)
     mixings = None if matrices is None else check_mixings(matrices, sym, members)
 
     def move(key: str, buffers: Params) -> Params:

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.params import Params, is_stacked
-from lightning_bnn.symmetry.actions import tied
+from lightning_bnn.symmetry.actions import members_of, tied
 from lightning_bnn.symmetry.axis_actions import Element, along_axis, from_axis
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.placements import Placement
 from lightning_bnn.symmetry.shift_groups import Reader, ShiftGroup
-from lightning_bnn.symmetry.validation import check_params, check_shifts, check_symmetries
+from lightning_bnn.symmetry.validation import check_shifts, check_symmetries
 
 __all__ = ["added", "carried", "random_shifts", "remove_shifts", "shift", "shift_some"]
 
@@ -37,9 +37,7 @@ def shift(params: Params, sym: Symmetries, shifts: Element) -> Params:
     >>> torch.allclose(P.apply(net, shifted, x), net(x), atol=1e-5)
     True
     """
-    stacked = check_params(params, sym)
-    members = next(iter(params.values())).shape[0] if stacked else None
-    return shift_some(params, sym, check_shifts(shifts, sym, members))
+    return shift_some(params, sym, check_shifts(shifts, sym, members_of(params, sym)))
 
 
 def shift_some(params: Params, sym: Symmetries, shifts: Element) -> Params:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -166,80 +166,106 @@ def check_one_network(params: Params, sym: Symmetries, name: str) -> None:
         raise ValueError(f"`{name}` must be one network, not a stack.")
 
 
-def check_permutations(values: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+def check_permutations(
+    values: Sequence[Tensor], sym: Symmetries, members: int | None = None
+) -> list[Tensor]:
     """Refuse permutations that do not hold every index of their units once."""
-    values = _check_shapes(values, sym.permutations, "permutations")
-    for k, value in enumerate(values):
-        units = torch.arange(value.shape[-1], device=value.device)
-        if value.dtype != torch.int64 or not bool((value.sort(-1).values == units).all()):
-            raise ValueError(f"`permutations[{k}]` must hold every index of its units once.")
-    return values
+
+    def problem(value: Tensor, group: Group) -> str:
+        units = torch.arange(group.units, device=value.device)
+        right = value.dtype == torch.int64 and bool((value.sort(-1).values == units).all())
+        return "" if right else "hold every index of its units once"
+
+    return _checked(values, sym.permutations, "permutations", _units, problem, members)
 
 
-def check_scales(values: Sequence[Tensor], sym: Symmetries, name: str = "scales") -> list[Tensor]:
+def check_scales(
+    values: Sequence[Tensor], sym: Symmetries, members: int | None = None, name: str = "scales"
+) -> list[Tensor]:
     """Refuse scales that are not positive and finite."""
-    values = _check_shapes(values, sym.scalings, name)
-    for k, value in enumerate(values):
-        if not bool(((value > 0) & value.isfinite()).all()):
-            raise ValueError(f"`{name}[{k}]` must be positive and finite.")
-    return values
+
+    def problem(value: Tensor, _: Group) -> str:
+        return "" if bool(((value > 0) & value.isfinite()).all()) else "be positive and finite"
+
+    return _checked(values, sym.scalings, name, _units, problem, members)
 
 
-def check_signs(values: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+def check_signs(
+    values: Sequence[Tensor], sym: Symmetries, members: int | None = None
+) -> list[Tensor]:
     """Refuse signs other than plus and minus one."""
-    values = _check_shapes(values, sym.signs, "signs")
-    for k, value in enumerate(values):
-        if value.dtype == torch.bool or not bool((value.abs() == 1).all()):
-            raise ValueError(f"`signs[{k}]` must hold +1 and -1.")
-    return values
+
+    def problem(value: Tensor, _: Group) -> str:
+        right = value.dtype != torch.bool and bool((value.abs() == 1).all())
+        return "" if right else "hold +1 and -1"
+
+    return _checked(values, sym.signs, "signs", _units, problem, members)
 
 
 def check_mixings(
     values: Sequence[Tensor], sym: Symmetries, members: int | None = None
 ) -> list[Tensor]:
     """Refuse matrices that do not belong to the group of their space."""
-    values = _one_per_group(_real_tensors(values, "matrices"), sym.linear, "matrices")
-    for k, (value, group) in enumerate(zip(values, sym.linear, strict=True)):
-        shape = (group.spaces, group.size, group.size)
-        if value.shape not in (shape, (members, *shape)):
-            raise ValueError(
-                f"`matrices[{k}]` must have shape {shape} ({group.name}), or one such for each "
-                f"member of a stack, got shape {tuple(value.shape)}."
-            )
-        problem = _problem(value.double(), group)
-        if problem:
-            raise ValueError(f"`matrices[{k}]` ({group.name}, {group.kind}) must {problem}.")
-    return values
+    shape = lambda group: (group.spaces, group.size, group.size)  # noqa: E731
+    return _checked(values, sym.linear, "matrices", shape, _problem, members)
 
 
 def check_shifts(
     values: Sequence[Tensor], sym: Symmetries, members: int | None = None
 ) -> list[Tensor]:
     """Refuse shifts that do not belong to the channels, or are not finite."""
-    values = _one_per_group(_real_tensors(values, "shifts"), sym.shifts, "shifts")
-    for k, (value, group) in enumerate(zip(values, sym.shifts, strict=True)):
-        if value.shape not in ((group.size,), (members, group.size)):
-            raise ValueError(
-                f"`shifts[{k}]` must have {group.size} numbers ({group.name}), or as many for each "
-                f"member of a stack, got shape {tuple(value.shape)}."
-            )
-        if not bool(value.isfinite().all()):
-            raise ValueError(f"`shifts[{k}]` ({group.name}) must be finite.")
-    return values
+
+    def problem(value: Tensor, _: Any) -> str:
+        return "" if bool(value.isfinite().all()) else "be finite"
+
+    return _checked(values, sym.shifts, "shifts", lambda group: (group.size,), problem, members)
 
 
-def _real_tensors(values: Sequence[Tensor], name: str) -> list[Tensor]:
-    """Return a list of dense tensors of real numbers, and refuse anything else."""
+def _units(group: Group) -> tuple[int, ...]:
+    return (group.units,)
+
+
+def _checked(
+    values: Sequence[Tensor],
+    groups: Sequence[Any],
+    name: str,
+    shape_of: Callable[[Any], tuple[int, ...]],
+    problem: Callable[[Tensor, Any], str],
+    members: int | None,
+) -> list[Tensor]:
+    """Return one dense tensor of real numbers per group, and refuse anything else.
+
+    Args:
+        values: the part of an element.
+        groups: one for each value.
+        name: of the argument.
+        shape_of: of a value for one network, by its group.
+        problem: what a value must do and does not, empty where nothing is wrong.
+        members: of a stack; values may differ by member.
+    """
     try:
         tensors = [torch.as_tensor(v) for v in values]
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"`{name}` must hold one tensor per group, got {type(values).__name__}: {error}"
         ) from None
-    for k, t in enumerate(tensors):
-        if t.is_complex() or t.is_meta or t.layout != torch.strided:
-            kind = "none (meta device)" if t.is_meta else f"{t.dtype} ({t.layout})"
+    if len(tensors) != len(groups):
+        raise ValueError(
+            f"`{name}` must hold one tensor per group: {len(groups)}, got {len(tensors)}."
+        )
+    for k, (value, group) in enumerate(zip(tensors, groups, strict=True)):
+        shape = shape_of(group)
+        if value.is_complex() or value.is_meta or value.layout != torch.strided:
+            kind = "none (meta device)" if value.is_meta else f"{value.dtype} ({value.layout})"
             raise ValueError(f"`{name}[{k}]` must hold real numbers, densely, got {kind}.")
+        if value.shape not in (shape, (members, *shape)):
+            each = "" if members is None else f", or one such for each of {members} members"
+            raise ValueError(
+                f"`{name}[{k}]` must have shape {shape} ({group.name}){each}, "
+                f"got shape {tuple(value.shape)}."
+            )
+        if trouble := problem(value, group):
+            raise ValueError(f"`{name}[{k}]` must {trouble} ({group.name}).")
     return tensors
 
 
@@ -247,7 +273,7 @@ def _problem(matrices: Tensor, group: LinearGroup) -> str:
     """The reason why matrices are not elements of their group, empty if they are."""
     if not bool(matrices.isfinite().all()):
         return "be finite"
-    near = 1e-5
+    matrices, near = matrices.double(), 1e-5
     singular = torch.linalg.svdvals(matrices)
     if bool((singular[..., -1] <= 1e-12 * singular[..., 0]).any()):
         return "be invertible"
@@ -263,23 +289,3 @@ def _problem(matrices: Tensor, group: LinearGroup) -> str:
         if float(((other - matrices).abs() / singular[..., :1, None]).max()) > near:
             return "have the form [[x, -y], [y, x]]"
     return ""
-
-
-def _one_per_group(values: Sequence[Tensor], groups: Sequence[Any], name: str) -> list[Tensor]:
-    values = [torch.as_tensor(v) for v in values]
-    if len(values) != len(groups):
-        raise ValueError(
-            f"`{name}` must hold one tensor per group: {len(groups)}, got {len(values)}."
-        )
-    return values
-
-
-def _check_shapes(values: Sequence[Tensor], groups: Sequence[Group], name: str) -> list[Tensor]:
-    values = _one_per_group(values, groups, name)
-    for k, (value, group) in enumerate(zip(values, groups, strict=True)):
-        if value.shape[-1:] != (group.units,):
-            raise ValueError(
-                f"`{name}[{k}]` must have {group.units} units ({group.name}), "
-                f"got shape {tuple(value.shape)}."
-            )
-    return values

@@ -259,11 +259,11 @@ def test_errors():
     with pytest.raises(ValueError, match="`permutations` must hold one tensor per group: 2, got 1"):
         permute(params, sym, [torch.arange(5)])
     with pytest.raises(
-        ValueError, match=r"`scales\[1\]` must have 4 units \(3.weight\), got shape \(5,\)"
+        ValueError, match=r"`scales\[1\]` must have shape \(4,\) \(3.weight\), got shape \(5,\)"
     ):
         rescale(params, sym, [torch.ones(5), torch.ones(5)])
     stack = P.populate(model, 3)
-    with pytest.raises(ValueError, match="3 members, the permutations are for 2"):
+    with pytest.raises(ValueError, match=r"for each of 3 members, got shape \(2, 5\)"):
         permute(stack, sym, random_permutations(sym, members=2))
     plain = discover(nn.Sequential(model, nn.Tanh()), torch.randn(1, 6))
     with pytest.raises(ValueError, match="does not end in a layer"):

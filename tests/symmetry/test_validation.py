@@ -67,7 +67,7 @@ def test_elements_that_are_none(setup):
     for wrong in (-torch.ones(6), torch.zeros(6), torch.full((6,), torch.nan)):
         with pytest.raises(ValueError, match=r"`scales\[0\]` must be positive and finite"):
             rescale(P.of(relu), scaled, [wrong])
-    with pytest.raises(ValueError, match="`params` is one network, the permutations are for 2"):
+    with pytest.raises(ValueError, match=r"must have shape \(6,\) .*, got shape \(2, 6\)"):
         permute(params, sym, [torch.arange(6).expand(2, 6)])
     assert torch.equal(permute(params, sym, [list(range(6))])["1.bias"], params["1.bias"])
 
