@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params, is_stacked, stack_size
+from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.axis_actions import (
     Element,
     Kind,
@@ -196,7 +196,7 @@ def shift_logits(
 
 def members_of(params: Params, sym: Symmetries) -> int | None:
     """The number of networks of a stack, or None for one network; refuses anything else."""
-    return stack_size(params) if check_params(params, sym) else None
+    return len(next(iter(params.values()))) if check_params(params, sym) else None
 
 
 # ------------------------------------------------------------ one tensor

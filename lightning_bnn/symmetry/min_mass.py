@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from lightning_bnn.params import Params, stack_size
+from lightning_bnn.params import Params
 from lightning_bnn.symmetry.groups import Symmetries
 from lightning_bnn.symmetry.joint_mass import solve_jointly
 from lightning_bnn.symmetry.mass_problem import mass, mass_problem
@@ -121,7 +121,7 @@ def min_mass(
         raise ValueError(f"`mixing` must be True, False or 'only', got {mixing!r}.")
     stacked = check_params(params, sym)
     check_some(params, sym)
-    members = stack_size(params) if stacked else None
+    members = len(next(iter(params.values()))) if stacked else None
     start = None if start is None else check_scales(start, sym, members, "start")
     if mixing is False:
         solution = _over_scales(params, sym, start, tolerance, max_iterations)

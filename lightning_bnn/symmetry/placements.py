@@ -70,11 +70,11 @@ class Placement:
         return self.positions.unique().numel() < self.positions.numel()
 
     @cached_property
-    def in_order(self) -> bool:
-        """True if unit k simply is position k."""
-        at = self.positions
-        return at.shape[1:] == (1,) and torch.equal(at[:, 0].cpu(), torch.arange(len(at)))
+    def is_range(self) -> bool:
+        """True if the positions, one unit after the other, are 0, 1, 2 and so on."""
+        at = self.positions.reshape(-1).cpu()
+        return torch.equal(at, torch.arange(len(at)))
 
     def covers(self, axis: Axis) -> bool:
         """True if the units are all positions of the axis, in their order."""
-        return len(self.positions) == axis.length and self.in_order
+        return self.positions.shape == (axis.length, 1) and self.is_range

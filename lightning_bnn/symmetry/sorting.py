@@ -24,6 +24,7 @@ from lightning_bnn.symmetry.axis_actions import axis_permutation, permute_axis
 from lightning_bnn.symmetry.counting import count_ranks, dense_ranks
 from lightning_bnn.symmetry.groups import PermutationGroup, Placement, Symmetries
 from lightning_bnn.symmetry.units import (
+    STATISTICS,
     by_kernel,
     common_weight,
     reader,
@@ -217,12 +218,7 @@ class _State:
         weights = [self.params[name] for name in row]
         flat = [w.flatten(w.ndim - len(self.sym.shapes[row[0]])) for w in weights]
         rows = torch.stack(flat, -2)
-        reduce: dict[str, Callable[[Tensor], Tensor]] = {
-            "mean": lambda w: w.mean(-1),
-            "median": lambda w: w.median(-1).values,
-            "norm": lambda w: torch.linalg.vector_norm(w, dim=-1),
-        }
-        return reduce.get(by, lambda w: w.amax(-1))(rows)
+        return STATISTICS.get(by, STATISTICS["max"])(rows)
 
     def places(self, index: int, key: Tensor, descending: bool) -> Tensor:
         """The place of every unit of a group by its key, and by all of its numbers in a tie."""

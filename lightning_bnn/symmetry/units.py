@@ -12,10 +12,10 @@ from lightning_bnn.params import Params
 from lightning_bnn.symmetry.groups import Axis, Group, Placement, Symmetries
 
 __all__ = [
+    "STATISTICS",
     "Statistic",
     "by_kernel",
     "common_weight",
-    "offset_of",
     "other_axis",
     "reader",
     "side_by_side",
@@ -96,9 +96,17 @@ def unit_rows(
     """
     axis = sym.axes[placement.axis]
     w = params[axis.tensor] if weight is None else weight
-    offset = offset_of(w, sym, axis)
+    offset = w.ndim - len(sym.shapes[axis.tensor])
     positions = placement.positions.to(w.device)
-    rows = _rows(w, axis, offset, positions.reshape(-1))
+    if axis.dim is None:
+        rows = w.reshape(*w.shape[:offset], -1)[..., positions.reshape(-1)]
+    elif axis.blocks > 1:
+        parts = w.unflatten(offset, (axis.blocks, -1)).movedim(axis.dim + offset + 1, offset + 1)
+        rows = parts.flatten(offset, offset + 1).index_select(offset, positions.reshape(-1))
+    else:
+        rows = w.movedim(axis.dim + offset, offset)
+        if not (placement.is_range and positions.numel() == axis.size):
+            rows = rows.index_select(offset, positions.reshape(-1))
     return rows.reshape(*w.shape[:offset], *positions.shape[:-1], -1)
 
 
@@ -108,26 +116,6 @@ def by_kernel(rows: Tensor, sym: Symmetries, placement: Placement) -> Tensor:
     convolves = all(a.dim in (0, 1) for a in sym.axes if a.tensor == tensor)
     kernel = sym.shapes[tensor][2:].numel() if convolves else 1
     return rows.unflatten(-1, (-1, kernel))
-
-
-def offset_of(w: Tensor, sym: Symmetries, axis: Axis) -> int:
-    """The number of dimensions that a tensor has for the members of a stack."""
-    return w.ndim - len(sym.shapes[axis.tensor])
-
-
-def _rows(w: Tensor, axis: Axis, offset: int, positions: Tensor) -> Tensor:
-    """The slices at some positions of the axis, which comes first."""
-    if axis.dim is None:
-        return w.reshape(*w.shape[:offset], -1)[..., positions]
-    if axis.blocks == 1:
-        w = w.movedim(axis.dim + offset, offset)
-        everything = len(positions) == w.shape[offset] and bool(
-            (positions[1:] > positions[:-1]).all()
-        )
-        return w if everything else w.index_select(offset, positions)
-    w = w.unflatten(offset, (axis.blocks, -1)).movedim(axis.dim + offset + 1, offset + 1)
-    block, column = positions // axis.size, positions % axis.size
-    return w[:, block, column] if offset else w[block, column]
 
 
 def statistic(
@@ -142,19 +130,17 @@ def statistic(
     ``"std"`` of a single weight is its absolute value; of several rows (query and key, the two
     halves of a gate) it is the root of their mean variance, so that flipping one changes nothing.
     """
-    if kind in ("median", "std"):
-        rows = unit_rows(params, sym, placement, weight)
-        return rows.median(-1).values if kind == "median" else _deviation(rows, placement)
-    axis = sym.axes[placement.axis]
-    w = params[axis.tensor] if weight is None else weight
-    reduce_rows, combine = _REDUCTIONS[kind]
-    values = _reduce(w, axis, offset_of(w, sym, axis), reduce_rows)
-    result = combine(values[..., placement.positions.to(values.device)])
-    return (
-        result / (w.numel() / values.numel() * placement.positions.shape[1])
-        if kind == "mean"
-        else result
-    )
+    rows = unit_rows(params, sym, placement, weight)
+    return _deviation(rows, placement) if kind == "std" else STATISTICS[kind](rows)
+
+
+STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda rows: rows.amax(-1),
+    "mean": lambda rows: rows.mean(-1),
+    "median": lambda rows: rows.median(-1).values,
+    "norm": lambda rows: torch.linalg.vector_norm(rows, dim=-1),
+}
+"""One number for each row."""
 
 
 def _deviation(rows: Tensor, placement: Placement) -> Tensor:
@@ -165,28 +151,3 @@ def _deviation(rows: Tensor, placement: Placement) -> Tensor:
         rows = rows.unflatten(-1, (-1, width))
         return rows.var(-1).mean(-1).sqrt()
     return rows.std(-1)
-
-
-_REDUCTIONS: dict[str, tuple[Callable[[Tensor, list[int]], Tensor], Callable[[Tensor], Tensor]]] = {
-    "max": (lambda w, dims: w.amax(dims), lambda v: v.amax(-1)),
-    "mean": (lambda w, dims: w.sum(dims), lambda v: v.sum(-1)),
-    "norm": (
-        lambda w, dims: torch.linalg.vector_norm(w, dim=dims),
-        lambda v: torch.linalg.vector_norm(v, dim=-1),
-    ),
-}
-
-
-def _reduce(
-    w: Tensor, axis: Axis, offset: int, reduction: Callable[[Tensor, list[int]], Tensor]
-) -> Tensor:
-    """Reduce over all dimensions but the axis, in the tensor's own layout."""
-    if axis.dim is None:
-        return w.reshape(*w.shape[:offset], -1)
-    keep = [axis.dim + offset]
-    if axis.blocks > 1:
-        w = w.unflatten(offset, (axis.blocks, -1))
-        keep = [offset, axis.dim + offset + 1]
-    dims = [d for d in range(offset, w.ndim) if d not in keep]
-    values = reduction(w, dims) if dims else w
-    return values.flatten(offset, offset + 1) if axis.blocks > 1 else values

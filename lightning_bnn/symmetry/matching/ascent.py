@@ -246,8 +246,8 @@ class Ascent:
     def _reordered(self, view: View, order: Tensor) -> Tensor:
         """The tensor of a view with its units in another order."""
         axis, placement, index = self.sym.axes[view.placement.axis], view.placement.positions, order
-        if view.dim is None:
-            index = torch.arange(axis.blocks * axis.size).repeat(self.members, 1)
+        if not view.placement.covers(axis):
+            index = torch.arange(axis.length).repeat(self.members, 1)
             index[:, placement.reshape(-1)] = placement[order].flatten(1)
         w = self.current[view.tensor]
         return permute_axis(w, axis, (index if self.members > 1 else index[0]).to(w.device), 1)

@@ -47,23 +47,18 @@ class View:
     Attributes:
         placement: of the units.
         tensor: that has them.
-        dim: of the tensor, if its units are all that lies along it, in their order.
         across: the groups on the other side of the tensor.
         sym: of the network.
     """
 
     placement: Placement
     tensor: str
-    dim: int | None
     across: set[int]
     sym: Symmetries
 
     def rows(self, w: Tensor) -> Tensor:
         """The weights of every unit in the tensor of a stack: ``(members, units, features)``."""
-        if self.dim is None:
-            return unit_rows({}, self.sym, self.placement, w)
-        w = w.movedim(self.dim + 1, 1) if self.dim else w
-        return w if w.ndim == 3 else w.reshape(*w.shape[:2], -1)
+        return unit_rows({}, self.sym, self.placement, w)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,11 +228,8 @@ class Plan:
 
     def view(self, placement: Placement) -> View:
         """One place of units as a view."""
-        axis, positions = self.axes[placement.axis], placement.positions
-        plain = axis.dim is not None and axis.blocks == 1 and positions.shape == (axis.size, 1)
-        plain = plain and bool((positions[:, 0] == torch.arange(axis.size)).all())
-        dim = axis.dim if plain else None
-        return View(placement, axis.tensor, dim, self.across[placement.axis], self.sym)
+        tensor = self.axes[placement.axis].tensor
+        return View(placement, tensor, self.across[placement.axis], self.sym)
 
     @cached_property
     def pairs(self) -> int:
