@@ -150,7 +150,8 @@ class Ascent:
             known = (known or set()) | self.plan.families[k].members
             self._improve(k, everyone, known)
         pending = np.zeros((families, self.members), bool)
-        pending[list(chosen)] = True
+        alone = not self.plan.couples and not any(f.inner for f in self.plan.families)
+        pending[list(chosen)] = known is None or not alone  # a first pass is all that they need
         allowed = pending[:, :1].copy()
         for _ in range(max_sweeps):
             for k in torch.randperm(families, generator=generator).tolist():
