@@ -15,7 +15,6 @@ from lightning_bnn import params as P
 from lightning_bnn.symmetry import align, discover, match, match_all, permute
 from lightning_bnn.symmetry.elements import random_permutations
 from lightning_bnn.symmetry.matching.ascent import Ascent
-from lightning_bnn.symmetry.matching.plan import Plan
 
 D, COUNT, HIDDEN = 4, 4, 5
 X = torch.randn(7, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -122,7 +121,6 @@ def test_unlike_networks_get_the_best_of_all_orders(seed):
     best = max(sum(table[i][order[i]] for i in range(COUNT)) for order in orders)
     found = match(b, a, sym)
     assert float(found.objective) == pytest.approx(best, rel=1e-12)
-    assert float(found.objective) <= float(found.bound)
 
 
 def test_members_of_a_stack_are_matched_one_by_one():
@@ -176,16 +174,3 @@ def test_data_leaves_experts_where_they_are_and_says_so(caplog):
     caplog.clear()
     match(moved, params, sym)
     assert not caplog.text
-
-
-def test_the_bound_counts_experts_that_change_places():
-    """One expert ten times as large as the others is similar to itself wherever it stands."""
-    model, sym = case(routed)
-    params = {n: 10 * t if n.startswith("e.0") else t for n, t in P.of(model).items()}
-    for seed in range(3):
-        order = random_permutations(sym, torch.Generator().manual_seed(seed))
-        moved = permute(params, sym, order)
-        found = match(moved, params, sym)
-        assert float(found.objective) <= float(found.bound) * (1 + 1e-12)
-        itself = sum(float(params[n].square().sum()) for n in Plan(sym).compared)
-        assert float(found.bound) == pytest.approx(itself)

@@ -102,7 +102,6 @@ def test_the_objective_is_the_sum_over_matched_units_and_the_largest():
     top = max(table[range(5), p].sum() for p in itertools.permutations(range(5)))
     assert measure[range(6), found[0]].sum() == pytest.approx(best)
     assert float(found.objective) == pytest.approx(best + float(top))
-    assert found.objective <= found.bound
 
 
 def test_one_name_for_the_old_function():
@@ -172,8 +171,6 @@ def test_learning_never_does_worse_than_its_start():
     assert bool((after <= before).all())
     again = match(stack, a, sym, method=method, **data)
     assert all(torch.equal(p, q) for p, q in zip(found, again, strict=True))
-    assert not bool(found.share.isfinite().any())
-    assert "bound" not in str(found)
 
 
 def test_learning_reaches_a_midpoint_that_weights_do_not():

@@ -87,7 +87,7 @@ def by_activations(
     params: Params,
     reference: Params,
     batches: Iterable[Any],
-) -> tuple[list[Tensor], Tensor, Tensor]:
+) -> tuple[list[Tensor], Tensor]:
     """Assign the units of every group by their activations.
 
     Args:
@@ -98,15 +98,14 @@ def by_activations(
         batches: inputs, or tuples whose first element is the input.
 
     Returns:
-        The permutations of every member, what they reach, and what no permutations exceed.
+        The permutations of every member, and what they reach.
     """
     tables = activation_tables(plan, model, params, reference, batches)
     orders = plan.best(tables)
-    value, bound = torch.zeros(2, stack_size(params), dtype=torch.float64)
+    value = torch.zeros(stack_size(params), dtype=torch.float64)
     for table, order in zip(tables, orders, strict=True):
         value = value + table.gather(2, order[:, :, None]).sum((1, 2))
-        bound = bound + table.amax(2).sum(1)
-    return _with_shared_heads(plan, params, reference, plan.elements(orders)), value, bound
+    return _with_shared_heads(plan, params, reference, plan.elements(orders)), value
 
 
 def activation_tables(

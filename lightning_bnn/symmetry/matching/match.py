@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, overload
 
 import torch
@@ -52,7 +50,6 @@ class MatchResult(Sequence[Tensor]):
         objective: what the method maximises: the inner product of weights or of activations; of
             what is learnt, minus the loss at the midpoint on batches held back. One number, or one
             per member.
-        bound_of: gives what no permutation can exceed, see `bound`.
         method: how it was found; per member for a stack.
         signs: flips that come before the permutations, where they were asked for.
 
@@ -62,28 +59,14 @@ class MatchResult(Sequence[Tensor]):
     >>> net = mlp(2, [8], 1)
     >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
     >>> found = match(w, w, sym)
-    >>> found[0], found.method, round(found.share.item(), 4)
-    (tensor([0, 1, 2, 3, 4, 5, 6, 7]), 'ascent', 1.0)
+    >>> found[0], found.method, found.objective > 0
+    (tensor([0, 1, 2, 3, 4, 5, 6, 7]), 'ascent', tensor(True))
     """
 
     permutations: tuple[Tensor, ...]
     objective: Tensor
-    bound_of: Callable[[], Tensor] = field(repr=False)
     method: str | tuple[str, ...]
     signs: tuple[Tensor, ...] | None = None
-
-    @cached_property
-    def bound(self) -> Tensor:
-        """An upper limit for permutations: entries of tensors, or partners of units, go anywhere.
-
-        Not a number where none is known (losses).
-        """
-        return self.bound_of()
-
-    @property
-    def share(self) -> Tensor:
-        """Share of the bound that is reached, or not a number where the bound is not positive."""
-        return torch.where(self.bound > 0, self.objective / self.bound, torch.nan)
 
     @property
     def element(self) -> list[Tensor]:
@@ -110,17 +93,14 @@ class MatchResult(Sequence[Tensor]):
         """The result of the only member of a stack."""
         signs = None if self.signs is None else tuple(s[0] for s in self.signs)
         one = tuple(p[0] for p in self.permutations)
-        bound = lambda: self.bound[0]  # noqa: E731
-        return MatchResult(one, self.objective[0], bound, self.method[0], signs)
+        return MatchResult(one, self.objective[0], self.method[0], signs)
 
     def __str__(self) -> str:
-        """Method, objective and the share of the bound that is reached, where there is one."""
-        share, objective = (float(x.mean()) for x in (self.share, self.objective))
+        """Method and objective."""
         methods = {self.method} if isinstance(self.method, str) else set(self.method)
         many = "" if self.objective.ndim == 0 else f" in the mean of {len(self.objective)} networks"
         names = " and ".join(sorted(methods))
-        of_bound = f", {share:.1%} of the bound" if math.isfinite(share) else ""
-        return f"{names}: objective {objective:.4g}{of_bound}{many}"
+        return f"{names}: objective {float(self.objective.mean()):.4g}{many}"
 
 
 @torch.no_grad()
@@ -263,10 +243,8 @@ class _Search:
         """By one assignment per group, whose tables activations give."""
         assert self.data is not None
         model, batches = self.data
-        orders, value, bound = by_activations(
-            self.plan, model, self.networks, self.reference, batches
-        )
-        return MatchResult(tuple(orders), value, lambda: bound, ("activations",) * len(value))
+        orders, value = by_activations(self.plan, model, self.networks, self.reference, batches)
+        return MatchResult(tuple(orders), value, ("activations",) * len(value))
 
     def learned(self, loss: Loss | None, learning: Learning) -> MatchResult:
         """By gradients of the loss half way, from weights or activations."""
@@ -277,8 +255,7 @@ class _Search:
         start, other = self.by_weights("best"), self.by_activations()
         starts, how = [start.permutations, other.permutations], (learning, self.seed)
         best, least = learn(self.plan, self.networks, half_way, teaching, starts, *how)
-        unknown = torch.full_like(least, torch.nan)
-        return MatchResult(tuple(best), -least, lambda: unknown, ("learned",) * len(least))
+        return MatchResult(tuple(best), -least, ("learned",) * len(least))
 
     def by_weights(self, method: ByWeights) -> MatchResult:
         """Try what the method says, some networks at a time, and finish in double precision."""
@@ -307,9 +284,8 @@ class _Search:
             ascent.climb(torch.Generator().manual_seed(self.seed), self.sweeps)
             self.element, self.score = ascent.element, ascent.score()
         permutations, flips = tuple(self.element[:groups]), tuple(self.element[groups:])
-        bound, names = partial(plan.bound, self.networks, self.reference), tuple(self.names)
         signs = flips if self.signs else None
-        return MatchResult(permutations, self.score, bound, names, signs)
+        return MatchResult(permutations, self.score, tuple(self.names), signs)
 
     def _ascent(self, rows: Tensor, exact: bool = False) -> Ascent:
         """Ascent of some members, for exact products with the flips of the best."""
@@ -375,7 +351,6 @@ def _joined(results: Sequence[MatchResult]) -> MatchResult:
     return MatchResult(
         cat([r.permutations for r in results]),
         torch.cat([r.objective for r in results]),
-        lambda: torch.cat([r.bound for r in results]),
         tuple(name for r in results for name in r.method),
         None if results[0].signs is None else cat([r.signs for r in results]),
     )

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from lightning_bnn.params import Params, stack_size
+from lightning_bnn.params import Params
 from lightning_bnn.symmetry.actions import reached_axes
 from lightning_bnn.symmetry.axis_actions import Kind, axes_by_tensor
 from lightning_bnn.symmetry.composition import homes
@@ -292,19 +292,6 @@ class Plan:
             total = total + (moving @ goal.flatten()).cpu()
         return total
 
-    def bound(self, stack: Params, reference: Params) -> Tensor:
-        """Upper limit of the similarity: sorted entries of tensors that change places together."""
-        together: dict[str, list[str]] = {}
-        for name in self.compared:
-            key = min(self.sym.exchangeable_tensors.get(name, {name}))
-            together.setdefault(key, []).append(name)
-        total = np.zeros(stack_size(stack))
-        for names in together.values():
-            moving = _sorted(torch.cat([stack[n].flatten(1) for n in names], -1))
-            goal = _sorted(torch.cat([reference[n].flatten() for n in names]))
-            total = total + np.matmul(moving.astype(np.float64), goal.astype(np.float64))
-        return torch.from_numpy(total)
-
 
 @lru_cache(maxsize=8)
 def plan_of(sym: Symmetries) -> Plan:
@@ -358,12 +345,6 @@ def assign_blocks(rest: np.ndarray, *inside: np.ndarray) -> list[np.ndarray]:
 def _meet(placement: Placement, taken: dict[int, list[Tensor]]) -> bool:
     others = taken.get(placement.axis)
     return others is not None and bool(torch.isin(placement.positions, torch.cat(others)).any())
-
-
-def _sorted(w: Tensor) -> np.ndarray:
-    """Sorted along the last dimension, by numpy in a third of the time of torch."""
-    w = w.detach().cpu()
-    return np.sort((w if w.dtype == torch.float64 else w.float()).numpy(), -1)
 
 
 def _everywhere(placements: Sequence[Placement]) -> tuple[tuple[int, int, bytes], ...]:
