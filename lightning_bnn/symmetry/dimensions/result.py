@@ -369,6 +369,9 @@ def independent_variables(
     pivots: dict[int, Row] = {}
     for start in sorted(rows, key=lambda r: (len(r), sorted(v for v, _ in r))):
         row = dict(start)
+        if len(row) == 1:  # these come first
+            pivots.setdefault(min(row), row)
+            continue
         while row and leading(row) in pivots:
             pivot = pivots[leading(row)]
             factor = row[leading(row)] / Fraction(pivot[leading(row)])

@@ -36,8 +36,9 @@ class Units:
     """The solutions of a system: every label in terms of free variables.
 
     Labels that an equation makes equal, or opposite, are joined first, by connected components of a
-    graph that has every label twice, once for each sign; what remains is shortened by that, and
-    joined again. The few equations that never become so short are eliminated with sparse rows.
+    graph that has every label twice, once for each sign; what remains is shortened by that, and by
+    differences, and joined again. The few equations that never become so short are eliminated with
+    sparse rows.
     """
 
     def __init__(self, equations: Sequence[Equation], count: int, over: Field) -> None:
@@ -48,7 +49,11 @@ class Units:
         self._known: dict[int, Row] = {}
         whole = _by_width(_terms(e, over) for e in equations if len(e.labels))
         left = [self._replaced(terms, self._root, self._sign) for terms in whole]
-        while any(self._short(terms).any() for terms in left):
+        while left:
+            if not any(self._short(terms).any() for terms in left):
+                left += [self._differences(terms) for terms in left if len(terms[0])]
+                if not any(self._short(terms).any() for terms in left):
+                    break
             left = self._joined(left)
         rows = {frozenset(row.items()) for terms in left for row in self._rows(terms) if row}
         for items in sorted(rows, key=lambda r: (len(r), sorted(v for v, _ in r))):
@@ -126,6 +131,20 @@ class Units:
         self._root = root[self._root]
         return [self._replaced(terms, root, sign) for terms in rest if len(terms[0])]
 
+    def _differences(self, terms: _Terms) -> _Terms:
+        """Short equations between labels that stand beside the same others, as in tables."""
+        labels, c = terms
+        pairs = []
+        for k in range(labels.shape[1]):
+            beside = np.concatenate([np.delete(labels, k, 1), np.delete(c, k, 1)], 1)
+            order = np.lexsort(beside.T)
+            same = (beside[order[1:]] == beside[order[:-1]]).all(1)
+            at = np.stack([order[1:][same], order[:-1][same]], 1)
+            pairs.append((labels[at, k], c[at, k] * np.array([1, -1])))
+        found = np.concatenate([x for x, _ in pairs]), np.concatenate([x for _, x in pairs])
+        is_short = self._short(found)
+        return found[0][is_short], found[1][is_short]
+
     def _replaced(self, terms: _Terms, root: Ints, sign: Ints) -> _Terms:
         """Equations of the representatives, each once, with one term for each of them."""
         labels, c = terms
@@ -149,6 +168,8 @@ class Units:
             yield {v: self._one * k for v, k in zip(labels, c, strict=True) if v}
 
     def _reduced(self, row: Row) -> Row:
+        if self._solved.keys().isdisjoint(row):
+            return row
         result: Row = {}
         pending = list(row.items())
         while pending:
