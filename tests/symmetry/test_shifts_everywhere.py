@@ -23,6 +23,7 @@ def layers():
     return {
         "words": nn.Embedding(7, 6), "first": nn.Linear(6, 6), "last": nn.Linear(6, 2),
         "conv": nn.Conv2d(3, 6, 1),
+        "token": nn.Parameter(torch.randn(1, 1, 6)),
     }  # fmt: skip
 
 
@@ -66,6 +67,10 @@ COUNTED = {
     ),
     "tokens beyond the example": (
         lambda s, x: s.last(torch.cat([x[:, :1], s.first(x)[:, 1:]], 1)), ROWS[:, :1], OTHER_ROWS,
+    ),
+    "a token in front of others": (
+        lambda s, x: s.last(torch.cat([s.token.expand(len(x), 1, 6), x[:, 1:]], 1)),
+        ROWS[:, :1], OTHER_ROWS,
     ),
     "a running sum": (lambda s, x: s.last(s.first(x).cumsum(1)), ROWS, OTHER_ROWS),
     "a single token that is scaled": (

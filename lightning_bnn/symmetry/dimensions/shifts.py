@@ -191,8 +191,8 @@ class _Reading:
     def _moved(self, node: Node, value: Any, *args: Any, **named: Any) -> Any:
         """Numbers, or indices of a parameter, that an operation moves as it moves a tensor."""
         target: Any = node.target
-        if any(isinstance(v, Tensor) and not v.numel() for v in tree_leaves(node.meta["val"])):
-            raise _Seen  # other examples may be long enough
+        if any(_is_emptied(size) for size in tree_leaves(node.meta["val"])):
+            raise _Seen
 
         def move(numbers: Tensor) -> Any:
             numbers = numbers.expand(_size(node.args[0]))
@@ -227,6 +227,8 @@ class _Reading:
                 return [p for p in pieces if not isinstance(p, Tensor) or p.shape != (0,)]
             if not isinstance(source, Node):
                 return source
+            if _is_emptied(source.meta["val"]):
+                raise _Seen
             numbers = self._bias(value) if is_bias else self._numbers(value)
             return (_ZERO if numbers is None else numbers).expand(_size(source))
 
@@ -466,6 +468,11 @@ _RULES = {name: rule for names, rule in _ROWS for name in names}
 def _operands(values: Any) -> list[_Operand]:
     leaves = tree_leaves(values, is_leaf=lambda x: isinstance(x, _Operand))
     return [x for x in leaves if isinstance(x, _Operand)]
+
+
+def _is_emptied(value: Any) -> bool:
+    """Whether a tensor has no entries, but may have some in another example, as ``x[:, 1:]``."""
+    return isinstance(value, Tensor) and value.ndim > 1 and not value.numel()
 
 
 def _size(node: Any) -> torch.Size:
