@@ -114,7 +114,7 @@ def matching(device):
     batches = moved([(torch.randn(9, 6), torch.randint(3, (9,))) for _ in range(3)], device)
     net = copy.deepcopy(net).to(device)
     data = {"model": net, "batches": batches, "loss": torch.nn.functional.cross_entropy}
-    ways = ("activations", "correlation", "learned")
+    ways = ("activations", "learned")
     found = {w: S.match(a, b, sym, method=w, learning=S.Learning(steps=3), **data) for w in ways}
     return {
         "permutations": {way: list(f) for way, f in found.items()},

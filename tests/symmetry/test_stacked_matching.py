@@ -64,7 +64,7 @@ def test_ascent_of_a_stack_is_that_of_its_members(case):
     "options",
     [
         {},
-        {"restarts": 2, "method": "ascent"},
+        {"method": "ascent"},
         {"signs": True},
         {"method": "frank-wolfe"},
         {"max_sweeps": 1},
