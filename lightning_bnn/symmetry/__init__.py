@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from lightning_bnn.symmetry.composition import compose, invert
     from lightning_bnn.symmetry.counting import (
         kendall_tau,
-        log10_modes,
         ranks,
         transpositions,
     )
@@ -118,7 +117,6 @@ __all__ = [
     "invert",
     "kendall_tau",
     "learn_match",
-    "log10_modes",
     "mass",
     "match",
     "match_activations",

@@ -1,24 +1,16 @@
-"""Count symmetries and compare orders: modes, transpositions, Kendall's tau."""
+"""Comparison of orders: ranks, transpositions, Kendall's tau."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from jaxtyping import Float64, Int, Real
 from torch import Tensor
-
-from lightning_bnn.params import Params
-from lightning_bnn.symmetry.groups import PermutationGroup, Symmetries
-from lightning_bnn.symmetry.units import unit_rows
-from lightning_bnn.symmetry.validation import check_one_network
 
 __all__ = [
     "count_ranks",
     "dense_ranks",
     "inversions",
     "kendall_tau",
-    "log10_modes",
     "ranks",
     "transpositions",
 ]
@@ -136,35 +128,3 @@ def inversions(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch"
     before = x.argsort(-1)[..., None, :] < first * width
     smaller = before.cumsum(-1, dtype=torch.int32).gather(-1, blocks)
     return within + (first * width - smaller).sum((-1, -2))
-
-
-# ------------------------------------------------------------ one network
-def log10_modes(params: Params, sym: Symmetries, tolerance: float = 1e-6) -> float:
-    r"""Decimal logarithm of the number of distinct permutations of this network (P1, D.1).
-
-    .. math:: \log_{10} |\Pi| - \sum \log_{10} (\text{multiplicity})!
-
-    Units whose weights agree up to ``tolerance`` (relative to the largest) count as identical.
-
-    >>> from lightning_bnn.models import mlp
-    >>> from lightning_bnn.symmetry import discover
-    >>> w = {"1.weight": torch.tensor([[1.0], [1.0], [2.0]]), "1.bias": torch.zeros(3)}
-    >>> w |= {"3.weight": torch.ones(1, 3), "3.bias": torch.zeros(1)}
-    >>> sym = discover(mlp(1, [3], 1), torch.randn(8, 1))
-    >>> round(10 ** log10_modes(w, sym))  # 3! / 2!: the first two units are the same
-    3
-    """
-    check_one_network(params, sym, "params")
-    repeated = 0.0
-    for group in sym.permutations:
-        rows = _unit_weights(params, sym, group)
-        far = torch.cdist(rows, rows, p=torch.inf) > tolerance * rows.abs().max().clamp_min(1e-300)
-        first = (~far).to(torch.int64).argmax(-1)
-        repeated += sum(math.lgamma(m + 1) for m in torch.bincount(first).tolist())
-    return sym.log10_permutations - repeated / math.log(10)
-
-
-def _unit_weights(params: Params, sym: Symmetries, group: PermutationGroup) -> Tensor:
-    places = [p for p in group.placements if sym.axes[p.axis].role not in ("mean", "variance")]
-    own = [torch.stack([params[n].flatten() for n in row]).double() for row in group.tensors]
-    return torch.cat([*(unit_rows(params, sym, p).double() for p in places), *own], -1)

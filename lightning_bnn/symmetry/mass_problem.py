@@ -27,7 +27,7 @@ from torch import Tensor
 from lightning_bnn.params import Params, is_stacked
 from lightning_bnn.symmetry.axis_actions import axes_by_tensor
 from lightning_bnn.symmetry.groups import Axis, Symmetries
-from lightning_bnn.symmetry.validation import check_finite, check_params
+from lightning_bnn.symmetry.validation import check_finite, check_params, check_squares
 
 __all__ = ["Posynomial", "axis_powers", "mass", "mass_problem"]
 
@@ -251,18 +251,8 @@ def mass_problem(params: Params, sym: Symmetries) -> Posynomial:
     problem = Posynomial(single, tuple(matrices), powers.to(device))
     if not bool(problem.value.isfinite().all()):
         check_finite(params, sym)
-        _refuse_overflow(params, sym)
+        check_squares(params, tensors=[n for n in sym.weights if n in params])
     return problem
-
-
-def _refuse_overflow(params: Params, sym: Symmetries) -> None:
-    """The squares are not finite although the weights are."""
-    sizes = {n: float(params[n].detach().abs().amax()) for n in sym.weights if params[n].numel()}
-    name = max(sizes, key=sizes.__getitem__)
-    raise ValueError(
-        f"`params`: the squares of {name!r}, whose largest weight is {sizes[name]:.3g}, overflow "
-        f"in {str(params[name].dtype).removeprefix('torch.')}."
-    )
 
 
 def _squares(w: Tensor, recipe: Recipe) -> Tensor:

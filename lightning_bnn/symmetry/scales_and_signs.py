@@ -103,8 +103,7 @@ def canonical_scales_and_signs(
 
 def _check_sizes(size: Tensor, name: str) -> None:
     if not bool(torch.isfinite(size).all()):
-        kind = str(size.dtype).removeprefix("torch.")
-        raise ValueError(f"`params`: the squares of {name!r} overflow in {kind}.")
+        raise ValueError(f"`params`: the squares of {name!r} overflow in {size.dtype}.")
 
 
 def _in_order(

@@ -1,5 +1,4 @@
 import itertools
-import math
 
 import pytest
 import torch
@@ -8,12 +7,9 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau
 from torch import nn
 
-from lightning_bnn import models
-from lightning_bnn import params as P
 from lightning_bnn.symmetry import (
     discover,
     kendall_tau,
-    log10_modes,
     ranks,
     transpositions,
 )
@@ -85,19 +81,7 @@ def test_tau_of_ranks_does_not_depend_on_labels():
     )
 
 
-# ------------------------------------------------------------ modes and distances
-def test_identical_units_reduce_the_number_of_modes():
-    model = models.mlp(4, [6], 3).double()
-    sym, params = discover(model, torch.randn(1, 4)), P.of(model)
-    assert log10_modes(params, sym) == pytest.approx(math.log10(720))
-    params = {n: t.clone() for n, t in params.items()}
-    for name, dim in (("1.weight", 0), ("1.bias", 0), ("3.weight", 1)):
-        params[name].index_copy_(
-            dim, torch.tensor([1, 4]), params[name].index_select(dim, torch.tensor([0, 0]))
-        )
-    assert log10_modes(params, sym) == pytest.approx(math.log10(720 / 6))
-
-
+# ------------------------------------------------------------ degrees of freedom
 def test_scaling_degrees_of_freedom():
     """P1, D.4: one per hidden unit, and those of a batch norm as a fixed map."""
     net = nn.Sequential(
@@ -114,6 +98,3 @@ def test_errors():
         transpositions(torch.tensor([0, 0, 2]))
     with pytest.raises(ValueError, match="two or more units, got 1 and 1"):
         kendall_tau(torch.zeros(1), torch.zeros(1))
-    model = models.mlp(4, [6], 3)
-    with pytest.raises(ValueError, match="must be one network"):
-        log10_modes(P.populate(model, 2), discover(model, torch.randn(1, 4)))

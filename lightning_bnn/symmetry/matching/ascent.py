@@ -165,13 +165,13 @@ class Ascent:
 
     def _improve(self, k: int, due: np.ndarray, known: set[int] | None) -> np.ndarray:
         """Reassign one family of the members that are due, and return which of them change."""
-        family, sizes, before = self.plan.families[k], self.plan.sizes[k], None
+        family, before = self.plan.families[k], None
         similarities = [self.similarity(views, known) for views in self.plan.views[k]]
         if all(table is None for table in similarities):
             return np.zeros(self.members, bool)
         tables = [
-            np.zeros((self.members, n, n)) if table is None else table.numpy()
-            for table, n in zip(similarities, sizes, strict=True)
+            np.zeros((self.members, t.units, t.units)) if similarity is None else similarity.numpy()
+            for similarity, t in zip(similarities, family.tables, strict=True)
         ]
         mirror = None if self.signs is None else self.plan.mirrors[family.group]
         if known is None and self.plan.sees_itself[k]:

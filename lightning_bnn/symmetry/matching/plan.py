@@ -23,16 +23,27 @@ __all__ = ["Family", "Plan", "Table", "View", "assign", "assign_blocks", "plan_o
 
 
 @dataclass(frozen=True, eq=False)
+class Table:
+    """One order of units, and the places where it acts.
+
+    Blocks have one for their order and one, over all their channels, for every class inside.
+    """
+
+    units: int
+    places: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Family:
     """A group that is matched at once: channels, or blocks together with the channels inside them.
 
-    ``inner`` are those of the inner groups that have no place in common; ``rest`` are the places of
-    a block that none of them moves.
+    ``inner`` are those of the inner groups that have no place in common. The first of ``tables``
+    has the places of a unit that none of them moves, every other one those of one class of them.
     """
 
     group: int
     inner: tuple[tuple[int, ...], ...]
-    rest: tuple[Placement, ...]
+    tables: tuple[Table, ...]
 
     @property
     def members(self) -> set[int]:
@@ -59,17 +70,6 @@ class View:
     def rows(self, w: Tensor) -> Tensor:
         """The weights of every unit in the tensor of a stack: ``(members, units, features)``."""
         return unit_rows({}, self.sym, self.placement, w)
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """One order of units, and the places where it acts.
-
-    Blocks have one for their order and one, over all their channels, for every class inside.
-    """
-
-    units: int
-    places: tuple[Placement, ...]
 
 
 class Plan:
@@ -120,16 +120,16 @@ class Plan:
                 inner.append(row)
                 for p in places:
                     taken.setdefault(p.axis, []).append(p.positions.reshape(-1))
-        rest = []
-        for p in self.groups[group].placements:
-            columns = torch.ones(p.positions.shape[1], dtype=torch.bool)
-            if p.axis in taken:
-                columns = ~torch.isin(p.positions[0], torch.cat(taken[p.axis]))
-            if bool(columns.all()):
-                rest.append(p)
-            elif bool(columns.any()):
-                rest.append(Placement(p.axis, p.positions[:, columns]))
-        return Family(group, tuple(inner), tuple(rest))
+        rest = (_without(p, taken) for p in self.groups[group].placements)
+        tables = [Table(self.groups[group].units, tuple(p for p in rest if p is not None))]
+        for joined in map(self._joined, inner):
+            tables.append(Table(len(joined[0].positions), joined))
+        return Family(group, tuple(inner), tuple(tables))
+
+    def _joined(self, row: Sequence[int]) -> tuple[Placement, ...]:
+        """The places of one class of channels in all blocks, one after the other."""
+        every = zip(*(self.groups[g].placements for g in row), strict=True)
+        return tuple(Placement(p[0].axis, torch.cat([q.positions for q in p])) for p in every)
 
     @cached_property
     def branches(self) -> list[int]:
@@ -203,24 +203,16 @@ class Plan:
 
     @cached_property
     def views(self) -> list[list[list[View]]]:
-        """Of every family, the views by which it is assigned, then those of classes in blocks.
+        """Of every family, the views by which its tables are assigned.
 
         Only tensors that count are seen, and not where what lies across moves as well.
         """
         return [self._views_of(family) for family in self.families]
 
-    @cached_property
-    def sizes(self) -> list[list[int]]:
-        """Of every family, the units of its tables: of the group, then of classes in all blocks."""
-        units = [g.units for g in self.groups]
-        inner = [[sum(units[g] for g in row) for row in f.inner] for f in self.families]
-        return [[units[f.group], *more] for f, more in zip(self.families, inner, strict=True)]
-
     def _views_of(self, family: Family) -> list[list[View]]:
+        views = [[self.view(p) for p in t.places if self._counts(p)] for t in family.tables]
         if not family.inner:
-            return [[self.view(p) for p in family.rest if self._counts(p)]]
-        every = [family.rest, *(self.joined(row) for row in family.inner)]
-        views = [[self.view(p) for p in places if self._counts(p)] for places in every]
+            return views
         return [[v for v in part if not v.across & family.members] for part in views]
 
     def _counts(self, placement: Placement) -> bool:
@@ -237,11 +229,6 @@ class Plan:
         every = [v for views in self.views for part in views for v in part]
         return sum(len(v.placement.positions) ** 2 for v in every)
 
-    def joined(self, row: Sequence[int]) -> tuple[Placement, ...]:
-        """The places of one class of channels in all blocks, one after the other."""
-        every = zip(*(self.groups[g].placements for g in row), strict=True)
-        return tuple(Placement(p[0].axis, torch.cat([q.positions for q in p])) for p in every)
-
     # -------------------------------------------------------- tables of all units
     @cached_property
     def outer(self) -> list[Family]:
@@ -256,18 +243,13 @@ class Plan:
     @cached_property
     def tables(self) -> list[Table]:
         """Of all outer families, one after the other."""
-        result = []
-        for family in self.outer:
-            result.append(Table(self.groups[family.group].units, family.rest))
-            for places in map(self.joined, family.inner):
-                result.append(Table(len(places[0].positions), places))
-        return result
+        return [table for family in self.outer for table in family.tables]
 
     def best(self, values: Sequence[Tensor]) -> list[Tensor]:
         """Of every member, the order of every table with the largest sum of ``values[i, p[i]]``."""
         left, result = iter([v.detach().cpu().numpy() for v in values]), list[Tensor]()
         for family in self.outer:
-            tables = [next(left) for _ in (0, *family.inner)]
+            tables = [next(left) for _ in family.tables]
             every = [assign_blocks(*rows) for rows in zip(*tables, strict=True)]
             orders = zip(*every, strict=True)
             result += [torch.from_numpy(np.stack(order)) for order in orders]
@@ -278,7 +260,7 @@ class Plan:
         members, left = len(orders[0]) if orders else 1, iter(orders)
         result = [p.repeat(members, 1) for p in identity(self.sym)]
         for family in self.outer:
-            for g, order in split(family, [next(left) for _ in (0, *family.inner)]).items():
+            for g, order in split(family, [next(left) for _ in family.tables]).items():
                 result[g] = order
         return result
 
@@ -345,6 +327,16 @@ def assign_blocks(rest: np.ndarray, *inside: np.ndarray) -> list[np.ndarray]:
 def _meet(placement: Placement, taken: dict[int, list[Tensor]]) -> bool:
     others = taken.get(placement.axis)
     return others is not None and bool(torch.isin(placement.positions, torch.cat(others)).any())
+
+
+def _without(placement: Placement, taken: dict[int, list[Tensor]]) -> Placement | None:
+    """The positions of every unit that are not taken, or None where all are."""
+    if placement.axis not in taken:
+        return placement
+    left = ~torch.isin(placement.positions[0], torch.cat(taken[placement.axis]))
+    if bool(left.all()):
+        return placement
+    return Placement(placement.axis, placement.positions[:, left]) if bool(left.any()) else None
 
 
 def _everywhere(placements: Sequence[Placement]) -> tuple[tuple[int, int, bytes], ...]:
