@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_bnn.symmetry.groups import Axis, Symmetries
+from lightning_bnn.symmetry.groups import Axis, Placement, Symmetries
 
 __all__ = [
     "EVERY",
@@ -21,6 +21,7 @@ __all__ = [
     "axis_permutation",
     "from_axis",
     "permute_axis",
+    "reorder_units",
     "take_along_last",
 ]
 
@@ -72,6 +73,14 @@ def permute_axis(w: Tensor, axis: Axis, index: Tensor, offset: int = 0) -> Tenso
     # columns within every row block: whole blocks have already moved with their rows
     columns = axis.spread(index % axis.size, w.shape[offset:])
     return w.gather(axis.dim + offset, columns.expand(w.shape))
+
+
+def reorder_units(w: Tensor, axis: Axis, orders: Sequence[tuple[Placement, Tensor]]) -> Tensor:
+    """Put the units of some places of one axis of a stack in orders ``(members, units)``."""
+    index = torch.arange(axis.length).repeat(len(w), 1)
+    for placement, order in orders:
+        index[:, placement.positions.reshape(-1)] = placement.positions[order].flatten(1)
+    return permute_axis(w, axis, (index if len(w) > 1 else index[0]).to(w.device), 1)
 
 
 def _select(w: Tensor, index: Tensor, dim: int) -> Tensor:

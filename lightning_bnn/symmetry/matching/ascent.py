@@ -15,7 +15,7 @@ from lightning_bnn.symmetry.actions import (
     permute_some,
     permuted_tensor,
 )
-from lightning_bnn.symmetry.axis_actions import Element, Kind, permute_axis
+from lightning_bnn.symmetry.axis_actions import Element, Kind, reorder_units
 from lightning_bnn.symmetry.composition import compose, standing_at
 from lightning_bnn.symmetry.elements import identity
 from lightning_bnn.symmetry.matching.plan import Plan, View, assign, assign_blocks, split
@@ -239,19 +239,11 @@ class Ascent:
         order, views = step[family.group], self.plan.views[k][0]
         tensors = [v.tensor for v in views]
         for view in views:
-            self.current[view.tensor] = self._reordered(view, order)
+            axis, w = self.sym.axes[view.placement.axis], self.current[view.tensor]
+            self.current[view.tensor] = reorder_units(w, axis, [(view.placement, order)])
             if view in products and tensors.count(view.tensor) == 1:
                 index = order[:, None].expand_as(products[view])
                 self.products[view] = products[view].gather(2, index)
-
-    def _reordered(self, view: View, order: Tensor) -> Tensor:
-        """The tensor of a view with its units in another order."""
-        axis, placement, index = self.sym.axes[view.placement.axis], view.placement.positions, order
-        if not view.placement.covers(axis):
-            index = torch.arange(axis.length).repeat(self.members, 1)
-            index[:, placement.reshape(-1)] = placement[order].flatten(1)
-        w = self.current[view.tensor]
-        return permute_axis(w, axis, (index if self.members > 1 else index[0]).to(w.device), 1)
 
     def _compose(self, step: Mapping[int, Tensor]) -> None:
         """Update the orders by a step, in which blocks are numbered as they stand."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from lightning_bnn.params import Params, stack_size
-from lightning_bnn.symmetry.axis_actions import along_axis, from_axis, permute_axis
+from lightning_bnn.symmetry.axis_actions import along_axis, from_axis, reorder_units
 from lightning_bnn.symmetry.groups import Placement
 from lightning_bnn.symmetry.matching.plan import Plan
 from lightning_bnn.symmetry.units import unit_rows
@@ -201,10 +201,7 @@ class Objective:
         """A tensor of all members whose units along one axis are mixed or reordered."""
         target = self.sym.axes[axis]
         if point is not None and not point[0].is_floating_point():
-            index = torch.arange(target.blocks * target.size).repeat(len(w), 1)
-            for k, placement in pieces:
-                index[:, placement.positions.reshape(-1)] = placement.positions[point[k]].flatten(1)
-            return permute_axis(w, target, (index if len(w) > 1 else index[0]).to(w.device), 1)
+            return reorder_units(w, target, [(placement, point[k]) for k, placement in pieces])
         rows = along_axis(w, target, 1)
         changed = rows.clone()
         for k, placement in pieces:
