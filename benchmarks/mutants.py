@@ -33,7 +33,6 @@ SPARED = {
     ("posteriors/streaming.py", "_AT_ONCE"): "how many networks at once",
     ("posteriors/symmetrized.py", "_CHUNK"): "how many permutations at once",
     ("posteriors/unit_layers.py", "_SCREEN"): "a first look that later ones correct",
-    ("symmetry/rules/constraints.py", "LARGEST_RAW_TENSOR"): "a limit of memory",
 }
 COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,

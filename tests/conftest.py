@@ -1,4 +1,3 @@
-import importlib
 import logging
 import sys
 
@@ -33,19 +32,7 @@ def undrawn():
         yield
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--engine", choices=["rules", "dimensions"], default="rules",
-        help="which engine of discovery finds the groups in this run",
-    )  # fmt: skip
-
-
 def pytest_configure(config):
-    if config.getoption("--engine") == "dimensions":
-        from lightning_bnn.symmetry.dimensions.description import by_dimensions
-
-        module = importlib.import_module("lightning_bnn.symmetry.discovery.discover")
-        module.by_rules = by_dimensions
     torch.set_num_threads(1)
     if config.getoption("jaxtyping_packages", None):
         use_cheap_checks()

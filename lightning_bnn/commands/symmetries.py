@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lightning_bnn import params as P
 from lightning_bnn.commands.networks import example_of, fit_all, names_in_files, network_of
 from lightning_bnn.symmetry import Symmetries, discover, min_mass, verify
-from lightning_bnn.symmetry.dimensions.explanation import explain as reasons_of
 from lightning_bnn.weight_files import open_network
 
 __all__ = ["symmetries"]
@@ -50,12 +49,11 @@ def symmetries(
     example = example_of(input)
     model = network_of(network, init or {})
     source = _load(model, Path(checkpoint), prefix) if checkpoint is not None else ""
-    if explain is not None:
-        print(reasons_of(model, explain, *example))
-        return
     started = time.perf_counter()
-    sym = discover(model, *example, batch_norm=batch_norm)
+    sym = discover(model, *example, batch_norm=batch_norm, explain=explain)
     seconds = time.perf_counter() - started
+    if explain is not None:
+        return
     if source:
         print(source)
     print(_report(network, model, sym, example, seconds))

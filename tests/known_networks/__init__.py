@@ -1,5 +1,7 @@
 """Networks with the symmetries that they are known to have, one module for every family."""
 
+from dataclasses import replace
+
 from known_networks import (
     architectures,
     attention,
@@ -10,6 +12,7 @@ from known_networks import (
     training,
     weights,
 )
+from known_networks.apart import LESS, MORE
 from known_networks.table import NETWORKS, Network, counted
 
 __all__ = [
@@ -25,3 +28,6 @@ __all__ = [
     "training",
     "weights",
 ]
+
+for name, found in {**MORE, **LESS}.items():
+    NETWORKS[name] = replace(NETWORKS[name], **found)

@@ -273,7 +273,7 @@ kinds = partial(
 )  # fmt: skip
 
 
-@kinds("2b 3b*4", 12, 12)
+@kinds("3*4 2b", 12, 12)
 def tokens_of_two_kinds(s, x, y):
     """They attend to each other, with projections of their own."""
     pairs = ((s.qx, s.qy), (s.kx, s.ky), (s.vx, s.vy))
@@ -344,7 +344,7 @@ for name, (norm, kind, *counts) in STREAMS.items():
 # ------------------------------------------------------------ other blocks
 add("SwiGLU", modern.GatedMLP, (12, 4, 6), "10", 10, 10, matrices="", dimension=10)
 # both halves against the output; both may flip, of which one is found
-add("bilinear", partial(modern.GatedMLP, 8, activation=nn.Identity()), (20, 4, 8), "10", 20, 10,
+add("bilinear", partial(modern.GatedMLP, 8, activation=nn.Identity()), (20, 4, 8), '10 2b', 20, 20,
     dimension=20)  # fmt: skip
 # channels, states, rank; row against convolution, state, rank, one number for all; matrices of the
 # low rank
@@ -387,7 +387,7 @@ add(
     (200, 5),
     "7",
     7,
-    7,
+    14,
     dimension=7,
 )
 add(
@@ -418,7 +418,7 @@ add(
     (200, 5),
     "6",
     6,
-    6,
+    12,
     dimension=6,
 )
 

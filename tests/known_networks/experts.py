@@ -198,7 +198,7 @@ def chosen_experts_with_gates_of_torch(s, x):
     return (torch.einsum("tkf,tkfd->tkd", h, s.w2[at]) * values[..., None]).sum(1)
 
 
-@stacked("3b 5b", 5, 0, held="rows and columns in common")
+@stacked("3 5b", 5, 0, held="")
 def experts_behind_another_index(s, x):
     """What the experts of one choice write is read by those of another."""
     (_, one), (values, two) = (softmax(s, x * k).topk(2) for k in (1, 2))
@@ -206,14 +206,14 @@ def experts_behind_another_index(s, x):
     return (torch.einsum("tkf,tkfd->tkd", h, s.w2[two]) * values[..., None]).sum(1)
 
 
-@stacked("3b 5b", 0, 1)
+@stacked("3 5b", 0, 1)
 def experts_with_a_norm_inside(s, x):
     values, at = softmax(s, x).topk(2)
     h = F.layer_norm(torch.einsum("td,tkdf->tkf", x, s.w1[at]), [HIDDEN])
     return (torch.einsum("tkf,tkfd->tkd", h, s.w2[at]) * values[..., None]).sum(1)
 
 
-@stacked("3 5", 5, 0, held="in common")
+@stacked("3 5b", 5, 0, held="")
 def experts_by_their_mean(s, x):
     """Matrices that are averaged before a layer takes them."""
     _, at = softmax(s, x).topk(2)
@@ -275,7 +275,7 @@ for name, (forward, *counts) in PARTS.items():
     stacked(*counts, name=f"parts of a tensor, {name}", gain=parameter(3, HIDDEN))(forward)
 
 
-@stacked("", 0, 0, held="w1", unnoticed=True)
+@stacked("5*3 3b", 0, 0, held="", unnoticed=True)
 def a_tensor_read_as_a_whole_too(s, x):
     return part_by_part(selected)(s, x) + s.w1.sum()
 
@@ -412,7 +412,7 @@ for combine in (
     branches(ALL, 15, 0, name=f"branches, {combine.__name__}", moves=moves)(combine)
 
 
-@branches("3b 4b 5*3", 15, 1, a=(IN, IN), c=(IN, 2))
+@branches("4 5*3 3b", 15, 1, a=(IN, IN), c=(IN, 2))
 def picked_in_a_stream(s, x):
     x = s.a(x)
     return s.c(F.layer_norm(x + picked_by_gather(s, x), [IN]))
@@ -555,12 +555,12 @@ apart = partial(branches, held=None)
 apart(INSIDE, 5, 5)(different_activations)
 
 
-@apart("5*2", 10, 0)
+@apart("5*2 2b", 10, 0)
 def branches_with_another_reader_inside(s, x):
     return summed(s, x), s.e[0][0](x)
 
 
-@apart("5*2", 11, 0)
+@apart("5*2 2b", 11, 0)
 def branches_with_weights_read_elsewhere(s, x):
     return summed(s, x) + F.linear(x, s.e[0][0].weight)[:, :IN]
 

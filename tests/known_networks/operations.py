@@ -56,12 +56,12 @@ def softmax_of_halves(s, x):
     return s.b(torch.softmax(s.a(x).view(-1, 2, 4), -1).flatten(1))
 
 
-@two("", 0, 0, held="element by element")
+@two("8", 0, 0, held="")
 def sum_of_a_weight_beside_it(s, x):
     return s.b(torch.relu(s.a(x))) + s.a.weight.sum()
 
 
-@two("", 0, 0, held="element by element")
+@two("8", 8, 0, held="")
 def norms_of_columns_as_gains(s, x):
     return s.b(torch.relu(s.a(x)) * s.b.weight.abs().sum(0))
 
@@ -93,14 +93,14 @@ def constants_that_differ(s, x):
     return s.b(torch.relu(s.a(x) + torch.arange(8.0).to(x)))
 
 
-@two("4", 4, 0)
+@two("4b", 4, 0)
 def crossed_sum(s, x):
     h = s.a(x)
     y = torch.relu(h[:, [0, 5, 2, 3]] + h[:, [4, 1, 6, 7]])
     return s.b(torch.cat([y, torch.relu(h[:, [0, 5, 2, 3]])], 1))
 
 
-@two("", 0, 0, held="sort")
+@two("8", 0, 0, held="")
 def sorted_channels(s, x):
     return s.b(s.a(x).sort(-1)[0])
 
@@ -117,7 +117,7 @@ def a_channel_picked_by_the_input(s, x):
     return s.b(h.gather(1, x.argsort(-1)[:, :1].expand(-1, 8)))
 
 
-@two("", 8, 0)
+@two("4*2", 8, 0)
 def masks_that_differ(s, x):
     return s.b(torch.relu(s.a(x)).masked_fill(torch.arange(8) % 2 == 0, 0.0))
 
@@ -196,12 +196,12 @@ def rounded_to_integers(s, x):
     return s.b((9 * torch.relu(s.a(x))).long().to(x.dtype))
 
 
-@wide("8", 0, 0)
+@wide("4 8", 0, 0)
 def sigmoid_of_padding(s, x):
     return s.b(torch.sigmoid(F.pad(s.a(x), (0, 4))))
 
 
-@wide("8", 12, 12, n=lambda: nn.BatchNorm1d(12))
+@wide("4 8", 12, 13, n=lambda: nn.BatchNorm1d(12))
 def norms_of_padding(s, x):
     return s.b(s.n(F.layer_norm(F.pad(torch.tanh(s.a(x)), (4, 0)), (12,))))
 
@@ -618,7 +618,7 @@ def zeros_among_channels(s, x):
     return s.b(torch.cat([y, y.new_zeros(*y.shape[:-1], 2)], -1))
 
 
-@network("5", 5, 0, a=(4, 5), c=(4, 0), o=(5, 2), inputs=(6, 4), held="no elements")
+@network("5", 5, 0, a=(4, 5), c=(4, 0), o=(5, 2), inputs=(6, 4), held="")
 def a_layer_without_channels(s, x):
     return s.o(torch.cat([s.a(x), s.c(x)], 1).relu())
 

@@ -82,7 +82,7 @@ def noise_scaled_by_a_layer(s, x):
     return s.c(h + n * torch.exp(s.b(h)))
 
 
-@layers("", 8)
+@layers("7", 8)
 def factors_that_differ_in_training(s, x):
     rates = torch.tensor([1.0] * 8) if s.training else torch.tensor([1.0] * 7 + [0.5])
     return s.c(torch.relu(s.a(x)) * rates)

@@ -56,7 +56,7 @@ def a_matrix_for_each_head(s, x):
     return s.c(torch.relu(torch.einsum("bhi,hdi->bhd", h, s.w.view(2, 5, 3))).flatten(1))
 
 
-@network("5", 5, 0, w=parameter(3, 4, 5), c=(10, 2), inputs=(3, 2, 4))
+@network("5b", 5, 0, w=parameter(3, 4, 5), c=(10, 2), inputs=(3, 2, 4))
 def weights_for_the_examples_of_a_batch(s, x):
     return s.c(torch.relu(torch.bmm(x, s.w).flatten(1)))
 
@@ -192,7 +192,7 @@ def a_cosine_classifier_of_units(s, x):
     return F.linear(F.normalize(torch.relu(s.a(x))), F.normalize(s.w))
 
 
-@hidden("6", 6, 0, w=parameter(6, 6))
+@hidden("6", 7, 0, w=parameter(6, 6))
 def a_weight_plus_its_transpose(s, x):
     return s.c(torch.relu(F.linear(torch.relu(s.a(x)), s.w + s.w.T)))
 
@@ -234,8 +234,8 @@ def two_weight_norms():
 
 
 # units after units: also what gains take up that depends on all weights, which is not found
-add("weight norm behind units", two_weight_norms, [lambda: 3 * torch.randn(200, 5)], "4 6", 14, 10,
-    dimension=20, missing=6)  # fmt: skip
+add("weight norm behind units", two_weight_norms, [lambda: 3 * torch.randn(200, 5)], "4 6", 15, 10,
+    dimension=20, missing=5)  # fmt: skip
 
 
 # ------------------------------------------------------------ views of one vector
@@ -250,7 +250,7 @@ def a_vector_without_biases(s, x):
     return F.relu(x @ w.T) @ v
 
 
-@network("4 5", 9, 0, p=parameter(59), inputs=(6, 4))
+@network("4b 5b", 9, 0, p=parameter(59), inputs=(6, 4))
 def a_vector_of_two_layers(s, x):
     a, b, c, d, e, f = views(s.p, (5, 4), (5,), (4, 5), (4,), (2, 4), (2,))
     return F.linear(F.relu(F.linear(F.relu(F.linear(x, a, b)), c, d)), e, f)
@@ -265,7 +265,7 @@ def a_vector_of_a_recurrence(s, x):
     return F.linear(h, v)
 
 
-@network("", 0, 0, p=parameter(25), inputs=(6, 4), held="`p`")
+@network("", 1, 0, p=parameter(25), inputs=(6, 4), held="")
 def views_that_overlap(s, x):
     return F.relu(x @ s.p[:20].view(5, 4).T) @ s.p[10:25].view(5, 3)
 
@@ -313,7 +313,7 @@ def addbmm(s, x):
     return torch.addbmm(s.b, h, s.v, beta=0.5, alpha=2)
 
 
-@network("5", 10, 5, dimension=10, u=parameter(4, 5), v=parameter(4, 5), w=parameter(4, 5),
+@network("5", 10, 10, dimension=10, u=parameter(4, 5), v=parameter(4, 5), w=parameter(4, 5),
          inputs=(150, 8))  # fmt: skip
 def five_factors(s, x):
     return torch.einsum("bi,bj,ir,jr,kr->bk", x[:, :4], x[:, 4:], s.u, s.v, s.w)
@@ -324,7 +324,7 @@ def cosine_similarities(s, x):
     return F.cosine_similarity(s.a(x).tanh()[:, None], s.w[None], dim=-1)
 
 
-@short("5b", 0, 5, dimension=0, a=(4, 5), w=parameter(3, 5))
+@short("5", 0, 5, dimension=0, a=(4, 5), w=parameter(3, 5))
 def distances(s, x):
     return torch.cdist(s.a(x).tanh(), s.w)
 
@@ -334,7 +334,7 @@ def one_distance(s, x):
     return F.pairwise_distance(s.a(x).relu(), s.c(x).relu())
 
 
-@short("5b", 0, 5, dimension=0, held="a product of complex numbers", a=(4, 5), c=(4, 5),
+@short('5', 0, 5, dimension=0, held='', a=(4, 5), c=(4, 5),
        u=parameter(5, 3), v=parameter(5, 3))  # fmt: skip
 def complex_numbers(s, x):
     z = torch.complex(s.a(x).tanh(), s.c(x).tanh()) @ torch.complex(s.u, s.v)
@@ -387,18 +387,18 @@ for name, (function, dimension, *counts) in ALONE.items():
     )
 
 
-@network("3", 6, 3, dimension=6, both=(6, 6), down=(3, 5), inputs=(80, 6))
+@network("3", 6, 6, dimension=6, both=(6, 6), down=(3, 5), inputs=(80, 6))
 def packed_gates(s, x):
     a, b = s.both(x).chunk(2, -1)
     return s.down(a * b)
 
 
-@network("2", 6, 2, dimension=6, down=(2, 4), inputs=(80, 4), **{n: linear(4, 2) for n in "abc"})
+@network("2 2b", 6, 6, dimension=6, down=(2, 4), inputs=(80, 4), **{n: linear(4, 2) for n in "abc"})
 def three_factors(s, x):
     return s.down(s.a(x) * s.b(x) * s.c(x))
 
 
-@network("", 3, 0, up=(4, 3), down=(9, 5), inputs=(80, 4), held=None)
+@network("2*3 2b*2", 3, 3, up=(4, 3), down=(9, 5), inputs=(80, 4), held=None)
 def all_products_of_two_channels(s, x):
     h = s.up(x)
     return s.down((h[..., :, None] * h[..., None, :]).flatten(-2))

@@ -148,33 +148,6 @@ def test_unknown_operation_is_frozen_and_reported():
     assert "sort" in str(sym)
 
 
-def _sorted_rule(system, node, x, *args, **kwargs):
-    """Sorting couples all channels of a row and fixes its result."""
-    from lightning_bnn.symmetry.rules.labels import Value
-
-    system.freeze(x.labels, ("scale", "sign"))
-    fixed = torch.zeros(1, 1, dtype=torch.long).expand(x.labels.shape)
-    return Value(fixed), Value(fixed)
-
-
-def test_a_user_rule_extends_and_a_wrong_one_is_refused():
-    from lightning_bnn.symmetry.rules import homogeneous
-
-    model = Forward(
-        lambda s, x: s.b(torch.sort(s.a(x), -1)[0]), a=nn.Linear(5, 8), b=nn.Linear(8, 3)
-    )
-    x = torch.randn(2, 5)
-    for name in ("sort", "aten.sort", "aten.sort.default", "aten::sort"):
-        assert [g.units for g in discover(model, x, rules={name: _sorted_rule}).permutations] == [8]
-    wrong = Forward(
-        lambda s, x: s.b(torch.cumsum(s.a(x), -1)), a=nn.Linear(5, 8), b=nn.Linear(8, 3)
-    )
-    with pytest.raises(
-        UnsupportedModel, match=r"A rule given in `rules` breaks the function.*a\.weight"
-    ):
-        discover(wrong, x, rules={"cumsum": homogeneous})
-
-
 def test_untraceable_model_is_one_clear_error():
     def forward(self, x):
         return self.a(x) if x.sum().item() > 0 else self.a(-x)
@@ -372,28 +345,3 @@ def test_a_lightning_module_in_a_run_is_read_without_copying_its_trainer(tmp_pat
     )  # fmt: skip
     trainer.fit(module, torch.utils.data.DataLoader(Data(), batch_size=2))
     assert [g.name for g in module.found.permutations] == ["net.1.weight"]
-
-
-def test_a_rule_for_an_operation_that_does_not_occur_is_named(caplog):
-    from lightning_bnn.symmetry.rules import homogeneous
-
-    discover(models.mlp(4, [3], 2), torch.randn(1, 4), rules={"mylib.swihs.default": homogeneous})
-    assert "no operation 'mylib.swihs'" in caplog.text
-
-
-def test_a_custom_operation_is_frozen_until_it_has_a_rule():
-    from lightning_bnn.symmetry.rules import homogeneous
-
-    @torch.library.custom_op("lightning_bnn_test::double_relu", mutates_args=())
-    def double_relu(x: torch.Tensor) -> torch.Tensor:
-        return 2 * x.clamp_min(0)
-
-    double_relu.register_fake(torch.empty_like)
-    model = Forward(lambda s, x: s.b(double_relu(s.a(x))), a=nn.Linear(4, 5), b=nn.Linear(5, 2))
-    x = torch.randn(2, 4)
-    frozen = discover(model, x)
-    assert not frozen.permutations
-    assert frozen.frozen[0].operation == "lightning_bnn_test.double_relu"
-    sym = discover(model, x, rules={"lightning_bnn_test::double_relu": homogeneous})
-    assert (sym.permutations[0].units, sym.scaling_dof) == (5, 5)
-    assert verify(model, sym, x) < 1e-12

@@ -7,10 +7,8 @@ from known_networks import NETWORKS
 from test_joint_mass import least_by_descent
 from torch import nn
 
-from lightning_bnn import params as P
 from lightning_bnn.symmetry import canonicalise, discover, min_mass, random_scales, rescale
 from lightning_bnn.symmetry.actions import permute
-from lightning_bnn.symmetry.discovery import cache
 from lightning_bnn.symmetry.elements import random_permutations
 
 NAMES = [
@@ -69,20 +67,6 @@ def test_the_least_mass_has_a_certificate(name):
         assert found.minimum.isfinite()
         assert found.gap < 1e-8
         assert all(bool((s > 0).all()) for s in found.scales)
-
-
-def test_scales_that_say_the_same_do_not_disturb_the_least_mass(monkeypatch):
-    """A description of before, with more scales than are independent, is also minimised."""
-    network, sym = known("attention of gated units, ReLU")
-    target = "lightning_bnn.symmetry.discovery.solve.independent"
-    monkeypatch.setattr(target, lambda axes, shapes, first, further: (first, further))
-    cache.forget()
-    redundant = discover(network, torch.randn(2, 5, 4).double())
-    assert redundant.scaling_dof == sym.scaling_dof + 1
-    stack = P.stack([random_weights(sym, seed) for seed in range(8)])
-    found = min_mass(stack, redundant)
-    torch.testing.assert_close(found.minimum, min_mass(stack, sym).minimum)
-    assert bool((found.gap < 1e-8).all())
 
 
 def test_no_descent_finds_less_in_a_stream_that_feeds_itself():

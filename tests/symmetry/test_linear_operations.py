@@ -9,9 +9,7 @@ from torch import nn
 from lightning_bnn.symmetry import (
     UnsupportedModel,
     discover,
-    verify,
 )
-from lightning_bnn.symmetry.rules import passthrough
 
 D = 4
 
@@ -40,40 +38,6 @@ def twice(x: torch.Tensor) -> torch.Tensor:
 
 
 twice.register_fake(torch.empty_like)
-
-
-def complex_product(s, x):
-    first, second = torch.view_as_complex(s.w), torch.view_as_complex(s.v)
-    return (x.to(torch.complex128) @ first.T @ second).real
-
-
-LOST = {
-    "an operation whose rule was given": lambda s, x: s.b(twice(s.a(x))),
-    "a sum over them": lambda s, x: s.b(s.a(x) - s.a(x).mean(-1, keepdim=True)),
-    "a product of complex numbers": complex_product,
-    "a sum or a variance over rows or columns of a weight": (
-        lambda s, x: F.linear(s.a(x), s.b.weight - s.b.weight.mean(1, keepdim=True))
-    ),
-}
-
-
-@pytest.mark.parametrize("through", LOST)
-def test_what_stops_matrices_is_named_if_it_is_for_want_of_a_rule(through):
-    pairs = {"w": (5, 4, 2), "v": (5, 3, 2)}
-    model = network(
-        LOST[through], **{n: lambda s=s: nn.Parameter(torch.randn(s)) for n, s in pairs.items()}
-    )
-    sym = discover(model, torch.randn(6, D), rules={"lightning_bnn_tests.twice": passthrough})
-    assert [f.reason for f in sym.frozen if "matrices" in f.reason][0].endswith(through)
-    assert verify(model, sym, torch.randn(6, D)) < 1e-10
-
-
-@pytest.mark.parametrize("through", [t for t in LOST if "complex" not in t])
-def test_nothing_is_said_where_an_activation_ends_the_row_anyway(through):
-    model = network(lambda s, x: LOST[through](s, x))
-    model.a = nn.Sequential(model.a, nn.ReLU())
-    sym = discover(model, torch.randn(6, D), rules={"lightning_bnn_tests.twice": passthrough})
-    assert not sym.frozen
 
 
 # ------------------------------------------------------------ maps over tokens
@@ -123,4 +87,4 @@ def test_a_wrong_exchange_is_found_out_below_noise_too():
     graded_operation = torch.ops.lightning_bnn_tests.graded
     model = network(lambda s, x: s.b(graded_operation(dropped(torch.relu(s.a(x))))))
     with pytest.raises(UnsupportedModel, match="the groups at a.weight change the outputs"):
-        discover(model, torch.randn(6, D), rules={"lightning_bnn_tests.graded": passthrough})
+        discover(model, torch.randn(6, D), rules={"lightning_bnn_tests.graded": lambda x: 1 * x})

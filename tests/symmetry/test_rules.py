@@ -1,20 +1,11 @@
 """Rules of users: what an operation of others does, in operations of torch."""
 
-import importlib
-
 import pytest
 import torch
+from cases import Forward
 from torch import nn
 
 from lightning_bnn.symmetry import UnsupportedModel, discover, verify
-from lightning_bnn.symmetry.dimensions.description import by_dimensions
-from tests.cases import Forward
-
-
-@pytest.fixture(autouse=True)
-def _new_engine(monkeypatch):
-    discovery = importlib.import_module("lightning_bnn.symmetry.discovery.discover")
-    monkeypatch.setattr(discovery, "by_rules", by_dimensions)
 
 
 @torch.library.custom_op("lightning_bnn_test::gate", mutates_args=())
@@ -98,3 +89,10 @@ def test_an_example_that_a_rule_cannot_take_is_an_error_of_the_rule():
     model, x = gated()
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
         discover(model, x, rules={"lightning_bnn_test.gate": lambda x, y, z: x})
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("rule", ["homogeneous", None, 1])
+def test_a_rule_is_a_function_or_pointwise(rule):
+    with pytest.raises(ValueError, match=r"`rules\['cumsum'\]` must be a function of torch"):
+        discover(nn.Linear(2, 2), torch.randn(2, 2), rules={"cumsum": rule})

@@ -1,10 +1,8 @@
 """Second scales of products: a factor grows, another one or what reads the product shrinks."""
 
-import math
 import pickle
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from known_networks import NETWORKS
@@ -20,7 +18,6 @@ from lightning_bnn.symmetry import (
 )
 from lightning_bnn.symmetry.actions import multiply, permute
 from lightning_bnn.symmetry.elements import random_permutations
-from lightning_bnn.symmetry.integer_kernel import integer_kernel
 from lightning_bnn.symmetry.verify import random_element
 
 
@@ -195,22 +192,3 @@ def _with_second_first(sym):
             rows = next(p for p in sym.scalings if p.name == "gate.weight").placements
             places = (*places, *(replace(p) for p in rows))
         yield replace(group, placements=places)
-
-
-# ------------------------------------------------------------ the equations
-@pytest.mark.parametrize("seed", range(30))
-def test_the_kernel_of_integer_equations(seed):
-    g = np.random.default_rng(seed)
-    table = g.integers(-2, 3, (g.integers(0, 7), g.integers(1, 8)))
-    table[g.random(table.shape) < 0.4] = 0
-    rows = [dict(enumerate(row)) for row in table.tolist()]
-    free = set(g.integers(table.shape[1], size=2).tolist())
-    basis = integer_kernel(rows, free)
-    used = table.shape[1] if len(table) else 0
-    solutions = np.zeros((len(basis), table.shape[1]), int)
-    for k, row in enumerate(basis):
-        solutions[k, list(row)] = list(row.values())
-        assert math.gcd(*row.values()) == 1
-    assert not (table @ solutions.T).any()
-    rank = np.linalg.matrix_rank(table) if table.size else 0
-    assert len(basis) == used - rank == (np.linalg.matrix_rank(solutions) if len(basis) else 0)

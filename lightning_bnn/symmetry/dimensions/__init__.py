@@ -8,6 +8,4 @@ Operations that only move numbers are executed on the labels, all others are mea
 numbers (`reading`, `probe`). Linear systems over the rationals and over two elements give scales
 and signs (`scales`), automorphisms of one coloured graph give permutations (`exchanges`), and rows
 of labels that nothing tells apart give matrices (`matrices`).
-
-The engine stands beside `discovery` until it finds as much: `benchmarks/engines.py` compares both.
 """

@@ -69,7 +69,7 @@ def gathered(system: System, value: Value, over: frozenset[int] | None = None) -
         row = row_part(system, [x], dims, units, x.power)
         system.mark("apart", x)
         if not x.only_moves:
-            parts.append(replace(row, is_free=x.is_free))
+            parts.append(replace(row, axis=x.axis))
         elif row.dims:
             parts.append(row.without_units())
     return replace(value, parts=tuple(parts))
@@ -97,7 +97,7 @@ def _unify_two(system: System, a: Value, b: Value) -> Value:
     _meet_numbers(system, right, a, left)
     told_apart = b.constant is None and all(b.varies[d] for x in left for d in x.dims)
     if pairs and left and not right and told_apart:
-        result, left = [replace(y, is_free=False) for _, y in pairs], []
+        result, left = [replace(y, axis=None) for _, y in pairs], []
     result += _across(system, a, left, right) if left and right else [*left, *right]
     shape = torch.broadcast_shapes(a.shape, b.shape)
     varies = tuple(p or q for p, q in zip(a.varies, b.varies, strict=True))
@@ -119,7 +119,7 @@ def _tied(system: System, x: Part, y: Part, is_partial: bool) -> Part:
     if len(rows) and np.array_equal(np.unique(rows[:, 0]), np.unique(rows[:, 1])):
         system.planes.append(np.unique(np.sort(rows, 1), axis=0))  # x is added to a shuffle of x
     if len(rows) and not (x.dims or y.dims):  # factors of all entries do not move
-        factor = replace(x, labels=system.new(*x.labels.shape), is_free=False)
+        factor = replace(x, labels=system.new(*x.labels.shape), axis=None)
         system.balance([(factor, 1), (x, -1)])
         if not is_partial:
             system.balance([(x, 1), (y, -1)])
@@ -130,7 +130,7 @@ def _tied(system: System, x: Part, y: Part, is_partial: bool) -> Part:
     labels = x.labels
     if not bool((labels >= 0).all()):
         labels = torch.where(*torch.broadcast_tensors(labels >= 0, labels, y.labels))
-    return replace(x, labels=labels, is_free=False, is_noise=x.is_noise and y.is_noise)
+    return replace(x, labels=labels, axis=None, is_noise=x.is_noise and y.is_noise)
 
 
 def _meet_numbers(
@@ -138,7 +138,12 @@ def _meet_numbers(
 ) -> None:
     """What one operand has and the other has not stands beside the other's numbers."""
     for part in parts:
-        system.stand_beside(part, other, others=others)
+        own = [y for y in other.parts if y.dims and y.dims <= part.dims]
+        own = [y for y in own if not any(y.dims & z.dims for z in others)]
+        for y in own:  # numbers that move say to which entries they belong
+            system.tie(part.labels, y.labels, "beside")
+            system.mark("apart", part)
+        system.stand_beside(part, other, others=(*others, *own))
         if not others:
             if part.dims and not any(other.varies[d] for d in part.dims):
                 system.mark("ones", part)
@@ -157,9 +162,9 @@ def _across(system: System, a: Value, left: list[Part], right: list[Part]) -> li
                 system.mark("ones", wide[0])
         return left if any(x is wide[0] for x in left) else right
     moves = tuple(x.without_units() for x in both)
-    base = system.as_one_part(Value(a.shape, moves)).parts[0]
-    for x in left:
-        system.balance([(base, 1), (x, -1)])
+    base = Part(system.as_one_part(Value(a.shape, moves)).parts[0].labels)
+    for side in (left, right):
+        system.balance([(base, 1), *((x, -1) for x in side)])
     return [base]
 
 
@@ -201,7 +206,7 @@ def sum_over(
     places = [x for x in consumed if x.only_moves]
     consumed = list(system.absorb(consumed)) if len(consumed) > 1 else consumed
     if len(consumed) > 2:
-        free = [x for x in consumed if x.is_free][:1]
+        free = [x for x in consumed if x.is_free_beside(rest)][:1]
         others = tuple(x for x in consumed if x not in free)
         consumed = [*free, *system.as_one_part(Value(value.shape, others)).parts]
     if len(consumed) == 2:
@@ -235,7 +240,7 @@ def _contract(
     system.tie(x.labels, y.labels, "placed" if is_placed else "dot")
     system.beside_padding(x, y)
     system.beside_padding(y, x)
-    fixes = (x.is_free or y.is_free) and any(z.is_free for z in rest)
+    fixes = x.is_free_beside(rest) or y.is_free_beside(rest)
     itself = x.labels.shape == y.labels.shape and bool((x.labels == y.labels).all())
     for z in (x, y):
         if z.power != 1:
@@ -254,7 +259,7 @@ def _contract(
 def _use_up(system: System, x: Part, rest: Sequence[Part], over: frozenset[int]) -> list[Part]:
     """One row is summed: all of it has one unit."""
     outside = bool(x.dims - over)
-    if x.is_free and rest and x.power == 1:
+    if x.is_free_beside(rest) and x.power == 1:
         system.stop(x)
         system.mark("ones", x)
         return [row_part(system, [x], over).without_units()] if outside else []

@@ -8,7 +8,6 @@ that they carry, heads, groups, experts, branches.
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.symmetry.dimensions.export import operation_of
+from lightning_bnn.symmetry.dimensions.hashing import Hashes, code_of, mix
 from lightning_bnn.symmetry.dimensions.reading import Reading
 from lightning_bnn.symmetry.dimensions.scales import connected
 from lightning_bnn.symmetry.dimensions.system import System
@@ -26,7 +26,6 @@ from lightning_bnn.symmetry.dimensions.values import Ints, distinct_rows, occurr
 
 __all__ = ["Exchange", "Exchanges", "exchanges", "signatures"]
 
-Hashes = NDArray[np.uint64]
 _PIECES = ("split", "split_with_sizes", "unbind")
 _VIEWS = ("select", "slice", "getitem", "view")
 _LARGEST_CELL = 600
@@ -82,29 +81,12 @@ def exchanges(reading: Reading) -> Exchanges:
     return Exchanges(groups, graph.classes, graph.class_count)
 
 
-# ------------------------------------------------------------ hashes
-def _mix(*columns: Any) -> Hashes:
-    """One hash of several numbers, by row."""
-    h: Any = np.uint64(0x9E3779B97F4A7C15)
-    with np.errstate(over="ignore"):
-        for column in columns:
-            x = np.asarray(column).astype(np.uint64)
-            h = (h ^ x) * np.uint64(0xBF58476D1CE4E5B9)
-            h = (h ^ (h >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
-            h = h ^ (h >> np.uint64(32))
-    return np.asarray(h)
-
-
-def _code(x: object) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(x).encode(), digest_size=8).digest(), "little")
-
-
 def _neighbours(edges: Ints, identity: Hashes) -> Hashes:
     """A hash of the multiset of neighbours of every vertex."""
     h = np.zeros(len(identity), np.uint64)
     with np.errstate(over="ignore"):
-        np.add.at(h, edges[:, 0], _mix(edges[:, 2], identity[edges[:, 1]], 1))
-        np.add.at(h, edges[:, 1], _mix(edges[:, 2], identity[edges[:, 0]], 2))
+        np.add.at(h, edges[:, 0], mix(edges[:, 2], identity[edges[:, 1]], 1))
+        np.add.at(h, edges[:, 1], mix(edges[:, 2], identity[edges[:, 0]], 2))
     return h
 
 
@@ -117,7 +99,7 @@ def signatures(system: System) -> Hashes:
     colours, count = np.zeros(system.count, np.uint64), 0
     while len(np.unique(colours)) > count:
         count = len(np.unique(colours))
-        colours = _mix(colours, _neighbours(every, colours), 6)
+        colours = mix(colours, _neighbours(every, colours), 6)
     return colours
 
 
@@ -134,12 +116,12 @@ def _graph_of(reading: Reading) -> _Graph:
     colours = np.zeros(first + len(tensors), np.uint64)
     fixed = np.zeros(len(colours), bool)
     fixed[classes[0]] = True
-    colours[classes[0]] = _mix(classes[0] + 1, 77)
+    colours[classes[0]] = mix(classes[0] + 1, 77)
     seen = []
     for labels, keys, origin in system.colours:
         live = labels > 0
         rows = distinct_rows([classes[labels[live]], keys[live]])
-        hashes = _mix(rows[:, 1], _code("colour"))
+        hashes = mix(rows[:, 1], code_of("colour"))
         if 0 <= origin < len(reading.operations):  # as seen by an operation
             at = np.full(len(rows), vertex[reading.operations[origin]])
             seen.append(np.stack([at, rows[:, 0], (hashes >> np.uint64(2)).astype(np.int64)], 1))
@@ -148,9 +130,9 @@ def _graph_of(reading: Reading) -> _Graph:
                 np.add.at(colours, rows[:, 0], hashes)
     for node in reading.operations:
         if node not in merged:
-            colours[vertex[node]] = _code(_description(reading, node))
+            colours[vertex[node]] = code_of(_description(reading, node))
     for name, own in reading.parameters.items():
-        colours[tensors[name]] = _code((own.shape, own.is_buffer))
+        colours[tensors[name]] = code_of((own.shape, own.is_buffer))
     edges = [
         *seen,
         *_edges_of_operations(reading, vertex, tensors, classes),
@@ -162,7 +144,7 @@ def _graph_of(reading: Reading) -> _Graph:
 
 def _edge(a: Any, b: Any, colour: object) -> Ints:
     a, b = np.broadcast_arrays(np.asarray(a, np.int64), np.asarray(b, np.int64))
-    code = np.full(a.size, _code(colour) & (2**62 - 1), np.int64)
+    code = np.full(a.size, code_of(colour) & (2**62 - 1), np.int64)
     return np.stack([a.ravel(), b.ravel(), code], 1)
 
 
@@ -263,8 +245,8 @@ def _twins(graph: _Graph) -> list[list[int]]:
     """Families of classes with the same colour and the same neighbours."""
     size, count = len(graph.colours), graph.class_count
     identity = np.arange(size).astype(np.uint64)
-    h = _mix(graph.colours, _neighbours(graph.edges, identity), 5)
-    h[count:] = _mix(np.arange(count, size), 99)
+    h = mix(graph.colours, _neighbours(graph.edges, identity), 5)
+    h[count:] = mix(np.arange(count, size), 99)
     used = np.zeros(size, bool)
     used[graph.edges[:, :2].ravel()] = True
     order = np.argsort(h, kind="stable")
@@ -308,11 +290,11 @@ class _Search:
                 self._next[b].add((k, 2, a))
 
     def _refined(self, graph: _Graph, multiplicity: Hashes, live: NDArray[np.bool_]) -> Hashes:
-        colours = _mix(graph.colours, multiplicity, 3)
+        colours = mix(graph.colours, multiplicity, 3)
         colours[graph.fixed] = graph.colours[graph.fixed]
         count = 0
         while True:
-            colours = _mix(colours, _neighbours(self._edges, colours), 4)
+            colours = mix(colours, _neighbours(self._edges, colours), 4)
             cells = len(np.unique(colours[live]))
             if cells == count:
                 return colours

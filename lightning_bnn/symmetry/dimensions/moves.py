@@ -168,7 +168,7 @@ def _copied(system: System, value: Value, part: Part, d: int, n: int, shape: Seq
         return part
     copies = system.new(*(n if k == d else a for k, a in enumerate(part.labels.shape)))
     system.tie(copies, part.labels, "copy")
-    copy = replace(part, labels=copies, is_free=False)
+    copy = replace(part, labels=copies, axis=None)
     system.balance([(copy, 1), (part, -1)])
     return copy
 
@@ -232,18 +232,40 @@ def expand(value: Value, shape: Sequence[int]) -> Value:
 def join(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) -> Value:
     """Values one behind the other: their labels, too."""
     ndim = len(shape)
-    values = [v for v in values if len(v.shape) == ndim]
     varies = [any(v.varies[k] for v in values) or k == d for k in range(ndim)]
     full = [v for v in values if not v.is_zero]
     if all(v.parts and not any(d in p.dims for p in v.parts) for v in full):
         same = unify(system, [_first_of(v, d) for v in full])
         return Value(tuple(shape), same.parts, None, tuple(varies))
+    beside = _joined_beside_others(system, values, d, shape)
+    if beside is not None:
+        return beside
     if len(full) == len(values):
         joined = _joined_part_by_part(system, values, d, shape)
         if joined is not None:
             return joined
     part = _joined_entry_by_entry(system, values, d, shape)
     return Value(tuple(shape), (part,) if part else (), None, tuple(varies))
+
+
+def _joined_beside_others(
+    system: System, values: Sequence[Value], d: int, shape: Sequence[int]
+) -> Value | None:
+    """Rows of parameters, one part along the dimension, beside rows of data, which have none."""
+    along = [[p for p in v.parts if d in p.dims] for v in values]
+    rows = [p for own in along for p in own]
+    others = [replace(v, parts=tuple(p for p in v.parts if d not in p.dims)) for v in values]
+    is_row = all(v.parts for v in others) and 0 in map(len, along)
+    if not is_row or not rows or max(map(len, along)) > 1 or any(p.power != 1 for p in rows):
+        return None
+    same = unify(system, [_first_of(v, d) for v in others])
+    wide = torch.broadcast_shapes(*(p.labels.narrow(d, 0, 1).shape for p in rows))
+    size = [[v.shape[d] if k == d else n for k, n in enumerate(wide)] for v in values]
+    labels = [
+        own[0].labels.expand(n) if own else torch.zeros(n, dtype=torch.long)
+        for own, n in zip(along, size, strict=True)
+    ]
+    return Value.of(shape, (*same.parts, Part(torch.cat(labels, d))))
 
 
 def _joined_entry_by_entry(
@@ -274,7 +296,7 @@ def _with_copies(system: System, part: Part, pieces: Sequence[Tensor], d: int) -
     distinct_keys, index = torch.unique(keys, return_inverse=True)
     copies = compress(torch.where(keys > 0, system.new(len(distinct_keys))[index], keys))
     system.tie(copies, torch.where(part.labels > 0, part.labels, ZERO), "cat")
-    copy = replace(part, labels=copies, is_free=False)
+    copy = replace(part, labels=copies, axis=None)
     system.balance([(copy, 1), (part, -1)])
     return copy
 
@@ -308,12 +330,12 @@ def _joined_part_by_part(
                 m.labels.expand([v.shape[k] if k == d else n for k, n in enumerate(wide)])
                 for m, v in zip(found, values, strict=True)
             ]
-            parts.append(replace(x, labels=torch.cat(labels, d), is_free=False))
+            parts.append(replace(x, labels=torch.cat(labels, d), axis=None))
         else:
             for m in found[1:]:
                 system.tie(x.labels, m.labels)
                 system.balance([(x, 1), (m, -1)])
-            parts.append(replace(x, is_free=False))
+            parts.append(replace(x, axis=None))
     return Value.of(shape, parts)
 
 
@@ -358,7 +380,7 @@ def stacked(system: System, values: Sequence[Value], d: int, shape: Sequence[int
     wide = torch.broadcast_shapes(*(v.parts[0].labels.shape for v in values))
     labels = torch.cat([v.parts[0].labels.expand(wide) for v in values], d)
     system.tie(labels, row.labels, "stack")
-    part = replace(values[0].parts[0], labels=compress(labels), is_free=False)
+    part = replace(values[0].parts[0], labels=compress(labels), axis=None)
     varies = tuple(any(v.varies[k] for v in values) or k == d for k in range(len(shape)))
     return Value(tuple(shape), (part,), None, varies)
 

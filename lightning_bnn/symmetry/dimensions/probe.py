@@ -156,9 +156,20 @@ class _Probe:
         self._finite, self._generator = torch.isfinite(output), generator
 
     def power(self, which: set[int]) -> Fraction | None:
-        """``k`` where scaling the operands by ``c`` scales the result by ``c ** k``."""
+        """``k`` where scaling the operands by ``c`` scales the result by ``c ** k``.
+
+        What a small constant is added to, as norms do, has no power, which shows near zero.
+        """
         powers = {self._power_at(which, factor) for factor in (2.0, 3.7)}
-        return powers.pop() if len(powers) == 1 else None
+        power = powers.pop() if len(powers) == 1 else None
+        if power is None or power <= 0:
+            return power
+        rest = self._changed(which, torch.zeros_like)[self._finite].abs()
+        size = float(rest.max()) if rest.numel() else 0.0
+        if not 0 < size < 1e-3:
+            return power
+        near = [x * 1e3 * size if k in which else x for k, x in enumerate(self.numbers)]
+        return _Probe(self.function, near, self._generator)._power_at(which, 2.0)
 
     def _power_at(self, which: set[int], factor: float) -> Fraction | None:
         scaled = self._changed(which, lambda x: x * factor)

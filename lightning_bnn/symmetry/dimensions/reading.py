@@ -45,10 +45,10 @@ from lightning_bnn.symmetry.dimensions.probe import (
     probe_along,
     probe_pointwise,
 )
+from lightning_bnn.symmetry.dimensions.reports import check_sizes
 from lightning_bnn.symmetry.dimensions.routing import is_routing, route
 from lightning_bnn.symmetry.dimensions.system import System
 from lightning_bnn.symmetry.dimensions.values import ZERO, Ints, Part, Value, with_dims
-from lightning_bnn.symmetry.discovery.reports import check_sizes
 
 __all__ = ["Parameter", "Reading", "Touch"]
 
@@ -177,9 +177,9 @@ class Reading:
             if not bool(is_read.all()):
                 system.tell_apart(unread)
                 system.mark("apart", unread)
-                read = part.labels[is_read][:1]
-                others = [(replace(part, labels=read.reshape([1] * part.labels.ndim)), -1)]
-                system.balance([(unread, 1), *(others if len(read) else [])])
+                first = part.labels[is_read][:1].reshape([-1] + [1] * (part.labels.ndim - 1))
+                others = [(replace(part, labels=first), -1)] if len(first) else []
+                system.balance([(unread, 1), *others])
 
     # -------------------------------------------------------------- sources
     def _placeholder(self, program: Program, node: Node) -> Any:
@@ -209,26 +209,27 @@ class Reading:
         """One part for each dimension, or those of the matrices that the tensor holds."""
         if name in self._codes:
             parts = []
-            for codes, only_moves in self._codes[name]:
+            for d, (codes, only_moves) in enumerate(self._codes[name]):
                 distinct, index = torch.unique(codes, return_inverse=True)
                 labels = self.system.new_axis(len(distinct))[index]
                 if labels.ndim - labels.shape.count(1) > 1:
                     self.system.stacks.append(self.system.axes[-1])
                 power = Fraction(0 if only_moves else 1)
-                parts.append(Part(labels, power, int(not only_moves), not only_moves))
+                axis = None if only_moves else (name, d)
+                parts.append(Part(labels, power, int(not only_moves), axis))
             return tuple(parts)
         shape = tuple(tensor.shape)
         if not tensor.numel():
             return ()
         dims = [d for d, n in enumerate(shape) if n > 1] or ([0] if shape else [])
         if not dims:
-            return (Part(self.system.new(), is_free=True),)
+            return (Part(self.system.new(), axis=(name, 0)),)
         return tuple(
             Part(
                 self.system.new_axis(shape[d]).reshape(
                     [-1 if k == d else 1 for k in range(len(shape))]
                 ),
-                is_free=True,
+                axis=(name, d),
             )
             for d in dims
         )
@@ -340,7 +341,8 @@ class Reading:
     def _cat(self, node: Node, args: Any, named: Any) -> Value:
         shape = node.meta["val"].shape
         d = (args[1] if len(args) > 1 else 0) % len(shape)
-        values = [v for v in args[0] if len(v.shape) == len(shape)]
+        pieces = [v for v in args[0] if len(v.shape) == len(shape)]
+        values = [v for v in pieces if all(p.labels.numel() for p in v.parts)] or pieces
         if not any(v.is_zero for v in values):
             before = self.system.count
             result = stacked(self.system, values, d, shape) or self._as_stack(node, values, d)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lightning_bnn.symmetry.dimensions.engine import Dimensions
 from lightning_bnn.symmetry.dimensions.exchanges import Exchange, signatures
+from lightning_bnn.symmetry.dimensions.factors import Actions, factor_groups, writer_of
 from lightning_bnn.symmetry.dimensions.matrices import Space
 from lightning_bnn.symmetry.dimensions.roles import Roles
 from lightning_bnn.symmetry.dimensions.scales import (
@@ -26,7 +27,6 @@ from lightning_bnn.symmetry.dimensions.scales import (
     units_at_entries,
 )
 from lightning_bnn.symmetry.dimensions.values import Ints, Part
-from lightning_bnn.symmetry.discovery.factors import Actions, factor_groups
 from lightning_bnn.symmetry.groups import (
     Axis,
     LinearGroup,
@@ -39,7 +39,6 @@ from lightning_bnn.symmetry.linear_groups import LinearKind
 
 __all__ = ["Layout", "groups_of"]
 
-_WRITERS = ("out", "raw", "gain")
 _Places: TypeAlias = dict[tuple[int, int], Ints]
 """Positions of a space by axis and power, ``(size, repeats)``."""
 
@@ -74,11 +73,11 @@ class Layout:
         self.powers: list[Fraction] = []
         self.parities: list[int] = []
         self._roles = Roles(read.reading)
-        self._family = np.arange(read.exchanges.class_count)
+        self.families = np.arange(read.exchanges.class_count)
         for group in read.exchanges.groups:
             if not group.is_block:
-                family = [x for unit in group.units for x in unit if x < len(self._family)]
-                self._family[family] = family[0]
+                family = [x for unit in group.units for x in unit if x < len(self.families)]
+                self.families[family] = family[0]
         self._shape = {n: p.shape for n, p in read.reading.parameters.items()}
         parameters = read.reading.parameters
         uses = {
@@ -101,11 +100,11 @@ class Layout:
         self._first_at = np.cumsum([0, *sizes])
 
     def _add(self, name: str, shape: tuple[int, ...], part: Part) -> None:
-        families = self._family[self.read.exchanges.classes]
+        families = self.families[self.read.exchanges.classes]
         dim, blocks, labels = _laid_out(shape, part, families)
         role, last = self._roles.of(labels)
         size = labels.size // blocks
-        self.axes.append(Axis(name, dim, size, role, blocks, last if role == "in" else -1))
+        self.axes.append(Axis(name, dim, size, role, blocks, last))
         self.labels.append(labels)
         self.powers.append(part.power)
         self.parities.append(part.parity)
@@ -160,11 +159,6 @@ class Layout:
             self.axes.append(Axis(axis.tensor, 0, axis.blocks, "expert"))
         return self._rows[axis.tensor]
 
-    def name_of(self, places: Iterable[Placement]) -> str:
-        """The tensor that writes the units of a group."""
-        axes = [self.axes[p.axis] for p in places]
-        return ([a for a in axes if a.role in _WRITERS] or axes)[0].tensor
-
 
 def _by_dimension(parts: Sequence[Part]) -> list[Part]:
     """Parts in the order of the last dimension along which they change."""
@@ -203,7 +197,7 @@ def _permutations(layout: Layout) -> tuple[PermutationGroup, ...]:
     placed = [(layout.placements(g.units), g) for g in channels]
     for places, group in sorted(((p, g) for p, g in placed if p), key=lambda x: _first(x[0])):
         index[frozenset(x for u in group.units for x in u)] = len(groups)
-        groups.append(PermutationGroup(len(group.units), layout.name_of(places), places))
+        groups.append(PermutationGroup(len(group.units), writer_of(layout.axes, places), places))
     names = _tensor_names(layout)
     blocks = [_Block(g, found.class_count, names) for g in found.groups if g.is_block]
     located = [(b, layout.placements(b.classes, b.moved)) for b in blocks]
@@ -212,7 +206,7 @@ def _permutations(layout: Layout) -> tuple[PermutationGroup, ...]:
     for block, places in located:
         inner = block.inside(index)
         kind = "block" if inner or block.tensors or _is_block(places) else "channel"
-        name = layout.name_of(places) if places else block.tensors[0][0]
+        name = writer_of(layout.axes, places) if places else block.tensors[0][0]
         index[block.support] = len(groups)
         groups.append(PermutationGroup(len(block.units), name, places, kind, inner, block.tensors))
     return tuple(groups)
@@ -270,7 +264,10 @@ def _actions(layout: Layout, units: Units, field: Field) -> Actions:
     every = np.concatenate([np.zeros(0, np.int64), *layout.labels])
     labels, index = np.unique(every, return_inverse=True)
     of = {x: {v: c for v, c in units.of(x).items() if v in free} for x in labels.tolist()}
-    _thin_out(of, units)
+    families = layout.families[layout.read.exchanges.classes[labels]]
+    axes = np.repeat(np.arange(len(layout.labels)), [own.size for own in layout.labels])
+    first = np.unique(every, return_index=True)[1]
+    _thin_out(of, units, dict(zip(of, zip(axes[first], families, strict=True), strict=True)))
     exponents = layout.powers if field == "rational" else list(map(Fraction, layout.parities))
     sizes = [own.size for own in layout.labels]
     return Actions(*_columns(list(of.values()), index, exponents, sizes))
@@ -306,11 +303,12 @@ def _columns(
     return np.stack([variable, positions[at], axes[at], powers])
 
 
-def _thin_out(of: dict[int, Row], units: Units) -> None:
+def _thin_out(of: dict[int, Row], units: Units, families: Mapping[int, object]) -> None:
     """Let variables act on as few labels as adding others to them allows.
 
     What acts on a label is a combination of variables. Any basis of them says the same, and one
-    whose members act in few places is easier to read, and to set by norms.
+    whose members act in few places is easier to read, and to set by norms. Of equally many labels,
+    those of few families are chosen, so that channels that change places are treated alike.
     """
     shared = sorted({v for row in of.values() if len(row) > 1 for v in row})
     acts: dict[int, Row] = {v: {} for v in shared}
@@ -318,24 +316,28 @@ def _thin_out(of: dict[int, Row], units: Units) -> None:
         for v in row.keys() & acts.keys():
             acts[v][label] = row[v]
     for v in reversed(shared):
-        _thin_out_one(v, of, acts, units)
+        _thin_out_one(v, of, acts, units, families)
 
 
-def _thin_out_one(v: int, of: dict[int, Row], acts: dict[int, Row], units: Units) -> None:
+def _thin_out_one(
+    v: int, of: dict[int, Row], acts: dict[int, Row], units: Units, families: Mapping[int, object]
+) -> None:
     """Add multiples of others to a variable, always one that saves most, as long as any saves."""
-    best: list[tuple[int, int]] = []
-    saved: dict[int, int] = {}
+    best: list[tuple[int, int, int]] = []
+    saved: dict[int, tuple[int, int]] = {}
     changed = acts[v].keys()
     while changed:
         for w in {w for label in changed for w in of[label]} - {v}:
-            saved[w] = _saving(acts[v], acts[w])[0]
-            if saved[w] > 0:
-                heappush(best, (-saved[w], w))
-        while best and saved[best[0][1]] != -best[0][0]:
+            fewer, factor = _saving(acts[v], acts[w])
+            alike = _alike(acts[v], acts[w], factor, families) if not fewer else 0
+            saved[w] = fewer, alike
+            if saved[w] > (0, 0):
+                heappush(best, (-fewer, -alike, w))
+        while best and saved[best[0][2]] != (-best[0][0], -best[0][1]):
             heappop(best)  # it has changed since
-        if not best or saved[best[0][1]] >= len(acts[v]):
+        if not best or saved[best[0][2]][0] >= len(acts[v]):
             return
-        other = acts[best[0][1]]
+        other = acts[best[0][2]]
         _, factor = _saving(acts[v], other)
         changed = other.keys()
         for label, c in other.items():
@@ -351,6 +353,15 @@ def _saving(row: Row, other: Row) -> tuple[int, Fraction]:
     counts = Counter(-row[label] / Fraction(other[label]) for label in few if label in many)
     factor = max(set(counts), key=counts.__getitem__, default=Fraction(0))
     return counts[factor] + counts.total() - len(other), factor
+
+
+def _alike(row: Row, other: Row, factor: Fraction, families: Mapping[int, object]) -> int:
+    """How much more a variable acts on labels of one family with a multiple of another one."""
+    counts, change = Counter(families[x] for x in row), Counter[object]()
+    for x, c in other.items():
+        gone = x in row and row[x] + factor * c == 0
+        change[families[x]] += (x not in row) - gone
+    return sum((counts[f] + n) ** 2 - counts[f] ** 2 for f, n in change.items())
 
 
 def independent_variables(
@@ -402,7 +413,7 @@ def _linear_group(layout: Layout, kind: LinearKind, spaces: Sequence[_Places]) -
         for axis, power in sorted(spaces[0])
     )
     size = placements[0].positions.shape[1]
-    return LinearGroup(kind, len(spaces), size, layout.name_of(placements), placements)
+    return LinearGroup(kind, len(spaces), size, writer_of(layout.axes, placements), placements)
 
 
 def _signed_powers(layout: Layout) -> list[NDArray[np.int64]]:

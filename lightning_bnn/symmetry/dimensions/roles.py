@@ -66,7 +66,7 @@ class Roles:
             yield from self._wholes([(node.args[2], "bias")], weights)
         elif "batch_norm" in name or name == "native_group_norm":
             yield from self._wholes(zip(node.args[1:5], _OF_NORMS, strict=False), weights)
-        elif name == "embedding":
+        elif "embedding" in name:
             yield from self._wholes([(node.args[0], "out")], weights)
         elif name in _BESIDE:
             yield from self._beside(node, weights, _BESIDE[name])

@@ -116,7 +116,7 @@ class Expressions:
     def equate(self, numbers: Tensor, dims: Iterable[int]) -> Tensor:
         """State that the same is added all along some dimensions, which become of size 1."""
         for d in dims:
-            first = numbers.narrow(d, 0, 1)
+            first = numbers.narrow(d, 0, min(1, numbers.shape[d]))
             if numbers.shape[d] > 1:
                 self.stop(self.combine(numbers, first, -1))
             numbers = first

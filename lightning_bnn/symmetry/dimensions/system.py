@@ -88,7 +88,7 @@ class System:
         """Note the axes of a parameter that stands beside units of rows, each with its own."""
         free = [x for x in value.parts if x.is_free and len(x.dims) <= 1 and not x.only_moves]
         for y in other.parts if len(free) > 1 else ():
-            inside = [x for x in free if x.dims <= y.dims and y.dims]
+            inside = [x for x in free if x.dims <= y.dims and x.is_free_beside(free)]
             first = int(y.labels.reshape(-1)[0])
             axes = self.axes if all(x.dims for x in inside) else self.stacks
             if len({x.dims for x in inside}) > 1 and any(first in own for own in axes):
@@ -221,14 +221,16 @@ class System:
         labels = self.new(len(distinct))[index]
         labels = torch.where(padding, places.amin(1), labels).reshape(full[0].shape)
         joined = Part(labels)
-        is_mixed = sum(bool(part.dims) for part in parts) > 1  # a factor of all leaves matrices
+        mixed = [part for part in parts if part.dims]
+        within = [x for x in mixed if all(_determines(x.labels, y.labels) for y in mixed)]
         for part in parts:
             self._tie_factor(labels, part, f"merge{len(part.dims)}")
-            if is_mixed:
+        for part in (*mixed, joined):  # one factor of all, or of each block, leaves matrices
+            if len(mixed) > 1 and not (within and part in (within[0], joined)):
                 self.mark("apart", part)
+        if all(part.only_moves for part in parts):
+            joined = joined.without_units()
         self.balance([(joined, -1), *((part, 1) for part in parts)])
-        if is_mixed:
-            self.mark("apart", joined)
         return replace(value, parts=(joined,))
 
     def absorb(self, parts: Sequence[Part]) -> tuple[Part, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -33,14 +33,14 @@ class Part:
         labels: integers of as many dimensions as the value, of size 1 where they do not change.
         power: of scales; 0 if the part only says how entries move.
         parity: of signs; 0 or 1.
-        is_free: whether it is an axis of a parameter that nothing has used yet.
+        axis: the parameter, and which axis of it this is, unless anything was added to it.
         is_noise: whether random numbers stand there, which move with whatever they meet.
     """
 
     labels: Tensor
     power: Fraction = Fraction(1)
     parity: int = 1
-    is_free: bool = False
+    axis: tuple[str, int] | None = None
     is_noise: bool = False
 
     @property
@@ -52,6 +52,18 @@ class Part:
     def only_moves(self) -> bool:
         """Whether it says how entries move, and nothing about their units."""
         return self.power == 0 and self.parity == 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is an axis of a parameter."""
+        return self.axis is not None
+
+    def is_free_beside(self, others: Iterable[Part]) -> bool:
+        """Whether another axis of its parameter can take up its units."""
+        return any(
+            self.axis and x.axis and x.axis[0] == self.axis[0] and x.axis != self.axis
+            for x in others
+        )
 
     def without_units(self) -> Part:
         """The part that only says how entries move."""

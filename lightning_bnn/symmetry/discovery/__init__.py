@@ -1,8 +1,7 @@
-"""From a module to its symmetries: trace its graphs, follow its channels, solve, check.
+"""From a module to its symmetries: trace its graphs, read their units, check what follows.
 
-`discover` calls `trace_graphs` (what the network computes), `follow_channels` (what the rules of
-its operations say about channels), `symmetries_of` (the groups that follow) and `refute` (what the
-network itself says about them).
+`discover` calls `trace_graphs` (what the network computes), `symmetries_of` (what its formulas say
+about units, by `dimensions`) and `refute` (what the network itself says about the groups).
 """
 
 from lightning_bnn.symmetry.discovery.discover import discover

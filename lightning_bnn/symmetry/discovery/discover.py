@@ -1,4 +1,4 @@
-"""`discover`: trace a module, follow its channels, solve for the groups, check them."""
+"""`discover`: trace a module, read its groups by dimensional analysis, check them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from typing import Any, Literal
 
 from torch import nn
 
+from lightning_bnn.symmetry.dimensions.export import Rule
 from lightning_bnn.symmetry.discovery.cache import key_of, recall, remember
-from lightning_bnn.symmetry.discovery.channels import follow_channels
+from lightning_bnn.symmetry.discovery.description import read_graphs, symmetries_of
 from lightning_bnn.symmetry.discovery.example import trace_with_two_tokens, two_rows
-from lightning_bnn.symmetry.discovery.export import Graphs
+from lightning_bnn.symmetry.discovery.explanation import reasons
 from lightning_bnn.symmetry.discovery.refutation import computes_its_graphs, refute
-from lightning_bnn.symmetry.discovery.result import symmetries_of
-from lightning_bnn.symmetry.discovery.written_out import write_out
 from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, check_filled, on_network
 from lightning_bnn.symmetry.groups import Symmetries
-from lightning_bnn.symmetry.rules.labels import Unsupported
-from lightning_bnn.symmetry.rules.table import rules_of
-from lightning_bnn.symmetry.shared_tensors import named_tensors
+from lightning_bnn.symmetry.shared_tensors import named_tensors, owners
 
 __all__ = ["discover"]
 
@@ -34,20 +31,21 @@ def discover(
     model: nn.Module,
     *example: Any,
     batch_norm: Literal["carrier", "eval"] = "carrier",
-    rules: Mapping[str, Any] | None = None,
+    rules: Mapping[str, Rule] | None = None,
+    explain: str | None = None,
     **named: Any,
 ) -> Symmetries:
     r"""Find the permutations, positive scalings and sign flips of a network that keep its function.
 
     .. math:: f(g\, \theta, x) = f(\theta, x) \quad \text{for all } x \text{ and every } g
 
-    The graphs of the network, in evaluation and in training, are read from `torch.export`; every
-    activation carries the labels of its channels, shape operations are executed on the labels, all
-    others tie them, and connected channels form the groups. What is not understood is held fixed
-    and listed in ``.frozen``. The result is checked numerically, at random weights, before it is
-    returned; ``.unchecked`` says where that was not possible, ``.evaluation_only`` where the
-    network could not be read in training. If an earlier call has read the same graphs, only the
-    graphs are made anew.
+    The graphs of the network, in evaluation and in training, are read from `torch.export`, and
+    read like formulas of physics: every tensor has units, sums need equal ones, products multiply
+    them, and functions of single numbers are measured. What may change its units without a change
+    of the outputs is a symmetry. What is not understood is held fixed and listed in ``.frozen``.
+    The result is checked numerically, at random weights, before it is returned; ``.unchecked`` says
+    where that was not possible, ``.evaluation_only`` where the network could not be read in
+    training. If an earlier call has read the same graphs, only the graphs are made anew.
 
     Args:
         model: any module; it is left untouched.
@@ -56,14 +54,17 @@ def discover(
         batch_norm: ``"carrier"`` keeps the weights before a batch norm and lets its gain carry the
             scale (exact in training and evaluation); ``"eval"`` treats batch norm as a fixed affine
             map (exact in evaluation only).
-        rules: how to treat further operations, by name (``"mylib.op"``, ``"cumsum"``); see
-            `lightning_bnn.symmetry.rules`.
+        rules: what operations of others do, by name (``"mylib.op"``): a function of torch that
+            computes the same, or ``"pointwise"`` for a function of single numbers.
+        explain: name of a tensor. The operations that tie its units to those of others, or hold
+            them, are printed with their lines in the code of the network.
         **named: example inputs by name, such as ``mask=mask``.
 
     Raises:
         UnsupportedModel: the network cannot be traced, or a rule given by ``rules`` breaks its
             function.
-        ValueError: the example does not fit the network.
+        ValueError: the example does not fit the network, or no output depends on the tensor that
+            is to be explained.
 
     >>> import torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
@@ -78,15 +79,23 @@ def discover(
     _check_model(model)
     inputs = on_network(model, Inputs(example, named))
     check_filled(inputs)
-    custom = {_bare(name): rule for name, rule in (rules or {}).items()}
-    with in_evaluation(model):
+    custom = {_bare(name): _checked(name, rule) for name, rule in (rules or {}).items()}
+    with _in_evaluation(model):
         inputs = two_rows(model, inputs)
         graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm)
-        key = "" if custom else key_of(model, graphs, batch_norm)
+        key = "" if custom or explain else key_of(model, graphs, batch_norm)
         known = recall(key)
         if known is not None and computes_its_graphs(model, known, graphs, inputs):
             return known
-        symmetries = _solved(model, graphs, inputs, batch_norm, custom)
+        read = read_graphs(model, graphs, batch_norm, custom)
+        if explain is not None:
+            print(*reasons(read, owners(model).get(explain, explain)), sep="\n")
+        symmetries, unreached = symmetries_of(model, graphs, read)
+        symmetries = replace(
+            symmetries, batch_norm=batch_norm, evaluation_only=graphs.evaluation_only
+        )
+        symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
+        symmetries = _with_what_is_not_reached(symmetries, unreached)
         remember(key, symmetries)
     if symmetries.unchecked:
         what = "nothing" if math.isnan(symmetries.error) else "not everything"
@@ -94,35 +103,8 @@ def discover(
     return symmetries
 
 
-def _solved(
-    model: nn.Module, graphs: Graphs, inputs: Inputs, batch_norm: str, custom: Mapping[str, Any]
-) -> Symmetries:
-    """Find the groups that the graphs say, and check them."""
-    symmetries, unreached = by_rules(model, graphs, batch_norm, custom)
-    symmetries = replace(symmetries, batch_norm=batch_norm, evaluation_only=graphs.evaluation_only)
-    symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
-    return _with_what_is_not_reached(symmetries, unreached)
-
-
-def by_rules(
-    model: nn.Module, graphs: Graphs, batch_norm: str, custom: Mapping[str, Any]
-) -> tuple[Symmetries, list[str]]:
-    """Follow the channels of graphs by rules for operations; also list what no result reads."""
-    write_out([graphs.evaluation, graphs.training], custom.keys())
-    every = {**rules_of(batch_norm), **custom}
-    channels = follow_channels(model, graphs, every)
-    for name in custom.keys() - channels.interpreter.operations:
-        _log.warning("discover: the network has no operation %r; its rule is not used.", name)
-    try:
-        symmetries = symmetries_of(channels)
-    except Unsupported:  # parts of stacks that cannot be put back
-        symmetries = symmetries_of(follow_channels(model, graphs, every, by_parts=False))
-    symmetries = _with_what_is_only_written(symmetries, model, graphs, every)
-    return symmetries, channels.unreached()
-
-
 @contextmanager
-def in_evaluation(model: nn.Module) -> Iterator[None]:
+def _in_evaluation(model: nn.Module) -> Iterator[None]:
     """Evaluation mode for a while; afterwards modes and random numbers are as they were."""
     was_training, state = [m for m in model.modules() if m.training], random.getstate()
     try:
@@ -142,23 +124,6 @@ def _evaluate(model: nn.Module) -> None:
             f"{type(model).__name__} is, or holds, an exported program, whose mode cannot be "
             "changed: pass the module that it was exported from."
         ) from error
-
-
-def _with_what_is_only_written(
-    symmetries: Symmetries, model: nn.Module, graphs: Graphs, rules: Mapping[str, Any]
-) -> Symmetries:
-    """Buffers that nothing reads move along, where that takes nothing from the groups."""
-    if not graphs.only_written:
-        return symmetries
-    try:
-        more = symmetries_of(follow_channels(model, graphs, rules, only_written=True))
-    except (Unsupported, UnsupportedModel):  # sizes of what is written depend on numbers
-        return symmetries
-    sizes = [
-        (s.frozen, s.scaling_dof, s.sign_dof, s.dimension, [g.units for g in s.permutations])
-        for s in (more, symmetries)
-    ]
-    return more if sizes[0] == sizes[1] else symmetries
 
 
 def _with_what_is_not_reached(symmetries: Symmetries, names: Sequence[str]) -> Symmetries:
@@ -191,6 +156,15 @@ def _check_model(model: nn.Module) -> None:
             f"{type(model).__name__} has no numbers in {empty[0]!r} (it is on the meta device), so "
             "that nothing can be checked: give it memory with `to_empty` and load its weights."
         )
+
+
+def _checked(name: str, rule: Any) -> Rule:
+    if callable(rule) or rule == "pointwise":
+        return rule
+    raise ValueError(
+        f"`rules[{name!r}]` must be a function of torch that computes the same, or 'pointwise', "
+        f"got {rule!r}."
+    )
 
 
 def _bare(name: str) -> str:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from lightning_bnn.symmetry.dimensions.export import operation_of
 from lightning_bnn.symmetry.discovery.graph import Graph, ancestors
-from lightning_bnn.symmetry.rules.labels import operation_name
 
 __all__ = ["ONE_OF_ALL", "Pick", "draws_numbers", "evened", "is_random"]
 
@@ -50,7 +50,7 @@ def draws_numbers(graph: Graph) -> bool:
 
 
 def _draws(node: Node) -> bool:
-    name = operation_name(node).removesuffix("_") if node.op == "call_function" else ""
+    name = operation_of(node).removesuffix("_") if node.op == "call_function" else ""
     if not name or not is_random(node):
         return False
     if "dropout" in name:
@@ -68,7 +68,7 @@ def _probability(node: Node) -> Any:
 
 def evened(node: Node, args: Any, kwargs: Any, result: Any, pick: Pick) -> Any:
     """What an operation that draws gives if all draws are one number; dropouts drop nothing."""
-    name = operation_name(node).removesuffix("_")
+    name = operation_of(node).removesuffix("_")
     if not _draws(node):
         return result
     if "dropout" in name:

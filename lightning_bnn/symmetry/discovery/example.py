@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.symmetry.comparison import agree, tolerance_of
+from lightning_bnn.symmetry.dimensions.export import operation_of
 from lightning_bnn.symmetry.discovery.export import Graphs, trace_graphs
 from lightning_bnn.symmetry.discovery.graph import Graph
 from lightning_bnn.symmetry.discovery.random_weights import random_weights
 from lightning_bnn.symmetry.forward import Inputs, UnsupportedModel, outputs, structural_copy
 from lightning_bnn.symmetry.fresh_memory import reused_memory
-from lightning_bnn.symmetry.rules.labels import operation_name
 
 __all__ = ["forgets", "trace_with_two_tokens", "two_rows"]
 
@@ -117,7 +117,7 @@ def _tokens_for_choices(graph: Graph) -> int:
     """How often an example must be repeated so that more tokens choose than there are choices."""
     times = 1
     for node in graph.module.graph.nodes:
-        name = operation_name(node) if node.op == "call_function" else ""
+        name = operation_of(node) if node.op == "call_function" else ""
         if name in ("topk", "argmax", "argmin", "sort", "argsort", "max", "min"):
             numbers, at = node.args[0].meta["val"], 2 if name == "topk" else 1
             d = node.args[at] if len(node.args) > at else node.kwargs.get("dim", -1)
@@ -145,7 +145,7 @@ def _repeated(inputs: Inputs, times: int) -> Inputs:
 def forgets(graph: Graph | None) -> bool:
     """Whether a softmax runs over a single element, which becomes one whatever it was."""
     for node in () if graph is None else graph.module.graph.nodes:
-        name = operation_name(node) if node.op == "call_function" else ""
+        name = operation_of(node) if node.op == "call_function" else ""
         if name in ("softmax", "_softmax"):
             dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
             if isinstance(dim, int) and node.meta["val"].ndim and node.meta["val"].shape[dim] == 1:

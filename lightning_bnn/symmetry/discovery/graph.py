@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from lightning_bnn.symmetry.rules.labels import operation_name
+from lightning_bnn.symmetry.dimensions.export import operation_of
 
 __all__ = ["Graph", "Source", "ancestors", "descendants", "repeated", "writes"]
 
@@ -160,7 +160,7 @@ _NOTHING_NEW = frozenset("flatten view _unsafe_view reshape contiguous to type_a
 
 def _does_nothing(node: Node) -> bool:
     """Whether a node returns what it is given; tracers put one such node behind the other."""
-    name = operation_name(node)
+    name = operation_of(node)
     if name == "dropout":
         return bool(node.args[1:2] == (0,) or node.args[2:3] == (False,))
     pair = [n.meta.get("val") if isinstance(n, Node) else None for n in (*node.args[:1], node)]

@@ -7,11 +7,15 @@ from typing import Any
 
 from torch.fx import Node
 
+from lightning_bnn.symmetry.dimensions.export import operation_of
 from lightning_bnn.symmetry.groups import SoftmaxShift
-from lightning_bnn.symmetry.rules.labels import operation_name
-from lightning_bnn.symmetry.rules.table import KEEP_LOGITS
 
 __all__ = ["find_shift"]
+
+_KEEP_LOGITS = frozenset(
+    "view reshape flatten squeeze dropout softmax log_softmax contiguous clone alias".split()
+)
+"""What may follow the layer that writes the logits without a change of its symmetry."""
 
 
 def find_shift(results: list[Node], name_of: Callable[[Node], str | None]) -> SoftmaxShift | None:
@@ -24,11 +28,11 @@ def find_shift(results: list[Node], name_of: Callable[[Node], str | None]) -> So
         name_of: gives the name of a parameter that a node stands for as a whole.
     """
     node: Any = results[0] if len(results) == 1 else None
-    while node is not None and node.op == "call_function" and operation_name(node) in KEEP_LOGITS:
+    while node is not None and node.op == "call_function" and operation_of(node) in _KEEP_LOGITS:
         node = node.args[0] if isinstance(node.args[0], Node) else None
     if node is None or node.op != "call_function":
         return None
-    kind, tensors = operation_name(node), [n for n in node.args[1:3] if isinstance(n, Node)]
+    kind, tensors = operation_of(node), [n for n in node.args[1:3] if isinstance(n, Node)]
     grouped = kind == "conv2d" and len(node.args) > 6 and node.args[6] != 1
     names = [name for n in tensors if len(n.users) == 1 and (name := name_of(n)) is not None]
     if kind not in ("linear", "conv2d") or grouped or not names or len(names) < len(tensors):

@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lightning_bnn.symmetry.dimensions.export import operation_of
 from lightning_bnn.symmetry.discovery.draws import Pick, evened, is_random
 from lightning_bnn.symmetry.discovery.graph import Graph, ancestors
 from lightning_bnn.symmetry.forward import Inputs, as_real, in_precision, same_noise
 from lightning_bnn.symmetry.fresh_memory import hand_back
 from lightning_bnn.symmetry.motions import Read
-from lightning_bnn.symmetry.rules.labels import operation_name
-from lightning_bnn.symmetry.rules.table import WITHOUT_VALUE
 
 __all__ = ["NotRunnable", "streamed_outputs"]
 
 Cast = Callable[[Any], Any]
 Call = Callable[[Node, Any, Any, Cast], Any]
+_CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size")
 _KEPT = 2**22  # bytes of results after which freed memory goes back to the system, at least
 
 
@@ -130,7 +130,7 @@ def _last_readers(module: GraphModule, live: set[Node]) -> Mapping[Node, set[Nod
 
 def _says_nothing(node: Node) -> bool:
     """Whether a node only checks, such as that a precision is the one of the trace."""
-    return operation_name(node) in WITHOUT_VALUE and "sym_size" not in operation_name(node)
+    return operation_of(node) in _CHECKS
 
 
 def _attribute(module: GraphModule, node: Node, cast: Cast) -> Any:

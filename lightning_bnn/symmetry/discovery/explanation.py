@@ -1,54 +1,28 @@
-"""`explain`: the operations that tie the units of a tensor, or hold them."""
+"""`reasons`: the operations that tie the units of a tensor, or hold them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
-from lightning_bnn.symmetry.dimensions.description import read_graphs
 from lightning_bnn.symmetry.dimensions.engine import Dimensions
+from lightning_bnn.symmetry.dimensions.reports import report
 from lightning_bnn.symmetry.dimensions.system import System
 from lightning_bnn.symmetry.dimensions.values import Ints
-from lightning_bnn.symmetry.discovery.discover import in_evaluation
-from lightning_bnn.symmetry.discovery.example import trace_with_two_tokens, two_rows
-from lightning_bnn.symmetry.discovery.reports import report
-from lightning_bnn.symmetry.forward import Inputs, on_network
-from lightning_bnn.symmetry.shared_tensors import owners
 
-__all__ = ["explain", "reasons"]
+__all__ = ["reasons"]
 
 _UNNAMED = ("others",)
 
 
-def explain(model: nn.Module, tensor: str, *example: Any, **named: Any) -> str:
+def reasons(read: Dimensions, tensor: str) -> list[str]:
     """Say which operations tie the units of a tensor to others, or hold them.
 
     Every line names an axis, what is said about its units, and the operation that says so, with its
     line in the code of the network.
-
-    Args:
-        model: the network.
-        tensor: the name of a parameter or buffer.
-        *example: example inputs, as the module takes them.
-        **named: example inputs by name.
-
-    Raises:
-        ValueError: no output depends on a tensor of that name.
     """
-    inputs = on_network(model, Inputs(example, named))
-    with in_evaluation(model):
-        inputs = two_rows(model, inputs)
-        graphs, _ = trace_with_two_tokens(model, inputs, "carrier")
-        read = read_graphs(model, graphs, "carrier", {})
-    return "\n".join(reasons(read, owners(model).get(tensor, tensor)))
-
-
-def reasons(read: Dimensions, tensor: str) -> list[str]:
-    """What is said about the units of a tensor, axis by axis, in the order of the network."""
     parameters = read.reading.parameters
     if tensor not in parameters:
         raise ValueError(f"no output depends on a tensor {tensor!r}, but on {sorted(parameters)}.")

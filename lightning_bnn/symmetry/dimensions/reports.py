@@ -9,11 +9,11 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
+from lightning_bnn.symmetry.dimensions.export import operation_of
 from lightning_bnn.symmetry.forward import UnsupportedModel
 from lightning_bnn.symmetry.groups import Frozen
-from lightning_bnn.symmetry.rules.labels import operation_name
 
-__all__ = ["check_sizes", "reason_of", "report"]
+__all__ = ["check_sizes", "report"]
 
 
 def report(node: Node, reason: str) -> Frozen:
@@ -23,16 +23,7 @@ def report(node: Node, reason: str) -> Frozen:
     lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     lines = [x for x in lines if "/torch/" not in x[0]] or lines
     line = f"{Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""
-    return Frozen(operation_name(node), module, line, reason)
-
-
-def reason_of(error: Exception, node: Node) -> str:
-    """Why a rule has failed that nobody knew to fail."""
-    both = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
-    tensors = (x for x in tree_leaves(both) if isinstance(x, torch.Tensor))
-    if any(isinstance(n, int) and not n for t in tensors for n in t.shape):
-        return "one of its tensors has no elements"
-    return f"its rule does not cover this use ({type(error).__name__}: {error})"
+    return Frozen(operation_of(node), module, line, reason)
 
 
 def check_sizes(node: Node) -> None:

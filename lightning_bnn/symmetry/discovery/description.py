@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,18 +11,18 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lightning_bnn.symmetry.dimensions.engine import Dimensions
-from lightning_bnn.symmetry.dimensions.export import decompose, operation_of
+from lightning_bnn.symmetry.dimensions.export import Rule, decompose, operation_of
 from lightning_bnn.symmetry.dimensions.reading import Reading
+from lightning_bnn.symmetry.dimensions.reports import report
 from lightning_bnn.symmetry.dimensions.result import groups_of
 from lightning_bnn.symmetry.dimensions.shifts import shifts_of
 from lightning_bnn.symmetry.discovery.export import Graphs
 from lightning_bnn.symmetry.discovery.graph import Graph, ancestors
 from lightning_bnn.symmetry.discovery.logits import find_shift
-from lightning_bnn.symmetry.discovery.reports import report
 from lightning_bnn.symmetry.groups import Frozen, SoftmaxShift, Symmetries
 from lightning_bnn.symmetry.shared_tensors import named_tensors, overlapping, owners
 
-__all__ = ["by_dimensions", "read_graphs"]
+__all__ = ["read_graphs", "symmetries_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,17 +32,11 @@ _NO_CHANNELS = (
 )
 
 
-def by_dimensions(
-    model: nn.Module,
-    graphs: Graphs,
-    batch_norm: str = "carrier",
-    rules: Mapping[str, Any] = MappingProxyType({}),
+def symmetries_of(
+    model: nn.Module, graphs: Graphs, read: Dimensions
 ) -> tuple[Symmetries, list[str]]:
-    """Read the groups of a network by dimensional analysis; also list what no result reads.
-
-    It takes the place of `by_rules` in `discover`, with the same arguments.
-    """
-    first, read = owners(model), read_graphs(model, graphs, batch_norm, rules)
+    """Describe the groups that were read of a network; also list what no result reads."""
+    first = owners(model)
     state = model.state_dict()
     shapes = {first.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
     shared = {first[n] for n in overlapping(named_tensors(model))}
@@ -71,7 +64,7 @@ def by_dimensions(
     return symmetries, unreached
 
 
-def _name_unused(rules: Mapping[str, Any], programs: Iterable[ExportedProgram]) -> None:
+def _name_unused(rules: Mapping[str, Rule], programs: Iterable[ExportedProgram]) -> None:
     """Warn of rules for operations that do not occur."""
     nodes = [n for p in programs for n in p.graph.nodes if n.op == "call_function"]
     for name in rules.keys() - set(map(operation_of, nodes)):
@@ -79,7 +72,7 @@ def _name_unused(rules: Mapping[str, Any], programs: Iterable[ExportedProgram]) 
 
 
 def read_graphs(
-    model: nn.Module, graphs: Graphs, batch_norm: str, rules: Mapping[str, Any]
+    model: nn.Module, graphs: Graphs, batch_norm: str, rules: Mapping[str, Rule]
 ) -> Dimensions:
     """Read what a network computes in both modes, and what it writes."""
     programs = [graph.program for graph in _told_apart(graphs)]

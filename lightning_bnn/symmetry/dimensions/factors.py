@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_bnn.symmetry.discovery.classes import Ints, name_of
-from lightning_bnn.symmetry.discovery.hashing import mix
+from lightning_bnn.symmetry.dimensions.hashing import mix
+from lightning_bnn.symmetry.dimensions.values import Ints
 from lightning_bnn.symmetry.groups import Axis, Group, Placement
 
-__all__ = ["NO_ACTIONS", "Actions", "actions", "factor_groups"]
+__all__ = ["Actions", "factor_groups", "writer_of"]
 
 
 class Actions(NamedTuple):
@@ -23,9 +23,6 @@ class Actions(NamedTuple):
     positions: Ints
     axes: Ints
     powers: Ints
-
-
-NO_ACTIONS = Actions(*np.zeros((4, 0), np.int64))
 
 
 def factor_groups(kind: type[Group], axes: Sequence[Axis], acts: Actions) -> tuple[Any, ...]:
@@ -49,7 +46,7 @@ def factor_groups(kind: type[Group], axes: Sequence[Axis], acts: Actions) -> tup
     orientation[variables[leading]] = powers[leading]
     powers = powers * orientation[variables]
     with np.errstate(over="ignore"):
-        np.add.at(signature, variables, mix(axis_ids + (powers << 32), 5))
+        np.add.at(signature, variables, mix(axis_ids, powers))
     present = np.flatnonzero(first < np.iinfo(np.int64).max)
     order = np.lexsort((positions, axis_ids, -powers, variables))
     variables, positions, axis_ids, powers = (
@@ -60,7 +57,7 @@ def factor_groups(kind: type[Group], axes: Sequence[Axis], acts: Actions) -> tup
     for members in _split_by(present[np.lexsort((first[present], signature[present]))], signature):
         rows = span[members][:, None] + np.arange(span[members[0] + 1] - span[members[0]])
         places = _placements(axis_ids, powers, positions, rows)
-        group = kind(len(members), name_of(axes, places), places)
+        group = kind(len(members), writer_of(axes, places), places)
         groups.append((int(first[members].min()), group))
     return tuple(group for _, group in sorted(groups, key=lambda pair: pair[0]))
 
@@ -75,19 +72,10 @@ def _placements(axis_ids: Ints, powers: Ints, positions: Ints, rows: Ints) -> tu
     return tuple(sorted(places, key=lambda p: p.axis))
 
 
-def actions(labels: Sequence[Ints], variable: Ints, exponents: Sequence[Ints]) -> Actions:
-    """What variables do of which every channel has one.
-
-    Args:
-        labels: the channel at every position of every axis.
-        variable: that of every channel, -1 for none.
-        exponents: by which power it acts at every position of every axis.
-    """
-    parts = []
-    for axis, (nodes, exponent) in enumerate(zip(labels, exponents, strict=True)):
-        at = np.flatnonzero((variable[nodes] >= 0) & (exponent != 0))
-        parts.append(np.stack([variable[nodes[at]], at, np.full_like(at, axis), exponent[at]]))
-    return Actions(*np.concatenate([NO_ACTIONS, *parts], 1))
+def writer_of(axes: Sequence[Axis], places: Sequence[Placement]) -> str:
+    """The tensor that writes the units of a group."""
+    writers = [axes[p.axis] for p in places if axes[p.axis].role in ("out", "raw", "gain")]
+    return (writers or [axes[p.axis] for p in places])[0].tensor
 
 
 def _split_by(members: Ints, signature: NDArray[np.uint64]) -> list[Ints]:
