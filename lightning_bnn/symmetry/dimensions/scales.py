@@ -231,8 +231,8 @@ def units_at_entries(parts: Sequence[Part], over: Field) -> Ints:
     shape = torch.broadcast_shapes(*(x.labels.shape for x in acting))
     places = np.concatenate([_first_places(x) for x in acting])
     index = tuple(places.T)
-    columns = [x.labels.expand(shape).numpy()[index] for x in acting]
-    return np.stack(columns, 1).reshape(-1, len(acting))
+    columns = [x.labels.expand(shape).numpy()[index].ravel() for x in acting]
+    return np.stack(columns, 1)
 
 
 def _first_places(part: Part) -> Ints:
