@@ -39,9 +39,10 @@ class Decoder(nn.Module):
     def turn(self, t):
         half = self.rotary // 2
         angle = torch.arange(t.shape[2], dtype=t.dtype)[:, None] * 0.3 ** torch.arange(half)
-        a, b, rest = t.split([half, half, self.size - 2 * half], -1)
-        turned = [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()]
-        return torch.cat([*turned, rest], -1)
+        angle = torch.cat([angle, angle], -1)
+        t, rest = t.split([2 * half, self.size - 2 * half], -1)
+        turned = torch.cat([-t[..., half:], t[..., :half]], -1)
+        return torch.cat([t * angle.cos() + turned * angle.sin(), rest], -1)
 
     def forward(self, x):
         h = self.embed(x)

@@ -247,7 +247,7 @@ def test_mixing_by_permutation_matrices_is_permuting(name):
     value = sum((moved[n] * goal[n]).flatten(1).sum(1) for n in objective.places)
     for at in (orders, matrices):
         assert torch.allclose(objective.value(at), value.double(), rtol=1e-5)
-    assert bool(rest) == (name == "grouped cnn" or "optunet" in name)
+    assert bool(rest) == (name in ("grouped cnn", "optunet"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -14,6 +14,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.symmetry.dimensions.compound import IN_OTHERS
+from lightning_bnn.symmetry.shared_tensors import named_tensors, owners
 
 __all__ = ["Program", "Rule", "decompose", "operation_of", "trace"]
 
@@ -110,8 +111,8 @@ def decompose(
     returned = [n for n in tree_leaves(output.args) if isinstance(n, Node)]
     signature = exported.graph_signature
     results = [n for n in returned if n.name in signature.user_outputs]
-    tensors, owners = _tensors(model, exported)
-    first = {name: owners[p] for p, name in signature.inputs_to_buffers.items()}
+    tensors, first_names = _tensors(model, exported)
+    first = {name: first_names[p] for p, name in signature.inputs_to_buffers.items()}
     written = tuple(
         (n, first[name])
         for n in returned
@@ -127,35 +128,31 @@ def decompose(
     changes = frozenset(own for name, own in first.items() if name in mutable)
     state = {
         name
-        for name in map(owners.__getitem__, signature.inputs_to_buffers)
+        for name in map(first_names.__getitem__, signature.inputs_to_buffers)
         if tensors[name].is_floating_point()
         and (
             name in changes
             or (tensors[name].ndim == 1 and name not in signature.non_persistent_buffers)
         )
     }
-    return Program(exported, nodes, results, tensors, owners, frozenset(state), changes, written)
+    return Program(
+        exported, nodes, results, tensors, first_names, frozenset(state), changes, written
+    )
 
 
 def _tensors(
     model: nn.Module, exported: ExportedProgram
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    every: dict[str, Tensor] = {}
-    every |= dict(model.named_parameters(remove_duplicate=False))
-    every |= dict(model.named_buffers(remove_duplicate=False))
-    first: dict[int, str] = {}
-    for name, tensor in every.items():
-        first.setdefault(id(tensor), name)
+    """Tensors by the first of their names, and that name by the name of a placeholder."""
+    first, every = owners(model), dict(named_tensors(model))
     signature = exported.graph_signature
     states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    owners = {
-        node: first[id(every[name])] if name in every else name for node, name in states.items()
-    }
-    tensors = {first[id(t)]: t for t in every.values()}
-    for name in owners.values():
+    names = {node: first.get(name, name) for node, name in states.items()}
+    tensors = {name: every[name] for name in first.values()}
+    for name in names.values():
         if name not in tensors:
             tensors[name] = exported.state_dict.get(name, exported.constants.get(name))
-    return tensors, owners
+    return tensors, names
 
 
 def operation_of(node: Node) -> str:

@@ -408,6 +408,7 @@ def _linear(layout: Layout) -> tuple[LinearGroup, ...]:
 
 
 def _linear_group(layout: Layout, kind: LinearKind, spaces: Sequence[_Places]) -> LinearGroup:
+    spaces = sorted(spaces, key=lambda s: int(s[min(s)].min()))
     placements = tuple(
         Placement(axis, torch.from_numpy(np.stack([s[axis, power] for s in spaces])), power)
         for axis, power in sorted(spaces[0])
@@ -443,7 +444,8 @@ def _rows(layout: Layout, space: Space) -> _Places:
                 if not power:
                     return {}
                 columns[place.axis, power].append(column[:, None])
-    return {key: np.concatenate(at, 1) for key, at in columns.items()}
+    tables = {key: np.concatenate(at, 1) for key, at in columns.items()}
+    return {key: at[:, np.argsort(at[0])] for key, at in tables.items()}
 
 
 def _planes(layout: Layout, space: Space) -> _Places:

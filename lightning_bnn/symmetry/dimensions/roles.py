@@ -20,6 +20,7 @@ __all__ = ["Roles"]
 
 _PRODUCTS = ("mm", "bmm", "mv", "dot", "matmul")
 _BESIDE = {"mul": "gain", "div": "gain", "add": "bias", "sub": "bias"}
+_USE = (*_PRODUCTS, "convolution", "embedding", "mul", "div")
 _OF_NORMS = ("gain", "bias", "mean", "variance")
 _ROLES = ("raw", "in", "out", *_OF_NORMS)
 
@@ -72,10 +73,12 @@ class Roles:
             yield from self._beside(node, weights, _BESIDE[name])
 
     def _products(self, node: Node, weights: set[Node]) -> Iterator[tuple[Any, str]]:
+        both = all(operand in weights for operand in node.args[:2])
         for k, operand in enumerate(node.args[:2]):
             other = self._reading.value_of(node.args[1 - k])
-            if operand in weights and not other.is_zero:  # such as the first state of a loop
-                is_second = k == 1 and node.args[0] in weights
+            is_read = both and node not in weights and k == 0  # as the rows of inputs are
+            if operand in weights and not (other.is_zero or is_read):  # zero: states of loops
+                is_second = k == 1 and node in weights
                 ndim = len(self._reading.value_of(operand).shape)
                 summed = max(ndim - 2, 0) if k else ndim - 1
                 yield from self._product(operand, summed, is_second)
@@ -110,16 +113,39 @@ class Roles:
 
 
 def _weight_nodes(reading: Reading) -> set[Node]:
-    """The nodes that are computed from tensors of the network alone."""
+    """The nodes that are computed from tensors of the network alone, and multiplied with others.
+
+    A layer that reads learned rows, such as queries, makes an activation of them.
+    """
+    nodes = [node for program in reading.programs for node in program.nodes]
     found: set[Node] = set()
-    for node in (n for program in reading.programs for n in program.nodes):
-        if node.op == "placeholder":
-            if node.name in reading.owners:
-                found.add(node)
-        elif node.op == "call_function":
-            inputs = node.all_input_nodes
-            is_tensor = any(isinstance(t, Tensor) for t in tree_leaves(node.meta.get("val")))
-            single = is_tensor or node.target is operator.getitem
-            if inputs and single and all(n in found for n in inputs):
-                found.add(node)
-    return found
+    for node in nodes:
+        if node.name in reading.owners or _is_made_of(node, found):
+            found.add(node)
+    multiplied: set[Node] = set()
+    for node in reversed(nodes):
+        others = (u for u in node.users if u not in found and u.op == "call_function")
+        if any(u in multiplied for u in node.users) or any(operation_of(u) in _USE for u in others):
+            multiplied.add(node)
+    layers = {n for n in found if n.op == "call_function" and operation_of(n) in _PRODUCTS}
+    return found - _descendants(layers - multiplied)
+
+
+def _is_made_of(node: Node, weights: set[Node]) -> bool:
+    """Whether a node is a tensor, or a tuple of some, computed from weights alone."""
+    inputs = node.all_input_nodes
+    is_tensor = any(isinstance(t, Tensor) for t in tree_leaves(node.meta.get("val")))
+    single = is_tensor or node.target is operator.getitem
+    return node.op == "call_function" and bool(inputs) and single and set(inputs) <= weights
+
+
+def _descendants(nodes: Iterable[Node]) -> set[Node]:
+    """The nodes themselves, and all that is computed from them."""
+    reached: set[Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in reached:
+            reached.add(node)
+            pending += node.users
+    return reached
