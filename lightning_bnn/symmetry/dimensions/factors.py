@@ -16,6 +16,9 @@ from lightning_bnn.symmetry.groups import Axis, Group, Placement
 __all__ = ["Actions", "factor_groups", "writer_of"]
 
 
+_WRITERS = ("out", "raw", "gain")
+
+
 class Actions(NamedTuple):
     """Which variable acts where, and by which power: four columns of one length."""
 
@@ -41,9 +44,12 @@ def factor_groups(kind: type[Group], axes: Sequence[Axis], acts: Actions) -> tup
     offsets = np.cumsum([0, *(x.blocks * x.size for x in axes)])
     place = positions + offsets[axis_ids]
     np.minimum.at(first, variables, place)
+    reads = np.array([x.role not in _WRITERS for x in axes])[axis_ids]
+    rank, best = place + reads * offsets[-1], np.full(count, np.iinfo(np.int64).max)
+    np.minimum.at(best, variables, rank)
     orientation = np.ones(count, np.int64)
-    leading = place == first[variables]
-    orientation[variables[leading]] = powers[leading]
+    leading = rank == best[variables]
+    orientation[variables[leading]] = np.sign(powers[leading])
     powers = powers * orientation[variables]
     with np.errstate(over="ignore"):
         np.add.at(signature, variables, mix(axis_ids, powers))
@@ -74,7 +80,7 @@ def _placements(axis_ids: Ints, powers: Ints, positions: Ints, rows: Ints) -> tu
 
 def writer_of(axes: Sequence[Axis], places: Sequence[Placement]) -> str:
     """The tensor that writes the units of a group."""
-    writers = [axes[p.axis] for p in places if axes[p.axis].role in ("out", "raw", "gain")]
+    writers = [axes[p.axis] for p in places if axes[p.axis].role in _WRITERS]
     return (writers or [axes[p.axis] for p in places])[0].tensor
 
 

@@ -38,12 +38,15 @@ class Roles:
         self._of = np.full(count, _ROLES.index("raw"))
         self._last = np.full(count, -1)
         self._first = np.full(count, len(reading.operations))
+        self._met = np.full(count, len(reading.operations))
         weights = _weight_nodes(reading)
+        met = _meetings(reading, weights)
         for k, node in enumerate(reading.operations):
             for labels, role in self._uses(node, weights):
                 own = labels[labels > 0]
                 new = own[self._first[own] == len(reading.operations)]
                 self._of[new], self._first[new] = _ROLES.index(role), k
+                self._met[own] = np.minimum(self._met[own], met[node])
                 if role == "in":
                     self._last[own] = k
 
@@ -54,8 +57,8 @@ class Roles:
         return _ROLES[role], int(self._last[labels].max(initial=-1))
 
     def first_use(self, labels: Iterable[NDArray[np.int64]]) -> int:
-        """The operation that first uses any of some labels."""
-        uses = [int(self._first[own].min()) for own in labels]
+        """The operation in which any of some labels first meets what depends on the input."""
+        uses = [int(self._met[own].min()) for own in labels]
         return min(uses, default=len(self._reading.operations))
 
     def _uses(self, node: Node, weights: set[Node]) -> Iterator[tuple[Any, str]]:
@@ -120,7 +123,8 @@ def _weight_nodes(reading: Reading) -> set[Node]:
     nodes = [node for program in reading.programs for node in program.nodes]
     found: set[Node] = set()
     for node in nodes:
-        if node.name in reading.owners or _is_made_of(node, found):
+        is_picked = operation_of(node) in ("index", "index_select") and node.args[0] in found
+        if node.name in reading.owners or is_picked or _is_made_of(node, found):
             found.add(node)
     multiplied: set[Node] = set()
     for node in reversed(nodes):
@@ -129,6 +133,15 @@ def _weight_nodes(reading: Reading) -> set[Node]:
             multiplied.add(node)
     layers = {n for n in found if n.op == "call_function" and operation_of(n) in _PRODUCTS}
     return found - _descendants(layers - multiplied)
+
+
+def _meetings(reading: Reading, weights: set[Node]) -> dict[Node, int]:
+    """By node, itself or the first operation that multiplies or adds up its numbers with others."""
+    met: dict[Node, int] = {}
+    for k, node in reversed(list(enumerate(reading.operations))):
+        later = [met[user] for user in node.users if user in met]
+        met[node] = min(later, default=k) if node in weights else k
+    return met
 
 
 def _is_made_of(node: Node, weights: set[Node]) -> bool:
