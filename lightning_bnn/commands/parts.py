@@ -69,7 +69,8 @@ class Part:
         if not path.is_file():
             return None
         summary = read_json(path, remedy)
-        if (summary.get("first"), summary.get("last")) != (self.first, self.last):
+        ends = summary.get("first"), summary.get("last")
+        if ends != (self.first, self.last) or not isinstance(summary.get("left_out"), list):
             raise ValueError(f"{path} is damaged: {remedy}.")
         return summary
 

@@ -179,7 +179,8 @@ class _State:
         """The number by which units are sorted, or None where nothing writes them."""
         sym, group = self.sym, self.sym.permutations[index]
         read = reader(sym, group) if by == "outgoing" else None
-        placement = read or writer(sym, group) or reader(sym, group)
+        placement = read or writer(sym, group)
+        placement = placement or (None if group.tensors else reader(sym, group))
         if placement is None:
             return self._of_tensors(group, by) if group.tensors else None
         if len(twin_places(sym, group, placement)) > 1:

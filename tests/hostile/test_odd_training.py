@@ -87,14 +87,14 @@ WRITTEN = {
     # network, exchangeable units and scales of its first layer
     "state": (lambda: three_layers(recurrent, h=torch.zeros(1, 8)), 8, 0),
     "hidden state": (lambda: three_layers(recurrent, False, h=torch.zeros(1, 8)), 0, 0),
-    "covariance": (lambda: three_layers(covariance, t=torch.eye(8)), 0, 0),
-    "statistic of another layer": (lambda: three_layers(of_another_layer, t=torch.zeros(8)), 8, 0),
+    "covariance": (lambda: three_layers(covariance, t=torch.eye(8)), 8, 0),
+    "statistic of another layer": (lambda: three_layers(of_another_layer, t=torch.zeros(8)), 8, 8),
     "statistic of the step before": (
         lambda: three_layers(of_the_step_before, t=torch.ones(8)),
         8,
-        0,
+        8,
     ),
-    "statistic of one unit": (lambda: three_layers(of_one_unit, t=torch.ones(())), 7, 7),
+    "statistic of one unit": (lambda: three_layers(of_one_unit, t=torch.ones(())), 7, 8),
     "statistic that is not read": (lambda: three_layers(never_read, t=torch.zeros(8)), 8, 8),
 }
 

@@ -217,6 +217,8 @@ def moved_along(value: Value, image: dict[int, int], size: Any, scales: bool, si
         shape = [1] * size.ndim
         for d in source:
             shape[image[d]] = part.labels.shape[d]
-        power = part.power if scales else Fraction(0)
-        parts.append(Part(compress(labels.reshape(shape)), power, part.parity if signs else 0))
+        has_unit = size.dtype.is_floating_point or size.dtype.is_complex
+        power = part.power if scales and has_unit else Fraction(0)
+        parity = part.parity if signs and has_unit else 0
+        parts.append(Part(compress(labels.reshape(shape)), power, parity))
     return Value.of(size.shape, parts)

@@ -199,8 +199,11 @@ class Reading:
         if name not in self.parameters:
             parts = self._axes(name, tensor)
             self.parameters[name] = Parameter(tuple(tensor.shape), parts, is_buffer)
-            if is_buffer and name not in self._changing:
-                for part in parts:
+            is_lost = name in program.exported.graph_signature.non_persistent_buffers
+            for part in parts if is_buffer else ():
+                if is_lost:  # nothing keeps it beside the weights, so that nothing can move it
+                    self.system.fix(part)
+                elif name not in self._changing:
                     self.system.stop(part, sign=False)
         own = self.parameters[name]
         return Value.of(own.shape, own.parts)

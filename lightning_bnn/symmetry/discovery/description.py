@@ -39,7 +39,8 @@ def symmetries_of(
     first = owners(model)
     state = model.state_dict()
     shapes = {first.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
-    shared = {first[n] for n in overlapping(named_tensors(model))}
+    overlaps = overlapping(named_tensors(model))
+    shared = {first[n] for n in overlaps}
     for name in shared & read.reading.parameters.keys():
         for part in read.reading.parameters[name].parts:
             read.reading.system.fix(part)
@@ -54,7 +55,8 @@ def symmetries_of(
     unreached = unread + [n for n in statistics if not {n, first[n]} & met]
     symmetries = Symmetries(
         **groups,
-        frozen=tuple(dict.fromkeys(_frozen(read))) or _why_nothing_moves(model, groups, used),
+        frozen=tuple(dict.fromkeys([*_frozen(read), *_in_parts(overlaps, used)]))
+        or _why_nothing_moves(model, groups, used),
         softmax_shift=_shift(graphs.evaluation, first),
         weights=_weights(model, read, groups, unread, first),
         shapes=shapes,
@@ -108,6 +110,14 @@ def _told_apart(graphs: Graphs) -> list[Graph]:
 def _frozen(read: Dimensions) -> list[Frozen]:
     operations = read.reading.operations
     return [report(operations[k], why) for k, why in read.reading.unfollowed.items()]
+
+
+def _in_parts(overlaps: Mapping[str, str], used: set[str]) -> list[Frozen]:
+    """Tensors that share their memory in part, or in another layout, with others."""
+    return [
+        Frozen("parameter", name, "", f"shares its memory in part, or transposed, with {other}")
+        for name, other in overlaps.items() if name in used
+    ]  # fmt: skip
 
 
 def _why_nothing_moves(
