@@ -377,19 +377,35 @@ def independent_variables(
     def leading(row: Row) -> int:
         return min(row, key=lambda v: (count[v], v))
 
+    pinned, left = _pinned(rows)
     pivots: dict[int, Row] = {}
-    for start in sorted(rows, key=lambda r: (len(r), sorted(v for v, _ in r))):
+    for start in sorted(left, key=lambda r: (len(r), sorted(r))):
         row = dict(start)
-        if len(row) == 1:  # these come first
-            pivots.setdefault(min(row), row)
-            continue
         while row and leading(row) in pivots:
             pivot = pivots[leading(row)]
             factor = row[leading(row)] / Fraction(pivot[leading(row)])
             row = units.added([row, {w: -factor * k for w, k in pivot.items()}])
         if row:
             pivots[leading(row)] = row
-    return set(pivots)
+    return pinned | set(pivots)
+
+
+def _pinned(rows: Iterable[frozenset[tuple[int, Any]]]) -> tuple[set[int], list[Row]]:
+    """Variables that act on an entry alone, or beside such ones, and what is left of the rows."""
+    every = [dict(row) for row in rows]
+    users: dict[int, list[Row]] = defaultdict(list)
+    for row in every:
+        for v in row:
+            users[v].append(row)
+    pinned: set[int] = set()
+    pending = [v for row in every if len(row) == 1 for v in row]
+    while pending:
+        v = pending.pop()
+        for row in users.pop(v, ()):
+            pinned.add(v)
+            del row[v]
+            pending += row if len(row) == 1 else ()
+    return pinned, [row for row in every if row]
 
 
 # ------------------------------------------------------------ matrices
