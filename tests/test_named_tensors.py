@@ -99,14 +99,6 @@ def test_a_checkpoint_may_have_other_tensors_where_they_were_replaced():
     assert owner.named.tensors() == {}
 
 
-@pytest.mark.parametrize("tensors", [ODD, {"a.b": torch.ones(2), "c": torch.zeros(3)}])
-def test_older_checkpoints_number_the_tensors(tensors):
-    state = {f"named.tensor_{k}": t for k, t in enumerate(tensors.values())}
-    owner = Owner(changed(tensors))
-    owner.load_state_dict({**state, **owner.other.state_dict(prefix="other.")})
-    assert same(owner.named.tensors(), tensors)
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("there", "replaced", "given", "message"),

@@ -40,4 +40,4 @@ def match(
         others: what to do with tensors in A that do not belong to the network: refuse or copy.
         overwrite: replace an existing file or folder at --out (true or false).
     """
-    merge([b, a], architecture, out, [0, 1], None, method, data, None, others, overwrite)
+    merge([b, a], architecture, out, [0.0, 1.0], None, method, data, None, others, overwrite)

@@ -19,6 +19,7 @@ from lightning_bnn.metrics.validation import (
     check_samples,
     probabilities,
 )
+from lightning_bnn.plots.predictions import matrix_figure
 
 __all__ = [
     "Disagreement", "MutualInformation", "PairwiseMutualInformation",
@@ -246,3 +247,7 @@ class PairwiseMutualInformation(PredictionMean):
         if len(probs) != self.samples:
             raise ValueError(f"`probs` must hold {self.samples} networks, got {len(probs)}.")
         self.add_total(_pairwise_sum(probabilities(probs, self.from_logits)), probs.shape[1])
+
+    def plot(self, val: Any = None, ax: Any = None) -> Any:
+        """The matrix as a picture."""
+        return matrix_figure(self.compute() if val is None else val, "network", "nats", ax)

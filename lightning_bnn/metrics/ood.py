@@ -211,7 +211,7 @@ def auroc_of_counts(counts: Counts) -> Number:
 
 
 def aupr_of_counts(counts: Counts) -> Tensor:
-    """Average precision."""
+    """Average precision from counts by score."""
     if not counts.complete:
         return _nan(counts)
     precision = counts.true.double() / (counts.true + counts.false)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lightning_bnn.plots.axes import axes_of, legend, legend_below, panels_of
+from lightning_bnn.plots.axes import TEXT, axes_of, legend, legend_below, panels_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["reliability_figure", "reliability_figures", "sizes_figure"]
+__all__ = ["matrix_figure", "reliability_figure", "reliability_figures", "sizes_figure"]
 
 
 def reliability_figure(
@@ -97,3 +97,26 @@ def sizes_figure(sizes: Mapping[str, Tensor], label: str, ax: Axes | None = None
     ax.set(xlabel=label, ylabel="share of examples", xticks=range(most + 1))
     legend_below(ax)
     return figure
+
+
+def matrix_figure(
+    matrix: Tensor, axis: str, value: str, ax: Axes | None = None
+) -> tuple[Figure, Axes]:
+    """A square matrix as an image with a colour bar.
+
+    Args:
+        matrix: ``(n, n)``.
+        axis: what rows and columns are.
+        value: what the colours mean.
+        ax: where to draw; by default a figure of its own.
+
+    >>> import torch
+    >>> figure, ax = matrix_figure(torch.eye(5), axis="network", value="information")
+    >>> ax.get_xlabel(), [other.get_ylabel() for other in figure.axes if other is not ax]
+    ('network', ['information'])
+    """
+    figure, ax = axes_of(ax)
+    image = ax.imshow(matrix.cpu().double().numpy(), cmap="viridis", interpolation="nearest")
+    figure.colorbar(image, ax=ax, shrink=0.8).set_label(value, fontsize=TEXT)
+    ax.set(xlabel=axis, ylabel=axis)
+    return figure, ax

@@ -98,7 +98,7 @@ class Frozen:
     >>> net = Running(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
     >>> (item,) = discover(net, torch.randn(8, 2)).frozen
     >>> item.operation, item.reason
-    ('cumsum', 'a running sum over channels')
+    ('cumsum', 'it mixes entries along dimension 1')
     """
 
     operation: str

@@ -50,7 +50,7 @@ def test_own_module_in_the_current_folder(tmp_path, monkeypatch, capsys):
     main(["symmetries", "my_net_for_symmetries.Net", "--input", "3,4", "--init.width", "7"])
     text = capsys.readouterr().out
     assert re.search(
-        r"frozen: cumsum at my_net_for_symmetries.py:10: a running sum over channels", text
+        r"frozen: cumsum at my_net_for_symmetries.py:10: it mixes entries along dimension", text
     )
 
 

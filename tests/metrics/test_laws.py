@@ -172,8 +172,8 @@ def test_state_size(case):
 
     if case.name.startswith("MMD"):
         rows = 1 if case.name == "MMD" else 1 + 3 + 8  # without each mode, each network
-        # per layer: kernels, parts that are left out, size, name
-        assert numbers(1) == 5 * (20 * rows + 2 + 1 + len("layer0") + 1)
+        # per layer: kernels, parts that are left out, size, number; and one name for all
+        assert numbers(1) == 5 * (20 * rows + 2 + 1 + 1) + 8
     else:
         grown = numbers(150) - numbers(50)
         waiting = 64 * max(SIZES)  # some batches are counted together

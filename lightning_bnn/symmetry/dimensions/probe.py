@@ -248,7 +248,7 @@ def probe_along(
             x.select(d, 0).add_(1.0)
         others = (function(changed)[0], y[0])
         if not _close(*(t.narrow(out, 1, size - 1) for t in others)):
-            raise NotSeparable(f"mixes dimension {d}")
+            raise NotSeparable(f"it mixes entries along dimension {d}")
     further = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in inputs]
     sums = [a + b for a, b in zip(inputs, further, strict=True)]
     is_linear = _close(function(sums)[0], y[0] + function(further)[0])
@@ -283,7 +283,7 @@ def _image_of(
         )
     ]
     if not fits:
-        raise NotSeparable(f"mixes dimension {d}")
+        raise NotSeparable(f"it mixes entries along dimension {d}")
     return d if d in fits else fits[0]
 
 

@@ -29,7 +29,7 @@ class _Tensor(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of unknowns."""
+        """The number of unknown constants."""
         return self.numbers.numel()
 
 

@@ -96,7 +96,7 @@ class MatchResult(Sequence[Tensor]):
         return MatchResult(one, self.objective[0], self.method[0], signs)
 
     def __str__(self) -> str:
-        """Method and objective."""
+        """One line with method and objective."""
         methods = {self.method} if isinstance(self.method, str) else set(self.method)
         many = "" if self.objective.ndim == 0 else f" in the mean of {len(self.objective)} networks"
         names = " and ".join(sorted(methods))

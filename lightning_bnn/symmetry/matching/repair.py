@@ -174,7 +174,7 @@ class Moments:
     squares: Tensor | float = 0.0
 
     def add(self, rows: Tensor) -> None:
-        """Take in ``(units, samples)``."""
+        """Take in more samples, ``(units, samples)``."""
         rows = rows.double()
         mean, new = rows.mean(-1), rows.shape[-1]
         off, share = mean - self.mean, self.count * new / (self.count + new)
