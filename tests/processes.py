@@ -5,19 +5,25 @@ good as a fresh interpreter. What is run must be a function of a module: it is f
 """
 
 import contextlib
+import json
 import multiprocessing
 import os
 import pickle
+import pkgutil
 import socket
+import subprocess
+import sys
 import tempfile
 import traceback
 from pathlib import Path
 
-__all__ = ["on_devices", "on_ranks", "result", "start"]
+import lightning_bnn
 
-PRELOADED = ("lightning.pytorch", "torchvision", "tensorboard", "lightning_bnn.modules")
+__all__ = ["fresh", "on_devices", "on_ranks", "result", "start"]
+
+OURS = [found.name for found in pkgutil.walk_packages(lightning_bnn.__path__, "lightning_bnn.")]
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(list(PRELOADED))
+SERVER.set_forkserver_preload(["pytest", "sklearn.metrics", "torchvision", "tensorboard", *OURS])
 
 
 class Started:
@@ -108,6 +114,41 @@ def _free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+# ------------------------------------------------------------ interpreters
+_BRANCHES = """
+import json, os, sys, traceback
+ends = []
+for module, codes in json.loads(sys.argv[1]).items():
+    __import__(module)
+    for code, path in codes:
+        if not (child := os.fork()):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), 1)
+            os.dup2(1, 2)
+            exec(code, {"__name__": "__main__"})
+            sys.exit()
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(*ends)
+"""
+
+
+def fresh(**codes):
+    """The exit codes and outputs of programs, each in an interpreter that has not imported us.
+
+    ``codes`` has the programs that begin when ``torch``, and those when ``lightning`` is there:
+    one interpreter imports both once, and each program is a copy of it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: [f"{folder}/{name}{k}" for k in range(len(c))] for name, c in codes.items()}
+        stages = {name: list(zip(codes[name], paths[name], strict=True)) for name in codes}
+        stages = {name.replace("lightning", "lightning.pytorch"): s for name, s in stages.items()}
+        done = subprocess.run(
+            [sys.executable, "-c", _BRANCHES, json.dumps(stages)],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        outputs = [Path(path).read_text() for part in paths.values() for path in part]
+    return list(zip(map(int, done.stdout.split()), outputs, strict=True))
 
 
 def _run(function, arguments, environment, folder, output, sender):

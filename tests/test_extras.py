@@ -1,6 +1,5 @@
 """Packages of extras: nothing imports them on its own, and one sentence says what is missing."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -76,22 +75,3 @@ def test_extras_are_those_of_the_project():
     everything = ",".join(sorted({extra for _, extra in _EXTRAS.values()}))
     assert extras["all"] == [f"lightning_bnn[{everything}]"]
     assert "lightning_bnn[all]" in extras["dev"]
-
-
-EVERY_MODULE = """
-import importlib, pkgutil, sys
-import lightning.pytorch, torchmetrics  # which look whether torchvision is there
-missing = [n for n in sys.modules if n.partition(".")[0] in sys.argv[1:]]
-sys.modules.update(dict.fromkeys([*sys.argv[1:], *missing]))
-import lightning_bnn
-for found in pkgutil.walk_packages(lightning_bnn.__path__, "lightning_bnn."):
-    importlib.import_module(found.name)
-"""
-
-
-@pytest.mark.e2e
-def test_every_file_is_imported_without_extras():
-    done = subprocess.run(
-        [sys.executable, "-c", EVERY_MODULE, *_EXTRAS], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ import typing
 
 import lightning as L
 import pytest
+from processes import fresh
 
 from lightning_bnn import cli, datamodules, modules
 from lightning_bnn.cli import TRAINING, main
@@ -63,25 +64,23 @@ def test_help_and_mistakes_import_nothing_heavy():
     assert done.stdout.count("ended None") + done.stdout.count("ended 0") == len(PLACES) + 1
 
 
+MEANT = [
+    (["fti"], "'fit'"),
+    (["merge", "a", "b", "--netwrk", "x"], "`--network`"),
+    (["presets", "digits_mvfi"], "'digits_mfvi'"),
+    (["fit", "--model", "MFV", "--data", "Digits"], "'MFVI'"),
+    (["fit", "--model", "MFVI", "--data", "Digts"], "'Digits'"),
+    (["fit", "--model=MFVI", "--data=Digits", "--trainer.callbacks+=MasGap"], "'MassGap'"),
+]
+
+
 @pytest.mark.e2e
-@pytest.mark.parametrize(
-    ("line", "meant"),
-    [
-        (["fti"], "'fit'"),
-        (["merge", "a", "b", "--netwrk", "x"], "`--network`"),
-        (["presets", "digits_mvfi"], "'digits_mfvi'"),
-        (["fit", "--model", "MFV", "--data", "Digits"], "'MFVI'"),
-        (["fit", "--model", "MFVI", "--data", "Digts"], "'Digits'"),
-        (["fit", "--model=MFVI", "--data=Digits", "--trainer.callbacks+=MasGap"], "'MassGap'"),
-    ],
-    ids=lambda value: value[-1] if isinstance(value, list) else "",
-)
-def test_a_fresh_process_knows_what_was_meant(line, meant):
+def test_a_fresh_process_knows_what_was_meant():
     """Bare names of classes are known only once they are imported."""
-    code = f"from lightning_bnn.cli import main; main({line})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert f"did you mean {meant}?" in done.stderr.splitlines()[-1]
+    ends = fresh(lightning=[f"from lightning_bnn.cli import main; main({a})" for a, _ in MEANT])
+    for (_, meant), (code, text) in zip(MEANT, ends, strict=True):
+        assert code == 2
+        assert f"did you mean {meant}?" in text.splitlines()[-1]
 
 
 # ------------------------------------------------------------ what is refused

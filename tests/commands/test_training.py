@@ -219,20 +219,6 @@ def test_who_logs_is_what_was_asked_for(said, kinds, folder):
         assert Path(trainer.log_dir) == Path("runs/lightning_logs/version_0")
 
 
-@pytest.mark.e2e
-def test_the_console_script_does_the_same_in_a_process_of_its_own(folder):
-    config = preset("digits_mfvi", folder)
-    command = [sys.executable, "-c", "from lightning_bnn.cli import main; main()"]
-    done = subprocess.run(
-        [*command, "fit", "-c", config, *quick("digits_mfvi")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "recommended" not in done.stderr
-
-
 def test_the_command_line_counts_beside_a_checkpoint(folder):
     config = preset("digits_mfvi", folder)
     main(["fit", "-c", config, "--trainer.max_epochs", "1", *ON_A_CPU])
@@ -257,3 +243,4 @@ def test_classes_in_the_current_folder_are_found_by_the_installed_command(folder
         capture_output=True, text=True, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-500:]
+    assert "recommended" not in done.stderr

@@ -1,8 +1,5 @@
 """Methods train without Lightning: in a bare loop, and under Fabric."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from lightning.fabric import Fabric
@@ -89,13 +86,6 @@ def test_fabric_does_the_same():
         strict=True,
     ):  # fmt: skip
         assert torch.equal(a, b)
-
-
-@pytest.mark.e2e
-def test_lightning_is_not_even_imported():
-    code = "import sys, lightning_bnn.methods; print('lightning' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("make", [methods.DeepEnsemble, methods.SWAG])
