@@ -30,7 +30,10 @@ def looked(module, folder, data=None, epochs=3, **options):
     return doctor
 
 
-@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize(
+    "kind",
+    ["ensemble", "mfvi", "bethe", "sghmc", "multi-swag", "dropout", "multi-laplace", "hmc", "mile"],
+)
 def test_modules_of_every_kind_are_examined(kind, tmp_path):
     torch.manual_seed(0)
     doctor = looked(MODULES[kind](network(dropout=0.2)), tmp_path)

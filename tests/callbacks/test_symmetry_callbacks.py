@@ -16,6 +16,8 @@ from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau
 from lightning_bnn.symmetry import discover, min_mass
 
 pytestmark = pytest.mark.usefixtures("undrawn")
+DRAWN = "plain", "bf16", "compiled", "dict batches"
+"""Runs with figures: it takes longer to make them than to train."""
 
 
 @dataclass
@@ -40,7 +42,8 @@ def run(request, tmp_path_factory):
     fit(alone, **options)
     recorder = Recorder("" if cls is Attributes else "net")
     tau, gap = PermutationTau(), MassGap(every_n_steps=2)
-    others = CheckpointHarvester(folder / "bank", every_n_steps=1), PosteriorFigures(4, 100)
+    others = [CheckpointHarvester(folder / "bank", every_n_steps=1)]
+    others += [PosteriorFigures(4, 100)] if request.param in DRAWN else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = fit(module, recorder, tau, gap, *others, default_root_dir=folder, **options)
@@ -211,8 +214,9 @@ def test_two_networks_keep_their_names_apart():
 
 
 @pytest.mark.parametrize("make", [PermutationTau, lambda: MassGap(1), lambda: PosteriorFigures(1)])
-def test_the_same_callback_in_another_run(tmp_path, make):
+def test_the_same_callback_in_another_run(tmp_path, make, monkeypatch):
     """What was seen of one module is forgotten for the next, and kept if the same goes on."""
+    monkeypatch.setattr(PosteriorFigures, "_draw", lambda *_: None)
     callback, module = make(), built(Plain)
 
     def looks():
@@ -348,7 +352,8 @@ def test_errors(build, message):
 
 # ------------------------------------------------------------ resume
 @pytest.mark.parametrize("make", [PermutationTau, lambda: MassGap(1), lambda: PosteriorFigures(1)])
-def test_resumed_equals_uninterrupted(tmp_path, make):
+def test_resumed_equals_uninterrupted(tmp_path, make, monkeypatch):
+    monkeypatch.setattr(PosteriorFigures, "_draw", lambda *_: None)
     whole = make()
     fit(built(Plain, 0.0), whole, max_epochs=3, default_root_dir=tmp_path / "a")
     first = make()

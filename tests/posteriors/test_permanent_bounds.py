@@ -178,7 +178,7 @@ def test_the_likeliest_permutation():
 def test_the_bracket_of_the_information_holds(name, n, monkeypatch):
     """For densities of units under each other's laws that are as bad as that, one by one."""
     logs = MATRICES[name](n)
-    logs = logs[logs.diagonal(dim1=1, dim2=2).isfinite().all(1)]
+    logs = logs[logs.diagonal(dim1=1, dim2=2).isfinite().all(1)][:6]
     ratios = logs - logs.diagonal(dim1=1, dim2=2)[..., None]
     layer = UnitLayer(0, n, (("w", 0, torch.arange(n)[:, None]),))
     sampled = mutual_information.Sampled(*[{"w": torch.zeros(1, n)}] * 4)
