@@ -39,8 +39,7 @@ test: $(STAMP)  ## install into .venv and run the tests, on WORKERS=2 processes
 
 test-all: $(STAMP)  ## the tests with annotations and shapes checked, those that start processes, too
 	$(PYTEST) -m 'not ($(HIDDEN) or e2e or slow)' $(ANNOTATIONS)
-	$(PYTEST) -m '($(HIDDEN)) and not (e2e or slow)' tests
-	$(PYTEST) -m 'e2e and not slow' tests
+	$(PYTEST) -m '($(HIDDEN) or e2e) and not slow' tests
 
 check: $(STAMP)  ## style, layers and static types
 	$(BIN)/ruff check .
