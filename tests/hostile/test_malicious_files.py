@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -47,6 +48,7 @@ def here(tmp_path, monkeypatch):
     }
     torch.save(bad, "bad/it.ckpt")
     torch.save({**NET.state_dict(), "more": Touch("run")}, "bad_pt/it.pt")
+    Path("old.ckpt").write_bytes(pickle.dumps(Touch("run"), protocol=2))
     return tmp_path
 
 
@@ -122,6 +124,7 @@ def test_what_comes_from_a_url_would_have_run(address):
 
 FUNCTIONS = {
     "load": lambda: load("bad/it.ckpt"),
+    "load, as torch once wrote": lambda: load("old.ckpt"),
     "import_files": lambda: import_files(CheckpointBank("new"), "bad"),
     "start_from": lambda: DeepEnsemble(NET, start_from="bad/it.ckpt"),
     "start_from, a folder": lambda: DeepEnsemble(NET, start_from="bad_pt"),

@@ -100,31 +100,6 @@ def test_other_settings_begin_anew(folder, monkeypatch):
     assert not (folder / "copies" / "ensemble" / "old").exists()
 
 
-@pytest.mark.e2e
-def test_a_run_goes_on_from_its_last_checkpoint(tmp_path, monkeypatch):
-    """Killed in its second epoch, it ends in the weights of a run that was not."""
-    import lightning as L
-    import torch
-
-    monkeypatch.setattr(runs, "_BETWEEN_CHECKPOINTS", 0.0)
-
-    class Stop(L.Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            if trainer.current_epoch == 2:
-                raise RuntimeError("killed")
-
-    change = {"model.init_args.members": 2, "trainer.max_epochs": 4}
-    change["trainer.check_val_every_n_epoch"] = 1
-    with pytest.raises(RuntimeError, match="killed"):
-        runs.run_jobs([runs.Job("a", "demo_ensemble", change, [Stop()])], tmp_path)
-    job = runs.Job("a", "demo_ensemble", change)
-    resumed = runs.run_jobs([job], tmp_path)["a"].module()
-    whole = runs.run_jobs([job], tmp_path / "other")["a"].module()
-    for one, two in zip(resumed.parameters(), whole.parameters(), strict=True):
-        assert torch.equal(one, two)
-    assert len(list((tmp_path / "a").rglob("config.yaml"))) == 2
-
-
 def interrupted_mass(args):
     """The command, with a pause after every epoch; how it ends."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may have taken it

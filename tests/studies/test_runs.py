@@ -2,6 +2,7 @@
 
 import lightning as L
 import pytest
+import torch
 
 from lightning_bnn.commands.presets import preset_text
 from lightning_bnn.studies import runs
@@ -40,6 +41,9 @@ def test_what_an_interruption_costs_is_a_time_and_not_an_epoch(
     with pytest.raises(RuntimeError, match="killed"):
         run_jobs([job(Saves(stop_in=2))], tmp_path)
     saves = Saves()
-    run_jobs([job(saves)], tmp_path)
+    resumed = run_jobs([job(saves)], tmp_path)["run"].module()
     assert saves.begun == list(range(continues_with, EPOCHS))
     assert epochs_saved(tmp_path)[-1] == EPOCHS - 1  # the last epoch is always there
+    whole = run_jobs([job()], tmp_path / "other")["run"].module()
+    for one, two in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(one, two)

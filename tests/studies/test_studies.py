@@ -55,16 +55,6 @@ def test_the_modes_of_the_posterior_are_where_they_should_be():
     torch.testing.assert_close(density, density.T)
 
 
-@pytest.mark.e2e
-def test_the_commands(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    main(["tractable", "--alphas", "[0.1]", "--seeds", "2", "--epochs", "1"])
-    text = capsys.readouterr().out
-    assert "Table 2" in text
-    assert "symmetrized, K=2: L^G, exact" in text
-    assert (tmp_path / "studies" / "tractable" / "modes.png").stat().st_size > 10_000
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("args", "sentence"),
