@@ -118,7 +118,7 @@ def _free_port():
 
 # ------------------------------------------------------------ interpreters
 _BRANCHES = """
-import json, os, sys, traceback
+import json, os, sys
 ends = []
 for module, codes in json.loads(sys.argv[1]).items():
     __import__(module)

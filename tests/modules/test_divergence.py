@@ -111,7 +111,7 @@ def test_networks_of_a_chain_that_began_anew_are_finite(tmp_path):
         assert all(t.isfinite().all() for t in posterior.networks.values())
 
 
-@pytest.mark.parametrize("name", ["ensemble", "swag", "bethe", "laplace"])
+@pytest.mark.parametrize("name", ["ensemble", "mfvi", "swag", "bethe", "laplace"])
 def test_a_run_in_which_all_have_diverged_ends(name):
     module = made(name)
     run, told = fitted(module, Breaks(8), epochs=10)

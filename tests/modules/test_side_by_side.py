@@ -1,4 +1,4 @@
-"""Members are trained as if each were alone."""
+"""Members are trained beside each other: limits, chunks, optimizers, starts."""
 
 import lightning as L
 import pytest
@@ -16,41 +16,10 @@ from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.modules.optimization import check_elementwise, clip_members
 
 SGD = lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2)  # noqa: E731
-ADAM = lambda p: torch.optim.Adam(p, 1e-2)  # noqa: E731
-
-
-def alone(network_params, template, **options):
-    net = network(batch_norm=True).double()
-    net.load_state_dict(network_params)
-    return DeepEnsemble(net, members=1, **options)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "chunk_size", "clip"),
-    [(SGD, 1, (None, None)), (SGD, None, (0.2, "norm")), (ADAM, None, (0.02, "value"))],
-)
-def test_a_stack_trains_as_its_members_would_alone(optimizer, chunk_size, clip):
-    limit, algorithm = clip
-    options = {
-        "precision": "64-true", "max_epochs": 3,
-        "gradient_clip_val": limit, "gradient_clip_algorithm": algorithm,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    net = network(batch_norm=True).double()
-    module = DeepEnsemble(
-        net, members=3, prior_std=0.5, optimizer=optimizer, chunk_size=chunk_size
-    ).double()
-    starts = [{k: v.clone() for k, v in m.items()} for m in P.unstack(module.member_stack())]
-    trainer(**options).fit(module, Blobs())
-    for k, start in enumerate(starts):
-        single = alone(start, net, prior_std=0.5, optimizer=optimizer)
-        trainer(**options).fit(single.double(), Blobs())
-        for name, tensor in single.member_stack().items():
-            torch.testing.assert_close(module.member_stack()[name][k], tensor[0])
 
 
 def test_clipping_all_members_together_would_be_something_else():
-    """Negative control of the law above."""
+    """Negative control of the law for members and separate runs."""
     torch.manual_seed(0)
     stacks = [nn.Parameter(torch.zeros(2, 3)) for _ in range(2)]
     for p in stacks:
@@ -198,28 +167,6 @@ def test_optimizers_that_mix_members_are_refused(kind):
     if kind is not torch.optim.LBFGS:
         single = DeepEnsemble(network(), members=1, optimizer=lambda p: NormScaled(p, 1e-2))
         trainer(max_epochs=1).fit(single, Blobs())
-
-
-def test_a_diverged_member_is_named_and_the_others_go_on():
-    module, run = made("ensemble"), trainer()
-    with torch.no_grad():
-        next(iter(module.networks.parameters()))[1] = torch.nan
-    with pytest.warns(UserWarning, match=r"Members \[1\] of 3"):
-        run.fit(module, Blobs())
-    assert all(t[[0, 2]].isfinite().all() for t in module.networks.parameters())
-    assert run.callback_metrics["val/nll"].isfinite()
-    assert P.stack_size(module.posterior().networks) == 2
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", ["ensemble", "multi-mfvi"])
-def test_nothing_is_left_when_all_have_diverged(name):
-    module = made(name)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.fill_(torch.nan)
-    with pytest.raises(ValueError, match="training has diverged"):
-        module.posterior()
 
 
 def test_the_first_member_starts_at_the_given_weights_and_the_others_do_not():
