@@ -86,7 +86,7 @@ def test_plain_calls_take_names_too():
 @pytest.mark.bad_input
 @pytest.mark.parametrize("named", [{"maske": 1}, {"x": 1}])
 def test_names_that_the_network_does_not_have(named):
-    with pytest.raises(ValueError, match="Masked takes the inputs x, shift, mask"):
+    with pytest.raises(ValueError, match="Masked takes x, shift, mask"):
         DeepEnsemble(Masked(*network()))(torch.zeros(1, 6), **named)
 
 

@@ -13,11 +13,15 @@ __all__ = ["IN_OTHERS"]
 aten: Any = torch.ops.aten
 
 
-def _addbmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def _addbmm(
+    bias: Tensor, x: Tensor, y: Tensor, *, beta: float | int = 1, alpha: float | int = 1
+) -> Tensor:
     return beta * bias + alpha * torch.bmm(x, y).sum(0)
 
 
-def _addmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def _addmm(
+    bias: Tensor, x: Tensor, y: Tensor, *, beta: float | int = 1, alpha: float | int = 1
+) -> Tensor:
     product = x @ y if alpha == 1 else alpha * (x @ y)
     return product + (bias if beta == 1 else beta * bias)
 
@@ -41,7 +45,7 @@ def _trilinear(
     return (wide[0] * wide[2] * wide[1]).sum(list(summed))
 
 
-def _distances(x: Tensor, y: Tensor, p: float, mode: int | None) -> Tensor:
+def _distances(x: Tensor, y: Tensor, p: float | int, mode: int | None) -> Tensor:
     return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
 
 
