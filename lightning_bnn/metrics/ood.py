@@ -36,6 +36,8 @@ __all__ = [
 Positive = Literal["ood", "id"]
 ScoreName = Literal["max_probability", "entropy", "mutual_information", "energy"]
 
+_WHOLE = 2**53
+
 
 # ------------------------------------------------------------ scores
 def max_probability_score(probs: Tensor, from_logits: bool = False) -> Tensor:
@@ -183,6 +185,8 @@ def check_ranking(scores: Tensor, is_ood: Tensor) -> None:
     check_same_shape(scores, is_ood, "`scores` and `is_ood`")
     check_binary(is_ood, "`is_ood` must be boolean, or 0 (ID) and 1 (OOD).")
     check_scores(scores)
+    if scores.dtype == torch.int64 and bool((scores.abs() > _WHOLE).any()):
+        raise ValueError("`scores` must be at most 2**53: float64 does not tell larger ones apart.")
 
 
 def count_positives(scores_id: Tensor, scores_ood: Tensor, positive: Positive = "ood") -> Counts:

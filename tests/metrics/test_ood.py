@@ -278,3 +278,11 @@ def test_scores():
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call(*draws(False))
+
+
+@pytest.mark.bad_input
+def test_whole_scores_that_float64_does_not_tell_apart_are_refused():
+    truth = torch.tensor([0, 1])
+    assert float(M.auroc(torch.tensor([2**53 - 1, 2**53]), truth)) == 1
+    with pytest.raises(ValueError, match=r"`scores` must be at most 2\*\*53"):
+        M.auroc(torch.tensor([2**53, 2**53 + 1]), truth)
