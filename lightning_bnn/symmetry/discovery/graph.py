@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from lightning_bnn.symmetry.dimensions.export import operation_of
-
-__all__ = ["Graph", "Source", "ancestors", "descendants", "repeated", "writes"]
+__all__ = ["Graph", "Source", "ancestors", "writes"]
 
 
 _NO_DROPOUT = re.compile(r"dropout\.default\((\w+), 0(?:\.0)?, (?:True|False)\)")
@@ -77,10 +75,6 @@ class Graph:
             name = signature.inputs_to_buffers.get(_written_tensor(node).name, name)
         return [name] if name is not None else []
 
-    def placeholder_of(self, buffer: str) -> Node:
-        """The placeholder that stands for a buffer."""
-        return next(n for n, s in self.sources.items() if s[:2] == ("buffer", buffer))
-
     def buffers_behind(self, nodes: Iterable[Node]) -> set[str]:
         """Names of the buffers that some nodes depend on."""
         sources = (self.sources[n] for n in ancestors(nodes) if n in self.sources)
@@ -118,54 +112,15 @@ def _written_tensor(node: Node) -> Node:
 
 
 def ancestors(nodes: Iterable[Node]) -> set[Node]:
-    """Everything that nodes depend on: dead code must not constrain a channel."""
-    return _reached(nodes, lambda node: node.all_input_nodes)
-
-
-def descendants(nodes: Iterable[Node]) -> set[Node]:
-    """Everything that depends on nodes."""
-    return _reached(nodes, lambda node: node.users)
-
-
-def _reached(nodes: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """The nodes themselves and whatever a walk along neighbours meets."""
+    """Nodes and everything that they depend on: dead code must not constrain a channel."""
     reached: set[Node] = set()
     pending = list(nodes)
     while pending:
         node = pending.pop()
         if node not in reached:
             reached.add(node)
-            pending += neighbours(node)
+            pending += node.all_input_nodes
     return reached
-
-
-def repeated(module: GraphModule) -> dict[Node, Node]:
-    """By node, the first that computes the same from the same, nothing of it random or written."""
-    changed = {n.args[0] for n in module.graph.nodes if writes(n)}
-    first: dict[Any, Node] = {}
-    same: dict[Node, Node] = {}
-    for node in module.graph.nodes:
-        idle = _does_nothing(node)
-        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        plain = node.op == "call_function" and (idle or not (writes(node) or random))
-        if plain and not changed & {node, *node.all_input_nodes}:
-            arguments = torch.fx.map_arg((node.args, node.kwargs), lambda n: same.get(n, n))
-            known = arguments[0][0] if idle else node
-            same[node] = first.setdefault((node.target, str(arguments)), known)
-    return same
-
-
-_NOTHING_NEW = frozenset("flatten view _unsafe_view reshape contiguous to type_as detach".split())
-
-
-def _does_nothing(node: Node) -> bool:
-    """Whether a node returns what it is given; tracers put one such node behind the other."""
-    name = operation_of(node)
-    if name == "dropout":
-        return bool(node.args[1:2] == (0,) or node.args[2:3] == (False,))
-    pair = [n.meta.get("val") if isinstance(n, Node) else None for n in (*node.args[:1], node)]
-    kinds = {f"{t.shape} {t.dtype}" if isinstance(t, Tensor) else None for t in pair}
-    return name in _NOTHING_NEW and len(pair) == 2 and len(kinds) == 1 and None not in kinds
 
 
 def _children(spec: Any) -> list[Any]:
