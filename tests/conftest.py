@@ -1,3 +1,4 @@
+import contextlib
 import logging
 import sys
 
@@ -8,16 +9,33 @@ from no_skips import unskipped
 
 
 @pytest.fixture(autouse=True)
-def _reproducible():
+def _reproducible(request):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
-    yield
+    with _solved_once("monkeypatch" in request.fixturenames):
+        yield
     logger.setLevel(level)  # scripts make it quiet
+
+
+@contextlib.contextmanager
+def _solved_once(patched):
+    """All tests of a process share what is solved, except where one may have replaced parts."""
+    before = _solved().copy()
+    yield
+    if patched:
+        _solved().clear()
+        _solved().update(before)
+
+
+def _solved():
+    """The results that discovery keeps; many more than it keeps for a user."""
     cache = sys.modules.get("lightning_bnn.symmetry.discovery.cache")
-    if cache is not None:  # every test reads its networks itself
-        cache.forget()
+    if cache is None:
+        return {}
+    cache._LIMIT = 1000
+    return cache._results
 
 
 @pytest.fixture(scope="module")

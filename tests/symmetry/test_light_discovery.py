@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import CASES
 from torch import nn
 
 from lightning_bnn.models import mlp
@@ -15,7 +16,6 @@ from lightning_bnn.symmetry.fresh_memory import copied, fresh, reused_memory
 from lightning_bnn.symmetry.groups import PermutationGroup
 from lightning_bnn.symmetry.motions import covering_motions
 from lightning_bnn.symmetry.placements import Axis, Placement
-from tests.cases import CASES
 
 refutation = importlib.import_module("lightning_bnn.symmetry.discovery.refutation")
 checking = importlib.import_module("lightning_bnn.symmetry.discovery.checking")

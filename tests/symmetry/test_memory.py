@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import Forward
 from torch import nn
 
 from lightning_bnn import params as P
@@ -12,7 +13,6 @@ from lightning_bnn.symmetry import (
     random_permutations,
     verify,
 )
-from tests.cases import Forward
 
 
 class Stateful(nn.Module):

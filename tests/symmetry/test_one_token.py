@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from cases import Forward
+from modern_networks import attention
 from torch import nn
 
 from lightning_bnn.symmetry import discover, verify
-from tests.cases import Forward
-from tests.modern_networks import attention
 
 
 def sizes(sym):

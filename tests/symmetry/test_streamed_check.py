@@ -7,17 +7,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import CASES, Forward
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.models import mlp
 from lightning_bnn.symmetry import UnsupportedModel, discover
+from lightning_bnn.symmetry.discovery.cache import forget
 from lightning_bnn.symmetry.discovery.checking import Check
 from lightning_bnn.symmetry.discovery.export import trace_graphs
 from lightning_bnn.symmetry.discovery.random_weights import RandomWeights
 from lightning_bnn.symmetry.forward import Inputs
-from tests.cases import CASES, Forward
 
 refutation = importlib.import_module("lightning_bnn.symmetry.discovery.refutation")
 small_cases = [case for case in CASES[:10] if case.name != "optunet"]
@@ -43,6 +44,7 @@ def test_graph_and_network_see_the_same_error(case):
 @pytest.mark.parametrize("case", small_cases[:5], ids=lambda c: c.name)
 def test_the_network_itself_is_not_needed_where_its_graph_runs(case, monkeypatch):
     model, x = case.make()
+    forget()
     monkeypatch.setattr(refutation, "in_runnable_precision", None)
     assert discover(model.float(), x.float() if x.is_floating_point() else x).error < 1e-9
 
@@ -120,6 +122,7 @@ def test_odd_networks_are_checked_by_their_graph_in_float64(build, named, dtype,
     model = build().to(dtype)
     before = {n: t.clone() for n, t in model.state_dict().items()}
     used = []
+    forget()
     monkeypatch.setattr(refutation, "in_runnable_precision", lambda *_: used.append(1))
     sym = discover(model, torch.randn(4, 5), **named)
     assert not used

@@ -4,13 +4,13 @@ import importlib
 
 import pytest
 import torch
+from cases import CASES, Attention, Forward
 from torch import nn
 
 from lightning_bnn import models
 from lightning_bnn.symmetry import discover
 from lightning_bnn.symmetry.discovery.example import two_rows
 from lightning_bnn.symmetry.forward import Inputs
-from tests.cases import CASES, Attention, Forward
 
 
 def described(sym):

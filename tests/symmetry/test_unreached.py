@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from cases import Forward
 from torch import nn
 
 from lightning_bnn.symmetry import discover, verify
-from tests.cases import Forward
 
 
 def by_task(self, x, task="a"):
