@@ -9,7 +9,7 @@ DEMO_EXTRAS := data,fast
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 HIDDEN := bad_input or frames
-ANNOTATIONS := --jaxtyping-packages=lightning_bnn,beartype.beartype
+ANNOTATIONS := --jaxtyping-packages=lightning_bnn,weightsym,beartype.beartype
 
 .NOTPARALLEL:
 .PHONY: help demo docs test test-all check bench oldest loggers peers clean
@@ -20,14 +20,14 @@ help:  ## show this list
 define install
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[$(1)]'
+	$(BIN)/python -m pip install --quiet --editable ./weightsym --editable '.[$(1)]'
 endef
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml weightsym/pyproject.toml
 	$(call install,dev)
 	touch $(STAMP) $(DEMO_STAMP)
 
-$(DEMO_STAMP): pyproject.toml
+$(DEMO_STAMP): pyproject.toml weightsym/pyproject.toml
 	$(call install,$(DEMO_EXTRAS))
 	touch $(DEMO_STAMP)
 
@@ -64,7 +64,7 @@ peers:  ## callbacks with TorchUncertainty and Lightning-UQ-Box, in an environme
 	.ci/others peers
 
 docs: $(STAMP)  ## build the site into site/; a broken link fails
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --editable ./weightsym --editable '.[docs]'
 	$(BIN)/python -m mkdocs build --strict
 
 clean:  ## remove the environment and caches

@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d
 
-from lightning_bnn import params as P
 from lightning_bnn.datamodules import Digits
-from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.symmetry import discover
-from lightning_bnn.symmetry.verify import random_element
+from weightsym import discover
+from weightsym import params as P
+from weightsym.randomness import keyed_generator
+from weightsym.verify import random_element
 
 
 class ConvNet(nn.Module):

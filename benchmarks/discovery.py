@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from record import Record, parsed, parser
 from torch import nn
 
-from lightning_bnn.symmetry import discover
+from weightsym import discover
 
 MEASURED = ("parameters", "bytes", "peak", "seconds", "error")
 

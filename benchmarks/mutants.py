@@ -67,7 +67,7 @@ class Fault:
 
     @property
     def folder(self) -> str:
-        return self.file.split("/")[1]
+        return "symmetry" if self.file.startswith("weightsym/") else self.file.split("/")[1]
 
     @property
     def where(self) -> str:

@@ -35,10 +35,20 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("metrics", "posteriors", "samplers", "symmetry")
-COPIED = ("lightning_bnn", "tests", "pyproject.toml")
+CORE = ROOT / "weightsym/weightsym"
+APART = {"commands", "fast", "files", "params", "stacks"}
+"""Folders of the core whose tests are not those of the symmetries."""
+COPIED = ("lightning_bnn", "weightsym", "tests", "pyproject.toml")
 IMPORTED = "cvxpy hypothesis laplace lightning llvmlite scipy.stats sklearn.metrics torch._dynamo"
 SLOW = 0.3
 """Seconds from which a test waits until the others have passed."""
+
+
+def sources(folder: str) -> list[Path]:
+    """The files that a folder of tests mirrors."""
+    if folder != "symmetry":
+        return sorted((ROOT / "lightning_bnn" / folder).rglob("*.py"))
+    return sorted(p for p in CORE.rglob("*.py") if p.relative_to(CORE).parts[0] not in APART)
 
 
 def draw(folders: list[str], number: int, seed: int) -> list[Fault]:
@@ -46,7 +56,7 @@ def draw(folders: list[str], number: int, seed: int) -> list[Fault]:
     dice, drawn = random.Random(seed), []
     pools: dict[str, dict[str, list[Fault]]] = {folder: {} for folder in folders}
     for folder, pool in pools.items():
-        for path in sorted((ROOT / "lightning_bnn" / folder).rglob("*.py")):
+        for path in sources(folder):
             for fault in faults_of(path.read_text(), str(path.relative_to(ROOT))):
                 pool.setdefault(fault.kind, []).append(fault)
     while len(drawn) < number and any(pools.values()):
@@ -58,7 +68,7 @@ def draw(folders: list[str], number: int, seed: int) -> list[Fault]:
     return drawn
 
 
-def tests_of(file: str, more: list[str]) -> list[str]:
+def tests_of(file: str, folder: str, more: list[str]) -> list[str]:
     """The file's doctests, then the tests of its folder; those that speak of it most come first."""
     path = ROOT / file
     public = re.search(r"__all__ = \[(.*?)\]", path.read_text(), re.DOTALL)
@@ -68,8 +78,7 @@ def tests_of(file: str, more: list[str]) -> list[str]:
     def relevance(test: Path) -> tuple[bool, int]:
         return path.stem in test.stem, len(count.findall(test.read_text()))
 
-    folder = ROOT / "tests" / path.relative_to(ROOT / "lightning_bnn").parts[0]
-    mirrored = sorted(folder.glob("test_*.py"), key=relevance)[::-1]
+    mirrored = sorted((ROOT / "tests" / folder).glob("test_*.py"), key=relevance)[::-1]
     return [file, *(str(test.relative_to(ROOT)) for test in mirrored), *more]
 
 
@@ -161,7 +170,7 @@ def try_all(faults: list[Fault], options: argparse.Namespace) -> Iterator[tuple[
         ProcessPoolExecutor(options.jobs, context) as pool,
     ):
         run = partial(pool.submit, run_tests, snapshot(Path(folder)))
-        tests = [[f"tests/{name}", f"lightning_bnn/{name}", *options.more] for name in folders]
+        tests = [[f"tests/{n}", *map(str, sources(n)), *options.more] for n in folders]
         whole = [run(each, set(), 10 * options.timeout) for each in tests]
         seconds = {}
         for job in tqdm(whole, "without faults"):
@@ -169,7 +178,10 @@ def try_all(faults: list[Fault], options: argparse.Namespace) -> Iterator[tuple[
             if failed := job.result()["failed"]:
                 sys.exit(f"{failed} fails without a fault, too.\n{job.result()['log']}")
         slow = {test for test, took in seconds.items() if took > SLOW}
-        jobs = {run(tests_of(f.file, options.more), slow, options.timeout, f): f for f in faults}
+        jobs = {
+            run(tests_of(f.file, f.folder, options.more), slow, options.timeout, f): f
+            for f in faults
+        }
         try:
             for job in tqdm(as_completed(jobs), "faults", len(jobs)):
                 yield jobs[job], job.result()

@@ -17,9 +17,9 @@ from torch.func import functional_call
 from turns import Times
 
 from lightning_bnn import models
-from lightning_bnn import params as P
 from lightning_bnn.methods import Batch
 from lightning_bnn.modules import DeepEnsemble
+from weightsym import params as P
 
 WARM = 3
 """Steps before those that count."""

@@ -25,10 +25,9 @@ from turns import Contestants, taking_turns
 
 from lightning_bnn import metrics as M
 from lightning_bnn import models, samplers
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.modules import MFVI
-from lightning_bnn.symmetry import (
+from weightsym import (
     UnitOrders,
     canonicalise,
     discover,
@@ -38,7 +37,8 @@ from lightning_bnn.symmetry import (
     random_permutations,
     ranks,
 )
-from lightning_bnn.symmetry import permute as permuted
+from weightsym import params as P
+from weightsym import permute as permuted
 
 SECONDS, ROUNDS = 1.5, 5
 """CPU time that a ratio may take at least, and the rounds that it takes in any case."""

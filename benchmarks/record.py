@@ -25,7 +25,7 @@ import torch
 from turns import Times
 
 Row = dict[str, Any]
-NAMED = ("torch", "lightning", "llvmlite", "lightning_bnn")
+NAMED = ("torch", "lightning", "llvmlite", "lightning_bnn", "weightsym")
 """Packages whose versions belong to every file."""
 
 

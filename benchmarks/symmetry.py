@@ -15,8 +15,7 @@ from record import Record, parsed, parser
 from turns import taking_turns
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     discover,
     match,
     min_mass,
@@ -25,6 +24,7 @@ from lightning_bnn.symmetry import (
     rescale,
     verify,
 )
+from weightsym import params as P
 
 
 def masses(options, record):

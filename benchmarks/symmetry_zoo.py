@@ -28,7 +28,7 @@ from plain_check import WRONG, check
 from torch import nn
 from zoo_networks import Network, networks
 
-from lightning_bnn.symmetry import discover
+from weightsym import discover
 
 FIRST = [
     *("timm/vision_transformer", "timm/resnet", "timm/convnext", "timm/efficientnet"),

@@ -23,7 +23,6 @@ __all__ = [
     "params",
     "plots",
     "posteriors",
-    "randomness",
     "samplers",
     "strategies",
     "studies",

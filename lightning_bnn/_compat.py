@@ -7,7 +7,6 @@ from typing import Any
 __all__ = [
     "figure_step",
     "made_by_cli",
-    "runners_of",
     "should_log",
     "tests_datamodule",
     "trainer_of",
@@ -40,8 +39,3 @@ def tests_datamodule(trainer: Any) -> bool:
 def trainer_of(module: Any) -> Any:
     """Return the trainer that a LightningModule is with, if any."""
     return module._trainer
-
-
-def runners_of(module: Any) -> tuple[Any, Any]:
-    """The trainer and the Fabric that a module refers to, if it does, which are no part of it."""
-    return vars(module).get("_trainer"), vars(module).get("_fabric")

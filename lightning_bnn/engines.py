@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_bnn.extras import needed
+from weightsym.extras import needed
 
 __all__ = ["ENGINES", "Work", "run_here", "run_on_ray", "run_on_slurm"]
 

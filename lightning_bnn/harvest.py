@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_bnn.arguments import check_count
+from weightsym.arguments import check_count
 
 __all__ = ["Schedule", "ends", "epochs_of", "expected"]
 

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lightning_bnn.arguments import check_count, check_positive
-from lightning_bnn.params import Params, is_weight
+from weightsym.arguments import check_count, check_positive
+from weightsym.params import Params, is_weight
 
 __all__ = [
     "Bernoulli",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.arguments import check_count, check_positive
-from lightning_bnn.extras import needed
+from weightsym.arguments import check_count, check_positive
+from weightsym.extras import needed
 
 __all__ = ["FilterResponseNorm", "mlp", "optunet", "resnet18", "resnet20_frn", "two_relus"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.params import Params
+from weightsym.params import Params
 
 __all__ = ["NamedTensors"]
 

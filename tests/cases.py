@@ -13,7 +13,7 @@ from torchvision.models.convnext import CNBlockConfig
 from torchvision.models.resnet import BasicBlock
 
 from lightning_bnn import models
-from lightning_bnn.symmetry import discover
+from weightsym import discover
 
 
 class Forward(nn.Module):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call
 
-from lightning_bnn import params as P
+from weightsym import params as P
 
 EXAMPLES, MEMBERS, SHAPE = 11, 3, (2, 9, 11)
 ACTIVATIONS = [nn.ReLU, lambda: nn.LeakyReLU(0.2), nn.Tanh, nn.GELU, nn.SiLU, nn.ELU,

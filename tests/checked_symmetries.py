@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import nn
 
-from lightning_bnn.symmetry import compose, discover, verify
+from weightsym import compose, discover, verify
 
 
 def exact(model, *x, others=(), tolerance=1e-11):

@@ -31,7 +31,7 @@ def _solved_once(patched):
 
 def _solved():
     """The results that discovery keeps; many more than it keeps for a user."""
-    cache = sys.modules.get("lightning_bnn.symmetry.discovery.cache")
+    cache = sys.modules.get("weightsym.discovery.cache")
     if cache is None:
         return {}
     cache._LIMIT = 1000

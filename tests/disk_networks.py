@@ -5,8 +5,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import discover, permute, random_permutations
+from weightsym import discover, permute, random_permutations
+from weightsym import params as P
 
 PLAIN = ["--network", "lightning_bnn.models.mlp", "--input", "2,4", "--init.inputs", "4"]
 PLAIN += ["--init.hidden", "[7, 6]", "--init.outputs", "3"]

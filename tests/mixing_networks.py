@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import discover
+from weightsym import discover
+from weightsym import params as P
 
 
 class Decoder(nn.Module):

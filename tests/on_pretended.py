@@ -15,11 +15,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lightning_bnn import metrics as M
-from lightning_bnn import params as P
 from lightning_bnn import symmetry as S
 from lightning_bnn.callbacks import MassGap, PermutationTau, SymmetricAverage
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import DeepEnsemble
+from weightsym import params as P
 
 
 class Lost(nn.Module):

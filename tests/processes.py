@@ -18,10 +18,15 @@ import traceback
 from pathlib import Path
 
 import lightning_bnn
+import weightsym
 
 __all__ = ["fresh", "on_devices", "on_ranks", "result", "start"]
 
-OURS = [found.name for found in pkgutil.walk_packages(lightning_bnn.__path__, "lightning_bnn.")]
+OURS = [
+    found.name
+    for package in (lightning_bnn, weightsym)
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+]
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["pytest", "sklearn.metrics", "torchvision", "tensorboard", *OURS])
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_bnn import params as P
+from weightsym import params as P
 
 QUIET = {
     "accelerator": "cpu",

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 import yaml
 
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.models import mlp
+from weightsym import params as P
 
 HIDDEN = 4
 NET = mlp(64, [HIDDEN], 10).eval()

@@ -11,8 +11,9 @@ import torch
 from module_cases import network
 from torch import nn
 
-from lightning_bnn import arguments, bank, callbacks, likelihoods, models, modules, samplers
+from lightning_bnn import bank, callbacks, likelihoods, models, modules, samplers
 from lightning_bnn.harvest import Schedule
+from weightsym import arguments
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WEIGHT = [nn.Parameter(torch.zeros(2, 3))]
@@ -71,7 +72,7 @@ def numeric(cls):
     found = {}
     for owner in reversed(cls.__mro__):
         init = vars(owner).get("__init__")
-        if init is None or not owner.__module__.startswith("lightning_bnn"):
+        if init is None or not owner.__module__.startswith(("lightning_bnn", "weightsym")):
             continue
         parameters = dict(inspect.signature(init).parameters)
         if "arguments" in vars(owner):

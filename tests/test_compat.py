@@ -7,6 +7,7 @@ from runs import QUIET, Plain, Points
 from torch.utils.data import DataLoader
 
 from lightning_bnn import _compat
+from weightsym.forward import runners_of
 
 
 def test_made_by_cli():
@@ -46,8 +47,8 @@ def test_what_a_checkpoint_says_would_be_put_above_the_command_line():
 def test_the_trainer_of_a_module():
     module, run = Plain(), L.Trainer(**{**QUIET, "max_epochs": 1})
     assert _compat.trainer_of(module) is None
-    assert _compat.runners_of(module) == (None, None)
-    assert _compat.runners_of(torch.nn.Linear(1, 1)) == (None, None)
+    assert runners_of(module) == (None, None)
+    assert runners_of(torch.nn.Linear(1, 1)) == (None, None)
     run.fit(module, DataLoader(Points(), 6))
     assert _compat.trainer_of(module) is run
-    assert _compat.runners_of(module) == (run, None)
+    assert runners_of(module) == (run, None)

@@ -9,7 +9,7 @@ from pages import ROOT, page
 
 from lightning_bnn.methods import Method
 
-PACKAGE = ROOT / "lightning_bnn"
+PACKAGES = ROOT / "lightning_bnn", ROOT / "weightsym"
 TEXT = page("docs/architecture.md")
 WALK = re.compile(r"^### (.+)\n\n((?:\d+\. .+\n)+)", re.MULTILINE)
 STEP = re.compile(r"^\d+\. `([\w/]+\.py): ([\w.]+)` [a-z].*\.$")
@@ -40,7 +40,8 @@ def problems(steps):
     """Functions that do not exist, or that nothing names in the files of the steps before."""
     named: set[str] = set()
     for number, (file, name) in enumerate(steps):
-        tree = ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
+        (path,) = (folder / file for folder in PACKAGES if (folder / file).is_file())
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         if name not in definitions(tree):
             yield f"{file} has no {name}"
         for node in ast.walk(tree):

@@ -12,6 +12,7 @@ import pytest
 from pages import ROOT, website
 
 import lightning_bnn
+import weightsym
 
 reference = website("reference")
 
@@ -29,7 +30,8 @@ METHODS = FunctionType, property, classmethod, staticmethod, functools.cached_pr
 
 def exported():
     """Every file, what it exports and defines, and methods that no base class explains."""
-    for info in pkgutil.walk_packages(lightning_bnn.__path__, "lightning_bnn."):
+    core = pkgutil.walk_packages(weightsym.__path__, "weightsym.")
+    for info in [*pkgutil.walk_packages(lightning_bnn.__path__, "lightning_bnn."), *core]:
         if "._" in info.name:
             continue
         module = importlib.import_module(info.name)
@@ -60,7 +62,7 @@ def test_what_is_public_and_new_has_a_docstring():
 
 def test_docstrings_have_enough_words_to_say_something():
     short = []
-    for path in (ROOT / "lightning_bnn").rglob("*.py"):
+    for path in [*(ROOT / "lightning_bnn").rglob("*.py"), *(ROOT / "weightsym").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                 text = ast.get_docstring(node) or ""
@@ -87,7 +89,7 @@ def has_example(docstring):
 
 @pytest.mark.parametrize("module", reference.REFERENCE)
 def test_every_public_name_has_an_example(module):
-    home = importlib.import_module(f"lightning_bnn.{module}")
+    home = importlib.import_module(reference.module_of(module))
     docstrings = {name: getattr(home, name).__doc__ for name in reference.public_names(module)}
     without = {f"{module}.{name}" for name, text in docstrings.items() if not has_example(text)}
     assert without == {name for name in WITHOUT_EXAMPLE if name.startswith(f"{module}.")}

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from lightning_bnn import models
-from lightning_bnn.commands.mistakes import mistake
 from lightning_bnn.datamodules import CIFAR10, MNIST, Diabetes, Digits
 from lightning_bnn.engines import Work, run_on_ray, run_on_slurm
-from lightning_bnn.extras import _EXTRAS, MissingPackage, needed
 from lightning_bnn.posteriors.curvature import kronecker_factors
 from lightning_bnn.studies.marginals import clusters
+from weightsym.commands.mistakes import mistake
+from weightsym.extras import _EXTRAS, MissingPackage, needed
 
 X = torch.randn(5, 3)
 WORK = Work(print, [], lambda: None, workers=1, folder=Path("runs"), options={})
@@ -48,12 +48,12 @@ def missing(monkeypatch):
 @pytest.mark.parametrize(("name", "call"), CALLS)
 def test_a_missing_package_is_told_with_its_extra(name, call, missing):
     missing(name)
-    package, extra = _EXTRAS[name]
+    package, install = _EXTRAS[name]
     with pytest.raises(MissingPackage) as caught:
         call()
     sentence = str(caught.value)
-    assert sentence.endswith(f" needs {package}: pip install 'lightning_bnn[{extra}]'")
-    assert mistake(caught.value, ["toy"]) == sentence
+    assert sentence.endswith(f" needs {package}: pip install '{install}'")
+    assert mistake(caught.value, ["toy"], "lightning-bnn") == sentence
 
 
 def test_what_no_extra_brings_stays_what_it_is(missing):
@@ -61,17 +61,23 @@ def test_what_no_extra_brings_stays_what_it_is(missing):
     with pytest.raises(ModuleNotFoundError) as caught, needed("This"):
         import nowhere  # noqa: F401
     assert type(caught.value) is ModuleNotFoundError
-    assert mistake(caught.value, ["toy"]) is None
+    assert mistake(caught.value, ["toy"], "lightning-bnn") is None
 
 
-def test_extras_are_those_of_the_project():
+def test_extras_are_those_of_the_projects():
     tomllib = pytest.importorskip("tomllib")
-    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    project = tomllib.loads(text)["project"]
-    extras = project["optional-dependencies"]
-    for package, extra in _EXTRAS.values():
-        assert any(line.startswith(package) for line in extras[extra])
-        assert not any(line.startswith(package) for line in project["dependencies"])
-    everything = ",".join(sorted({extra for _, extra in _EXTRAS.values()}))
+    root, projects = Path(__file__).parents[1], {}
+    for name, folder in (("lightning_bnn", root), ("weightsym", root / "weightsym")):
+        text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+        projects[name] = tomllib.loads(text)["project"]
+    for package, install in _EXTRAS.values():
+        project, _, extra = install.rstrip("]").partition("[")
+        extras = projects[project].get("optional-dependencies", {})
+        assert not extra or any(line.startswith(package) for line in extras[extra])
+        for depends in projects.values():
+            assert not any(line.startswith(package) for line in depends["dependencies"])
+    extras = projects["lightning_bnn"]["optional-dependencies"]
+    assert extras["fast"] == ["weightsym[fast]"]
+    everything = ",".join(sorted(extras.keys() - {"all", "dev", "docs", "loggers"}))
     assert extras["all"] == [f"lightning_bnn[{everything}]"]
     assert "lightning_bnn[all]" in extras["dev"]

@@ -7,7 +7,7 @@ import pytest
 from processes import fresh
 
 from lightning_bnn import callbacks
-from lightning_bnn.extras import _EXTRAS
+from weightsym.extras import _EXTRAS
 
 pytestmark = pytest.mark.e2e
 HEAVY = {"curvlinops", "cvxpy", "laplace", "matplotlib", "sklearn", "ray", "torchvision"}
@@ -22,18 +22,20 @@ import lightning_bnn as b
 print(b.symmetry.discover.__name__, "symmetry" in dir(b), b.__version__)
 """
 SUBMODULES = """
-import lightning_bnn.symmetry.verify, lightning_bnn.symmetry as S
-from lightning_bnn.symmetry import fingerprint
+import weightsym.verify, weightsym as S
+from weightsym import fingerprint
 print(S.verify.__name__, S.verify.__module__, callable(fingerprint), hasattr(S, "verified"))
 """
+EXTRAS = [name for name in _EXTRAS if name != "lightning_bnn"]
 WITHOUT_EXTRAS = f"""
 import importlib, pkgutil, sys
 import torchmetrics  # which looks, as Lightning does, whether torchvision is there
-missing = [n for n in sys.modules if n.partition(".")[0] in {list(_EXTRAS)}]
-sys.modules.update(dict.fromkeys([*{list(_EXTRAS)}, *missing]))
-import lightning_bnn
-for found in pkgutil.walk_packages(lightning_bnn.__path__, "lightning_bnn."):
-    importlib.import_module(found.name)
+missing = [n for n in sys.modules if n.partition(".")[0] in {EXTRAS}]
+sys.modules.update(dict.fromkeys([*{EXTRAS}, *missing]))
+import lightning_bnn, weightsym
+for package in (lightning_bnn, weightsym):
+    for found in pkgutil.walk_packages(package.__path__, f"{{package.__name__}}."):
+        importlib.import_module(found.name)
 print("imported")
 """
 AFTER_TORCH = {
@@ -78,7 +80,7 @@ def test_members_is_a_strategy_of_every_trainer_beside_lightning(printed):
 def test_submodules_are_reachable_by_attribute_and_hide_no_function(printed):
     assert printed["names"][:2] == ["discover", "True"]
     assert printed["names"][2].startswith("0.")
-    assert printed["submodules"] == ["verify", "lightning_bnn.symmetry.verify", "True", "False"]
+    assert printed["submodules"] == ["verify", "weightsym.verify", "True", "False"]
 
 
 CORE = tuple(f"lightning_bnn.{name}" for name in ("symmetry", "params", "stacks", "fast"))
@@ -96,12 +98,12 @@ def test_saved_symmetries_can_be_read_by_torch_once_the_package_is_imported(tmp_
     """Classes must be known to be safe, although the package imports what it exports later."""
     import torch
 
-    from lightning_bnn.symmetry import discover
+    from weightsym import discover
 
     file = tmp_path / "sym.pt"
     torch.save(discover(torch.nn.Linear(2, 3), torch.randn(4, 2)), file)
     read = f"import torch; print(type(torch.load({str(file)!r}, weights_only=True)).__name__)"
-    (_, known), (refused, _) = fresh(torch=[f"import lightning_bnn.symmetry; {read}", read])
+    (_, known), (refused, _) = fresh(torch=[f"import weightsym; {read}", read])
     assert known.split() == ["Symmetries"]
     assert refused == 1
 

@@ -7,7 +7,7 @@ from cases import CASES, Forward
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
+from weightsym import params as P
 
 
 def conv_net():
@@ -95,7 +95,7 @@ def test_apply_falls_back_where_vmap_cannot_go(kind, caplog):
     else:
         model, x = Forward(data_dependent, a=nn.Linear(3, 2)), torch.randn(2, 3)
     stack = P.populate(model, 4)
-    with caplog.at_level(logging.INFO, logger="lightning_bnn"):
+    with caplog.at_level(logging.INFO, logger="weightsym"):
         out = P.apply(model, stack, x)
         P.apply(model, stack, x)
     assert len([r for r in caplog.records if "cannot run under vmap" in r.message]) == 1
@@ -106,7 +106,7 @@ def test_apply_falls_back_where_vmap_cannot_go(kind, caplog):
 def test_large_networks_run_one_by_one_and_say_so_once(caplog):
     model = models.mlp(300, [300], 3)
     stack = P.populate(model, 2)
-    with caplog.at_level(logging.INFO, logger="lightning_bnn"):
+    with caplog.at_level(logging.INFO, logger="weightsym"):
         P.apply(model, stack, torch.randn(1, 300))
         P.apply(model, stack, torch.randn(1, 300))
     assert [r.message for r in caplog.records] == [

@@ -36,15 +36,15 @@ def test_the_navigation_names_every_page_once():
 # ------------------------------------------------------------ the reference
 @pytest.mark.parametrize("name", reference.REFERENCE)
 def test_the_reference_has_every_public_name(name):
-    module = importlib.import_module(f"lightning_bnn.{name}")
+    module = importlib.import_module(reference.module_of(name))
     page = reference.reference_page(name)
     shown = [path.rpartition(".")[2] for path in reference.entries(page)]
     elsewhere = re.findall(r"^## `(\w+)`", page, re.MULTILINE)
     assert sorted(shown + elsewhere) == sorted(module.__all__)
     for found in elsewhere:
-        (place,) = re.findall(rf"\((\w+)\.md#lightning_bnn\.\w+\.{found}\)", page)
-        assert getattr(importlib.import_module(f"lightning_bnn.{place}"), found) is not None
-        assert f"lightning_bnn.{place}.{found}" in everything()
+        (place,) = re.findall(rf"\((\w+)\.md#[\w.]+\.{found}\)", page)
+        assert getattr(importlib.import_module(reference.module_of(place)), found) is not None
+        assert f"{reference.module_of(place)}.{found}" in everything()
 
 
 def everything():

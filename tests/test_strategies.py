@@ -7,11 +7,11 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from module_cases import Blobs, made, network, trainer
 from processes import on_devices
 
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.modules import SWAG, DeepEnsemble
 from lightning_bnn.strategies import MembersStrategy
+from weightsym import params as P
 
 MEMBERS = 5
 

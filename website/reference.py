@@ -23,7 +23,7 @@ REFERENCE = {
     "calibration": "Calibration",
     "params": "Networks as dicts and stacks",
     "bank": "Banks",
-    "weight_files": "Weights in files",
+    "files": "Weights in files",
     "datamodules": "Data",
     "models": "The papers' networks",
     "references": "Sampled posteriors",
@@ -34,6 +34,13 @@ REFERENCE = {
     "randomness": "Keyed random numbers",
 }
 """Public modules, and the titles of their pages."""
+CORE = {
+    "symmetry": "weightsym",
+    "params": "weightsym.params",
+    "files": "weightsym.files",
+    "randomness": "weightsym.randomness",
+}
+"""Pages about modules that are not below `lightning_bnn`."""
 EXAMPLES = {
     "fit": """lightning-bnn presets digits_mfvi > mfvi.yaml
 lightning-bnn fit -c mfvi.yaml --trainer.max_epochs 3 --trainer.callbacks+ MassGap
@@ -47,6 +54,26 @@ LIKE_FIT = "validate", "test", "predict"
 """Commands that take the options of `fit`."""
 
 
+def module_of(page: str) -> str:
+    """The module that a page describes.
+
+    >>> module_of("symmetry"), module_of("callbacks")
+    ('weightsym', 'lightning_bnn.callbacks')
+    """
+    return CORE.get(page, f"lightning_bnn.{page}")
+
+
+def page_of(module: str) -> str:
+    """The page that would describe what a file defines.
+
+    >>> page_of("weightsym.matching.align"), page_of("weightsym.params.networks")
+    ('symmetry', 'params')
+    """
+    package, _, rest = module.partition(".")
+    page = rest.partition(".")[0]
+    return "symmetry" if package == "weightsym" and page not in CORE else page
+
+
 # ------------------------------------------------------------ source files
 def source(module: str) -> Path | None:
     """The file of a module of the package; None if the dotted path is no module.
@@ -54,25 +81,22 @@ def source(module: str) -> Path | None:
     >>> source("lightning_bnn.engines").name, source("lightning_bnn.engines.Work")
     ('engines.py', None)
     """
-    place = ROOT.joinpath(*module.split("."))
+    root = ROOT / "weightsym" if module.startswith("weightsym") else ROOT
+    place = root.joinpath(*module.split("."))
     files = place / "__init__.py", place.with_suffix(".py")
     return next((file for file in files if file.is_file()), None)
 
 
-def public_names(module: str) -> list[str]:
-    """The names that a module of the package exports, read without importing it.
-
-    Args:
-        module: below `lightning_bnn`.
-    """
-    return sorted(_exports(f"lightning_bnn.{module}"), key=str.lower)
+def public_names(page: str) -> list[str]:
+    """The names that the module of a page exports, read without importing it."""
+    return sorted(_exports(module_of(page)), key=str.lower)
 
 
 def imports(module: str, name: str) -> list[str]:
     """The modules from which a name is imported, one from the next; the last one defines it.
 
-    >>> imports("lightning_bnn.symmetry", "align")[-1]
-    'lightning_bnn.symmetry.matching.align'
+    >>> imports("weightsym", "align")[-1]
+    'weightsym.matching.align'
     >>> imports("lightning_bnn.callbacks", "MassGap")[-1]
     'lightning_bnn.callbacks.mass_gap'
     """
@@ -92,8 +116,10 @@ def _exports(module: str) -> list[str]:
 
 def _imports(module: str) -> list[ast.ImportFrom]:
     nodes = [node for node in _body(module) if isinstance(node, ast.ImportFrom)]
-    ours = [node for node in nodes if (node.module or "").startswith("lightning_bnn.")]
-    return [node for node in ours if node.module != "lightning_bnn._lazy"]
+    ours = [
+        node for node in nodes if (node.module or "").startswith(("lightning_bnn.", "weightsym."))
+    ]
+    return [node for node in ours if node.module != "weightsym._lazy"]
 
 
 def _imported(node: ast.ImportFrom) -> list[str]:
@@ -110,17 +136,13 @@ def _body(module: str) -> list[ast.stmt]:
 
 
 # ------------------------------------------------------------ pages
-def reference_page(module: str) -> str:
-    """The page of a module: every public name with its signature and docstring.
-
-    Args:
-        module: below `lightning_bnn`.
-    """
-    names = "\n\n".join(entry(module, name) for name in public_names(module))
-    return f"# {REFERENCE[module]}\n\n`from lightning_bnn.{module} import ...`\n\n{names}\n"
+def reference_page(page: str) -> str:
+    """The page of a module: every public name with its signature and docstring."""
+    names = "\n\n".join(entry(page, name) for name in public_names(page))
+    return f"# {REFERENCE[page]}\n\n`from {module_of(page)} import ...`\n\n{names}\n"
 
 
-def entry(module: str, name: str) -> str:
+def entry(page: str, name: str) -> str:
     """What stands for one name.
 
     Where a file has the name of what is imported from it, the path that users know leads to the
@@ -128,15 +150,15 @@ def entry(module: str, name: str) -> str:
     page of its own is described there.
 
     Args:
-        module: below `lightning_bnn`.
-        name: one of its public names.
+        page: of the reference.
+        name: one of the public names of its module.
     """
-    path = f"lightning_bnn.{module}.{name}"
-    through = imports(f"lightning_bnn.{module}", name)
-    home = through[-1].split(".")[1]
-    if home != module and home in REFERENCE and name in public_names(home):
+    path = f"{module_of(page)}.{name}"
+    through = imports(module_of(page), name)
+    home = page_of(through[-1])
+    if home != page and home in REFERENCE and name in public_names(home):
         heading = f"## `{name}` {{ #{path} .doc .doc-heading }}"
-        return f"{heading}\n\nSee [{REFERENCE[home]}]({home}.md#lightning_bnn.{home}.{name})."
+        return f"{heading}\n\nSee [{REFERENCE[home]}]({home}.md#{module_of(home)}.{name})."
     if all(source(f"{place}.{name}") is None for place in through):
         return f"::: {path}"
     return f'<a id="{path}"></a>\n\n::: {through[-1]}.{name}'
@@ -146,28 +168,24 @@ def entries(page: str) -> list[str]:
     """The objects that a page describes, as it names them.
 
     >>> entries(reference_page("randomness"))[0]
-    'lightning_bnn.randomness.key_of'
+    'weightsym.randomness.key_of'
     """
     return re.findall(r"^::: (\S+)$", page, re.MULTILINE)
 
 
 def commands() -> dict[str, str]:
     """The functions behind the commands of the console script, except those without one."""
-    folders = {"COMMANDS": "commands", "REFERENCES": "studies", "STUDIES": "studies"}
-    found = {}
-    for node in _body("lightning_bnn.cli"):
-        table = getattr(node.targets[0], "id", "") if isinstance(node, ast.Assign) else ""
-        if isinstance(node, ast.Assign) and table in folders:
-            for name in ast.literal_eval(node.value):
-                found[name] = f"lightning_bnn.{folders[table]}.{name}.{name}"
-    return found
+    from lightning_bnn.cli import EVERY, TRAINING
+    from lightning_bnn.cli import module_of as module_of_command
+
+    return {n: f"{module_of_command(n)}.{n}" for n in EVERY if n not in TRAINING}
 
 
 def commands_page() -> str:
     """Every command with its arguments, which are those of a function, or with its help."""
     how = "`lightning-bnn COMMAND --help` shows the same, and which arguments are options."
     others = "\n\n".join(f"## {name}\n\n{_command(name)}" for name in EXAMPLES)
-    shared = "lightning_bnn.commands.architecture.Architecture"
+    shared = "weightsym.commands.architecture.Architecture"
     functions = "\n\n".join(f"::: {path}" for path in [*commands().values(), shared])
     return f"# Commands\n\n{how}\n\n{others}\n\n{functions}\n"
 

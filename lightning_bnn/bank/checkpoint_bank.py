@@ -14,10 +14,11 @@ from typing import Any, Literal, SupportsIndex, overload
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import check_floating_type
-from lightning_bnn.bank.disk import WriterLock, check_file, sync_folder
+from lightning_bnn.bank.disk import WriterLock, check_file
 from lightning_bnn.bank.manifest import Manifest, check_records, header
-from lightning_bnn.params import Params, stack, stack_size, weighted_mean
+from weightsym.arguments import check_floating_type
+from weightsym.files.writing import sync_folder
+from weightsym.params import Params, stack, stack_size, weighted_mean
 
 __all__ = ["CheckpointBank"]
 
@@ -190,15 +191,15 @@ class CheckpointBank:
         """One network: the weighted average of those in the bank, brought into one frame before.
 
         Args:
-            sym: what `lightning_bnn.symmetry.discover` returned; needed to align.
+            sym: what `weightsym.discover` returned; needed to align.
             weights: one number for each network, not negative; by default all count the same.
             align: bring the networks into one frame, without which those of different runs have
                 no average that computes anything of use.
             rows: which networks, such as the last ten, ``slice(-10, None)``.
-            **options: of `lightning_bnn.symmetry.average`, such as ``model`` and ``batches`` for
+            **options: of `weightsym.average`, such as ``model`` and ``batches`` for
                 the statistics of batch norms, ``signs`` and ``mixing``.
         """
-        from lightning_bnn.symmetry import average
+        from weightsym import average
 
         networks = self[rows]
         if not stack_size(networks):

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from weightsym.files.writing import sync_folder
+
 __all__ = [
     "Locked",
     "WriterLock",
@@ -18,7 +20,6 @@ __all__ = [
     "explain_full_disk",
     "is_full",
     "require_room",
-    "sync_folder",
     "write_whole",
 ]
 
@@ -74,16 +75,6 @@ def check_file(path: Path) -> None:
     """Refuse links and folders where a file of a bank is, or is to be."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise ValueError(f"{path} must be a file of its own, and is a link or a folder.")
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, which Windows does by itself."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def write_whole(path: Path, text: str, wait: bool = True) -> None:

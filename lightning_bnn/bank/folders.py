@@ -1,142 +1,25 @@
-"""Networks in files and folders: Lightning checkpoints, state dicts, safetensors, banks."""
+"""Banks and files: import checkpoints, export safetensors, read networks wherever they are."""
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import os
-import re
-import tarfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from lightning_bnn import params as P
 from lightning_bnn.bank.checkpoint_bank import CheckpointBank
-from lightning_bnn.bank.safetensors_format import save_tensors
-from lightning_bnn.loading import load
-from lightning_bnn.params import Params
+from weightsym import params as P
+from weightsym.arguments import check_count
+from weightsym.files import checkpoints
+from weightsym.files.checkpoints import FORMATS, checkpoint_files, networks_in
+from weightsym.files.safetensors_format import save_tensors
+from weightsym.params import Params
 
-__all__ = [
-    "FORMATS",
-    "checkpoint_files",
-    "export_files",
-    "find_prefix",
-    "import_files",
-    "misfit",
-    "read_networks",
-    "read_state",
-    "strip_prefix",
-]
+__all__ = ["export_files", "import_files", "read_networks"]
 
-
-Names = Mapping[str, str]
-FORMATS = (".ckpt", ".pt", ".pth", ".safetensors")
-_NESTED = ("state_dict", "model_state_dict", "model")
-
-
-def read_state(path: Path, mmap: bool = False) -> tuple[Params, dict[str, Any]]:
-    """The tensors of a file by name, and the step and epoch if the file has them.
-
-    Args:
-        path: a file of one of `FORMATS`.
-        mmap: leave tensors that torch has written on the disk until they are used.
-
-    >>> import tempfile
-    >>> import torch
-    >>> path = Path(tempfile.mkdtemp()) / "run.ckpt"
-    >>> torch.save({"state_dict": {"net.w": torch.ones(2)}, "global_step": 30, "epoch": 2}, path)
-    >>> read_state(path)
-    ({'net.w': tensor([1., 1.])}, {'step': 30, 'epoch': 2})
-    """
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path), {}
-    content = load(path, mmap=mmap)
-    content = content if isinstance(content, dict) else {}
-    nested = (content[key] for key in _NESTED if isinstance(content.get(key), dict))
-    state = next(nested, content)
-    if not state or not all(isinstance(n, str) and isinstance(t, Tensor) for n, t in state.items()):
-        raise ValueError(f"{path} is not a state dict: it must map names to tensors.")
-    numbers = {"global_step": "step", "epoch": "epoch"}
-    record = {to: content[key] for key, to in numbers.items() if isinstance(content.get(key), int)}
-    return {name.replace("_orig_mod.", ""): t for name, t in state.items()}, record
-
-
-def _read_safetensors(path: Path) -> Params:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file: {error}.") from error
-
-
-def strip_prefix(state: Params, prefix: str, wanted: Sequence[str] | None = None) -> Params:
-    """Select the wanted tensors whose names start with a prefix, and remove it.
-
-    >>> import torch
-    >>> state = {"net.w": torch.ones(1), "net.b": torch.zeros(1), "loss.w": torch.ones(3)}
-    >>> strip_prefix(state, "net."), list(strip_prefix(state, "net.", wanted=["w"]))
-    ({'w': tensor([1.]), 'b': tensor([0.])}, ['w'])
-    """
-    inner = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
-    return inner if wanted is None else {name: inner[name] for name in wanted}
-
-
-def find_prefix(path: Path, state: Params, wanted: Mapping[str, Tensor], given: str | None) -> str:
-    """The one prefix with which all names and shapes of a network are in a file.
-
-    >>> import torch
-    >>> net = torch.nn.Linear(2, 1)
-    >>> state = {f"model.net.{name}": t for name, t in net.state_dict().items()}
-    >>> find_prefix(Path("run.ckpt"), state, net.state_dict(), given=None)
-    'model.net.'
-    """
-    first = next(iter(wanted))
-    candidates = sorted({n[: -len(first)] for n in state if n == first or n.endswith(f".{first}")})
-    candidates = candidates if given is None else [given]
-    misfits = {p: misfit(state, wanted, {n: p + n for n in wanted}) for p in candidates or [""]}
-    fitting = [prefix for prefix, why in misfits.items() if why is None]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        raise ValueError(
-            f"Several networks in {path} fit: {', '.join(map(repr, fitting))}. "
-            "Choose one by its `prefix`."
-        )
-    raise ValueError(f"{path} does not fit: {next(iter(misfits.values()))}.")
-
-
-def misfit(stored: Mapping[str, Any], wanted: Mapping[str, Tensor], places: Names) -> str | None:
-    """Describe in half a sentence what a file lacks of a network, if anything.
-
-    Args:
-        stored: whatever has a shape, by name in the file.
-        wanted: the tensors of the network.
-        places: by name in the network, the name in the file.
-    """
-    missing = [name_in_file for name_in_file in places.values() if name_in_file not in stored]
-    if missing:
-        more = f" and {len(missing) - 1} more names" if len(missing) > 1 else ""
-        return f"it lacks {missing[0]!r}{more}"
-    for name, tensor in wanted.items():
-        shape = stored[places[name]].shape
-        if shape != tensor.shape:
-            return (
-                f"{places[name]!r} has shape {tuple(shape)}, the network has {tuple(tensor.shape)}"
-            )
-    return None
-
-
-Networks = Iterator[tuple[Params, dict[str, Any]]]
-"""Networks one by one, and what is known of each."""
 _BATCH_BYTES, _BATCH_NETWORKS = 2**26, 1024
-_MEMBERS = "networks."
-"""The prefix behind which modules of this package keep their members."""
 
 
 def import_files(
@@ -175,7 +58,7 @@ def import_files(
     path = Path(source)
     root = path.parent if path.is_file() else path
     paths = [path] if path.is_file() else checkpoint_files(root, pattern, (*FORMATS, ".tgz"))
-    networks = (network for path in paths for network in _networks(path, root, like, prefix))
+    networks = (network for path in paths for network in networks_in(path, root, like, prefix))
     before = len(bank)
     for first, record in networks:
         size = max(1, sum(t.nbytes for t in first.values()))
@@ -183,77 +66,6 @@ def import_files(
         batch = [(first, record), *itertools.islice(networks, more)]
         bank.extend(P.stack([network for network, _ in batch]), [record for _, record in batch])
     return len(bank) - before
-
-
-def checkpoint_files(
-    folder: Path, pattern: str = "**/*", formats: Sequence[str] = FORMATS
-) -> list[Path]:
-    """List the files of a folder that may hold networks, in natural order of their names."""
-    paths = [p for p in folder.glob(pattern) if p.suffix in formats and p.is_file()]
-    if not paths:
-        raise ValueError(f"There is no {', '.join(formats)} file in {folder}.")
-    return sorted(paths, key=lambda p: _natural_order(p.relative_to(folder)))
-
-
-def _natural_order(path: Path) -> list[tuple[int, str]]:
-    """Return a sort key that puts epoch=9 before epoch=10."""
-    pieces = re.split(r"(\d+)", path.as_posix())
-    return [(int(p), "") if p.isdigit() else (-1, p) for p in pieces if p]
-
-
-def _networks(path: Path, root: Path, like: nn.Module | None, prefix: str | None) -> Networks:
-    """Read the networks of a file one by one, and all members of a module of this package."""
-    name = path.relative_to(root).as_posix()
-    if path.suffix == ".tgz":
-        for member, state in _archived(path):
-            yield from _of_state(path, state, {"file": f"{name}/{member}"}, like, prefix)
-    else:
-        state, record = read_state(path)
-        yield from _of_state(path, state, {**record, "file": name}, like, prefix)
-
-
-def _archived(archive: Path) -> Iterator[tuple[str, Params]]:
-    """Read an archive, which can only be read from front to back."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load as load_tensors
-
-    try:
-        with gzip.open(archive) as file:  # to its end, where its CRC is
-            while file.read(2**22):
-                continue
-        with tarfile.open(archive, "r:gz") as tar:
-            for member in tar:
-                if member.isfile() and member.name.endswith(".safetensors"):
-                    content = tar.extractfile(member)
-                    assert content is not None
-                    yield member.name, load_tensors(content.read())
-    except (tarfile.TarError, EOFError, zlib.error, SafetensorError, ValueError, OSError) as error:
-        raise ValueError(f"Archive {archive} is damaged: {error}.") from error
-
-
-def _of_state(
-    path: Path, state: Params, record: dict[str, Any], like: nn.Module | None, prefix: str | None
-) -> Networks:
-    if like is not None:
-        wanted = P.of(like)
-        members = strip_prefix(state, _MEMBERS)
-        if prefix is None and _are_members(members, wanted):
-            for m, network in enumerate(P.unstack({name: members[name] for name in wanted})):
-                yield network, {**record, "member": m}
-            return
-        prefix = find_prefix(path, state, wanted, prefix)
-    network = strip_prefix(state, prefix or "", None if like is None else list(wanted))
-    if not network:
-        raise ValueError(f"{path} has no names that start with {prefix!r}.")
-    yield network, record
-
-
-def _are_members(members: Params, wanted: Params) -> bool:
-    """Tell whether these tensors are several networks of the wanted kind, stacked."""
-    return wanted.keys() <= members.keys() and all(
-        members[name].shape[1:] == t.shape and members[name].ndim == t.ndim + 1
-        for name, t in wanted.items()
-    )
 
 
 def export_files(bank: CheckpointBank, folder: str | os.PathLike[str]) -> list[Path]:
@@ -268,7 +80,7 @@ def export_files(bank: CheckpointBank, folder: str | os.PathLike[str]) -> list[P
     >>> bank = CheckpointBank(tempfile.mkdtemp())
     >>> bank.extend({"w": torch.arange(2.0)[:, None]})
     >>> paths = export_files(bank, tempfile.mkdtemp())
-    >>> [path.name for path in paths], read_state(paths[1])[0]
+    >>> [path.name for path in paths], checkpoints.read_state(paths[1])[0]
     (['network-0.safetensors', 'network-1.safetensors'], {'w': tensor([1.])})
     """
     root = Path(folder)
@@ -305,31 +117,11 @@ def read_networks(
     (torch.Size([2, 1, 2]), {'step': 1})
     """
     path = Path(source)
-    if not path.exists():
-        raise ValueError(f"There are no networks at {path}: it does not exist.")
-    if last is not None and last < 1:
-        raise ValueError(f"`last` must be at least 1, got {last}.")
-    if (path / "manifest.jsonl").is_file():
-        return _of_bank(CheckpointBank(path, "r"), like, last)
-    root, files = (path.parent, [path]) if path.is_file() else (path, checkpoint_files(path))
-    networks = [pair for file in files for pair in _networks(file, root, like, prefix)]
-    chosen = _without_copies(networks)[0 if last is None else -last :]
-    return P.stack([network for network, _ in chosen]), [record for _, record in chosen]
-
-
-def _without_copies(
-    networks: list[tuple[Params, dict[str, Any]]],
-) -> list[tuple[Params, dict[str, Any]]]:
-    """Omit each ``last.ckpt`` that is of the same step as another file of its folder."""
-
-    def moment(record: dict[str, Any]) -> Any:
-        return Path(record["file"]).parent, record.get("step"), record.get("epoch")
-
-    def is_last(record: dict[str, Any]) -> bool:
-        return Path(record["file"]).name == "last.ckpt" and "step" in record
-
-    others = {moment(record) for _, record in networks if not is_last(record)}
-    return [(n, r) for n, r in networks if not is_last(r) or moment(r) not in others]
+    if not (path / "manifest.jsonl").is_file():
+        return checkpoints.read_networks(path, like, last, prefix)
+    if last is not None:
+        check_count("last", last)
+    return _of_bank(CheckpointBank(path, "r"), like, last)
 
 
 def _of_bank(

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_bnn.bank.disk import check_file, sync_folder
-from lightning_bnn.params import Params, is_weight
+from lightning_bnn.bank.disk import check_file
+from weightsym.files.writing import sync_folder
+from weightsym.params import Params, is_weight
 
 __all__ = ["FORMAT", "Block", "Layout", "Manifest", "check_records", "header"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_bnn.bank.checkpoint_bank import CheckpointBank
 from lightning_bnn.bank.disk import is_full, require_room
-from lightning_bnn.params import Params
+from weightsym.params import Params
 
 __all__ = ["BankWriter"]
 

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn import loading
 from lightning_bnn import metrics as M
-from lightning_bnn.arguments import is_number
 from lightning_bnn.calibration.calibrators import (
     CLASS_METHODS,
     GAUSSIAN_METHODS,
@@ -41,8 +39,10 @@ from lightning_bnn.metrics.gaussian_mixture import mixture_cdf
 from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.plots.predictions import reliability_figures
-from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.tables import text_table
+from weightsym import loading
+from weightsym.arguments import is_number
+from weightsym.randomness import keyed_generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

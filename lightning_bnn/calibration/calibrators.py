@@ -14,10 +14,10 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lightning_bnn.arguments import check_positive
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.metrics.gaussian_mixture import components, mixture_moments
 from lightning_bnn.metrics.validation import check_choice, check_finite, check_labels, logits_of
+from weightsym.arguments import check_positive
 
 __all__ = [
     "BOUNDS",

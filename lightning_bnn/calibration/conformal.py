@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import is_number
 from lightning_bnn.metrics.gaussian_mixture import mixture_moments, mixture_quantiles
 from lightning_bnn.metrics.validation import (
     check_choice,
@@ -21,7 +20,8 @@ from lightning_bnn.metrics.validation import (
     check_predictions,
     probabilities,
 )
-from lightning_bnn.randomness import keyed_generator
+from weightsym.arguments import is_number
+from weightsym.randomness import keyed_generator
 
 __all__ = [
     "Band",

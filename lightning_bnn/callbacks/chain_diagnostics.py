@@ -10,12 +10,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lightning_bnn import params as P
 from lightning_bnn._compat import figure_step
-from lightning_bnn.arguments import check_count
 from lightning_bnn.callbacks.figure_logging import log_folder, log_panels
-from lightning_bnn.params import Params
-from lightning_bnn.symmetry import Symmetries, canonicalise, discover
+from weightsym import Symmetries, canonicalise, discover
+from weightsym import params as P
+from weightsym.arguments import check_count
+from weightsym.params import Params
 
 __all__ = ["ChainDiagnostics"]
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from lightning_bnn._compat import figure_step
-from lightning_bnn.arguments import check_count
 from lightning_bnn.callbacks.figure_logging import log_folder, log_layout, log_panels
 from lightning_bnn.callbacks.watching import SymmetryCallback
-from lightning_bnn.params import Params
-from lightning_bnn.symmetry import canonicalise
+from weightsym import canonicalise
+from weightsym.arguments import check_count
+from weightsym.params import Params
 
 __all__ = ["PosteriorFigures"]
 

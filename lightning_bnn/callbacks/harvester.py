@@ -15,12 +15,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from lightning_bnn import params as P
-from lightning_bnn.arguments import check_count, check_floating_type
 from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.watching import stack_of, whole_network
 from lightning_bnn.harvest import Schedule, expected
-from lightning_bnn.params import Params
+from weightsym import params as P
+from weightsym.arguments import check_count, check_floating_type
+from weightsym.params import Params
 
 __all__ = ["CheckpointHarvester"]
 

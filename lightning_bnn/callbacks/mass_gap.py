@@ -10,8 +10,7 @@ from torch import Tensor
 
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.watching import Network, SymmetryCallback
-from lightning_bnn.params import Params
-from lightning_bnn.symmetry import (
+from weightsym import (
     MinMass,
     Symmetries,
     mass,
@@ -20,7 +19,8 @@ from lightning_bnn.symmetry import (
     rescale,
     transform_optimizer_state,
 )
-from lightning_bnn.symmetry.min_mass import excess
+from weightsym.min_mass import excess
+from weightsym.params import Params
 
 __all__ = ["MassGap"]
 

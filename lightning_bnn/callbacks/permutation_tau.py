@@ -9,9 +9,9 @@ from torch import Tensor
 
 from lightning_bnn._compat import figure_step, should_log
 from lightning_bnn.callbacks.watching import Network, SymmetryCallback
-from lightning_bnn.params import Params
-from lightning_bnn.symmetry import UnitOrders, order_change, transpositions_between
-from lightning_bnn.symmetry.sorting import SortKey
+from weightsym import UnitOrders, order_change, transpositions_between
+from weightsym.params import Params
+from weightsym.sorting import SortKey
 
 __all__ = ["PermutationTau"]
 
@@ -33,7 +33,7 @@ class PermutationTau(SymmetryCallback):
     Works with any LightningModule; the network and its input are found in the first batch.
 
     Args:
-        by: what units are sorted by, see `lightning_bnn.symmetry.sort_permutations`.
+        by: what units are sorted by, see `weightsym.sort_permutations`.
         module: name of the network inside the LightningModule, such as ``"net"``; by default it is
             found.
         every_n_steps: compare orders that are so many optimizer steps apart.

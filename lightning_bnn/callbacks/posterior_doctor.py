@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lightning_bnn._compat import figure_step
-from lightning_bnn.arguments import check_count
 from lightning_bnn.callbacks.figure_logging import log_folder, log_panels
 from lightning_bnn.callbacks.watching import shards_weights
 from lightning_bnn.member_batch import MemberBatch
+from weightsym.arguments import check_count
 
 __all__ = ["PosteriorDoctor"]
 

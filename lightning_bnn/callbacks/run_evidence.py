@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn import params as P
 from lightning_bnn.callbacks.watching import whole_network
 from lightning_bnn.doctor import Evidence, Examples, Finding, Report, Settings, examine
 from lightning_bnn.doctor.page import looks_of
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.methods.health import Diverged
 from lightning_bnn.posteriors import Empirical
-from lightning_bnn.symmetry.forward import first_line
+from weightsym import params as P
+from weightsym.forward import first_line
 
 __all__ = ["examine_run"]
 

@@ -15,17 +15,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torchmetrics import Metric
 
-from lightning_bnn import params as P
-from lightning_bnn._compat import runners_of
-from lightning_bnn.arguments import check_fraction
-from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.watching import SymmetryCallback, stack_of
 from lightning_bnn.harvest import Schedule
-from lightning_bnn.params import Params
-from lightning_bnn.symmetry import RunningFrame
-from lightning_bnn.symmetry.forward import first_line, structural_copy
-from lightning_bnn.symmetry.matching.repair import reestimated_on_calls
+from weightsym import RunningFrame
+from weightsym import params as P
+from weightsym.arguments import check_fraction
+from weightsym.batch_norms import batch_norms
+from weightsym.forward import first_line, runners_of, structural_copy
+from weightsym.matching.repair import reestimated_on_calls
+from weightsym.params import Params
 
 __all__ = ["SymmetricAverage"]
 
@@ -65,7 +64,7 @@ class SymmetricAverage(SymmetryCallback):
 
     Attributes:
         networks: how many were averaged.
-        frame: the `lightning_bnn.symmetry.RunningFrame`, once the network is found.
+        frame: the `weightsym.RunningFrame`, once the network is found.
 
     References:
         | Averaging Weights Leads to Wider Optima and Better Generalization (Izmailov et al., 2018)

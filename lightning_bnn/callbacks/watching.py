@@ -19,11 +19,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_bnn import params as P
-from lightning_bnn.arguments import check_count
-from lightning_bnn.params import Params
-from lightning_bnn.symmetry import Symmetries, UnsupportedModel, discover
-from lightning_bnn.symmetry.forward import Inputs, first_line
+from weightsym import Symmetries, UnsupportedModel, discover
+from weightsym import params as P
+from weightsym.arguments import check_count
+from weightsym.forward import Inputs, first_line
+from weightsym.params import Params
 
 __all__ = ["Network", "SymmetryCallback", "shards_weights", "stack_of", "whole_network"]
 

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from lightning_bnn import modules
-from lightning_bnn.arguments import check_count
 from lightning_bnn.doctor import Evidence, Examples, Report, Settings, examine
 from lightning_bnn.doctor.checks.chains import LEAST
 from lightning_bnn.doctor.evidence import NotPossible
 from lightning_bnn.doctor.page import PAGE_FILE, REPORT_FILE, looks_of, write_report
 from lightning_bnn.evaluation.problem import Problem, StoredBatches, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
-from lightning_bnn.settings_files import read_settings
+from weightsym.arguments import check_count
+from weightsym.params import Params
+from weightsym.settings_files import read_settings
 
 __all__ = ["FAULTY", "doctor"]
 

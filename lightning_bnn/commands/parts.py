@@ -24,9 +24,9 @@ from lightning_bnn.bank.disk import Locked, WriterLock, explain_full_disk, write
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.commands.training import training
 from lightning_bnn.harvest import ends
-from lightning_bnn.loading import is_whole, read_json
 from lightning_bnn.methods.health import Diverged, finite_members
 from lightning_bnn.quiet_runs import quiet
+from weightsym.loading import is_whole, read_json
 
 __all__ = ["CheckpointsBeforeTheEnd", "Part", "networks_of", "train_part"]
 

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
-from lightning_bnn.arguments import check_count, check_positive
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.disk import explain_full_disk
 from lightning_bnn.commands.parts import Part, networks_of, train_part
@@ -23,6 +22,7 @@ from lightning_bnn.commands.population_settings import (
     write_identity,
 )
 from lightning_bnn.engines import ENGINES, Work
+from weightsym.arguments import check_count, check_positive
 
 __all__ = ["population"]
 

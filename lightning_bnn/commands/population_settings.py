@@ -13,8 +13,8 @@ import yaml
 import lightning_bnn
 from lightning_bnn.bank.disk import write_whole
 from lightning_bnn.commands.presets import preset_names, preset_text
-from lightning_bnn.loading import read_json
-from lightning_bnn.settings_files import read_settings, settings_of_text
+from weightsym.loading import read_json
+from weightsym.settings_files import read_settings, settings_of_text
 
 __all__ = [
     "check_identity", "identity_of", "part_settings", "population_settings", "write_identity",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from lightning_bnn.commands.parsers import did_you_mean
+from weightsym.commands.parsers import did_you_mean
 
 __all__ = ["preset_names", "preset_text", "presets"]
 

@@ -15,25 +15,23 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lightning_bnn.commands.mistakes import building
-from lightning_bnn.commands.parsers import StrictParser, import_exports
-from lightning_bnn.loading import describe_content, load
+from lightning_bnn.commands.class_parser import ClassParser, import_exports
 from lightning_bnn.modules.bayesian import Bayesian
 from lightning_bnn.modules.judging import Prediction
-from lightning_bnn.settings_files import config_files, read_settings
 from lightning_bnn.tables import results_table
+from weightsym.commands.mistakes import building
+from weightsym.commands.parsers import Refusal
+from weightsym.loading import describe_content, load
+from weightsym.settings_files import config_files, read_settings
 
 __all__ = ["TrainingCLI", "checkpoint_folders", "newest_checkpoint", "training"]
 
+_PRESETS = "`lightning-bnn presets NAME > FILE` writes a preset."
 _RUNS = "`--weights_only false` runs what is in it"
-
-
-class _Parser(StrictParser, LightningArgumentParser):
-    """The parser of LightningCLI, without abbreviations."""
 
 
 class TrainingCLI(LightningCLI):
@@ -157,8 +155,18 @@ def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
     Returns:
         The command line of Lightning, which holds trainer, model and data.
     """
-    for file in config_files(args):
+    files = config_files(args)
+    for file in files:
         read_settings(file)
+    try:
+        return _command_line(args, callbacks)
+    except Refusal as refusal:
+        if not files:
+            refusal.meant = f"{refusal.meant or '.'} {_PRESETS}"
+        raise
+
+
+def _command_line(args: Sequence[str], callbacks: Sequence[L.Callback]) -> TrainingCLI:
     _import_named(args)
     args = ["--help" if arg == "--help.all" else arg for arg in args]
     return _only(args[0])(
@@ -171,7 +179,7 @@ def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
         seed_everything_default=0,
         trainer_defaults={"callbacks": list(callbacks)} if callbacks else None,
         args=None if args == sys.argv[1:] else args,
-        parser_class=_Parser,
+        parser_class=ClassParser,
         parser_kwargs={
             "prog": "lightning-bnn",
             args[0]: {"usage": f"lightning-bnn {args[0]} -c CONFIG [options]"},

@@ -14,10 +14,10 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import check_count
 from lightning_bnn.datamodules.preprocessing import CropFlip, normalise
 from lightning_bnn.member_batch import MemberBatch
-from lightning_bnn.randomness import keyed_generator
+from weightsym.arguments import check_count
+from weightsym.randomness import keyed_generator
 
 __all__ = ["DataModule", "MissingData", "Splits"]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.datamodules.base import DataModule, Examples, Splits
-from lightning_bnn.extras import needed
-from lightning_bnn.randomness import keyed_generator
+from weightsym.extras import needed
+from weightsym.randomness import keyed_generator
 
 __all__ = ["Digits"]
 

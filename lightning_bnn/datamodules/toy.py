@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import check_count, check_not_negative
 from lightning_bnn.datamodules.base import DataModule, Examples, Splits
-from lightning_bnn.randomness import keyed_generator
+from weightsym.arguments import check_count, check_not_negative
+from weightsym.randomness import keyed_generator
 
 __all__ = ["NoisySine", "TractableReLU", "TwoGaussians"]
 

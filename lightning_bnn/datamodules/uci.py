@@ -19,8 +19,8 @@ from lightning_bnn.datamodules.base import (
     hold_out,
     missing,
 )
-from lightning_bnn.extras import needed
-from lightning_bnn.randomness import keyed_generator
+from weightsym.extras import needed
+from weightsym.randomness import keyed_generator
 
 __all__ = ["Airfoil", "Concrete", "Diabetes", "EmbeddedTable", "Energy", "UCI", "Yacht"]
 

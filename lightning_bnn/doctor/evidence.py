@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from lightning_bnn.evaluation.predictions import has_classes, predictor_of
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Posterior
-from lightning_bnn.symmetry.forward import first_line
+from weightsym.forward import first_line
+from weightsym.params import Params
 
 __all__ = [
     "Evidence", "Examples", "NotPossible", "Settings", "constant_log_density", "frequencies",
@@ -65,7 +65,7 @@ class Settings:
         sampled: whether the networks are draws of chains.
         wanted_energy_variance: of microcanonical chains.
 
-    >>> from lightning_bnn import params as P
+    >>> from weightsym import params as P
     >>> from lightning_bnn.doctor import Evidence, examine
     >>> from lightning_bnn.likelihoods import Categorical
     >>> from lightning_bnn.posteriors import Empirical
@@ -106,7 +106,7 @@ class Evidence:
         draws: networks of each mode that predict.
         alone: whether this is one trained network, and no posterior.
 
-    >>> from lightning_bnn import params as P
+    >>> from weightsym import params as P
     >>> from lightning_bnn.likelihoods import Categorical
     >>> from lightning_bnn.models import mlp
     >>> from lightning_bnn.posteriors import Empirical

@@ -37,7 +37,7 @@ def examine(evidence: Evidence, facts: Mapping[str, Any] | None = None) -> Repor
         evidence: a posterior and what is known of it.
         facts: what the report says of where it is from.
 
-    >>> from lightning_bnn import params as P
+    >>> from weightsym import params as P
     >>> from lightning_bnn.doctor import Examples
     >>> from lightning_bnn.likelihoods import Categorical
     >>> from lightning_bnn.models import mlp

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_bnn.loading import json_text
+from weightsym.loading import json_text
 
 __all__ = ["SEVERITIES", "Finding", "Report", "Severity", "shown", "words"]
 

@@ -21,7 +21,7 @@ from lightning_bnn.calibration.conformal import quantile_band
 from lightning_bnn.evaluation.predictions import predictor_of
 from lightning_bnn.evaluation.problem import Problem, StoredBatches
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
-from lightning_bnn.randomness import keyed_randomness
+from weightsym.randomness import keyed_randomness
 
 __all__ = ["CalibratedTest", "calibrate_posterior", "credible_sets", "predictions_of"]
 

@@ -14,7 +14,6 @@ import torch
 from tqdm.auto import tqdm
 
 import lightning_bnn
-from lightning_bnn import params as P
 from lightning_bnn.bank.disk import write_whole
 from lightning_bnn.evaluation.errors import Numbers, bootstrap, jackknife, left_out, over_modes
 from lightning_bnn.evaluation.evaluators import Score
@@ -35,11 +34,12 @@ from lightning_bnn.evaluation.stored_posteriors import (
     read_posterior,
 )
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.params import Params, is_weight
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import quiet
-from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.tables import Measured
+from weightsym import params as P
+from weightsym.params import Params, is_weight
+from weightsym.randomness import keyed_generator
 
 __all__ = [
     "Comparison",

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
-from lightning_bnn.randomness import keyed_generator, keyed_randomness
+from weightsym import params as P
+from weightsym.params import Params
+from weightsym.randomness import keyed_generator, keyed_randomness
 
 __all__ = [
     "ClassPredictions",

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lightning_bnn import params as P
 from lightning_bnn.calibration.calibrated import validation_loaders
 from lightning_bnn.evaluation.evaluators import named_sets
 from lightning_bnn.evaluation.predictions import ClassPredictions, has_classes
 from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.params import Params
-from lightning_bnn.settings_files import read_settings
-from lightning_bnn.symmetry import Symmetries, discover
+from weightsym import Symmetries, discover
+from weightsym import params as P
+from weightsym.params import Params
+from weightsym.settings_files import read_settings
 
 __all__ = ["Problem", "StoredBatches", "read_problem"]
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.metrics.reference import RowTransform
-from lightning_bnn.params import Params
-from lightning_bnn.symmetry import Removal, Symmetries, discover, plan_removal
-from lightning_bnn.symmetry.groups import Group
-from lightning_bnn.symmetry.sorting import SortKey
+from weightsym import Removal, Symmetries, discover, plan_removal
+from weightsym.groups import Group
+from weightsym.params import Params
+from weightsym.sorting import SortKey
 
 __all__ = ["PROTOCOLS", "Protocol", "Remover", "before_norm", "inner_symmetries"]
 

@@ -11,7 +11,6 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn import params as P
 from lightning_bnn.evaluation.errors import Numbers
 from lightning_bnn.evaluation.evaluators import Score
 from lightning_bnn.evaluation.predictions import predictions_of_mode
@@ -23,10 +22,11 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.metrics import MMDReference, Transformed, rhat
 from lightning_bnn.metrics.laws import ModesTables, modes_table
 from lightning_bnn.metrics.mmd import MMDTable, Reduction
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
-from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.tables import Measured, spread
+from weightsym import params as P
+from weightsym.params import Params
+from weightsym.randomness import keyed_generator
 
 __all__ = [
     "LARGEST",

@@ -18,9 +18,9 @@ from lightning_bnn import modules
 from lightning_bnn.bank import read_networks
 from lightning_bnn.bank.shipped import shipped_path
 from lightning_bnn.evaluation.problem import Problem
-from lightning_bnn.loading import load
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior
+from weightsym.loading import load
+from weightsym.params import Params
 
 __all__ = [
     "Location",

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from lightning_bnn import samplers
-from lightning_bnn.arguments import check_positive
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.chains import Chains, Keeping
 from lightning_bnn.methods.mc_dropout import has_dropout
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
 from lightning_bnn.methods.run import Batch, Run
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
+from weightsym.arguments import check_positive
+from weightsym.params import Params
 
 __all__ = ["HMC", "MILE"]
 

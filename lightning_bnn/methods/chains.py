@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from lightning_bnn.arguments import check_count
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.methods.health import finite_members
 from lightning_bnn.methods.kept_networks import InBank, InMemory, KeptNetworks
 from lightning_bnn.methods.method import Choice, Fit, Progress
 from lightning_bnn.methods.networks import Networks
 from lightning_bnn.methods.run import Run
-from lightning_bnn.params import Params, stack_size
 from lightning_bnn.posteriors import Empirical
+from weightsym.arguments import check_count
+from weightsym.params import Params, stack_size
 
 __all__ = ["Keeping"]
 

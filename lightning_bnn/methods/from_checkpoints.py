@@ -9,11 +9,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.arguments import check_count, check_not_negative
 from lightning_bnn.methods.method import AS_IT_IS, Method, Purpose, State
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.metrics.validation import check_choice
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import (
     DiagonalGaussian,
     Empirical,
@@ -21,7 +19,9 @@ from lightning_bnn.posteriors import (
     Mixture,
     Posterior,
 )
-from lightning_bnn.randomness import keyed_generator
+from weightsym.arguments import check_count, check_not_negative
+from weightsym.params import Params
+from weightsym.randomness import keyed_generator
 
 __all__ = ["FromCheckpoints"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.arguments import check_count, check_positive
+from weightsym.arguments import check_count, check_positive
 
 __all__ = ["Diverged", "Divergence", "finite_members", "healthy"]
 

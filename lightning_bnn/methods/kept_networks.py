@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.methods.health import finite_members
-from lightning_bnn.params import Params
+from weightsym.params import Params
 
 __all__ = ["InBank", "InMemory", "KeptNetworks", "finite_networks"]
 

@@ -15,15 +15,12 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from lightning_bnn import params as P
-from lightning_bnn.arguments import check_not_negative, check_positive
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Progress, Purpose
 from lightning_bnn.methods.networks import Networks, PenalisedTraining
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import LaplaceGaussian, Mixture, Posterior
 from lightning_bnn.posteriors.curvature import (
     MappedBatches,
@@ -37,6 +34,9 @@ from lightning_bnn.posteriors.curvature import (
 )
 from lightning_bnn.posteriors.dropout import Layers
 from lightning_bnn.posteriors.laplace import CurvatureBlock, Prediction
+from weightsym import params as P
+from weightsym.arguments import check_not_negative, check_positive
+from weightsym.params import Params
 
 __all__ = ["Laplace"]
 

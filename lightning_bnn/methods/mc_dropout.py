@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_bnn.arguments import check_fraction
 from lightning_bnn.methods.method import AS_IT_IS, Purpose
 from lightning_bnn.methods.networks import Networks, PenalisedTraining
 from lightning_bnn.methods.run import Run
 from lightning_bnn.metrics.validation import check_choice
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Dropout
 from lightning_bnn.posteriors.dropout import DropoutSite, Layers, dropout_sites
+from weightsym.arguments import check_fraction
+from weightsym.params import Params
 
 __all__ = ["MCDropout"]
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from lightning_bnn.methods.health import Divergence, healthy
 from lightning_bnn.methods.run import Batch, Run
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior
 from lightning_bnn.samplers import EnergySampler, Langevin
+from weightsym.params import Params
 
 __all__ = ["Fit", "Method", "Progress", "Purpose", "State"]
 
@@ -172,7 +172,7 @@ class Method(ABC):
     that ``takes_all_data`` also has a ``transition``, see `AllDataSampling`.
 
     >>> import torch
-    >>> from lightning_bnn import params
+    >>> from weightsym import params
     >>> from lightning_bnn.methods import Batch, DeepEnsemble, Run
     >>> from lightning_bnn.models import mlp
     >>> class Bagging(DeepEnsemble):

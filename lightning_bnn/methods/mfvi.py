@@ -16,14 +16,11 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn import params as P
-from lightning_bnn.arguments import check_count, check_not_negative, check_positive
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose, State
 from lightning_bnn.methods.run import Batch, Run, evaluation
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import DiagonalGaussian, Mixture, Posterior
 from lightning_bnn.posteriors.perturbations import (
     Draw,
@@ -33,7 +30,10 @@ from lightning_bnn.posteriors.perturbations import (
     draw,
     tied_names,
 )
-from lightning_bnn.randomness import keyed_randomness
+from weightsym import params as P
+from weightsym.arguments import check_count, check_not_negative, check_positive
+from weightsym.params import Params
+from weightsym.randomness import keyed_randomness
 
 __all__ = ["MFVI"]
 

@@ -12,15 +12,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_bnn import params as P
-from lightning_bnn.arguments import check_positive
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.health import Divergence
 from lightning_bnn.methods.method import AS_IT_IS, Method, Purpose, State
 from lightning_bnn.methods.run import Batch, Run
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import Langevin
+from weightsym import params as P
+from weightsym.arguments import check_positive
+from weightsym.params import Params
 
 __all__ = ["DeepEnsemble"]
 

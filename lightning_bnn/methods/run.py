@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics.validation import are_distributions
-from lightning_bnn.params import Params
-from lightning_bnn.stacks.process import keep_freed_memory
-from lightning_bnn.stacks.threads import in_threads, threads_for
+from weightsym import params as P
+from weightsym.params import Params
+from weightsym.stacks.process import keep_freed_memory
+from weightsym.stacks.threads import in_threads, threads_for
 
 __all__ = ["Batch", "Run"]
 
@@ -101,7 +101,7 @@ def member_losses(
         batch: what the networks see.
         loss: from outputs ``(members, ...)`` and targets to ``(members,)``.
         shared: leaf tensors that the loss depends on besides the outputs.
-        chunk_size: networks that run at once, see `lightning_bnn.params.apply`.
+        chunk_size: networks that run at once, see `weightsym.params.apply`.
     """
     members = P.stack_size(params)
     if members == 1:

@@ -17,9 +17,9 @@ from lightning_bnn.methods.mc_dropout import has_dropout
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
 from lightning_bnn.methods.networks import gaussian_prior, refuse_second_prior
 from lightning_bnn.methods.run import Batch, Run
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import CyclicalSchedule, Langevin
+from weightsym.params import Params
 
 __all__ = ["SGMCMC"]
 

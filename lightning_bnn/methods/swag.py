@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lightning_bnn import params as P
-from lightning_bnn.arguments import check_count, check_not_negative, check_positive
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.methods.health import Diverged, finite_members
 from lightning_bnn.methods.kept_networks import InMemory
@@ -25,8 +23,10 @@ from lightning_bnn.methods.method import AS_IT_IS, Fit, Progress, Purpose
 from lightning_bnn.methods.networks import Networks, PenalisedTraining
 from lightning_bnn.methods.run import Run
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import LowRankGaussian, Mixture, Posterior
+from weightsym import params as P
+from weightsym.arguments import check_count, check_not_negative, check_positive
+from weightsym.params import Params
 
 __all__ = ["SWAG"]
 

@@ -14,14 +14,11 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn import params as P
-from lightning_bnn.arguments import check_count
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Purpose
 from lightning_bnn.methods.mfvi import MFVI, Gaussians
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Mixture, Posterior, Symmetrized
 from lightning_bnn.posteriors.mutual_information import (
     Sampled,
@@ -33,8 +30,11 @@ from lightning_bnn.posteriors.mutual_information import (
 from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_permanent
 from lightning_bnn.posteriors.perturbations import Draw, Scratch, draw
 from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, unit_layers
-from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.symmetry import Symmetries, discover, permute, random_permutations
+from weightsym import Symmetries, discover, permute, random_permutations
+from weightsym import params as P
+from weightsym.arguments import check_count
+from weightsym.params import Params
+from weightsym.randomness import keyed_generator
 
 __all__ = ["SymmetrizedVI"]
 

@@ -23,8 +23,8 @@ from lightning_bnn.metrics.kernels import KernelGrid, Modes, left_out_parts
 from lightning_bnn.metrics.mmd import Estimate, MMDTable, Reduction, mmd_table
 from lightning_bnn.metrics.reference import MMDReference, WeightSource, as_reference, as_source
 from lightning_bnn.metrics.validation import check_choice
-from lightning_bnn.params import Params
-from lightning_bnn.randomness import key_of
+from weightsym.params import Params
+from weightsym.randomness import key_of
 
 __all__ = ["MMD", "law_mmd", "mixture_mmd"]
 

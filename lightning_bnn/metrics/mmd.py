@@ -25,8 +25,8 @@ from lightning_bnn.metrics.kernels import (
 )
 from lightning_bnn.metrics.reference import MMDReference, WeightSource, as_reference
 from lightning_bnn.metrics.validation import check_choice, check_finite
-from lightning_bnn.params import Params
 from lightning_bnn.tables import text_table
+from weightsym.params import Params
 
 __all__ = ["function_space_mmd", "mmd", "mmd_table", "permutation_test"]
 

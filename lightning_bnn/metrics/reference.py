@@ -36,7 +36,7 @@ from lightning_bnn.metrics.kernels import (
     mmd2_by_kernel,
     mmd_of_modes,
 )
-from lightning_bnn.params import Params, is_weight, stack_size
+from weightsym.params import Params, is_weight, stack_size
 
 __all__ = ["MMDReference", "Transformed"]
 
@@ -44,7 +44,7 @@ _PROGRESS_FROM = 1e12
 _log = logging.getLogger(__name__)
 RowTransform = Callable[[str, Tensor, slice], Tensor]
 """From a layer's name, some of its rows ``(rows, *shape)`` and which rows these are to the same
-rows transformed, such as `lightning_bnn.symmetry.Removal`."""
+rows transformed, such as `weightsym.Removal`."""
 
 
 @runtime_checkable

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lightning_bnn.arguments import check_count, is_number
 from lightning_bnn.metrics.base import ExactMetric, ExampleMean, collected
 from lightning_bnn.metrics.gaussian_mixture import (
     components,
@@ -29,6 +28,7 @@ from lightning_bnn.metrics.gaussian_mixture import (
     values_for,
 )
 from lightning_bnn.metrics.validation import Number, check_finite
+from weightsym.arguments import check_count, is_number
 
 __all__ = [
     "CRPS", "crps", "energy_distance", "interval_coverage", "interval_width", "pit",

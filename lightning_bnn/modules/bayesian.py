@@ -14,7 +14,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn import _compat
-from lightning_bnn.arguments import check_count, check_integer
 from lightning_bnn.calibration import Calibrated
 from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import Categorical, Likelihood
@@ -30,6 +29,7 @@ from lightning_bnn.modules.optimization import clip_members, configured_optimize
 from lightning_bnn.modules.templates import TemplateMode, explaining_misfits, template_of
 from lightning_bnn.modules.training_data import batch_for
 from lightning_bnn.posteriors import Posterior
+from weightsym.arguments import check_count, check_integer
 
 __all__ = ["Bayesian"]
 

@@ -8,7 +8,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn import methods, samplers
-from lightning_bnn.arguments import check_count
 from lightning_bnn.bank import read_networks
 from lightning_bnn.methods.from_checkpoints import Kind
 from lightning_bnn.methods.kept_networks import InMemory, KeptNetworks
@@ -18,7 +17,8 @@ from lightning_bnn.modules.bayesian import Bayesian
 from lightning_bnn.modules.templates import template_of
 from lightning_bnn.modules.training_data import TrainingData
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.symmetry import Symmetries
+from weightsym import Symmetries
+from weightsym.arguments import check_count
 
 __all__ = [
     "DeepEnsemble",
@@ -90,7 +90,7 @@ class FromCheckpoints(Bayesian):
         seed: of the draws.
 
     >>> import tempfile
-    >>> from lightning_bnn import params as P
+    >>> from weightsym import params as P
     >>> from lightning_bnn.bank import CheckpointBank
     >>> from lightning_bnn.models import mlp
     >>> net, bank = mlp(2, [8], 3), CheckpointBank(tempfile.mkdtemp())

@@ -22,9 +22,9 @@ from lightning_bnn.methods.run import EXAMPLE_ROWS
 from lightning_bnn.modules import batches
 from lightning_bnn.modules.members import Members
 from lightning_bnn.modules.templates import TemplateMode
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Posterior
-from lightning_bnn.randomness import keyed_randomness
+from weightsym.params import Params
+from weightsym.randomness import keyed_randomness
 
 __all__ = ["Core", "Part"]
 

@@ -19,8 +19,8 @@ from lightning_bnn.modules.core import Core, Part
 from lightning_bnn.modules.optimization import restart_members
 from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.modules.training_data import TrainingData, data_size
-from lightning_bnn.params import Params
-from lightning_bnn.randomness import key_of
+from weightsym.params import Params
+from weightsym.randomness import key_of
 
 __all__ = ["EndsFit", "Fitting"]
 

@@ -17,8 +17,6 @@ from torch.utils._pytree import tree_map
 from torch.utils.data.distributed import DistributedSampler
 
 from lightning_bnn import _compat
-from lightning_bnn import params as P
-from lightning_bnn.batch_norms import has_statistics, refreshed
 from lightning_bnn.calibration import Calibrated, calibrated
 from lightning_bnn.calibration.calibrated import validation_loaders
 from lightning_bnn.calibration.calibrators import method_of, read
@@ -32,9 +30,11 @@ from lightning_bnn.modules.fitting import Fitting
 from lightning_bnn.modules.sharing import shared_predictor
 from lightning_bnn.modules.templates import explaining_misfits
 from lightning_bnn.modules.training_data import moved_by
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
-from lightning_bnn.randomness import keyed_generator
+from weightsym import params as P
+from weightsym.batch_norms import has_statistics, refreshed
+from weightsym.params import Params
+from weightsym.randomness import keyed_generator
 
 __all__ = ["Prediction", "Predictive"]
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn import params as P
-from lightning_bnn.arguments import check_count, is_number
 from lightning_bnn.bank import read_networks
 from lightning_bnn.modules.templates import fixed_names
-from lightning_bnn.params import Params
-from lightning_bnn.randomness import keyed_generator
+from weightsym import params as P
+from weightsym.arguments import check_count, is_number
+from weightsym.params import Params
+from weightsym.randomness import keyed_generator
 
 __all__ = ["Members", "Share"]
 

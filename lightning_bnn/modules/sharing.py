@@ -14,9 +14,9 @@ from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import ends
 from lightning_bnn.methods.health import Diverged
 from lightning_bnn.modules.core import Core
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Dropout, Empirical, Posterior, Predictor
 from lightning_bnn.posteriors.empirical import spread
+from weightsym.params import Params
 
 __all__ = ["divergence_state", "shared_predictor", "take_share", "take_whole"]
 

@@ -21,7 +21,7 @@ from lightning_bnn._compat import trainer_of
 from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.methods import Batch
 from lightning_bnn.modules.core import Core
-from lightning_bnn.randomness import keyed_randomness
+from weightsym.randomness import keyed_randomness
 
 __all__ = ["TrainingData", "batch_for", "data_size", "in_order", "moved_by"]
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from lightning_bnn import params as P
-from lightning_bnn.params import Params
-from lightning_bnn.randomness import keyed_generator
+from weightsym import params as P
+from weightsym.params import Params
+from weightsym.randomness import keyed_generator
 
 __all__ = ["Posterior", "Predictor"]
 
@@ -53,7 +53,7 @@ class Posterior(nn.Module, ABC):
         Args:
             n: how many networks.
             generator: makes the draw repeatable.
-            chunk_size: networks that run at once, see `lightning_bnn.params.apply`.
+            chunk_size: networks that run at once, see `weightsym.params.apply`.
 
         Returns:
             A function of a module (which gives the computation) and inputs, to outputs ``(n, batch,
@@ -98,7 +98,7 @@ class Posterior(nn.Module, ABC):
             x: the input, or a tuple of several.
             n: how many networks.
             generator: makes the draw repeatable.
-            chunk_size: networks that run at once, see `lightning_bnn.params.apply`.
+            chunk_size: networks that run at once, see `weightsym.params.apply`.
         """
         inputs = x if isinstance(x, tuple) else (x,)
         return self.predictor(n, generator, chunk_size)(model, *inputs)

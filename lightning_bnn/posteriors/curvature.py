@@ -23,12 +23,12 @@ from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
-from lightning_bnn import params as P
-from lightning_bnn.extras import needed
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.metrics.validation import check_choice
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors.laplace import CurvatureBlock, features_of
+from weightsym import params as P
+from weightsym.extras import needed
+from weightsym.params import Params
 
 __all__ = [
     "MappedBatches",

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_bnn import params as P
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.params import Params, stack_size
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
-from lightning_bnn.randomness import keyed_generator
+from weightsym import params as P
+from weightsym.params import Params, stack_size
+from weightsym.randomness import keyed_generator
 
 __all__ = ["Dropout"]
 
@@ -160,7 +160,7 @@ class Dropout(Posterior):
         | Dropout as a Bayesian Approximation (Gal and Ghahramani, 2016)
         | https://arxiv.org/abs/1506.02142
 
-    >>> from lightning_bnn import params as P
+    >>> from weightsym import params as P
     >>> layers = torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)
     >>> net = torch.nn.Sequential(*layers)
     >>> posterior = Dropout(P.stack([P.of(net)]))

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from lightning_bnn import params as P
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.params import Params, stack_size
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
-from lightning_bnn.randomness import keyed_generator
+from weightsym import params as P
+from weightsym.params import Params, stack_size
+from weightsym.randomness import keyed_generator
 
 __all__ = ["Empirical", "Mixture"]
 

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.params import (
+from lightning_bnn.posteriors.base import Posterior, check_count, standard_normal, with_constants
+from weightsym import Symmetries, match, match_activations, permute
+from weightsym import align as joint_alignment
+from weightsym.params import (
     Params,
     RavelSpec,
     is_stacked,
@@ -20,9 +23,6 @@ from lightning_bnn.params import (
     stack_size,
     unravel,
 )
-from lightning_bnn.posteriors.base import Posterior, check_count, standard_normal, with_constants
-from lightning_bnn.symmetry import Symmetries, match, match_activations, permute
-from lightning_bnn.symmetry import align as joint_alignment
 
 __all__ = ["DiagonalGaussian", "LowRankGaussian"]
 
@@ -87,7 +87,7 @@ class DiagonalGaussian(Posterior):
             symmetries: what ``discover`` returned, for matching.
             model: gives the computation, for activations.
             batches: inputs, for activations.
-            **options: of `lightning_bnn.symmetry.align`, such as ``signs``, ``scales`` and
+            **options: of `weightsym.align`, such as ``signs``, ``scales`` and
                 ``mixing``, for a joint frame.
 
         References:
@@ -265,7 +265,7 @@ class LowRankGaussian(Posterior):
             symmetries: what ``discover`` returned, for the alignment.
             model: gives the computation, for activations.
             batches: inputs, for activations.
-            **options: of `lightning_bnn.symmetry.align`, for a joint frame.
+            **options: of `weightsym.align`, for a joint frame.
         """
         networks = _in_one_frame(networks, None, align, symmetries, model, batches, **options)
         size = stack_size(networks)
@@ -340,7 +340,7 @@ def alignment(
         symmetries: what ``discover`` returned.
         model: gives the computation, for activations.
         batches: inputs, for activations.
-        **options: of `lightning_bnn.symmetry.align`, for a joint frame.
+        **options: of `weightsym.align`, for a joint frame.
     """
     check_choice("align", align, get_args(Align))
     if symmetries is None:

@@ -17,11 +17,11 @@ from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from lightning_bnn import params as P
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count, standard_normal
+from weightsym import params as P
+from weightsym.params import Params
 
 __all__ = ["LaplaceGaussian"]
 

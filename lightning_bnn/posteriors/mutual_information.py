@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_transpositions
 from lightning_bnn.posteriors.unit_layers import UnitLayer
-from lightning_bnn.symmetry import Symmetries, random_permutations
-from lightning_bnn.symmetry.actions import permute_some
+from weightsym import Symmetries, random_permutations
+from weightsym.actions import permute_some
+from weightsym.params import Params
 
 __all__ = [
     "Bracket",
@@ -189,7 +189,7 @@ def information_bracket(
     Layers outside of the set can add at most the logarithm of how many permutations they have.
 
     Args:
-        sym: what `lightning_bnn.symmetry.discover` returned.
+        sym: what `weightsym.discover` returned.
         layers: a set that shares no tensor, see `independent_sets`.
         sampled: networks.
     """
@@ -228,7 +228,7 @@ def draw_information(
     In expectation it is between zero and the smaller of the information and log K.
 
     Args:
-        sym: what `lightning_bnn.symmetry.discover` returned.
+        sym: what `weightsym.discover` returned.
         sampled: networks.
         draws: K.
         generator: draws the permutations.

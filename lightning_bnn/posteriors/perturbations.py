@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from lightning_bnn.params import Params, RavelSpec
-from lightning_bnn.stacks.process import keep_freed_memory
+from weightsym.params import Params, RavelSpec
+from weightsym.stacks.process import keep_freed_memory
 
 __all__ = ["Draw", "Perturbed", "Reparameterisation", "Scratch", "draw", "tied_names"]
 

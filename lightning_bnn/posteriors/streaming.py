@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.metrics import PairwiseMutualInformation
-from lightning_bnn.params import Params
+from weightsym import params as P
+from weightsym.params import Params
 
 __all__ = ["stream_predictions"]
 

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params, stack_size, unravel
 from lightning_bnn.posteriors.base import Posterior, Predictor
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
 from lightning_bnn.posteriors.mutual_information import Sampled, permanent_information
 from lightning_bnn.posteriors.permanents import log_bethe, log_permanent
 from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, unit_layers
-from lightning_bnn.symmetry import Symmetries, permute, random_permutations
+from weightsym import Symmetries, permute, random_permutations
+from weightsym.params import Params, stack_size, unravel
 
 __all__ = ["Symmetrized"]
 
@@ -36,7 +36,7 @@ class Symmetrized(Posterior):
 
     Args:
         base: a posterior with a density.
-        sym: what `lightning_bnn.symmetry.discover` returned for its network.
+        sym: what `weightsym.discover` returned for its network.
         draws: how many permutations stand for the group where neither enumeration nor permanents
             can be used: the identity and uniform ones. For samples of the base the log-density is
             then too high in expectation: the entropy is bounded from below.
@@ -45,10 +45,10 @@ class Symmetrized(Posterior):
         | Variational Inference Failures Under Model Symmetries (Gelberg et al., 2024)
         | https://arxiv.org/abs/2408.05496
 
-    >>> from lightning_bnn import params as P
+    >>> from weightsym import params as P
     >>> from lightning_bnn.models import mlp
     >>> from lightning_bnn.posteriors import DiagonalGaussian
-    >>> from lightning_bnn.symmetry import discover
+    >>> from weightsym import discover
     >>> net = mlp(2, [4], 1)
     >>> posterior = Symmetrized(DiagonalGaussian(P.of(net)), discover(net, torch.randn(8, 2)))
     >>> network = posterior.sample(1)

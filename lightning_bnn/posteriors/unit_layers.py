@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params
-from lightning_bnn.symmetry import PermutationGroup, Symmetries
+from weightsym import PermutationGroup, Symmetries
+from weightsym.params import Params
 
 __all__ = ["UnitLayer", "independent_sets", "unit_layers"]
 

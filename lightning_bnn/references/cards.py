@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_bnn.loading import json_text
 from lightning_bnn.references.diagnosis import Diagnosis
 from lightning_bnn.tables import Measured
+from weightsym.loading import json_text
 
 __all__ = ["Card", "licence_of"]
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn import params as P
 from lightning_bnn.callbacks.chain_diagnostics import diagnoses
 from lightning_bnn.evaluation import predictions_of_mode, reference_predictions
 from lightning_bnn.evaluation.problem import Problem
@@ -18,10 +17,11 @@ from lightning_bnn.evaluation.protocols import PROTOCOLS
 from lightning_bnn.evaluation.reference import LARGEST, MEDIAN, Reference
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.params import Params
 from lightning_bnn.posteriors import Empirical
-from lightning_bnn.symmetry import canonicalise
 from lightning_bnn.tables import Measured
+from weightsym import canonicalise
+from weightsym import params as P
+from weightsym.params import Params
 
 __all__ = ["Diagnosis", "LEAST", "SPACES", "between", "diagnose", "differences", "followed"]
 

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import (
+from lightning_bnn.samplers.energy_sampler import EnergySampler
+from lightning_bnn.samplers.langevin import cut
+from weightsym.arguments import (
     check_count,
     check_fraction,
     check_integer,
     check_positive,
     is_number,
 )
-from lightning_bnn.randomness import keyed_generator
-from lightning_bnn.samplers.energy_sampler import EnergySampler
-from lightning_bnn.samplers.langevin import cut
+from weightsym.randomness import keyed_generator
 
 __all__ = ["HMC"]
 

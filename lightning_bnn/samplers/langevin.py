@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lightning_bnn.arguments import check_count, check_integer, check_not_negative
-from lightning_bnn.randomness import keyed_generator
+from weightsym.arguments import check_count, check_integer, check_not_negative
+from weightsym.randomness import keyed_generator
 
 __all__ = ["Langevin"]
 

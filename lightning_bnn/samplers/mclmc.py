@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import check_count, check_integer, check_positive
-from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.samplers.energy_sampler import EnergySampler
+from weightsym.arguments import check_count, check_integer, check_positive
+from weightsym.randomness import keyed_generator
 
 __all__ = ["MCLMC"]
 

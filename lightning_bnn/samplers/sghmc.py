@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import check_count, check_fraction, check_not_negative
 from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
+from weightsym.arguments import check_count, check_fraction, check_not_negative
 
 __all__ = ["SGHMC"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.arguments import check_fraction, check_positive
 from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
+from weightsym.arguments import check_fraction, check_positive
 
 __all__ = ["SGLD", "PreconditionedSGLD"]
 

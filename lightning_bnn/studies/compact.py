@@ -13,13 +13,13 @@ from lightning_bnn.evaluation.evaluators import class_numbers
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.evaluation.stored_posteriors import posterior_of
 from lightning_bnn.metrics import agreement, total_variation
-from lightning_bnn.params import Params
 from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.posteriors import DiagonalGaussian
-from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 from lightning_bnn.tables import Cell, Table
+from weightsym.params import Params
+from weightsym.randomness import keyed_generator
 
 __all__ = ["CompactStudy", "compact"]
 

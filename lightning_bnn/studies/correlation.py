@@ -15,12 +15,12 @@ from lightning_bnn.evaluation.comparison import collect
 from lightning_bnn.evaluation.reference import Options
 from lightning_bnn.plots import dots_figure, scatter_figure
 from lightning_bnn.quiet_runs import one_thread
-from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.compare import COLUMNS
 from lightning_bnn.studies.demo import METHODS, REFERENCE, demo_jobs
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 from lightning_bnn.tables import Cell, Measured, Table
+from weightsym.randomness import keyed_generator
 
 __all__ = ["correlation", "rank_correlation", "rank_correlations"]
 

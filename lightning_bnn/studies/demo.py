@@ -15,7 +15,6 @@ import lightning as L
 import torch
 
 import lightning_bnn
-from lightning_bnn import params as P
 from lightning_bnn.evaluation.comparison import collect
 from lightning_bnn.evaluation.reference import LARGEST, MEDIAN
 from lightning_bnn.evaluation.report import distances_table
@@ -31,6 +30,7 @@ from lightning_bnn.studies.mass import mass_findings
 from lightning_bnn.studies.populations import Population
 from lightning_bnn.studies.runs import Job, Run, run_jobs
 from lightning_bnn.tables import Measured, Table
+from weightsym import params as P
 
 __all__ = ["demo", "demo_jobs"]
 

@@ -17,7 +17,6 @@ from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import read_reference, reference_names
 from lightning_bnn.references.entries import Entry, read_entries
 from lightning_bnn.references.shipped import is_gold, reference_folder
-from lightning_bnn.settings_files import read_settings
 from lightning_bnn.studies.correlation import rank_correlation
 from lightning_bnn.studies.fidelity import (
     LAWS,
@@ -30,6 +29,7 @@ from lightning_bnn.studies.fidelity import (
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 from lightning_bnn.tables import Cell, Measured, Table, spread
+from weightsym.settings_files import read_settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

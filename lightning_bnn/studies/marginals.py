@@ -9,14 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.extras import needed
-from lightning_bnn.params import Params, ravel
 from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.studies.findings import Findings, publish
 from lightning_bnn.studies.populations import Population, Recipe, population
-from lightning_bnn.symmetry import Symmetries, canonicalise
-from lightning_bnn.symmetry.units import unit_rows, writer
 from lightning_bnn.tables import Cell, Table
+from weightsym import Symmetries, canonicalise
+from weightsym.extras import needed
+from weightsym.params import Params, ravel
+from weightsym.units import unit_rows, writer
 
 __all__ = ["forms_of", "marginals", "marginals_findings", "units_figure"]
 

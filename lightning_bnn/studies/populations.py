@@ -9,9 +9,9 @@ from typing import Any
 
 from lightning_bnn.evaluation.problem import Problem, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, read_posterior
-from lightning_bnn.params import Params
 from lightning_bnn.studies.findings import results_folder, settings_of
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
+from weightsym.params import Params
 
 __all__ = ["ENSEMBLES", "Population", "Recipe", "population"]
 

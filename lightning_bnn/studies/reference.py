@@ -17,7 +17,6 @@ import lightning_bnn
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.shipped import digest_of_networks
 from lightning_bnn.callbacks.training_cost import COST_FILE, TrainingCost
-from lightning_bnn.commands.parsers import did_you_mean
 from lightning_bnn.commands.presets import preset_names, preset_text
 from lightning_bnn.evaluation.problem import Problem, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
@@ -28,6 +27,7 @@ from lightning_bnn.references.diagnosis import LEAST, between
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.references import agreement_table, distances_table
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
+from weightsym.commands.parsers import did_you_mean
 
 __all__ = ["reference"]
 

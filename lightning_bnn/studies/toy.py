@@ -8,14 +8,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.params import Params
 from lightning_bnn.plots import hexbin_figure, scatter_figure
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.populations import Recipe
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
-from lightning_bnn.symmetry import Symmetries, canonicalise
 from lightning_bnn.tables import Cell, Table
+from weightsym import Symmetries, canonicalise
+from weightsym.params import Params
 
 __all__ = ["forms_of", "toy"]
 

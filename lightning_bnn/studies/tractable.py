@@ -23,11 +23,11 @@ from lightning_bnn.posteriors.mutual_information import (
 )
 from lightning_bnn.posteriors.permanents import log_permanent
 from lightning_bnn.posteriors.unit_layers import unit_layers
-from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.runs import fit_quietly
-from lightning_bnn.symmetry import discover
 from lightning_bnn.tables import Cell, Table, spread
+from weightsym import discover
+from weightsym.randomness import keyed_generator
 
 __all__ = ["Result", "findings_of", "posterior_density", "study", "tractable"]
 

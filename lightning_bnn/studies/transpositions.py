@@ -11,17 +11,15 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn import params as P
 from lightning_bnn.datamodules import MNIST, Digits
 from lightning_bnn.datamodules.base import DataModule
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import DeepEnsemble
-from lightning_bnn.params import Params
 from lightning_bnn.plots import Line, lines_figure
-from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import GivenExamples, fit_quietly
-from lightning_bnn.symmetry import (
+from lightning_bnn.tables import Cell, Table
+from weightsym import (
     Symmetries,
     barrier,
     discover,
@@ -29,8 +27,10 @@ from lightning_bnn.symmetry import (
     match_activations,
     permute,
 )
-from lightning_bnn.symmetry import transpositions as count_swaps
-from lightning_bnn.tables import Cell, Table
+from weightsym import params as P
+from weightsym import transpositions as count_swaps
+from weightsym.params import Params
+from weightsym.randomness import keyed_generator
 
 __all__ = ["permutation_with", "transpositions"]
 

@@ -15,7 +15,6 @@ from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.modules import SymmetrizedVI
 from lightning_bnn.plots import lines_figure
 from lightning_bnn.quiet_runs import quiet
-from lightning_bnn.randomness import keyed_generator, keyed_randomness
 from lightning_bnn.studies.findings import (
     Findings,
     measured_line,
@@ -25,6 +24,7 @@ from lightning_bnn.studies.findings import (
 )
 from lightning_bnn.studies.runs import Job, Run, run_jobs
 from lightning_bnn.tables import Table, spread
+from weightsym.randomness import keyed_generator, keyed_randomness
 
 __all__ = ["width"]
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from lightning_bnn import metrics, models
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.symmetry import canonicalise, discover, plan_removal
+from weightsym import canonicalise, discover, plan_removal
+from weightsym import params as P
 
 
 def networks(n, seed=0):

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save, save_file
 
 from lightning_bnn import models
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank, export_files, import_files
+from weightsym import params as P
 
 
 class User(L.LightningModule):

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank, shipped_bank, shipped_banks
 from lightning_bnn.bank.shipped import bank_card, digest_of_networks, shipped_path
 from lightning_bnn.cli import main
 from lightning_bnn.evaluation.stored_posteriors import Location
 from lightning_bnn.models import optunet
-from lightning_bnn.settings_files import read_settings
+from weightsym import params as P
+from weightsym.settings_files import read_settings
 
 ASKED = "what data network training result cost versions licence intended_use limits sha256".split()
 

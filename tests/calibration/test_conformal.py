@@ -10,7 +10,7 @@ import torch
 from lightning_bnn.calibration import conformal_intervals, conformal_sets, mean_band, quantile_band
 from lightning_bnn.calibration.conformal import Band, conformal_quantiles, set_scores
 from lightning_bnn.evaluation.calibration import credible_sets
-from lightning_bnn.randomness import keyed_generator
+from weightsym.randomness import keyed_generator
 
 
 def predictions(n, classes=5, seed=0, sharp=1.6):

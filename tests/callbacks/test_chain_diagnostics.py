@@ -7,12 +7,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from module_cases import Blobs, adam, network, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_bnn import params as P
 from lightning_bnn import samplers
 from lightning_bnn.callbacks import ChainDiagnostics
 from lightning_bnn.metrics import effective_sample_size, rhat, tail_effective_sample_size
 from lightning_bnn.modules import SGHMC, DeepEnsemble
-from lightning_bnn.symmetry import canonicalise, discover, permute, random_permutations
+from weightsym import canonicalise, discover, permute, random_permutations
+from weightsym import params as P
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
 

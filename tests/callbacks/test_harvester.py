@@ -23,11 +23,11 @@ from runs import (
     fit,
 )
 
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.writer import BankWriter
 from lightning_bnn.callbacks import CheckpointHarvester, harvester
 from lightning_bnn.harvest import Schedule
+from weightsym import params as P
 
 KINDS = {**RUNS, "untraceable": (Unreadable, {})}
 

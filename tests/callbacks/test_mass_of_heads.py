@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lightning_bnn import params as P
 from lightning_bnn.callbacks import MassGap
-from lightning_bnn.symmetry import discover, mass, min_mass
+from weightsym import discover, mass, min_mass
+from weightsym import params as P
 
 
 class Heads(L.LightningModule):

@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester, SymmetricAverage, symmetric_average
-from lightning_bnn.symmetry import average, discover, permute, random_permutations
+from weightsym import average, discover, permute, random_permutations
+from weightsym import params as P
 
 X = torch.randn(20, 6, generator=torch.Generator().manual_seed(3))
 

@@ -11,9 +11,9 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from runs import RUNS, Attributes, Plain, Recorder, Stacked, Unreadable, built, fit
 from scipy.stats import kendalltau
 
-from lightning_bnn import params as P
 from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
-from lightning_bnn.symmetry import discover, min_mass
+from weightsym import discover, min_mass
+from weightsym import params as P
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 DRAWN = "plain", "bf16", "compiled", "dict batches"

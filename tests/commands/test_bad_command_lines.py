@@ -10,7 +10,7 @@ import yaml
 
 from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_text
-from lightning_bnn.settings_files import settings_of_text
+from weightsym.settings_files import settings_of_text
 
 pytestmark = [pytest.mark.bad_input, pytest.mark.filterwarnings("ignore")]
 GOOD = preset_text("digits_ensemble")

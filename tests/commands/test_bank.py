@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lightning_bnn import models
-from lightning_bnn import params as P
 from lightning_bnn.cli import main
+from weightsym import params as P
 
 
 def test_add_show_export(tmp_path, capsys):

@@ -10,11 +10,11 @@ import torch
 from disk_networks import NORMED, PLAIN, drawn, known, normed, orders, plain, write
 from PIL import Image
 
-from lightning_bnn import params as P
 from lightning_bnn.cli import main
-from lightning_bnn.commands.diff import EXIT_CODES, rounding_of, verdict_of
-from lightning_bnn.symmetry import Difference, random_scales, rescale
-from lightning_bnn.symmetry.matching.difference import Stage
+from weightsym import Difference, random_scales, rescale
+from weightsym import params as P
+from weightsym.commands.diff import EXIT_CODES, rounding_of, verdict_of
+from weightsym.matching.difference import Stage
 
 SAME, COPY, APART = EXIT_CODES.values()
 FEW = ["--nulls", "3"]
@@ -22,7 +22,7 @@ FEW = ["--nulls", "3"]
 
 @pytest.fixture(autouse=True)
 def _read_once(monkeypatch):
-    monkeypatch.setattr("lightning_bnn.commands.diff.discover", known)
+    monkeypatch.setattr("weightsym.commands.diff.discover", known)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_copies_that_were_trained_on_and_others(files, capsys):
 
 
 def test_equal_files_are_not_matched(files, capsys, monkeypatch):
-    monkeypatch.setattr("lightning_bnn.commands.diff.difference", None)
+    monkeypatch.setattr("weightsym.commands.diff.difference", None)
     assert compared(files, "b") == 0
     assert "every tensor is the same, bit for bit" in capsys.readouterr().out
 

@@ -7,10 +7,10 @@ import torch
 import yaml
 from small_runs import CONFIG, NET, bank, config
 
-from lightning_bnn import params as P
 from lightning_bnn.cli import main
 from lightning_bnn.commands.doctor import FAULTY
 from lightning_bnn.doctor import Report
+from weightsym import params as P
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
 

@@ -15,10 +15,7 @@ from lightning_bnn import cli, datamodules, modules
 from lightning_bnn.cli import TRAINING, main
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-PLACES = {
-    **{name: f"commands.{name}" for name in cli.COMMANDS},
-    **{name: f"studies.{name}" for name in {**cli.STUDIES, **cli.REFERENCES}},
-}
+PLACES = {name: cli.module_of(name) for name in cli.EVERY if name not in TRAINING}
 
 
 def said(capsys, *args):
@@ -30,8 +27,8 @@ def said(capsys, *args):
 
 @pytest.mark.parametrize("name", PLACES)
 def test_a_command_is_declared_as_it_is(name, capsys):
-    function = getattr(importlib.import_module(f"lightning_bnn.{PLACES[name]}"), name)
-    declared = cli._declared(PLACES[name], name)
+    function = getattr(importlib.import_module(PLACES[name]), name)
+    declared = cli.declared(PLACES[name])
     assert declared is not function
     assert inspect.signature(declared) == inspect.signature(function)
     assert inspect.getdoc(declared) == inspect.getdoc(function)
@@ -86,7 +83,7 @@ def test_a_fresh_process_knows_what_was_meant():
 # ------------------------------------------------------------ what is refused
 def options_of(name):
     """Every option of a command with its type, and the words that the command needs."""
-    declared = cli._declared(PLACES[name], name)
+    declared = cli.declared(PLACES[name])
     hints = typing.get_type_hints(declared)
     parameters = dict(inspect.signature(declared).parameters)
     if group := hints.pop("architecture", None):

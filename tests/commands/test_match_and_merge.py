@@ -26,11 +26,11 @@ from disk_networks import (
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from lightning_bnn import params as P
 from lightning_bnn.cli import main
-from lightning_bnn.commands.examples import examples_of, loss
-from lightning_bnn.symmetry import mix, permute, random_mixings
-from lightning_bnn.symmetry.matching.repair import reestimated
+from weightsym import mix, permute, random_mixings
+from weightsym import params as P
+from weightsym.commands.examples import examples_of, loss
+from weightsym.matching.repair import reestimated
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(5))
 
@@ -62,8 +62,8 @@ def distance(a, b):
 
 @pytest.fixture(autouse=True)
 def _read_once(monkeypatch):
-    monkeypatch.setattr("lightning_bnn.commands.merge.discover", known)
-    monkeypatch.setattr("lightning_bnn.commands.diff.discover", known)
+    monkeypatch.setattr("weightsym.commands.merge.discover", known)
+    monkeypatch.setattr("weightsym.commands.diff.discover", known)
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import torch
 from disk_networks import PLAIN, drawn, orders, plain, write
 from safetensors.torch import load_file
 
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
+from weightsym import params as P
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
 

@@ -22,7 +22,7 @@ from lightning_bnn.cli import main
 from lightning_bnn.commands import parts, population_settings
 from lightning_bnn.commands import population as command
 from lightning_bnn.commands.population import population
-from lightning_bnn.extras import MissingPackage
+from weightsym.extras import MissingPackage
 
 
 @pytest.fixture

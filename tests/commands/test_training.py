@@ -15,7 +15,6 @@ from lightning.pytorch.loggers import CSVLogger
 from runs import QUIET
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_bnn import params as P
 from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_names
 from lightning_bnn.commands.training import (
@@ -25,6 +24,7 @@ from lightning_bnn.commands.training import (
     training,
 )
 from lightning_bnn.modules import DeepEnsemble
+from weightsym import params as P
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ON_A_CPU = ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn import params as P
 from lightning_bnn.doctor import Evidence, Examples, Settings, examine
 from lightning_bnn.doctor.checks import weights
 from lightning_bnn.doctor.evidence import NotPossible
@@ -18,6 +17,7 @@ from lightning_bnn.doctor.examine import CHECKS
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian, Empirical
+from weightsym import params as P
 
 CLASSES, EXAMPLES = 3, 2000
 

@@ -11,7 +11,6 @@ from runs import QUIET
 from small_runs import NET, bank, config, numbers, results
 from torch import nn
 
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
 from lightning_bnn.datamodules import Digits
@@ -34,7 +33,8 @@ from lightning_bnn.models import mlp
 from lightning_bnn.modules import MFVI, SWAG, Laplace, MCDropout
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.studies.compare import COLUMNS
-from lightning_bnn.symmetry import canonicalise, discover
+from weightsym import canonicalise, discover
+from weightsym import params as P
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
 

@@ -6,12 +6,12 @@ import yaml
 from small_runs import numbers, results
 
 from lightning_bnn import metrics as M
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
 from lightning_bnn.datamodules import Diabetes
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.models import mlp
+from weightsym import params as P
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
 

@@ -10,7 +10,6 @@ from small_runs import bank, config, numbers, results
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
 from lightning_bnn.datamodules import Diabetes
@@ -22,6 +21,7 @@ from lightning_bnn.evaluation.stored_posteriors import Location, read_posterior
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import MFVI
+from weightsym import params as P
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lightning_bnn import metrics as M
-from lightning_bnn import params as P
 from lightning_bnn.evaluation import ClassPredictions, draw, predictions_of_mode
 from lightning_bnn.evaluation.errors import bootstrap, jackknife
 from lightning_bnn.evaluation.evaluators import class_numbers
@@ -14,6 +13,7 @@ from lightning_bnn.evaluation.predictions import has_classes
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian, Dropout, Empirical, Mixture
+from weightsym import params as P
 
 NET = mlp(5, [6], 3).eval()
 NET.load_state_dict(P.unstack(P.populate(NET, 1, torch.Generator().manual_seed(77)))[0])

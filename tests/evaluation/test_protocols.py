@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from lightning_bnn import params as P
 from lightning_bnn.evaluation.protocols import PROTOCOLS, before_norm, inner_symmetries
 from lightning_bnn.models import mlp, optunet, resnet18
-from lightning_bnn.symmetry import discover, permute, random_permutations
+from weightsym import discover, permute, random_permutations
+from weightsym import params as P
 
 
 def removed(remover, networks):

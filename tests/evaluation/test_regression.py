@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from lightning_bnn import metrics as M
-from lightning_bnn import params as P
 from lightning_bnn.evaluation import (
     GaussianPredictions,
     make_evaluator,
@@ -20,6 +19,7 @@ from lightning_bnn.evaluation.scores import regression_numbers
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian
+from weightsym import params as P
 
 G = torch.Generator().manual_seed(0)
 OUTPUTS, Y = torch.randn(6, 40, 4, generator=G), torch.randn(40, 2, generator=G)

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.fast import chain_of, machine_code
+from weightsym import params as P
+from weightsym.fast import chain_of, machine_code
 
 TOLERANCE = 1e-14
 """Relative to the largest number of a tensor; 1.2e-15 was the most in 136 random networks."""
@@ -161,7 +161,7 @@ def test_two_threads_are_one_bit_for_bit(monkeypatch):
 def test_without_gradients_members_run_some_at_a_time(monkeypatch):
     model, stack, x = made(NETWORKS["strided"]())
     whole = P.apply(model, stack, x)
-    monkeypatch.setattr("lightning_bnn.fast.running.AT_ONCE", 1)
+    monkeypatch.setattr("weightsym.fast.running.AT_ONCE", 1)
     with torch.no_grad():
         assert torch.equal(P.apply(model, stack, x), whole)
 
@@ -186,7 +186,7 @@ def test_a_forked_process_goes_on():
 @pytest.mark.parametrize("reason", UNSUITABLE)
 def test_other_networks_run_by_torch_and_say_why(reason, caplog):
     model, stack, x = made(UNSUITABLE[reason]())
-    with caplog.at_level(logging.INFO, "lightning_bnn.params"):
+    with caplog.at_level(logging.INFO, "weightsym.params"):
         for _ in range(2):
             assert chain_of(model, stack, (x,)) is None
     told = [r.message for r in caplog.records if "operations of torch" in r.message]
@@ -275,7 +275,7 @@ def test_without_llvmlite_a_stack_runs_too(monkeypatch, caplog):
     monkeypatch.setitem(__import__("sys").modules, "llvmlite.binding", None)
     machine_code.has_compiler.cache_clear()
     machine_code._compiler.cache_clear()
-    with caplog.at_level(logging.WARNING, "lightning_bnn.params"):
+    with caplog.at_level(logging.WARNING, "weightsym.params"):
         without = P.apply(model, stack, x)
         P.apply(model, stack, x)
     machine_code.has_compiler.cache_clear()

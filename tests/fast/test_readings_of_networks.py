@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.fast import chain_of, dispatch, machine_code
+from weightsym import params as P
+from weightsym.fast import chain_of, dispatch, machine_code
 
 TOLERANCE = 1e-14
 
@@ -185,7 +185,7 @@ def test_networks_with_random_numbers_that_are_not_of_torch(draw, caplog):
     model, stack, x = made(stochastic, shape=(5,))
     generator = {random.random: random.getstate}.get(draw, np.random.get_state)  # noqa: NPY002
     before = repr(generator())
-    with caplog.at_level(logging.INFO, "lightning_bnn.params"):
+    with caplog.at_level(logging.INFO, "weightsym.params"):
         assert chain_of(model, stack, (x,)) is None
     assert "random numbers" in caplog.text
     assert repr(generator()) == before
@@ -197,7 +197,7 @@ def test_networks_that_never_stay_the_same_are_given_up(caplog):
         return net.two(x)
 
     model, stack, x = made(Layers(counting, calls=0), shape=(5,))
-    with caplog.at_level(logging.INFO, "lightning_bnn.params"):
+    with caplog.at_level(logging.INFO, "weightsym.params"):
         for _ in range(dispatch.MOST_SETTINGS):
             assert chain_of(model, stack, (x,)) is not None
         assert chain_of(model, stack, (x,)) is None
@@ -244,7 +244,7 @@ def test_tensors_of_different_numbers_of_networks(run):
 )
 def test_reasons_that_lie_in_a_call_are_told(reason, examples, dtype, caplog):
     model, stack, x = made(models.mlp(5, [4], 2), dtype=dtype, examples=examples, shape=(5,))
-    with caplog.at_level(logging.INFO, "lightning_bnn.params"):
+    with caplog.at_level(logging.INFO, "weightsym.params"):
         P.apply(model, stack, x)
         P.apply(model, stack, x)
     assert caplog.text.count(reason) == 1
@@ -252,7 +252,7 @@ def test_reasons_that_lie_in_a_call_are_told(reason, examples, dtype, caplog):
 
 def test_mixed_precision_is_told(caplog):
     model, stack, x = made(models.mlp(5, [4], 2), dtype=torch.float32, shape=(5,))
-    with caplog.at_level(logging.INFO, "lightning_bnn.params"), torch.autocast("cpu"):
+    with caplog.at_level(logging.INFO, "weightsym.params"), torch.autocast("cpu"):
         P.apply(model, stack, x)
     assert "mixed precision" in caplog.text
 

@@ -16,8 +16,8 @@ from small_runs import NET, bank, config
 
 from lightning_bnn.bank import CheckpointBank, import_files
 from lightning_bnn.cli import main
-from lightning_bnn.loading import load
 from lightning_bnn.modules import DeepEnsemble, FromCheckpoints
+from weightsym.loading import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from cases import CASES, Forward
 from torch import nn
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     UnsupportedModel,
     canonicalise,
     discover,
@@ -19,6 +18,7 @@ from lightning_bnn.symmetry import (
     rescale,
     verify,
 )
+from weightsym import params as P
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,7 @@ import torch
 from cases import Forward
 from torch import nn
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     canonicalise,
     discover,
     flip,
@@ -21,7 +20,8 @@ from lightning_bnn.symmetry import (
     random_signs,
     rescale,
 )
-from lightning_bnn.symmetry.verify import random_element
+from weightsym import params as P
+from weightsym.verify import random_element
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from known_networks.table import add, linear, network, parameter
-from lightning_bnn.symmetry import fold_norms
+from weightsym import fold_norms
 
 FEW, MORE, LONG = (16, 4, 10), (20, 4, 10), [(3, 7, 10)]
 VALUES, BOTH = {"v.bias": 6}, {"k.bias": 6, "v.bias": 6}

@@ -10,7 +10,7 @@ import torch
 from cases import Forward, randomise
 from torch import nn
 
-from lightning_bnn.symmetry import discover
+from weightsym import discover
 
 __all__ = ["NETWORKS", "Network", "add", "counted", "linear", "network", "parameter"]
 

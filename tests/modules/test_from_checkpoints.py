@@ -5,11 +5,11 @@ import torch
 from module_cases import Blobs, adam, network, same, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank, read_networks
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.modules import DeepEnsemble, FromCheckpoints, Laplace
 from lightning_bnn.posteriors import DiagonalGaussian, LowRankGaussian, Mixture
+from weightsym import params as P
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -5,10 +5,10 @@ import torch
 from module_cases import Blobs, network, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import params as P
 from lightning_bnn import samplers
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.modules import HMC
+from weightsym import params as P
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -9,10 +9,10 @@ from module_cases import Blobs, adam, network, same, trainer
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.modules import DeepEnsemble, Laplace
 from lightning_bnn.posteriors import LaplaceGaussian
+from weightsym import params as P
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

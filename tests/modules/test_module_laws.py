@@ -23,7 +23,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_bnn import metrics as M
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import (
     CheckpointHarvester,
@@ -33,6 +32,7 @@ from lightning_bnn.callbacks import (
     SymmetricAverage,
 )
 from lightning_bnn.posteriors import Mixture, Posterior
+from weightsym import params as P
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -8,11 +8,11 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from module_cases import Blobs, network, trainer
 
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.datamodules import Digits
 from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.modules import MFVI, SGHMC, DeepEnsemble
+from weightsym import params as P
 
 SGD = lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=1e-2)  # noqa: E731
 ADAM = lambda p: torch.optim.Adam(p, 1e-2)  # noqa: E731

@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from lightning_bnn import _compat
-from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Categorical, Gaussian, IsotropicGaussianPrior
 from lightning_bnn.modules import MFVI, DeepEnsemble, MCDropout, SymmetrizedVI
 from lightning_bnn.modules.training_data import data_size
+from weightsym import params as P
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FEW = ["ensemble", "mfvi", "bethe"]

@@ -10,12 +10,12 @@ from module_cases import Blobs, network, same, state, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import params as P
 from lightning_bnn import samplers
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.modules import MFVI, SGHMC, SWAG, DeepEnsemble, Laplace, MCDropout
+from weightsym import params as P
 
 quiet = pytest.mark.filterwarnings("ignore")
 

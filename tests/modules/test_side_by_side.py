@@ -8,12 +8,12 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.methods import Batch
 from lightning_bnn.methods.run import member_losses
 from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.modules.optimization import check_elementwise, clip_members
+from weightsym import params as P
 
 SGD = lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2)  # noqa: E731
 

@@ -9,14 +9,14 @@ from module_cases import Blobs, network, trainer
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.batch_norms import refreshed
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.methods.swag import HighRate
 from lightning_bnn.modules import SWAG, DeepEnsemble
 from lightning_bnn.posteriors import LowRankGaussian, Mixture
-from lightning_bnn.randomness import keyed_generator
+from weightsym import params as P
+from weightsym.batch_norms import refreshed
+from weightsym.randomness import keyed_generator
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

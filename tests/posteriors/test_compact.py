@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lightning_bnn import params as P
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian, LowRankGaussian
-from lightning_bnn.symmetry import align, discover, match_activations, permute, random_permutations
+from weightsym import align, discover, match_activations, permute, random_permutations
+from weightsym import params as P
 
 NET = mlp(6, [12], 3).eval()
 NET.load_state_dict(P.unstack(P.populate(NET, 1, torch.Generator().manual_seed(77)))[0])

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lightning_bnn import params as P
 from lightning_bnn.posteriors import Dropout
 from lightning_bnn.posteriors.dropout import dropout_sites
+from weightsym import params as P
 
 
 class Functional(nn.Module):

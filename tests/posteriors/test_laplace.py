@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.posteriors import LaplaceGaussian
 from lightning_bnn.posteriors.curvature import (
@@ -17,6 +16,7 @@ from lightning_bnn.posteriors.curvature import (
     log_marginal_likelihood,
 )
 from lightning_bnn.posteriors.laplace import CurvatureBlock
+from weightsym import params as P
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 STRUCTURES = pytest.mark.parametrize("structure", ["full", "kron", "diag"])

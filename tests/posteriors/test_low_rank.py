@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lightning_bnn import params as P
 from lightning_bnn.posteriors import LowRankGaussian
+from weightsym import params as P
 
 
 def trajectory(n=60):

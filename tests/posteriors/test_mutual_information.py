@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn import params as P
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian, Symmetrized
 from lightning_bnn.posteriors.mutual_information import (
@@ -21,7 +20,8 @@ from lightning_bnn.posteriors.mutual_information import (
 )
 from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_permanent
 from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, unit_layers
-from lightning_bnn.symmetry import discover, permute, random_permutations
+from weightsym import discover, permute, random_permutations
+from weightsym import params as P
 
 GOLDEN = [
     ((0.5, -0.5), (1, 1), 0.2013454716),

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.func import jacrev
 
-from lightning_bnn import params as P
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.posteriors.curvature import curvature, curvature_root
+from weightsym import params as P
 
 CASES = {
     "categorical": (Categorical(), 4),

@@ -15,7 +15,7 @@ from lightning_bnn.posteriors.permanents import (
     to_unit_sums,
 )
 from lightning_bnn.posteriors.unit_layers import UnitLayer
-from lightning_bnn.symmetry import PermutationGroup, Symmetries
+from weightsym import PermutationGroup, Symmetries
 
 SIZES = pytest.mark.parametrize("n", [2, 3, 6])
 

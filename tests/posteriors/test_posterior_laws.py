@@ -7,7 +7,6 @@ import torch
 from torch import distributions as D
 
 from lightning_bnn import models
-from lightning_bnn import params as P
 from lightning_bnn.posteriors import (
     DiagonalGaussian,
     Empirical,
@@ -17,6 +16,7 @@ from lightning_bnn.posteriors import (
     Posterior,
 )
 from lightning_bnn.posteriors.laplace import CurvatureBlock
+from weightsym import params as P
 
 
 def template():

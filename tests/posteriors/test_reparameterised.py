@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from lightning_bnn import params as P
 from lightning_bnn.posteriors.perturbations import Scratch, draw
+from weightsym import params as P
 
 SPEC = P.ravel({"a": torch.zeros(2, 3), "b": torch.zeros(4)})[1]
 

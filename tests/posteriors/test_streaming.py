@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from lightning_bnn import metrics, models
-from lightning_bnn import params as P
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.datamodules import Digits
 from lightning_bnn.posteriors import stream_predictions
+from weightsym import params as P
 
 
 def made(members=7, examples=40):

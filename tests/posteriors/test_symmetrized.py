@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from lightning_bnn import models
-from lightning_bnn import params as P
 from lightning_bnn.posteriors import DiagonalGaussian, Symmetrized, symmetrized
-from lightning_bnn.symmetry import discover, permute, random_permutations
+from weightsym import discover, permute, random_permutations
+from weightsym import params as P
 
 PERCEPTRON = models.mlp(2, [3], 1).double()
 X = torch.randn(4, 2, generator=torch.Generator().manual_seed(0)).double()

@@ -4,10 +4,10 @@ import pytest
 import torch
 from small_runs import numbers
 
-from lightning_bnn import params as P
 from lightning_bnn.cli import main
 from lightning_bnn.metrics import law_mmd, mmd
 from lightning_bnn.references import read_reference
+from weightsym import params as P
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.e2e]
 

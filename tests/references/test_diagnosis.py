@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn import params as P
 from lightning_bnn.datamodules import NoisySine
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
@@ -13,7 +12,8 @@ from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.references import diagnose
 from lightning_bnn.references.diagnosis import between
-from lightning_bnn.symmetry import permute, random_permutations
+from weightsym import params as P
+from weightsym import permute, random_permutations
 
 CHAINS, DRAWS = 8, 40
 LAWS = ("law", "ns_law", "f_law")

@@ -5,7 +5,7 @@ import pytest
 from lightning_bnn.references import reference_names
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.shipped import readable_card, reference_folder
-from lightning_bnn.settings_files import read_settings
+from weightsym.settings_files import read_settings
 
 ASKED = (
     "what verdict data network prior likelihood sampler draws diagnostics cost versions licence "

@@ -107,7 +107,7 @@ def test_a_trajectory_is_leapfrog():
         a.grad, b.grad = torch.autograd.grad(value.sum(), (a, b))
         return value
 
-    from lightning_bnn.randomness import keyed_generator
+    from weightsym.randomness import keyed_generator
 
     momentum = torch.empty(23, dtype=torch.float64).normal_(generator=keyed_generator(4, 0))
     q = torch.full((23,), 0.5, dtype=torch.float64)

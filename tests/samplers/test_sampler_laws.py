@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from lightning_bnn.randomness import keyed_generator
 from lightning_bnn.samplers import SGHMC, SGLD, CyclicalSchedule, PreconditionedSGLD, langevin
+from weightsym.randomness import keyed_generator
 
 N, CHAINS = 50, 4000
 COVARIANCE = torch.tensor([[1.0, 0.6], [0.6, 0.8]], dtype=torch.float64) / N

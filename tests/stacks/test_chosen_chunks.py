@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn import params as P
+from weightsym import params as P
 
 
 def network(norm=nn.BatchNorm2d, channels=8):

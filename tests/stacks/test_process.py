@@ -6,10 +6,10 @@ import sys
 import pytest
 import torch
 
-from lightning_bnn.fast.running import _over_members
-from lightning_bnn.stacks import process
-from lightning_bnn.stacks.process import end_waiting_threads
-from lightning_bnn.stacks.threads import in_threads
+from weightsym.fast.running import _over_members
+from weightsym.stacks import process
+from weightsym.stacks.process import end_waiting_threads
+from weightsym.stacks.threads import in_threads
 
 TASKS = "/proc/self/task"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts the threads of Linux")

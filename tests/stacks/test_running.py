@@ -8,8 +8,8 @@ from module_cases import Blobs, adam, trainer
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_bnn import params as P
 from lightning_bnn.modules import DeepEnsemble
+from weightsym import params as P
 
 
 class Recomputing(nn.Module):

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn import params as P
 from lightning_bnn.methods import Batch
 from lightning_bnn.methods.run import member_losses
-from lightning_bnn.stacks.process import keep_freed_memory
-from lightning_bnn.stacks.threads import in_threads, threads_for
+from weightsym import params as P
+from weightsym.stacks.process import keep_freed_memory
+from weightsym.stacks.threads import in_threads, threads_for
 
 
 def network(dropout=0.0):

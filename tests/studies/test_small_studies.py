@@ -12,7 +12,6 @@ from scipy.stats import chisquare, ks_2samp
 from small_runs import NET, bank, config, numbers, results
 
 from lightning_bnn import metrics as M
-from lightning_bnn import params as P
 from lightning_bnn.cli import STUDIES, main
 from lightning_bnn.datamodules import Digits
 from lightning_bnn.evaluation.problem import read_problem
@@ -34,7 +33,8 @@ from lightning_bnn.studies.marginals import (
 )
 from lightning_bnn.studies.toy import forms_of
 from lightning_bnn.studies.transpositions import permutation_with
-from lightning_bnn.symmetry import discover, permute, transpositions
+from weightsym import discover, permute, transpositions
+from weightsym import params as P
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 EPOCHS = ["--epochs", "1"]

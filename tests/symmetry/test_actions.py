@@ -7,8 +7,7 @@ from known_networks import NETWORKS
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     discover,
     flip,
     identity,
@@ -20,6 +19,7 @@ from lightning_bnn.symmetry import (
     shift_logits,
     transform_optimizer_state,
 )
+from weightsym import params as P
 
 SMALL = CASES[:10]
 KINDS = {

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_bnn.symmetry import discover, verify
+from weightsym import discover, verify
 
 
 # ------------------------------------------------------------ random architectures

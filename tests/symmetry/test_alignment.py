@@ -8,8 +8,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     align,
     average,
     compose,
@@ -24,8 +23,9 @@ from lightning_bnn.symmetry import (
     random_signs,
     rescale,
 )
-from lightning_bnn.symmetry.matching.frank_wolfe import Objective, frank_wolfe
-from lightning_bnn.symmetry.matching.plan import Plan
+from weightsym import params as P
+from weightsym.matching.frank_wolfe import Objective, frank_wolfe
+from weightsym.matching.plan import Plan
 
 LARGE = ("convnext", "mobilenet", "resnet", "resnet20 frn")
 SMALL = [c for c in CASES if c.name not in LARGE]

@@ -10,10 +10,10 @@ from scipy.optimize import linprog
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import balancing, canonicalise, discover, mass, min_mass, rescale
-from lightning_bnn.symmetry.mass_problem import Matrix, Posynomial, mass_problem
-from lightning_bnn.symmetry.recession import minimise, recession
+from weightsym import balancing, canonicalise, discover, mass, min_mass, rescale
+from weightsym import params as P
+from weightsym.mass_problem import Matrix, Posynomial, mass_problem
+from weightsym.recession import minimise, recession
 
 
 def lin(a, b, **options):

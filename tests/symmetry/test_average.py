@@ -10,8 +10,7 @@ from mixing_networks import known as known_mixing
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     RunningFrame,
     align,
     average,
@@ -25,7 +24,8 @@ from lightning_bnn.symmetry import (
     random_signs,
     rescale,
 )
-from lightning_bnn.symmetry.matching.plan import Plan
+from weightsym import params as P
+from weightsym.matching.plan import Plan
 
 LARGE = ("convnext", "mobilenet", "resnet", "resnet20 frn")
 SMALL = [c for c in CASES if c.name not in LARGE]

@@ -4,8 +4,7 @@ import pytest
 import torch
 from mixing_networks import NETWORKS, known
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     balancing_matrices,
     canonicalise,
     flip,
@@ -13,9 +12,10 @@ from lightning_bnn.symmetry import (
     random_mixings,
     rescale,
 )
-from lightning_bnn.symmetry.balanced_form import balance_spaces
-from lightning_bnn.symmetry.spaces import sides
-from lightning_bnn.symmetry.verify import random_element
+from weightsym import params as P
+from weightsym.balanced_form import balance_spaces
+from weightsym.spaces import sides
+from weightsym.verify import random_element
 
 
 def generator(seed=5):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from known_networks import NETWORKS
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import match, permute, plan_removal, random_permutations
-from lightning_bnn.symmetry.actions import permute_some
+from weightsym import match, permute, plan_removal, random_permutations
+from weightsym import params as P
+from weightsym.actions import permute_some
 
 
 def known():

@@ -10,10 +10,10 @@ from cases import CASES, Forward
 from test_two_rows import described
 from torch import nn
 
-from lightning_bnn.symmetry import discover, verify
-from lightning_bnn.symmetry.discovery.cache import forget, remember
+from weightsym import discover, verify
+from weightsym.discovery.cache import forget, remember
 
-front = importlib.import_module("lightning_bnn.symmetry.discovery.discover")
+front = importlib.import_module("weightsym.discovery.discover")
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_what_was_not_checked_is_not_kept():
 
 
 def test_a_network_that_does_not_do_what_its_graph_says_is_checked_itself(solved, monkeypatch):
-    refutation = importlib.import_module("lightning_bnn.symmetry.discovery.refutation")
+    refutation = importlib.import_module("weightsym.discovery.refutation")
     net, x = Net(), torch.randn(2, 5)
     old = discover(net, x)
     monkeypatch.setattr(refutation, "_agreed", lambda *_: None)

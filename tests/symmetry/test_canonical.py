@@ -7,8 +7,7 @@ from cases import CASES, randomise
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     canonical_scales_and_signs,
     canonicalise,
     discover,
@@ -18,7 +17,8 @@ from lightning_bnn.symmetry import (
     shift_logits,
     sort_permutations,
 )
-from lightning_bnn.symmetry.verify import random_element
+from weightsym import params as P
+from weightsym.verify import random_element
 
 SMALL = CASES[:10]
 SCALINGS = (None, "unit-norm", "unit-std", "min-mass")
@@ -222,7 +222,7 @@ def test_dead_units_are_left_alone_and_reported(caplog):
     model = models.mlp(6, [5], 3).double()
     model[1].weight.data[2] = 0
     sym, params = discover(model, torch.randn(1, 6)), P.of(model)
-    with caplog.at_level(logging.WARNING, logger="lightning_bnn"):
+    with caplog.at_level(logging.WARNING, logger="weightsym"):
         ((scale,), _) = canonical_scales_and_signs(params, sym, "unit-norm")
     assert scale[2] == 1
     assert "1 units have no incoming weight" in caplog.text

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau
 from torch import nn
 
-from lightning_bnn.symmetry import (
+from weightsym import (
     discover,
     kendall_tau,
     ranks,

@@ -10,8 +10,7 @@ from mixing_networks import known
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     Difference,
     difference,
     discover,
@@ -23,14 +22,15 @@ from lightning_bnn.symmetry import (
     random_signs,
     rescale,
 )
-from lightning_bnn.symmetry.matching.difference import Stage, fitted_signs, steady_signs, unrelated
-from lightning_bnn.symmetry.matching.interpolation import (
+from weightsym import params as P
+from weightsym.matching.difference import Stage, fitted_signs, steady_signs, unrelated
+from weightsym.matching.interpolation import (
     half_way_error,
     output_error,
     random_inputs,
 )
-from lightning_bnn.symmetry.matching.plan import Plan
-from lightning_bnn.symmetry.verify import random_element
+from weightsym.matching.plan import Plan
+from weightsym.verify import random_element
 
 BY_NAME = {case.name: case for case in CASES}
 SMALL = ("mlp", "tanh mlp", "recurrent", "resnet", "self-feeding")

@@ -9,7 +9,7 @@ from cases import Forward
 from mixing_networks import Decoder as GroupedQueries
 from torch import nn
 
-from lightning_bnn.symmetry import discover, verify
+from weightsym import discover, verify
 
 
 class Experts(nn.Module):

@@ -8,8 +8,7 @@ from cases import CASES, LARGE_CASES, Forward
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     UnsupportedModel,
     discover,
     flip,
@@ -20,6 +19,7 @@ from lightning_bnn.symmetry import (
     rescale,
     verify,
 )
+from weightsym import params as P
 
 
 def ids(case):

@@ -9,10 +9,10 @@ from disk_networks import Experts
 from mixing_networks import NETWORKS, WITH_PRODUCTS, known
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import Fingerprint, discover, fingerprint, min_mass, permute
-from lightning_bnn.symmetry.fingerprint import _STEP, _code, at_least_mass
-from lightning_bnn.symmetry.verify import random_element
+from weightsym import Fingerprint, discover, fingerprint, min_mass, permute
+from weightsym import params as P
+from weightsym.fingerprint import _STEP, _code, at_least_mass
+from weightsym.verify import random_element
 
 BY_NAME = {case.name: case for case in CASES}
 NAMES = ["mlp", "tanh mlp", "attention", "recurrent", "resnet", "adapter", "stream", "centred"]

@@ -4,7 +4,7 @@ import torchvision
 from mixing_networks import TOKENS, Decoder
 from torch import nn
 
-from lightning_bnn.symmetry import discover, fold_norms, verify
+from weightsym import discover, fold_norms, verify
 
 
 def randomised(model):

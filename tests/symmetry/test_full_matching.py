@@ -8,8 +8,7 @@ from mixing_networks import NETWORKS, known
 from scipy.linalg import orthogonal_procrustes
 from torch import nn
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     Learning,
     align,
     compose,
@@ -27,10 +26,11 @@ from lightning_bnn.symmetry import (
     random_shifts,
     shift,
 )
-from lightning_bnn.symmetry.matching import channels
-from lightning_bnn.symmetry.matching.activations import watch
-from lightning_bnn.symmetry.matching.learned import parted
-from lightning_bnn.symmetry.matching.matrices import SpaceMap, least_squares, nearest, procrustes
+from weightsym import params as P
+from weightsym.matching import channels
+from weightsym.matching.activations import watch
+from weightsym.matching.learned import parted
+from weightsym.matching.matrices import SpaceMap, least_squares, nearest, procrustes
 
 # units of the chain's ReLUs that are never active cannot be told apart by activations
 CASES = [(n, by) for n in NETWORKS for by in ("weights", "activations")]

@@ -4,8 +4,7 @@ import pytest
 import torch
 from mixing_networks import Decoder
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     average,
     discover,
     match,
@@ -16,6 +15,7 @@ from lightning_bnn.symmetry import (
     random_mixings,
     random_permutations,
 )
+from weightsym import params as P
 
 TOKENS = torch.randint(0, 20, (6, 10), generator=torch.Generator().manual_seed(0))
 

@@ -7,9 +7,9 @@ from checked_symmetries import exact, units
 from test_min_mass import least_by_cvxpy
 from torch import nn
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import canonicalise, discover, min_mass, verify
-from lightning_bnn.symmetry.verify import random_element
+from weightsym import canonicalise, discover, min_mass, verify
+from weightsym import params as P
+from weightsym.verify import random_element
 
 lin = nn.Linear
 

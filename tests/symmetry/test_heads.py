@@ -6,15 +6,15 @@ from cases import randomise
 from modern_networks import Attention
 from torch import nn
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     canonicalise,
     discover,
     match,
     permute,
     random_permutations,
 )
-from lightning_bnn.symmetry.verify import random_element
+from weightsym import params as P
+from weightsym.verify import random_element
 
 X = torch.randn(2, 5, 10, generator=torch.Generator().manual_seed(0)).double()
 

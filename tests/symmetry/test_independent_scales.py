@@ -7,9 +7,9 @@ from known_networks import NETWORKS
 from test_joint_mass import least_by_descent
 from torch import nn
 
-from lightning_bnn.symmetry import canonicalise, discover, min_mass, random_scales, rescale
-from lightning_bnn.symmetry.actions import permute
-from lightning_bnn.symmetry.elements import random_permutations
+from weightsym import canonicalise, discover, min_mass, random_scales, rescale
+from weightsym.actions import permute
+from weightsym.elements import random_permutations
 
 NAMES = [
     "products of rows",

@@ -4,11 +4,11 @@ import torch
 from mixing_networks import NETWORKS, WITH_PRODUCTS, Decoder, known
 from torch import nn
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import discover, mass, min_mass, mix, random_mixings, rescale
-from lightning_bnn.symmetry.actions import multiply
-from lightning_bnn.symmetry.mixing import mix_some
-from lightning_bnn.symmetry.verify import random_element
+from weightsym import discover, mass, min_mass, mix, random_mixings, rescale
+from weightsym import params as P
+from weightsym.actions import multiply
+from weightsym.mixing import mix_some
+from weightsym.verify import random_element
 
 
 def generator(seed=5):

@@ -9,9 +9,9 @@ import torch
 from jacobians import kernel_dimension
 from known_networks import NETWORKS, counted
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import canonicalise, rescale, verify
-from lightning_bnn.symmetry.verify import random_element
+from weightsym import canonicalise, rescale, verify
+from weightsym import params as P
+from weightsym.verify import random_element
 
 SORTED_BY = ("max", "first", "outgoing")
 # whose scales are not those of rows one by one, or whose units differ only in what they read of

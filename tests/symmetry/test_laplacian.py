@@ -4,8 +4,8 @@ import pytest
 import torch
 from test_min_mass import NETWORKS, setup
 
-from lightning_bnn.symmetry import balancing, mass, min_mass, rescale
-from lightning_bnn.symmetry.mass_problem import mass_problem
+from weightsym import balancing, mass, min_mass, rescale
+from weightsym.mass_problem import mass_problem
 
 
 def problem_of(name):

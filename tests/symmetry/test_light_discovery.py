@@ -9,16 +9,16 @@ from cases import CASES
 from torch import nn
 
 from lightning_bnn.models import mlp
-from lightning_bnn.symmetry import UnsupportedModel, discover
-from lightning_bnn.symmetry.discovery.export import trace_graphs
-from lightning_bnn.symmetry.forward import Inputs
-from lightning_bnn.symmetry.fresh_memory import copied, fresh, reused_memory
-from lightning_bnn.symmetry.groups import PermutationGroup
-from lightning_bnn.symmetry.motions import covering_motions
-from lightning_bnn.symmetry.placements import Axis, Placement
+from weightsym import UnsupportedModel, discover
+from weightsym.discovery.export import trace_graphs
+from weightsym.forward import Inputs
+from weightsym.fresh_memory import copied, fresh, reused_memory
+from weightsym.groups import PermutationGroup
+from weightsym.motions import covering_motions
+from weightsym.placements import Axis, Placement
 
-refutation = importlib.import_module("lightning_bnn.symmetry.discovery.refutation")
-checking = importlib.import_module("lightning_bnn.symmetry.discovery.checking")
+refutation = importlib.import_module("weightsym.discovery.refutation")
+checking = importlib.import_module("weightsym.discovery.checking")
 
 
 # ------------------------------------------------------------ the check

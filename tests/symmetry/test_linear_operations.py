@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from cases import Forward
 from torch import nn
 
-from lightning_bnn.symmetry import (
+from weightsym import (
     UnsupportedModel,
     discover,
 )

@@ -7,8 +7,7 @@ from cases import CASES, randomise
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     barrier,
     discover,
     interpolate,
@@ -18,7 +17,8 @@ from lightning_bnn.symmetry import (
     random_permutations,
     transpositions,
 )
-from lightning_bnn.symmetry.matching.plan import Plan
+from weightsym import params as P
+from weightsym.matching.plan import Plan
 
 PLANTED = [c for c in CASES if c.name not in ("convnext", "mobilenet", "resnet")]
 
@@ -92,7 +92,7 @@ class Multiplied(nn.Module):
 def test_units_that_no_layer_shows_are_named(caplog):
     model, x = Multiplied(), torch.randn(6, 4)
     sym, params = discover(model, x), P.of(model)
-    with caplog.at_level(logging.WARNING, logger="lightning_bnn"):
+    with caplog.at_level(logging.WARNING, logger="weightsym"):
         (found,) = match_activations(model, params, params, sym, [x])
     assert "no layer shows the units of first; they stay" in caplog.text
     assert torch.equal(found, torch.arange(5))
@@ -181,7 +181,7 @@ def test_products_inside_of_fused_layers_are_seen(caplog):
     for model, x, sym in ((fused, tokens, discover(fused, tokens)), case.known()):
         params = P.of(model)
         planted, before = plant(params, sym, 0.0)
-        with caplog.at_level(logging.WARNING, logger="lightning_bnn"):
+        with caplog.at_level(logging.WARNING, logger="weightsym"):
             found = match_activations(model, planted, params, sym, [x, torch.randn_like(x)])
         assert recovered(permute(planted, sym, found), before)
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]

@@ -11,10 +11,10 @@ from checked_symmetries import cycle_error
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import align, discover, match, match_all, permute
-from lightning_bnn.symmetry.elements import random_permutations
-from lightning_bnn.symmetry.matching.ascent import Ascent
+from weightsym import align, discover, match, match_all, permute
+from weightsym import params as P
+from weightsym.elements import random_permutations
+from weightsym.matching.ascent import Ascent
 
 D, COUNT, HIDDEN = 4, 4, 5
 X = torch.randn(7, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -7,8 +7,7 @@ from cases import CASES
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     Learning,
     discover,
     interpolate,
@@ -18,10 +17,11 @@ from lightning_bnn.symmetry import (
     permute,
     random_permutations,
 )
-from lightning_bnn.symmetry.matching.activations import activation_tables
-from lightning_bnn.symmetry.matching.frank_wolfe import Objective, doubly_stochastic
-from lightning_bnn.symmetry.matching.learned import HalfWay, parted, passed_through
-from lightning_bnn.symmetry.matching.plan import Plan
+from weightsym import params as P
+from weightsym.matching.activations import activation_tables
+from weightsym.matching.frank_wolfe import Objective, doubly_stochastic
+from weightsym.matching.learned import HalfWay, parted, passed_through
+from weightsym.matching.plan import Plan
 
 cross_entropy = nn.functional.cross_entropy
 

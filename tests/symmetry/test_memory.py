@@ -5,14 +5,14 @@ import torch
 from cases import Forward
 from torch import nn
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     UnsupportedModel,
     discover,
     permute,
     random_permutations,
     verify,
 )
+from weightsym import params as P
 
 
 class Stateful(nn.Module):

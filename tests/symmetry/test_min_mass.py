@@ -6,9 +6,9 @@ from cases import CASES, Forward, SelfFeeding, randomise
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import balancing, discover, mass, min_mass, random_scales, rescale
-from lightning_bnn.symmetry.mass_problem import mass_problem
+from weightsym import balancing, discover, mass, min_mass, random_scales, rescale
+from weightsym import params as P
+from weightsym.mass_problem import mass_problem
 
 
 def setup(model, x, **options):

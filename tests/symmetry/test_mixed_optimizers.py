@@ -3,14 +3,14 @@ import torch
 import torch.nn.functional as F
 from mixing_networks import known
 
-from lightning_bnn.symmetry import (
+from weightsym import (
     mix,
     random_mixings,
     random_scales,
     rescale,
     transform_optimizer_state,
 )
-from lightning_bnn.symmetry.groups import Symmetries
+from weightsym.groups import Symmetries
 
 
 def rotations(sym: Symmetries, seed=3):

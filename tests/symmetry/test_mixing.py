@@ -9,8 +9,7 @@ from known_networks import NETWORKS
 from modern_networks import Attention
 from torch import nn
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     UnsupportedModel,
     discover,
     identity_mixings,
@@ -22,8 +21,9 @@ from lightning_bnn.symmetry import (
     shift,
     verify,
 )
-from lightning_bnn.symmetry.mixing import mixed_axis
-from lightning_bnn.symmetry.motions import _random_mixings
+from weightsym import params as P
+from weightsym.mixing import mixed_axis
+from weightsym.motions import _random_mixings
 
 lin = nn.Linear
 

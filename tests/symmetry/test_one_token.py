@@ -6,7 +6,7 @@ from cases import Forward
 from modern_networks import attention
 from torch import nn
 
-from lightning_bnn.symmetry import discover, verify
+from weightsym import discover, verify
 
 
 def sizes(sym):

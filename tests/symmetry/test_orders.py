@@ -5,8 +5,7 @@ import torch
 from cases import CASES
 from scipy.stats import kendalltau
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     UnitOrders,
     discover,
     kendall_tau,
@@ -18,7 +17,8 @@ from lightning_bnn.symmetry import (
     transpositions,
     transpositions_between,
 )
-from lightning_bnn.symmetry.counting import inversions
+from weightsym import params as P
+from weightsym.counting import inversions
 
 SMALL = CASES[:10]
 

@@ -5,8 +5,7 @@ import torch
 from cases import CASES
 
 from lightning_bnn import metrics, models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     canonicalise,
     discover,
     permute,
@@ -15,6 +14,7 @@ from lightning_bnn.symmetry import (
     random_scales,
     rescale,
 )
+from weightsym import params as P
 
 SMALL = CASES[:10]
 

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import barrier, interpolate, repair
+from weightsym import barrier, interpolate, repair
+from weightsym import params as P
 
 
 class Branches(nn.Module):

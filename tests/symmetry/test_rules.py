@@ -5,7 +5,7 @@ import torch
 from cases import Forward
 from torch import nn
 
-from lightning_bnn.symmetry import UnsupportedModel, discover, verify
+from weightsym import UnsupportedModel, discover, verify
 
 
 @torch.library.custom_op("lightning_bnn_test::gate", mutates_args=())

@@ -8,17 +8,17 @@ import torch
 from known_networks import NETWORKS
 from test_min_mass import least_by_cvxpy
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     canonicalise,
     mass,
     min_mass,
     random_scales,
     rescale,
 )
-from lightning_bnn.symmetry.actions import multiply, permute
-from lightning_bnn.symmetry.elements import random_permutations
-from lightning_bnn.symmetry.verify import random_element
+from weightsym import params as P
+from weightsym.actions import multiply, permute
+from weightsym.elements import random_permutations
+from weightsym.verify import random_element
 
 
 def test_units_that_meet_at_one_position_multiply_there():

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from cases import Forward, randomise
 from torch import nn
 
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import Symmetries, random_shifts, shift
-from lightning_bnn.symmetry.dimensions.export import trace
-from lightning_bnn.symmetry.dimensions.shifts import shifts_of
+from weightsym import Symmetries, random_shifts, shift
+from weightsym import params as P
+from weightsym.dimensions.export import trace
+from weightsym.dimensions.shifts import shifts_of
 
 IDS = torch.randint(7, (3, 4), generator=torch.Generator().manual_seed(0))
 OTHER_IDS = [IDS.flip(0)[:2], IDS.repeat(1, 2)]

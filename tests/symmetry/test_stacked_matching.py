@@ -9,12 +9,12 @@ from cases import CASES
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import discover, match, permute, random_permutations
-from lightning_bnn.symmetry.matching import frank_wolfe
-from lightning_bnn.symmetry.matching.ascent import Ascent
-from lightning_bnn.symmetry.matching.frank_wolfe import Objective
-from lightning_bnn.symmetry.matching.plan import Plan
+from weightsym import discover, match, permute, random_permutations
+from weightsym import params as P
+from weightsym.matching import frank_wolfe
+from weightsym.matching.ascent import Ascent
+from weightsym.matching.frank_wolfe import Objective
+from weightsym.matching.plan import Plan
 
 LARGE = ("convnext", "mobilenet", "resnet", "resnet20 frn")
 SMALL = [c for c in CASES if c.name not in LARGE]
@@ -76,7 +76,7 @@ def test_every_way_treats_a_stack_as_its_members(options, monkeypatch):
     sym, stack = discover(model, torch.randn(1, 6)), P.populate(model, 3)
     reference = P.of(model)
     together = check(stack, reference, sym, **options)
-    module = sys.modules["lightning_bnn.symmetry.matching.match"]
+    module = sys.modules["weightsym.matching.match"]
     monkeypatch.setattr(module, "_AT_ONCE", 2 * Plan(sym).pairs)
     in_turns = match(stack, reference, sym, **options)
     assert all(

@@ -13,14 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.models import mlp
-from lightning_bnn.symmetry import UnsupportedModel, discover
-from lightning_bnn.symmetry.discovery.cache import forget
-from lightning_bnn.symmetry.discovery.checking import Check
-from lightning_bnn.symmetry.discovery.export import trace_graphs
-from lightning_bnn.symmetry.discovery.random_weights import RandomWeights
-from lightning_bnn.symmetry.forward import Inputs
+from weightsym import UnsupportedModel, discover
+from weightsym.discovery.cache import forget
+from weightsym.discovery.checking import Check
+from weightsym.discovery.export import trace_graphs
+from weightsym.discovery.random_weights import RandomWeights
+from weightsym.forward import Inputs
 
-refutation = importlib.import_module("lightning_bnn.symmetry.discovery.refutation")
+refutation = importlib.import_module("weightsym.discovery.refutation")
 small_cases = [case for case in CASES[:10] if case.name != "optunet"]
 
 

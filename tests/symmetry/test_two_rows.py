@@ -8,9 +8,9 @@ from cases import CASES, Attention, Forward
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn.symmetry import discover
-from lightning_bnn.symmetry.discovery.example import two_rows
-from lightning_bnn.symmetry.forward import Inputs
+from weightsym import discover
+from weightsym.discovery.example import two_rows
+from weightsym.forward import Inputs
 
 
 def described(sym):
@@ -34,7 +34,7 @@ def test_two_rows_say_what_the_whole_batch_says(case, monkeypatch):
     (pair,) = two_rows(model, Inputs((batch,))).args
     assert torch.equal(pair, batch[:2])
     two = discover(model, batch)
-    front = importlib.import_module("lightning_bnn.symmetry.discovery.discover")
+    front = importlib.import_module("weightsym.discovery.discover")
     monkeypatch.setattr(front, "two_rows", lambda _, inputs: inputs)
     assert described(two) == described(discover(model, batch))
 

@@ -5,7 +5,7 @@ import torch
 from cases import Forward
 from torch import nn
 
-from lightning_bnn.symmetry import discover, verify
+from weightsym import discover, verify
 
 
 def by_task(self, x, task="a"):

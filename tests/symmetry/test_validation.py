@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from lightning_bnn import models
-from lightning_bnn import params as P
-from lightning_bnn.symmetry import (
+from weightsym import (
     UnsupportedModel,
     canonicalise,
     discover,
@@ -19,6 +18,7 @@ from lightning_bnn.symmetry import (
     transform_optimizer_state,
     verify,
 )
+from weightsym import params as P
 
 pytestmark = pytest.mark.bad_input
 

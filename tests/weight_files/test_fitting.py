@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from lightning_bnn.weight_files import NetworkNames, fit, open_network
+from weightsym.files import NetworkNames, fit, open_network
 
 
 class Tied(nn.Module):

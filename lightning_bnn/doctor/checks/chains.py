@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from lightning_bnn import params as P
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import Finding
 from lightning_bnn.evaluation.predictions import ClassPredictions
@@ -17,8 +16,9 @@ from lightning_bnn.metrics import (
     rhat,
     tail_effective_sample_size,
 )
-from lightning_bnn.params import Params
-from lightning_bnn.symmetry import UnsupportedModel, canonicalise, discover
+from weightsym import UnsupportedModel, canonicalise, discover
+from weightsym import params as P
+from weightsym.params import Params
 
 __all__ = ["chains_are_copies", "chains_not_converged", "not_burnt_in", "step_too_large"]
 

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn import params as P
-from lightning_bnn.batch_norms import batch_norms
 from lightning_bnn.calibration import Spread, fit_spread, fit_temperature
 from lightning_bnn.calibration.calibrated import split_rows
 from lightning_bnn.calibration.calibrators import class_logits, joint_log_prob, log_mean_probs
@@ -19,6 +17,8 @@ from lightning_bnn.doctor.evidence import Evidence, NotPossible, log_mean_exp
 from lightning_bnn.doctor.findings import Finding
 from lightning_bnn.evaluation.predictions import draw
 from lightning_bnn.posteriors import Empirical
+from weightsym import params as P
+from weightsym.batch_norms import batch_norms
 
 __all__ = [
     "draws_alike",

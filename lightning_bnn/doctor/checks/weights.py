@@ -8,11 +8,11 @@ import math
 import torch
 from torch import Tensor
 
-from lightning_bnn import params as P
 from lightning_bnn.doctor.evidence import Evidence, NotPossible, constant_log_density
 from lightning_bnn.doctor.findings import Finding
 from lightning_bnn.posteriors import DiagonalGaussian, Posterior, Symmetrized
 from lightning_bnn.posteriors.curvature import curvature_root, gauss_newton
+from weightsym import params as P
 
 __all__ = ["prior_dominates", "wrong_deviations"]
 

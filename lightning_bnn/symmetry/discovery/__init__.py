@@ -1,9 +1,0 @@
-"""From a module to its symmetries: trace its graphs, read their units, check what follows.
-
-`discover` calls `trace_graphs` (what the network computes), `symmetries_of` (what its formulas say
-about units, by `dimensions`) and `refute` (what the network itself says about the groups).
-"""
-
-from lightning_bnn.symmetry.discovery.discover import discover
-
-__all__ = ["discover"]

@@ -1,0 +1,253 @@
+"""Apply permutations, scalings and signs to one network or a stack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from weightsym.axis_actions import (
+    Element,
+    Kind,
+    axes_by_tensor,
+    axis_factors,
+    axis_permutation,
+    permute_axis,
+)
+from weightsym.groups import Symmetries
+from weightsym.params import Params, is_stacked
+from weightsym.validation import (
+    check_params,
+    check_permutations,
+    check_scales,
+    check_signs,
+)
+
+__all__ = [
+    "flip",
+    "members_of",
+    "multiplied_tensor",
+    "multiply",
+    "permute",
+    "permute_some",
+    "permuted_tensor",
+    "reached_axes",
+    "rescale",
+    "shift_logits",
+    "source_of",
+    "tied",
+]
+
+
+def permute(params: Params, sym: Symmetries, permutations: Element) -> Params:
+    r"""Reorder units: unit ``k`` of the new network is unit ``p[k]`` of the old one.
+
+    .. math:: W'_{k l} = W_{p(k)\, q(l)}, \quad b'_k = b_{p(k)}
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        permutations: one index tensor ``(units,)`` per group of ``sym.permutations``, or
+            ``(members, units)`` with an order for each member of a stack. Channels move first, then
+            the blocks that contain them.
+
+    Returns:
+        New parameters; tensors that no group touches are the same objects.
+
+    >>> from weightsym import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import discover, permute
+    >>> net, x = mlp(2, [3], 1), torch.randn(8, 2)
+    >>> sym, w = discover(net, x), P.of(net)
+    >>> moved = permute(w, sym, [torch.tensor([2, 0, 1])])
+    >>> torch.equal(moved["1.bias"], w["1.bias"][[2, 0, 1]])
+    True
+    >>> torch.allclose(P.apply(net, moved, x), net(x), atol=1e-5)
+    True
+    """
+    members = members_of(params, sym)
+    return permute_some(params, sym, check_permutations(permutations, sym, members))
+
+
+def permute_some(params: Params, sym: Symmetries, permutations: Element) -> Params:
+    """`permute` for a part of the tensors, such as the buffers of an optimizer."""
+    result = dict(params)
+    for tensor, axes in axes_by_tensor(sym, "permutations").items():
+        if tensor in params:
+            result[tensor] = permuted_tensor(params, sym, tensor, axes, permutations)
+    for group, order in zip(sym.permutations, permutations, strict=True):
+        for row in group.tensors:  # they change places once what is inside has its new order
+            present = [name for name in row if name in result]
+            if present and len(present) < len(row):
+                missing = next(name for name in row if name not in result)
+                raise ValueError(
+                    f"`params` must hold {missing!r}: it may change places with {present[0]!r}."
+                )
+            if present:
+                result |= _exchanged(result, row, order)
+    return tied(result, sym)
+
+
+def _exchanged(params: Params, row: Sequence[str], order: Tensor) -> Params:
+    """Tensors of a row that have changed places."""
+    if order.ndim == 1:
+        return {name: params[row[k]] for name, k in zip(row, order.tolist(), strict=True)}
+    together = torch.stack([params[name] for name in row], 1)
+    members = torch.arange(len(together), device=together.device)[:, None]
+    return dict(zip(row, together[members, order.to(together.device)].unbind(1), strict=True))
+
+
+def source_of(name: str, sym: Symmetries, permutations: Element) -> str:
+    """The tensor that comes to stand in the place of another one in a single network."""
+    for group, order in zip(reversed(sym.permutations), reversed(permutations), strict=True):
+        row = next((row for row in group.tensors if name in row), None)
+        if row is not None:
+            name = row[int(order[row.index(name)])]
+    return name
+
+
+def tied(params: Params, sym: Symmetries) -> Params:
+    """Give every further name of a tensor what its first name has."""
+    again = {n: params[first] for n, first in sym.aliases.items() if n in params}
+    return {**params, **again} if again else params
+
+
+def rescale(params: Params, sym: Symmetries, scales: Element) -> Params:
+    r"""Multiply what enters a unit by its scale and divide what leaves it.
+
+    .. math:: W' = \mathrm{diag}(s_\mathrm{out})\, W\, \mathrm{diag}(s_\mathrm{in})^{-1}, \quad
+        b' = s_\mathrm{out} b
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        scales: one positive tensor ``(units,)`` or ``(members, units)`` per group of
+            ``sym.scalings``.
+
+    >>> from weightsym import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import discover, rescale
+    >>> net, x = mlp(2, [3], 1), torch.randn(8, 2)
+    >>> sym, w = discover(net, x), P.of(net)
+    >>> scaled = rescale(w, sym, [torch.tensor([2.0, 1.0, 0.5])])
+    >>> (scaled["1.bias"] / w["1.bias"]).tolist(), (scaled["3.weight"] / w["3.weight"]).tolist()
+    ([2.0, 1.0, 0.5], [[0.5, 1.0, 2.0]])
+    >>> torch.allclose(P.apply(net, scaled, x), net(x), atol=1e-5)
+    True
+    """
+    members = members_of(params, sym)
+    return multiply(params, sym, {"scalings": check_scales(scales, sym, members)})
+
+
+def flip(params: Params, sym: Symmetries, signs: Element) -> Params:
+    r"""Flip units: +1 or -1 for each, ``(units,)`` or ``(members, units)`` per group.
+
+    .. math:: W' = \mathrm{diag}(s_\mathrm{out})\, W\, \mathrm{diag}(s_\mathrm{in}), \quad
+        b' = s_\mathrm{out} b
+
+    >>> from weightsym import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import discover, flip
+    >>> net, x = mlp(2, [3], 1, torch.nn.Tanh), torch.randn(8, 2)
+    >>> sym, w = discover(net, x), P.of(net)
+    >>> flipped = flip(w, sym, [torch.tensor([-1, 1, 1])])
+    >>> (flipped["3.weight"] / w["3.weight"]).tolist()
+    [[-1.0, 1.0, 1.0]]
+    >>> torch.allclose(P.apply(net, flipped, x), net(x), atol=1e-5)
+    True
+    """
+    members = members_of(params, sym)
+    return multiply(params, sym, {"signs": check_signs(signs, sym, members)})
+
+
+def shift_logits(
+    params: Params, sym: Symmetries, weight: Tensor, bias: Tensor | None = None
+) -> Params:
+    r"""Add one vector to all rows of the last weight, and one number to all of its biases.
+
+    .. math:: W' = W + 1 v^T, \quad b' = b + c 1
+
+    Logits change, probabilities do not. ``weight`` has the shape of one row, with the leading
+    dimension of a stack; ``bias`` is a number per member.
+
+    >>> from weightsym import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import discover, shift_logits
+    >>> net, x = mlp(2, [3], 4), torch.randn(8, 2)
+    >>> sym, w = discover(net, x), P.of(net)
+    >>> shifted = shift_logits(w, sym, torch.tensor([1.0, 2.0, 3.0]), torch.tensor(4.0))
+    >>> old, new = net(x), P.apply(net, shifted, x)
+    >>> torch.allclose(new, old), torch.allclose(new.softmax(-1), old.softmax(-1), atol=1e-5)
+    (False, True)
+    """
+    if sym.softmax_shift is None:
+        raise ValueError("The network does not end in a layer whose outputs are its logits.")
+    check_params(params, sym)
+    result = dict(params)
+    last = sym.softmax_shift
+    old = params[last.weight]
+    result[last.weight] = old + weight.to(old).unsqueeze(old.ndim - len(sym.shapes[last.weight]))
+    if last.bias is not None and bias is not None:
+        result[last.bias] = params[last.bias] + bias.to(old)[..., None]
+    return tied(result, sym)
+
+
+def members_of(params: Params, sym: Symmetries) -> int | None:
+    """The number of networks of a stack, or None for one network; refuses anything else."""
+    return len(next(iter(params.values()))) if check_params(params, sym) else None
+
+
+# ------------------------------------------------------------ one tensor
+def permuted_tensor(
+    params: Params, sym: Symmetries, name: str, axes: Sequence[int], permutations: Element
+) -> Tensor:
+    """One tensor after `permute`, by those of its axes that permutations reach."""
+    w = params[name]
+    offset = int(is_stacked({name: w}, sym.shapes))
+    for a in sorted(axes, key=lambda a: sym.axes[a].blocks):
+        w = permute_axis(w, sym.axes[a], axis_permutation(sym, a, permutations, w.device), offset)
+    return w
+
+
+def multiply(params: Params, sym: Symmetries, factors: Mapping[Kind, Element]) -> Params:
+    """Multiply every tensor by the factors of its axes, in one pass per axis."""
+    result, offset = dict(params), int(is_stacked(params, sym.shapes))
+    axes = reached_axes(sym, factors)
+    for name in axes.keys() & params.keys():
+        result[name] = multiplied_tensor(params[name], sym, axes[name], factors, offset)
+    return tied(result, sym)
+
+
+def reached_axes(sym: Symmetries, kinds: Iterable[Kind]) -> dict[str, dict[int, list[Kind]]]:
+    """By tensor, the axes that factors of some kinds reach, and the kinds that reach each."""
+    axes: dict[str, dict[int, list[Kind]]] = {}
+    for kind in kinds:
+        for name, reached in axes_by_tensor(sym, kind).items():
+            for axis in reached:
+                axes.setdefault(name, {}).setdefault(axis, []).append(kind)
+    return axes
+
+
+def multiplied_tensor(
+    w: Tensor,
+    sym: Symmetries,
+    axes: Mapping[int, Sequence[Kind]],
+    factors: Mapping[Kind, Element],
+    offset: int = 0,
+    in_place: bool = False,
+) -> Tensor:
+    """One tensor after `multiply`, by those of its axes that factors reach."""
+    is_copy = in_place
+    for axis, kinds in axes.items():
+        parts = (axis_factors(sym, axis, k, factors[k], w.dtype, w.device) for k in kinds)
+        factor = math.prod(
+            (sym.axes[axis].spread(part, w.shape[offset:]) for part in parts),
+            start=torch.ones((), dtype=w.dtype, device=w.device),
+        )
+        if is_copy and not factor.requires_grad and factor.ndim <= w.ndim:
+            w.mul_(factor)
+        else:
+            w, is_copy = w * factor, True
+    return w

@@ -1,0 +1,225 @@
+"""Remove symmetries: one representative for every orbit of a network.
+
+A canonical form goes softmax shift, scale and sign, sort. Layers are treated in graph order, each
+after those before it: the scale of a unit does not see its own sign, and its sign not its own
+scale, so that both are read off the weights that enter it once the layer before is done. Every step
+commutes with permutations: the result is the same for every network of an orbit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from weightsym.actions import multiply, permute, shift_logits
+from weightsym.balanced_form import (
+    balancing_matrices,
+    check_full_rank,
+    orienting_matrices,
+)
+from weightsym.groups import Group, Symmetries
+from weightsym.min_mass import min_mass
+from weightsym.mixing import mix_some
+from weightsym.params import Params, is_stacked
+from weightsym.scales_and_signs import Scaling, canonical_scales_and_signs
+from weightsym.shifting import remove_shifts
+from weightsym.sorting import SortKey, sort_permutations
+from weightsym.spaces import covered
+from weightsym.units import (
+    unit_rows,
+    writer,
+)
+from weightsym.validation import check_params
+
+__all__ = [
+    "balanced_together",
+    "canonical_scales_and_signs",
+    "canonicalise",
+    "remove_softmax_shift",
+]
+
+
+def canonicalise(
+    params: Params,
+    sym: Symmetries,
+    scaling: Scaling | None = "unit-norm",
+    permutation: SortKey | None = "max",
+    softmax_shift: bool = False,
+    *,
+    mixing: Literal["balanced"] | None = None,
+    shifts: bool = False,
+    target: float = 1.0,
+    descending: bool = True,
+) -> Params:
+    r"""Replace a network, or every member of a stack, by the representative of its orbit.
+
+    .. math:: c(g\, \theta) = c(\theta) \quad \text{for every symmetry } g \text{ that is removed}
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        scaling: norm or standard deviation of the weights that enter a unit (those of a residual
+            stream's first writer; the absolute gain after a normalisation) set to ``target``, or
+            the scales of least mass.
+        permutation: what units are sorted by, see `sort_permutations`.
+        softmax_shift: also set the mean over classes of the last layer's weights and biases to
+            zero. This changes logits, not probabilities.
+        mixing: ``"balanced"`` also brings the channels that matrices may mix (``sym.linear``) to
+            their balanced form, see `balancing_matrices`; they keep the order that it gives them.
+            Spaces without full rank have none, and are refused.
+        shifts: also set biases that other biases can take up, and those that nothing sees, to zero.
+        target: the norm or standard deviation that every unit gets.
+        descending: largest first.
+
+    Returns:
+        New parameters; tensors that nothing changes are the same objects, so clone what you keep
+        of a network that goes on training.
+
+    >>> from weightsym import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import canonicalise, discover, permute, random_permutations
+    >>> net, x = mlp(2, [5], 1), torch.randn(8, 2)
+    >>> sym, w = discover(net, x), P.of(net)
+    >>> copy = permute(w, sym, random_permutations(sym))
+    >>> one, other = canonicalise(w, sym), canonicalise(copy, sym)
+    >>> all(torch.allclose(one[name], other[name], atol=1e-5) for name in w)
+    True
+    >>> one["1.weight"].norm(dim=1).round(decimals=4)
+    tensor([1., 1., 1., 1., 1.])
+    """
+    check_params(params, sym)
+    if softmax_shift:
+        params = remove_softmax_shift(params, sym)
+    if shifts:
+        params = remove_shifts(params, sym)
+    if mixing not in (None, "balanced"):
+        raise ValueError(f"`mixing` must be 'balanced' or None, got {mixing!r}.")
+    held: set[int] = set()
+    if mixing is not None and sym.linear:
+        check_full_rank(params, sym)
+        (params,) = balanced_together([params], sym, scaling, target)
+        inside = covered(sym, sym.permutations, _ORDERED)
+        held = {
+            k
+            for k, (group, units) in enumerate(zip(sym.permutations, inside, strict=True))
+            if group.kind != "block" and bool(units.all())
+        }
+    else:
+        scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
+        params = multiply(params, sym, {"scalings": scales, "signs": signs})
+    if permutation is not None and sym.permutations:
+        order = sort_permutations(params, sym, permutation, descending, held=held)
+        params = permute(params, sym, order)
+    return params
+
+
+_ORDERED = ("general", "orthogonal", "centred")  # their balanced form sorts the channels
+_TURNED = ("orthogonal", "centred", "complex", "unit complex")
+
+
+def balanced_together(
+    networks: Sequence[Params], sym: Symmetries, scaling: Scaling | None, target: float = 1.0
+) -> list[Params]:
+    """Scales, then matrices, then signs and phases until none changes those behind it.
+
+    A standard deviation changes with a rotation of what is read: it is set last, from unit norms.
+
+    Args:
+        networks: the first one tells what acts on all.
+        sym: what `discover` returned.
+        scaling: as in `canonicalise`.
+        target: as in `canonicalise`.
+    """
+
+    def scaled(scales: Sequence[Tensor]) -> list[Params]:
+        return [multiply(p, sym, {"scalings": scales}) for p in networks]
+
+    def mixed(matrices: Sequence[Tensor]) -> list[Params]:
+        return [mix_some(p, sym, matrices) for p in networks]
+
+    held = covered(sym, sym.scalings, ("general", "complex"))
+    if scaling == "unit-std" and _reads_mixed_channels(sym, ("general", *_TURNED)):
+        networks = balanced_together(networks, sym, "unit-norm", target)
+        return scaled(canonical_scales_and_signs(networks[0], sym, scaling, target, held=held)[0])
+    if scaling == "min-mass" or (scaling is not None and _reads_mixed_channels(sym, ("general",))):
+        least = min_mass(networks[0], sym, mixing=True, tolerance=1e-13)
+        networks = scaled(least.scales)
+        networks = mixed(least.matrices)
+    if scaling != "min-mass":
+        scales, _ = canonical_scales_and_signs(networks[0], sym, scaling, target, held=held)
+        networks = scaled(scales)
+    networks = mixed(balancing_matrices(networks[0], sym))
+    for _ in range(len(sym.linear) + 1 if sym.signs else 0):
+        signs = _signs_beside_matrices(networks[0], sym)
+        if all(bool((s == 1).all()) for s in signs):
+            break
+        networks = [multiply(p, sym, {"signs": signs}) for p in networks]
+        networks = mixed(orienting_matrices(networks[0], sym))
+    return list(networks)
+
+
+def _signs_beside_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
+    """Signs of the units that no matrix flips, for centred streams by the mean."""
+    _, signs = canonical_scales_and_signs(params, sym, None)
+    mixed, centred = (
+        covered(sym, sym.signs, kinds) for kinds in (("general", *_TURNED), ("centred",))
+    )
+    result = []
+    for group, sign, inside, whole in zip(sym.signs, signs, mixed, centred, strict=True):
+        sign = torch.where(inside.to(sign.device), 1, sign)
+        if bool(whole.any()):
+            sign = torch.where(whole.to(sign.device), _sign_of_mean(params, sym, group), sign)
+        result.append(sign)
+    return result
+
+
+def _sign_of_mean(params: Params, sym: Symmetries, group: Group) -> Tensor:
+    """Make the largest mean over the channels of a unit positive: no centred matrix changes it."""
+    placement = writer(sym, group) or group.placements[0]
+    rows = unit_rows(params, sym, placement)
+    means = rows.unflatten(-1, (placement.positions.shape[1], -1)).mean(-2)
+    largest = torch.take_along_dim(means, means.abs().argmax(-1, keepdim=True), -1)[..., 0]
+    return torch.where(largest < 0, -1.0, 1.0).to(rows)
+
+
+def _reads_mixed_channels(sym: Symmetries, kinds: Sequence[str]) -> bool:
+    """True if matrices act on the other side of weights whose size sets a scale."""
+    writers = [writer(sym, g) for g in sym.scalings]
+    return any(
+        sym.axes[p.axis].tensor == sym.axes[w.axis].tensor and p.axis != w.axis
+        for w in writers
+        if w is not None
+        for g in sym.linear
+        if g.kind in kinds
+        for p in g.placements
+    )
+
+
+# ------------------------------------------------------------ softmax
+def remove_softmax_shift(params: Params, sym: Symmetries) -> Params:
+    r"""Set the mean over classes of the last weights and biases to zero.
+
+    .. math:: W' = W - \tfrac1C 1 1^T W, \quad b' = b - \tfrac1C 1 1^T b
+
+    >>> from weightsym import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import discover
+    >>> net, x = mlp(2, [3], 4), torch.randn(8, 2)
+    >>> new = P.apply(net, remove_softmax_shift(P.of(net), discover(net, x)), x)
+    >>> torch.allclose(new.mean(-1), torch.zeros(8), atol=1e-5)
+    True
+    >>> torch.allclose(new.softmax(-1), net(x).softmax(-1), atol=1e-5)
+    True
+    """
+    last = sym.softmax_shift
+    if last is None:
+        raise ValueError(
+            "`softmax_shift`: the network does not end in a layer whose outputs are its logits."
+        )
+    offset = 1 if is_stacked(params, sym.shapes) else 0
+    weight = -params[last.weight].mean(offset)
+    bias = -params[last.bias].mean(-1) if last.bias is not None else None
+    return shift_logits(params, sym, weight, bias)

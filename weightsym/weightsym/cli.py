@@ -1,0 +1,207 @@
+"""The console script, and what scripts of this kind share: commands that are functions."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib
+import inspect
+import os
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+__all__ = ["COMMANDS", "declared", "described", "imported", "main", "run_command", "run_script"]
+
+COMMANDS = {
+    "symmetries": "show what can be permuted, rescaled and flipped without changing the function",
+    "match": "bring a network in a file into the frame of another, so that they can be averaged",
+    "merge": "bring networks of files, banks and runs into one frame, and average them",
+    "diff": "tell whether two networks in files are the same, one trained further, or unrelated",
+}
+"""Commands, whose functions live in ``commands/<name>.py``."""
+_LIGHT = ("__future__", "typing", "collections.abc", "weightsym.commands.architecture")
+_SEVERAL = {"sources": str, "weights": float}
+"""Arguments that take several words."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run one command, and end mistakes of the user in one sentence and exit code 2."""
+    run_script("weightsym", COMMANDS, _run, args)
+
+
+def _run(name: str, args: Sequence[str]) -> None:
+    run_command("weightsym", f"weightsym.commands.{name}", args[1:])
+
+
+def run_script(
+    program: str,
+    commands: Mapping[str, str],
+    run: Callable[[str, Sequence[str]], None],
+    args: Sequence[str] | None,
+    stopped: str = "stopped",
+) -> None:
+    """Run one command of a console script, and end mistakes of the user in one sentence.
+
+    Args:
+        program: the name of the script, and with underscores that of its package.
+        commands: what each does.
+        run: is called with the name of a command and the whole command line.
+        args: the command line; by default that of this process.
+        stopped: what is said when the user interrupts a command.
+    """
+    args = list(sys.argv[1:] if args is None else args)
+    _let_threads_rest()
+    try:
+        _choose(program, commands, run, args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough; what is left must go somewhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
+    except KeyboardInterrupt:
+        print(f"\n{stopped}", file=sys.stderr)
+        raise SystemExit(130) from None
+    except Exception as error:
+        message = imported("weightsym.commands.mistakes").mistake(error, args, program)
+        if message is None:
+            raise
+        _fail(program, message)
+
+
+def _choose(
+    program: str,
+    commands: Mapping[str, str],
+    run: Callable[[str, Sequence[str]], None],
+    args: Sequence[str],
+) -> None:
+    name = args[0] if args else "--help"
+    if name in ("-h", "--help"):
+        print(_usage(program, commands))
+    elif name == "--version":
+        print(importlib.import_module(program.replace("-", "_")).__version__)
+    elif name not in commands:
+        meant = imported("weightsym.commands.parsers").did_you_mean(name, commands)
+        choice = f"; choose from: {', '.join(commands)}."
+        _fail(program, f"there is no command {name!r}{meant or choice}")
+    else:
+        if (
+            os.getcwd() not in sys.path
+        ):  # classes of the user; "" would be the folder of a YAML file
+            sys.path.insert(0, os.getcwd())
+        run(name, args)
+
+
+def run_command(program: str, module: str, args: Sequence[str]) -> None:
+    """Run the function of a command, which has the name of its module.
+
+    Args:
+        program: the name of the script.
+        module: where the function is.
+        args: its options, as they were typed.
+    """
+    command = declared(module)
+    name = command.__name__
+    command.__doc__ = str(command.__doc__).replace(f"weightsym {name}", f"{program} {name}")
+    values = _parsed(command, program, args)
+    getattr(imported(module), name)(**values)
+
+
+def _let_threads_rest() -> None:
+    """Let torch's threads wait awake for a tenth of a millisecond, not for several.
+
+    They wait for the next operation of torch, and hinder meanwhile what runs between two of them,
+    such as the stacks of small networks. OpenMP reads this when torch is imported, which it is not
+    yet; what a user has set stays.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
+def imported(name: str) -> ModuleType:
+    """Import a module without collecting garbage, which takes a second and finds nothing."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(name)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def declared(module: str) -> Callable[..., Any]:
+    """Read the signature and docstring of a command without importing what the command needs.
+
+    The names in its signature are built in, from `typing` or `collections.abc`, or literal types
+    at the top of its file.
+
+    Args:
+        module: where the function is, which has its name.
+    """
+    folder, _, name = module.rpartition(".")
+    file = Path(importlib.import_module(folder).__path__[0]) / f"{name}.py"
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    light: list[ast.stmt] = [
+        node
+        for node in tree.body
+        if (isinstance(node, ast.ImportFrom) and node.module in _LIGHT)
+        or (isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["))
+    ]
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    function = next(node for node in functions if node.name == name)
+    function.body = function.body[:1]  # its docstring
+    space: dict[str, Any] = {"__name__": "__future__"}  # a module that jsonargparse may look into
+    exec(compile(ast.Module([*light, function], []), str(file), "exec"), space)
+    command: Callable[..., Any] = space[name]
+    return command
+
+
+def _parsed(command: Callable[..., Any], program: str, args: Sequence[str]) -> dict[str, Any]:
+    """Read the arguments of a command from the command line, or from files of ``--config``."""
+    import docstring_parser
+
+    parsers = imported("weightsym.commands.parsers")
+    settings = imported("weightsym.settings_files")
+    for file in settings.config_files(args):
+        settings.read_settings(file)
+    parameters = inspect.signature(command).parameters
+    optional = {p.name for p in parameters.values() if p.default is not p.empty}
+    texts = {
+        p.arg_name: p.description for p in docstring_parser.parse(command.__doc__ or "").params
+    }
+    parser = parsers.StrictParser(prog=f"{program} {command.__name__}")
+    parser.description = described(command)
+    positional = "config" not in parameters
+    if positional:
+        parser.add_argument("--config", action="config", help="a file with any of these options")
+    for option in parameters.keys() & _SEVERAL.keys():
+        flag = f"--{option}" if option in optional else option
+        parser.add_argument(flag, nargs="+", type=_SEVERAL[option], help=texts[option])
+    group = typing.get_type_hints(command).get("architecture")
+    skip = {*_SEVERAL, "architecture"}
+    parser.add_function_arguments(command, as_positional=positional, skip=skip)
+    if group is not None:
+        parser.add_class_arguments(group)
+    if "name" in optional and args and not args[0].startswith("-"):
+        args = ["--name", *args]  # a name may come first, whether it is needed or not
+    given = vars(parser.parse_args(list(args)))
+    if group is not None:
+        given["architecture"] = group(**{option: given[option] for option in vars(group())})
+    return {option: given[option] for option in parameters}
+
+
+def described(command: Callable[..., Any]) -> str:
+    """Return what the docstring of a command says before its arguments."""
+    return (inspect.getdoc(command) or "").partition("\n\nArgs:")[0]
+
+
+def _usage(program: str, commands: Mapping[str, str]) -> str:
+    rows = "\n".join(f"  {name:<15} {text}" for name, text in commands.items())
+    return f"usage: {program} COMMAND ...\n\n{rows}\n\n`{program} COMMAND --help` explains one."
+
+
+def _fail(program: str, message: str) -> None:
+    print(f"{program}: {message}", file=sys.stderr)
+    raise SystemExit(2)

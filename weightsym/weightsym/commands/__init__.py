@@ -1,0 +1,1 @@
+"""Commands of the console script that are no study: one function per file."""

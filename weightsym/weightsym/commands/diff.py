@@ -1,0 +1,244 @@
+"""`weightsym diff`: whether two networks on disk are one function, a copy, or independent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import weightsym
+from weightsym import (
+    Difference,
+    Fingerprint,
+    barrier,
+    difference,
+    discover,
+    fingerprint,
+)
+from weightsym.commands.architecture import Architecture
+from weightsym.commands.examples import examples_of, loss
+from weightsym.commands.networks import build, fit_all, shown
+from weightsym.extras import of_the_plug_in
+from weightsym.files import open_network
+from weightsym.files.fitting import FittedNetwork
+from weightsym.files.writing import check_path
+from weightsym.loading import json_text
+from weightsym.matching.interpolation import (
+    half_way_error,
+    output_error,
+    random_inputs,
+)
+
+__all__ = ["EXIT_CODES", "diff", "rounding_of", "verdict_of"]
+
+Verdict = Literal["same function", "copy that was trained on", "independent"]
+EXIT_CODES: Mapping[str, int] = {
+    "same function": 0,
+    "copy that was trained on": 3,
+    "independent": 4,
+}
+"""Exit codes of the command. 2 stands for mistakes, 1 for a crash."""
+_SAME_OUTPUTS = 2e-3
+_GAIN = 25  # of relative errors, from weights to outputs
+_ARITHMETIC = 2e-6  # of symmetries that act in float32
+
+
+def diff(
+    a: str,
+    b: str,
+    architecture: Architecture,
+    method: Literal["ascent", "frank-wolfe", "best"] = "ascent",
+    nulls: int = 8,
+    data: str | None = None,
+    out: str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Tell whether two networks are the same function, a copy trained further, or independent.
+
+    Both are brought into one frame by everything that leaves their functions alone: scales and
+    shifts, the order and signs of units, and matrices that mix channels. Exit codes: 0 for the same
+    function, 3 for a copy that was trained further, 4 for independent networks, 2 for mistakes.
+    Nothing in the files is executed.
+
+    Args:
+        a: a network: .safetensors, .ckpt, .pt, or a folder of Hugging Face (config.json beside
+            model.safetensors or its shards).
+        b: another network of the same architecture. For example: weightsym diff a.safetensors
+            b.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
+        architecture: options that name the network.
+        method: how units are matched: ascent goes from group to group, frank-wolfe moves all at
+            once, best takes the better result of the two.
+        nulls: number of networks that only look like A and are matched to B, to measure what
+            independent networks have in common.
+        data: data for the loss barrier between the two networks: import path of a
+            LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with inputs
+            and targets.
+        out: file for all numbers, e.g. diff.json; a figure of the distances by layer is written
+            beside it, e.g. diff.png.
+        overwrite: replace an existing file or folder at --out (true or false).
+    """
+    target = _target(out, overwrite)
+    stored = [open_network(Path(path)) for path in (a, b)]
+    examples = examples_of(data) if data is not None else None
+    folder = next((s.path for s in stored if s.is_folder), None)
+    model, example, names = build(architecture, folder)
+    files = fit_all(stored, names, architecture.prefix, "copy")
+    sym = discover(model, *example, batch_norm=architecture.batch_norm)
+    print(f"{a}\n{b}\n{_description(files[0])}\n\n{sym}\n", flush=True)
+    if target is None and _are_equal(*files):
+        print("every tensor is the same, bit for bit\nverdict: the same function")
+        return
+    first, second = (
+        {n: f.number(n) for n in shown(f.places, f"reading {f.stored.path}")} for f in files
+    )
+    networks = first, second
+    result = difference(*networks, sym, method=method, nulls=nulls, seed=architecture.seed)
+    prints = [fingerprint(params, sym) for params in networks]
+    inputs = random_inputs(*example, seed=architecture.seed)
+    rounding = rounding_of(f.stored.tensors[p].dtype for f in files for p in f.names)
+    outputs = output_error(model, *networks, inputs)
+    verdict = verdict_of(result, outputs, rounding)
+    pairs = (networks, (result.a, result.b))
+    examples = examples and examples.fitted(model, first)
+    batches = [] if examples is None else examples.batches
+    numbers: dict[str, Any] = {
+        "verdict": verdict,
+        "rounding": rounding,
+        "outputs": outputs,
+        "half_way": [half_way_error(model, *pair, inputs) for pair in pairs],
+        "barriers": [barrier(model, *pair, batches, loss).height for pair in pairs if batches],
+        "examples": str(examples or ""),
+    }
+    print("\n".join([*_steps(result), "", *_lines(result, numbers, prints)]))
+    if target is not None:
+        settings = {"a": a, "b": b, "method": method, "seed": architecture.seed}
+        numbers |= {"fingerprints": [p.code for p in prints], "settings": settings}
+        _write(result, numbers, target)
+        print(f"wrote {target} and {target.with_suffix('.png')}")
+    if EXIT_CODES[verdict]:
+        raise SystemExit(EXIT_CODES[verdict])
+
+
+def _description(file: FittedNetwork) -> str:
+    """Describe the size of a network, and other tensors beside it."""
+    tensors = [file.stored.tensors[name] for name in file.places.values()]
+    types = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
+    count = sum(t.shape.numel() for t in tensors)
+    text = f"parameters: {count} in {len(tensors)} tensors ({types})"
+    if file.others:
+        more = f" and {len(file.others) - 1} more" if len(file.others) > 1 else ""
+        text += (
+            f"\nnot compared, since not of the network: {file.others[0]!r}{more} in "
+            f"{file.stored.path}"
+        )
+    return text
+
+
+def _are_equal(a: FittedNetwork, b: FittedNetwork) -> bool:
+    """Compare the numbers of both files, with two tensors in memory at a time."""
+    return all(torch.equal(a.read(n), b.read(n)) for n in shown(a.places, "comparing"))
+
+
+def verdict_of(difference: Difference, outputs: float, rounding: float) -> Verdict:
+    """Decide what two networks are to each other.
+
+    Args:
+        difference: in weights.
+        outputs: largest relative difference of outputs; NaN where none depend on the weights.
+        rounding: the relative distance that rounding explains.
+    """
+    if difference.rest <= rounding and not outputs > max(_SAME_OUTPUTS, _GAIN * rounding):
+        return "same function"
+    return "copy that was trained on" if difference.related else "independent"
+
+
+def rounding_of(types: Iterable[torch.dtype]) -> float:
+    """Return the relative distance that two roundings of weights explain, and float32 arithmetic.
+
+    Args:
+        types: of the tensors in both files.
+    """
+    return max(_ARITHMETIC, *(torch.finfo(t).eps for t in types if t.is_floating_point))
+
+
+# ------------------------------------------------------------ text
+def _steps(d: Difference) -> Iterator[str]:
+    yield f"{'':<16}{'distance':>11}{'relative':>11}{'explains':>11}"
+    for stage in d.stages:
+        share = f"{100 * d.explained[stage.name]:.1f} %" if stage is not d.stages[0] else ""
+        yield f"{stage.name:<16}{stage.distance:>11.4g}{stage.relative:>11.3g}{share:>11}".rstrip()
+
+
+def _lines(
+    d: Difference, numbers: Mapping[str, Any], prints: Sequence[Fingerprint]
+) -> Iterator[str]:
+    yield (
+        f"independent networks like these: {float(d.null.mean()):.3g} ± {float(d.null.std()):.2g} "
+        f"(relative, {len(d.nulls)} made from A by rotating its units)"
+    )
+    yield (
+        f"what is left: {d.rest:.3g}, squared {100 * d.share:.3g} % of theirs, z = {d.z:.1f}; "
+        f"rounding explains {numbers['rounding']:.1g}"
+    )
+    yield (
+        f"units in their places: {d.kept} of {d.units} (by chance {d.groups}; probability of as "
+        f"many {d.chance:.1g})"
+    )
+    yield f"outputs on random inputs differ by {numbers['outputs']:.2g} (relative)"
+    before, after = numbers["half_way"]
+    yield f"half way, outputs miss the mean of both by {before:.2g} of their spread -> {after:.2g}"
+    if numbers["barriers"]:
+        before, after = numbers["barriers"]
+        yield f"barrier on {numbers['examples']}: {before:.6g} -> {after:.6g}"
+    a, b = prints
+    rough = d.rest <= numbers["rounding"]
+    apart = "other words, which rounding of the files explains" if rough else "different orbits"
+    yield f"fingerprints: {a} and {b}: {'one orbit is possible' if a.agrees(b) else apart}"
+    if not (a.attained and b.attained):
+        yield "(no finite scales reach the least mass: the fingerprints depend on the scales)"
+    yield ""
+    if numbers["verdict"] == "same function":
+        yield "verdict: the same function, up to symmetries and rounding"
+    elif rough:
+        yield (
+            "verdict: a copy whose weights agree up to symmetries and rounding, outputs do not "
+            "(look at buffers)"
+        )
+    elif numbers["verdict"] == "independent":
+        yield "verdict: independent networks"
+    else:
+        yield "verdict: a copy that was trained on, or two networks from one start"
+
+
+# ------------------------------------------------------------ files
+def _target(out: str | None, overwrite: bool) -> Path | None:
+    """Check where the numbers go, before the work begins."""
+    if out is None:
+        return None
+    target = Path(out)
+    if target.suffix != ".json":
+        raise ValueError(f"`--out` must be a .json file, got {out}.")
+    for path in (target, target.with_suffix(".png")):
+        check_path(path, overwrite and not path.is_dir())
+    return target
+
+
+def _write(d: Difference, numbers: Mapping[str, Any], target: Path) -> None:
+    """Write all numbers, and a figure of the distances by layer beside them."""
+    stages = {stage.name: stage.by_layer() for stage in d.stages}
+    content = {
+        "version": weightsym.__version__,
+        **numbers,
+        "stages": [{"name": s.name, "relative": s.relative, "layers": s.by_layer()}
+                   for s in d.stages],
+        "explained": d.explained,
+        "rest": d.rest,
+        "unrelated": [stage.relative for stage in d.nulls],
+        "units": {"in_their_places": d.kept, "by_chance": d.groups, "of": d.units},
+    }  # fmt: skip
+    target.write_text(json_text(content) + "\n", encoding="utf-8")
+    plots = of_the_plug_in("plots.weights", "The figure beside `--out`")
+    figure = plots.distances_figure(stages, [null.by_layer() for null in d.nulls])
+    figure.savefig(target.with_suffix(".png"), dpi=150)

@@ -1,0 +1,308 @@
+"""`weightsym merge`: networks on disk, brought into one frame and averaged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from weightsym import Symmetries, align, discover
+from weightsym.batch_norms import batch_norms
+from weightsym.commands.architecture import Architecture
+from weightsym.commands.examples import Examples, examples_of, loss
+from weightsym.commands.networks import build, fit_all, shown
+from weightsym.extras import of_the_plug_in
+from weightsym.files import NetworkNames, checkpoints, open_network, write_like
+from weightsym.files.fitting import FittedNetwork
+from weightsym.files.hugging_face import is_hugging_face
+from weightsym.files.safetensors_format import save_tensors
+from weightsym.files.stored import StoredNetwork
+from weightsym.files.writing import check_path, check_target
+from weightsym.loading import load
+from weightsym.matching.repair import reestimated
+from weightsym.params import Params, shares, stack_size, unstack, weighted_mean
+
+__all__ = ["merge"]
+
+_SETTINGS = (
+    "epoch", "global_step", "pytorch-lightning_version", "loops", "hyper_parameters",
+    "hparams_name", "datamodule_hyper_parameters", "datamodule_hparams_name",
+)  # fmt: skip
+"""Entries of a checkpoint that an average keeps."""
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def merge(
+    sources: list[str],
+    architecture: Architecture,
+    out: str | None = None,
+    weights: list[float] | None = None,
+    last: int | None = None,
+    method: Literal["joint", "reference", "mixing", "plain"] = "joint",
+    data: str | None = None,
+    like: str | None = None,
+    others: Literal["refuse", "copy"] = "refuse",
+    overwrite: bool = False,
+) -> None:
+    """Average networks after bringing all of them into the frame of the first one.
+
+    Args:
+        sources: where at least two networks are: .safetensors, .ckpt and .pt files, folders of
+            Hugging Face (config.json beside model.safetensors or its shards), banks, and folders
+            that contain checkpoints at any depth, such as those of runs.
+        architecture: options that name the network.
+        out: output: a .safetensors or .pt file, a .ckpt that Lightning loads, or a folder if the
+            form is that of one; by default only numbers are printed. For example:
+            weightsym merge a.safetensors b.safetensors runs/c/bank --weights 0.5 0.3 0.2
+            --out d.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
+        weights: the weight of each source, e.g. 0.5 0.3 0.2, which its networks share; by default
+            all networks have equal weights. 0 1 writes the second one in the frame of the first.
+        last: number of networks of each bank or folder, counted from the end; by default all.
+        method: joint matches every network to the sum of the others, by permutations and signs;
+            reference matches all to the first; mixing also matches heads, streams and adapters by
+            matrices; plain averages the networks as they are.
+        data: data that re-estimate the statistics of batch norms and evaluate the average: import
+            path of a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file
+            with inputs and targets.
+        like: the file or folder whose names, types, other tensors and settings are kept; by default
+            the first source with a weight that is one network, for a .ckpt the first .ckpt.
+        others: what to do with tensors in files that do not belong to the network: refuse, or copy
+            those of the form.
+        overwrite: replace an existing file or folder at --out (true or false).
+    """
+    paths = [Path(source) for source in sources]
+    stored = [file for p in [*([Path(like)] if like else []), *paths] for file in _opened(p)]
+    module, example, names = build(architecture, next(filter(is_hugging_face, paths), None))
+    single = [s for s in stored if architecture.prefix is not None or not _has_members(s, names)]
+    files = {f.stored.path: f for f in fit_all(single, names, architecture.prefix, others)}
+    counting = [p for k, p in enumerate(paths) if weights is None or weights[k : k + 1] != [0.0]]
+    form = _form(out, [files.get(Path(like))] if like else [files.get(p) for p in counting], like)
+    target = _target(out, form, list(files.values()), overwrite)
+    examples = examples_of(data) if data is not None else None
+    stacks = [_read(p, files.get(p), module, last, architecture.prefix) for p in paths]
+    average = _Average(module, *_together(stacks, weights), examples)
+    print(average.describe(), flush=True)
+    before = average.numbers()
+    print("\n".join(f"{name}: {value:.6g}" for name, value in before.items()), flush=True)
+    if method != "plain":
+        sym = discover(module, *example, batch_norm=architecture.batch_norm)
+        print(f"\n{sym}\n", flush=True)
+        average.align(sym, method, architecture.seed)
+        after = average.numbers()
+        print("\n".join(f"{name}: {before[name]:.6g} -> {after[name]:.6g}" for name in after))
+    mean = average.mean()
+    if target is not None:
+        _write(mean, form, target, overwrite)
+
+
+# ------------------------------------------------------------ reading
+def _opened(path: Path) -> list[StoredNetwork]:
+    """Open a file or folder of Hugging Face, and refuse banks and folders that are damaged."""
+    if path.is_file() or is_hugging_face(path) or not path.exists():
+        return [open_network(path)]
+    if _is_bank(path):
+        _reader(path).CheckpointBank(path, "r")
+    else:
+        for file in checkpoints.checkpoint_files(path):
+            open_network(file)
+    return []
+
+
+def _is_bank(path: Path) -> bool:
+    return (path / "manifest.jsonl").is_file()
+
+
+def _reader(path: Path) -> ModuleType:
+    """Choose what reads the networks of a bank, or of a folder of checkpoints."""
+    return of_the_plug_in("bank", f"The bank {path}") if _is_bank(path) else checkpoints
+
+
+def _has_members(stored: StoredNetwork, names: NetworkNames) -> bool:
+    """Recognise a file of a module of this package, which has a stack of networks."""
+    name, tensor = next(iter(names.tensors.items()))
+    member = stored.tensors.get(f"networks.{name}")
+    return member is not None and member.shape[1:] == tensor.shape
+
+
+def _read(
+    path: Path, file: FittedNetwork | None, module: nn.Module, last: int | None, prefix: str | None
+) -> Params:
+    """Read all networks of a source as a stack, half precision as float32."""
+    if file is None:
+        stack = _reader(path).read_networks(path, module, last, prefix)[0]
+    else:
+        stack = {name: file.read(name)[None] for name in shown(file.places, f"reading {path}")}
+    for name, tensor in stack.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ValueError(f"{path}: {name!r} holds NaN or infinite values.")
+    return {n: t.float() if t.dtype in _HALF else t for n, t in stack.items()}
+
+
+def _together(
+    stacks: Sequence[Params], weights: Sequence[float] | None
+) -> tuple[Params, list[float]]:
+    """Join all networks in one stack, and share the weight of every source among its networks."""
+    sizes = [stack_size(networks) for networks in stacks]
+    if sum(sizes) < 2:
+        raise ValueError(f"`sources` must hold at least two networks, got {sum(sizes)}.")
+    every = {n: torch.cat([networks[n] for networks in stacks]) for n in stacks[0]}
+    if weights is None:
+        return every, shares(None, sum(sizes))
+    by_source = zip(shares(weights, len(stacks), "`--weights`"), sizes, strict=True)
+    return every, [weight / size for weight, size in by_source for _ in range(size)]
+
+
+# ------------------------------------------------------------ averages
+class _Average:
+    """Networks with their weights in an average, and the examples that evaluate it.
+
+    Where a network has no weight, and serves as a frame only, all count the same until the end.
+    """
+
+    def __init__(
+        self, module: nn.Module, every: Params, weights: list[float], examples: Examples | None
+    ) -> None:
+        self.module, self.every, self.weights = module, every, weights
+        self.balanced = weights if all(weights) else shares(None, len(weights))
+        self.examples = examples and examples.fitted(module, {n: t[0] for n, t in every.items()})
+
+    def describe(self) -> str:
+        """Describe the networks and their weights."""
+        size = sum(t[0].numel() for t in self.every.values() if t.is_floating_point())
+        listed = ", ".join(f"{weight:.3g}" for weight in self.weights[:8])
+        more = ", ..." if len(self.weights) > 8 else ""
+        return f"{len(self.weights)} networks of {size} parameters, weighted {listed}{more}"
+
+    def numbers(self) -> dict[str, float]:
+        """Measure the distance of networks to their average, and how much more it loses."""
+        mean, weights = weighted_mean(self.every, self.balanced), self.balanced
+        squares = torch.zeros((), dtype=torch.float64)
+        for name in (n for n, t in mean.items() if t.is_floating_point()):
+            for weight, tensor in zip(weights, self.every[name], strict=True):
+                squares += weight * (tensor - mean[name]).square().sum(dtype=torch.float64)
+        numbers = {"distance to the average": math.sqrt(float(squares))}
+        if self.examples is not None:
+            losses = [_loss(self.module, member, self.examples) for member in unstack(self.every)]
+            theirs = sum(weight * value for weight, value in zip(weights, losses, strict=True))
+            mean = reestimated(self.module, mean, self.examples.inputs)
+            barrier = _loss(self.module, mean, self.examples) - theirs
+            numbers[f"barrier (loss of the average above theirs) on {self.examples}"] = barrier
+        return numbers
+
+    def align(self, sym: Symmetries, method: str, seed: int) -> None:
+        """Bring all networks into one frame."""
+        mixing = method == "mixing"
+        if not (sym.permutations or sym.signs or (mixing and sym.linear)):
+            print("The network has no units that can be exchanged: it is averaged as it is.")
+            return
+        options: dict[str, Any] = {"method": "reference" if method == "reference" else "joint"}
+        options |= {"signs": not mixing, "mixing": mixing, "seed": seed, "weights": self.balanced}
+        alignment = align(self.every, sym, **options)
+        print(alignment)
+        self.every = alignment.apply(self.every, sym)
+
+    def mean(self) -> Params:
+        """Average all networks, with statistics of batch norms on the data, if there are any."""
+        counting = torch.tensor(self.weights) > 0
+        for name, tensor in self.every.items():  # only counts of batches may differ
+            tensor = tensor[counting.to(tensor.device)]
+            whole = not tensor.is_floating_point() and not name.endswith("num_batches_tracked")
+            if whole and not torch.equal(tensor, tensor[:1].expand_as(tensor)):
+                raise ValueError(
+                    f"A network holds other whole numbers than the first one in {name!r}, and they "
+                    "cannot be averaged."
+                )
+        mean = weighted_mean(self.every, self.weights)
+        if int(counting.sum()) < 2 or not batch_norms(self.module):
+            return mean
+        if self.examples is None:
+            print("the statistics of batch norms are averaged: `--data` re-estimates them")
+            return mean
+        return reestimated(self.module, mean, self.examples.inputs)
+
+
+@torch.no_grad()
+def _loss(network: nn.Module, params: Params, examples: Examples) -> float:
+    total, count = 0.0, 0
+    for x, y in examples.batches:
+        total += float(loss(functional_call(network, params, (x,)), y)) * len(y)
+        count += len(y)
+    return total / count
+
+
+# ------------------------------------------------------------ writing
+def _form(
+    out: str | None, files: Iterable[FittedNetwork | None], like: str | None
+) -> FittedNetwork | None:
+    """Choose the file that gives names, types and other tensors: the first of its kind."""
+    checkpoint = not like and out is not None and out.endswith(".ckpt")
+    fitting = (f for f in files if f and (f.stored.path.suffix == ".ckpt" or not checkpoint))
+    form = next(fitting, None)
+    if like and form is None:
+        raise ValueError(f"`--like` must be a file or folder with one network, got {like}.")
+    return form
+
+
+def _target(
+    out: str | None, form: FittedNetwork | None, files: list[FittedNetwork], overwrite: bool
+) -> Path | None:
+    """Check where to write, or return None where only numbers are asked for."""
+    if out is None:
+        return None
+    target = Path(out)
+    if any(target.exists() and target.samefile(file.stored.path) for file in files):
+        raise ValueError(f"`--out`: {target} is one of the networks that are read.")
+    if form is not None and target.suffix not in (".pt", ".ckpt"):
+        check_target(target, form.stored, overwrite)
+        return target
+    if target.suffix not in (".safetensors", ".pt", ".ckpt"):
+        raise ValueError(f"`--out` must end in .safetensors, .pt or .ckpt, got {out}.")
+    check_path(target, overwrite)
+    if target.suffix == ".ckpt" and (form is None or form.stored.path.suffix != ".ckpt"):
+        raise ValueError(
+            "`--like` is missing: a checkpoint of the module, whose settings a .ckpt keeps; no "
+            "source is one."
+        )
+    return target
+
+
+def _write(mean: Params, form: FittedNetwork | None, target: Path, overwrite: bool) -> None:
+    """Write the average, with names, types and other tensors of the form, if there is one."""
+
+    def value(name: str) -> Tensor:
+        if form is None:
+            return mean[name].contiguous()
+        stored = form.stored.tensors[name]
+        if name not in form.names:
+            return stored.read()
+        written = mean[form.names[name]].to(stored.dtype)
+        if written.is_floating_point() and not bool(torch.isfinite(written).all()):
+            raise ValueError(f"The average of {name!r} is too large for {stored.dtype}.")
+        return written.contiguous()
+
+    names = mean if form is None else form.stored.tensors
+    if target.suffix == ".ckpt" and form is not None:
+        torch.save(_checkpoint(form.stored.path, value), target)
+    elif target.suffix == ".pt":
+        torch.save({name: value(name) for name in names}, target)
+    elif form is not None:
+        write_like(form.stored, target, value, overwrite)
+    else:
+        target.unlink(missing_ok=True)
+        save_tensors(target, {name: value(name) for name in names}, {"format": "pt"})
+    print(f"wrote {target}")
+
+
+def _checkpoint(path: Path, value: Callable[[str], Tensor]) -> dict[str, Any]:
+    """Put the average into a checkpoint, without optimizers, which are of another network."""
+    content = load(path)
+    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
+        raise ValueError(f"`--like`: {path} is no checkpoint of a LightningModule.")
+    state = {name: value(name.replace("_orig_mod.", "")) for name in content["state_dict"]}
+    return {**{k: content[k] for k in _SETTINGS if k in content}, "state_dict": state}

@@ -1,0 +1,83 @@
+"""Tell mistakes of the user, which become one sentence, from bugs, which keep their traceback."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from weightsym.commands.parsers import Refusal
+from weightsym.extras import MissingPackage
+from weightsym.settings_files import config_files
+
+__all__ = ["building", "mistake"]
+
+_PACKAGES = ("weightsym", "lightning_bnn")
+_BUGS = (AttributeError, AssertionError, LookupError, NameError)
+
+
+def mistake(error: Exception, typed: Sequence[str], program: str) -> str | None:
+    """Say what the user can mend, in one sentence, or return None for a bug.
+
+    A mistake is what a parser refuses, what the system says about a path, a missing package of an
+    extra, what Lightning calls a misconfiguration, and a ValueError from a file of ours.
+
+    Args:
+        error: what a command has raised.
+        typed: the command line.
+        program: the console script that was called.
+    """
+    if isinstance(error, Refusal):
+        return _refused(error, typed, program)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}."
+    refused = isinstance(error, (OSError, MissingPackage)) or _is_misconfigured(error)
+    if refused or (isinstance(error, ValueError) and _is_ours(error)):
+        return " ".join(str(error).split())
+    return None
+
+
+@contextmanager
+def building(what: str) -> Iterator[None]:
+    """While objects are made from values of the user, complaints about values are mistakes.
+
+    Args:
+        what: is made, for the message.
+    """
+    try:
+        yield
+    except Exception as error:
+        first: BaseException = error
+        while first.__cause__ is not None and not _is_ours(first):  # jsonargparse wraps errors
+            first = first.__cause__
+        if isinstance(first, (*_BUGS, MissingPackage)):
+            raise
+        prefix = "" if _is_ours(first) else f"{what} cannot be made: "
+        raise ValueError(f"{prefix}{first}") from error
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Tell whether a file of this package, or of the plug-in, has raised it."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _PACKAGES
+
+
+def _is_misconfigured(error: BaseException) -> bool:
+    return type(error).__name__ == "MisconfigurationException"  # importing its class takes seconds
+
+
+def _refused(refusal: Refusal, typed: Sequence[str], program: str) -> str:
+    """Say what a parser does not accept, the file in which it stands, and where help is."""
+    file = _file_with(refusal.culprit, config_files(typed), typed)
+    location = f" (in {file})" if file else ""
+    return f"{refusal}{location}{refusal.meant or '.'} (`{program} {typed[0]} --help` explains.)"
+
+
+def _file_with(culprit: str, files: Sequence[str], typed: Sequence[str]) -> str | None:
+    """Find the configuration in which a word stands, unless it was typed."""
+    word = re.compile(rf"(?<!\w){re.escape(culprit.rpartition('.')[-1])}(?!\w)")
+    if not culprit or any(word.search(argument) for argument in typed if argument not in files):
+        return None
+    return next((f for f in files if word.search(Path(f).read_text(encoding="utf-8"))), None)

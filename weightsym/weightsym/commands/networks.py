@@ -1,0 +1,232 @@
+"""Networks that a user names by import paths, arguments and shapes, and their tensors in files."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from weightsym.commands.architecture import Architecture
+from weightsym.commands.mistakes import building
+from weightsym.extras import of_the_plug_in
+from weightsym.files import NetworkNames, fit
+from weightsym.files.fitting import FittedNetwork, Others
+from weightsym.files.stored import StoredNetwork
+from weightsym.loading import read_json
+
+__all__ = [
+    "build", "code_of_the_user", "example_of", "fit_all", "imported", "names_in_files",
+    "network_of", "shown",
+]  # fmt: skip
+
+T = TypeVar("T")
+_TOKENS, _ROWS = 8, 2
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)
+
+
+def build(
+    architecture: Architecture, folder: Path | None
+) -> tuple[nn.Module, tuple[Tensor, ...], NetworkNames]:
+    """Build a network and an example of its input, and list its names in files.
+
+    Args:
+        architecture: as a user has named it.
+        folder: of Hugging Face, where nothing else says what the network is.
+    """
+    torch.manual_seed(architecture.seed)
+    path, text = architecture.network, architecture.input
+    if path is None:
+        if folder is None:
+            raise ValueError(
+                "`--network` is missing: give the import path of the class of the networks, e.g. "
+                "--network torchvision.models.resnet18 --input 1,3,224,224"
+            )
+        module = transformers_network(folder)
+        example = transformers_example(module, text)
+    elif Path(path).suffix in (".yaml", ".yml"):
+        code = of_the_plug_in("evaluation.problem", f"`--network {path}`")
+        with building(f"What {path} describes"):
+            problem = code.read_problem(Path(path))
+            module = problem.network
+            example = example_of(text) if text else (problem.example(),)
+    else:
+        example = example_of(text)
+        module = network_of(path, architecture.init or {})
+    return module.eval(), example, names_in_files(module)
+
+
+# ------------------------------------------------------------ input
+def example_of(text: str) -> tuple[Tensor, ...]:
+    """Random inputs of the shapes and types that a user has written.
+
+    Args:
+        text: sizes such as 1,3,224,224, with a type after a colon, several separated by ;
+    """
+    if not text:
+        raise ValueError(
+            "`--input` is missing: give the shape of the input, e.g. --input 1,3,224,224"
+        )
+    return tuple(_tensor(item) for item in text.split(";"))
+
+
+def _tensor(text: str) -> Tensor:
+    shape, _, kind = text.partition(":")
+    dtype = getattr(torch, kind or "float32", None)
+    try:
+        sizes = [int(n) for n in shape.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1 or math.prod(sizes) > 2**31 or dtype not in _TYPES:
+        raise ValueError(
+            f"`--input` must be positive sizes with an optional type, like 1,3,224,224 or "
+            f"2,16:int64, got {text!r}."
+        )
+    if dtype.is_floating_point:
+        return torch.randn(sizes, dtype=dtype)
+    return torch.randint(0, 2, sizes, dtype=dtype)
+
+
+# ------------------------------------------------------------ network
+def network_of(path: str, init: Mapping[str, Any]) -> nn.Module:
+    """The network that a class or function returns.
+
+    Args:
+        path: where it is imported from.
+        init: its arguments.
+    """
+    factory = imported(path)
+    if not callable(factory):
+        raise ValueError(
+            f"`{path}` is a {type(factory).__name__}, not a class or function that returns a "
+            "network."
+        )
+    if isinstance(factory, nn.Module):
+        return factory
+    try:
+        if inspect.isclass(factory) or inspect.isfunction(factory):
+            inspect.signature(factory).bind(**init)
+    except TypeError as error:
+        raise ValueError(
+            f"`{path}` cannot be called with {dict(init)}: {error}. Pass its arguments by --init."
+        ) from error
+    with code_of_the_user(f"`{path}` raised"):
+        model = factory(**init)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"`{path}` returned a {type(model).__name__}, not a torch.nn.Module.")
+    return model
+
+
+@contextlib.contextmanager
+def code_of_the_user(what: str) -> Iterator[None]:
+    """Turn whatever the user's own code raises into one sentence."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{what} {type(error).__name__}: {error}") from error
+
+
+def imported(path: str) -> Any:
+    """Import an object by its path, or refuse that in one sentence."""
+    name_of_module, _, name = path.replace(".py:", ".").replace(":", ".").rpartition(".")
+    if not name_of_module:
+        raise ValueError(f"`{path}` is no import path: write package.module.Class.")
+    with code_of_the_user(f"`{path}` cannot be imported:"):
+        module = importlib.import_module(name_of_module)
+    if not hasattr(module, name):
+        raise ValueError(f"There is no {name!r} in `{name_of_module}`.")
+    return getattr(module, name)
+
+
+# ------------------------------------------------------------ transformers
+def transformers_network(folder: Path) -> nn.Module:
+    """Make a network of the class in ``config.json``, without code that lies in the folder.
+
+    Args:
+        folder: with a ``config.json``.
+    """
+    transformers = _transformers(folder)
+    settings = read_json(folder / "config.json")
+    if settings.get("quantization_config"):
+        raise ValueError(f"{folder} is quantised, and quantised networks are not read.")
+    names = settings.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    kind: Any = getattr(transformers, name, None) if isinstance(name, str) else None
+    is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not is_network:
+        raise ValueError(
+            f"{folder / 'config.json'} names {name!r}, which is no network of transformers "
+            f"{transformers.__version__}; name its class by `--network`."
+        )
+    with code_of_the_user(f"transformers cannot make the {name} of {folder}:"):
+        config = kind.config_class.from_dict(settings)
+        config._attn_implementation, config.use_cache = "eager", False
+        network = kind(config).float().eval()
+    assert isinstance(network, nn.Module)
+    return network
+
+
+def _transformers(folder: Path) -> Any:
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError:
+        raise ValueError(
+            f"{folder} is a folder of Hugging Face: install transformers, or name the class of "
+            "the network by `--network` and the shape of its input by `--input`."
+        ) from None
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
+def transformers_example(network: Any, text: str) -> tuple[Tensor, ...]:
+    """Inputs: of the shapes that the user has written, or tokens or images by the configuration."""
+    if text:
+        return example_of(text)
+    config, name = network.config, getattr(network, "main_input_name", None)
+    if name == "input_ids" and getattr(config, "vocab_size", None):
+        return (torch.randint(0, config.vocab_size, (_ROWS, _TOKENS)),)
+    size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", None)
+    if name == "pixel_values" and isinstance(size, int) and isinstance(channels, int):
+        return (torch.randn(_ROWS, channels, size, size),)
+    raise ValueError(
+        f"`--input` is missing: what {type(network).__name__} takes ({name}) does not follow from "
+        "its configuration; give its shape, e.g. --input 1,3,224,224"
+    )
+
+
+def names_in_files(network: nn.Module) -> NetworkNames:
+    """List the names of tensors, and those that files of transformers may omit."""
+    ignored = getattr(network, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return NetworkNames.of(network, getattr(network, "base_model_prefix", ""), sorted(ignored))
+
+
+# ------------------------------------------------------------ files
+def fit_all(
+    stored: Sequence[StoredNetwork], names: NetworkNames, prefix: str | None, others: Others
+) -> list[FittedNetwork]:
+    """Find the tensors of a network in every file.
+
+    Args:
+        stored: files or folders that were opened.
+        names: of the network.
+        prefix: stands before the names in the files that have it, unless none has it.
+        others: refuse or copy tensors that do not belong to the network.
+    """
+    having = [bool(prefix) and any(n.startswith(prefix or "") for n in s.tensors) for s in stored]
+    return [
+        fit(file, names, prefix if has or not any(having) else None, others)
+        for file, has in zip(stored, having, strict=True)
+    ]
+
+
+def shown(steps: Iterable[T], what: str) -> Iterable[T]:
+    """Go through steps with a progress bar on a terminal."""
+    return tqdm(list(steps), desc=what, leave=False, disable=not sys.stderr.isatty())

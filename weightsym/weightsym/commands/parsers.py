@@ -1,0 +1,203 @@
+"""A parser that takes options in full only, and says what it refuses in the words of the user."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin
+
+from jsonargparse import (
+    ActionConfigFile,
+    ArgumentError,
+    ArgumentParser,
+    DefaultHelpFormatter,
+    Namespace,
+)
+
+__all__ = ["Refusal", "StrictParser", "did_you_mean", "refusal_of"]
+
+# Names that argparse and jsonargparse tell nowhere but in their messages.
+_UNKNOWN = re.compile(r"(?:unrecognized arguments: (?=--)|option ')([^\s=']+)", re.IGNORECASE)
+_MISSING = re.compile(r"arguments are required: (.*)")
+_COMMAND = re.compile(r"^(fit|validate|test|predict)\.")
+_SUBCLASSES = re.compile(r", known subclasses: [^)]*")
+_NAMES = {NoneType: "null", bool: "true or false"}
+_LONGEST = 80
+
+
+class Refusal(ArgumentError, TypeError):  # jsonargparse handles both on the way out
+    """An argument that a parser does not accept.
+
+    Args:
+        reason: what is wrong, without a full stop.
+        culprit: the word that is, to be looked for in configurations; by default the setting.
+        meant: half a sentence that names a better word.
+        key: the full name of the setting; empty if none is to blame.
+    """
+
+    def __init__(self, reason: str, culprit: str = "", meant: str = "", key: str = "") -> None:
+        colon = "" if reason.startswith("must be") else ":"
+        super().__init__(None, f"`{key}`{colon} {reason}" if key else reason)
+        self.reason, self.meant, self.key = reason, meant, key
+        self.culprit = culprit or key.rpartition(".")[-1]
+
+    def under(self, key: str) -> Refusal:
+        """Return the same refusal for a setting in the group of this name."""
+        return Refusal(self.reason, self.culprit, self.meant, f"{key}.{self.key}".rstrip("."))
+
+
+class _ShortHelp(DefaultHelpFormatter):
+    """Help as wide as a screen, without the hundreds of classes that would fit."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, **{**options, "max_help_position": 32, "width": 100})
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        return _SUBCLASSES.sub("", super()._get_help_string(action))
+
+    def _format_action(self, action: argparse.Action) -> str:
+        return "" if action.dest.endswith(".help") else super()._format_action(action)
+
+
+class StrictParser(ArgumentParser):
+    """No abbreviations: one that is unique today is ambiguous, or another option, tomorrow.
+
+    It raises `Refusal`. The arguments of a class in a configuration have a parser of this kind,
+    too. What that refuses is the mistake; but jsonargparse turns it into text, or goes on to
+    another type, so refusals are kept until the check of the whole value has failed.
+
+    Args:
+        *args: of `jsonargparse.ArgumentParser`.
+        **kwargs: of `jsonargparse.ArgumentParser`.
+    """
+
+    _refusals: ClassVar[list[Refusal]] = []
+    _typed: tuple[argparse.Action, Any, int] | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        ours = {"allow_abbrev": False, "exit_on_error": False, "formatter_class": _ShortHelp}
+        super().__init__(*args, **{**kwargs, **ours})
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        self._typed = action, " ".join(arg_strings), len(self._refusals)
+        return super()._get_values(action, arg_strings)
+
+    def _check_value_key(self, action: argparse.Action, value: Any, *args: Any, **kw: Any) -> Any:
+        before = len(self._refusals)
+        try:
+            return super()._check_value_key(action, value, *args, **kw)
+        except Refusal:
+            raise
+        except TypeError as error:
+            raise self._refused(action, value, before) from error
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise what is wrong as a `Refusal`, from what was noted about it before."""
+        if isinstance(ex, Refusal):
+            refusal = ex
+        elif message.startswith("Parser key") and self._typed is not None:
+            refusal = self._refused(*self._typed)
+        else:
+            refusal = self._wrong_name(message) or Refusal(" ".join(message.split()))
+        self._refusals.append(refusal)
+        raise refusal from None if ex is refusal else ex
+
+    def _refused(self, action: argparse.Action, value: Any, before: int) -> Refusal:
+        """Explain a refused value: the likeliest type is tried first, so its refusal counts."""
+        inner = self._refusals[before:]
+        del self._refusals[before:]
+        if inner:
+            return inner[0].under(action.dest)
+        if isinstance(action, ActionConfigFile):
+            folder = f"{value} is a folder, and no YAML file"
+            reason = folder if os.path.isdir(value) else f"there is no file {value}"
+            return Refusal(reason, key=action.dest)
+        hint = getattr(action, "_typehint", None)
+        if hint is None:
+            return Refusal(f"must be a group of settings, got {value}", key=action.dest)
+        return self.refusal_of(hint, value).under(action.dest)
+
+    def refusal_of(self, hint: Any, value: Any) -> Refusal:
+        """Explain why a value was refused: parsers of classes know more about it.
+
+        Args:
+            hint: the type that was asked for.
+            value: as it was typed, or as it was read from a file.
+        """
+        return refusal_of(hint, value)
+
+    def _wrong_name(self, message: str) -> Refusal | None:
+        if missing := _MISSING.search(message):
+            names = [f"`{_COMMAND.sub('', name)}`" for name in missing[1].split(", ")]
+            return Refusal(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} missing")
+        if not (unknown := _UNKNOWN.search(message)):
+            return None
+        name, typed = unknown[1], unknown[1].startswith("--")
+        options = [option if typed else option.lstrip("-") for option in _options(self)]
+        quote = "`" if typed else "'"
+        meant = did_you_mean(name, options, quote)
+        return Refusal(f"there is no option {quote}{name}{quote}", name, meant)
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """List every option of a parser and of its subcommands."""
+    yield from parser._option_string_actions
+    for action in parser._actions:
+        if isinstance(action.choices, dict):
+            for name in action.choices:
+                yield from _options(action.choices[name])
+
+
+def did_you_mean(word: str, known: Iterable[str], quote: str = "'") -> str:
+    """Name what is nearest to a word, or to its first part, in half a sentence, if anything is.
+
+    >>> did_you_mean("fti", ["fit", "test"])
+    "; did you mean 'fit'?"
+    >>> did_you_mean("modle.init_args.members", ["model", "data"])
+    "; did you mean 'model'?"
+
+    Args:
+        word: what was written.
+        known: what can be written.
+        quote: around the name.
+    """
+    names = list(known)
+    near = get_close_matches(word, names, 1) or get_close_matches(word.partition(".")[0], names, 1)
+    return f"; did you mean {quote}{near[0]}{quote}?" if near else ""
+
+
+# ------------------------------------------------------------ values
+def refusal_of(hint: Any, value: Any, note: str = "") -> Refusal:
+    """Explain why a value was refused.
+
+    >>> print(refusal_of(int | None, "many"))
+    must be int or null, got many
+
+    Args:
+        hint: the type that was asked for.
+        value: as it was typed, or as it was read from a file.
+        note: in brackets behind the type.
+    """
+    text = str(value.as_dict() if isinstance(value, Namespace) else value)
+    text = text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+    return Refusal(f"must be {_choice(hint)}{note}, got {text}")
+
+
+def _choice(hint: Any) -> str:
+    """Describe all that fits a type, null for None.
+
+    >>> _choice(Literal["a", "b"] | None), _choice(list[int])
+    ("'a' or 'b' or null", 'a list of int')
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType, Literal):
+        return " or ".join(dict.fromkeys(map(repr if origin is Literal else _choice, args)))
+    if args and origin in (Callable, Annotated):
+        return _choice(args[-1] if origin is Callable else args[0])
+    if args and issubclass(origin, Iterable) and not issubclass(origin, Mapping):
+        return f"a list of {_choice(args[0])}"
+    return _NAMES.get(hint) or str(getattr(origin or hint, "__name__", hint))

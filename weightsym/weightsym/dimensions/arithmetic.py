@@ -1,0 +1,317 @@
+"""The three rules: sums need equal units, products multiply them, sums over rows use them up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weightsym.dimensions.noise import met
+from weightsym.dimensions.system import System
+from weightsym.dimensions.values import (
+    NONE,
+    Part,
+    Value,
+    choice_of,
+    chosen,
+    compress,
+    label_rows,
+    with_dims,
+)
+
+__all__ = ["gathered", "multiply", "sum_over", "unify"]
+
+
+# ------------------------------------------------------------ side by side
+def unify(system: System, values: Sequence[Value], is_linear: bool = True) -> Value:
+    """What is added, chosen from or compared entry by entry has one unit, and moves as one.
+
+    Args:
+        system: takes the ties and equations.
+        values: the operands; they broadcast.
+        is_linear: whether the result is linear in them, so that matrices pass.
+    """
+    ndim = max(len(v.shape) for v in values)
+    values = met([with_dims(v, ndim) for v in values])
+    shape = torch.broadcast_shapes(*(v.shape for v in values))
+    varies = tuple(any(v.varies[d] for v in values) for d in range(ndim))
+    values = [v for v in values if not v.is_zero] or values[:1]
+    if len({_choices_of(v) for v in values if v.parts}) > 1:
+        values = [gathered(system, v) for v in values]
+    first, *others = (replace(v, parts=system.absorb(v.parts)) for v in values)
+    for value in others:
+        first = _unify_two(system, first, value)
+    if not is_linear:
+        for part in first.parts:
+            system.mark("apart", part)
+    return Value(tuple(shape), first.parts, None, varies)
+
+
+def _choices_of(value: Value) -> frozenset[bytes]:
+    return frozenset(choice_of(x.labels) for x in value.parts) - {b""}
+
+
+def gathered(system: System, value: Value, over: frozenset[int] | None = None) -> Value:
+    """The value with one label for all that a choice may take, where it is made along ``over``."""
+    if not system.choices:
+        return value
+    parts = []
+    for x in value.parts:
+        dims = chosen(x.labels)
+        if not dims or (over is not None and not dims & over):
+            parts.append(x)
+            continue
+        units = [] if x.only_moves else [x]
+        row = row_part(system, [x], dims, units, x.power)
+        system.mark("apart", x)
+        if not x.only_moves:
+            parts.append(replace(row, axis=x.axis))
+        elif row.dims:
+            parts.append(row.without_units())
+    return replace(value, parts=tuple(parts))
+
+
+def _unify_two(system: System, a: Value, b: Value) -> Value:
+    system.note_table(a, b)
+    system.note_table(b, a)
+    left, right = _as_wide(system, a, b), _as_wide(system, b, a)
+    pairs = []
+    for x in list(left):
+        partner = next((y for y in right if y.dims == x.dims), None)
+        if partner is not None:
+            pairs.append((x, partner))
+            left = [y for y in left if y is not x]
+            right = [y for y in right if y is not partner]
+    left, right = ([system.filled(x) for x in side] for side in (left, right))
+    if right and not left:  # the result is written as the operand with more parts
+        return _unify_two(system, b, a)
+    result = [_tied(system, x, y, bool(left or right)) for x, y in pairs]
+    if left or right:
+        ours = [(x, 1) for x in (*(p[0] for p in pairs), *left)]
+        system.balance([*ours, *((y, -1) for y in (*(p[1] for p in pairs), *right))])
+    _meet_numbers(system, left, b, right)
+    _meet_numbers(system, right, a, left)
+    told_apart = b.constant is None and all(b.varies[d] for x in left for d in x.dims)
+    if pairs and left and not right and told_apart:
+        result, left = [replace(y, axis=None) for _, y in pairs], []
+    result += _across(system, a, left, right) if left and right else [*left, *right]
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    varies = tuple(p or q for p, q in zip(a.varies, b.varies, strict=True))
+    return Value(tuple(shape), tuple(result), None, varies)
+
+
+def _as_wide(system: System, value: Value, other: Value) -> list[Part]:
+    """The parts; as one where the other operand has one label for every entry."""
+    reach = frozenset[int]().union(*(x.dims for x in value.parts))
+    if len(value.parts) > 1 and len(other.parts) == 1 and other.parts[0].dims == reach:
+        return list(system.as_one_part(value).parts)
+    return list(value.parts)
+
+
+def _tied(system: System, x: Part, y: Part, is_partial: bool) -> Part:
+    """Two parts over the same dimensions become one."""
+    rows = label_rows(x.labels, y.labels)
+    rows = rows[rows[:, 0] != rows[:, 1]]
+    if len(rows) and np.array_equal(np.unique(rows[:, 0]), np.unique(rows[:, 1])):
+        system.planes.append(np.unique(np.sort(rows, 1), axis=0))  # x is added to a shuffle of x
+    if len(rows) and not (x.dims or y.dims):  # factors of all entries do not move
+        factor = replace(x, labels=system.new(*x.labels.shape), axis=None)
+        system.balance([(factor, 1), (x, -1)])
+        if not is_partial:
+            system.balance([(x, 1), (y, -1)])
+        return factor
+    system.tie(x.labels, y.labels, "sum")
+    if not is_partial:
+        system.balance([(x, 1), (y, -1)])
+    labels = x.labels
+    if not bool((labels >= 0).all()):
+        labels = torch.where(*torch.broadcast_tensors(labels >= 0, labels, y.labels))
+    return replace(x, labels=labels, axis=None, is_noise=x.is_noise and y.is_noise)
+
+
+def _meet_numbers(
+    system: System, parts: Iterable[Part], other: Value, others: Sequence[Part]
+) -> None:
+    """What one operand has and the other has not stands beside the other's numbers."""
+    for part in parts:
+        own = [y for y in other.parts if y.dims and y.dims <= part.dims]
+        own = [y for y in own if not any(y.dims & z.dims for z in others)]
+        for y in own:  # numbers that move say to which entries they belong
+            system.tie(part.labels, y.labels, "beside")
+            system.mark("apart", part)
+        system.stand_beside(part, other, others=(*others, *own))
+        if not others:
+            if part.dims and not any(other.varies[d] for d in part.dims):
+                system.mark("ones", part)
+            if not other.parts:
+                system.stop(part)
+
+
+def _across(system: System, a: Value, left: list[Part], right: list[Part]) -> list[Part]:
+    """Parts over different dimensions, such as a column plus a row."""
+    both = left + right
+    wide = [x for x in both if all(y.dims <= x.dims for y in both)]
+    if wide:
+        for y in both:
+            if y is not wide[0]:
+                system.tie(wide[0].labels, y.labels, "wide")
+                system.mark("ones", wide[0])
+        return left if any(x is wide[0] for x in left) else right
+    moves = tuple(x.without_units() for x in both)
+    base = Part(system.as_one_part(Value(a.shape, moves)).parts[0].labels)
+    for side in (left, right):
+        system.balance([(base, 1), *((x, -1) for x in side)])
+    return [base]
+
+
+# ------------------------------------------------------------ products
+def multiply(system: System, a: Value, b: Value, power: int = 1) -> Value:
+    """``a * b ** power``: parts side by side; nothing is tied until something needs it."""
+    ndim = max(len(a.shape), len(b.shape))
+    a, b = met([with_dims(a, ndim), with_dims(b, ndim)])
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    if a.is_zero or (b.is_zero and power > 0):
+        return Value.constant_of(torch.zeros(()).expand(shape))
+    if len(_choices_of(a) | _choices_of(b)) > 1:
+        a, b = gathered(system, a), gathered(system, b)
+    system.note_table(a, b)
+    system.note_table(b, a)
+    for part, other in [(x, b) for x in a.parts] + [(x, a) for x in b.parts]:
+        system.stand_beside(part, other, "numbers", other.parts)
+    parts = (*a.parts, *(y.to_power(Fraction(power), 1) for y in b.parts))
+    varies = tuple(p or q for p, q in zip(a.varies, b.varies, strict=True))
+    return Value(tuple(shape), parts, None, varies)
+
+
+# ------------------------------------------------------------ sums over dimensions
+def sum_over(
+    system: System, value: Value, dims: Iterable[int] | None, keepdim: bool = False
+) -> Value:
+    """The sum along dimensions: their units must be one common unit, and their labels are gone."""
+    ndim = len(value.shape)
+    over = frozenset(d % ndim for d in dims) if dims else frozenset(range(ndim))
+    if value.constant is not None:
+        total = value.constant.sum(sorted(over), keepdim=keepdim) if ndim else value.constant
+        return Value.constant_of(total)
+    value = gathered(system, value, over)
+    consumed = [x for x in value.parts if x.dims & over]
+    if len({choice_of(x.labels) for x in consumed}) > 1:
+        wide = gathered(system, Value(value.shape, tuple(consumed)))
+        consumed = [x for x in wide.parts if x.dims & over]
+    rest = [x for x in value.parts if not x.dims & over]
+    places = [x for x in consumed if x.only_moves]
+    consumed = list(system.absorb(consumed)) if len(consumed) > 1 else consumed
+    if len(consumed) > 2:
+        free = [x for x in consumed if x.is_free_beside(rest)][:1]
+        others = tuple(x for x in consumed if x not in free)
+        consumed = [*free, *system.as_one_part(Value(value.shape, others)).parts]
+    if len(consumed) == 2:
+        new, rest = _contract(system, consumed[0], consumed[1], rest, over, places)
+    else:
+        new = [y for x in consumed for y in _use_up(system, x, rest, over)]
+    for row in new:
+        for y in rest:
+            if row.dims and row.dims <= y.dims:
+                system.tie(y.labels, row.labels, "row")
+    new = [x for x in new if not (x.only_moves and any(x.dims <= y.dims for y in rest))]
+    return reduced(value, system.absorb(rest + new), over, keepdim)
+
+
+def _contract(
+    system: System,
+    x: Part,
+    y: Part,
+    rest: list[Part],
+    over: frozenset[int],
+    places: Sequence[Part] = (),
+) -> tuple[list[Part], list[Part]]:
+    """Two rows meet: their labels are the same, and their units cancel, or are those of a block.
+
+    A weight that nothing has used takes up the units of what it is multiplied with. Where labels
+    stand several times, ``places`` may tell where, as heads do beside values that they share.
+    """
+    rows = label_rows(x.labels, y.labels)
+    own = [p.labels for p in places if len(p.labels.unique()) < p.labels.numel()]  # no grids
+    is_placed = own and any(len(label_rows(z.labels, *own)) == len(rows) for z in (x, y))
+    system.tie(x.labels, y.labels, "placed" if is_placed else "dot")
+    system.beside_padding(x, y)
+    system.beside_padding(y, x)
+    fixes = x.is_free_beside(rest) or y.is_free_beside(rest)
+    itself = x.labels.shape == y.labels.shape and bool((x.labels == y.labels).all())
+    for z in (x, y):
+        if z.power != 1:
+            system.mark("apart", z)
+    if not fixes and not itself:
+        power = Fraction(bool(x.power or y.power))
+        return [row_part(system, [x, y], over, [x, y], power)], rest
+    alone = [z for z in rest if fixes and not z.dims and not z.is_free and not z.only_moves]
+    system.balance([(x, 1), (y, 1), *((z, 1) for z in alone)])
+    rest = [z.without_units() if z in alone else z for z in rest]
+    if (x.dims | y.dims) - over:
+        return [row_part(system, [x, y], over).without_units()], rest
+    return [], rest
+
+
+def _use_up(system: System, x: Part, rest: Sequence[Part], over: frozenset[int]) -> list[Part]:
+    """One row is summed: all of it has one unit."""
+    outside = bool(x.dims - over)
+    if x.is_free_beside(rest) and x.power == 1:
+        system.stop(x)
+        system.mark("ones", x)
+        return [row_part(system, [x], over).without_units()] if outside else []
+    if x.only_moves:
+        return [row_part(system, [x], over).without_units()] if outside else []
+    if x.power != 2:
+        system.mark("ones" if x.power == 1 else "apart", x)
+    return [row_part(system, [x], over, [x], x.power)]
+
+
+def row_part(
+    system: System,
+    parts: Sequence[Part],
+    over: frozenset[int],
+    balance: Sequence[Part] = (),
+    power: Fraction = Fraction(1),
+) -> Part:
+    """One new label for every distinct row along the dimensions that are summed over: a block."""
+    shape = torch.broadcast_shapes(*(x.labels.shape for x in parts))
+    full = torch.stack([x.labels.expand(shape) for x in parts])
+    outer = [d + 1 for d in range(len(shape)) if d not in over]
+    table = full.permute(*outer, 0, *(d + 1 for d in sorted(over)))
+    kept = [1 if d in over else n for d, n in enumerate(shape)]
+    rows, index = torch.unique(table.reshape(int(np.prod(kept)), -1), dim=0, return_inverse=True)
+    new = torch.where((rows == NONE).all(1), NONE, system.new(len(rows)))
+    labels = compress(new[index].reshape(kept))
+    reach = frozenset(d for d, n in enumerate(labels.shape) if n > 1)
+    for x in parts:
+        if reach:
+            system.tie(x.labels, labels, "in")
+    is_odd = any(z.parity for z in balance)
+    part = Part(labels, power, int(is_odd))
+    if balance:
+        system.balance([(part, -1), *((z, 1) for z in balance)])
+    return part
+
+
+def reduced(value: Value, parts: Iterable[Part], over: frozenset[int], keepdim: bool) -> Value:
+    """A value of given parts without the dimensions that were summed over."""
+
+    def narrowed(labels: Tensor) -> Tensor:
+        for d in sorted(over, reverse=True):
+            labels = labels.narrow(d, 0, 1)
+            labels = labels if keepdim else labels.squeeze(d)
+        return labels
+
+    left = [
+        (1 if d in over else n, d not in over and value.varies[d])
+        for d, n in enumerate(value.shape)
+        if keepdim or d not in over
+    ]
+    return Value(
+        tuple(n for n, _ in left), tuple(x.on(narrowed) for x in parts), None,
+        tuple(v for _, v in left),
+    )  # fmt: skip

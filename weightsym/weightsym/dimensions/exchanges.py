@@ -1,0 +1,411 @@
+"""Permutations: automorphisms of one coloured graph of operations, tensors and labels.
+
+Labels that move as one are one vertex. Twins, vertices with the same neighbours, may change places;
+they are collapsed. In what remains, colour refinement splits vertices into cells, and in a cell the
+smallest exchange that maps one vertex to another is grown and verified: units of channels and all
+that they carry, heads, groups, experts, branches.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+from weightsym.dimensions.export import operation_of
+from weightsym.dimensions.hashing import Hashes, code_of, mix
+from weightsym.dimensions.reading import Reading
+from weightsym.dimensions.scales import connected
+from weightsym.dimensions.system import System
+from weightsym.dimensions.values import Ints, distinct_rows, occurrence
+
+__all__ = ["Exchange", "Exchanges", "exchanges", "signatures"]
+
+_PIECES = ("split", "split_with_sizes", "unbind")
+_VIEWS = ("select", "slice", "getitem", "view")
+_LARGEST_CELL = 600
+_LONGEST_EXCHANGE = 4000
+
+
+class Exchange(NamedTuple):
+    """Units that may change places: by unit its vertices, in corresponding order."""
+
+    units: list[list[int]]
+    is_block: bool
+
+
+class Exchanges(NamedTuple):
+    """All exchanges, the class of every label, and the number of classes."""
+
+    groups: list[Exchange]
+    classes: Ints
+    class_count: int
+
+
+class _Graph(NamedTuple):
+    """Vertices (classes of labels, operations, tensors), their colours, and coloured edges."""
+
+    classes: Ints
+    class_count: int
+    colours: Hashes
+    fixed: NDArray[np.bool_]
+    edges: Ints
+    tensor_vertices: dict[str, int]
+
+
+def exchanges(reading: Reading) -> Exchanges:
+    """Find the units of a network that may change places."""
+    graph = _graph_of(reading)
+    placed = np.zeros(len(graph.colours), bool)
+    for parameter in reading.parameters.values():
+        for part in parameter.parts:
+            placed[graph.classes[part.labels.reshape(-1).numpy()]] = True
+    placed[list(graph.tensor_vertices.values())] = True
+    families = _twins(graph)
+    groups = [Exchange([[v] for v in f], False) for f in families if placed[f[0]]]
+    representative = np.arange(len(graph.colours))
+    multiplicity = np.ones(len(graph.colours), np.uint64)
+    for family in families:
+        representative[family] = family[0]
+        multiplicity[family[0]] = len(family)
+    search = _Search(graph, representative, multiplicity, placed)
+    members = {f[0]: f for f in families}
+    for units in search.exchanges():
+        whole = [[y for x in unit for y in members.get(x, [x])] for unit in units]
+        groups.append(Exchange(whole, True))
+    return Exchanges(groups, graph.classes, graph.class_count)
+
+
+def _neighbours(edges: Ints, identity: Hashes) -> Hashes:
+    """A hash of the multiset of neighbours of every vertex."""
+    h = np.zeros(len(identity), np.uint64)
+    with np.errstate(over="ignore"):
+        np.add.at(h, edges[:, 0], mix(edges[:, 2], identity[edges[:, 1]], 1))
+        np.add.at(h, edges[:, 1], mix(edges[:, 2], identity[edges[:, 0]], 2))
+    return h
+
+
+def signatures(system: System) -> Hashes:
+    """A hash of how every label is tied to others: labels in one role have the same."""
+    said: list[tuple[Ints, object]] = [(t.pairs, (k, "tie")) for k, t in enumerate(system.ties)]
+    said += [(pairs, relation) for relation, pairs in system.relations]
+    edges = [_edge(pairs[:, 0], pairs[:, 1], colour) for pairs, colour in said]
+    every = np.concatenate([np.zeros((0, 3), np.int64), *edges])
+    colours, count = np.zeros(system.count, np.uint64), 0
+    while len(np.unique(colours)) > count:
+        count = len(np.unique(colours))
+        colours = mix(colours, _neighbours(every, colours), 6)
+    return colours
+
+
+# ------------------------------------------------------------ the graph
+def _graph_of(reading: Reading) -> _Graph:
+    system = reading.system
+    classes = connected([t.pairs for t in system.ties], system.count)
+    count = int(classes.max()) + 1
+    merged = _sums_of_sums(reading)
+    vertex = {n: count + k for k, n in enumerate(reading.operations)}
+    vertex = {n: vertex[merged.get(n, n)] for n in vertex}
+    first = count + len(reading.operations)
+    tensors = {name: first + k for k, name in enumerate(reading.parameters)}
+    colours = np.zeros(first + len(tensors), np.uint64)
+    fixed = np.zeros(len(colours), bool)
+    fixed[classes[0]] = True
+    colours[classes[0]] = mix(classes[0] + 1, 77)
+    seen = []
+    for labels, keys, origin in system.colours:
+        live = labels > 0
+        rows = distinct_rows([classes[labels[live]], keys[live]])
+        hashes = mix(rows[:, 1], code_of("colour"))
+        if 0 <= origin < len(reading.operations):  # as seen by an operation
+            at = np.full(len(rows), vertex[reading.operations[origin]])
+            seen.append(np.stack([at, rows[:, 0], (hashes >> np.uint64(2)).astype(np.int64)], 1))
+        else:
+            with np.errstate(over="ignore"):
+                np.add.at(colours, rows[:, 0], hashes)
+    for node in reading.operations:
+        if node not in merged:
+            colours[vertex[node]] = code_of(_description(reading, node))
+    for name, own in reading.parameters.items():
+        colours[tensors[name]] = code_of((own.shape, own.is_buffer))
+    edges = [
+        *seen,
+        *_edges_of_operations(reading, vertex, tensors, classes),
+        *_edges_of_labels(reading, vertex, tensors, classes),
+    ]
+    every = distinct_rows(list(np.concatenate([np.zeros((0, 3), np.int64), *edges]).T))
+    return _Graph(classes, count, colours, fixed, every, tensors)
+
+
+def _edge(a: Any, b: Any, colour: object) -> Ints:
+    a, b = np.broadcast_arrays(np.asarray(a, np.int64), np.asarray(b, np.int64))
+    code = np.full(a.size, code_of(colour) & (2**62 - 1), np.int64)
+    return np.stack([a.ravel(), b.ravel(), code], 1)
+
+
+def _sums_of_sums(reading: Reading) -> dict[Node, Node]:
+    """Sums that only go into another sum of the same size are part of it, but for biases."""
+    into: dict[Node, Node] = {}
+    for node in reversed(reading.operations):
+        users = list(node.users)
+        has_bias = any(reading.is_parameter(n) for n in node.all_input_nodes)
+        is_plain = all(isinstance(a, Node) or a == 0 for a in node.args)
+        is_inner = operation_of(node) == "add" and len(users) == 1 and is_plain and not has_bias
+        if is_inner and operation_of(users[0]) == "add":
+            sizes = [n.meta["val"].shape for n in (node, users[0])]
+            if sizes[0] == sizes[1]:
+                into[node] = into.get(users[0], users[0])
+    return into
+
+
+def _description(reading: Reading, node: Node) -> tuple[object, ...]:
+    name = operation_of(node)
+    literals: object = ()
+    if name == "getitem":
+        whole: Any = node.args[0]
+        if operation_of(whole) in _PIECES and _acts_on_labels(reading, whole):
+            return name, tuple(node.meta["val"].shape)
+    moves_labels = name in ("select", "slice") and _acts_on_labels(reading, node)
+    is_of_choice = name in ("eq", "ne") and reading.value_of(node.args[0]).choice is not None
+    if not is_of_choice and (name not in _VIEWS or (not moves_labels and "view" not in name)):
+        literals = repr([a for a in node.args if not isinstance(a, Node | list | tuple)])
+    inputs = [
+        a.name
+        for a in node.all_input_nodes
+        if a.op == "placeholder" and a.name not in reading.owners
+    ]
+    return (str(node.target), literals, inputs)
+
+
+def _acts_on_labels(reading: Reading, node: Node) -> bool:
+    value = reading.value_of(node.args[0])
+    at = 2 if "split" in operation_of(node) else 1
+    d = (node.args[at] if len(node.args) > at else 0) % len(value.shape)  # type: ignore[operator]
+    return any(d in part.dims for part in value.parts)
+
+
+def _is_symmetric(name: str) -> bool:
+    """Whether operands may change places."""
+    return name in ("add", "mul", "cat")
+
+
+def _edges_of_operations(
+    reading: Reading, vertex: dict[Node, int], tensors: dict[str, int], classes: Ints
+) -> Iterator[Ints]:
+    def vertex_of(node: Any) -> int | None:
+        """That of an operation, or of the tensor that a placeholder stands for."""
+        name = reading.owners.get(node.name, "") if isinstance(node, Node) else ""
+        return vertex.get(node, tensors.get(name)) if isinstance(node, Node) else None
+
+    for node in reading.operations:
+        is_symmetric = _is_symmetric(operation_of(node))
+        for place, at in enumerate(map(vertex_of, _operands(node))):
+            if at is not None and at != vertex[node]:
+                yield _edge(vertex[node], at, ("operand", 0 if is_symmetric else place))
+    for labels, node in reading.stacks:
+        for label, at in zip(labels.tolist(), map(vertex_of, _operands(node)), strict=False):
+            if at is not None:
+                yield _edge(at, classes[label], "place")
+
+
+def _operands(node: Node) -> Sequence[Any]:
+    """The arguments of an operation, and those in the lists that it takes."""
+    return tree_leaves((node.args, node.kwargs))
+
+
+def _edges_of_labels(
+    reading: Reading, vertex: dict[Node, int], tensors: dict[str, int], classes: Ints
+) -> Iterator[Ints]:
+    for touch in reading.touched:
+        node = reading.operations[touch.operation]
+        own = np.unique(classes[touch.labels[touch.labels > 0]])
+        place = "any" if _is_symmetric(operation_of(node)) else str(touch.place)
+        yield _edge(np.full(len(own), vertex[node]), own, ("passes", place))
+    for name, parameter in reading.parameters.items():
+        for d, part in enumerate(parameter.parts):
+            own = classes[part.labels.reshape(-1).numpy()]
+            again = occurrence(part.labels.new_tensor(own)).numpy()
+            for k in np.unique(again).tolist():
+                here = own[again == k]
+                yield _edge(np.full(len(here), tensors[name]), here, ("axis", d, k))
+    for relation, pairs in reading.system.relations:
+        rows = classes[pairs]
+        rows = distinct_rows(list(rows[rows[:, 0] != rows[:, 1]].T))
+        if len(rows):
+            yield _edge(rows[:, 0], rows[:, 1], ("relation", relation))
+
+
+# ------------------------------------------------------------ twins
+def _twins(graph: _Graph) -> list[list[int]]:
+    """Families of classes with the same colour and the same neighbours."""
+    size, count = len(graph.colours), graph.class_count
+    identity = np.arange(size).astype(np.uint64)
+    h = mix(graph.colours, _neighbours(graph.edges, identity), 5)
+    h[count:] = mix(np.arange(count, size), 99)
+    used = np.zeros(size, bool)
+    used[graph.edges[:, :2].ravel()] = True
+    order = np.argsort(h, kind="stable")
+    cuts = np.flatnonzero(np.diff(h[order])) + 1
+    return [
+        sorted(family.tolist())
+        for family in np.split(order, cuts)
+        if len(family) > 1
+        and family[0] < count
+        and used[family[0]]
+        and not graph.fixed[family].any()
+    ]
+
+
+# ------------------------------------------------------------ larger exchanges
+class _Search:
+    """Exchanges of the graph whose twins are collapsed."""
+
+    def __init__(
+        self, graph: _Graph, representative: Ints, multiplicity: Hashes, placed: NDArray[np.bool_]
+    ) -> None:
+        e = graph.edges
+        ends = representative[e[:, 0]], representative[e[:, 1]]
+        self._edges = distinct_rows([*ends, e[:, 2]])
+        self._fixed, self._placed = graph.fixed, placed
+        live = np.zeros(len(graph.colours), bool)
+        live[self._edges[:, :2].ravel()] = True
+        self._colours = self._refined(graph, multiplicity, live)
+        cells = defaultdict(list)
+        for v in np.flatnonzero(live).tolist():
+            cells[int(self._colours[v])].append(v)
+        self._cells = [
+            sorted(cell)
+            for cell in cells.values()
+            if len(cell) > 1 and min(cell) < graph.class_count and not self._fixed[min(cell)]
+        ]
+        self._next: dict[int, set[tuple[int, int, int]]] = defaultdict(set)
+        if self._cells:
+            for a, b, k in self._edges.tolist():
+                self._next[a].add((k, 1, b))
+                self._next[b].add((k, 2, a))
+
+    def _refined(self, graph: _Graph, multiplicity: Hashes, live: NDArray[np.bool_]) -> Hashes:
+        colours = mix(graph.colours, multiplicity, 3)
+        colours[graph.fixed] = graph.colours[graph.fixed]
+        count = 0
+        while True:
+            colours = mix(colours, _neighbours(self._edges, colours), 4)
+            cells = len(np.unique(colours[live]))
+            if cells == count:
+                return colours
+            count = cells
+
+    def exchanges(self) -> list[list[list[int]]]:
+        """Units of every exchange, each exchange once."""
+        found: dict[frozenset[frozenset[int]], list[list[int]]] = {}
+        for cell in sorted(self._cells, key=lambda c: (len(c), c[0])):
+            level = cell[:_LARGEST_CELL]
+            while len(level) > 1 and not _is_known(level, found):
+                level = self._merged(level, found)
+        return list(found.values())
+
+    def _merged(
+        self, level: list[int], found: dict[frozenset[frozenset[int]], list[list[int]]]
+    ) -> list[int]:
+        """One vertex of each family that a smallest exchange connects; families are noted."""
+        first = level[0]
+        images = {v: self._grown(first, v) for v in level[1:]}
+        sizes = [len(image) // 2 for image in images.values() if image]
+        if not sizes:
+            return level[1:]
+        smallest, kept, rest = min(sizes), [], list(level)
+        while rest:
+            v = rest[0]
+            if v != first:
+                images = {w: self._grown(v, w) for w in rest[1:]}
+            family = {w: i for w, i in images.items() if i and len(i) // 2 == smallest}
+            if family:
+                self._note(v, family, found)
+            kept.append(v)
+            rest = [w for w in rest[1:] if w not in family]
+        return kept if len(kept) < len(level) else []
+
+    def _note(
+        self, v: int, family: dict[int, dict[int, int]],
+        found: dict[frozenset[frozenset[int]], list[list[int]]],
+    ) -> None:  # fmt: skip
+        unit = _side(next(iter(family.values())), v)
+        units = [unit] + [
+            [image[x] for x in unit] for image in family.values() if all(x in image for x in unit)
+        ]
+        flat = [x for u in units for x in u]
+        if len(set(flat)) == len(flat) and any(self._placed[x] for x in unit):
+            found[frozenset(frozenset(u) for u in units)] = units
+
+    def _grown(self, u: int, v: int) -> dict[int, int] | None:
+        """The smallest exchange that maps one vertex to another, if there is one."""
+        image = {u: v, v: u}
+        pending = [(u, v)]
+        while pending:
+            a, b = pending.pop()
+            forced = self._forced(a, b, image)
+            if forced is None:
+                return None
+            new = self._extended(image, forced)
+            if new is None:
+                return None
+            pending += new
+        for a, b in image.items():
+            if {(k, d, image.get(w, w)) for k, d, w in self._next[a]} != self._next[b]:
+                return None
+        return image
+
+    def _extended(
+        self, image: dict[int, int], pairs: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]] | None:
+        """Add pairs to an exchange; those that are new, or None where they contradict it."""
+        new = []
+        for x, y in pairs:
+            if image.get(x) == y:
+                continue
+            is_taken = x in image or y in image or self._fixed[x] or self._fixed[y]
+            if is_taken or len(image) > _LONGEST_EXCHANGE:
+                return None
+            image[x], image[y] = y, x
+            new.append((x, y))
+        return new
+
+    def _forced(self, a: int, b: int, image: dict[int, int]) -> list[tuple[int, int]] | None:
+        """What must change places, too, so that neighbours of one are those of the other."""
+        ours, theirs = self._next[a], self._next[b]
+        left = [t for t in ours if (t[0], t[1], image.get(t[2], t[2])) not in theirs]
+        right = [t for t in theirs if (t[0], t[1], image.get(t[2], t[2])) not in ours]
+        if any(t[2] in image for t in left + right):
+            return None
+        tables: list[dict[tuple[int, int, int], list[int]]] = [defaultdict(list) for _ in range(2)]
+        for table, side in zip(tables, (left, right), strict=True):
+            for k, d, w in side:
+                table[k, d, int(self._colours[w])].append(w)
+        first, second = tables
+        if {k: len(x) for k, x in first.items()} != {k: len(x) for k, x in second.items()}:
+            return None
+        return [
+            pair for k in first for pair in zip(sorted(first[k]), sorted(second[k]), strict=True)
+        ]
+
+
+def _is_known(level: list[int], found: Mapping[frozenset[frozenset[int]], object]) -> bool:
+    """Whether vertices are one of each unit of an exchange that has been found."""
+    return any(
+        len(units) == len(level)
+        and all(any(v in unit for unit in units) for v in level)
+        and len({unit for v in level for unit in units if v in unit}) == len(level)
+        for units in found
+    )
+
+
+def _side(image: dict[int, int], v: int) -> list[int]:
+    """The half of an exchange in which a vertex lies, in order of discovery."""
+    order = list(image)
+    other = order.index(v) % 2
+    return [order[k + other] for k in range(0, len(order), 2)]

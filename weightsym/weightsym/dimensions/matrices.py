@@ -1,0 +1,146 @@
+"""Matrices: rows that only move, are summed with themselves and contracted with their duals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weightsym.dimensions.exchanges import Exchanges
+from weightsym.dimensions.reading import Reading
+from weightsym.dimensions.scales import Units
+from weightsym.dimensions.values import Ints
+from weightsym.linear_groups import LinearKind
+
+__all__ = ["Mixing", "Space", "mixings", "spaces"]
+
+
+class Mixing(NamedTuple):
+    """Channels that a group of matrices mixes."""
+
+    kind: str
+    size: int
+    groups: int = 1
+
+
+class Space(NamedTuple):
+    """Channels that one matrix mixes.
+
+    Attributes:
+        kind: the group of matrices.
+        rows: units in corresponding order, for every row of channels that the matrix acts on.
+        pairs: the labels of both sides of planes.
+    """
+
+    kind: LinearKind
+    rows: tuple[tuple[tuple[int, ...], ...], ...]
+    pairs: tuple[tuple[int, int], ...] = ()
+
+
+def mixings(spaces: Iterable[Space]) -> list[Mixing]:
+    """The groups of matrices, equal ones counted together."""
+    counts = Counter((s.kind, 2 if s.pairs else len(s.rows[0])) for s in spaces)
+    return sorted(Mixing(kind, size, n) for (kind, size), n in counts.items())
+
+
+def spaces(reading: Reading, exchanges: Exchanges, scales: Units, signs: Units) -> list[Space]:
+    """The channels that matrices mix; rows that share their signs are one space."""
+    marked = {
+        name: _marked(reading.system.marks.get(name, []), exchanges)
+        for name in ("apart", "ones", "numbers")
+    }
+    label_of = _labels_by_class(reading, exchanges)
+    found = _planes(reading, exchanges, marked, label_of, scales, signs)
+    apart = marked["apart"] | marked["numbers"]
+    rows: dict[tuple[LinearKind, object], list[tuple[tuple[int, ...], ...]]] = {}
+    for group in exchanges.groups:
+        units = [[x for x in unit if x < exchanges.class_count] for unit in group.units]
+        key = _row(units, group.units, apart, marked["ones"], label_of, scales, signs)
+        if key is not None:
+            kind, order = key
+            ordered = tuple(tuple(units[k]) for k in order[1])
+            rows.setdefault((kind, order[0]), []).append(ordered)
+    return found + [Space(kind, tuple(own)) for (kind, _), own in rows.items()]
+
+
+def _marked(labels: Iterable[Ints], exchanges: Exchanges) -> NDArray[np.bool_]:
+    marked = np.zeros(exchanges.class_count, bool)
+    for own in labels:
+        marked[exchanges.classes[own[own > 0]]] = True
+    return marked
+
+
+def _labels_by_class(reading: Reading, exchanges: Exchanges) -> dict[int, int]:
+    label_of: dict[int, int] = {}
+    for parameter in reading.parameters.values():
+        for part in parameter.parts:
+            for label in np.unique(part.labels.numpy()).tolist():
+                label_of.setdefault(int(exchanges.classes[label]), label)
+    return label_of
+
+
+def _planes(
+    reading: Reading, exchanges: Exchanges, marked: dict[str, NDArray[np.bool_]],
+    label_of: dict[int, int], scales: Units, signs: Units,
+) -> list[Space]:  # fmt: skip
+    """Channels that a shuffle of themselves is added to: complex numbers."""
+    if not reading.system.planes:
+        return []
+    labels = np.unique(np.concatenate(reading.system.planes), axis=0)
+    pairs = exchanges.classes[labels]
+    by_class: dict[int, list[tuple[int, int]]] = {}
+    for (a, b), (p, q) in zip(labels.tolist(), pairs.tolist(), strict=True):
+        if p == q and p in label_of and not marked["apart"][p] and not marked["ones"][p]:
+            by_class.setdefault(p, []).append((a, b))
+    by_sign: dict[object, list[int]] = {}
+    for c in by_class:
+        by_sign.setdefault(frozenset(signs.of(label_of[c]).items()), []).append(c)
+    return [
+        Space(
+            "complex" if scales.of(label_of[own[-1]]) else "unit complex", (),
+            tuple(pair for c in own for pair in by_class[c]),
+        )
+        for own in by_sign.values()
+    ]  # fmt: skip
+
+
+def _row(
+    units: Sequence[Sequence[int]], every: Sequence[Sequence[int]], apart: NDArray[np.bool_],
+    ones: NDArray[np.bool_], label_of: dict[int, int], scales: Units, signs: Units,
+) -> tuple[LinearKind, tuple[object, list[int]]] | None:  # fmt: skip
+    """The kind of the matrices that mix some units, what tells them from others, and their order.
+
+    Units of several rows correspond where they share a sign.
+    """
+    flat = [x for unit in units for x in unit]
+    is_plain = all(units) and len(flat) == sum(map(len, every)) and len(units) > 1
+    if not is_plain or apart[flat].any():
+        return None
+    labels = [[label_of[x] for x in unit if x in label_of] for unit in units]
+    if not labels[0] or len(set(map(len, labels))) > 1:
+        return None
+    first, *others = zip(*labels, strict=True)
+    if not all(g.power_between(own, first) for own in others for g in (scales, signs)):
+        return None
+    signs_of = [frozenset(signs.of(x).items()) for x in first]
+    scales_of = [_up_to_sign(scales.of(x)) for x in first]
+    if ones[flat].any():
+        key = frozenset(flat), list(range(len(units)))
+        return ("centred", key) if len(set(signs_of)) == 1 else None
+    if not _all_free(signs_of):
+        return None
+    kind: LinearKind = "general" if _all_free(scales_of) else "orthogonal"
+    order = sorted(range(len(units)), key=lambda k: sorted(v for v, _ in signs_of[k]))
+    return kind, (frozenset(signs_of), order)
+
+
+def _up_to_sign(row: dict[int, Fraction]) -> frozenset[tuple[int, Fraction]]:
+    return frozenset((v, abs(c)) for v, c in row.items())
+
+
+def _all_free(units: Sequence[frozenset[object]]) -> bool:
+    return len(set(units)) == len(units) and frozenset() not in units

@@ -1,0 +1,395 @@
+"""Operations that only move numbers: executed on labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from weightsym.dimensions.arithmetic import unify
+from weightsym.dimensions.export import operation_of
+from weightsym.dimensions.system import System
+from weightsym.dimensions.values import ZERO, Part, Value, compress, with_dims
+
+__all__ = ["MOVES", "UNCHANGED", "Unfollowed", "expand", "have_same_labels", "join", "move",
+           "reshaped", "squeezed", "stacked", "unsqueezed"]  # fmt: skip
+
+UNCHANGED = frozenset("_to_copy to clone contiguous lift_fresh_copy alias detach".split())
+_RESHAPES = frozenset("view reshape _unsafe_view view_copy".split())
+MOVES = _RESHAPES | UNCHANGED | frozenset(
+    "permute transpose t squeeze unsqueeze select slice flip roll narrow unbind split "
+    "split_with_sizes diagonal as_strided unfold movedim pixel_shuffle pixel_unshuffle "
+    "channel_shuffle constant_pad_nd slice_scatter index index_select".split()
+)  # fmt: skip
+
+
+class Unfollowed(Exception):
+    """Why labels cannot be followed through an operation; they are held fixed."""
+
+
+def move(system: System, node: Node, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    """Execute a move on the labels of its operand."""
+    name, value, size = operation_of(node), args[0], node.meta["val"]
+    if name in UNCHANGED:
+        return value
+    if name in _RESHAPES:
+        value = _unrolled(system, value, size.shape)
+        return _reshaped(value, size.shape)
+    if name == "slice_scatter":
+        return _written_into(system, node, args, named)
+    if name == "slice" and _is_emptied(value, args, size):
+        return Value(tuple(size.shape), value.parts, None, value.varies)
+    function = _function(node, name, value, args, named)
+    if isinstance(size, tuple | list):
+        return _pieces(value, function, size)
+    return value.moved(size.shape, function, _varies(value, function))
+
+
+def _is_emptied(value: Value, args: Sequence[Any], size: Tensor) -> bool:
+    """Whether a slice, such as ``x[:, 1:]``, is empty because an example is short.
+
+    What another example would leave there moves as before. Channels are as many in all of them.
+    """
+    start, end = (*args[2:4], None, None)[:2]
+    is_by_length = start not in (None, 0) or (isinstance(end, int) and end < 0)
+    is_of_channels = any(int(args[1]) % len(value.shape) in part.dims for part in value.parts)
+    is_empty = not size.numel() and 0 not in value.shape
+    return is_by_length and is_empty and not is_of_channels
+
+
+def _reshaped(value: Value, shape: Sequence[int]) -> Value:
+    pieces = _pieces_of_view(value.shape, shape)
+
+    def reshape(labels: Tensor) -> Tensor:
+        """The labels in another shape, of size 1 along pieces in which they do not change."""
+        wide, new = list(labels.shape), [1] * len(shape)
+        for before, after in pieces:
+            if len(pieces) == 1 or any(labels.shape[d] > 1 for d in before):
+                for d in before:
+                    wide[d] = value.shape[d]
+                for d in after:
+                    new[d] = shape[d]
+        return labels.expand(wide).reshape(new)
+
+    return value.moved(shape, reshape, _varies(value, reshape))
+
+
+def _pieces_of_view(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Dimensions of two shapes that hold the same numbers, piece by piece, from the first on."""
+    pieces, before, after = [], list(range(len(old))), list(range(len(new)))
+    if 0 in old or math.prod(old) != math.prod(new):
+        return [(before, after)]
+    while before or after:
+        a, b = [before.pop(0)] if before else [], [after.pop(0)] if after else []
+        sizes = [math.prod(old[d] for d in a), math.prod(new[d] for d in b)]
+        while sizes[0] != sizes[1]:
+            k = int(sizes[0] > sizes[1])
+            d = (before, after)[k].pop(0)
+            (a, b)[k].append(d)
+            sizes[k] *= (old, new)[k][d]
+        pieces.append((a, b))
+    return pieces
+
+
+def _function(
+    node: Node, name: str, value: Value, args: Sequence[Any], named: dict[str, Any]
+) -> Callable[[Tensor], Any]:
+    rest = args[1:]
+    target: Any = node.target
+    if name == "constant_pad_nd":
+        number = args[2] if len(args) > 2 else named.get("value", 0)
+        if value.parts and number != 0:
+            raise Unfollowed("padding by a number that is not zero")
+        return lambda t: _padded(t, value.shape, rest[0])
+    if name == "index":
+        indices = [None if i is None else i.constant for i in args[1]]
+        return lambda t: target(t.expand(value.shape), indices)
+    if name == "index_select":
+        return lambda t: target(t.expand(value.shape), rest[0], rest[1].constant)
+    if name == "as_strided":
+        return lambda t: target(t.expand(value.shape).contiguous(), *rest, **named)
+    return lambda t: target(t.expand(value.shape), *rest, **named)
+
+
+def _padded(labels: Tensor, shape: Sequence[int], amounts: Sequence[int]) -> Tensor:
+    """Zeros around labels; along dimensions without labels they are entries like all others."""
+    pairs = [amounts[k : k + 2] for k in range(0, len(amounts), 2)]
+    own = []
+    for d, (before, after) in zip(range(len(shape) - 1, -1, -1), pairs, strict=False):
+        has_labels = labels.shape[d] == shape[d]
+        own += [before, after] if has_labels else [0, 0]
+    padded = torch.nn.functional.pad(labels, own, value=ZERO)
+    ends = [sum(p) for p in pairs[::-1]]
+    ends = [0] * (len(shape) - len(ends)) + ends
+    return padded.expand([n + k for n, k in zip(shape, ends, strict=True)])
+
+
+def _pieces(
+    value: Value, function: Callable[[Tensor], Any], sizes: Sequence[Tensor]
+) -> tuple[Value, ...]:
+    parts: list[list[Part]] = [[] for _ in sizes]
+    for part in value.parts:
+        for own, labels in zip(parts, function(part.labels), strict=True):
+            own.append(replace(part, labels=compress(labels)))
+    return tuple(Value.of(s.shape, own) for s, own in zip(sizes, parts, strict=True))
+
+
+def _varies(value: Value, function: Callable[[Tensor], Tensor]) -> list[bool]:
+    """Along which dimensions of the result numbers may differ: executed on one axis at a time."""
+    result = [False] * function(torch.zeros((1,) * len(value.shape), dtype=torch.long)).ndim
+    for d, varies in enumerate(value.varies):
+        if varies:
+            shape = [1] * len(value.shape)
+            shape[d] = -1
+            moved = compress(function(torch.arange(1, value.shape[d] + 1).reshape(shape)))
+            result = [seen or n > 1 for seen, n in zip(result, moved.shape, strict=True)]
+    return result
+
+
+def _unrolled(system: System, value: Value, shape: Sequence[int]) -> Value:
+    """What is broadcast and then flattened into channels becomes channels of its own."""
+    for d, n in enumerate(value.shape):
+        if n > 1 and not value.varies[d] and not _stays(value, d, shape):
+            parts = tuple(_copied(system, value, part, d, n, shape) for part in value.parts)
+            varies = tuple(k == d or seen for k, seen in enumerate(value.varies))
+            value = Value(value.shape, parts, value.constant, varies)
+    return value
+
+
+def _copied(system: System, value: Value, part: Part, d: int, n: int, shape: Sequence[int]) -> Part:
+    is_flattened = any(not _stays(value, k, shape) for k in part.dims)
+    if part.labels.shape[d] > 1 or not is_flattened:
+        return part
+    copies = system.new(*(n if k == d else a for k, a in enumerate(part.labels.shape)))
+    system.tie(copies, part.labels, "copy")
+    copy = replace(part, labels=copies, axis=None)
+    system.balance([(copy, 1), (part, -1)])
+    return copy
+
+
+def _stays(value: Value, d: int, shape: Sequence[int]) -> bool:
+    """Whether a dimension is one dimension of the new shape, too."""
+    before, after = next(p for p in _pieces_of_view(value.shape, shape) if d in p[0])
+    sizes = [value.shape[k] for k in before], [shape[k] for k in after]
+    wide, new = ([n for n in own if n > 1] for own in sizes)
+    return wide == new == [value.shape[d]]
+
+
+def _written_into(system: System, node: Node, args: Sequence[Any], named: dict[str, Any]) -> Value:
+    target: Any = node.target
+    whole, part = (system.as_one_part(v) for v in args[:2])
+    labels = target(_labels_of(whole), _labels_of(part), *args[2:], **named)
+    return Value.of(whole.shape, [Part(compress(labels))])
+
+
+def _labels_of(value: Value) -> Tensor:
+    if value.parts:
+        return value.parts[0].labels.expand(value.shape)
+    return torch.full(value.shape, ZERO if value.is_zero else 0)
+
+
+# ------------------------------------------------------------ dimensions
+def unsqueezed(value: Value, d: int) -> Value:
+    """A new dimension of size 1."""
+    shape, varies = list(value.shape), list(value.varies)
+    shape.insert(d, 1)
+    varies.insert(d, False)
+    constant = None if value.constant is None else value.constant.unsqueeze(d)
+    parts = tuple(p.on(lambda t: t.unsqueeze(d)) for p in value.parts)
+    return Value(tuple(shape), parts, constant, tuple(varies))
+
+
+def squeezed(value: Value, d: int) -> Value:
+    """The value without a dimension of size 1."""
+    shape, varies = list(value.shape), list(value.varies)
+    del shape[d], varies[d]
+    return Value(tuple(shape), tuple(p.on(lambda t: t.squeeze(d)) for p in value.parts), None,
+                 tuple(varies))  # fmt: skip
+
+
+def reshaped(value: Value, *shape: int) -> Value:
+    """The value in another shape, all of whose dimensions vary."""
+    return value.moved(
+        shape, lambda t: t.expand(value.shape).reshape(shape), [n > 1 for n in shape]
+    )
+
+
+def expand(value: Value, shape: Sequence[int]) -> Value:
+    """The value broadcast to a shape; it does not vary along what is new."""
+    value = with_dims(value, len(shape))
+    constant = None if value.constant is None else value.constant.expand(tuple(shape))
+    varies = tuple(v and value.shape[d] > 1 for d, v in enumerate(value.varies))
+    return Value(tuple(shape), value.parts, constant, varies)
+
+
+# ------------------------------------------------------------ concatenation
+def join(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) -> Value:
+    """Values one behind the other: their labels, too."""
+    ndim = len(shape)
+    varies = [any(v.varies[k] for v in values) or k == d for k in range(ndim)]
+    full = [v for v in values if not v.is_zero]
+    if all(v.parts and not any(d in p.dims for p in v.parts) for v in full):
+        same = unify(system, [_first_of(v, d) for v in full])
+        return Value(tuple(shape), same.parts, None, tuple(varies))
+    beside = _joined_beside_others(system, values, d, shape)
+    if beside is not None:
+        return beside
+    if len(full) == len(values):
+        joined = _joined_part_by_part(system, values, d, shape)
+        if joined is not None:
+            return joined
+    part = _joined_entry_by_entry(system, values, d, shape)
+    return Value(tuple(shape), (part,) if part else (), None, tuple(varies))
+
+
+def _joined_beside_others(
+    system: System, values: Sequence[Value], d: int, shape: Sequence[int]
+) -> Value | None:
+    """Rows of parameters, one part along the dimension, beside rows of data, which have none."""
+    along = [[p for p in v.parts if d in p.dims] for v in values]
+    rows = [p for own in along for p in own]
+    others = [replace(v, parts=tuple(p for p in v.parts if d not in p.dims)) for v in values]
+    is_row = all(v.parts for v in others) and 0 in map(len, along)
+    if not is_row or not rows or max(map(len, along)) > 1 or any(p.power != 1 for p in rows):
+        return None
+    same = unify(system, [_first_of(v, d) for v in others])
+    wide = torch.broadcast_shapes(*(p.labels.narrow(d, 0, 1).shape for p in rows))
+    size = [[v.shape[d] if k == d else n for k, n in enumerate(wide)] for v in values]
+    labels = [
+        own[0].labels.expand(n) if own else torch.zeros(n, dtype=torch.long)
+        for own, n in zip(along, size, strict=True)
+    ]
+    return Value.of(shape, (*same.parts, Part(torch.cat(labels, d))))
+
+
+def _joined_entry_by_entry(
+    system: System, values: Sequence[Value], d: int, shape: Sequence[int]
+) -> Part | None:
+    """One label for every entry; nothing where no value has any, and none of them is zero."""
+    values = [system.as_one_part(v) for v in values]
+    powers = {(p.power, p.parity) for v in values for p in v.parts}
+    if not powers and not any(v.is_zero for v in values):
+        return None
+    if len(powers) > 1:
+        values = [_to_first_power(system, v) for v in values]
+    power, parity = powers.pop() if len(powers) == 1 else (Fraction(1), 1)
+    own = {k for v in values for p in v.parts for k in p.dims} | {d}
+    narrow = [_labels_of(v) for v in values]
+    for k in set(range(len(shape))) - own:
+        narrow = [t.narrow(k, 0, 1) for t in narrow]
+    part = Part(compress(torch.cat(narrow, d)), power, parity)
+    return _with_copies(system, part, narrow, d)
+
+
+def _with_copies(system: System, part: Part, pieces: Sequence[Tensor], d: int) -> Part:
+    """What stands in several pieces gets a label of its own in each of them."""
+    distinct = [torch.unique(piece[piece > 0]) for piece in pieces]
+    if sum(map(len, distinct)) == len(torch.unique(torch.cat(distinct))):
+        return part
+    keys = torch.cat([torch.where(p > 0, p + k * system.count, p) for k, p in enumerate(pieces)], d)
+    distinct_keys, index = torch.unique(keys, return_inverse=True)
+    copies = compress(torch.where(keys > 0, system.new(len(distinct_keys))[index], keys))
+    system.tie(copies, torch.where(part.labels > 0, part.labels, ZERO), "cat")
+    copy = replace(part, labels=copies, axis=None)
+    system.balance([(copy, 1), (part, -1)])
+    return copy
+
+
+def _first_of(value: Value, d: int) -> Value:
+    """What stands first along a dimension without labels."""
+    shape, varies = list(value.shape), list(value.varies)
+    shape[d], varies[d] = 1, False
+    return Value(tuple(shape), value.parts, None, tuple(varies))
+
+
+def _joined_part_by_part(
+    system: System, values: Sequence[Value], d: int, shape: Sequence[int]
+) -> Value | None:
+    """Several parts each, over the same dimensions: each is joined, or is the same for all."""
+    if len({len(v.parts) for v in values}) > 1 or len(values[0].parts) < 2:
+        return None
+    if any(v.shape[d] < 2 for v in values):
+        return None
+    parts = []
+    for x in values[0].parts:
+        place = [y is x for y in _alike(x, values[0], d)].index(True)
+        mates = [next(iter(_alike(x, v, d)[place:]), None) for v in values]
+        if any(m is None for m in mates):
+            return None
+        found = [m for m in mates if m is not None]
+        if d in x.dims:
+            rest = [m.labels.shape[:d] + (1,) + m.labels.shape[d + 1 :] for m in found]
+            wide = torch.broadcast_shapes(*rest)
+            labels = [
+                m.labels.expand([v.shape[k] if k == d else n for k, n in enumerate(wide)])
+                for m, v in zip(found, values, strict=True)
+            ]
+            parts.append(replace(x, labels=torch.cat(labels, d), axis=None))
+        else:
+            for m in found[1:]:
+                system.tie(x.labels, m.labels)
+                system.balance([(x, 1), (m, -1)])
+            parts.append(replace(x, axis=None))
+    return Value.of(shape, parts)
+
+
+def _alike(x: Part, value: Value, d: int) -> list[Part]:
+    """The parts that act as another one does, over the same dimensions."""
+    key = x.power, x.parity, x.dims - {d}, d in x.dims
+    return [y for y in value.parts if (y.power, y.parity, y.dims - {d}, d in y.dims) == key]
+
+
+def _to_first_power(system: System, value: Value) -> Value:
+    if not value.parts:
+        return value
+    (part,) = value.parts
+    if (part.power, part.parity) == (1, 1):
+        return value
+    plain = Part(system.new(*part.labels.shape))
+    system.tie(plain.labels, part.labels, "cat")
+    system.balance([(plain, 1), (part, -1)])
+    system.mark("apart", part)
+    return replace(value, parts=(plain,))
+
+
+def stacked(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) -> Value | None:
+    """Single rows one behind the other: a new dimension of places, which may change places."""
+    values = [replace(v, parts=system.absorb(v.parts)) for v in values]
+    dims = {frozenset(p.dims for p in v.parts) for v in values}
+    alike = len(dims) == 1 and all(v.parts for v in values) and len(values) > 1
+    if not alike or any(v.shape[d] != 1 or d in p.dims for v in values for p in v.parts):
+        return None
+    row = Part(
+        system.new(len(values)).reshape([-1 if k == d else 1 for k in range(len(shape))]),
+        Fraction(0), 0,
+    )  # fmt: skip
+    first = values[0]
+    if all(have_same_labels(first, v) for v in values[1:]):
+        same = unify(system, values)
+        varies = tuple(v or k == d for k, v in enumerate(same.varies))
+        return Value(tuple(shape), (*same.parts, row), None, varies)
+    values = [system.as_one_part(v) for v in values]
+    if len({(v.parts[0].power, v.parts[0].parity) for v in values}) > 1:
+        return None
+    wide = torch.broadcast_shapes(*(v.parts[0].labels.shape for v in values))
+    labels = torch.cat([v.parts[0].labels.expand(wide) for v in values], d)
+    system.tie(labels, row.labels, "stack")
+    part = replace(values[0].parts[0], labels=compress(labels), axis=None)
+    varies = tuple(any(v.varies[k] for v in values) or k == d for k in range(len(shape)))
+    return Value(tuple(shape), (part,), None, varies)
+
+
+def have_same_labels(a: Value, b: Value) -> bool:
+    """Whether two values have the same labels everywhere."""
+    if len(a.parts) != len(b.parts):
+        return False
+    return all(
+        x.labels.shape == y.labels.shape and bool((x.labels == y.labels).all())
+        for x, y in zip(a.parts, b.parts, strict=True)
+    )

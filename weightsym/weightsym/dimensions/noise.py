@@ -1,0 +1,84 @@
+"""Random numbers: they move with what they meet, and have no unit.
+
+What is drawn is exchangeable along every dimension: its law stays the same if units change places,
+as long as all that meets one draw moves together. Nothing makes up for a scale or a sign of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from weightsym.dimensions.export import operation_of
+from weightsym.dimensions.system import System
+from weightsym.dimensions.values import Part, Value, with_dims
+
+__all__ = ["LAWS", "is_noise", "is_pointwise", "is_random", "met", "noise", "of_noise"]
+
+LAWS = frozenset("normal poisson binomial _standard_gamma".split())
+"""Operations whose operands say, entry by entry, by which law a number is drawn."""
+_TYPES = ("_to_copy", "to", "clone", "detach", "alias", "lift_fresh_copy", "contiguous")
+
+
+def is_random(node: Node) -> bool:
+    """Whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether an operation acts on single numbers."""
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) or operation_of(node) in _TYPES
+
+
+def is_noise(values: Sequence[Value]) -> bool:
+    """Whether all that moves in some values is noise."""
+    parts = [p for v in values for p in v.parts]
+    return bool(parts) and all(p.is_noise for p in parts)
+
+
+def noise(system: System, shape: Sequence[int]) -> Value:
+    """Numbers of one law that are drawn one by one."""
+    return Value.of(
+        shape,
+        [
+            Part(
+                system.new(n).reshape([-1 if k == d else 1 for k in range(len(shape))]),
+                Fraction(0),
+                0,
+                is_noise=True,
+            )
+            for d, n in enumerate(shape)
+            if n > 1
+        ],
+    )
+
+
+def met(values: Sequence[Value]) -> list[Value]:
+    """Values that meet: noise moves along the dimensions along which others do, and no others."""
+    parts = [(p, len(v.shape)) for v in values for p in v.parts]
+    if not any(p.is_noise for p, _ in parts) or all(p.is_noise for p, _ in parts):
+        return list(values)
+    own = {d - n for p, n in parts if not p.is_noise for d in p.dims}
+
+    def moves(part: Part, ndim: int) -> bool:
+        return not part.is_noise or {d - ndim for d in part.dims} <= own
+
+    return [replace(v, parts=tuple(p for p in v.parts if moves(p, len(v.shape)))) for v in values]
+
+
+def of_noise(system: System, values: Sequence[Value], size: Any) -> Value:
+    """A function of single random numbers, and of numbers beside them, which may differ."""
+    values = [with_dims(v, len(size.shape)) for v in values]
+    parts: dict[frozenset[int], Part] = {}
+    for part in (p for v in values for p in v.parts):
+        known = parts.setdefault(part.dims, part)
+        system.tie(known.labels, part.labels, "sum")
+    for value in (v for v in values if not v.parts):
+        for part in parts.values():
+            system.stand_beside(part, value)
+    return Value.of(size.shape, tuple(parts.values()))

@@ -1,0 +1,669 @@
+"""From a graph to a system of statements: every operation by a rule, a move or a measurement."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves, tree_map
+
+from weightsym.dimensions import layers
+from weightsym.dimensions.arithmetic import gathered, multiply, sum_over, unify
+from weightsym.dimensions.export import Program, operation_of
+from weightsym.dimensions.matrix_stacks import stack_codes
+from weightsym.dimensions.moves import (
+    MOVES,
+    UNCHANGED,
+    Unfollowed,
+    expand,
+    have_same_labels,
+    join,
+    move,
+    reshaped,
+    stacked,
+    unsqueezed,
+)
+from weightsym.dimensions.noise import (
+    LAWS,
+    is_noise,
+    is_pointwise,
+    is_random,
+    met,
+    noise,
+    of_noise,
+)
+from weightsym.dimensions.probe import (
+    Along,
+    Pointwise,
+    probe_along,
+    probe_pointwise,
+)
+from weightsym.dimensions.reports import check_sizes
+from weightsym.dimensions.routing import is_routing, route
+from weightsym.dimensions.system import System
+from weightsym.dimensions.values import ZERO, Ints, Part, Value, with_dims
+
+__all__ = ["Parameter", "Reading", "Touch"]
+
+_FILLED = frozenset(
+    "full_like zeros_like ones_like empty_like new_zeros new_ones full zeros ones empty arange "
+    "scalar_tensor".split()
+)
+_ALIASES = {
+    "_embedding_bag": "embedding_bag",
+    "_embedding_bag_forward_only": "embedding_bag",
+    "_native_batch_norm_legit_no_training": "native_batch_norm",
+    "_native_batch_norm_legit": "legit_batch_norm",
+    "_native_batch_norm_legit_functional": "legit_batch_norm",
+}
+
+
+class Parameter(NamedTuple):
+    """A tensor of the network: its shape, its axes, and whether it is a buffer."""
+
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    is_buffer: bool
+
+
+class Touch(NamedTuple):
+    """An operation that labels pass: ``place`` is the operand, -1 the result."""
+
+    operation: int
+    place: int
+    labels: Ints
+
+
+class Reading:
+    """What a network says about its labels.
+
+    Attributes:
+        system: ties and equations.
+        parameters: the tensors of the network by name.
+        operations: the nodes that were called, in order; origins are their indices.
+        touched: which labels pass which operation.
+        stacks: nodes that put single rows one behind the other, with the labels of their places.
+        unfollowed: by operation, why labels were held fixed.
+    """
+
+    def __init__(
+        self, *programs: Program, is_fixed: bool = False, pointwise: Collection[str] = (),
+        tables: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
+        self.programs, self.system = programs, System()
+        self.owners = {placeholder: n for p in programs for placeholder, n in p.owners.items()}
+        self._is_fixed, self._pointwise = is_fixed, pointwise
+        self._changing = frozenset[str]().union(*(p.changing for p in programs))
+        self.parameters: dict[str, Parameter] = {}
+        self.operations: list[Node] = []
+        self.touched: list[Touch] = []
+        self.stacks: list[tuple[Tensor, Node]] = []
+        self.unfollowed: dict[int, str] = {}
+        self._values: dict[Node, Any] = {}
+        self._measured: dict[object, Any] = {}
+        self._codes = stack_codes(programs, tables)
+        for program in programs:
+            for node in program.nodes:
+                self._read(program, node)
+        self.system.origin = len(self.operations)
+        for program in programs:
+            self._finish(program)
+        self._hold_what_is_unread()
+        self.system.hold_unread()
+
+    @classmethod
+    def of(cls, *programs: Program, **options: Any) -> Reading:
+        """Read programs, again if tables turn out to stand beside stacks of matrices."""
+        tables, reading = frozenset[str](), cls(*programs, **options)
+        while reading._tables() - tables:
+            tables |= reading._tables()
+            reading = cls(*programs, **options, tables=tables)
+        return reading
+
+    def _tables(self) -> frozenset[str]:
+        parts = self.system.tables
+        seen = set(torch.cat([x.labels.reshape(-1) for x in parts]).tolist()) if parts else set()
+        return frozenset(
+            name
+            for name, own in self.parameters.items()
+            if any(int(x.labels.reshape(-1)[0]) in seen for x in own.parts)
+        )
+
+    def value_of(self, node: Any) -> Value:
+        """What stands for the result of a node."""
+        return self._values[node]
+
+    def is_parameter(self, node: Node) -> bool:
+        """Whether a node stands for a parameter."""
+        name = self.owners.get(node.name, "") if node.op == "placeholder" else ""
+        return name in self.parameters and not self.parameters[name].is_buffer
+
+    def _read(self, program: Program, node: Node) -> None:
+        if node.op == "placeholder":
+            self._values[node] = self._placeholder(program, node)
+        elif node.op == "get_attr":
+            kept = getattr(program.exported.graph_module, str(node.target))
+            self._values[node] = Value.constant_of(kept) if isinstance(kept, Tensor) else kept
+        elif node.op == "call_function":
+            self._call(node)
+
+    def _finish(self, program: Program) -> None:
+        """What is returned stays as it is, and what is written is what later calls read."""
+        for k, node in enumerate(program.results):
+            value = self._values[node]
+            if isinstance(value, Value):
+                for part in gathered(self.system, self.system.as_one_part(value)).parts:
+                    self.system.fix(part, k + 1)
+                self._fix_choice(value)
+        for node, name in program.written:
+            unify(self.system, [self._state(program, name, True), self._values[node]])
+
+    def _hold_what_is_unread(self) -> None:
+        """Another example may read entries, such as positions, that this one does not reach.
+
+        They stay in their places, and have the unit of those that are read.
+        """
+        system, named = self.system, self.system.named()
+        for part in (p for own in self.parameters.values() for p in own.parts):
+            is_read = named[part.labels]
+            unread = replace(part, labels=torch.where(is_read, ZERO, part.labels))
+            if not bool(is_read.all()):
+                system.tell_apart(unread)
+                system.mark("apart", unread)
+                first = part.labels[is_read][:1].reshape([-1] + [1] * (part.labels.ndim - 1))
+                others = [(replace(part, labels=first), -1)] if len(first) else []
+                system.balance([(unread, 1), *others])
+
+    # -------------------------------------------------------------- sources
+    def _placeholder(self, program: Program, node: Node) -> Any:
+        size = node.meta.get("val")
+        if program.is_parameter(node) or program.is_buffer(node):
+            return self._state(program, program.owners[node.name], program.is_buffer(node))
+        constant = program.constant_of(node)
+        if constant is not None:
+            return Value.constant_of(constant)
+        return Value.of(size.shape) if isinstance(size, Tensor) else size
+
+    def _state(self, program: Program, name: str, is_buffer: bool) -> Value:
+        tensor = program.tensors[name]
+        if is_buffer and name not in program.state:
+            is_constant = name not in self._changing
+            return Value.constant_of(tensor.detach()) if is_constant else Value.of(tensor.shape)
+        if name not in self.parameters:
+            parts = self._axes(name, tensor)
+            self.parameters[name] = Parameter(tuple(tensor.shape), parts, is_buffer)
+            is_lost = name in program.exported.graph_signature.non_persistent_buffers
+            for part in parts if is_buffer else ():
+                if is_lost:  # nothing keeps it beside the weights, so that nothing can move it
+                    self.system.fix(part)
+                elif name not in self._changing:
+                    self.system.stop(part, sign=False)
+        own = self.parameters[name]
+        return Value.of(own.shape, own.parts)
+
+    def _axes(self, name: str, tensor: Tensor) -> tuple[Part, ...]:
+        """One part for each dimension, or those of the matrices that the tensor holds."""
+        if name in self._codes:
+            parts = []
+            for d, (codes, only_moves) in enumerate(self._codes[name]):
+                distinct, index = torch.unique(codes, return_inverse=True)
+                labels = self.system.new_axis(len(distinct))[index]
+                if labels.ndim - labels.shape.count(1) > 1:
+                    self.system.stacks.append(self.system.axes[-1])
+                power = Fraction(0 if only_moves else 1)
+                axis = None if only_moves else (name, d)
+                parts.append(Part(labels, power, int(not only_moves), axis))
+            return tuple(parts)
+        shape = tuple(tensor.shape)
+        if not tensor.numel():
+            return ()
+        dims = [d for d, n in enumerate(shape) if n > 1] or ([0] if shape else [])
+        if not dims:
+            return (Part(self.system.new(), axis=(name, 0)),)
+        return tuple(
+            Part(
+                self.system.new_axis(shape[d]).reshape(
+                    [-1 if k == d else 1 for k in range(len(shape))]
+                ),
+                axis=(name, d),
+            )
+            for d in dims
+        )
+
+    # -------------------------------------------------------------- one operation
+    def _call(self, node: Node) -> None:
+        args, named = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
+        leaves = tree_leaves((args, named), is_leaf=lambda x: isinstance(x, Value))
+        values = [x for x in leaves if isinstance(x, Value)]
+        check_sizes(node)
+        index = self.system.origin = len(self.operations)
+        self.operations.append(node)
+        try:
+            result = self._result(node, args, named, values)
+        except Exception as error:
+            self.unfollowed[index] = str(error) or type(error).__name__
+            for value in values:
+                for part in value.parts:
+                    self.system.fix(part)
+                self._fix_choice(value)
+            result = _without_labels(node.meta.get("val"))
+        self._values[node] = result
+        if node.target is operator.getitem:
+            return
+        outputs = result if isinstance(result, tuple | list) else [result]
+        for place, value in [*enumerate(values), *((-1, v) for v in outputs)]:
+            for part in value.parts if isinstance(value, Value) else ():
+                self.touched.append(Touch(index, place, np.unique(part.labels.numpy())))
+
+    def _fix_choice(self, value: Value) -> None:
+        """Let nothing move among which a number was chosen."""
+        if value.choice is not None:
+            self.system.fix(Part(value.choice.among))
+
+    def _result(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
+        name, size = operation_of(node), node.meta.get("val")
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        if is_random(node):
+            return self._random(node, args, values)
+        if is_noise(values) and is_pointwise(node):
+            return of_noise(self.system, values, size)
+        is_tensor = isinstance(size, Tensor)
+        is_constant = all(v.constant is not None for v in values) and (values or is_tensor)
+        if is_constant or (name in _FILLED and is_tensor):
+            return _folded(node, args, named)
+        if is_routing(node, args, values):
+            return route(self.system, node, args, named, values)
+        is_copy = name in ("expand", "cat") or (
+            name in MOVES and is_tensor and _has_copies(values[:1])
+        )
+        if not any(v.parts for v in values) and not is_copy:
+            return _without_labels(size)
+        rule = getattr(self, f"_{_ALIASES.get(name, name)}", None)
+        return rule(node, args, named) if rule else self._by_nature(node, args, named, values)
+
+    def _by_nature(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
+        """A move, a product of matrices, a function of single numbers, or something to try."""
+        name = operation_of(node)
+        if name in MOVES and _is_constant_index(name, args):
+            if name in UNCHANGED and not node.meta["val"].is_floating_point():
+                return self._measure(node, args, named, values)
+            return move(self.system, node, args, named)
+        if name in ("mm", "bmm", "mv", "dot", "matmul"):
+            return layers.contract(self.system, *args)
+        if is_pointwise(node) or name in self._pointwise:
+            return self._measure(node, args, named, values)
+        return self._measure_along(node, args, named, values)
+
+    def _random(self, node: Node, args: Any, values: Sequence[Value]) -> Any:
+        """Noise, which may depend on constants or units beside it, or factors that are noise."""
+        name, size = operation_of(node), node.meta["val"]
+        if isinstance(size, Tensor):
+            drawn = noise(self.system, size.shape)
+            laws = values if name in LAWS else values[1:]  # else the first only lends its size
+            if not any(v.parts for v in laws):
+                return of_noise(self.system, [drawn, *laws], size)
+            if name in LAWS:
+                return self._side_by_side(met([drawn, *laws]))
+        if name not in ("native_dropout", "rrelu_with_noise_functional"):
+            raise Unfollowed("random numbers whose law depends on weights")
+        if name == "native_dropout" and args[2] is False:
+            return args[0], Value.of(size[1].shape)
+        factor = noise(self.system, args[0].shape)
+        y = multiply(self.system, args[0], factor)
+        for part in args[0].parts if name != "native_dropout" else ():
+            self.system.stop(part, scale=False)
+            self.system.mark("apart", part)
+        return replace(y, parts=self.system.absorb(y.parts)), factor
+
+    # -------------------------------------------------------------- rules, by name of the operation
+    def _add(self, node: Node, args: Any, named: Any) -> Value:
+        if not all(isinstance(a, Value) for a in args[:2]):
+            return self._measure(node, args, named, [a for a in args if isinstance(a, Value)])
+        return unify(self.system, args[:2])
+
+    _sub = _add
+
+    def _mul(self, node: Node, args: Any, named: Any) -> Value:
+        if named.get("rounding_mode") or not all(isinstance(a, Value) for a in args[:2]):
+            return self._measure(node, args, named, [a for a in args if isinstance(a, Value)])
+        return multiply(self.system, args[0], args[1], -1 if operation_of(node) == "div" else 1)
+
+    _div = _mul
+
+    def _expand(self, node: Node, args: Any, named: Any) -> Value:
+        return expand(args[0], node.meta["val"].shape)
+
+    def _cat(self, node: Node, args: Any, named: Any) -> Value:
+        shape = node.meta["val"].shape
+        d = (args[1] if len(args) > 1 else 0) % len(shape)
+        pieces = [v for v in args[0] if len(v.shape) == len(shape)]
+        values = [v for v in pieces if all(p.labels.numel() for p in v.parts)] or pieces
+        if not any(v.is_zero for v in values):
+            before = self.system.count
+            result = stacked(self.system, values, d, shape) or self._as_stack(node, values, d)
+            if result is not None:
+                places = torch.arange(before, before + len(values))
+                self.stacks.append((places, node))
+                return result
+        return join(self.system, values, d, shape)
+
+    def _as_stack(self, node: Node, values: Sequence[Value], d: int) -> Value | None:
+        """Pieces that the next operation puts on a dimension of their own, each with its labels."""
+        shape = list(node.meta["val"].shape)
+        wide = [*shape[:d], len(values), shape[d] // len(values), *shape[d + 1 :]]
+        is_stack = all(
+            "view" in operation_of(n) and list(n.meta["val"].shape) == wide for n in node.users
+        )
+        if not is_stack or any(have_same_labels(values[0], v) for v in values[1:]):
+            return None
+        whole = stacked(self.system, [unsqueezed(v, d) for v in values], d, wide)
+        return None if whole is None else reshaped(whole, *shape)
+
+    def _copy(self, node: Node, args: Any, named: Any) -> Value:
+        return expand(args[1], node.meta["val"].shape)
+
+    def _complex(self, node: Node, args: Any, named: Any) -> Value:
+        """Real and imaginary parts are turned into each other, and have one unit."""
+        return unify(self.system, args)
+
+    def _view_as_complex(self, node: Node, args: Any, named: Any) -> Value:
+        value = args[0]
+        pair = [value.moved(value.shape[:-1], *_picked(value, k)) for k in (0, 1)]
+        return unify(self.system, pair)
+
+    def _view_as_real(self, node: Node, args: Any, named: Any) -> Value:
+        wide = unsqueezed(args[0], len(args[0].shape))
+        shape = node.meta["val"].shape
+        return Value(tuple(shape), wide.parts, None, (*wide.varies[:-1], True))
+
+    def _sum(self, node: Node, args: Any, named: Any) -> Value:
+        dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple | int) else None
+        dims = [dims] if isinstance(dims, int) else dims
+        return sum_over(self.system, args[0], dims, bool(args[2]) if len(args) > 2 else False)
+
+    _mean = _sum
+
+    def _var(self, node: Node, args: Any, named: Any) -> Any:
+        dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else None
+        name = operation_of(node)
+        keepdim = bool(named.get("keepdim", args[3] if len(args) > 3 else False))
+        total = layers.variance(self.system, args[0], dims, keepdim, name.startswith("std"))
+        if name not in ("var_mean", "std_mean"):
+            return total
+        return total, sum_over(self.system, args[0], dims, keepdim)
+
+    _std = _std_mean = _var_mean = _var
+
+    def _amax(self, node: Node, args: Any, named: Any) -> Any:
+        size = node.meta["val"]
+        if not isinstance(size, Tensor) or (len(args) > 1 and isinstance(args[1], Value)):
+            raise Unfollowed("the largest numbers with their places")
+        keepdim = bool(args[2]) if len(args) > 2 else False
+        return layers.extreme(self.system, args[0], args[1] if len(args) > 1 else [], keepdim)
+
+    _amin = _amax
+
+    def _any(self, node: Node, args: Any, named: Any) -> Value:
+        """Questions about rows: no unit passes, the rows still move."""
+        value = self.system.as_one_part(args[0])
+        for part in value.parts:
+            self.system.stop(part)
+            self.system.mark("apart", part)
+        dims = args[1] if len(args) > 1 else None
+        keepdim = bool(args[2]) if len(args) > 2 else False
+        dims = [dims] if isinstance(dims, int) else dims
+        return sum_over(self.system, layers.only_moving(value), dims, keepdim)
+
+    _all = _prod = _any
+
+    def _convolution(self, node: Node, args: Any, named: Any) -> Value:
+        return layers.convolution(self.system, node.meta["val"], args)
+
+    def _native_batch_norm(self, node: Node, args: Any, named: Any) -> Any:
+        x, gain, bias, mean, var = args[:5]
+        y = layers.batch_norm(self.system, x, gain, bias, mean, var, self._is_fixed)
+        return y, Value.of((0,)), Value.of((0,))
+
+    def _native_group_norm(self, node: Node, args: Any, named: Any) -> Any:
+        y = layers.group_norm(self.system, args)
+        return (y, *(Value.of(s.shape) for s in node.meta["val"][1:]))
+
+    def _legit_batch_norm(self, node: Node, args: Any, named: Any) -> Any:
+        x, gain, bias, mean, var = args[:5]
+        of_batch = (Value.of(s.shape) for s in node.meta["val"][1:3])
+        if not isinstance(mean, Value):
+            return layers.norm_by_places(self.system, x, gain, bias), *of_batch
+        if self._is_fixed:
+            y = layers.batch_norm(self.system, x, gain, bias, mean, var, is_fixed=True)
+            return y, *of_batch, mean, var
+        y = layers.norm_by_places(self.system, x, gain, bias)
+        new_mean, new_var = layers.statistics(self.system, x)
+        statistics = unify(self.system, [mean, new_mean]), unify(self.system, [var, new_var])
+        return y, *of_batch, *statistics
+
+    def _embedding(self, node: Node, args: Any, named: Any) -> Value:
+        return layers.embedding(self.system, args[0], args[1], node.meta["val"])
+
+    def _embedding_bag(self, node: Node, args: Any, named: Any) -> Any:
+        sizes = node.meta["val"]
+        if any(isinstance(a, Value) and a.parts for a in args[1:]):
+            raise Unfollowed("bags of rows that are computed")
+        own = layers.embedding(self.system, args[0], Value.of(sizes[0].shape[:1]), sizes[0])
+        if len(args) > 4 and args[4] == 2:  # the largest of each
+            own = layers.extreme(self.system, unsqueezed(own, 0), 0, False)
+        return (own, *(Value.of(s.shape) for s in sizes[1:]))
+
+    # -------------------------------------------------------------- measured
+    def _measure(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Value:
+        size, values = node.meta["val"], met(values)
+        moving = [k for k, v in enumerate(values) if v.parts]
+        key = (node.target, tuple(moving), _literals(args, named, values))
+        if key not in self._measured:
+            self._measured[key] = probe_pointwise(node, args, named, values, moving)
+        kind: Pointwise = self._measured[key]
+        if kind.kind == "zero":
+            return Value.constant_of(torch.zeros(()).expand(size.shape))
+        if not kind.keeps_zero:
+            values = [replace(v, parts=tuple(map(self.system.filled, v.parts))) for v in values]
+        if kind.kind == "each":
+            result = self._each(kind, values)
+        else:
+            values = [self.system.as_one_part(v) for v in values]
+            result = self._together(kind, values)
+        return replace(result, constant=None, shape=tuple(size.shape))
+
+    def _each(self, kind: Pointwise, values: Sequence[Value]) -> Value:
+        """Every operand has its own power; where it has none, units stop."""
+        system = self.system
+        is_square = len(values) == 1 and kind.powers[0] == (2, 0)
+        result: Value | None = None
+        for k, (power, parity) in zip(kind.operands, kind.powers, strict=True):
+            passes = power is not None and parity is not None and len(values) == 1
+            absorbed = replace(values[k], parts=system.absorb(values[k].parts))
+            value = absorbed if passes else system.as_one_part(values[k])
+            for part in value.parts:
+                if parity is None:
+                    system.stop(part, scale=False)
+                if power is None:
+                    system.stop(part, sign=False)
+                if not (kind.is_linear or is_square):
+                    system.mark("apart", part)
+            own = tuple(p.to_power(power or Fraction(0), parity or 0) for p in value.parts)
+            value = Value(value.shape, own, None, value.varies)
+            result = value if result is None else multiply(system, result, value)
+        assert result is not None
+        for k, value in enumerate(values):
+            if k not in kind.operands:
+                result = _beside_numbers(system, result, value)
+        return result
+
+    def _together(self, kind: Pointwise, values: Sequence[Value]) -> Value:
+        """Some operands have one unit, of which a power passes; others decide where."""
+        system = self.system
+        power, parity = kind.powers[0] if kind.powers else (None, None)
+        if power is None:
+            for part in (p for v in values for p in v.parts):
+                system.stop(part, sign=parity is None)
+                system.mark("apart", part)
+            values = [
+                replace(
+                    v,
+                    parts=tuple(p.to_power(Fraction(0), int(parity is not None)) for p in v.parts),
+                )  # noqa: E501
+                for v in values
+            ]
+        inside = [v for k, v in enumerate(values) if k in kind.operands]
+        if not inside:
+            return self._side_by_side(values)
+        result = unify(system, inside, kind.is_linear)
+        if parity is None:
+            for part in result.parts:
+                system.stop(part, scale=False)
+        factor = Fraction(1) if power is None else power
+        parts = tuple(p.to_power(factor, parity or 0) for p in result.parts)
+        result = replace(result, parts=parts)
+        for value in (v for k, v in enumerate(values) if k not in kind.operands):
+            result = self._beside(result, value)
+        return result
+
+    def _beside(self, result: Value, value: Value) -> Value:
+        """A condition whose labels, or whose constants, tell entries apart."""
+        if value.parts:
+            for part in value.parts:
+                self.system.stop(part)
+            result = multiply(self.system, result, layers.only_moving(value))
+            return replace(result, parts=self.system.absorb(result.parts))
+        for part in result.parts:
+            self.system.stand_beside(part, with_dims(value, len(result.shape)))
+        return result
+
+    def _side_by_side(self, values: Sequence[Value]) -> Value:
+        """A function of which nothing is known but that it acts on single numbers."""
+        result: Value | None = None
+        for value in values:
+            for part in value.parts:
+                self.system.stop(part)
+                self.system.mark("apart", part)
+            own = replace(value, parts=layers.only_moving(value).parts)
+            result = own if result is None else multiply(self.system, result, own)
+        assert result is not None
+        parts = self.system.absorb(result.parts)
+        result = replace(result, constant=None, parts=parts)
+        return layers.only_moving(self.system.as_one_part(result))
+
+    def _measure_along(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
+        """An operation that no rule knows: tried along the dimensions that have labels."""
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise Unfollowed("no rule for what takes functions")
+        moving = [k for k, v in enumerate(values) if v.parts]
+        operands = [values[k] for k in moving]
+        value = operands[0] if len(operands) == 1 else self._side_by_side_along(operands)
+        dims = sorted(frozenset[int]().union(*(p.dims for p in value.parts)))
+        shapes = tuple(values[k].shape for k in moving)
+        key = (node.target, shapes, tuple(dims), repr(node.args[1:]), repr(node.kwargs))
+        if key not in self._measured:
+            self._measured[key] = probe_along(node, args, named, values, moving, dims)
+        along: Along = self._measured[key]
+        if not along.is_linear:
+            value = self.system.settled(value)
+        numbers = [v for v in values if not v.parts and v.constant is None]
+        for part in value.parts:
+            self._pass_along(part, along, [n for n in numbers if len(n.shape) == len(value.shape)])
+        size = node.meta["val"]
+        sizes = size if isinstance(size, tuple | list) else [size]
+        results = tuple(
+            layers.moved_along(value, along.dims, s, along.has_scales, along.has_signs)
+            for s in sizes
+        )
+        return results if isinstance(size, tuple | list) else results[0]
+
+    def _pass_along(self, part: Part, along: Along, beside: Sequence[Value]) -> None:
+        for other in beside:
+            self.system.stand_beside(part, other)
+        if not along.has_scales:
+            self.system.stop(part, sign=False)
+        if not along.has_signs:
+            self.system.stop(part, scale=False)
+        if not along.is_linear:
+            self.system.mark("apart", part)
+
+    def _side_by_side_along(self, values: Sequence[Value]) -> Value:
+        """Operands of an unknown operation, with one unit for all that have the same index."""
+        settled = [self.system.settled(v) for v in values]
+        dims = frozenset[int]().union(*(p.dims for v in settled for p in v.parts))
+        sizes = {tuple(v.shape[d] for d in sorted(dims) if d < len(v.shape)) for v in settled}
+        if len({len(v.shape) for v in settled}) > 1 or len(sizes) > 1:
+            raise Unfollowed("operands of different sizes with weights behind them")
+        narrow = [
+            replace(v, shape=tuple(n if d in dims else 1 for d, n in enumerate(v.shape)))
+            for v in settled
+        ]
+        return replace(unify(self.system, narrow), shape=settled[0].shape)
+
+
+def _beside_numbers(system: System, result: Value, value: Value) -> Value:
+    """The result of a function that also takes numbers, which may tell entries apart."""
+    ndim = max(len(result.shape), len(value.shape))
+    result, value = with_dims(result, ndim), with_dims(value, ndim)
+    for part in result.parts:
+        system.stand_beside(part, value, "numbers")
+    varies = tuple(p or q for p, q in zip(result.varies, value.varies, strict=True))
+    return replace(result, varies=varies)
+
+
+def _picked(value: Value, k: int) -> tuple[Callable[[Tensor], Tensor], tuple[bool, ...]]:
+    """One index of the last dimension, for `Value.moved`."""
+    return lambda labels: labels.select(-1, min(k, labels.shape[-1] - 1)), value.varies[:-1]
+
+
+def _folded(node: Node, args: Any, named: Any) -> Any:
+    numbers, keywords = tree_map(
+        lambda x: _numbers_of(x) if isinstance(x, Value) else x,
+        (args, named), is_leaf=lambda x: isinstance(x, Value),
+    )  # fmt: skip
+    result = node.target(*numbers, **keywords)  # type: ignore[operator]
+    return tree_map(lambda t: Value.constant_of(t) if isinstance(t, Tensor) else t, result)
+
+
+def _numbers_of(value: Value) -> Tensor:
+    return value.constant if value.constant is not None else torch.zeros(value.shape)
+
+
+def _without_labels(size: Any) -> Any:
+    return tree_map(lambda t: Value.of(t.shape) if isinstance(t, Tensor) else t, size)
+
+
+def _has_copies(values: Sequence[Value]) -> bool:
+    """Whether something is broadcast along a dimension."""
+    return any(
+        n > 1 and not seen for v in values for n, seen in zip(v.shape, v.varies, strict=True)
+    )
+
+
+def _is_constant_index(name: str, args: Sequence[Any]) -> bool:
+    indices = {"index": args[1:2], "index_select": [args[2:]]}.get(name, [[]])[0]
+    return all(i is None or i.constant is not None for i in indices)
+
+
+def _literals(args: Any, named: Any, values: Sequence[Value]) -> tuple[object, ...]:
+    """What a measurement depends on beside the operation."""
+    plain = tree_map(
+        lambda x: None if isinstance(x, Value) else x,
+        (args, named), is_leaf=lambda x: isinstance(x, Value),
+    )  # fmt: skip
+    numbers = tuple(
+        float(v.constant.reshape(-1)[0])
+        if v.constant is not None and v.constant.numel() and not any(v.varies)
+        else None
+        for v in values
+    )
+    even = tuple(not any(p.parity for p in v.parts) for v in values)
+    return repr(plain), numbers, even

@@ -1,0 +1,39 @@
+"""What is said of an operation that was not understood: what it is, and where it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+from weightsym.dimensions.export import operation_of
+from weightsym.forward import UnsupportedModel
+from weightsym.groups import Frozen
+
+__all__ = ["check_sizes", "report"]
+
+
+def report(node: Node, reason: str) -> Frozen:
+    """Where an operation stands in the network and in the user's code."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    module = re.sub(r"@\d+$", "", stack[-1][0]) if stack else ""
+    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    lines = [x for x in lines if "/torch/" not in x[0]] or lines
+    line = f"{Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""
+    return Frozen(operation_of(node), module, line, reason)
+
+
+def check_sizes(node: Node) -> None:
+    """Channels can be counted only where sizes do not depend on numbers in the input."""
+    tensors = (v for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor))
+    if any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
+        where = report(node, "")
+        line = f" at {where.line}" if where.line else ""
+        raise UnsupportedModel(
+            f"The size of what `{where.operation}`{line} returns depends on the numbers in the "
+            "input, so that its channels cannot be followed. Pass the submodule that has no such "
+            "step, with an input of its own."
+        )

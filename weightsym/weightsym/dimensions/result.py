@@ -1,0 +1,500 @@
+"""From labels to `Symmetries`: axes of tensors, and where on them the units of groups lie."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property
+from heapq import heappop, heappush
+from math import lcm
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from weightsym.dimensions.engine import Dimensions
+from weightsym.dimensions.exchanges import Exchange, signatures
+from weightsym.dimensions.factors import Actions, factor_groups, writer_of
+from weightsym.dimensions.matrices import Space
+from weightsym.dimensions.roles import Roles
+from weightsym.dimensions.scales import (
+    Field,
+    Row,
+    Units,
+    connected,
+    units_at_entries,
+)
+from weightsym.dimensions.values import Ints, Part
+from weightsym.groups import (
+    Axis,
+    LinearGroup,
+    PermutationGroup,
+    Placement,
+    ScalingGroup,
+    SignGroup,
+)
+from weightsym.linear_groups import LinearKind
+
+__all__ = ["Layout", "groups_of"]
+
+_Places: TypeAlias = dict[tuple[int, int], Ints]
+"""Positions of a space by axis and power, ``(size, repeats)``."""
+
+
+def groups_of(read: Dimensions) -> dict[str, Any]:
+    """The fields of `Symmetries` that say what moves: axes, and the groups that act on them."""
+    layout = Layout(read)
+    scales, signs = (_actions(layout, units, field) for units, field in layout.systems)
+    permutations = _permutations(layout)
+    return {
+        "axes": tuple(layout.axes),
+        "permutations": permutations,
+        "scalings": factor_groups(ScalingGroup, layout.axes, scales),
+        "signs": factor_groups(SignGroup, layout.axes, signs),
+        "linear": _linear(layout),
+    }
+
+
+class Layout:
+    """The axes of all tensors: their labels, the classes of these, and where each class lies.
+
+    Attributes:
+        axes: one for each part of each tensor.
+        labels: by axis, the label at every position.
+        powers: by axis, with which power scales act there; 0 where nothing but movement does.
+    """
+
+    def __init__(self, read: Dimensions) -> None:
+        self.read = read
+        self.axes: list[Axis] = []
+        self.labels: list[Ints] = []
+        self.powers: list[Fraction] = []
+        self.parities: list[int] = []
+        self._roles = Roles(read.reading)
+        self.families = np.arange(read.exchanges.class_count)
+        for group in read.exchanges.groups:
+            if not group.is_block:
+                family = [x for unit in group.units for x in unit if x < len(self.families)]
+                self.families[family] = family[0]
+        self._shape = {n: p.shape for n, p in read.reading.parameters.items()}
+        parameters = read.reading.parameters
+        uses = {
+            n: self._roles.first_use(x.labels.numpy() for x in p.parts)
+            for n, p in parameters.items()
+        }
+        for name in sorted(parameters, key=uses.__getitem__):
+            for part in _by_dimension(parameters[name].parts):
+                self._add(name, parameters[name].shape, part)
+        self._rows: dict[str, int] = {}
+        classes = read.exchanges.classes
+        self.systems: tuple[tuple[Units, Field], ...] = (
+            (read.scales, "rational"), (read.signs, "two"),
+        )  # fmt: skip
+        sizes = [labels.size for labels in self.labels]
+        self._class_at = classes[np.concatenate([np.zeros(0, np.int64), *self.labels])]
+        self._order = np.argsort(self._class_at, kind="stable")
+        self._classes = self._class_at[self._order]
+        self._axis_at = np.repeat(np.arange(len(sizes)), sizes)
+        self._first_at = np.cumsum([0, *sizes])
+
+    def _add(self, name: str, shape: tuple[int, ...], part: Part) -> None:
+        families = self.families[self.read.exchanges.classes]
+        dim, blocks, labels = _laid_out(shape, part, families)
+        role, last = self._roles.of(labels)
+        size = labels.size // blocks
+        self.axes.append(Axis(name, dim, size, role, blocks, last))
+        self.labels.append(labels)
+        self.powers.append(part.power)
+        self.parities.append(part.parity)
+
+    def placements(
+        self, units: Sequence[Sequence[int]], without: frozenset[str] = frozenset()
+    ) -> tuple[Placement, ...]:
+        """Where units, given as corresponding classes, lie on the axes."""
+        columns: dict[int, list[Ints]] = defaultdict(list)
+        for row in np.array(list(zip(*units, strict=True)), np.int64):
+            first, last = (np.searchsorted(self._classes, row, side) for side in ("left", "right"))
+            at = self._order[np.concatenate([*map(np.arange, first, last)])]
+            for axis in np.unique(self._axis_at[at]).tolist():
+                if self.axes[axis].tensor not in without:
+                    own = at[self._axis_at[at] == axis]
+                    table = own.reshape(len(np.unique(self._class_at[own])), -1)
+                    columns[axis].append(self._in_roles(axis, table - self._first_at[axis]))
+        found = {axis: np.concatenate(parts, 1) for axis, parts in columns.items()}
+        found |= self._moving_rows(found)
+        return tuple(Placement(axis, torch.from_numpy(found[axis])) for axis in sorted(found))
+
+    @cached_property
+    def _signatures(self) -> NDArray[np.uint64]:
+        return signatures(self.read.reading.system)
+
+    def _in_roles(self, axis: int, table: Ints) -> Ints:
+        """Positions of corresponding classes: those in one role below each other."""
+        if table.shape[1] == 1:
+            return table
+        own = self._signatures[self.labels[axis][table]]
+        order = np.argsort(own, 1, kind="stable")
+        own = np.take_along_axis(own, order, 1)
+        return np.take_along_axis(table, order, 1) if (own == own[:1]).all() else table
+
+    def _moving_rows(self, found: Mapping[int, Ints]) -> dict[int, Ints]:
+        """Rows of stacks that move as wholes, where only what lies inside them has labels."""
+        moving: dict[int, Ints] = {}
+        tensors = {self.axes[a].tensor for a in found if self.axes[a].dim == 0}
+        for axis, at in found.items():
+            own = self.axes[axis]
+            block = at // own.size
+            is_whole = own.blocks > 1 and own.blocks == self._shape[own.tensor][0]
+            is_one = (block == block[:, :1]).all() and len(np.unique(block[:, 0])) == len(block)
+            if is_whole and own.tensor not in tensors and is_one:
+                moving[self._rows_of(own)] = block[:, :1]
+        return moving
+
+    def _rows_of(self, axis: Axis) -> int:
+        """An axis along the matrices of a stack."""
+        if axis.tensor not in self._rows:
+            self._rows[axis.tensor] = len(self.axes)
+            self.axes.append(Axis(axis.tensor, 0, axis.blocks, "expert"))
+        return self._rows[axis.tensor]
+
+
+def _by_dimension(parts: Sequence[Part]) -> list[Part]:
+    """Parts in the order of the last dimension along which they change."""
+    return sorted(parts, key=lambda x: max(x.dims, default=-1))
+
+
+def _laid_out(shape: tuple[int, ...], part: Part, families: Ints) -> tuple[int | None, int, Ints]:
+    """The dimension of an axis, its blocks of rows, and the label at every position.
+
+    Labels of one family may change places, which they do within a block, or among all entries.
+    """
+    dims = sorted(part.dims)
+    if not dims:
+        dim = next((d for d, n in enumerate(shape) if n == 1), None)
+        return dim, 1, part.labels.reshape(-1).numpy()
+    if len(dims) == 1:
+        return dims[0], 1, part.labels.reshape(-1).numpy()
+    if len(dims) == 2 and dims[0] == 0:
+        table = part.labels.reshape(shape[0], shape[dims[1]]).numpy()
+        cuts = np.flatnonzero((table[1:] != table[:-1]).any(1)) + 1
+        step = int(np.gcd.reduce([shape[0], *cuts.tolist()]))
+        blocks = np.ascontiguousarray(table[::step])
+        inside = [np.unique(families[row]) for row in blocks]
+        if sum(map(len, inside)) == len(np.unique(np.concatenate(inside))):
+            return dims[1], len(blocks), blocks.reshape(-1)
+    return None, 1, part.labels.expand(shape).reshape(-1).numpy()
+
+
+# ------------------------------------------------------------ permutations
+def _permutations(layout: Layout) -> tuple[PermutationGroup, ...]:
+    """Groups of channels in graph order, then those of the blocks that contain them."""
+    found = layout.read.exchanges
+    channels = [g for g in found.groups if not g.is_block]
+    groups: list[PermutationGroup] = []
+    index: dict[frozenset[int], int] = {}
+    placed = [(layout.placements(g.units), g) for g in channels]
+    for places, group in sorted(((p, g) for p, g in placed if p), key=lambda x: _first(x[0])):
+        index[frozenset(x for u in group.units for x in u)] = len(groups)
+        groups.append(PermutationGroup(len(group.units), writer_of(layout.axes, places), places))
+    names = _tensor_names(layout)
+    blocks = [_Block(g, found.class_count, names) for g in found.groups if g.is_block]
+    located = [(b, layout.placements(b.classes, b.moved)) for b in blocks]
+    located = [(b, p) for b, p in located if p or b.tensors]
+    located.sort(key=lambda x: (len(x[0].units[0]), _first(x[1])))
+    for block, places in located:
+        inner = block.inside(index)
+        kind = "block" if inner or block.tensors or _is_block(places) else "channel"
+        name = writer_of(layout.axes, places) if places else block.tensors[0][0]
+        index[block.support] = len(groups)
+        groups.append(PermutationGroup(len(block.units), name, places, kind, inner, block.tensors))
+    return tuple(groups)
+
+
+def _is_block(places: Sequence[Placement]) -> bool:
+    """Whether its units are several channels wherever they lie."""
+    return all(p.positions.shape[1] > 1 for p in places)
+
+
+def _first(places: Sequence[Placement]) -> tuple[int, int]:
+    return (places[0].axis, int(places[0].positions.min())) if places else (0, 0)
+
+
+def _tensor_names(layout: Layout) -> dict[int, str]:
+    """The name of a tensor by its vertex."""
+    reading = layout.read.reading
+    first = layout.read.exchanges.class_count + len(reading.operations)
+    return {first + k: name for k, name in enumerate(reading.parameters)}
+
+
+class _Block:
+    """An exchange of blocks: their classes, and the tensors that change places as wholes."""
+
+    def __init__(self, group: Exchange, class_count: int, names: Mapping[int, str]) -> None:
+        self.units = group.units
+        self.classes = [[x for x in unit if x < class_count] for unit in group.units]
+        rows = zip(*([x for x in unit if x in names] for unit in group.units), strict=True)
+        self.tensors = tuple(tuple(names[x] for x in row) for row in rows)
+        self.moved = frozenset(name for row in self.tensors for name in row)
+        self.support = frozenset(x for unit in self.classes for x in unit)
+
+    def inside(self, index: Mapping[frozenset[int], int]) -> tuple[tuple[int, ...], ...]:
+        """Groups inside the blocks, one per block, that lie in no other group inside."""
+        first, rows = self.classes[0], []
+        own = frozenset(first)
+        nested = [support for support in index if support <= own]
+        for support in nested:
+            if any(support < other for other in nested):
+                continue
+            images = [
+                frozenset(y for x, y in zip(first, unit, strict=True) if x in support)
+                for unit in self.classes
+            ]
+            if all(image in index for image in images):
+                rows.append(tuple(index[image] for image in images))
+        return tuple(rows)
+
+
+# ------------------------------------------------------------ scales and signs
+def _actions(layout: Layout, units: Units, field: Field) -> Actions:
+    """By which powers independent free variables act at every position."""
+    parameters = [p.parts for p in layout.read.reading.parameters.values()]
+    free = independent_variables(parameters, units, field)
+    every = np.concatenate([np.zeros(0, np.int64), *layout.labels])
+    labels, index = np.unique(every, return_inverse=True)
+    of = {x: {v: c for v, c in units.of(x).items() if v in free} for x in labels.tolist()}
+    families = layout.families[layout.read.exchanges.classes[labels]]
+    axes = np.repeat(np.arange(len(layout.labels)), [own.size for own in layout.labels])
+    first = np.unique(every, return_index=True)[1]
+    _thin_out(of, units, dict(zip(of, zip(axes[first], families, strict=True), strict=True)))
+    exponents = layout.powers if field == "rational" else list(map(Fraction, layout.parities))
+    sizes = [own.size for own in layout.labels]
+    return Actions(*_columns(list(of.values()), index, exponents, sizes))
+
+
+def _columns(
+    rows: Sequence[Row], index: Ints, exponents: Sequence[Fraction], sizes: Sequence[int]
+) -> Ints:
+    """Variable, position, axis and power of all actions; powers are integers by variable.
+
+    Args:
+        rows: what acts on a label.
+        index: the label at every position of every axis, one axis behind the other.
+        exponents: by axis, with which power what acts on a label acts there.
+        sizes: the numbers of positions.
+    """
+    shared = lcm(*{c.denominator for row in rows for c in row.values()})
+    variables = np.array([v for row in rows for v in row], np.int64)
+    whole = [c.numerator * (shared // c.denominator) for row in rows for c in row.values()]
+    ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
+    own = lcm(*{x.denominator for x in exponents})
+    factors = np.repeat(np.array([int(x * own) for x in exponents], np.int64), sizes)
+    axes = np.repeat(np.arange(len(sizes)), sizes)
+    positions = np.concatenate([np.zeros(0, np.int64), *map(np.arange, sizes)])
+    counts = np.diff(ends, prepend=0)[index] * (factors != 0)
+    at = np.repeat(np.arange(len(index)), counts)
+    term = np.arange(len(at)) + np.repeat(ends[index] - np.cumsum(counts), counts)
+    powers = np.array(whole, np.int64)[term] * factors[at]
+    _, variable = np.unique(variables[term], return_inverse=True)
+    multiple = np.ones(int(variable.max(initial=-1)) + 1, np.int64)
+    np.lcm.at(multiple, variable, shared * own // np.gcd(powers, shared * own))
+    powers = powers * multiple[variable] // (shared * own)
+    return np.stack([variable, positions[at], axes[at], powers])
+
+
+def _thin_out(of: dict[int, Row], units: Units, families: Mapping[int, object]) -> None:
+    """Let variables act on as few labels as adding others to them allows.
+
+    What acts on a label is a combination of variables. Any basis of them says the same, and one
+    whose members act in few places is easier to read, and to set by norms. Of equally many labels,
+    those of few families are chosen, so that channels that change places are treated alike.
+    """
+    shared = sorted({v for row in of.values() if len(row) > 1 for v in row})
+    acts: dict[int, Row] = {v: {} for v in shared}
+    for label, row in of.items():
+        for v in row.keys() & acts.keys():
+            acts[v][label] = row[v]
+    for v in reversed(shared):
+        _thin_out_one(v, of, acts, units, families)
+
+
+def _thin_out_one(
+    v: int, of: dict[int, Row], acts: dict[int, Row], units: Units, families: Mapping[int, object]
+) -> None:
+    """Add multiples of others to a variable, always one that saves most, as long as any saves."""
+    best: list[tuple[int, int, int]] = []
+    saved: dict[int, tuple[int, int]] = {}
+    changed = acts[v].keys()
+    while changed:
+        for w in {w for label in changed for w in of[label]} - {v}:
+            fewer, factor = _saving(acts[v], acts[w])
+            alike = _alike(acts[v], acts[w], factor, families) if not fewer else 0
+            saved[w] = fewer, alike
+            if saved[w] > (0, 0):
+                heappush(best, (-fewer, -alike, w))
+        while best and saved[best[0][2]] != (-best[0][0], -best[0][1]):
+            heappop(best)  # it has changed since
+        if not best or saved[best[0][2]][0] >= len(acts[v]):
+            return
+        other = acts[best[0][2]]
+        _, factor = _saving(acts[v], other)
+        changed = other.keys()
+        for label, c in other.items():
+            total = units.added([{v: of[label].pop(v, 0)}, {v: factor * c}])
+            acts[v].pop(label, None)
+            if total:
+                of[label][v] = acts[v][label] = total[v]
+
+
+def _saving(row: Row, other: Row) -> tuple[int, Fraction]:
+    """On how many labels fewer a variable acts with a multiple of another one, and the factor."""
+    few, many = sorted((row, other), key=len)
+    counts = Counter(-row[label] / Fraction(other[label]) for label in few if label in many)
+    factor = max(set(counts), key=counts.__getitem__, default=Fraction(0))
+    return counts[factor] + counts.total() - len(other), factor
+
+
+def _alike(row: Row, other: Row, factor: Fraction, families: Mapping[int, object]) -> int:
+    """How much more a variable acts on labels of one family with a multiple of another one."""
+    counts, change = Counter(families[x] for x in row), Counter[object]()
+    for x, c in other.items():
+        gone = x in row and row[x] + factor * c == 0
+        change[families[x]] += (x not in row) - gone
+    return sum((counts[f] + n) ** 2 - counts[f] ** 2 for f, n in change.items())
+
+
+def independent_variables(
+    parameters: Iterable[Sequence[Part]], units: Units, field: Field
+) -> set[int]:
+    """Free variables that act on the entries of the parameters, each in a way of its own."""
+    rows: set[frozenset[tuple[int, Any]]] = set()
+    for parts in parameters:
+        entries = units.of_rows(units_at_entries(parts, field))
+        rows |= {frozenset(row.items()) for row in entries}
+    count = Counter(v for row in rows for v, _ in row)  # what acts everywhere acts on no entry
+
+    def leading(row: Row) -> int:
+        return min(row, key=lambda v: (count[v], v))
+
+    pinned, left = _pinned(rows)
+    pivots: dict[int, Row] = {}
+    for start in sorted(left, key=lambda r: (len(r), sorted(r))):
+        row = dict(start)
+        while row and leading(row) in pivots:
+            pivot = pivots[leading(row)]
+            factor = row[leading(row)] / Fraction(pivot[leading(row)])
+            row = units.added([row, {w: -factor * k for w, k in pivot.items()}])
+        if row:
+            pivots[leading(row)] = row
+    return pinned | set(pivots)
+
+
+def _pinned(rows: Iterable[frozenset[tuple[int, Any]]]) -> tuple[set[int], list[Row]]:
+    """Variables that act on an entry alone, or beside such ones, and what is left of the rows."""
+    every = [dict(row) for row in rows]
+    users: dict[int, list[Row]] = defaultdict(list)
+    for row in every:
+        for v in row:
+            users[v].append(row)
+    pinned: set[int] = set()
+    pending = [v for row in every if len(row) == 1 for v in row]
+    while pending:
+        v = pending.pop()
+        for row in users.pop(v, ()):
+            pinned.add(v)
+            del row[v]
+            pending += row if len(row) == 1 else ()
+    return pinned, [row for row in every if row]
+
+
+# ------------------------------------------------------------ matrices
+def _linear(layout: Layout) -> tuple[LinearGroup, ...]:
+    """Spaces of channels, those that act on the same axes in the same way in one group."""
+    similar: dict[tuple[LinearKind, object], list[_Places]] = defaultdict(list)
+    for space in layout.read.spaces:
+        places = _planes(layout, space) if space.pairs else _rows(layout, space)
+        if places:
+            shapes = tuple((key, at.shape) for key, at in sorted(places.items()))
+            similar[space.kind, shapes].append(places)
+    groups = [_linear_group(layout, kind, spaces) for (kind, _), spaces in similar.items()]
+    return tuple(
+        sorted(groups, key=lambda g: (g.placements[0].axis, int(g.placements[0].positions.min())))
+    )
+
+
+def _linear_group(layout: Layout, kind: LinearKind, spaces: Sequence[_Places]) -> LinearGroup:
+    spaces = sorted(spaces, key=lambda s: int(s[min(s)].min()))
+    placements = tuple(
+        Placement(axis, torch.from_numpy(np.stack([s[axis, power] for s in spaces])), power)
+        for axis, power in sorted(spaces[0])
+    )
+    size = placements[0].positions.shape[1]
+    return LinearGroup(kind, len(spaces), size, writer_of(layout.axes, placements), placements)
+
+
+def _signed_powers(layout: Layout) -> list[NDArray[np.int64]]:
+    """At every position the power of its scale, 0 where there is none or several."""
+    result = []
+    for labels in layout.labels:
+        distinct, index = np.unique(labels, return_inverse=True)
+        rows = [tuple(layout.read.scales.of(label).values()) for label in distinct.tolist()]
+        own = [int(row[0]) if row in ((1,), (-1,)) else 0 for row in rows]
+        result.append(np.array(own, np.int64)[index])
+    return result
+
+
+def _rows(layout: Layout, space: Space) -> _Places:
+    """Per axis and power the positions of a space, ``(size, repeats)``; nothing if they differ.
+
+    Scales are those of the first place, or their inverse, but for a factor of all of them.
+    """
+    first: list[int] = []
+    columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
+    for units in space.rows:
+        for place in layout.placements(units):
+            at = place.positions.numpy()
+            for column, labels in zip(at.T, layout.labels[place.axis][at].T.tolist(), strict=True):
+                first = first or labels
+                power = layout.read.scales.power_between(labels, first)
+                if not power:
+                    return {}
+                columns[place.axis, power].append(column[:, None])
+    tables = {key: np.concatenate(at, 1) for key, at in columns.items()}
+    return {key: at[:, np.argsort(at[0])] for key, at in tables.items()}
+
+
+def _planes(layout: Layout, space: Space) -> _Places:
+    """Per axis the two sides of planes; nothing where a channel has no partner."""
+    sides = _sides(layout)
+    partner = {int(sides[a]): int(sides[b]) for a, b in space.pairs}
+    classes = layout.read.exchanges.classes
+    inside = {int(classes[a]) for a, _ in space.pairs}
+    powers = _signed_powers(layout)
+    columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
+    for axis, labels in enumerate(layout.labels):
+        at = np.flatnonzero(np.isin(classes[labels], list(inside)))
+        where: dict[int, list[int]] = defaultdict(list)
+        for k in at.tolist():
+            where[int(sides[labels[k]])].append(k)
+        found = [(where.get(a, []), where.get(b, [])) for a, b in partner.items()]
+        pairs = [p for a, b in found for p in zip(a, b, strict=False)]
+        if 2 * len(pairs) != at.size or any(len(a) != len(b) for a, b in found):
+            return {}
+        for first, second in pairs:
+            power = 1 if space.kind == "unit complex" else int(powers[axis][first])
+            if not power:
+                return {}
+            columns[axis, power].append(np.array([[first], [second]]))
+    return {key: np.concatenate(at, 1) for key, at in columns.items()}
+
+
+def _sides(layout: Layout) -> Ints:
+    """Classes of labels if planes are not tied together: one for each of their sides."""
+    system = layout.read.reading.system
+    planes = {tuple(row) for pairs in system.planes for row in pairs.tolist()}
+    ties = [
+        t.pairs[[tuple(row) not in planes for row in np.sort(t.pairs, 1).tolist()]]
+        for t in system.ties
+    ]
+    return connected(ties, system.count)

@@ -1,0 +1,241 @@
+"""Scales and signs: two linear systems over labels, over the rationals and over two elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from weightsym.dimensions.system import Equation
+from weightsym.dimensions.values import Ints, Part, distinct_rows
+
+__all__ = ["Field", "Row", "Units", "connected", "degrees_of_freedom", "units_at_entries"]
+
+Field = Literal["rational", "two"]
+Row = dict[int, Any]
+"""A linear combination: coefficients by variable, fractions or 1, none of them zero."""
+
+_Terms = tuple[Ints, Ints]
+"""Labels, one equation a row, and their integer coefficients; label 0 stands for nothing."""
+
+
+def connected(pairs: Sequence[Ints], count: int) -> Ints:
+    """A number for every label that labels connected by pairs share."""
+    both = np.concatenate([np.zeros((0, 2), np.int64), *pairs])
+    graph = coo_matrix((np.ones(len(both), bool), (both[:, 0], both[:, 1])), (count, count))
+    return connected_components(graph, directed=False)[1].astype(np.int64)
+
+
+class Units:
+    """The solutions of a system: every label in terms of free variables.
+
+    Labels that an equation makes equal, or opposite, are joined first, by connected components of a
+    graph that has every label twice, once for each sign; what remains is shortened by that, and by
+    differences, and joined again. The few equations that never become so short are eliminated with
+    sparse rows.
+    """
+
+    def __init__(self, equations: Sequence[Equation], count: int, over: Field) -> None:
+        self._over, self.count = over, count
+        self._one: Any = Fraction(1) if over == "rational" else 1
+        self._root, self._sign = np.arange(count), np.ones(count, np.int64)
+        self._solved: dict[int, Row] = {}
+        self._known: dict[int, Row] = {}
+        whole = _by_width(_terms(e, over) for e in equations if len(e.labels))
+        left = [self._replaced(terms, self._root, self._sign) for terms in whole]
+        while left:
+            if not any(self._short(terms).any() for terms in left):
+                left += [self._differences(terms) for terms in left if len(terms[0])]
+                if not any(self._short(terms).any() for terms in left):
+                    break
+            left = self._joined(left)
+        rows = {frozenset(row.items()) for terms in left for row in self._rows(terms) if row}
+        for items in sorted(rows, key=lambda r: (len(r), sorted(v for v, _ in r))):
+            self._eliminate(self._reduced(dict(items)))
+
+    def of(self, label: int) -> Row:
+        """The unit of a label in terms of free variables; empty where it is one."""
+        root, sign = int(self._root[label]), int(self._sign[label])
+        if root not in self._known:
+            self._known[root] = self._reduced({root: self._one}) if root else {}
+        row = self._known[root]
+        return row if sign > 0 else {v: -c for v, c in row.items()}
+
+    def of_rows(self, labels: Ints) -> Iterable[Row]:
+        """What the units of labels in a row add up to, for rows that differ and where they do."""
+        terms = self._replaced((labels, np.ones_like(labels)), self._root, self._sign)
+        return map(self._reduced, self._rows(terms))
+
+    def power_between(self, labels: Iterable[int], others: Iterable[int]) -> int:
+        """The power, 1 or -1, of which some labels are others, but for one factor; 0 if of none."""
+        pairs = [(self.of(x), self.of(y)) for x, y in zip(labels, others, strict=True)]
+        for power in (1, -1):
+            rest = [self.added([x, {v: -power * c for v, c in y.items()}]) for x, y in pairs]
+            if all(row == rest[0] for row in rest):
+                return power
+        return 0
+
+    @property
+    def free(self) -> int:
+        """The number of free variables."""
+        return len(np.unique(self._root)) - 1 - len(self._solved)
+
+    def added(self, rows: Iterable[Row]) -> Row:
+        """The sum of linear combinations."""
+        total: Row = {}
+        for row in rows:
+            for v, c in row.items():
+                self._add(total, v, c)
+        return {v: c for v, c in total.items() if c}
+
+    # -------------------------------------------------------------- labels that are joined
+    def _short(self, terms: _Terms) -> NDArray[np.bool_]:
+        """Which equations make one label vanish, or two equal up to sign."""
+        labels, sizes = terms[0], np.abs(terms[1])
+        live = (labels > 0).sum(1)
+        return (live == 1) | ((live == 2) & (sizes.max(1) * 2 == sizes.sum(1)))
+
+    def _joined(self, left: Sequence[_Terms]) -> list[_Terms]:
+        """Join labels by all equations that are short enough; return the others, shortened."""
+        count = self.count
+        edges = [np.array([[0, count]])]
+        rest = []
+        for labels, c in left:
+            short = self._short((labels, c))
+            rest.append((labels[~short], c[~short]))
+            ends = np.sort(np.where(labels[short] > 0, np.arange(labels.shape[1]), -1), 1)[:, -2:]
+            ends = np.concatenate([np.full((len(ends), 2 - ends.shape[1]), -1), ends], 1)
+            rows = np.arange(len(ends))[:, None]
+            at = np.where(ends < 0, 0, labels[short][rows, ends])
+            same = (np.where(ends < 0, 1, c[short][rows, ends]) > 0).sum(1) != 1
+            same &= self._over == "rational"
+            a, b = at[:, 0], at[:, 1]
+            edges += [
+                np.stack([a, b + count * same], 1),
+                np.stack([a + count, b + count * ~same], 1),
+            ]
+        both = connected(edges, 2 * count)
+        first = np.full(2 * count, 2 * count)
+        np.minimum.at(first, both, np.arange(2 * count))
+        plus, minus = first[both[:count]], first[both[count:]]
+        is_zero = plus == minus
+        root = np.where(is_zero, 0, np.minimum(plus, minus))
+        sign = np.where(is_zero | (plus < minus), 1, -1)
+        self._sign = self._sign * sign[self._root]
+        self._root = root[self._root]
+        return [self._replaced(terms, root, sign) for terms in rest if len(terms[0])]
+
+    def _differences(self, terms: _Terms) -> _Terms:
+        """Short equations between labels that stand beside the same others, as in tables."""
+        labels, c = terms
+        pairs = []
+        for k in range(labels.shape[1]):
+            beside = np.concatenate([np.delete(labels, k, 1), np.delete(c, k, 1)], 1)
+            order = np.lexsort(beside.T)
+            same = (beside[order[1:]] == beside[order[:-1]]).all(1)
+            at = np.stack([order[1:][same], order[:-1][same]], 1)
+            pairs.append((labels[at, k], c[at, k] * np.array([1, -1])))
+        found = np.concatenate([x for x, _ in pairs]), np.concatenate([x for _, x in pairs])
+        is_short = self._short(found)
+        return found[0][is_short], found[1][is_short]
+
+    def _replaced(self, terms: _Terms, root: Ints, sign: Ints) -> _Terms:
+        """Equations of the representatives, each once, with one term for each of them."""
+        labels, c = terms
+        c = c * sign[labels]
+        labels = root[labels]
+        order = np.argsort(labels, 1, kind="stable")
+        labels, c = np.take_along_axis(labels, order, 1), np.take_along_axis(c, order, 1)
+        for k in range(1, labels.shape[1]):
+            same = labels[:, k] == labels[:, k - 1]
+            c[same, k] += c[same, k - 1]
+            labels[same, k - 1] = 0
+        c = c % 2 if self._over == "two" else c
+        labels, c = np.where(c == 0, 0, labels), np.where(labels == 0, 0, c)
+        rows = distinct_rows([*labels.T, *c.T])
+        rows = rows[(rows[:, : labels.shape[1]] > 0).any(1)]
+        return rows[:, : labels.shape[1]], rows[:, labels.shape[1] :]
+
+    # -------------------------------------------------------------- elimination
+    def _rows(self, terms: _Terms) -> Iterable[Row]:
+        for labels, c in zip(terms[0].tolist(), terms[1].tolist(), strict=True):
+            yield {v: self._one * k for v, k in zip(labels, c, strict=True) if v}
+
+    def _reduced(self, row: Row) -> Row:
+        if self._solved.keys().isdisjoint(row):
+            return row
+        result: Row = {}
+        pending = list(row.items())
+        while pending:
+            v, c = pending.pop()
+            if v in self._solved:
+                pending += [(w, c * d) for w, d in self._solved[v].items()]
+            else:
+                self._add(result, v, c)
+        return {v: c for v, c in result.items() if c}
+
+    def _add(self, row: Row, v: int, c: Any) -> None:
+        value = row.get(v, 0) + c
+        row[v] = value % 2 if self._over == "two" else value
+
+    def _eliminate(self, row: Row) -> None:
+        if row:
+            newest = max(row)
+            c = row.pop(newest)
+            is_odd = self._over == "two"
+            self._solved[newest] = row if is_odd else {w: -k / c for w, k in row.items()}
+
+
+def _terms(equation: Equation, over: Field) -> _Terms:
+    """The rows of an equation with whole coefficients."""
+    shared = np.lcm.reduce([c.denominator for c in equation.coefficients])
+    whole = [int(c * int(shared)) for c in equation.coefficients]
+    c = np.broadcast_to(np.array(whole, np.int64), equation.labels.shape)
+    return equation.labels.astype(np.int64), c % 2 if over == "two" else c
+
+
+def _by_width(terms: Iterable[_Terms]) -> list[_Terms]:
+    """Equations with as many labels in one table."""
+    tables: dict[int, list[_Terms]] = {}
+    for own in terms:
+        tables.setdefault(own[0].shape[1], []).append(own)
+    return [
+        (np.concatenate([labels for labels, _ in own]), np.concatenate([c for _, c in own]))
+        for own in tables.values()
+    ]
+
+
+def degrees_of_freedom(
+    parameters: Iterable[Sequence[Part]], equations: Sequence[Equation], units: Units, over: Field
+) -> int:
+    """In how many independent ways a system acts on the entries of the parameters.
+
+    What is lost where every entry must stay as it is.
+    """
+    rows = [units_at_entries(parts, over) for parts in parameters]
+    still = [Equation(r, (Fraction(1),) * r.shape[1], -1) for r in rows]
+    return units.free - Units([*equations, *still], units.count, over).free
+
+
+def units_at_entries(parts: Sequence[Part], over: Field) -> Ints:
+    """The labels of entries, one in a row, for entries that every label of a part is met in."""
+    acting = [x for x in parts if (x.power if over == "rational" else x.parity)]
+    if not acting:
+        return np.zeros((0, 1), np.int64)
+    shape = torch.broadcast_shapes(*(x.labels.shape for x in acting))
+    places = np.concatenate([_first_places(x) for x in acting])
+    index = tuple(places.T)
+    columns = [x.labels.expand(shape).numpy()[index].ravel() for x in acting]
+    return np.stack(columns, 1)
+
+
+def _first_places(part: Part) -> Ints:
+    """Where each label of a part stands first."""
+    at = np.unique(part.labels.numpy(), return_index=True)[1]
+    return np.stack(np.unravel_index(at, (1, *part.labels.shape)), 1)[:, 1:]

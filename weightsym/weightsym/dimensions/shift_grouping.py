@@ -1,0 +1,247 @@
+"""From solved equations to groups of shifts: unknowns that act alike, side by side."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weightsym.dimensions.shift_expressions import Expressions, Read, Solution
+from weightsym.dimensions.values import Ints
+from weightsym.groups import Axis, ShiftGroup
+from weightsym.placements import Placement
+from weightsym.shift_groups import Reader
+
+__all__ = ["Uses", "groups_of_shifts"]
+
+
+class _Tensor(NamedTuple):
+    """Unknowns of a parameter: of all its entries, or of all along one of its dimensions."""
+
+    name: str
+    dim: int | None
+    numbers: Tensor
+
+    @property
+    def size(self) -> int:
+        """The number of unknown constants."""
+        return self.numbers.numel()
+
+
+class _Taker(NamedTuple):
+    """A layer, a bias that takes up what it makes, and the rows of its entries, if not the same."""
+
+    layer: Read
+    bias: str
+    rows: tuple[int, ...] | None
+
+
+class Uses:
+    """What is added to parameters, and what their entries take up.
+
+    Attributes:
+        system: statements about numbers.
+        shapes: of parameters, by name.
+    """
+
+    def __init__(self, system: Expressions) -> None:
+        self.system = system
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._kinds: dict[str, set[str]] = defaultdict(set)
+        self._unknowns: dict[tuple[str, str], _Tensor] = {}
+        self._reached: dict[str, Tensor] = {}
+        self._taken = [np.zeros((0, 2), np.int64)]
+
+    def note(self, name: str, kind: str) -> None:
+        """Note a use. Nothing is added to a parameter with uses of several kinds."""
+        self._kinds[name].add(kind)
+
+    def entries(self, name: str, coords: tuple[Tensor, ...]) -> Tensor:
+        """The unknowns of some entries of a parameter."""
+        own = self._tensor(name, "entries", 0 if len(self.shapes[name]) == 1 else None)
+        if name not in self._reached:
+            self._reached[name] = torch.zeros(self.shapes[name], dtype=torch.bool)
+        self._reached[name][coords] = True
+        return own.numbers[coords]
+
+    def columns(self, name: str, coords: tuple[Tensor, ...], dim: int) -> Tensor:
+        """The unknowns of what is added to all entries of a matrix along one dimension of a view.
+
+        Raises:
+            ValueError: if the view is not the whole matrix.
+        """
+        shape = self.shapes[name]
+        along = [[d for d, n in enumerate(c.shape) if n > 1] for c in coords]
+        if len(shape) != 2 or any(c.numel() != n for c, n in zip(coords, shape, strict=True)):
+            raise ValueError("a part of a matrix")
+        if along not in ([[0], [1]], [[1], [0]]):
+            raise ValueError("a matrix of one row")
+        kept = along.index([dim])
+        own = self._tensor(name, f"columns {kept}", kept)
+        return own.numbers[coords[kept]]
+
+    def place(self, name: str, coords: tuple[Tensor, ...], out: int, groups: int) -> Read:
+        """Where a layer lies in its weight, whose view writes along dimension ``out``.
+
+        Raises:
+            ValueError: if it is not a block of rows of a matrix.
+        """
+        along = [[d for d, n in enumerate(c.shape) if n > 1] for c in coords]
+        by_dim = {dims[0]: k for k, dims in enumerate(along) if dims}
+        spare = [k for k, dims in enumerate(along) if not dims]
+        if any(len(dims) > 1 for dims in along) or len(by_dim) + len(spare) < len(coords):
+            raise ValueError("a part that is no matrix")
+        dims = [by_dim[d] if d in by_dim else spare.pop(0) for d in (out, 1 - out)]
+        rows, columns = (coords[k].reshape(-1).numpy() for k in dims)
+        total, size = (self.shapes[name][k] for k in dims)
+        blocks, used = groups, np.arange(groups)
+        if groups == 1:
+            step = int(np.gcd.reduce([rows[0], len(rows), total]))
+            blocks, used = total // step, np.arange(rows[0], rows[0] + len(rows), step) // step
+        in_order = np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
+        if not in_order or (groups > 1 and (len(rows), len(columns)) != (total, size)):
+            raise ValueError("rows in another order")
+        positions = (
+            np.arange(groups * size)[:, None] if groups > 1 else columns[:, None] + used * size
+        )
+        none = np.zeros(0, np.int64)
+        return Read(name, dims[1], blocks, size, total, positions, rows, none, none)
+
+    def _tensor(self, name: str, kind: str, dim: int | None) -> _Tensor:
+        self.note(name, kind)
+        if (name, kind) not in self._unknowns:
+            shape = self.shapes[name]
+            sizes = [shape[dim]] if dim is not None else shape
+            self._unknowns[name, kind] = _Tensor(name, dim, self.system.fresh(*sizes))
+        return self._unknowns[name, kind]
+
+    def take_up(self, bias: Tensor, made: Tensor) -> None:
+        """Let entries of parameters take up what layers have made of constants."""
+        pairs = torch.stack(torch.broadcast_tensors(bias, made), -1).reshape(-1, 2)
+        pairs = torch.unique(pairs, dim=0)
+        self._taken.append(pairs[pairs[:, 0] > 0].numpy())
+
+    # -------------------------------------------------------------- what uses say together
+    def solved(self) -> tuple[Solution, list[_Tensor], list[_Taker]]:
+        """Solve for everything that is stated."""
+        self._hold()
+        pairs = np.unique(np.concatenate(self._taken), axis=0)
+        _, first, index = np.unique(pairs[:, 0], return_index=True, return_inverse=True)
+        bias, made = torch.from_numpy(pairs[first]).T
+        again = torch.from_numpy(pairs[:, 1])
+        self.system.stop(self.system.combine(again, made[index], -1))  # at every use the same
+        solution = Solution(self.system)
+        tensors = list(self._unknowns.values())
+        takers = self._takers(solution, bias.numpy(), made.numpy())
+        solution.solve(np.concatenate(self.system.stops))
+        return solution, tensors, takers
+
+    def _hold(self) -> None:
+        """Hold what is used in several ways, and rows beyond the example like the others."""
+        taken = np.concatenate(self._taken)
+        for (name, kind), own in self._unknowns.items():
+            if len(self._kinds[name]) > 1:
+                self.system.stop(own.numbers)
+                by_own = np.isin(taken[:, 0], own.numbers.numpy())
+                self.system.stop(torch.from_numpy(taken[by_own, 1]))
+            elif kind == "entries":
+                reached = self._reached[name]
+                dims = [
+                    d for d in range(reached.ndim)
+                    if not torch.equal(reached.all(d), reached.any(d))
+                ]  # fmt: skip
+                if len(dims) == 1:
+                    self.system.equate(own.numbers, dims)
+                elif dims:
+                    self.system.stop(own.numbers)
+
+    def _takers(self, solution: Solution, bias: Ints, made: Ints) -> list[_Taker]:
+        """The biases that take up what layers make, each entry one row."""
+        layer_of, row_of, owner, place = np.full((4, self.system.count), -1)
+        tensors = list(self._unknowns.values())
+        for k, layer in enumerate(solution.reads):
+            layer_of[layer.made], row_of[layer.made] = k, layer.rows
+        for k, own in enumerate(tensors):
+            flat = own.numbers.reshape(-1).numpy()
+            owner[flat], place[flat] = k, np.arange(own.size)
+        terms = solution.terms(made).tocoo()
+        at, what = terms.coords
+        takers = []
+        for k, j in np.unique(np.stack([owner[bias[at]], layer_of[what]], 1), axis=0).tolist():
+            here = (owner[bias[at]] == k) & (layer_of[what] == j)
+            entries, rows = place[bias[at[here]]], row_of[what[here]]
+            own, layer = tensors[k], solution.reads[j]
+            once = len(np.unique(entries)) == len(entries) and bool((terms.data[here] == 1).all())
+            in_place = np.array_equal(entries, rows) and own.size == layer.total
+            if once and in_place and len(rows) == len(layer.rows):
+                takers.append(_Taker(layer, own.name, None))
+            elif once and len(entries) == own.size:
+                by_entry = dict(zip(entries.tolist(), rows.tolist(), strict=True))
+                takers.append(_Taker(layer, own.name, tuple(by_entry[e] for e in range(own.size))))
+            else:
+                self.system.stop(torch.from_numpy(layer.incoming))
+        return takers
+
+
+# ------------------------------------------------------------ groups
+_Action: TypeAlias = tuple[int, str | None, tuple[int, ...] | None, int]
+"""An axis, the bias that takes up what is added along it with its rows, or None, and how often."""
+
+
+def groups_of_shifts(uses: Uses, axes: list[Axis]) -> Iterator[ShiftGroup]:
+    """Join free unknowns that act alike, but for positions, and append axes that are new."""
+    solution, tensors, takers = uses.solved()
+    actions: dict[int, dict[_Action, list[int]]] = defaultdict(lambda: defaultdict(list))
+    owners: dict[int, str] = {}
+
+    def act(
+        numbers: Ints, positions: Ints, axis: Axis, bias: str | None = None,
+        rows: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
+        added = solution.of(numbers).tocoo()
+        own = _number_of(axes, axis) if added.nnz else 0
+        for at, v, times in zip(*added.coords, added.data.tolist(), strict=True):
+            actions[int(v)][own, bias, rows, times] += positions[at].tolist()
+
+    for own in tensors:
+        numbers = own.numbers.reshape(-1).numpy()
+        owners |= dict.fromkeys(numbers.tolist(), own.name)
+        role = "bias" if len(uses.shapes[own.name]) == 1 else "raw"
+        place = np.arange(own.size)[:, None]
+        act(numbers, place, Axis(own.name, own.dim, own.size, role))
+    for layer, bias, rows in takers:
+        axis = Axis(layer.weight, layer.dim, layer.size, "in", layer.blocks)
+        act(layer.incoming, layer.positions, axis, bias, rows)
+    alike: dict[object, list[int]] = defaultdict(list)
+    for v in sorted(actions.keys() & owners.keys()):
+        alike[frozenset((a, len(at)) for a, at in actions[v].items())].append(v)
+    for members in alike.values():
+        yield _group(owners[members[0]], [actions[v] for v in members], axes)
+
+
+def _number_of(axes: list[Axis], own: Axis) -> int:
+    """The number of an axis, which is appended where there is none like it."""
+    for k, axis in enumerate(axes):
+        if replace(axis, role=own.role, last_read=own.last_read) == own:
+            return k
+    axes.append(own)
+    return len(axes) - 1
+
+
+def _group(name: str, members: list[dict[_Action, list[int]]], axes: list[Axis]) -> ShiftGroup:
+    added, readers = [], []
+    for action in members[0]:
+        axis, bias, rows, times = action
+        positions = torch.tensor([sorted(own[action]) for own in members])
+        placement = Placement(axis, positions, times)
+        if bias is None:
+            added.append(placement)
+        else:
+            readers.append(Reader(placement, bias, None if rows is None else torch.tensor(rows)))
+    added.sort(key=lambda p: (axes[p.axis].tensor, p.exponent) != (name, 1))
+    return ShiftGroup(len(members), name, tuple(added), tuple(readers))

@@ -1,0 +1,298 @@
+"""What a network says about labels: ties, equations of units, colours; and where each was said."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weightsym.dimensions.values import (
+    ZERO,
+    Ints,
+    Part,
+    Value,
+    chosen,
+    label_rows,
+    occurrence,
+)
+
+__all__ = ["Equation", "Mark", "System", "Tie"]
+
+Mark = Literal["apart", "ones", "numbers"]
+"""What keeps matrices from acting: units told apart, added up, or beside numbers that differ."""
+
+_IN_PLACE_ORDER = frozenset({"tie", "dot", "sum", "cat"})
+
+
+class Tie(NamedTuple):
+    """Pairs of labels of which one moves as the other; ``origin`` is the operation that says so."""
+
+    pairs: Ints
+    origin: int
+
+
+class Equation(NamedTuple):
+    """Rows of labels whose log scales (or signs), times the coefficients, add up to zero."""
+
+    labels: Ints
+    coefficients: tuple[Fraction, ...]
+    origin: int
+
+
+@dataclass
+class System:
+    """Statements about labels. Label 0 is a unit that is fixed."""
+
+    count: int = 1
+    origin: int = -1
+    ties: list[Tie] = field(default_factory=list)
+    relations: list[tuple[object, Ints]] = field(default_factory=list)
+    scales: list[Equation] = field(default_factory=list)
+    signs: list[Equation] = field(default_factory=list)
+    colours: list[tuple[Ints, Ints, int]] = field(default_factory=list)
+    marks: dict[str, list[Ints]] = field(default_factory=dict)
+    planes: list[Ints] = field(default_factory=list)
+    padded: list[Ints] = field(default_factory=list)
+    stacks: list[range] = field(default_factory=list)
+    axes: list[range] = field(default_factory=list)
+    tables: list[Part] = field(default_factory=list)
+    choices: list[list[bool]] = field(default_factory=list)
+
+    def new(self, *shape: int) -> Tensor:
+        """Labels that no statement has named so far, in a shape."""
+        size = int(np.prod(shape, dtype=np.int64))
+        self.count += size
+        return torch.arange(self.count - size, self.count).reshape(shape)
+
+    def new_axis(self, size: int) -> Tensor:
+        """New labels of an axis of a parameter."""
+        self.axes.append(range(self.count, self.count + size))
+        return self.new(size)
+
+    def named(self) -> Tensor:
+        """By label, whether a statement names it."""
+        result = torch.zeros(self.count, dtype=torch.bool)
+        rows = [*(t.pairs for t in self.ties), *(pairs for _, pairs in self.relations)]
+        rows += [*(e.labels for e in (*self.scales, *self.signs)), *(c[0] for c in self.colours)]
+        for labels in rows:
+            result[torch.from_numpy(labels[labels >= 0])] = True
+        return result
+
+    def note_table(self, value: Value, other: Value) -> None:
+        """Note the axes of a parameter that stands beside units of rows, each with its own."""
+        free = [x for x in value.parts if x.is_free and len(x.dims) <= 1 and not x.only_moves]
+        for y in other.parts if len(free) > 1 else ():
+            inside = [x for x in free if x.dims <= y.dims and x.is_free_beside(free)]
+            first = int(y.labels.reshape(-1)[0])
+            axes = self.axes if all(x.dims for x in inside) else self.stacks
+            if len({x.dims for x in inside}) > 1 and any(first in own for own in axes):
+                self.tables += inside
+
+    # -------------------------------------------------------------- permutations
+    def tie(self, a: Tensor, b: Tensor, name: str = "tie") -> bool:
+        """Labels at one place move together: as one if each belongs to one of the others."""
+        rows = label_rows(a, b)
+        rows = rows[rows[:, 0] != rows[:, 1]]
+        if not len(rows):
+            return True
+        if len(np.unique(rows[:, 0])) == len(rows) == len(np.unique(rows[:, 1])):
+            self.ties.append(Tie(rows, self.origin))
+            return True
+        if name not in _IN_PLACE_ORDER:
+            self.relations.append((name, rows))
+            return False
+        if _is_grid(rows):  # then the order in which one meets the others says nothing
+            self.relations.append((name, rows))
+            return False
+        rows = label_rows(a, b, occurrence(a), occurrence(b))
+        rows = rows[rows[:, 0] != rows[:, 1]]
+        for i, j in np.unique(rows[:, 2:], axis=0).tolist():
+            here = (rows[:, 2] == i) & (rows[:, 3] == j)
+            self.relations.append(((name, i, j), rows[here, :2]))
+        return False
+
+    def _tie_factor(self, labels: Tensor, part: Part, name: str) -> bool:
+        """Let products move with a factor; one factor of all entries stays a label of its own."""
+        if part.dims:
+            return self.tie(labels, part.labels, name)
+        self.relations.append((name, label_rows(labels, part.labels)))
+        return False
+
+    def tell_apart(self, part: Part, key: int = 0, dims: Sequence[int] | None = None) -> None:
+        """Every place along some dimensions, or all, has a colour: nothing moves along them."""
+        flat = np.ascontiguousarray(part.labels.numpy()).ravel()
+        shape = [n if dims is None or d in dims else 1 for d, n in enumerate(part.labels.shape)]
+        places = np.arange(int(np.prod(shape))).reshape(shape)
+        places = np.broadcast_to(places, tuple(part.labels.shape)).ravel()
+        self.colour(flat, places + 1_000_003 * key)
+
+    def colour(self, labels: Ints, keys: Ints) -> None:
+        """Labels of different keys do not change places."""
+        self.colours.append((labels, keys, self.origin))
+
+    def mark(self, mark: Mark, part: Part) -> None:
+        """Note what keeps the matrices of a part from acting."""
+        labels = np.unique(part.labels.numpy())
+        self.marks.setdefault(mark, []).append(labels[labels >= 0])
+
+    # -------------------------------------------------------------- scales and signs
+    def balance(
+        self, terms: Sequence[tuple[Part, int]], scale: bool = True, sign: bool = True
+    ) -> None:
+        """The units of some parts, with coefficients 1 or -1, cancel at every place."""
+        live = [(p.labels, p.power * k) for p, k in terms if p.power != 0]
+        if scale and live:
+            rows = label_rows(*(labels for labels, _ in live))
+            self.scales.append(Equation(rows, tuple(c for _, c in live), self.origin))
+        odd = [p.labels for p, _ in terms if p.parity]
+        if sign and odd:
+            ones = (Fraction(1),) * len(odd)
+            self.signs.append(Equation(label_rows(*odd), ones, self.origin))
+
+    def stop(self, part: Part, scale: bool = True, sign: bool = True) -> None:
+        """The unit of a part is one: no scale, or no sign, passes here."""
+        self.balance([(part, 1)], scale, sign)
+
+    def fix(self, part: Part, key: int = 0) -> None:
+        """Nothing moves, scales or flips along a part."""
+        self.tell_apart(part, key)
+        if not part.only_moves:
+            self.stop(replace(part, power=Fraction(1), parity=1))
+        self.mark("apart", part)
+
+    # -------------------------------------------------------------- beside numbers
+    def stand_beside(
+        self, part: Part, value: Value, mark: Mark = "apart", others: Sequence[Part] = ()
+    ) -> None:
+        """A part meets a tensor whose numbers may differ, but along dimensions of its own parts."""
+        own = part.dims.difference(chosen(part.labels), *(y.dims for y in others))
+        dims = sorted(d for d in own if value.varies[d] and value.shape[d] > 1)
+        if not dims:
+            return
+        if value.constant is None:
+            self.tell_apart(part, dims=dims)
+            return
+        keys = _keys(value, part)
+        labels, keys = torch.broadcast_tensors(part.labels, keys)
+        if keys.unique().numel() > 1:
+            self.colour(labels.numpy().ravel(), keys.numpy().ravel())
+            self.mark(mark, part)
+
+    # -------------------------------------------------------------- padding
+    def filled(self, part: Part) -> Part:
+        """The part where something else than zero stands in the place of padding."""
+        padding = part.labels == ZERO
+        if not bool(padding.any()):
+            return part
+        return replace(part, labels=torch.where(padding, self.new(*padding.shape), part.labels))
+
+    def beside_padding(self, part: Part, other: Part) -> None:
+        """Note what meets nothing but padding in a product."""
+        if bool((other.labels < 0).any()):
+            labels, beside = torch.broadcast_tensors(part.labels, other.labels)
+            padded = torch.unique(labels[beside < 0])
+            self.padded.append(padded[~torch.isin(padded, labels[beside >= 0])].numpy())
+
+    def hold_unread(self) -> None:
+        """What meets padding everywhere is read by nobody: it stays as it is."""
+        pairs = [t.pairs for t in self.ties] + [rows for _, rows in self.relations]
+        read = np.concatenate([np.zeros(0, np.int64), *(rows.ravel() for rows in pairs)])
+        for labels in self.padded:
+            unread = torch.from_numpy(labels[~np.isin(labels, read)])
+            if len(unread):
+                self.fix(Part(unread))
+
+    # -------------------------------------------------------------- values
+    def as_one_part(self, value: Value) -> Value:
+        """The product of the parts as one part, with new labels."""
+        parts = self.absorb(value.parts)
+        if len(parts) <= 1:
+            return replace(value, parts=parts)
+        full = torch.broadcast_tensors(*(part.labels for part in parts))
+        places = torch.stack([t.reshape(-1) for t in full], 1)
+        padding = (places < 0).any(1)
+        distinct, index = torch.unique(places, dim=0, return_inverse=True)
+        labels = self.new(len(distinct))[index]
+        labels = torch.where(padding, places.amin(1), labels).reshape(full[0].shape)
+        joined = Part(labels)
+        mixed = [part for part in parts if part.dims]
+        within = [x for x in mixed if all(_determines(x.labels, y.labels) for y in mixed)]
+        for part in parts:
+            self._tie_factor(labels, part, f"merge{len(part.dims)}")
+        for part in (*mixed, joined):  # one factor of all, or of each block, leaves matrices
+            if len(mixed) > 1 and not (within and part in (within[0], joined)):
+                self.mark("apart", part)
+        if all(part.only_moves for part in parts):
+            joined = joined.without_units()
+        self.balance([(joined, -1), *((part, 1) for part in parts)])
+        return replace(value, parts=(joined,))
+
+    def absorb(self, parts: Sequence[Part]) -> tuple[Part, ...]:
+        """Parts that only move are dropped beside others that reach as far."""
+        left = list(parts)
+        moving = [p for p in left if p.only_moves]
+        for part in sorted(moving, key=lambda p: not p.is_noise):
+            others = [y for y in left if y is not part and (part.dims & y.dims or not part.dims)]
+            wide = [y for y in others if part.dims <= y.dims and _determines(y.labels, part.labels)]
+            if not wide and any(part.dims <= y.dims for y in others):
+                continue
+            reach = frozenset[int]().union(*(y.dims for y in others))
+            if not wide and not (others and part.dims <= reach):
+                continue
+            nearest = max(wide, key=lambda y: (y.power != 0, -len(y.dims)), default=None)
+            for other in others if nearest is None else [nearest]:
+                is_one = self._tie_factor(other.labels, part, "beside")
+                if part.dims and (is_one or not wide):
+                    self.mark("apart", part)
+                    self.mark("apart", other)
+            left = [y for y in left if y is not part]
+        return tuple(left)
+
+    def settled(self, value: Value) -> Value:
+        """The value for an operation that sees one label for every entry."""
+        parts = self.absorb(value.parts)
+        repeated = len(parts) > 1 and len({p.dims for p in parts}) < len(parts)
+        if repeated or any(p.power not in (0, 1) for p in parts):
+            for part in parts:
+                self.mark("apart", part)
+        return self.as_one_part(replace(value, parts=parts))
+
+
+def _is_grid(rows: Ints) -> bool:
+    """Whether each of several labels meets each of several others."""
+    sizes = [len(np.unique(column)) for column in rows.T]
+    return min(sizes) > 1 and len(rows) == sizes[0] * sizes[1]
+
+
+def _determines(wide: Tensor, narrow: Tensor) -> bool:
+    """Whether the first label of a place says what the second is."""
+    rows = label_rows(wide, narrow)
+    return len(np.unique(rows[:, 0])) == len(rows)
+
+
+def _keys(value: Value, part: Part) -> Tensor:
+    """A number for every place of a part that says which constants stand there."""
+    numbers = value.constant
+    assert numbers is not None
+    for d in range(numbers.ndim):
+        if d not in part.dims and numbers.shape[d] > 1 and not value.varies[d]:
+            numbers = numbers.narrow(d, 0, 1)
+    own = sorted(part.dims)
+    table = numbers.permute(*own, *(d for d in range(numbers.ndim) if d not in own))
+    table = table.reshape(*table.shape[: len(own)], -1)
+    if table.is_complex():
+        table = torch.view_as_real(table).flatten(-2)
+    flat = table.reshape(-1, table.shape[-1]).to(torch.float64)
+    rows, index = torch.unique(flat, dim=0, return_inverse=True)
+    digests = [hashlib.blake2b(r.numpy().tobytes(), digest_size=7).digest() for r in rows]
+    keys = torch.tensor([int.from_bytes(d, "little") for d in digests])[index]
+    shape = [1] * value.constant.ndim  # type: ignore[union-attr]
+    for size, d in zip(table.shape[: len(own)], own, strict=True):
+        shape[d] = size
+    return keys.reshape(shape)

@@ -1,0 +1,134 @@
+"""One check: outputs at random weights, and the error that a set of groups makes in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from weightsym.comparison import Comparison, tolerance_in, tolerance_of
+from weightsym.discovery.draws import Pick
+from weightsym.discovery.graph import Graph
+from weightsym.discovery.random_weights import RandomWeights, perturbing
+from weightsym.discovery.streaming import streamed_outputs
+from weightsym.forward import Inputs, outputs
+from weightsym.groups import Symmetries
+from weightsym.motions import Motion, Read, covering_motions, logit_shift
+from weightsym.verify import log_probabilities
+
+__all__ = ["Check"]
+
+
+class Check:
+    """A network at random weights, and the error that a set of groups makes there.
+
+    Attributes:
+        run: from how weights are read to outputs.
+        read: how the random weights are read.
+        precision: in which they are moved; as they are where it is None.
+        tolerance: the error that rounding explains.
+        sensitive: whether any output moves with the weights.
+        error_seen: what the last set of groups made.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Read], list[Tensor]],
+        weights: RandomWeights,
+        tolerance: float,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        self.run, self.read = run, weights.read
+        self.tolerance, self.precision = tolerance, precision
+        self.outputs = run(self.read)
+        self.wrong = self._perturbed(weights.sym.touched, 0.3)
+        self.measure = Comparison.between(self.outputs, self.wrong, self.tolerance)
+        self.sensitive = self.measure.sensitive
+        self.error_seen = 0.0
+
+    @classmethod
+    def of_network(cls, network: nn.Module, inputs: Inputs, sym: Symmetries) -> Check:
+        """By the forward of a network."""
+        weights = RandomWeights(network, sym)
+
+        def forward(read: Read) -> list[Tensor]:
+            return outputs(network, weights.all_by(read), inputs)
+
+        return cls(forward, weights, tolerance_of(weights.state))
+
+    @classmethod
+    def of_graph(
+        cls, graph: Graph, inputs: Inputs, weights: RandomWeights, even: Pick | None = None
+    ) -> Check:
+        """By an exported graph in float64, one weight after the other.
+
+        If it is ``even``, one number stands for all draws of an operation.
+        """
+
+        def forward(read: Read) -> list[Tensor]:
+            read = weights.by_any_name(read)
+            return streamed_outputs(graph, inputs, read, torch.float64, even)
+
+        return cls(forward, weights, tolerance_in(torch.float64), torch.float64)
+
+    def error(self, sym: Symmetries) -> float:
+        """Two elements that together move every unit and flip every sign."""
+        if not self.sensitive:
+            return 0.0
+        one, two = covering_motions(sym, torch.Generator().manual_seed(2))
+        self.error_seen = self.measure.error(self._moved(one))
+        if self.error_seen > self.tolerance:
+            return self.error_seen
+        if sym.softmax_shift is not None:
+            logits = logit_shift(sym, torch.Generator().manual_seed(3))
+            second = self._error_of_probabilities(replace(two, logits=logits), sym)
+        else:
+            second = self.measure.error(self._moved(two))
+        self.error_seen = max(self.error_seen, second)
+        return self.error_seen
+
+    def _moved(self, motion: Motion) -> list[Tensor]:
+        return self.run(motion.reading(self.read, self.precision))
+
+    def _perturbed(self, names: frozenset[str], size: float) -> list[Tensor]:
+        return self.run(perturbing(self.read, names, size, self.precision))
+
+    def _error_of_probabilities(self, motion: Motion, sym: Symmetries) -> float:
+        runs = (self.outputs, self.wrong, self._moved(motion))
+        old, wrong, new = (log_probabilities(out, sym) for out in runs)
+        return Comparison.between(old, wrong, self.tolerance).error(new)
+
+    def repeatable(self) -> bool:
+        """Whether the same weights give the same outputs."""
+        return self.measure.error(self.run(self.read)) <= self.tolerance
+
+    def raise_tolerance_to_noise(self) -> None:
+        """Allow for a forward that computes in float32 inside, and for rounding in deep networks.
+
+        Where a small change of the weights grows on the way to the outputs, so does rounding; up to
+        1e-6 is believed, far below what a wrong group does. A batch norm over two examples, one
+        after the other, lets rounding grow further, and with it what a wrong group does: there, up
+        to 1e-4 is believed.
+        """
+        noise = self._growth(1e-9) * 1e-9
+        if noise < 1e-5:
+            self.tolerance = max(self.tolerance, 100 * noise)
+        else:
+            growth = max(self._growth(1e-12), noise * 1e9) if noise > 1e-2 else noise * 1e9
+            rounding = torch.finfo(torch.float64).eps * growth
+            believed = min(1e-6, 1000 * rounding), min(1e-4, 30 * rounding)
+            self.tolerance = max(self.tolerance, *believed)
+
+    def _growth(self, change: float) -> float:
+        """How many times larger a small change of the weights is in the outputs."""
+        return self.measure.error(self._perturbed(frozenset(), change)) / change
+
+    def with_true_shift(self, sym: Symmetries) -> Symmetries:
+        """Drop the softmax shift unless it keeps the probabilities."""
+        if sym.softmax_shift is None:
+            return sym
+        logits = logit_shift(sym, torch.Generator().manual_seed(3))
+        error = self._error_of_probabilities(Motion(sym, logits=logits), sym)
+        return sym if error <= max(self.tolerance, 1e-6) else replace(sym, softmax_shift=None)

@@ -1,0 +1,169 @@
+"""From the graphs of a network to its `Symmetries`, by dimensional analysis."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from weightsym.dimensions.engine import Dimensions
+from weightsym.dimensions.export import Rule, decompose, operation_of
+from weightsym.dimensions.reading import Reading
+from weightsym.dimensions.reports import report
+from weightsym.dimensions.result import groups_of
+from weightsym.dimensions.shifts import shifts_of
+from weightsym.discovery.export import Graphs
+from weightsym.discovery.graph import Graph, ancestors
+from weightsym.discovery.logits import find_shift
+from weightsym.groups import Frozen, SoftmaxShift, Symmetries
+from weightsym.shared_tensors import named_tensors, overlapping, owners
+
+__all__ = ["read_graphs", "symmetries_of"]
+
+_log = logging.getLogger(__name__)
+
+_NO_CHANNELS = (
+    "what it writes are inputs, outputs or constants of the network, or added to them, or no two "
+    "of its channels are used alike"
+)
+
+
+def symmetries_of(
+    model: nn.Module, graphs: Graphs, read: Dimensions
+) -> tuple[Symmetries, list[str]]:
+    """Describe the groups that were read of a network; also list what no result reads."""
+    first = owners(model)
+    state = model.state_dict()
+    shapes = {first.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
+    overlaps = overlapping(named_tensors(model))
+    shared = {first[n] for n in overlaps}
+    for name in shared & read.reading.parameters.keys():
+        for part in read.reading.parameters[name].parts:
+            read.reading.system.fix(part)
+    groups, used = groups_of(read), set(read.reading.parameters)
+    groups["axes"], groups["shifts"] = shifts_of(read.reading.programs, groups["axes"], shared)
+    unread = [n for n, _ in model.named_parameters() if first[n] not in used]
+    statistics = [
+        n for n, b in model.named_buffers()
+        if n.rpartition(".")[2].startswith("running_") and b.is_floating_point()
+    ]  # fmt: skip
+    met = graphs.read | graphs.mutable
+    unreached = unread + [n for n in statistics if not {n, first[n]} & met]
+    symmetries = Symmetries(
+        **groups,
+        frozen=tuple(dict.fromkeys([*_frozen(read), *_in_parts(overlaps, used)]))
+        or _why_nothing_moves(model, groups, used),
+        softmax_shift=_shift(graphs.evaluation, first),
+        weights=_weights(model, read, groups, unread, first),
+        shapes=shapes,
+        aliases={n: f for n, f in first.items() if n != f},
+        constants={first.get(n, n): t.detach().clone() for n, t in _constants(graphs, used, first)},
+    )
+    return symmetries, unreached
+
+
+def _name_unused(rules: Mapping[str, Rule], programs: Iterable[ExportedProgram]) -> None:
+    """Warn of rules for operations that do not occur."""
+    nodes = [n for p in programs for n in p.graph.nodes if n.op == "call_function"]
+    for name in rules.keys() - set(map(operation_of, nodes)):
+        _log.warning("discover: the network has no operation %r; its rule is not used.", name)
+
+
+def read_graphs(
+    model: nn.Module, graphs: Graphs, batch_norm: str, rules: Mapping[str, Rule]
+) -> Dimensions:
+    """Read what a network computes in both modes, and what it writes."""
+    programs = [graph.program for graph in _told_apart(graphs)]
+    _name_unused(rules, programs)
+
+    def reading(kept: frozenset[str]) -> Dimensions:
+        """What follows if it matters what is written into some buffers."""
+        pointwise = [name for name, rule in rules.items() if rule == "pointwise"]
+        parts = (decompose(model, p, graphs.mutable, kept, rules) for p in programs)
+        return Dimensions(Reading.of(*parts, is_fixed=batch_norm == "eval", pointwise=pointwise))
+
+    read = reading(graphs.read)
+    if graphs.only_written:  # what nothing reads moves along, if that takes nothing away
+        more = reading(graphs.read | graphs.only_written)
+        read = more if _sizes(more) == _sizes(read) else read
+    return read
+
+
+def _sizes(read: Dimensions) -> tuple[object, ...]:
+    """The groups that are found, in numbers."""
+    groups = sorted(len(g.units) for g in read.exchanges.groups)
+    return groups, read.scaling_dof, read.sign_dof, read.linear, read.frozen
+
+
+def _told_apart(graphs: Graphs) -> list[Graph]:
+    """The graph in evaluation, and that in training if it says something else."""
+    training = graphs.training
+    if training is None or graphs.evaluation.says_the_same(training):
+        return [graphs.evaluation]
+    return [graphs.evaluation, training]
+
+
+def _frozen(read: Dimensions) -> list[Frozen]:
+    operations = read.reading.operations
+    return [report(operations[k], why) for k, why in read.reading.unfollowed.items()]
+
+
+def _in_parts(overlaps: Mapping[str, str], used: set[str]) -> list[Frozen]:
+    """Tensors that share their memory in part, or in another layout, with others."""
+    return [
+        Frozen("parameter", name, "", f"shares its memory in part, or transposed, with {other}")
+        for name, other in overlaps.items() if name in used
+    ]  # fmt: skip
+
+
+def _why_nothing_moves(
+    model: nn.Module, groups: dict[str, Any], used: set[str]
+) -> tuple[Frozen, ...]:
+    """A reason for every weight, where a network that was understood has no symmetry at all."""
+    if any(groups[kind] for kind in ("permutations", "scalings", "signs", "linear", "shifts")):
+        return ()
+    read = [n for n, _ in model.named_parameters() if n in used]
+    nothing = Frozen("network", "", "", "its outputs depend on no weight")
+    return tuple(Frozen("parameter", n, "", _NO_CHANNELS) for n in read) or (nothing,)
+
+
+def _constants(graphs: Graphs, used: set[str], first: dict[str, str]) -> list[tuple[str, Tensor]]:
+    """Persistent buffers of which only the values count."""
+    live = ancestors(graphs.evaluation.results)
+    return [
+        (s.name, s.tensor)
+        for n, s in graphs.evaluation.sources.items()
+        if n in live and s.kind == "buffer" and s.persistent and first[s.name] not in used
+    ]
+
+
+def _weights(
+    model: nn.Module, read: Dimensions, groups: dict[str, Any], unread: list[str],
+    first: dict[str, str],
+) -> tuple[str, ...]:  # fmt: skip
+    """Parameters that count for the mass: all but biases."""
+    biases = {a.tensor for a in groups["axes"] if a.role == "bias"}
+    biases |= {n for n in unread if n.endswith("bias")}
+    return tuple(
+        n
+        for n, p in model.named_parameters()
+        if p.is_floating_point() and first[n] == n and n not in biases
+    )
+
+
+def _shift(graph: Graph, first: dict[str, str]) -> SoftmaxShift | None:
+    """The layer that writes the logits, unless its tensors have other names, too."""
+
+    def name_of(node: Node) -> str | None:
+        source = graph.sources.get(node)
+        return source.name if source is not None and source.kind == "parameter" else None
+
+    shift = find_shift(graph.results, name_of)
+    shared = {f for n, f in first.items() if n != f}
+    if shift is None or shared & {first.get(n, n) for n in (shift.weight, shift.bias) if n}:
+        return None
+    return shift

@@ -1,0 +1,173 @@
+"""`discover`: trace a module, read its groups by dimensional analysis, check them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import nn
+
+from weightsym.dimensions.export import Rule
+from weightsym.discovery.cache import key_of, recall, remember
+from weightsym.discovery.description import read_graphs, symmetries_of
+from weightsym.discovery.example import trace_with_two_tokens, two_rows
+from weightsym.discovery.explanation import reasons
+from weightsym.discovery.refutation import computes_its_graphs, refute
+from weightsym.forward import Inputs, UnsupportedModel, check_filled, on_network
+from weightsym.groups import Symmetries
+from weightsym.shared_tensors import named_tensors, owners
+
+__all__ = ["discover"]
+
+_log = logging.getLogger(__name__)
+
+
+def discover(
+    model: nn.Module,
+    *example: Any,
+    batch_norm: Literal["carrier", "eval"] = "carrier",
+    rules: Mapping[str, Rule] | None = None,
+    explain: str | None = None,
+    **named: Any,
+) -> Symmetries:
+    r"""Find the permutations, positive scalings and sign flips of a network that keep its function.
+
+    .. math:: f(g\, \theta, x) = f(\theta, x) \quad \text{for all } x \text{ and every } g
+
+    The graphs of the network, in evaluation and in training, are read from `torch.export`, and
+    read like formulas of physics: every tensor has units, sums need equal ones, products multiply
+    them, and functions of single numbers are measured. What may change its units without a change
+    of the outputs is a symmetry. What is not understood is held fixed and listed in ``.frozen``.
+    The result is checked numerically, at random weights, before it is returned; ``.unchecked`` says
+    where that was not possible, ``.evaluation_only`` where the network could not be read in
+    training. If an earlier call has read the same graphs, only the graphs are made anew.
+
+    Args:
+        model: any module; it is left untouched.
+        *example: example inputs, as the module takes them; they are moved to its device and type.
+            Of a batch, the first two rows are used.
+        batch_norm: ``"carrier"`` keeps the weights before a batch norm and lets its gain carry the
+            scale (exact in training and evaluation); ``"eval"`` treats batch norm as a fixed affine
+            map (exact in evaluation only).
+        rules: what operations of others do, by name (``"mylib.op"``): a function of torch that
+            computes the same, or ``"pointwise"`` for a function of single numbers.
+        explain: name of a tensor. The operations that tie its units to those of others, or hold
+            them, are printed with their lines in the code of the network.
+        **named: example inputs by name, such as ``mask=mask``.
+
+    Raises:
+        UnsupportedModel: the network cannot be traced, or a rule given by ``rules`` breaks its
+            function.
+        ValueError: the example does not fit the network, or no output depends on the tensor that
+            is to be explained.
+
+    >>> import torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    >>> table = str(discover(net, torch.randn(8, 2)))
+    >>> print(*table.splitlines()[:3], sep="\n")
+    kind          units  groups  acts on
+    permutation       3       1  0.weight
+    scaling           3       1  0.weight
+    """
+    if batch_norm not in ("carrier", "eval"):
+        raise ValueError(f"`batch_norm` must be 'carrier' or 'eval', got {batch_norm!r}.")
+    _check_model(model)
+    inputs = on_network(model, Inputs(example, named))
+    check_filled(inputs)
+    custom = {_bare(name): _checked(name, rule) for name, rule in (rules or {}).items()}
+    with _in_evaluation(model):
+        inputs = two_rows(model, inputs)
+        graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm)
+        key = "" if custom or explain else key_of(model, graphs, batch_norm)
+        known = recall(key)
+        if known is not None and computes_its_graphs(model, known, graphs, inputs):
+            return known
+        read = read_graphs(model, graphs, batch_norm, custom)
+        if explain is not None:
+            print(*reasons(read, owners(model).get(explain, explain)), sep="\n")
+        symmetries, unreached = symmetries_of(model, graphs, read)
+        symmetries = replace(
+            symmetries, batch_norm=batch_norm, evaluation_only=graphs.evaluation_only
+        )
+        symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
+        symmetries = _with_what_is_not_reached(symmetries, unreached)
+        remember(key, symmetries)
+    if symmetries.unchecked:
+        what = "nothing" if math.isnan(symmetries.error) else "not everything"
+        _log.warning("discover: %s was checked: %s.", what, symmetries.unchecked)
+    return symmetries
+
+
+@contextmanager
+def _in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards modes and random numbers are as they were."""
+    was_training, state = [m for m in model.modules() if m.training], random.getstate()
+    try:
+        _evaluate(model)
+        yield
+    finally:
+        random.setstate(state)  # a forward may drop layers by it
+        for module in was_training:
+            module.training = True
+
+
+def _evaluate(model: nn.Module) -> None:
+    try:
+        model.eval()
+    except NotImplementedError as error:  # `ExportedProgram.module()` has one mode only
+        raise UnsupportedModel(
+            f"{type(model).__name__} is, or holds, an exported program, whose mode cannot be "
+            "changed: pass the module that it was exported from."
+        ) from error
+
+
+def _with_what_is_not_reached(symmetries: Symmetries, names: Sequence[str]) -> Symmetries:
+    """Name the tensors that another example may read, whose channels may be those that move."""
+    if not names or not symmetries.touched:
+        return symmetries
+    reason = (
+        f"no output depends on {', '.join(names)} at this example (if another task or an optional "
+        "input reads them, pass a wrapper whose forward returns the outputs of all)"
+    )
+    return replace(symmetries, unchecked="; ".join(filter(None, (symmetries.unchecked, reason))))
+
+
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        given = type(model).__name__
+        hint = ": pass the module that it was exported from" if given == "ExportedProgram" else ""
+        raise ValueError(f"`model` must be a torch.nn.Module, got {given}{hint}.")
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UnsupportedModel(f"{type(model).__name__} only wraps a network: pass `model.module`.")
+    complex_ = [n for n, p in model.named_parameters() if p.is_complex()]
+    if complex_:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has complex parameters ({complex_[0]!r}): hold real and "
+            "imaginary parts as real ones, and join them by `torch.view_as_complex`."
+        )
+    empty = [n for n, t in named_tensors(model) if t.device.type == "meta"]
+    if empty:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has no numbers in {empty[0]!r} (it is on the meta device), so "
+            "that nothing can be checked: give it memory with `to_empty` and load its weights."
+        )
+
+
+def _checked(name: str, rule: Any) -> Rule:
+    if callable(rule) or rule == "pointwise":
+        return rule
+    raise ValueError(
+        f"`rules[{name!r}]` must be a function of torch that computes the same, or 'pointwise', "
+        f"got {rule!r}."
+    )
+
+
+def _bare(name: str) -> str:
+    """``aten.relu.default`` is ``relu``, ``mylib.op.default`` is ``mylib.op``."""
+    parts = name.replace("::", ".").split(".")
+    return parts[1] if parts[0] == "aten" else ".".join(parts[:2])

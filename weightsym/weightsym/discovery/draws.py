@@ -1,0 +1,88 @@
+"""Random numbers that a graph draws, and one number in the place of all draws of an operation.
+
+Channels that change places meet other draws, so that a permutation keeps the law of what a network
+returns, and not what it returns once. Where every channel meets the same number, it keeps both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from weightsym.dimensions.export import operation_of
+from weightsym.discovery.graph import Graph, ancestors
+
+__all__ = ["ONE_OF_ALL", "Pick", "draws_numbers", "evened", "is_random"]
+
+Pick = Callable[[Tensor], Tensor]
+ONE_OF_ALL: tuple[Pick, ...] = (torch.mean, torch.amin, torch.amax)
+"""What stands for all draws: one of them is on that side of a threshold that lets units pass."""
+
+_AT_TRAINING = {
+    "rrelu": 3,
+    "rrelu_with_noise": 4,
+    "lstm": 6,
+    "gru": 6,
+    "rnn_tanh": 6,
+    "rnn_relu": 6,
+}
+"""Where these operations say whether they draw."""
+
+
+_LAWS = frozenset(
+    "rand rand_like randn randn_like normal normal_functional uniform exponential".split()
+)
+
+
+def is_random(node: Node) -> bool:
+    """Whether an operation may draw random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def draws_numbers(graph: Graph) -> bool:
+    """Whether what a network returns depends on random numbers."""
+    live = ancestors(graph.outputs)
+    return any(node in live and _draws(node) for node in graph.module.graph.nodes)
+
+
+def _draws(node: Node) -> bool:
+    name = operation_of(node).removesuffix("_") if node.op == "call_function" else ""
+    if not name or not is_random(node):
+        return False
+    if "dropout" in name:
+        return bool(node.args[1] and node.args[2])
+    if name == "scaled_dot_product_attention":
+        return bool(_probability(node))
+    at = _AT_TRAINING.get(name)
+    return at is None or bool(node.args[at : at + 1] == (True,))
+
+
+def _probability(node: Node) -> Any:
+    """How often an attention drops a weight."""
+    return node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p")
+
+
+def evened(node: Node, args: Any, kwargs: Any, result: Any, pick: Pick) -> Any:
+    """What an operation that draws gives if all draws are one number; dropouts drop nothing."""
+    name = operation_of(node).removesuffix("_")
+    if not _draws(node):
+        return result
+    if "dropout" in name:
+        first = args[0]
+        return first if isinstance(result, Tensor) else (first, torch.ones_like(result[1]))
+    if name == "scaled_dot_product_attention":
+        assert callable(node.target)
+        return node.target(*args[:4], **{**kwargs, "dropout_p": 0.0})
+    if name == "bernoulli":
+        probability = args[1] if len(args) > 1 else args[0]
+        return torch.zeros_like(result) + probability
+    given = [a for a in args[:2] if isinstance(a, Tensor)]
+    if name == "normal" and given:
+        return given[0].expand_as(result).clone()
+    if name in _LAWS and result.is_floating_point():
+        return torch.full_like(result, float(pick(result)))
+    return result

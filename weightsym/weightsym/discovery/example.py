@@ -1,0 +1,190 @@
+"""The example that a network is read with: two rows of a batch, and at least two tokens.
+
+Two rows show as much of a network as many do. One token shows neither what a softmax forgets nor
+positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from weightsym.comparison import agree, tolerance_of
+from weightsym.dimensions.export import operation_of
+from weightsym.discovery.export import Graphs, trace_graphs
+from weightsym.discovery.graph import Graph
+from weightsym.discovery.random_weights import random_weights
+from weightsym.forward import Inputs, UnsupportedModel, outputs, structural_copy
+from weightsym.fresh_memory import reused_memory
+
+__all__ = ["forgets", "trace_with_two_tokens", "two_rows"]
+
+_MOST_TIMES = 64
+_PLAIN = (Tensor, bool, int, float, str, type(None))
+
+
+# ------------------------------------------------------------ rows
+@torch.no_grad()
+def two_rows(model: nn.Module, inputs: Inputs) -> Inputs:
+    """The first two rows of a batch; the example itself where it is not certain to be a batch.
+
+    At random weights, the outputs of two rows must be those rows of all outputs: of the first two,
+    and of the last before the first, which would be another beginning of a sequence.
+
+    Args:
+        model: the network, in evaluation mode.
+        inputs: the example.
+    """
+    rows = _rows_of(inputs)
+    if rows <= 2:
+        return inputs
+    try:
+        with reused_memory():
+            return _separate_rows(model, inputs, rows)
+    except Exception:  # whatever a network says of two rows, or of an example that does not fit
+        return inputs
+
+
+def _rows_of(inputs: Inputs) -> int:
+    """The number of rows that all tensors have; 0 where they differ, or rows cannot be told apart.
+
+    A tensor of floats with equal rows does not show whether rows depend on each other.
+    """
+    leaves = tree_leaves(inputs)
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    sizes = {x.shape[:1] for x in tensors}
+    if len(sizes) != 1 or not all(isinstance(x, _PLAIN) for x in leaves):
+        return 0
+    rows = min(len(x) if x.ndim else 0 for x in tensors)
+    if rows > 2:
+        floats = [x for x in tensors if x.is_floating_point()] or tensors
+        if any(torch.equal(x[0], x[k]) for x in floats for k in (1, -1)):
+            return 0
+    return rows
+
+
+def _separate_rows(model: nn.Module, inputs: Inputs, rows: int) -> Inputs:
+    params = random_weights(model)
+    tolerance = min(1e-4, tolerance_of(params))
+    whole = outputs(model, params, inputs)
+    for chosen in ([rows - 1, 0], [0, 1]):
+        pair = _chosen_rows(inputs, chosen)
+        expected = [t[chosen] for t in whole if t.shape[:1] == (rows,)]
+        same = agree(expected, outputs(model, params, pair), tolerance)
+        if not (same and len(expected) == len(whole)):
+            return inputs
+    return pair
+
+
+def _chosen_rows(inputs: Inputs, rows: list[int]) -> Inputs:
+    pair: Inputs = tree_map(lambda x: x[rows] if isinstance(x, Tensor) else x, inputs)
+    return pair
+
+
+# ------------------------------------------------------------ tokens
+def trace_with_two_tokens(
+    model: nn.Module, inputs: Inputs, batch_norm: str
+) -> tuple[Graphs, Inputs]:
+    """The graphs of a network, and the example that they were traced with.
+
+    That is a longer one where a softmax runs over a single key of the one that was given, and the
+    network takes another token, or a signal of twice the length; and one of more rows where fewer
+    tokens choose than there is to choose from.
+    """
+    graphs = trace_graphs(model, inputs, batch_norm)
+    times = _tokens_for_choices(graphs.evaluation)
+    if times > 1:
+        more = _repeated(inputs, times)
+        if _runs(model, more):
+            graphs, inputs = trace_graphs(model, more, batch_norm), more
+    if forgets(graphs.evaluation):
+        for longer in _lengthened(inputs):
+            if _runs(model, longer):
+                try:
+                    others = trace_graphs(model, longer, batch_norm)
+                except (UnsupportedModel, ValueError):
+                    continue
+                if not forgets(others.evaluation):
+                    return others, longer
+    return graphs, inputs
+
+
+def _tokens_for_choices(graph: Graph) -> int:
+    """How often an example must be repeated so that more tokens choose than there are choices."""
+    times = 1
+    for node in graph.module.graph.nodes:
+        name = operation_of(node) if node.op == "call_function" else ""
+        if name in ("topk", "argmax", "argmin", "sort", "argsort", "max", "min"):
+            numbers, at = node.args[0].meta["val"], 2 if name == "topk" else 1
+            d = node.args[at] if len(node.args) > at else node.kwargs.get("dim", -1)
+            if isinstance(d, int) and numbers.ndim and numbers.numel():
+                needed = 2 * numbers.shape[d] ** 2 // numbers.numel() + 1
+                times = max(times, needed if needed <= _MOST_TIMES else 1)
+    return times
+
+
+def _repeated(inputs: Inputs, times: int) -> Inputs:
+    """An example with other rows behind its own."""
+
+    def repeat(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.ndim:
+            return x
+        rows = [x]
+        for _ in range(times - 1):
+            rows.append(_another(rows[-1]))
+        return torch.cat(rows)
+
+    more: Inputs = tree_map(repeat, inputs)
+    return more
+
+
+def forgets(graph: Graph | None) -> bool:
+    """Whether a softmax runs over a single element, which becomes one whatever it was."""
+    for node in () if graph is None else graph.module.graph.nodes:
+        name = operation_of(node) if node.op == "call_function" else ""
+        if name in ("softmax", "_softmax"):
+            dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+            if isinstance(dim, int) and node.meta["val"].ndim and node.meta["val"].shape[dim] == 1:
+                return True
+        if name == "scaled_dot_product_attention" and node.args[1].meta["val"].shape[-2] == 1:
+            return True
+    return False
+
+
+def _lengthened(inputs: Inputs) -> Iterator[Inputs]:
+    """Examples of twice the length along one dimension after the other, first of size one."""
+    tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
+    longer = dict.fromkeys((d, t.shape[d]) for t in tensors for d in range(1, t.ndim))
+    sizes = [(1, 1), (0, 1), (2, 1), *(pair for pair in longer if pair[1] > 1)]
+    for dim, size in sizes:
+        chosen = [t for t in tensors if t.ndim > dim and t.shape[dim] == size]
+        if any(not torch.equal(t, _another(t)) for t in chosen):
+            yield tree_map(lambda x, dim=dim, size=size: _twice(x, dim, size), inputs)
+
+
+def _twice(x: Any, dim: int, size: int) -> Any:
+    if not isinstance(x, Tensor) or x.ndim <= dim or x.shape[dim] != size:
+        return x
+    return torch.cat([x, _another(x)], dim)
+
+
+def _another(token: Tensor) -> Tensor:
+    """Other numbers of the same kind; masks of ones and zeros stay what they are."""
+    if token.is_floating_point() or token.is_complex():
+        return token.flip(-1) - 0.5 * token.roll(1) + 0.1
+    if token.dtype == torch.bool or bool(((token == 0) | (token == 1)).all()):
+        return token
+    return torch.where(token > 0, token - 1, token + 1)
+
+
+def _runs(model: nn.Module, inputs: Inputs) -> bool:
+    try:
+        with torch.no_grad():
+            structural_copy(model)(*inputs.args, **inputs.named)
+    except Exception:  # whatever a network says of an input that does not fit
+        return False
+    return True

@@ -1,0 +1,290 @@
+"""From a module to its graphs in evaluation and in training, without side effects; or one error."""
+
+from __future__ import annotations
+
+import functools
+import io
+import logging
+import operator
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.overrides import TorchFunctionMode
+
+from weightsym.discovery.graph import Graph, writes
+from weightsym.discovery.memory import check_calls
+from weightsym.discovery.modes import ModeReads
+from weightsym.forward import (
+    Inputs,
+    UnsupportedModel,
+    check_forward,
+    doubled,
+    first_line,
+    structural_copy,
+    tensors_of,
+)
+
+__all__ = ["Graphs", "trace", "trace_graphs"]
+
+_OURS = str(Path(__file__).parents[1])
+_OUTSIDE = ("/torch/", "/lightning/", "/lightning_bnn/", _OURS, "<frozen", "<string>", "<eval_with")
+_DATA: Any = Tensor.data  # the descriptor
+_DERIVATIVES = "it takes derivatives, or transforms functions, inside of its forward."
+_MEANINGS = {
+    "We found a fake tensor": _DERIVATIVES,
+    "no attribute 'constant'": _DERIVATIVES,
+    "functorch tensor": _DERIVATIVES,
+    "does not require grad and does not have a grad_fn": _DERIVATIVES,  # torch 2.6
+    "data-dependent": (
+        "an `if`, a loop or a size depends on numbers that are known only when it runs (choose "
+        "between results by `torch.where`, which has no branches)."
+    ),
+    ".numpy() is not supported": "it leaves torch for NumPy inside of its forward.",
+}
+"""What the tracer says, and what it means where that names only its own parts."""
+
+
+class Graphs(NamedTuple):
+    """What a network computes in evaluation, and in training where that can be traced.
+
+    Attributes:
+        evaluation: the graph in evaluation mode.
+        training: the graph in training mode; None where it cannot be traced.
+        training_inputs: what the network was traced with in training.
+        mutable: the buffers that a forward changes: they are state, as weights are.
+        read: the buffers that results depend on, so that what is written there matters.
+        evaluation_only: why symmetries hold in evaluation mode only; empty where they do not.
+    """
+
+    evaluation: Graph
+    training: Graph | None
+    training_inputs: Inputs
+    mutable: frozenset[str]
+    read: frozenset[str]
+    evaluation_only: str
+
+    @property
+    def only_written(self) -> frozenset[str]:
+        """The buffers of several numbers that a forward changes, and that no result depends on."""
+        both = [graph for graph in (self.evaluation, self.training) if graph is not None]
+        sources = [source for graph in both for source in graph.sources.values()]
+        buffers = [s for s in sources if s.kind == "buffer" and s.persistent]
+        rows = {s.name for s in buffers if s.tensor.ndim and s.tensor.is_floating_point()}
+        written = {name for graph in both for name, _ in graph.written}
+        return frozenset(written & rows) - self.read
+
+
+def trace_graphs(model: nn.Module, inputs: Inputs, batch_norm: str) -> Graphs:
+    """Trace a network that is in evaluation mode, in both modes."""
+    reads = ModeReads(model)
+    evaluation = trace(model, inputs, reads)
+    if reads.asked:
+        training, used, reason = _training_graph(model, inputs)
+    else:
+        training, used, reason = evaluation, inputs, ""
+    graphs = [graph for graph in (evaluation, training) if graph is not None]
+    mutable = frozenset(name for graph in graphs for name, _ in graph.written)
+    if training is None:  # then a training step may change any of them
+        mutable |= {name for name, b in model.named_buffers() if b.is_floating_point()}
+    if batch_norm == "eval" and any(map(_is_batch_norm, model.modules())):
+        reason = reason or "batch norm counts as a fixed map"
+    return Graphs(evaluation, training, used, mutable, _read_buffers(graphs), reason)
+
+
+def _training_graph(model: nn.Module, inputs: Inputs) -> tuple[Graph | None, Inputs, str]:
+    """The graph, the inputs that it was traced with, and why there is none."""
+    reason = ""
+    try:
+        model.train()
+        for tried in (inputs, doubled(inputs)):
+            if tried is not None:
+                try:
+                    return trace(model, tried), tried, ""
+                except (UnsupportedModel, ValueError) as error:
+                    reason = reason or f"training could not be traced: {error}"
+    finally:
+        model.eval()
+    return None, inputs, reason
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
+def _read_buffers(graphs: list[Graph]) -> frozenset[str]:
+    """Those that results depend on, now or once another call has written what is read there."""
+    read: set[str] = set().union(*(graph.buffers_behind(graph.results) for graph in graphs))
+    while True:
+        reached = set(read)
+        for graph in graphs:
+            reached |= graph.buffers_behind(node for name, node in graph.written if name in read)
+        if reached == read:
+            return frozenset(read)
+        read = reached
+
+
+# ------------------------------------------------------------ one graph
+def trace(model: nn.Module, inputs: Inputs, reads: ModeReads | None = None) -> Graph:
+    """Trace a module into a graph in which no operation writes into a tensor that is read again.
+
+    Args:
+        model: in the mode that is to be traced.
+        inputs: what it is traced with.
+        reads: where to note whether the forward asks for its mode.
+    """
+    check_calls(model, inputs)
+    failure: Exception | None = None
+    reads = reads or ModeReads(model)
+    for strict in (False, True):
+        reads.asked = reads.asked or strict  # that tracer reads in ways of its own
+        network = _returning_tensors(structural_copy(model), reads, strict)
+        try:
+            with _quiet(), torch.no_grad():
+                program = torch.export.export(network, inputs.args, inputs.named, strict=strict)
+                _inline(program.graph_module)
+                if not _is_functional(program):
+                    program = program.run_decompositions({})
+        except Exception as error:  # torch.export raises many kinds: all become one clear message
+            failure = failure or error
+        else:
+            return Graph(program)
+    assert failure is not None
+    check_forward(model, inputs)
+    raise UnsupportedModel(_explain(model, failure)) from failure
+
+
+def _returning_tensors(network: nn.Module, reads: ModeReads, strict: bool) -> nn.Module:
+    """A network of ours whose outputs `torch.export` knows: the tensors in those of the forward."""
+    forward = network.forward
+
+    @functools.wraps(forward)
+    def tensors(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        with reads.watched(), nullcontext() if strict else _DetachedData():
+            return tuple(tensors_of(forward(*args, **kwargs)))
+
+    network.forward = tensors
+    return network
+
+
+class _DetachedData(TorchFunctionMode):
+    """Reads `.data` as `detach()`: without gradients they are one, but the tracer loses `.data`."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function == _DATA.__get__:
+            return args[0].detach()
+        if function == _DATA.__set__:
+            raise RuntimeError(
+                "it assigns to `.data` inside of its forward (compute the new tensor, and use it)."
+            )
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the tracer's own log to itself: its failures end in one sentence of ours."""
+    loggers = [logging.getLogger(n) for n in ("torch.export", "torch._dynamo", "torch._subclasses")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+# ------------------------------------------------------------ parts under other settings
+def _inline(module: GraphModule) -> None:
+    """Put operations under `autocast` or `enable_grad` among the others: no unit feels these."""
+    for node in list(module.graph.nodes):
+        if not getattr(node.target, "__name__", "").startswith("wrap_with_"):
+            continue
+        at = next(k for k, a in enumerate(node.args) if _is_module(module, a))
+        inner = getattr(module, node.args[at].target)
+        _inline(inner)
+        places = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        copies = dict(zip(places, node.args[at + 1 :], strict=True))
+        with module.graph.inserting_before(node):
+            for own in inner.graph.nodes:
+                if own.op in ("call_function", "get_attr"):
+                    copies[own] = module.graph.node_copy(own, copies.__getitem__)
+                if own.op == "get_attr":
+                    copies[own].target = f"{node.args[at].target}_{own.target}"
+                    setattr(module, copies[own].target, getattr(inner, own.target))
+        results = next(n for n in inner.graph.nodes if n.op == "output").args[0]
+        for piece in list(node.users):  # it stays, since the signature knows it by its name
+            piece.args = (copies[results[piece.args[1]]],)
+            piece.target = torch.ops.aten.alias.default
+        module.graph.erase_node(node)
+    module.recompile()
+
+
+def _is_module(module: GraphModule, x: Any) -> bool:
+    is_attribute = isinstance(x, Node) and x.op == "get_attr"
+    return is_attribute and isinstance(getattr(module, str(x.target)), GraphModule)
+
+
+# ------------------------------------------------------------ in-place operations
+def _is_functional(program: ExportedProgram) -> bool:
+    """Whether every in-place write hits a tensor that is not read again under its old name."""
+    order = {node: k for k, node in enumerate(program.graph.nodes)}
+    for node in filter(writes, program.graph.nodes):
+        target = node.args[0]
+        if not isinstance(target, Node) or _is_view(target):
+            return False
+        users = [u for u in target.users if u is not node]
+        if any(order[u] > order[node] or _is_view(u) for u in users):
+            return False
+        if writes(target) and len(target.users) > 1:
+            return False
+    return True
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a result of a node shares the memory of an argument that it does not write."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or writes(node):
+        return node.target is operator.getitem
+    return any(result.alias_info is not None for result in schema.returns)
+
+
+# ------------------------------------------------------------ messages
+def _explain(model: nn.Module, failure: BaseException) -> str:
+    line = _user_line(failure)
+    at = f" at {line}" if line else ""
+    return (
+        f"{type(model).__name__} cannot be traced by torch.export{at}: {_reason(failure)} "
+        "Pass the submodule whose forward has no such step (for example "
+        "`discover(model.backbone, features)`) "
+        "with an input of its own."
+    )
+
+
+def _reason(failure: BaseException) -> str:
+    """The tracer's first line, or its meaning."""
+    said = first_line(failure)
+    return next((meaning for part, meaning in _MEANINGS.items() if part in said), said)
+
+
+def _user_line(failure: BaseException) -> str:
+    """The last line of the user's code in a traceback, or in the message of the tracer."""
+    frames = traceback.extract_tb(failure.__traceback__)
+    theirs = [f for f in frames if not any(part in f.filename for part in _OUTSIDE)]
+    if theirs and theirs[-1].line:
+        return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno} (`{theirs[-1].line.strip()}`)"
+    for text in reversed(str(failure).splitlines()):
+        if text.strip().startswith("File ") and not any(part in text for part in _OUTSIDE):
+            return text.strip()
+    return ""

@@ -1,0 +1,175 @@
+"""Run an exported graph on weights that are made when they are read, and freed after their use.
+
+In float64 no more than a weight or two and a few activations are held at once.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves, tree_map
+
+from weightsym.dimensions.export import operation_of
+from weightsym.discovery.draws import Pick, evened, is_random
+from weightsym.discovery.graph import Graph, ancestors
+from weightsym.forward import Inputs, as_real, in_precision, same_noise
+from weightsym.fresh_memory import hand_back
+from weightsym.motions import Read
+
+__all__ = ["NotRunnable", "streamed_outputs"]
+
+Cast = Callable[[Any], Any]
+Call = Callable[[Node, Any, Any, Cast], Any]
+_CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size")
+_KEPT = 2**22  # bytes of results after which freed memory goes back to the system, at least
+
+
+class NotRunnable(RuntimeError):
+    """The inputs of a graph are not those of the forward, one by one."""
+
+
+def streamed_outputs(
+    graph: Graph,
+    inputs: Inputs,
+    read: Read,
+    precision: torch.dtype | None,
+    even: Pick | None = None,
+) -> list[Tensor]:
+    """All tensors that the network returns, as real numbers; every call draws the same noise.
+
+    Args:
+        graph: what `torch.export` has traced.
+        inputs: what it was traced with.
+        read: gives parameters and persistent buffers, in memory that the forward may write to.
+        precision: in which the graph runs; as it was traced where None is given.
+        even: picks the number that stands for all draws of an operation; None for the draws.
+    """
+    given = _given(graph, inputs)
+    cast = _casting(graph, precision)
+
+    def source(node: Node) -> Any:
+        source = graph.sources[node]
+        if source.kind == "parameter" or (source.kind == "buffer" and source.persistent):
+            return in_precision(read(source.name), precision)
+        value = given[node] if source.kind == "input" else source.tensor
+        return in_precision(value.clone(), precision) if isinstance(value, Tensor) else value
+
+    size = sum(s.tensor.nbytes for s in graph.sources.values() if s.kind == "parameter")
+    with same_noise(s.tensor for s in graph.sources.values()):
+        call = _call if even is None else _evened_by(even)
+        values = _run(graph.module, source, graph.outputs, cast, call, max(_KEPT, size // 8))
+    return [as_real(t) for t in values]
+
+
+def _given(graph: Graph, inputs: Inputs) -> Mapping[Node, Any]:
+    """What was passed, by the placeholders that stand for it."""
+    nodes = [n for n, s in graph.sources.items() if s.kind == "input"]
+    named = {name: inputs.named[name] for name in graph.names_of_inputs if name in inputs.named}
+    leaves = tree_leaves((inputs.args, named))
+    if len(nodes) != len(leaves):
+        raise NotRunnable(f"the graph has {len(nodes)} inputs, the forward {len(leaves)}")
+    return dict(zip(nodes, leaves, strict=True))
+
+
+# ------------------------------------------------------------ one node after the other
+def _run(
+    module: GraphModule,
+    source: Callable[[Node], Any],
+    results: Iterable[Node],
+    cast: Cast,
+    call: Call,
+    kept: int = _KEPT,
+) -> list[Any]:
+    results = list(results)
+    draws = (n for n in module.graph.nodes if n.op == "call_function" and is_random(n))
+    live = ancestors([*results, *draws])  # draws that nobody reads move those that follow, too
+    done_after = _last_readers(module, live)
+    values: dict[Node, Any] = {}
+    made = 0
+
+    def value_of(node: Node) -> Any:
+        if node not in values:
+            is_source = node.op == "placeholder"
+            values[node] = source(node) if is_source else _attribute(module, node, cast)
+        return values[node]
+
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node not in live or _says_nothing(node):
+            continue
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
+        result = call(node, args, kwargs, cast)
+        del args, kwargs
+        made += sum(t.nbytes for t in tree_leaves(result) if isinstance(t, Tensor))
+        if node.users:
+            values[node] = result
+        del result
+        for read in done_after[node] - set(results):
+            values.pop(read, None)
+        if made > kept:
+            hand_back()
+            made = 0
+    return [value_of(node) for node in results]
+
+
+def _last_readers(module: GraphModule, live: set[Node]) -> Mapping[Node, set[Node]]:
+    """By node, what nobody reads after it."""
+    done: dict[Node, set[Node]] = defaultdict(set)
+    seen: set[Node] = set()
+    for node in reversed(module.graph.nodes):
+        if node in live and node.op == "call_function" and not _says_nothing(node):
+            done[node] = set(node.all_input_nodes) - seen
+            seen |= done[node]
+    return done
+
+
+def _says_nothing(node: Node) -> bool:
+    """Whether a node only checks, such as that a precision is the one of the trace."""
+    return operation_of(node) in _CHECKS
+
+
+def _attribute(module: GraphModule, node: Node, cast: Cast) -> Any:
+    value = operator.attrgetter(str(node.target))(module)
+    return cast(value.detach().clone()) if isinstance(value, Tensor) else value
+
+
+def _call(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
+    assert callable(node.target)
+    if node.target is not torch.ops.aten.view.dtype:  # which reads the bits as they are
+        args, kwargs = tree_map(
+            lambda x: cast(x) if isinstance(x, torch.dtype) else x, (args, kwargs)
+        )
+    return tree_map(cast, node.target(*args, **kwargs))
+
+
+def _evened_by(pick: Pick) -> Call:
+    def call(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
+        result = _call(node, args, kwargs, cast)
+        return tree_map(cast, evened(node, args, kwargs, result, pick))
+
+    return call
+
+
+# ------------------------------------------------------------ precision
+def _casting(graph: Graph, precision: torch.dtype | None) -> Cast:
+    """Put the precision of the network, in tensors and where the graph names it, into another."""
+    if precision is None:
+        return lambda x: x
+    floats = {s.tensor.dtype for s in graph.sources.values() if s.kind == "parameter"}
+    table: dict[Any, torch.dtype] = {
+        dtype: precision for dtype in (floats | {torch.float32}) if dtype.is_floating_point
+    }
+    if precision is torch.float64:
+        table[torch.complex64] = torch.complex128
+
+    def cast(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return x.to(table[x.dtype]) if x.dtype in table else x
+        return table.get(x, x) if isinstance(x, torch.dtype) else x
+
+    return cast

@@ -1,0 +1,213 @@
+"""Chains of stages run for all members of a stack, forwards and backwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weightsym.fast.chains import Chain, Layer, examples_first, examples_last
+from weightsym.fast.machine_code import compiled, lanes_of
+from weightsym.stacks.process import end_waiting_threads
+from weightsym.stacks.threads import pool
+
+__all__ = ["run_chain"]
+
+AT_ONCE = 4 * 2**20
+"""Bytes of activations at once where no gradients are wanted: they should stay in the cache."""
+
+
+def run_chain(
+    chain: Chain,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    own: bool,
+    by_torch: Callable[..., Tensor],
+) -> Tensor:
+    """Outputs ``(members, examples, ...)`` of all members.
+
+    Args:
+        chain: what they compute.
+        x: inputs, with a leading member dimension if members have their own.
+        weights: those of ``chain.weights``, stacked.
+        own: whether members have inputs of their own.
+        by_torch: the same by operations of torch, which second derivatives are taken of.
+    """
+    out: Tensor = _Chain.apply(chain, by_torch, own, x, *weights)
+    return out
+
+
+class _Chain(torch.autograd.Function):
+    """Analytic gradients in one pass. Gradients that have gradients are left to torch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, chain: Chain, by_torch: Any, own: bool, x: Tensor, *weights: Tensor
+    ) -> Tensor:
+        keeps = any(ctx.needs_input_grad)
+        stacked = [w.detach().contiguous() for w in weights]
+        named = dict(zip(chain.weights, stacked, strict=True))
+        run = _Run(chain, x if own else x[None], named)
+        size = run.members if keeps else run.members_at_once()
+        if size >= run.members:
+            out = run.forward()
+        else:
+            starts = range(0, run.members, size)
+            out = torch.cat([run.of(slice(k, k + size)).forward() for k in starts])
+        if keeps:
+            ctx.save_for_backward(x, *weights)
+            ctx.run, ctx.own, ctx.by_torch = run, own, by_torch
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[3:]
+        tensors = ctx.saved_tensors  # raises if they have been changed meanwhile
+        if torch.is_grad_enabled() or _is_batched(g):
+            return None, None, None, *_by_autograd(ctx.by_torch, tensors, wanted, g)
+        run: _Run = ctx.run
+        names = [n for n, needed in zip(run.weights, wanted[1:], strict=True) if needed]
+        gx, gradients = run.backward(g, wanted[0], names)
+        if gx is not None and not ctx.own:
+            gx = gx.sum(0)
+        return None, None, None, gx, *(gradients.get(n) for n in run.weights)
+
+
+def _by_autograd(
+    run: Callable[..., Tensor], tensors: Sequence[Tensor], wanted: Sequence[bool], g: Tensor
+) -> list[Tensor | None]:
+    """Gradients of which further gradients can be taken, or many gradients at once."""
+    leaves = [t for t, needed in zip(tensors, wanted, strict=True) if needed]
+    with torch.enable_grad():
+        outputs = run(*tensors)
+    gradients = iter(torch.autograd.grad(outputs, leaves, g, create_graph=torch.is_grad_enabled()))
+    return [next(gradients) if needed else None for needed in wanted]
+
+
+def _is_batched(g: Tensor) -> bool:
+    """Check whether it stands for many tensors, as ``is_grads_batched`` makes it."""
+    return not torch._C._has_storage(g)
+
+
+class _Run:
+    """The activations of a chain, and what its stages note for the way back."""
+
+    def __init__(self, chain: Chain, x: Tensor, weights: dict[str, Tensor]) -> None:
+        self.chain, self.weights = chain, weights
+        self.members = len(next(iter(weights.values())))
+        self.examples, self.shape = x.shape[1], x.shape
+        self.size, self.lanes = x.element_size(), lanes_of(x.element_size())
+        first = chain.first
+        inputs = examples_last(x, first.channels, first.size, first.pads, self.lanes)
+        self.activations, self.notes = [inputs], [inputs[:0]]
+
+    def of(self, some: slice) -> _Run:
+        """The same for some of the members."""
+        piece = object.__new__(_Run)
+        piece.__dict__.update(self.__dict__)
+        inputs = self.activations[0]
+        piece.weights = {n: w[some] for n, w in self.weights.items()}
+        piece.members = len(range(self.members)[some])
+        piece.activations = [inputs[some] if len(inputs) > 1 else inputs]
+        piece.notes = [inputs[:0]]
+        return piece
+
+    def members_at_once(self) -> int:
+        """Count the members whose activations fit into the cache together."""
+        stages = [layer.stage for layer in self.chain.layers if isinstance(layer, Layer)]
+        numbers = sum(s.outputs * math.prod(s.out_padded) for s in stages)
+        chunk = AT_ONCE // (numbers * self.activations[0].shape[1] * self.lanes * self.size)
+        return max(chunk, 1) * torch.get_num_threads()
+
+    # ------------------------------------------------------------ forwards
+    def forward(self) -> Tensor:
+        """The outputs. Activations and notes are kept."""
+        for layer in self.chain.layers:
+            x = self.activations[-1]
+            if isinstance(layer, Layer):
+                self._stage(layer, x)
+            else:
+                self.activations.append(layer.forward(x))
+                self.notes.append(x[:0])
+        size, out = self.chain.out_size, self.activations[-1]
+        return examples_first(out, self.examples, self.chain.out_shape, size, (0, 0, 0, 0))
+
+    def _stage(self, layer: Layer, x: Tensor) -> None:
+        stage, blocks = layer.stage, x.shape[1]
+        shape = (self.members, blocks, stage.outputs, *stage.out_padded, self.lanes)
+        out = x.new_zeros(shape) if any(stage.out_pads) else x.new_empty(shape)
+        room = self.members * blocks * stage.notes * stage.note_bits * self.lanes // 8
+        notes = torch.empty(room, dtype=torch.uint8)
+        used = [self.weights.get(n) for n in (layer.weight, layer.bias)]
+        self._call(layer, "forward", x, [x, *used, out, notes])
+        self.activations.append(out)
+        self.notes.append(notes)
+
+    def _call(self, layer: Layer, name: str, x: Tensor, tensors: list[Tensor | None]) -> None:
+        """Run a function of a stage, the members shared among as many threads as torch has."""
+        function = compiled(layer.stage, name, self.size)
+        places = [0 if t is None else t.data_ptr() for t in tensors]
+        shared, blocks = int(len(x) > 1), x.shape[1]
+
+        def some(first: int, last: int) -> None:
+            function(*places, shared, first, last, blocks, self.examples)
+
+        _over_members(some, self.members)
+
+    # ------------------------------------------------------------ backwards
+    def backward(
+        self, g: Tensor, wants_inputs: bool, wanted: Sequence[str]
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Gradients of the inputs, if they are wanted, and of weights by name."""
+        last = self.activations[-1]
+        g = examples_last(g, last.shape[2], self.chain.out_size, (0, 0, 0, 0), self.lanes)
+        gradients: dict[str, Tensor] = {}
+        layers = self.chain.layers
+        earliest = 0 if wants_inputs else self.chain.earliest(wanted)
+        for k in reversed(range(earliest, len(layers))):
+            layer, x, y = layers[k], self.activations[k], self.activations[k + 1]
+            if not isinstance(layer, Layer):
+                g = layer.backward(g, x, y)
+                continue
+            g = g.contiguous()
+            self._call(layer, "before_backward", y, [y, None, None, g, None])
+            if {layer.weight, layer.bias} & {*wanted}:
+                self._weight_gradient(layer, x, g, self.notes[k + 1], gradients)
+            if wants_inputs or k > earliest:
+                weight, gx = self.weights.get(layer.weight), g.new_empty(self.members, *x.shape[1:])
+                self._call(layer, "input_gradient", gx, [gx, weight, None, g, self.notes[k + 1]])
+                g = gx
+        return self._of_inputs(g) if wants_inputs else None, gradients
+
+    def _weight_gradient(
+        self, layer: Layer, x: Tensor, g: Tensor, notes: Tensor, found: dict[str, Tensor]
+    ) -> None:
+        """Add the gradients of a layer's weights to those of earlier uses."""
+        names = [name for name in (layer.weight, layer.bias) if name]
+        grads = [torch.empty_like(self.weights[name]) for name in names]
+        self._call(layer, "weight_gradient", x, [x, *[*grads, None][:2], g, notes])
+        for name, grad in zip(names, grads, strict=True):
+            found[name] = found[name] + grad if name in found else grad
+
+    def _of_inputs(self, g: Tensor) -> Tensor:
+        first = self.chain.first
+        shape = tuple(self.shape[2:])
+        return examples_first(g, self.examples, shape, first.size, first.pads)
+
+
+def _over_members(run: Callable[[int, int], None], members: int) -> None:
+    """Run something for all members, shared among as many threads as torch has."""
+    threads = min(torch.get_num_threads(), members)
+    if threads == 1:
+        run(0, members)
+        return
+    bounds = [members * k // threads for k in range(threads + 1)]
+    parts = list(zip(bounds, bounds[1:], strict=False))
+    end_waiting_threads()
+    running = [pool(threads - 1).submit(run, *piece) for piece in parts[1:]]
+    run(*parts[0])
+    for piece in running:
+        piece.result()

@@ -1,0 +1,108 @@
+"""A network on disk, whatever the format: its tensors, each read when it is asked for."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from weightsym.files.checkpoints import FORMATS, read_state
+from weightsym.files.hugging_face import weight_shards
+from weightsym.files.safetensors_format import StoredTensor, TensorFile, read_file
+
+__all__ = ["StoredNetwork", "open_network"]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredNetwork:
+    """A network on disk.
+
+    Attributes:
+        path: the file, or a folder of Hugging Face.
+        shards: the files with its tensors.
+
+    >>> import tempfile
+    >>> from weightsym.files import open_network
+    >>> path, net = Path(tempfile.mkdtemp()) / "net.pt", torch.nn.Linear(2, 3)
+    >>> torch.save(net.state_dict(), path)
+    >>> stored = open_network(path)
+    >>> stored.is_folder, torch.equal(stored.read("weight"), net.weight)
+    (False, True)
+    """
+
+    path: Path
+    shards: tuple[TensorFile, ...]
+
+    @cached_property
+    def tensors(self) -> dict[str, StoredTensor]:
+        """The tensors of all files by name."""
+        return {name: tensor for shard in self.shards for name, tensor in shard.tensors.items()}
+
+    @property
+    def is_folder(self) -> bool:
+        """True for a folder of Hugging Face."""
+        return self.path.is_dir()
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all numbers in bytes."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, as it is stored."""
+        return self.tensors[name].read()
+
+
+def open_network(path: Path) -> StoredNetwork:
+    """See what is in a file (.safetensors, .pt, .pth, .ckpt) or a folder of Hugging Face.
+
+    Raises:
+        ValueError: it is not there, damaged, or of no format that is known.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "net.pt"
+    >>> torch.save(torch.nn.Linear(2, 3).state_dict(), path)
+    >>> stored = open_network(path)
+    >>> {name: tuple(t.shape) for name, t in stored.tensors.items()}, stored.nbytes
+    ({'weight': (3, 2), 'bias': (3,)}, 36)
+    """
+    if path.is_dir():
+        return _folder(path)
+    if not path.is_file():
+        raise ValueError(f"There is no file or folder {path}.")
+    if path.suffix not in FORMATS:
+        raise ValueError(f"{path} must be a folder, or end in one of {', '.join(FORMATS)}.")
+    shard = read_file(path) if path.suffix == ".safetensors" else _of_torch(path)
+    if not shard.tensors:
+        raise ValueError(f"{path} holds no tensors.")
+    return StoredNetwork(path, (shard,))
+
+
+def _folder(path: Path) -> StoredNetwork:
+    shards, seen = [], dict[str, str]()
+    for file, expected in weight_shards(path).items():
+        shard = read_file(file)
+        odd = sorted(expected ^ shard.tensors.keys()) if expected is not None else []
+        if odd:
+            where = "the index" if odd[0] in shard.tensors else file.name
+            raise ValueError(f"{path} is damaged: {odd[0]!r} of {file.name} is not in {where}.")
+        twice = [name for name in shard.tensors if name in seen]
+        if twice:
+            raise ValueError(f"{path}: {twice[0]!r} is in {seen[twice[0]]} and in {file.name}.")
+        seen |= dict.fromkeys(shard.tensors, file.name)
+        shards.append(shard)
+    return StoredNetwork(path, tuple(shards))
+
+
+def _of_torch(path: Path) -> TensorFile:
+    """Tensors that stay on the disk until they are used, if torch has written an archive."""
+    state, _ = read_state(path, mmap=zipfile.is_zipfile(path))
+    for name, tensor in state.items():
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise ValueError(f"{path}: {name!r} is sparse or quantised, and not read.")
+    tensors = {n: StoredTensor(t.dtype, t.shape, t.detach().clone) for n, t in state.items()}
+    return TensorFile(path.name, tensors, {"format": "pt"})

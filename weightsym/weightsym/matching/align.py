@@ -1,0 +1,412 @@
+"""Many networks in one frame: permutations, flips and scales, or matrices."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from weightsym.actions import flip, permute, rescale
+from weightsym.composition import compose, invert
+from weightsym.elements import identity
+from weightsym.groups import Symmetries
+from weightsym.matching.ascent import Ascent
+from weightsym.matching.channels import ChannelView, distance
+from weightsym.matching.match import match
+from weightsym.matching.match_all import Pair, match_all
+from weightsym.matching.matrices import (
+    Element,
+    SpaceMap,
+    isometric,
+    moved,
+    together,
+)
+from weightsym.matching.plan import plan_of
+from weightsym.min_mass import min_mass
+from weightsym.mixing import identity_mixings, mix
+from weightsym.params import Params, shares, stack_size, unstack
+from weightsym.validation import check_finite, check_params, check_squares
+
+__all__ = ["Alignment", "Scales", "align", "distance_to_mean"]
+
+AlignMethod = Literal["joint", "reference"]
+Scales = Literal["min-mass"]
+_log = logging.getLogger(__name__)
+
+_STILL, _ROUNDING = 1e-4, 1e-12
+"""A sweep with matrices that takes less than these shares of it and of all squares off the spread
+is the last."""
+_SWEEPS = 100  # of one ascent
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment(Sequence[Tensor]):
+    """The sequence of permutations that bring all networks of a stack into a common frame.
+
+    Attributes:
+        permutations: one per group, ``(members, units)``.
+        spread: after every sweep, the sum of squared distances of the networks to their mean, over
+            the tensors that permutations (with matrices: any symmetries) reach; first as they were
+            given.
+        method: ``"joint"`` or ``"reference"``.
+        signs: flips that come before the permutations, where they were asked for.
+        scales: positive factors that come before the flips, where they were asked for.
+        matrices: for `mix`, after the permutations, where they were asked for.
+
+    >>> from weightsym import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import align, compose, discover
+    >>> net = mlp(2, [5], 1)
+    >>> sym, stack = discover(net, torch.randn(8, 2)), P.populate(net, 3)
+    >>> found = align(stack, sym)
+    >>> found.spread[-1] < found.spread[0], found[0].shape
+    (True, torch.Size([3, 5]))
+    >>> compose(found.between(1, 2, sym), found.between(2, 1, sym), sym)
+    [tensor([0, 1, 2, 3, 4])]
+    """
+
+    permutations: tuple[Tensor, ...]
+    spread: tuple[float, ...]
+    method: AlignMethod
+    signs: tuple[Tensor, ...] | None = None
+    scales: tuple[Tensor, ...] | None = None
+    matrices: tuple[Tensor, ...] | None = None
+
+    def apply(self, stack: Params, sym: Symmetries) -> Params:
+        """The stack in the common frame."""
+        stack = stack if self.scales is None else rescale(stack, sym, self.scales)
+        stack = stack if self.signs is None else flip(stack, sym, self.signs)
+        moved = permute(stack, sym, self)
+        return moved if self.matrices is None else mix(moved, sym, self.matrices)
+
+    def between(self, a: int, b: int, sym: Symmetries) -> list[Tensor]:
+        """Permutations that bring network ``a`` into the frame of network ``b``.
+
+        Flips, scales and matrices are left out.
+        """
+        to_common = [p[a] for p in self.permutations]
+        return compose(to_common, invert([p[b] for p in self.permutations], sym), sym)
+
+    def __getitem__(self, index: int) -> Tensor:  # type: ignore[override]
+        """The permutations of one group, one row per network."""
+        return self.permutations[index]
+
+    def __len__(self) -> int:
+        """The number of groups that are permuted."""
+        return len(self.permutations)
+
+    def __str__(self) -> str:
+        """The method and what it does to the spread."""
+        return (
+            f"{self.method}: squared distance to the mean {self.spread[0]:.4g} -> "
+            f"{self.spread[-1]:.4g} in {len(self.spread) - 1} sweeps"
+        )
+
+
+@torch.no_grad()
+def align(
+    stack: Params,
+    sym: Symmetries,
+    *,
+    method: AlignMethod = "joint",
+    scales: Scales | None = None,
+    signs: bool = False,
+    mixing: bool = False,
+    sweeps: int = 50,
+    seed: int = 0,
+    weights: Sequence[int | float] | Tensor | None = None,
+) -> Alignment:
+    r"""Bring all networks of a stack into one frame.
+
+    .. math:: \min_{g_1 \dots g_N} \sum_k w_k \| g_k \theta_k - \textstyle\sum_l w_l g_l \theta_l
+        \|^2, \qquad \textstyle\sum_k w_k = 1
+
+    Every network is matched to the sum of the others, one after the other, until none moves; the
+    squared distance to the mean falls with every step. It begins once with the networks as they are
+    and once with all matched to the first, and keeps the better end. Any two networks are then
+    matched by way of the common frame, which is that of the first one: around every cycle the
+    permutations cancel. With matrices the second start is what permutations alone have found.
+
+    References:
+        C2M3: Cycle-Consistent Multi-Model Merging (Crisostomi et al., 2024)
+
+    Args:
+        stack: networks of one architecture.
+        sym: what `discover` returned.
+        method: ``"joint"``, or ``"reference"``: all are matched to the first only.
+        scales: ``"min-mass"`` gives every network the least mass over all rescalings first.
+        signs: flip whole units as well, as `match` does.
+        mixing: match heads, streams and adapters by matrices as well, see `match_all`.
+        sweeps: rounds over all networks at most.
+        seed: of the order of the networks within a round.
+        weights: how much each network counts in the mean; by default all count the same.
+
+    >>> from weightsym import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import align, discover, permute, random_permutations
+    >>> net = mlp(2, [5], 1)
+    >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
+    >>> copies = permute(P.stack([w] * 4), sym, random_permutations(sym, members=4))
+    >>> together = align(copies, sym).apply(copies, sym)
+    >>> all(torch.equal(t[0], t[k]) for t in together.values() for k in range(4))
+    True
+    """
+    _check(stack, sym, method, scales, signs, mixing, sweeps)
+    counts = torch.ones(stack_size(stack), dtype=torch.float64)
+    if weights is not None:
+        counts *= torch.tensor(shares(weights, len(counts))).double() * len(counts)
+    factors = min_mass(stack, sym).scales if scales and sym.scalings else None
+    scaled = stack if factors is None else rescale(stack, sym, factors)
+    check_squares(scaled, "stack", plan_of(sym).compared)
+    first = {n: t[0] for n, t in scaled.items()}
+    to_first = match(scaled, first, sym, signs=signs, seed=seed)
+    starts = [to_first.element]
+    if method == "joint":
+        flips = [torch.ones(len(counts), g.units) for g in sym.signs] if signs else []
+        starts.append([p.repeat(len(counts), 1) for p in identity(sym)] + flips)
+    rounds = sweeps if method == "joint" else 0
+    frames = [_ByPermutations(scaled, sym, start, counts) for start in starts]
+    for frame in frames:
+        frame.run(rounds, seed)
+    best = min(frames, key=lambda frame: frame.spread[-1])
+    element, groups = best.element(), len(sym.permutations)
+    permutations, flips = element[:groups], element[groups:]
+    permutations = compose(permutations, invert([p[0] for p in permutations], sym), sym)
+    flips = _as_the_first(permutations, flips, sym) if signs else flips
+    if not (mixing and sym.linear):
+        given = distance_to_mean(stack, plan_of(sym).compared, counts)
+        spread = (given, *best.spread)
+        return Alignment(
+            tuple(permutations), spread, method, tuple(flips) if signs else None, factors
+        )
+    return _with_matrices(stack, sym, permutations, method, rounds, seed, counts)
+
+
+def _check(
+    stack: Params,
+    sym: Symmetries,
+    method: str,
+    scales: str | None,
+    signs: bool,
+    mixing: bool,
+    sweeps: int,
+) -> None:
+    if method not in get_args(AlignMethod):
+        raise ValueError(f"`method` must be 'joint' or 'reference', got {method!r}.")
+    if scales not in (None, *get_args(Scales)):
+        raise ValueError(f"`scales` must be 'min-mass' or None, got {scales!r}.")
+    if sweeps < 1:
+        raise ValueError(f"`sweeps` must be at least 1, got {sweeps}.")
+    if not check_params(stack, sym, "stack"):
+        raise ValueError("`stack` must be a stack of networks, not one network.")
+    check_finite(stack, sym, "stack")
+    if mixing and (signs or scales):
+        raise ValueError("`mixing` goes with neither `signs` nor `scales`: matrices hold both.")
+
+
+# ------------------------------------------------------------ sweeps
+class _Frame:
+    """Networks on their way to each other: each in turn goes to the sum of the others.
+
+    Attributes:
+        standing: the tensors that count, of every network where it stands.
+        counts: how often each network counts in the sum.
+        spread: sums of squared distances to the mean, at first and after every sweep.
+    """
+
+    still = 0.0  # share of the spread: a sweep that gains no more is the last
+
+    def __init__(self, standing: list[Params], counts: Tensor) -> None:
+        self.standing, self.counts = standing, counts.tolist()
+        self.spread = [self._spread(self._sum())]
+
+    @abstractmethod
+    def visit(self, m: int, others: Params) -> Params | None:
+        """Bring one network closer to the sum of the others, or return nothing if it stays."""
+
+    def run(self, sweeps: int, seed: int) -> None:
+        """Sweep until no network moves, or hardly anything is gained."""
+        self.generator, still = torch.Generator().manual_seed(seed), True
+        for _ in range(sweeps):
+            total, still = self._sum(), True
+            for m in torch.randperm(len(self.standing), generator=self.generator).tolist():
+                others = {n: t - self.counts[m] * self.standing[m][n] for n, t in total.items()}
+                new = self.visit(m, others)
+                if new is not None:
+                    self.standing[m], still = new, False
+                    total = {n: t + self.counts[m] * new[n] for n, t in others.items()}
+            before, after = self.spread[-1], self._spread(self._sum())
+            self.spread.append(after)
+            still = still or bool(self.still) and before - after <= self._least(before)
+            if still:
+                break
+        if not still:
+            _log.warning("align: networks still move after %d sweeps.", sweeps)
+
+    def _sum(self) -> Params:
+        """Without the rounding of many differences."""
+
+        def total(name: str) -> Tensor:
+            rows = torch.stack([w[name] for w in self.standing]).double()
+            return torch.tensordot(torch.tensor(self.counts).to(rows), rows, 1)
+
+        return {name: total(name) for name in self.standing[0]}
+
+    def _spread(self, total: Params) -> float:
+        return self._squares() - _square(total) / sum(self.counts)
+
+    def _squares(self) -> float:
+        return sum((c * _square(w) for c, w in zip(self.counts, self.standing, strict=True)), 0.0)
+
+    def _least(self, spread: float) -> float:
+        return max(self.still * spread, _ROUNDING * self._squares())
+
+
+def _square(network: Params) -> float:
+    return sum((float(t.double().square().sum()) for t in network.values()), 0.0)
+
+
+class _ByPermutations(_Frame):
+    """Networks that move by permutations and flips."""
+
+    def __init__(
+        self, stack: Params, sym: Symmetries, start: Sequence[Tensor], counts: Tensor
+    ) -> None:
+        plan, groups = plan_of(sym), len(sym.permutations)
+        nothing = {n: torch.zeros_like(stack[n][0]) for n in plan.compared}
+        self.ascents = []
+        for m in range(stack_size(stack)):
+            one, moving = {n: t[m : m + 1] for n, t in stack.items()}, [e[m : m + 1] for e in start]
+            self.ascents.append(Ascent(plan, one, nothing, moving[groups:] or None))
+            self.ascents[-1].stand(moving[:groups])
+        super().__init__([self._current(m) for m in range(len(self.ascents))], counts)
+
+    def _current(self, m: int) -> Params:
+        return {n: t[0] for n, t in self.ascents[m].current.items()}
+
+    def visit(self, m: int, others: Params) -> Params | None:
+        """Ascend from where the network stands."""
+        ascent, before = self.ascents[m], self.ascents[m].element
+        ascent.look_at(others)
+        ascent.climb(self.generator, _SWEEPS)
+        ascent.exchange(self.generator, _SWEEPS)
+        same = all(a is b or torch.equal(a, b) for a, b in zip(before, ascent.element, strict=True))
+        return None if same else self._current(m)
+
+    def element(self) -> list[Tensor]:
+        """Permutations and signs of all networks."""
+        return [torch.cat(rows) for rows in zip(*(a.element for a in self.ascents), strict=True)]
+
+
+class _ByMatrices(_Frame):
+    """Networks that move by permutations and matrices.
+
+    The first one moves by what keeps distances only: sizes that all networks share change the
+    distance to their mean without making them more alike, and those of the first one stay.
+    """
+
+    still = _STILL
+
+    def __init__(self, stack: Params, sym: Symmetries, start: Element, counts: Tensor) -> None:
+        self.sym, rows = sym, range(len(counts))
+        self.members = [
+            {n: t.double() if n in sym.touched else t for n, t in member.items()}
+            for member in unstack(stack)
+        ]
+        self.elements = [([p[m] for p in start[0]], [g[m] for g in start[1]]) for m in rows]
+        every, rigid = ((ChannelView(s), SpaceMap(s)) for s in (sym, isometric(sym)))
+        self.maps = [rigid if m == 0 else every for m in rows]
+        super().__init__([self._moved(m) for m in rows], counts)
+
+    def _moved(self, m: int) -> Params:
+        whole = moved(self.members[m], self.sym, self.elements[m])
+        return {n: whole[n] for n in sorted(self.sym.touched)}
+
+    def visit(self, m: int, others: Params) -> Params | None:
+        """Bring one network closer to the mean of the others, from where it stands."""
+        left = sum(self.counts) - self.counts[m]
+        if left <= 0:
+            return None
+        mean = {**self.members[m], **{n: t / left for n, t in others.items()}}
+        old = self.elements[m]
+        pair = Pair(*self.maps[m], self.members[m], mean, old)
+        pair.run(1, anchored=False)
+        self.elements[m] = pair.element
+        new = self._moved(m)
+        before, after = (float(distance(w, mean, self.sym)) for w in (self.standing[m], new))
+        if after < before * (1 - 1e-9):
+            return new
+        self.elements[m] = old
+        return None
+
+
+def _with_matrices(
+    stack: Params,
+    sym: Symmetries,
+    permutations: Sequence[Tensor],
+    method: AlignMethod,
+    sweeps: int,
+    seed: int,
+    counts: Tensor,
+) -> Alignment:
+    """Match all to the first, then each to the mean of the others if that brings all closer.
+
+    A joint frame also starts from the frame of permutations alone.
+    """
+    first = match_all(stack, {n: t[0] for n, t in stack.items()}, sym)
+    starts: list[Element] = [(list(first.permutations), list(first.matrices))]
+    if method == "joint":
+        still = [m.repeat(len(counts), 1, 1, 1) for m in identity_mixings(sym)]
+        starts.append((list(permutations), still))
+    frames = list[_ByMatrices]()
+    for start in starts:
+        if not any(f.spread[-1] <= f._least(0.0) for f in frames):
+            frames.append(_ByMatrices(stack, sym, start, counts))
+            frames[-1].run(sweeps, seed)
+    best = min(frames, key=lambda frame: frame.spread[-1])
+    orders, matrices = together(best.elements)
+    back = invert([p[0] for p in orders], sym)  # g_1^-1 g_k = P_1^-1 M_1^-1 M_k P_k
+    steps = [torch.linalg.inv(m[0]) @ m for m in matrices]
+    spread = (distance_to_mean(stack, sorted(sym.touched), counts), *best.spread)
+    return Alignment(
+        tuple(compose(orders, back, sym)),
+        spread,
+        method,
+        matrices=tuple(SpaceMap(sym).carried(steps, back)),
+    )
+
+
+def _as_the_first(
+    permutations: Sequence[Tensor], flips: Sequence[Tensor], sym: Symmetries
+) -> list[Tensor]:
+    """Common flips after which those of the first network are none."""
+    result = [f.clone() for f in flips]
+    for g, mirror in enumerate(plan_of(sym).mirrors):
+        if mirror is not None:
+            common = flips[mirror][:1].expand_as(permutations[g])
+            fitting = flips[mirror].gather(1, permutations[g]) * common
+            result[mirror].scatter_(1, permutations[g], fitting)
+    return result
+
+
+# ------------------------------------------------------------ distances
+def distance_to_mean(stack: Params, names: Iterable[str], counts: Tensor | None = None) -> float:
+    """Sum of squared distances of the networks of a stack to their mean, over some tensors.
+
+    Args:
+        stack: networks of one kind.
+        names: of the tensors.
+        counts: how often each network counts; by default once.
+    """
+    total = 0.0
+    for rows in (stack[name].double().reshape(stack_size(stack), -1) for name in names):
+        weights = torch.ones(len(rows)) if counts is None else counts
+        weights = weights.to(rows)
+        mean = weights @ rows / weights.sum()
+        total += float(weights @ (rows - mean).square().sum(1))
+    return total

@@ -1,0 +1,348 @@
+"""Coordinate ascent: one group after the other takes the assignment that suits the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weightsym.actions import (
+    multiplied_tensor,
+    multiply,
+    permute_some,
+    permuted_tensor,
+)
+from weightsym.axis_actions import Element, Kind, reorder_units
+from weightsym.composition import compose, standing_at
+from weightsym.elements import identity
+from weightsym.matching.plan import Plan, View, assign, assign_blocks, split
+from weightsym.params import Params, is_stacked, stack_size
+from weightsym.units import unit_rows
+
+__all__ = ["SMALL", "Ascent"]
+
+_ROUNDING = 1e-13  # of the similarity, in double precision
+SMALL = 2**15  # weights that cost no more in double precision
+_GAIN = 1e-7  # of the similarity, by exchanging branches; less is rounding
+
+
+class Ascent:
+    """Networks of a stack in the order of their units now, on their way to a reference.
+
+    Products of units are computed for all members at once, and kept until another order or sign
+    changes their tensor; assignments are solved one by one, where a neighbour has changed.
+
+    Args:
+        plan: of the groups.
+        params: a stack.
+        reference: one network, or one for every member.
+        signs: flips that come before the permutations, if units may be flipped.
+        exact: compute in double precision, as small networks always do: what exchanging units gains
+            is quadratic in their difference.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        params: Params,
+        reference: Params,
+        signs: Element | None = None,
+        exact: bool = False,
+    ) -> None:
+        self.plan, self.sym, self.params = plan, plan.sym, {n: params[n] for n in plan.compared}
+        self.signs = None if signs is None else list(signs)
+        self.exact, self.settled = exact or plan.size <= SMALL, True
+        self.members = stack_size(params)
+        self._unmoved = [p.repeat(self.members, 1) for p in identity(self.sym)]
+        if self.exact and not exact:
+            self.params, reference = (_doubled(w, plan.compared) for w in (params, reference))
+        self.look_at(reference)
+        self.stand(None)
+
+    def look_at(self, reference: Params) -> None:
+        """Compare with another network, or with one for each member of the stack."""
+        self.reference = reference
+        self.goals, self.products = dict[View, Tensor](), dict[View, Tensor]()
+        self.several = is_stacked({n: reference[n] for n in self.plan.compared}, self.sym.shapes)
+
+    def stand(self, permutations: Sequence[Tensor] | None) -> None:
+        """Stand in some order, one permutation per group and member, or as the networks are."""
+        self.permutations = list(permutations or self._unmoved)
+        current = self.params
+        if self.signs is not None:
+            current = multiply(current, self.sym, {"signs": self.signs})
+        if permutations is not None:
+            current = permute_some(current, self.sym, self.permutations)
+        self.current = {n: current[n] for n in self.plan.compared}
+        self.products.clear()
+
+    @property
+    def element(self) -> list[Tensor]:
+        """Permutations and signs of every member."""
+        return [*self.permutations, *(self.signs or ())]
+
+    # -------------------------------------------------------- how alike units are
+    def _real(self, w: Tensor) -> Tensor:
+        dtype = torch.float64 if self.exact or w.dtype == torch.float64 else torch.float32
+        return w if w.dtype == dtype else w.to(dtype)
+
+    def score(self, names: Sequence[str] | None = None) -> Tensor:
+        """Similarity of every member as it stands now, over some tensors or all."""
+        total = torch.zeros(self.members, dtype=torch.float64)
+        for n in self.plan.compared if names is None else names:
+            product = self._real(self.current[n]) * self._real(self.reference[n])
+            total += product.reshape(self.members, -1).sum(1, dtype=torch.float64).cpu()
+        return total
+
+    def similarity(self, views: Sequence[View], known: Collection[int] | None) -> Tensor | None:
+        """Inner products of all pairs of units, over the places whose other side is known."""
+        total = None
+        for view in views:
+            if known is None or view.across <= known:  # type: ignore[operator]
+                part = self._product(view)
+                total = part if total is None else total + part
+        return total
+
+    def _product(self, view: View) -> Tensor:
+        if view not in self.products:
+            if view not in self.goals:
+                goal = self.reference[view.tensor]
+                goal = view.rows(goal) if self.several else view.rows(goal[None])[0]
+                self.goals[view] = self._real(goal)
+            moving = self._real(view.rows(self.current[view.tensor]))
+            self.products[view] = (self.goals[view].to(moving) @ moving.mT).cpu()
+        return self.products[view]
+
+    # -------------------------------------------------------- climbing
+    def run(
+        self,
+        start: Sequence[Tensor] | None,
+        generator: torch.Generator,
+        max_sweeps: int,
+    ) -> None:
+        """Ascend from permutations, or once through the network first where there are none."""
+        if start is not None:
+            self.stand(start)
+        self.climb(generator, max_sweeps, known=set() if start is None else None)
+        self.exchange(generator, max_sweeps)
+
+    def climb(
+        self,
+        generator: torch.Generator,
+        max_sweeps: int,
+        chosen: Sequence[int] | None = None,
+        known: set[int] | None = None,
+    ) -> None:
+        """Ascend by families in random order, until none has anything to gain.
+
+        Args:
+            generator: of the order of the families within a sweep, the same for all members.
+            max_sweeps: sweeps at most.
+            chosen: indices of the families, by default all.
+            known: the groups to compare with in a first pass, in graph order; None for no such
+                pass.
+        """
+        families, everyone = len(self.plan.families), np.ones(self.members, bool)
+        chosen = range(families) if chosen is None else chosen
+        for k in chosen if known is not None else ():
+            known = (known or set()) | self.plan.families[k].members
+            self._improve(k, everyone, known)
+        pending = np.zeros((families, self.members), bool)
+        alone = not self.plan.couples and not any(f.inner for f in self.plan.families)
+        pending[list(chosen)] = known is None or not alone  # a first pass is all that they need
+        allowed = pending[:, :1].copy()
+        for _ in range(max_sweeps):
+            for k in torch.randperm(families, generator=generator).tolist():
+                if pending[k].any():
+                    changed = self._improve(k, pending[k], None)
+                    pending[k] = False
+                    pending[self.plan.neighbours[k]] |= changed & allowed[self.plan.neighbours[k]]
+            if not pending.any():
+                break
+        self.settled = not pending.any()
+
+    def _improve(self, k: int, due: np.ndarray, known: set[int] | None) -> np.ndarray:
+        """Reassign one family of the members that are due, and return which of them change."""
+        family, before = self.plan.families[k], None
+        similarities = [self.similarity(views, known) for views in self.plan.views[k]]
+        if all(table is None for table in similarities):
+            return np.zeros(self.members, bool)
+        tables = [
+            np.zeros((self.members, t.units, t.units)) if similarity is None else similarity.numpy()
+            for similarity, t in zip(similarities, family.tables, strict=True)
+        ]
+        mirror = None if self.signs is None else self.plan.mirrors[family.group]
+        if known is None and self.plan.sees_itself[k]:
+            before = self.element, dict(self.current), self.score(self.plan.names[k])
+        better, orders, factors = self._assigned(tables, due, mirror is not None)
+        if better.any():
+            self._move(k, split(family, [torch.from_numpy(order) for order in orders]))
+            if mirror is not None:
+                self._flip(k, mirror, torch.from_numpy(factors))
+            if before is not None:
+                better = self._kept(k, better, *before)
+        return better
+
+    def _assigned(
+        self, tables: Sequence[np.ndarray], due: np.ndarray, flips: bool
+    ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+        """The members that gain by the best orders of their units, the orders, and their signs."""
+        better = np.zeros(self.members, bool)
+        orders = [np.tile(np.arange(t.shape[1]), (self.members, 1)) for t in tables]
+        factors = np.ones(orders[0].shape)
+        for m in np.flatnonzero(due):
+            values = [np.abs(t[m]) if flips else t[m] for t in tables]
+            best = assign_blocks(*values)
+            gain = sum(v[np.arange(len(o)), o].sum() for v, o in zip(values, best, strict=True))
+            gain -= sum(t[m].trace() for t in tables)
+            if gain > self._least(1e-6) * sum(np.abs(v.max(1)).sum() for v in values):
+                better[m] = True
+                factors[m] = np.where(tables[0][m][np.arange(len(best[0])), best[0]] < 0, -1, 1)
+                for order, new in zip(orders, best, strict=True):
+                    order[m] = new
+        return better, orders, factors
+
+    def _least(self, coarse: float) -> float:
+        """The share of the similarity that is a gain and no rounding."""
+        return _ROUNDING if self.exact else coarse
+
+    def _kept(
+        self, k: int, better: np.ndarray, element: list[Tensor], current: Params, score: Tensor
+    ) -> np.ndarray:
+        """Go back where a family that sees itself has not gained anything."""
+        now = self.score(self.plan.names[k])
+        worse = torch.from_numpy(better) & ~(now > score + self._least(1e-7) * score.abs())
+        if bool(worse.any()):
+            count = len(self.permutations)
+            parts = [_where(worse, a, b) for a, b in zip(element, self.element, strict=True)]
+            self.permutations = parts[:count]
+            self.signs = None if self.signs is None else parts[count:]
+            for n in self.plan.names[k]:
+                self.current[n] = _where(worse, current[n], self.current[n])
+            self._forget(k)
+        return better & ~worse.numpy()
+
+    # -------------------------------------------------------- moves
+    def _move(self, k: int, step: Mapping[int, Tensor]) -> None:
+        """Reorder the units of a family as they stand."""
+        family, names, products = self.plan.families[k], self.plan.names[k], dict(self.products)
+        self._compose(step)
+        self._forget(k)
+        if family.inner or family.group in self.plan.homes:
+            full = [step.get(g, p) for g, p in enumerate(self._unmoved)]
+            for n in names:
+                axes = self.plan.tensors[n]
+                self.current[n] = permuted_tensor(self.current, self.sym, n, axes, full)
+            return
+        order, views = step[family.group], self.plan.views[k][0]
+        tensors = [v.tensor for v in views]
+        for view in views:
+            axis, w = self.sym.axes[view.placement.axis], self.current[view.tensor]
+            self.current[view.tensor] = reorder_units(w, axis, [(view.placement, order)])
+            if view in products and tensors.count(view.tensor) == 1:
+                index = order[:, None].expand_as(products[view])
+                self.products[view] = products[view].gather(2, index)
+
+    def _compose(self, step: Mapping[int, Tensor]) -> None:
+        """Update the orders by a step, in which blocks are numbered as they stand."""
+        before = list(self.permutations)
+        for g, order in step.items():
+            if g not in self.plan.homes:
+                self.permutations[g] = before[g].gather(1, order)
+                continue
+            for m, moving in enumerate(order):
+                at = standing_at(g, [p[m] for p in before], self.sym, self.plan.homes)
+                if self.permutations[at] is before[at]:
+                    self.permutations[at] = before[at].clone()
+                self.permutations[at][m] = before[at][m][moving]
+
+    def _flip(self, k: int, mirror: int, factors: Tensor) -> None:
+        """Flip units as they stand."""
+        assert self.signs is not None
+        at = self.permutations[self.plan.families[k].group]
+        signs = self.signs[mirror]
+        self.signs[mirror] = signs.scatter(1, at, signs.gather(1, at) * factors.to(signs))
+        step = [torch.ones(g.units) for g in self.sym.signs]
+        step[mirror] = factors
+        for n in self.plan.names[k]:
+            axes: dict[int, list[Kind]] = self.plan.flipped[n]
+            self.current[n] = multiplied_tensor(self.current[n], self.sym, axes, {"signs": step}, 1)
+        self._forget(k)
+
+    def _forget(self, k: int) -> None:
+        """Drop the products of tensors on which a family acts."""
+        names = self.plan.names[k]
+        self.products = {v: p for v, p in self.products.items() if v.tensor not in names}
+
+    # -------------------------------------------------------- branches
+    def exchange(self, generator: torch.Generator, max_sweeps: int) -> None:
+        """Give branches that have tensors of their own, such as experts, the best order.
+
+        How alike two branches are is only known once their units are matched. With all branches
+        moved on by one place, by two and so on, every pair stands face to face once, and coordinate
+        ascent matches the insides of all of them at a time; an assignment then chooses among the
+        pairs. One network at a time.
+
+        Args:
+            generator: of the order of the sweeps.
+            max_sweeps: sweeps per climb, and rounds.
+        """
+        assert self.members == 1 or not self.plan.branches
+        for _ in range(max_sweeps if self.plan.branches else 0):
+            start = float(self.score())
+            for group in self.plan.branches:
+                best, before = float(self.score()), list(self.permutations)
+                places = torch.arange(self.plan.groups[group].units)
+                table = torch.zeros(len(places), len(places), dtype=torch.float64)
+                for shift in range(len(places)):
+                    order = places.roll(-shift)
+                    self._face(before, group, order, generator, max_sweeps)
+                    table[places, order] = self._facing(group)
+                self._face(before, group, assign(table), generator, max_sweeps)
+                self.climb(generator, max_sweeps)
+                if not float(self.score()) > best + _GAIN * abs(best):
+                    self.stand(before)
+            if not float(self.score()) > start + _GAIN * abs(start):
+                return
+
+    def _face(
+        self,
+        before: Sequence[Tensor],
+        group: int,
+        order: Tensor,
+        generator: torch.Generator,
+        max_sweeps: int,
+    ) -> None:
+        """Reorder branches as they stood, and match the units inside of those that meet."""
+        step = identity(self.sym)
+        step[group] = order
+        self.stand(compose(before, step, self.sym))
+        inside = self.plan.inside(group)
+        moving = {g for k in inside for g in self.plan.families[k].members}
+        known = set(range(len(self.plan.groups))) - moving
+        self.climb(generator, max_sweeps, inside, known)
+
+    def _facing(self, group: int) -> Tensor:
+        """Similarity of every branch with what stands in its place, with its rows in a router."""
+        branches, compared = self.plan.groups[group], self.plan.compared
+        moving, goal = {n: t[0].double() for n, t in self.current.items()}, self.reference
+        total = torch.zeros(branches.units, dtype=torch.float64)
+        for row in branches.tensors:
+            if row[0] in compared:
+                total += torch.stack([(goal[n].double() * moving[n]).sum().cpu() for n in row])
+        for placement in branches.placements:
+            if self.sym.axes[placement.axis].tensor in compared:
+                a, b = (unit_rows(w, self.sym, placement).double() for w in (goal, moving))
+                total += (a * b).sum(-1).cpu()
+        return total
+
+
+def _doubled(params: Params, names: Sequence[str]) -> Params:
+    return {n: params[n].double() for n in names}
+
+
+def _where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Members of one stacked tensor or another."""
+    return torch.where(mask.reshape(-1, *[1] * (a.ndim - 1)).to(a.device), a, b)

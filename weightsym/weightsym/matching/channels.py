@@ -1,0 +1,332 @@
+"""Comparison of the channels of two networks, by their weights or by activations on inputs.
+
+A channel is a row of numbers: the weights at its place, or its activations on batches. What a
+matrix does to channels it does to their second moments, so that these are all that matching needs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from weightsym.forward import structural_copy
+from weightsym.groups import LinearGroup, Placement, Symmetries
+from weightsym.matching.activations import (
+    Product,
+    inputs_of,
+    values_at,
+    watch,
+)
+from weightsym.params import Params, unstack
+from weightsym.shifting import remove_shifts
+from weightsym.units import unit_rows
+from weightsym.validation import (
+    check_finite,
+    check_one_network,
+    check_params,
+    check_squares,
+)
+
+__all__ = ["By", "Moments", "ChannelView", "distance", "view_of"]
+
+By = Literal["weights", "activations"]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Inner products of channels on which G (first) or its inverse transpose (second) acts.
+
+    Attributes:
+        moving: of the network that moves, ``(2, spaces, size, size)``.
+        goal: of the reference.
+        cross: of every space of the reference with every one of the network, ``(2, spaces, spaces,
+            size, size)``.
+    """
+
+    moving: Tensor
+    goal: Tensor
+    cross: Tensor
+
+    def __add__(self, other: Moments) -> Moments:
+        """The moments of longer rows."""
+        return Moments(self.moving + other.moving, self.goal + other.goal, self.cross + other.cross)
+
+    def over(self, size: Tensor, size_of_pairs: Tensor) -> Moments:
+        """The moments of smaller rows."""
+        return Moments(self.moving / size, self.goal / size, self.cross / size_of_pairs)
+
+    @property
+    def shares(self) -> Moments:
+        """The same for channels of a reference that are as large on both sides."""
+        size = self.goal.diagonal(dim1=-2, dim2=-1).sum((1, 2)).clamp_min(1e-300)
+        wide = size[:, None, None, None]
+        return self.over(wide, wide[..., None])
+
+    @property
+    def paired(self) -> Tensor:
+        """Products of every space with the one in its place, ``(2, spaces, size, size)``."""
+        return self.cross.diagonal(dim1=1, dim2=2).movedim(-1, 1)
+
+    def reordered(self, order: Tensor) -> Moments:
+        """The moments after the spaces of the network have changed their places."""
+        return Moments(self.moving[:, order], self.goal, self.cross[:, :, order])
+
+    def mixed(self, matrices: Tensor) -> Moments:
+        """The moments after the channels of the network are mixed, ``(spaces, size, size)``."""
+        both = torch.stack([matrices, torch.linalg.inv(matrices).mT])
+        return Moments(both @ self.moving @ both.mT, self.goal, self.cross @ both[:, None].mT)
+
+    @classmethod
+    def none(cls, group: LinearGroup, like: Tensor) -> Moments:
+        """Of rows without a number."""
+        s, n = group.spaces, group.size
+        zero = like.new_zeros(2, s, n, n, dtype=torch.float64)
+        return cls(zero, zero, like.new_zeros(2, s, s, n, n, dtype=torch.float64))
+
+
+def _moments(moving: Tensor, goal: Tensor, side: int) -> Moments:
+    """Of rows ``(spaces, size, numbers)``, on one side."""
+    both = [moving @ moving.mT, goal @ goal.mT]
+    s, n = moving.shape[:2]
+    cross = (goal.flatten(0, 1) @ moving.flatten(0, 1).mT).reshape(s, n, s, n).transpose(1, 2)
+    parts = []
+    for part in (*both, cross):
+        whole = part.new_zeros(2, *part.shape)
+        whole[side] = part
+        parts.append(whole)
+    return Moments(*parts)
+
+
+def weight_moments(
+    params: Params,
+    reference: Params,
+    sym: Symmetries,
+    group: LinearGroup,
+    places: Sequence[Placement],
+) -> Moments:
+    """Moments of the weights at some places of a group."""
+    total = Moments.none(group, next(iter(params.values())))
+    for placement in places:
+        moving, goal = (unit_rows(p, sym, placement).double() for p in (params, reference))
+        total = total + _moments(moving, goal, int(placement.exponent == -1))
+    return total
+
+
+# ------------------------------------------------------------ activations
+def activation_moments(
+    network: nn.Module, params: Params, reference: Params, sym: Symmetries, inputs: Sequence[Any]
+) -> tuple[list[Moments], list[Moments]]:
+    """Moments of the activations of the channels of all groups, where linear maps show them.
+
+    Every layer counts the same, however large its activations are.
+
+    Args:
+        network: gives the computation, in evaluation mode.
+        params: one network.
+        reference: the other.
+        sym: what `discover` returned.
+        inputs: one batch each.
+
+    Returns:
+        Those by which matrices are found, at places of `_telling`; and those of all places, by
+        which heads are told apart: also by what their attention gathers.
+    """
+    names = {sym.axes[p.axis].tensor for g in sym.linear for p in g.placements}
+    names = {n for n in names if len(sym.shapes[n]) == 2}
+    every, sides = dict[tuple[int, int], Moments](), dict[tuple[int, int], int]()
+    for x in inputs:
+        both = [watch(network, p, x, names) for p in (params, reference)]
+        for k, group in enumerate(sym.linear):
+            for number, (moving, goal, side) in _shown(sym, group, *both).items():
+                found, sides[k, number] = _moments(moving, goal, side), side
+                every[k, number] = every[k, number] + found if (k, number) in every else found
+    if not all(bool((m.moving + m.goal).isfinite().all()) for m in every.values()):
+        raise ValueError("`batches` lead to activations that are not finite.")
+    like = next(iter(params.values()))
+    totals = [[Moments.none(g, like) for g in sym.linear] for _ in range(2)]
+    for chosen, total in zip((_telling(sym, sides), every), totals, strict=True):
+        for key in chosen:
+            size = every[key].goal.diagonal(dim1=-2, dim2=-1).sum().clamp_min(1e-300)
+            total[key[0]] = total[key[0]] + every[key].over(size, size)
+    return totals[0], totals[1]
+
+
+def _shown(
+    sym: Symmetries,
+    group: LinearGroup,
+    moving: Mapping[str, Sequence[Product]],
+    goal: Mapping[str, Sequence[Product]],
+) -> dict[int, tuple[Tensor, Tensor, int]]:
+    """By place, the channels of both networks ``(spaces, size, numbers)``, and on which side."""
+    result, sources = {}, set[tuple[tuple[int, int], ...]]()
+    for number, placement in enumerate(group.placements):
+        axis = sym.axes[placement.axis]
+        pair = values_at(sym, placement, moving), values_at(sym, placement, goal)
+        source = tuple(p.origin for p in moving.get(axis.tensor, ()))
+        if pair[0] is None or pair[1] is None or (axis.dim == 1 and source in sources):
+            continue
+        if axis.dim == 1:  # queries, keys and values read the same
+            sources.add(source)
+        rows = [r.double().flatten(2) for r in pair if r is not None]
+        if _floats(sym, group):
+            rows = [r - r.mean(-1, keepdim=True) for r in rows]
+        side = int((placement.exponent == -1) != (axis.dim == 1))
+        result[number] = rows[0], rows[1], side
+    return result
+
+
+def _telling(sym: Symmetries, sides: dict[tuple[int, int], int]) -> list[tuple[int, int]]:
+    """Places that are compared: readers of streams, and writers of other spaces, where seen.
+
+    What one layer adds to a stream says less than what the next one finds there, and what attention
+    has gathered from elsewhere depends on where it looks, which no matrix inside of a head changes.
+    """
+    kinds = {
+        key: (key[0], side if sym.linear[key[0]].rescales else 0) for key, side in sides.items()
+    }
+    best = {
+        (k, number)
+        for k, number in sides
+        if (sym.axes[sym.linear[k].placements[number].axis].dim == 1) != sym.linear[k].rescales
+    }
+    seen = {kinds[key] for key in best}
+    return [key for key in sides if key in best or kinds[key] not in seen]
+
+
+def _floats(sym: Symmetries, group: LinearGroup) -> bool:
+    """True if biases of the channels are free: only differences of activations mean something.
+
+    Not where one tensor takes back what another gives, as in a sum of two tables.
+    """
+    mixed = {sym.axes[p.axis].tensor for p in group.placements}
+    given = [
+        [p.exponent for p in shift.placements if sym.axes[p.axis].tensor in mixed]
+        for shift in sym.shifts
+    ]
+    return any(sum(exponents) != 0 for exponents in given)
+
+
+# ------------------------------------------------------------ both
+Seen = list[Moments] | None
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelView:
+    """A way of comparing the channels of two networks: by weights, or by activations on inputs."""
+
+    sym: Symmetries
+    network: nn.Module | None = None
+    inputs: list[Any] = field(default_factory=list)
+    warned: set[str] = field(default_factory=set)
+
+    @cached_property
+    def streams(self) -> list[int]:
+        """Groups of rotations, which are turned before all others are matched."""
+        return [k for k, g in enumerate(self.sym.linear) if not g.rescales]
+
+    @cached_property
+    def rest(self) -> list[int]:
+        """All groups but those of streams."""
+        return [k for k in range(len(self.sym.linear)) if k not in self.streams]
+
+    @cached_property
+    def anchored(self) -> list[list[Placement]]:
+        """By group, the places whose weights have nothing on their other side that may move."""
+        sym, result = self.sym, []
+        reached = {(sym.axes[a].tensor, a) for a in sym.placements_by_axis("permutations")}
+        reached |= {(sym.axes[p.axis].tensor, p.axis) for g in sym.linear for p in g.placements}
+        for places in (g.placements for g in sym.linear):
+            alone = [
+                p
+                for p in places
+                if not any(t == sym.axes[p.axis].tensor and a != p.axis for t, a in reached)
+            ]
+            result.append(alone or list(places))
+        return result
+
+    def standing(self, params: Params) -> Params:
+        """A network in double precision, the one of all that shifts make equal.
+
+        What shifts move for nothing would count as distance: two tables that are summed differ in
+        the offset that they share, biases of keys in everything.
+        """
+        double = {n: params[n].double() for n in self.sym.touched}
+        return remove_shifts({**params, **double}, self.sym)
+
+    def activations(self, params: Params, reference: Params) -> tuple[Seen, Seen]:
+        """Moments of all groups, if activations are what counts: for matrices, and for heads."""
+        if self.network is None:
+            return None, None
+        moving = {n: t.to(reference[n].dtype) if n in reference else t for n, t in params.items()}
+        telling, every = activation_moments(self.network, moving, reference, self.sym, self.inputs)
+        for group, moments in zip(self.sym.linear, telling, strict=True):
+            if not bool((moments.goal != 0).any()) and group.name not in self.warned:
+                self.warned.add(group.name)
+                _log.warning(
+                    "No linear map shows the channels of %s: weights are compared.", group.name
+                )
+        return telling, every
+
+    def moments(
+        self,
+        k: int,
+        params: Params,
+        reference: Params,
+        seen: Sequence[Moments] | None,
+        first: bool = False,
+    ) -> Moments:
+        """Moments of one group: what was seen of it, and weights where nothing was."""
+        group, sym = self.sym.linear[k], self.sym
+        places = self.anchored[k] if first else group.placements
+        if seen is None or not bool((seen[k].goal != 0).any()):
+            return weight_moments(params, reference, sym, group, places)
+        if not group.rescales:
+            return seen[k]
+        missing = [s for s in (0, 1) if not bool((seen[k].goal[s] != 0).any())]
+        places = [p for p in group.placements if int(p.exponent == -1) in missing]
+        return seen[k] + weight_moments(params, reference, sym, group, places)
+
+
+def view_of(
+    params: Params,
+    reference: Params,
+    sym: Symmetries,
+    model: nn.Module | None,
+    batches: Iterable[Any] | None,
+    by: By,
+    sweeps: int,
+) -> tuple[ChannelView, list[Params], bool]:
+    """Check arguments, and return the comparison, all members, and True for a stack."""
+    if by not in get_args(By):
+        raise ValueError(f"`by` must be one of {', '.join(get_args(By))}, got {by!r}.")
+    if sweeps < 1:
+        raise ValueError(f"`sweeps` must be at least 1, got {sweeps}.")
+    check_one_network(reference, sym, "reference")
+    stacked = check_params(params, sym)
+    check_finite(reference, sym, "reference")
+    check_finite(params, sym)
+    for name, networks in (("reference", reference), ("params", params)):
+        check_squares(networks, name, sym.touched)
+    network, inputs = None, list[Any]()
+    if by == "activations":
+        if model is None or batches is None:
+            raise ValueError('`by="activations"` needs `model` and `batches`.')
+        network, inputs = structural_copy(model).eval(), list(inputs_of(batches))
+    return ChannelView(sym, network, inputs), unstack(params) if stacked else [params], stacked
+
+
+def distance(a: Params, b: Params, sym: Symmetries) -> Tensor:
+    """Euclidean distance of two networks, or of every member, in what symmetries move."""
+    total = torch.zeros((), dtype=torch.float64)
+    for name in sym.touched:
+        difference = a[name].double() - b[name].double()
+        dims = list(range(-b[name].ndim, 0)) if b[name].ndim <= a[name].ndim else []
+        total = total + (difference.square().sum(dims) if dims else difference.square()).cpu()
+    return total.sqrt()

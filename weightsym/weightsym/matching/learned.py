@@ -1,0 +1,387 @@
+"""Permutations and matrices learned by gradients of the loss half way between two networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from tqdm.auto import tqdm
+
+from weightsym import params as P
+from weightsym.actions import permute, tied
+from weightsym.composition import compose
+from weightsym.elements import identity
+from weightsym.forward import in_precision_of, structural_copy
+from weightsym.groups import LinearGroup, Placement, Symmetries
+from weightsym.matching.ascent import Ascent
+from weightsym.matching.channels import distance
+from weightsym.matching.interpolation import Loss, interpolate
+from weightsym.matching.matrices import FullMatch, SpaceMap
+from weightsym.matching.plan import Plan, assign
+from weightsym.mixing import identity_mixings, mixed_axis, multiplied
+from weightsym.params import Params
+from weightsym.randomness import keyed_generator
+from weightsym.validation import check_one_network
+
+__all__ = ["HalfWay", "Learning", "learn", "learn_match"]
+
+_SWEEPS = 10  # of coordinate ascent after a step; it goes on in the next
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Settings of a match that is learned from gradients.
+
+    Args:
+        steps: gradient steps, one batch each.
+        rate: learning rate of Adam.
+        held_back: share of the batches that judge instead of teach; at least one does.
+        every: steps from one judgement to the next.
+        progress: show a bar.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import Learning, discover, match
+    >>> net, x = mlp(2, [4], 1), torch.randn(16, 2)
+    >>> (a, b), batches = P.unstack(P.populate(net, 2)), [(x, x.prod(1, keepdim=True))] * 2
+    >>> how, loss = Learning(steps=4, every=2), torch.nn.functional.mse_loss
+    >>> data = {"model": net, "batches": batches, "loss": loss}
+    >>> found = match(a, b, discover(net, x), method="learned", learning=how, **data)
+    >>> found.method, found.objective.item() < 0  # minus the loss at the midpoint
+    ('learned', True)
+    """
+
+    steps: int = 200
+    rate: float = 0.01
+    held_back: float = 0.25
+    every: int = 10
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
+        if not 0 < self.held_back < 1:
+            raise ValueError(f"`held_back` must lie between 0 and 1, got {self.held_back}.")
+        if not 0 < self.rate < float("inf"):
+            raise ValueError(f"`rate` must be positive and finite, got {self.rate}.")
+
+
+class HalfWay:
+    """Losses half way from a reference to the members of a stack.
+
+    Layers that keep statistics use those of the batch, as re-estimation would give.
+
+    Args:
+        model: gives the computation; else it runs in evaluation mode.
+        reference: one network.
+        loss: mean loss of a batch.
+        batches: pairs of input and target that judge.
+    """
+
+    def __init__(
+        self, model: nn.Module, reference: Params, loss: Loss, batches: Sequence[Any]
+    ) -> None:
+        self.network, self.reference, self.loss = structural_copy(model), reference, loss
+        self.batches = batches
+        for module in self.network.modules():
+            norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+            module.training = norm and bool(module.track_running_stats)
+
+    def losses(self, stack: Params, batch: Any) -> Tensor:
+        """Loss on a batch, of every member."""
+        x, y = batch
+        between = interpolate(stack, self.reference, 0.5)
+        between = {n: t if P.is_weight(n, t) else t.detach().clone() for n, t in between.items()}
+        outputs = P.apply(self.network, between, in_precision_of(between, x))
+        members = range(P.stack_size(stack))
+        one = [tree_map(lambda t, m=m: t[m], outputs) for m in members]
+        return torch.stack([self.loss(o, y) for o in one])
+
+    @torch.no_grad()
+    def judge(self, stack: Params) -> Tensor:
+        """Mean loss of every member on the batches that judge."""
+        losses = torch.stack([self.losses(stack, batch) for batch in self.batches])
+        sizes = torch.tensor([float(len(x)) for x, _ in self.batches], dtype=torch.float64)
+        mean = (losses.double().cpu() * sizes[:, None]).sum(0) / sizes.sum()
+        return mean.nan_to_num(nan=torch.inf)
+
+    def descend(
+        self,
+        tensors: Sequence[Tensor],
+        moved: Callable[[], Params],
+        batches: Sequence[Any],
+        learning: Learning,
+        seed: int,
+    ) -> Iterator[bool]:
+        """Lower the loss by Adam, and say after every step whether it is time to judge.
+
+        Args:
+            tensors: what is learned; the last step is one after which they are not finite.
+            moved: gives the stack that follows from them, differentiably.
+            batches: to learn from, in a new order in every round.
+            learning: how to learn; the rate falls to zero.
+            seed: of the order of batches.
+        """
+        optimizer, count, order = torch.optim.Adam(tensors, lr=learning.rate), len(batches), []
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, learning.steps)
+        for step in tqdm(range(learning.steps), "match", disable=not learning.progress):
+            if step % count == 0:
+                generator = keyed_generator(seed, "batches", step // count)
+                order = torch.randperm(count, generator=generator).tolist()
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                self.losses(moved(), batches[order[step % count]]).sum().backward()
+            optimizer.step()
+            schedule.step()
+            if not all(bool(t.isfinite().all()) for t in tensors):
+                return
+            yield (step + 1) % learning.every == 0 or step + 1 == learning.steps
+
+
+# ------------------------------------------------------------ permutations
+def learn(
+    plan: Plan,
+    params: Params,
+    half_way: HalfWay,
+    batches: Sequence[Any],
+    starts: Sequence[Sequence[Tensor]],
+    learning: Learning,
+    seed: int,
+) -> tuple[list[Tensor], Tensor]:
+    r"""Straight-through estimator of Git Re-Basin, for every member of a stack.
+
+    A free copy :math:`\tilde a` of the reference starts as the reference :math:`a`. Every step
+    matches the network :math:`b` to it by weights, and moves it by the gradient of the loss between
+    the *reference* and the matched network, as if it were the latter:
+
+    .. math:: \pi \leftarrow \arg\max_\pi \langle \tilde a, \pi b \rangle, \quad
+        \tilde a \leftarrow \tilde a - \eta\, \nabla_{\pi b} L(\tfrac12 a + \tfrac12 \pi b)
+
+    References:
+        Git Re-Basin: Merging Models modulo Permutation Symmetries (Ainsworth, Hayase, Srinivasa,
+        2023)
+
+    Args:
+        plan: of the groups.
+        params: a stack.
+        half_way: judges permutations; the best of all are kept.
+        batches: pairs of input and target to learn from.
+        starts: permutations to begin with: the best of them.
+        learning: how to learn.
+        seed: of the order of batches and sweeps.
+
+    Returns:
+        The best permutations of every member, and their losses.
+    """
+    best = [p.clone() for p in starts[0]]
+    least = half_way.judge(permute(params, plan.sym, best))
+    for start in starts[1:]:
+        _take(best, least, start, half_way.judge(permute(params, plan.sym, start)))
+    if not bool(least.isfinite().all()):
+        raise ValueError("`loss` is NaN or infinite at the midpoint, before anything is learnt.")
+    for permutations in _straight_through(plan, params, half_way, batches, best, learning, seed):
+        _take(best, least, permutations, half_way.judge(permute(params, plan.sym, permutations)))
+    return best, least
+
+
+def _take(best: list[Tensor], least: Tensor, permutations: Sequence[Tensor], loss: Tensor) -> None:
+    """Keep what is better, for every member."""
+    better = loss < least
+    for mine, new in zip([*best, least], [*permutations, loss], strict=True):
+        mine[better] = new[better]
+
+
+def _straight_through(
+    plan: Plan,
+    params: Params,
+    half_way: HalfWay,
+    batches: Sequence[Any],
+    start: Sequence[Tensor],
+    learning: Learning,
+    seed: int,
+) -> Iterator[list[Tensor]]:
+    """Permutations every few steps, in float32 where Adam's epsilon would be zero."""
+    names = [n for n in plan.compared if params[n].is_floating_point() and plan.families]
+    free = _free_copies(half_way.reference, names, len(start[0]) if start else 1)
+    networks, generator = {n: _wide(t) for n, t in params.items()}, keyed_generator(seed, "sweeps")
+    permutations = list(start)
+
+    def moved() -> Params:
+        network = permute(params, plan.sym, permutations)
+        return {n: passed_through(t, free[n]) if n in free else t for n, t in network.items()}
+
+    tensors = list(free.values())
+    for judging in half_way.descend(tensors, moved, batches, learning, seed) if free else ():
+        ascent = Ascent(plan, networks, {n: t.detach() for n, t in free.items()})
+        ascent.stand(permutations)
+        ascent.climb(generator, _SWEEPS)
+        permutations = ascent.permutations
+        if judging:
+            yield permutations
+
+
+def _free_copies(reference: Params, names: Sequence[str], members: int) -> dict[str, Tensor]:
+    wide = {n: _wide(reference[n]).detach() for n in names}
+    return {n: t.expand(members, *t.shape).clone().requires_grad_() for n, t in wide.items()}
+
+
+def passed_through(value: Tensor, free: Tensor) -> Tensor:
+    """A tensor whose gradient goes to another one."""
+    return value + (free - free.detach()).to(value)
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+
+
+def parted(batches: Iterable[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
+    """Batches to learn from, and those that are held back to judge."""
+    if not isinstance(batches, Sequence) or len(batches) < 2:
+        raise ValueError(
+            "`batches` must be a list of at least two (input, target) pairs: some are held back."
+        )
+    if any(not isinstance(batch, tuple | list) or len(batch) != 2 for batch in batches):
+        raise ValueError("`batches` must hold (input, target) pairs to learn from.")
+    order = torch.randperm(len(batches), generator=keyed_generator(seed, "held back")).tolist()
+    count = min(max(1, round(share * len(batches))), len(batches) - 1)
+    return [batches[k] for k in sorted(order[count:])], [batches[k] for k in sorted(order[:count])]
+
+
+# ------------------------------------------------------------ permutations and matrices
+def learn_match(
+    start: FullMatch,
+    params: Params,
+    reference: Params,
+    sym: Symmetries,
+    model: nn.Module,
+    batches: Sequence[tuple[Any, Any]],
+    *,
+    loss: Loss = nn.functional.cross_entropy,
+    learning: Learning | None = None,
+    seed: int = 0,
+) -> FullMatch:
+    r"""Lower the loss half way between two networks over the group elements that join them.
+
+    .. math:: \min_{g} \; L(\tfrac12 (a + g b))
+
+    Matrices stay in their groups: rotations are exponentials of skew matrices. Hidden units follow
+    a table whose best assignment is used and whose gradient is that of the assignment
+    (straight-through). Heads stay where the start has put them. The element with the least loss on
+    batches that were held back is kept, be it the start.
+
+    References:
+        Git Re-Basin: Merging Models modulo Permutation Symmetries (Ainsworth, Hayase, Srinivasa,
+        2023)
+
+    Args:
+        start: what `match_all` has found, usually by activations.
+        params: the network that moves.
+        reference: the network that stays.
+        sym: what `discover` returned.
+        model: gives the computation; it runs in evaluation mode and is left untouched. Statistics
+            of BatchNorm are those of the batch.
+        batches: pairs of input and target.
+        loss: mean loss of a batch.
+        learning: how to learn.
+        seed: of the order of batches, and of those that are held back.
+
+    >>> from weightsym import params as P
+    >>> from weightsym import Learning, discover, interpolate, learn_match, match_all
+    >>> mse, x = torch.nn.functional.mse_loss, torch.randn(64, 8)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.Linear(3, 8))
+    >>> sym, (a, b) = discover(net, x), P.unstack(P.populate(net, 2))
+    >>> start = match_all(a, b, sym)
+    >>> how = Learning(steps=25)
+    >>> found = learn_match(start, a, b, sym, net, [(x, x)] * 2, loss=mse, learning=how)
+    >>> half_way = [interpolate(b, match.apply(a, sym), 0.5) for match in (start, found)]
+    >>> bool(mse(P.apply(net, half_way[1], x), x) <= mse(P.apply(net, half_way[0], x), x))
+    True
+    """
+    if not isinstance(start, FullMatch):
+        raise ValueError(f"`start` must be what `match_all` returns, got {type(start).__name__}.")
+    check_one_network(reference, sym, "reference")
+    check_one_network(params, sym, "params")
+    learning = learning or Learning()
+    teaching, judging = parted(batches, learning.held_back, seed)
+    half_way, free = HalfWay(model, reference, loss, judging), _Free(sym, start.apply(params, sym))
+    if not free.tensors:
+        return start
+    best, least = free.element(), half_way.judge(free.moved())
+    for time in half_way.descend(free.tensors, free.moved, teaching, learning, seed):
+        value = half_way.judge(free.moved()) if time else least
+        if bool(value < least):
+            best, least = free.element(), value
+    permutations = compose(start.permutations, best[0], sym)
+    matrices = [b @ a for a, b in zip(start.matrices, best[1], strict=True)]
+    joined = FullMatch(tuple(permutations), tuple(matrices), start.before, start.after)
+    return replace(joined, after=distance(joined.apply(params, sym), reference, sym))
+
+
+class _Free:
+    """One table for every group of hidden units and one matrix for every space, to be learned."""
+
+    def __init__(self, sym: Symmetries, params: Params) -> None:
+        self.sym, self.params = sym, params
+        inner = {g for group in sym.permutations for row in group.inner for g in row}
+        space_map = SpaceMap(sym)
+        self.groups = [
+            k
+            for k in space_map.others
+            if k not in inner and not sym.permutations[k].inner and not space_map.tangled
+        ]
+        units = [sym.permutations[k].units for k in self.groups]
+        device = next(iter(params.values())).device
+        self.tables = [torch.eye(n, device=device, requires_grad=True) for n in units]
+        self.logs = [
+            torch.zeros_like(m, dtype=torch.float32, device=device, requires_grad=True)
+            for m in identity_mixings(sym)
+        ]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors that have a gradient."""
+        return [*self.tables, *self.logs]
+
+    def moved(self) -> Params:
+        """A stack of the network after permutations and matrices, differentiably."""
+        result = dict(self.params)
+        for k, table in zip(self.groups, self.tables, strict=True):
+            matrix = passed_through(torch.eye(len(table)).to(table)[assign(table.detach())], table)
+            for p in self.sym.permutations[k].placements:
+                placement = Placement(p.axis, p.positions[None])
+                name = self.sym.axes[p.axis].tensor
+                result[name] = mixed_axis(result[name], self.sym, placement, matrix[None])
+        for group, log in zip(self.sym.linear, self.logs, strict=True):
+            generator = _generator(group, log)
+            forward, inverse = torch.matrix_exp(generator), torch.matrix_exp(-generator.mT)
+            result = dict(multiplied(result, self.sym, group, forward, inverse))
+        return {n: t[None] for n, t in tied(result, self.sym).items()}
+
+    def element(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Permutations and matrices as they are now."""
+        permutations = identity(self.sym)
+        for k, table in zip(self.groups, self.tables, strict=True):
+            permutations[k] = assign(table.detach())
+        pairs = zip(self.sym.linear, self.logs, strict=True)
+        logs = [_generator(group, log.detach().double()) for group, log in pairs]
+        return permutations, [torch.matrix_exp(x) for x in logs]
+
+
+def _generator(group: LinearGroup, free: Tensor) -> Tensor:
+    """The part of a matrix whose exponential is in the group."""
+    if group.kind == "general":
+        return free
+    if group.kind == "complex":
+        eye = torch.eye(2).to(free)
+        return (free - free.mT) / 2 + eye * free.diagonal(dim1=-2, dim2=-1).mean(-1)[
+            ..., None, None
+        ]
+    skew = (free - free.mT) / 2
+    if group.kind != "centred":
+        return skew
+    rest = torch.eye(group.size).to(free) - 1 / group.size
+    return rest @ skew @ rest

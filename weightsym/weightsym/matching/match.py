@@ -1,0 +1,356 @@
+"""The permutations that bring a network closest to another, by its weights or by data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args, overload
+
+import torch
+from torch import Tensor, nn
+
+from weightsym.actions import flip, permute
+from weightsym.elements import identity
+from weightsym.groups import Symmetries
+from weightsym.matching.activations import by_activations
+from weightsym.matching.ascent import SMALL, Ascent
+from weightsym.matching.frank_wolfe import frank_wolfe, start_from_signatures
+from weightsym.matching.interpolation import Loss
+from weightsym.matching.learned import HalfWay, Learning, learn, parted
+from weightsym.matching.plan import Plan, plan_of
+from weightsym.params import Params, of, stack, stack_size
+from weightsym.validation import (
+    check_finite,
+    check_one_network,
+    check_params,
+    check_squares,
+)
+
+__all__ = ["ByWeights", "MatchResult", "match"]
+
+ByWeights = Literal["best", "ascent", "frank-wolfe"]
+Method = Literal[ByWeights, "activations", "learned"]
+Data = tuple[nn.Module, Iterable[Any]]
+
+_log = logging.getLogger(__name__)
+_TIE = 1e-7
+_AT_ONCE = 2**26
+"""Similarities of units that are held at once; networks beyond that wait for their turn."""
+
+
+@dataclass(frozen=True, eq=False)
+class MatchResult(Sequence[Tensor]):
+    """Permutations that bring a network, or every member of a stack, close to a reference.
+
+    It is itself the sequence of its permutations: ``permute(params, sym, match(...))``.
+
+    Attributes:
+        permutations: one per group, with a leading dimension for a stack.
+        objective: what the method maximises: the inner product of weights or of activations; of
+            what is learnt, minus the loss at the midpoint on batches held back. One number, or one
+            per member.
+        method: how it was found; per member for a stack.
+        signs: flips that come before the permutations, where they were asked for.
+
+    >>> from weightsym import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import discover, match
+    >>> net = mlp(2, [8], 1)
+    >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
+    >>> found = match(w, w, sym)
+    >>> found[0], found.method, found.objective > 0
+    (tensor([0, 1, 2, 3, 4, 5, 6, 7]), 'ascent', tensor(True))
+    """
+
+    permutations: tuple[Tensor, ...]
+    objective: Tensor
+    method: str | tuple[str, ...]
+    signs: tuple[Tensor, ...] | None = None
+
+    @property
+    def element(self) -> list[Tensor]:
+        """Permutations of all groups, then signs."""
+        return [*self.permutations, *(self.signs or ())]
+
+    def apply(self, params: Params, sym: Symmetries) -> Params:
+        """The matched network or stack."""
+        return permute(flip(params, sym, self.signs) if self.signs else params, sym, self)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Tensor, ...]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | tuple[Tensor, ...]:
+        """The permutation of one group, or of several."""
+        return self.permutations[index]
+
+    def __len__(self) -> int:
+        """The number of groups that are permuted."""
+        return len(self.permutations)
+
+    def single(self) -> MatchResult:
+        """The result of the only member of a stack."""
+        signs = None if self.signs is None else tuple(s[0] for s in self.signs)
+        one = tuple(p[0] for p in self.permutations)
+        return MatchResult(one, self.objective[0], self.method[0], signs)
+
+    def __str__(self) -> str:
+        """One line with method and objective."""
+        methods = {self.method} if isinstance(self.method, str) else set(self.method)
+        many = "" if self.objective.ndim == 0 else f" in the mean of {len(self.objective)} networks"
+        names = " and ".join(sorted(methods))
+        return f"{names}: objective {float(self.objective.mean()):.4g}{many}"
+
+
+@torch.no_grad()
+def match(
+    params: Params,
+    reference: Params,
+    sym: Symmetries,
+    *,
+    method: Method = "best",
+    signs: bool = False,
+    seed: int = 0,
+    max_sweeps: int = 100,
+    model: nn.Module | None = None,
+    batches: Iterable[Any] | None = None,
+    loss: Loss | None = None,
+    learning: Learning | None = None,
+) -> MatchResult:
+    r"""Permutations after which a network is closest to a reference: largest inner product.
+
+    .. math:: \max_\pi\, \langle \pi\, \theta, \theta^* \rangle
+
+    Coordinate ascent goes through the network once from the input to the output, comparing only
+    with what is already matched, and then sweeps in random order until no group changes. Where the
+    input anchors nothing (residual streams) it gets stuck; Frank-Wolfe moves all groups at once
+    between permutations, from the point that prefers none, and coordinate ascent finishes its
+    answer; a second run starts where sorted weights look alike. Blocks (heads, convolution groups)
+    are matched together with their inside, and so are experts that are modules of their own, by
+    weights only.
+
+    Other methods look at data instead. ``"activations"`` maximises the inner products of hidden
+    activations on batches, by one assignment per group. ``"learned"`` makes the loss at the
+    midpoint small by gradients, and keeps the permutations with the smallest on batches that were
+    held back; it begins with the better of ``"best"`` and ``"activations"``.
+
+    References:
+        Git Re-Basin: Merging Models modulo Permutation Symmetries (Ainsworth, Hayase, Srinivasa,
+        2023)
+        C2M3: Cycle-Consistent Multi-Model Merging (Crisostomi et al., 2024)
+
+    Args:
+        params: one network, or a stack whose members are matched one by one.
+        reference: the network to come close to.
+        sym: what `discover` returned.
+        method: ``"ascent"``, ``"frank-wolfe"``, or ``"best"``: the better of both and, if there are
+            batches, of ascent from where activations match; ascent alone where no two groups share
+            a tensor, as it is exact there. Frank-Wolfe is given up where three times its slope does
+            not reach what ascent has found: large networks with nothing in common. Or one of those
+            by data.
+        signs: flip whole units as well; by weights only. Gated units, and units before a norm, can
+            be flipped in some of their places only, and stay as they are.
+        seed: of the sweeps, and of what is learnt.
+        max_sweeps: sweeps per try.
+        model: gives the computation, for what looks at data.
+        batches: inputs, or tuples whose first element is the input; to learn, a list of (input,
+            target) pairs.
+        loss: mean loss of a batch, to learn.
+        learning: how to learn.
+
+    Returns:
+        One permutation per group, for `permute`, with the objective and the method that won. By
+        weights the objective is the inner product of weights; by activations the sum of what is
+        compared; of what is learnt, minus the loss at the midpoint on the batches held back.
+
+    >>> from weightsym import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import discover, match, permute, random_permutations
+    >>> net = mlp(2, [8, 8], 1)
+    >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
+    >>> copy = permute(w, sym, random_permutations(sym))
+    >>> back = permute(copy, sym, match(copy, w, sym))
+    >>> all(torch.equal(back[name], w[name]) for name in w)
+    True
+    """
+    if method not in get_args(Method):
+        raise ValueError(f"`method` must be one of {', '.join(get_args(Method))}, got {method!r}.")
+    if max_sweeps < 1:
+        raise ValueError(f"`max_sweeps` must be at least 1, got {max_sweeps}.")
+    if signs and method not in get_args(ByWeights):
+        raise ValueError(f"`signs` must be False for method {method!r}, which only permutes.")
+    check_one_network(reference, sym, "reference")
+    check_finite(reference, sym, "reference")
+    stacked = check_params(params, sym)
+    check_finite(params, sym)
+    plan, data = plan_of(sym), None
+    for name, networks in (("reference", reference), ("params", params)):
+        check_squares(networks, name, plan.compared)
+    if method not in get_args(ByWeights) or model is not None or batches is not None:
+        data = _data(method, params, reference, model, batches)
+    networks = params if stacked else stack([params])
+    search = _Search(plan, networks, reference, signs, seed, max_sweeps, data)
+    if method == "learned":
+        result = search.learned(loss, learning or Learning())
+    elif method == "activations":
+        result = search.by_activations()
+    else:
+        result = search.by_weights(method)
+    return result if stacked else result.single()
+
+
+def _data(
+    method: str,
+    params: Params,
+    reference: Params,
+    model: nn.Module | None,
+    batches: Iterable[Any] | None,
+) -> Data:
+    """A network that runs, and batches."""
+    if model is None or batches is None:
+        raise ValueError(f"`model` and `batches` must both be given for method {method!r}.")
+    for name, network in (("params", params), ("reference", reference)):
+        missing = of(model).keys() - network.keys()
+        if missing:
+            raise ValueError(
+                f"`{name}` must hold all tensors of the network {type(model).__name__}: it lacks "
+                f"{sorted(missing)[0]!r}."
+            )
+    return model, batches
+
+
+@dataclass(eq=False)
+class _Search:
+    """Networks to match to a reference, and the best that is found for every one of them."""
+
+    plan: Plan
+    networks: Params
+    reference: Params
+    signs: bool
+    seed: int
+    sweeps: int
+    data: Data | None
+
+    def __post_init__(self) -> None:
+        self.members, sym = stack_size(self.networks), self.plan.sym
+        self.element = [p.repeat(self.members, 1) for p in identity(sym)]
+        self.element += [torch.ones(self.members, g.units) for g in sym.signs if self.signs]
+        self.names = [""] * self.members
+        self.score = torch.full((self.members,), -torch.inf, dtype=torch.float64)
+
+    def by_activations(self) -> MatchResult:
+        """By one assignment per group, whose tables activations give."""
+        assert self.data is not None
+        model, batches = self.data
+        orders, value = by_activations(self.plan, model, self.networks, self.reference, batches)
+        return MatchResult(tuple(orders), value, ("activations",) * len(value))
+
+    def learned(self, loss: Loss | None, learning: Learning) -> MatchResult:
+        """By gradients of the loss half way, from weights or activations."""
+        if loss is None or self.data is None:
+            raise ValueError("`loss` must be given for method 'learned': the mean loss of a batch.")
+        teaching, judging = parted(self.data[1], learning.held_back, self.seed)
+        half_way = HalfWay(self.data[0], self.reference, loss, judging)
+        start, other = self.by_weights("best"), self.by_activations()
+        starts, how = [start.permutations, other.permutations], (learning, self.seed)
+        best, least = learn(self.plan, self.networks, half_way, teaching, starts, *how)
+        return MatchResult(tuple(best), -least, ("learned",) * len(least))
+
+    def by_weights(self, method: ByWeights) -> MatchResult:
+        """Try what the method says, some networks at a time, and finish in double precision."""
+        plan = self.plan
+        at_once = 1 if plan.branches else max(1, _AT_ONCE // max(1, plan.pairs))
+        if self.members > at_once:
+            every = (
+                {n: t[k : k + at_once] for n, t in self.networks.items()}
+                for k in range(0, self.members, at_once)
+            )
+            return _joined([replace(self, networks=some).by_weights(method) for some in every])
+        joint = method == "frank-wolfe" or (method == "best" and plan.couples)
+        joint = joint and bool(plan.tables)
+        first = self.score.clone()
+        if not joint or method != "frank-wolfe":
+            first = self._ascend("ascent")
+        if method == "best" and self.data is not None and plan.couples:
+            start = self.by_activations().permutations
+            self._ascend("ascent from activations", start)
+        if joint:
+            self._jointly(first)
+        groups = len(plan.groups)
+        if plan.size > SMALL:
+            ascent = self._ascent(torch.arange(self.members), exact=True)
+            ascent.stand(self.element[:groups])
+            ascent.climb(torch.Generator().manual_seed(self.seed), self.sweeps)
+            self.element, self.score = ascent.element, ascent.score()
+        permutations, flips = tuple(self.element[:groups]), tuple(self.element[groups:])
+        signs = flips if self.signs else None
+        return MatchResult(permutations, self.score, tuple(self.names), signs)
+
+    def _ascent(self, rows: Tensor, exact: bool = False) -> Ascent:
+        """Ascent of some members, for exact products with the flips of the best."""
+        networks = {n: self.networks[n] for n in self.plan.compared or self.networks}
+        some = networks if len(rows) == self.members else {n: t[rows] for n, t in networks.items()}
+        flips = self.element[len(self.plan.groups) :] if self.signs else None
+        if flips is not None and not exact:
+            flips = [torch.ones(len(rows), f.shape[1]) for f in flips]
+        return Ascent(self.plan, some, self.reference, flips, exact)
+
+    def _ascend(
+        self, name: str, start: Sequence[Tensor] | None = None, rows: Tensor | None = None
+    ) -> Tensor:
+        """Ascend, keep the result of every member if it is better, and return the scores."""
+        rows = torch.arange(self.members) if rows is None else rows
+        ascent = self._ascent(rows)
+        ascent.run(start, torch.Generator().manual_seed(self.seed), self.sweeps)
+        if not ascent.settled:
+            _log.warning("match: ascent is still improving after %d sweeps.", self.sweeps)
+        score = ascent.score()
+        better = score > self.score[rows] + _TIE * score.abs()
+        for best, new in zip([*self.element, self.score], [*ascent.element, score], strict=True):
+            best[rows[better]] = new[better].to(best)
+        for m in rows[better].tolist():
+            self.names[m] = name
+        return score
+
+    def _jointly(self, first: Tensor) -> None:
+        """Frank-Wolfe, finished by ascent: from where nothing is preferred, then from signatures.
+
+        The second start is left out where the first agrees with ascent, or was given up although
+        its slopes told something.
+
+        Args:
+            first: what ascent has reached.
+        """
+        plan, reference, rows = self.plan, self.reference, torch.arange(self.members)
+        for by_signatures in (False, True):
+            some = {n: self.networks[n][rows] for n in plan.compared}
+            start = start_from_signatures(plan, some, reference) if by_signatures else None
+            before, done = first[rows], torch.zeros(len(rows), dtype=torch.bool)
+            walk = frank_wolfe(plan, some, reference, start, before)
+            orders = plan.elements(walk.orders)
+            if not self.signs:  # no ascent leads on from where one has ended
+                pairs = zip(orders, self.element, strict=True)
+                done = torch.stack([(o == e[rows]).all(1) for o, e in pairs]).all(0)
+                done &= self.score[rows].isfinite()
+            going = ~walk.lost & ~done
+            if bool(going.any()):
+                score = self._ascend("frank-wolfe", [o[going] for o in orders], rows[going])
+                done[going] = (before[going] - score).abs() <= _TIE * score.abs()
+            rows = rows[~done & ~(walk.lost & ~walk.blind)]
+            if not len(rows):
+                return
+
+
+def _joined(results: Sequence[MatchResult]) -> MatchResult:
+    """The results of several stacks as one."""
+
+    def cat(parts: Sequence[Sequence[Tensor] | None]) -> tuple[Tensor, ...]:
+        return tuple(torch.cat(rows) for rows in zip(*(p or () for p in parts), strict=True))
+
+    return MatchResult(
+        cat([r.permutations for r in results]),
+        torch.cat([r.objective for r in results]),
+        tuple(name for r in results for name in r.method),
+        None if results[0].signs is None else cat([r.signs for r in results]),
+    )

@@ -1,0 +1,346 @@
+"""The groups of a network as matching needs them: families, what they see, tables of all units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from weightsym.actions import reached_axes
+from weightsym.axis_actions import Kind, axes_by_tensor
+from weightsym.composition import homes
+from weightsym.elements import identity
+from weightsym.groups import Placement, Symmetries
+from weightsym.params import Params
+from weightsym.units import other_axis, unit_rows
+
+__all__ = ["Family", "Plan", "Table", "View", "assign", "assign_blocks", "plan_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One order of units, and the places where it acts.
+
+    Blocks have one for their order and one, over all their channels, for every class inside.
+    """
+
+    units: int
+    places: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A group that is matched at once: channels, or blocks together with the channels inside them.
+
+    ``inner`` are those of the inner groups that have no place in common. The first of ``tables``
+    has the places of a unit that none of them moves, every other one those of one class of them.
+    """
+
+    group: int
+    inner: tuple[tuple[int, ...], ...]
+    tables: tuple[Table, ...]
+
+    @property
+    def members(self) -> set[int]:
+        """All groups that the family changes."""
+        return {self.group, *(g for row in self.inner for g in row)}
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The weights of the units of a group at one place of one tensor.
+
+    Attributes:
+        placement: of the units.
+        tensor: that has them.
+        across: the groups on the other side of the tensor.
+        sym: of the network.
+    """
+
+    placement: Placement
+    tensor: str
+    across: set[int]
+    sym: Symmetries
+
+    def rows(self, w: Tensor) -> Tensor:
+        """The weights of every unit in the tensor of a stack: ``(members, units, features)``."""
+        return unit_rows({}, self.sym, self.placement, w)
+
+
+class Plan:
+    """The groups of a network, and what their units see of each other."""
+
+    def __init__(self, sym: Symmetries) -> None:
+        self.axes, self.groups = sym.axes, sym.permutations
+        self.sym = sym
+
+    # -------------------------------------------------------- tensors
+    @cached_property
+    def tensors(self) -> dict[str, list[int]]:
+        """The axes of every tensor that a permutation reaches."""
+        return axes_by_tensor(self.sym, "permutations")
+
+    @cached_property
+    def compared(self) -> list[str]:
+        """The tensors that count: all that permutations reach but running statistics."""
+        statistics = {a.tensor for a in self.axes if a.role in ("mean", "variance")}
+        exchanged = (n for g in self.groups for row in g.tensors for n in row)
+        return [n for n in dict.fromkeys([*self.tensors, *exchanged]) if n not in statistics]
+
+    @cached_property
+    def size(self) -> int:
+        """The number of weights that count."""
+        return sum(self.sym.shapes[n].numel() for n in self.compared)
+
+    @cached_property
+    def flipped(self) -> dict[str, dict[int, list[Kind]]]:
+        """The axes of every tensor that flips of units reach."""
+        return reached_axes(self.sym, ("signs",))
+
+    # -------------------------------------------------------- families
+    @cached_property
+    def families(self) -> list[Family]:
+        """All groups in graph order, the inner ones also with their blocks.
+
+        Blocks that have tensors of their own are left out: `Ascent.exchange` moves those.
+        """
+        every = [self._family(k) for k, group in enumerate(self.groups) if not group.tensors]
+        return sorted(every, key=lambda f: self.groups[f.group].placements[0].axis)
+
+    def _family(self, group: int) -> Family:
+        inner, taken = [], dict[int, list[Tensor]]()
+        for row in self.groups[group].inner:
+            places = [p for g in row for p in self.groups[g].placements]
+            if not any(_meet(p, taken) for p in places):
+                inner.append(row)
+                for p in places:
+                    taken.setdefault(p.axis, []).append(p.positions.reshape(-1))
+        rest = (_without(p, taken) for p in self.groups[group].placements)
+        tables = [Table(self.groups[group].units, tuple(p for p in rest if p is not None))]
+        for joined in map(self._joined, inner):
+            tables.append(Table(len(joined[0].positions), joined))
+        return Family(group, tuple(inner), tuple(tables))
+
+    def _joined(self, row: Sequence[int]) -> tuple[Placement, ...]:
+        """The places of one class of channels in all blocks, one after the other."""
+        every = zip(*(self.groups[g].placements for g in row), strict=True)
+        return tuple(Placement(p[0].axis, torch.cat([q.positions for q in p])) for p in every)
+
+    @cached_property
+    def branches(self) -> list[int]:
+        """The groups whose units have tensors of their own, such as experts that are modules."""
+        return [k for k, group in enumerate(self.groups) if group.tensors]
+
+    @cached_property
+    def homes(self) -> dict[int, tuple[int, int, int]]:
+        """Of every group inside a block: the group of blocks, its row there, the block."""
+        return homes(self.sym)
+
+    def inside(self, group: int) -> list[int]:
+        """The families that lie inside the units of a group, however deep."""
+
+        def lies_inside(g: int) -> bool:
+            return g in self.homes and (self.homes[g][0] == group or lies_inside(self.homes[g][0]))
+
+        return [k for k, family in enumerate(self.families) if lies_inside(family.group)]
+
+    @cached_property
+    def mirrors(self) -> list[int | None]:
+        """Of every group of channels, the sign group that flips the same units everywhere."""
+        flips = {_everywhere(group.placements): k for k, group in enumerate(self.sym.signs)}
+        return [
+            None if group.inner or g in self.homes else flips.get(_everywhere(group.placements))
+            for g, group in enumerate(self.groups)
+        ]
+
+    # -------------------------------------------------------- what units see
+    @cached_property
+    def across(self) -> dict[int, set[int]]:
+        """By axis, the groups on the other side of its tensor."""
+        by_axis = self.sym.placements_by_axis("permutations")
+        groups = {axis: {g for g, _ in places} for axis, places in by_axis.items()}
+        others = {axis: other_axis(self.sym, axis) for axis in by_axis}
+        return {a: set() if o is None else groups.get(o, set()) for a, o in others.items()}
+
+    def _axes_of(self, family: Family) -> set[int]:
+        return {p.axis for g in family.members for p in self.groups[g].placements}
+
+    @cached_property
+    def _seen(self) -> list[set[int]]:
+        """Of every family, the groups on the other side of its tensors."""
+        return [{g for a in self._axes_of(f) for g in self.across[a]} for f in self.families]
+
+    @cached_property
+    def sees_itself(self) -> list[bool]:
+        """Of every family, whether it acts on both sides of some tensor."""
+        return [bool(s & f.members) for s, f in zip(self._seen, self.families, strict=True)]
+
+    @cached_property
+    def neighbours(self) -> list[list[int]]:
+        """Of every family, those that see it on the other side of a tensor."""
+        return [
+            [j for j, seen in enumerate(self._seen) if j != k and seen & family.members]
+            for k, family in enumerate(self.families)
+        ]
+
+    @cached_property
+    def couples(self) -> bool:
+        """True if one assignment per family is not the whole answer."""
+        return any(self.neighbours) or any(self.sees_itself)
+
+    @cached_property
+    def names(self) -> list[list[str]]:
+        """The tensors that count on which every family acts."""
+        return [
+            [n for n in self.compared if n in {self.axes[a].tensor for a in self._axes_of(f)}]
+            for f in self.families
+        ]
+
+    @cached_property
+    def views(self) -> list[list[list[View]]]:
+        """Of every family, the views by which its tables are assigned.
+
+        Only tensors that count are seen, and not where what lies across moves as well.
+        """
+        return [self._views_of(family) for family in self.families]
+
+    def _views_of(self, family: Family) -> list[list[View]]:
+        views = [[self.view(p) for p in t.places if self._counts(p)] for t in family.tables]
+        if not family.inner:
+            return views
+        return [[v for v in part if not v.across & family.members] for part in views]
+
+    def _counts(self, placement: Placement) -> bool:
+        return self.axes[placement.axis].tensor in self.compared
+
+    def view(self, placement: Placement) -> View:
+        """One place of units as a view."""
+        tensor = self.axes[placement.axis].tensor
+        return View(placement, tensor, self.across[placement.axis], self.sym)
+
+    @cached_property
+    def pairs(self) -> int:
+        """The number of pairs of units in all views."""
+        every = [v for views in self.views for part in views for v in part]
+        return sum(len(v.placement.positions) ** 2 for v in every)
+
+    # -------------------------------------------------------- tables of all units
+    @cached_property
+    def outer(self) -> list[Family]:
+        """Families that are inside no other which moves."""
+        within = self.homes
+        return [
+            f
+            for f in self.families
+            if f.group not in within or self.groups[within[f.group][0]].tensors
+        ]
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """Of all outer families, one after the other."""
+        return [table for family in self.outer for table in family.tables]
+
+    def best(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Of every member, the order of every table with the largest sum of ``values[i, p[i]]``."""
+        left, result = iter([v.detach().cpu().numpy() for v in values]), list[Tensor]()
+        for family in self.outer:
+            tables = [next(left) for _ in family.tables]
+            every = [assign_blocks(*rows) for rows in zip(*tables, strict=True)]
+            orders = zip(*every, strict=True)
+            result += [torch.from_numpy(np.stack(order)) for order in orders]
+        return result
+
+    def elements(self, orders: Sequence[Tensor]) -> list[Tensor]:
+        """The permutations of all groups, for the orders of all tables of every member."""
+        members, left = len(orders[0]) if orders else 1, iter(orders)
+        result = [p.repeat(members, 1) for p in identity(self.sym)]
+        for family in self.outer:
+            for g, order in split(family, [next(left) for _ in family.tables]).items():
+                result[g] = order
+        return result
+
+    # -------------------------------------------------------- values
+    def similarity(self, moved: Params, reference: Params) -> Tensor:
+        """Inner product with the reference, of one network or of every member of a stack."""
+        total = torch.zeros((), dtype=torch.float64)
+        for name in self.compared:
+            goal, moving = reference[name].double(), moved[name].double()
+            moving = moving.reshape(*moving.shape[: moving.ndim - goal.ndim], -1)
+            total = total + (moving @ goal.flatten()).cpu()
+        return total
+
+
+@lru_cache(maxsize=8)
+def plan_of(sym: Symmetries) -> Plan:
+    """The plan of a network, made once for all pairs."""
+    return Plan(sym)
+
+
+def split(family: Family, orders: Sequence[Tensor]) -> dict[int, Tensor]:
+    """The permutations of the groups of a family, for its orders ``(members, units)``."""
+    order, *inside = orders
+    result = {family.group: order}
+    for row, joined in zip(family.inner, inside, strict=True):
+        units = joined.shape[1] // order.shape[1]
+        placement = (joined % units).reshape(*order.shape, units)
+        index = order[:, :, None].expand_as(placement)
+        every = torch.empty_like(placement).scatter_(1, index, placement).unbind(1)
+        result |= dict(zip(row, every, strict=True))
+    return result
+
+
+def assign(similarity: Tensor) -> Tensor:
+    """The permutation p with the largest sum of ``similarity[i, p[i]]``."""
+    return torch.from_numpy(linear_sum_assignment(similarity.cpu().numpy(), maximize=True)[1])
+
+
+def assign_blocks(rest: np.ndarray, *inside: np.ndarray) -> list[np.ndarray]:
+    """Assign blocks by the best that can be had inside each pair of them.
+
+    Args:
+        rest: similarity ``(blocks, blocks)`` of what is fixed inside a block.
+        *inside: for every class of channels, their similarities over all blocks.
+
+    Returns:
+        The order of blocks, then that of all channels of every class.
+    """
+    if not inside:
+        return [linear_sum_assignment(rest, maximize=True)[1]]
+    blocks, total, every = len(rest), rest.astype(np.float64), []
+    for similarity in inside:
+        units = len(similarity) // blocks
+        table = similarity.reshape(blocks, units, blocks, units)
+        order = np.empty((blocks, blocks, units), np.int64)
+        for a, b in np.ndindex(blocks, blocks):
+            _, order[a, b] = linear_sum_assignment(table[a, :, b], maximize=True)
+            total[a, b] += table[a, np.arange(units), b, order[a, b]].sum(dtype=np.float64)
+        every.append(order + units * np.arange(blocks)[None, :, None])
+    rows, chosen = linear_sum_assignment(total, maximize=True)
+    return [chosen, *(order[rows, chosen].reshape(-1) for order in every)]
+
+
+def _meet(placement: Placement, taken: dict[int, list[Tensor]]) -> bool:
+    others = taken.get(placement.axis)
+    return others is not None and bool(torch.isin(placement.positions, torch.cat(others)).any())
+
+
+def _without(placement: Placement, taken: dict[int, list[Tensor]]) -> Placement | None:
+    """The positions of every unit that are not taken, or None where all are."""
+    if placement.axis not in taken:
+        return placement
+    left = ~torch.isin(placement.positions[0], torch.cat(taken[placement.axis]))
+    if bool(left.all()):
+        return placement
+    return Placement(placement.axis, placement.positions[:, left]) if bool(left.any()) else None
+
+
+def _everywhere(placements: Sequence[Placement]) -> tuple[tuple[int, int, bytes], ...]:
+    """Axes and positions of units, with their number: a whole stream may be one unit."""
+    return tuple(
+        sorted((p.axis, len(p.positions), p.positions.numpy().tobytes()) for p in placements)
+    )

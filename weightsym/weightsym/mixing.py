@@ -1,0 +1,187 @@
+"""Mix channels by matrices: those inside attention heads, adapters and normalised streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from weightsym.actions import members_of, tied
+from weightsym.axis_actions import Element, along_axis, from_axis
+from weightsym.groups import LinearGroup, Symmetries
+from weightsym.params import Params, is_stacked
+from weightsym.placements import Placement
+from weightsym.validation import check_mixings, check_symmetries
+
+__all__ = [
+    "identity_mixings",
+    "mix",
+    "mix_some",
+    "mixed_axis",
+    "multiplied",
+    "random_mixings",
+]
+
+
+def mix(params: Params, sym: Symmetries, matrices: Element) -> Params:
+    r"""Multiply what enters the channels of a space by a matrix, what leaves them by its inverse.
+
+    .. math:: W' = G_\mathrm{out}\, W\, G_\mathrm{in}^{-1}, \quad b' = G_\mathrm{out}\, b
+
+    Queries take the inverse transpose of what keys take, so that their products stay.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        matrices: one tensor ``(spaces, size, size)`` or ``(members, spaces, size, size)`` per group
+            of ``sym.linear``: invertible for the kind ``"general"``, orthogonal for
+            ``"orthogonal"``, orthogonal with the vector of ones unchanged for ``"centred"``,
+            ``[[x, -y], [y, x]]`` for ``"complex"``, with determinant one for ``"unit complex"``.
+
+    Returns:
+        New parameters; tensors that no group touches are the same objects.
+
+    >>> from weightsym import params as P
+    >>> from weightsym import discover, mix
+    >>> adapter = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> x, w = torch.randn(8, 4), P.of(adapter)
+    >>> sym = discover(adapter, x)
+    >>> mixed = mix(w, sym, [torch.tensor([[[1.0, 1.0], [0.0, 2.0]]])])
+    >>> torch.allclose(mixed["0.bias"], torch.stack([w["0.bias"].sum(), 2 * w["0.bias"][1]]))
+    True
+    >>> torch.allclose(P.apply(adapter, mixed, x), adapter(x), atol=1e-5)
+    True
+    """
+    return mix_some(params, sym, check_mixings(matrices, sym, members_of(params, sym)))
+
+
+def mix_some(params: Params, sym: Symmetries, matrices: Element) -> Params:
+    """`mix` for a part of the tensors, without checks."""
+    for group, g in zip(sym.linear, matrices, strict=True):
+        params = multiplied(params, sym, group, g, torch.linalg.inv(g.double()).mT)
+    return tied(params, sym)
+
+
+def multiplied(
+    params: Params, sym: Symmetries, group: LinearGroup, forward: Tensor, inverse_transpose: Tensor
+) -> Params:
+    """Multiply one side of the spaces of one group by a matrix, the other by a second one.
+
+    Args:
+        params: a network or a stack, or those tensors of it that are there.
+        sym: what `discover` returned.
+        group: one of ``sym.linear``.
+        forward: ``(..., spaces, size, size)``, for the places with exponent 1.
+        inverse_transpose: the same for those with exponent -1.
+    """
+    result = dict(params)
+    for placement in group.placements:
+        name = sym.axes[placement.axis].tensor
+        if name in params:
+            factor = forward if placement.exponent == 1 else inverse_transpose
+            result[name] = mixed_axis(result[name], sym, placement, factor)
+    return result
+
+
+def mixed_axis(w: Tensor, sym: Symmetries, placement: Placement, matrices: Tensor) -> Tensor:
+    """One tensor whose channels at some positions of one axis are mixed.
+
+    By matrices ``(..., spaces, size, size)``, or by the reflections :math:`1 - 2 v v^T` of vectors
+    ``(spaces, size)``, which cost two passes.
+    """
+    axis = sym.axes[placement.axis]
+    offset = int(is_stacked({axis.tensor: w}, sym.shapes))
+    rows = along_axis(w, axis, offset)
+    positions = placement.positions.to(w.device)
+    old = rows[..., positions]  # (members, ..., spaces, size, repeats)
+    if matrices.ndim == 2:
+        v = matrices.to(w)[..., None]
+        new = old.addcmul_(v, (old * v).sum(-2, keepdim=True), value=-2)
+    else:
+        first = old.movedim((-3, -2), (offset, offset + 1))
+        new = torch.matmul(matrices.to(w), first.flatten(offset + 2))
+        lead = new.ndim - 3
+        new = new.reshape(*new.shape[:-1], *first.shape[offset + 2 :])
+        new = new.movedim((lead, lead + 1), (-3, -2))
+    changed = rows.expand(*new.shape[:-3], -1).clone()
+    changed[..., positions.reshape(-1)] = new.flatten(-3)
+    return from_axis(changed, w, axis, offset)
+
+
+# ------------------------------------------------------------ elements
+def identity_mixings(sym: Symmetries) -> list[Tensor]:
+    """The matrices that mix nothing.
+
+    >>> from weightsym import discover, identity_mixings
+    >>> adapter = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> identity_mixings(discover(adapter, torch.randn(8, 4)))[0].tolist()
+    [[[1.0, 0.0], [0.0, 1.0]]]
+    """
+    check_symmetries(sym)
+    return [
+        torch.eye(g.size, dtype=torch.float64).expand(g.spaces, -1, -1).clone() for g in sym.linear
+    ]
+
+
+def random_mixings(
+    sym: Symmetries,
+    generator: torch.Generator | None = None,
+    members: int | None = None,
+    spread: float = 0.3,
+) -> list[Tensor]:
+    r"""Random matrices of every group, whose log singular values have the deviation ``spread``.
+
+    .. math:: G = Q_1\, \mathrm{diag}(e^{\sigma z})\, Q_2, \quad z \sim N(0, 1)
+
+    Rotations and reflections are uniform.
+
+    >>> from weightsym import discover, random_mixings
+    >>> norm = torch.nn.RMSNorm(3, elementwise_affine=False)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), norm, torch.nn.Linear(3, 1))
+    >>> sym = discover(net, torch.randn(8, 2))
+    >>> (turn,) = random_mixings(sym, torch.Generator().manual_seed(0))
+    >>> sym.linear[0].kind, turn.shape
+    ('orthogonal', torch.Size([1, 3, 3]))
+    >>> torch.allclose(turn @ turn.mT, torch.eye(3, dtype=torch.float64))
+    True
+    """
+    check_symmetries(sym)
+    if not 0 <= spread < float("inf"):
+        raise ValueError(f"`spread` must be at least 0 and finite, got {spread}.")
+    lead = () if members is None else (members,)
+    return [_random(g, (*lead, g.spaces), generator, spread) for g in sym.linear]
+
+
+def _random(
+    group: LinearGroup, shape: Sequence[int], generator: torch.Generator | None, spread: float
+) -> Tensor:
+    n = group.size
+    if group.kind in ("complex", "unit complex"):
+        return _random_complex(group, shape, generator, spread)
+    if group.kind == "centred":
+        ones = torch.ones(n, 1, dtype=torch.float64)
+        basis = torch.linalg.qr(ones, mode="complete").Q[:, 1:]
+        return basis @ _rotations(shape, n - 1, generator) @ basis.mT + 1 / n
+    turned = _rotations(shape, n, generator)
+    if group.kind == "orthogonal":
+        return turned
+    logs = torch.randn(*shape, n, generator=generator, dtype=torch.float64)
+    return turned * (spread * logs).exp()[..., None, :] @ _rotations(shape, n, generator)
+
+
+def _rotations(shape: Sequence[int], n: int, generator: torch.Generator | None) -> Tensor:
+    normal = torch.randn(*shape, n, n, generator=generator, dtype=torch.float64)
+    q, r = torch.linalg.qr(normal)
+    return q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+
+
+def _random_complex(
+    group: LinearGroup, shape: Sequence[int], generator: torch.Generator | None, spread: float
+) -> Tensor:
+    angle = 2 * torch.pi * torch.rand(*shape, generator=generator, dtype=torch.float64)
+    size = torch.ones(())
+    if group.kind == "complex":
+        size = (spread * torch.randn(*shape, generator=generator, dtype=torch.float64)).exp()
+    x, y = size * angle.cos(), size * angle.sin()
+    return torch.stack([torch.stack([x, -y], -1), torch.stack([y, x], -1)], -2)

@@ -1,0 +1,169 @@
+"""Predictions of networks whose parameters are given: of one, or of every member of a stack."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from weightsym.fast import chain_of, fused_outputs
+from weightsym.params.networks import Params, is_stacked, of, stack_size, unstack
+from weightsym.stacks.choices import fitting_chunk, remember_loop, runs_at_once
+from weightsym.stacks.running import FastLayers, remember_vmap, run_network, undoing
+
+__all__ = ["apply", "apply_each", "chunk_of"]
+
+
+def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None) -> Any:
+    """Run a module with other parameters: one network, or every member of a stack.
+
+    Networks that are chains of convolutions, rectifiers, pooling and linear layers run all members
+    at once on a CPU, by machine code made for their sizes. Of others, tiny ones do so by ``vmap``,
+    larger ones run member by member; so do networks that ``vmap`` cannot handle (recurrent layers,
+    data-dependent control flow). Which way was taken is logged once per module.
+
+    What a chain computes is read off one run, and again when an attribute of the network has
+    changed. Changes of global variables and of attributes of classes are not seen, and hooks that
+    ``forward`` puts on tensors are not called, neither by chains nor by ``vmap``.
+
+    Args:
+        model: gives the computation; its own parameters are not read and no buffer of it is
+            changed.
+        params: one network or a stack. In training mode the BatchNorm statistics in it are updated
+            in place.
+        *x: the inputs, shared by all members.
+        chunk_size: run that many members at once; ``1`` forces the loop.
+
+    Returns:
+        What the module returns; for a stack every tensor has a leading member dimension.
+
+    >>> from weightsym import params as P
+    >>> net, x = nn.Linear(2, 1), torch.randn(5, 2)
+    >>> networks = P.populate(net, 3)
+    >>> outputs = P.apply(net, networks, x)
+    >>> outputs.shape
+    torch.Size([3, 5, 1])
+    >>> torch.allclose(outputs[1], x @ networks["weight"][1].T + networks["bias"][1], atol=1e-5)
+    True
+    """
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"`chunk_size` must be at least 1, got {chunk_size}.")
+    template = of(model)
+    missing = template.keys() - params.keys()
+    if missing:
+        raise ValueError(
+            f"`params` lacks {sorted(missing)[0]!r} (and {len(missing) - 1} more) of "
+            f"{type(model).__name__}."
+        )
+    if not is_stacked(params, template):
+        return run_network(model, params, x)
+    return _stacked(model, params, x, None, chunk_size)
+
+
+def apply_each(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None) -> Any:
+    """Run every member of a stack on inputs of its own, otherwise as `apply` does.
+
+    Args:
+        model: gives the computation.
+        params: a stack.
+        *x: the inputs; the leading dimension of every tensor counts members.
+        chunk_size: run that many members at once; ``1`` forces the loop.
+
+    >>> from weightsym import params as P
+    >>> net, x = nn.Linear(2, 1), torch.randn(3, 5, 2)  # five inputs for each of three networks
+    >>> networks = P.populate(net, 3)
+    >>> one = P.apply(net, P.unstack(networks)[1], x[1])
+    >>> torch.allclose(P.apply_each(net, networks, x)[1], one, atol=1e-5)
+    True
+    """
+    members = stack_size(params)
+    sizes = {len(t) for t in tree_leaves(x) if isinstance(t, Tensor)}
+    if sizes != {members}:
+        raise ValueError(f"`x` must have inputs for {members} members, it has {sorted(sizes)}.")
+    return _stacked(model, params, x, 0, chunk_size)
+
+
+def chunk_of(model: nn.Module, params: Params, x: Any, chunk_size: int | None = None) -> int:
+    """The number of members of a stack that run at once.
+
+    Args:
+        model: gives the computation.
+        params: a stack.
+        x: the inputs of one network.
+        chunk_size: what was asked for, if anything.
+
+    >>> from weightsym import params as P
+    >>> net, x = nn.Linear(2, 1), (torch.randn(5, 2),)
+    >>> networks = P.populate(net, 10)
+    >>> [P.chunk_of(net, networks, x, chunk_size=size) for size in (4, 20, 1)]
+    [4, 10, 1]
+    """
+    members = stack_size(params)
+    is_chain = chain_of(model, params, x, chunk_size=chunk_size) is not None
+    if not is_chain and not runs_at_once(model, chunk_size):
+        return 1
+    if chunk_size is not None:
+        return min(chunk_size, members)
+    first = {name: t[0].clone() for name, t in params.items()}  # its statistics must not change
+    size = fitting_chunk(model, lambda: run_network(model, first, x), x, members)
+    return max(size, min(members, 2)) if is_chain else size
+
+
+def _stacked(
+    model: nn.Module, params: Params, x: Any, x_dim: int | None, chunk_size: int | None
+) -> Any:
+    """Run all members at once, or one by one where that is faster or ``vmap`` fails."""
+    if (chain := chain_of(model, params, x, x_dim is not None, chunk_size)) is not None:
+
+        def by_torch(stack: Params, inputs: Any) -> Any:
+            return _vmapped(model, stack, inputs, x_dim, None)
+
+        return fused_outputs(chain, params, x, x_dim is not None, by_torch)
+    if not runs_at_once(model, chunk_size):
+        return _looped(model, params, x, x_dim)
+    undo = undoing(model, params)
+    try:
+        outputs = _vmapped(model, params, x, x_dim, chunk_size)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        undo()
+        outputs = _looped(model, params, x, x_dim)  # raises what is wrong with the inputs
+        remember_loop(model, error)
+    else:
+        remember_vmap(model)
+    return outputs
+
+
+def _vmapped(
+    model: nn.Module, params: Params, x: Any, x_dim: int | None, chunk_size: int | None
+) -> Any:
+    if chunk_size is None and not torch.is_grad_enabled() and not model.training:
+        chunk_size = chunk_of(model, params, _inputs_of(x, x_dim, 0))
+    mapped: Callable[..., Any] = torch.vmap(
+        functools.partial(run_network, model),
+        in_dims=(0, x_dim),
+        randomness="different",
+        chunk_size=chunk_size,
+    )
+    with FastLayers():
+        return mapped(params, x)
+
+
+def _looped(model: nn.Module, params: Params, x: Any, x_dim: int | None) -> Any:
+    outputs = [
+        run_network(model, network, _inputs_of(x, x_dim, member))
+        for member, network in enumerate(unstack(params))
+    ]
+    return tree_map(
+        lambda *leaves: torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
+        *outputs,
+    )
+
+
+def _inputs_of(x: Any, x_dim: int | None, member: int) -> Any:
+    if x_dim is None:
+        return x
+    return tree_map(lambda t: t[member] if isinstance(t, Tensor) else t, x)

@@ -1,0 +1,268 @@
+"""The scale and sign of every unit, read off the weights that enter it, in graph order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from weightsym.actions import multiplied_tensor, reached_axes
+from weightsym.axis_actions import Kind, axis_permutation
+from weightsym.elements import random_permutations
+from weightsym.groups import Group, Placement, ScalingGroup, Symmetries
+from weightsym.mass_problem import axis_powers
+from weightsym.min_mass import min_mass
+from weightsym.params import Params, is_stacked
+from weightsym.units import (
+    by_kernel,
+    side_by_side,
+    statistic,
+    twin_places,
+    unit_rows,
+    writer,
+)
+from weightsym.validation import check_finite, check_params
+
+__all__ = ["Scaling", "canonical_scales_and_signs"]
+
+Scaling = Literal["unit-norm", "unit-std", "min-mass"]
+_ROUNDING = 64  # units in the last place
+_log = logging.getLogger(__name__)
+
+
+def canonical_scales_and_signs(
+    params: Params,
+    sym: Symmetries,
+    scaling: Scaling | None,
+    target: float = 1.0,
+    *,
+    held: Sequence[Tensor] | None = None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    r"""The scales that bring every unit to the target, and the signs of the canonical form.
+
+    .. math:: s_u = t / \|w_u\|, \quad \sigma_u = \mathrm{sign}\, w_{u j}, \quad
+        j = \arg\max_i |w_{u i}|
+
+    A unit's sign makes the largest of the weights that enter it, in absolute value, positive. Units
+    without incoming weight keep their scale, with a warning.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        scaling: as in `canonicalise`; ``None`` leaves all scales at one.
+        target: the norm or standard deviation that every unit gets.
+        held: for every group of scalings, a mask of the units whose scale stays one.
+
+    >>> from weightsym import params as P
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import discover
+    >>> net = mlp(2, [2], 1)
+    >>> w = P.of(net) | {"1.weight": torch.tensor([[3.0, 4.0], [0.0, 0.5]])}
+    >>> scales, signs = canonical_scales_and_signs(w, discover(net, torch.randn(8, 2)), "unit-norm")
+    >>> scales, signs
+    ([tensor([0.2000, 2.0000])], [])
+    """
+    if scaling is not None and scaling not in get_args(Scaling):
+        raise ValueError(
+            f"`scaling` must be one of {', '.join(get_args(Scaling))} or None, got {scaling!r}."
+        )
+    check_params(params, sym)
+    check_finite(params, sym)
+    if not 0 < target < float("inf"):
+        raise ValueError(f"`target` must be positive and finite, got {target}.")
+    factors: dict[Kind, list[Tensor]] = {
+        "scalings": [torch.ones(g.units) for g in sym.scalings],
+        "signs": [torch.ones(g.units) for g in sym.signs],
+    }
+    if scaling == "min-mass" and sym.scalings:
+        factors["scalings"] = list(min_mass(params, sym, tolerance=1e-16).scales)
+    dead, axes, offset = 0, reached_axes(sym, factors), int(is_stacked(params, sym.shapes))
+    for _, kind, index, placement in _in_order(sym, scaling, held):
+        group = sym.scalings[index] if kind == "scalings" else sym.signs[index]
+        names = [sym.axes[p.axis].tensor for p in twin_places(sym, group, placement)]
+        twins = [multiplied_tensor(params[n], sym, axes[n], factors, offset) for n in names]
+        w = side_by_side(twins, sym, sym.axes[placement.axis])
+        if kind == "signs":
+            factors[kind][index] = _sign_of_largest(params, sym, sym.signs[index], placement, w)
+        elif scaling in ("unit-norm", "unit-std"):
+            size = statistic(params, sym, placement, "norm" if scaling == "unit-norm" else "std", w)
+            _check_sizes(size, sym.axes[placement.axis].tensor)
+            usable = size > 0
+            fixed = torch.zeros_like(usable) if held is None else held[index].to(usable.device)
+            scale = torch.where(usable, target / torch.where(usable, size, 1), 1)
+            there = (scale - 1).abs() <= _ROUNDING * torch.finfo(size.dtype).eps
+            factors[kind][index] = torch.where(there | fixed, 1, scale)  # again changes nothing
+            dead += int((~usable & ~fixed).sum())
+    if dead:
+        _log.warning("%d units have no incoming weight: their scale is left alone.", dead)
+    return factors["scalings"], factors["signs"]
+
+
+def _check_sizes(size: Tensor, name: str) -> None:
+    if not bool(torch.isfinite(size).all()):
+        raise ValueError(f"`params`: the squares of {name!r} overflow in {size.dtype}.")
+
+
+def _in_order(
+    sym: Symmetries, scaling: Scaling | None, held: Sequence[Tensor] | None
+) -> list[tuple[int, Kind, int, Placement]]:
+    """Every group with the place that writes it, as they are treated."""
+    found = sorted(_writers(sym), key=lambda w: w[:3])
+    if scaling in ("unit-norm", "unit-std"):
+        places = [(index, placement) for _, kind, index, placement in found if kind == "scalings"]
+        check_norms_fix_scales(sym, places, held)
+    return found
+
+
+def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
+    """Every group with the place that writes it."""
+    kinds: tuple[tuple[Kind, Sequence[Group]], ...] = (
+        ("scalings", sym.scalings),
+        ("signs", sym.signs),
+    )
+    for kind, groups in kinds:
+        for index, group in enumerate(groups):
+            placement = writer(sym, group)
+            if placement is not None:
+                yield (
+                    max(p.axis for p in twin_places(sym, group, placement)),
+                    kind,
+                    index,
+                    placement,
+                )
+
+
+def _sign_of_largest(
+    params: Params, sym: Symmetries, group: Group, placement: Placement, w: Tensor
+) -> Tensor:
+    """The sign of the largest weight, or of the next where two of both signs are as large.
+
+    Where the weights are their own mirror image up to rounding, the biases decide, then the first
+    weight if the order of the inputs is given. What is its own mirror image in all keeps its sign.
+    """
+    rows = unit_rows(params, sym, placement, w)
+    up, down = rows.amax(-1), -rows.amin(-1)
+    sign = _signs((up - down)[..., None], torch.maximum(up, down).amax(-1))[..., 0]
+    if bool((sign == 0).any()):
+        sign = torch.where(sign == 0, _sign_of_all(params, sym, group, placement, rows), sign)
+    return torch.where(sign < 0, -1.0, 1.0).to(rows)
+
+
+def _sign_of_all(
+    params: Params, sym: Symmetries, group: Group, placement: Placement, rows: Tensor
+) -> Tensor:
+    ascending = rows.sort(-1).values
+    parts = [ascending.flip(-1) + ascending]
+    up, down = (by_kernel(r, sym, placement).sort(-2).values.flatten(-2) for r in (rows, -rows))
+    parts.append(up - down)
+    for other in group.placements:
+        if sym.axes[other.axis].role == "bias" and sym.axes[other.axis].tensor in params:
+            parts.append(unit_rows(params, sym, other))
+    if _inputs_have_an_order(sym, placement):
+        parts.append(rows)
+    signs = torch.cat([_signs(part, part.abs().amax((-1, -2))) for part in parts], -1)
+    first = (signs != 0).to(torch.uint8).argmax(-1, keepdim=True)
+    return torch.take_along_dim(signs, first, -1)[..., 0]
+
+
+def _signs(values: Tensor, largest: Tensor) -> Tensor:
+    """Signs of numbers, zero where rounding explains the number."""
+    size = largest[..., None, None] * _ROUNDING * torch.finfo(values.dtype).eps
+    return torch.where(values.abs() > size, values.sign(), 0)
+
+
+def _inputs_have_an_order(sym: Symmetries, placement: Placement) -> bool:
+    tensor = sym.axes[placement.axis].tensor
+    moved = sym.placements_by_axis("permutations")
+    return not any(sym.axes[a].tensor == tensor and a != placement.axis for a in moved)
+
+
+# ------------------------------------------------------------ second scales of products
+_REFUSAL = (
+    "`scaling` must be 'min-mass' or None for this network: products give it further scales, and "
+    "unit norms do not fix them {}."
+)
+_ALIKE = "in the same way for all units that can be exchanged"
+
+
+def check_norms_fix_scales(
+    sym: Symmetries, writers: Sequence[tuple[int, Placement]], held: Sequence[Tensor] | None
+) -> None:
+    """Refuse norms of rows that do not fix all scales of products, or not one by one.
+
+    Where several groups of scalings act at one position, the norm of a row says something about one
+    of them only once the others are known. The least mass knows no order, and needs none.
+
+    Args:
+        sym: what `discover` returned.
+        writers: groups of scalings with the places whose norms are set, in the order of setting.
+        held: for every group of scalings, the units whose scales matrices set.
+    """
+    if not sym.shared_axes:
+        if _leave_out_units(sym):
+            raise ValueError(_REFUSAL.format(_ALIKE))
+        return
+    sharing = [g for g, group in enumerate(sym.scalings) if _shares(sym, group)]
+    masks = [torch.zeros(g.units, dtype=torch.bool) for g in sym.scalings] if held is None else held
+    mixed = {g for g in range(len(sym.scalings)) if bool(masks[g].any())}
+    known = {g for g in sharing if bool(masks[g].all())}
+    place_of = dict(writers)
+    for g in [g for g, _ in writers if g in sharing and g not in known]:
+        beside = _acting_beside(sym, g, place_of[g])
+        if place_of[g].meets_itself or not beside <= known:
+            raise ValueError(_REFUSAL.format("one by one"))
+        if beside & mixed:
+            raise ValueError(_REFUSAL.format("beside matrices"))
+        known.add(g)
+    if not known.issuperset(sharing):
+        raise ValueError(_REFUSAL.format("all"))
+    if not _permutations_keep_groups(sym):
+        raise ValueError(_REFUSAL.format(_ALIKE))
+
+
+def _shares(sym: Symmetries, group: ScalingGroup) -> bool:
+    return any(placement.axis in sym.shared_axes for placement in group.placements)
+
+
+def _acting_beside(sym: Symmetries, group: int, placement: Placement) -> set[int]:
+    """The other groups of scalings that act at the positions of a place."""
+    here = placement.positions.unique()
+    pairs = sym.placements_by_axis("scalings")[placement.axis]
+    return {g for g, p in pairs if g != group and bool(torch.isin(p.positions, here).any())}
+
+
+def _leave_out_units(sym: Symmetries) -> bool:
+    """True if some of the units that can be exchanged have no scale, as others say it already."""
+    permuted = sym.placements_by_axis("permutations")
+    for axis, pairs in sym.placements_by_axis("scalings").items():
+        scaled = torch.zeros(sym.axes[axis].blocks * sym.axes[axis].size, dtype=torch.bool)
+        for _, placement in pairs:
+            scaled[placement.positions.reshape(-1).cpu()] = True
+        for _, placement in () if bool(scaled.all()) else permuted.get(axis, ()):
+            inside = scaled[placement.positions.cpu()]
+            if bool((inside.any(0) != inside.all(0)).any()):
+                return True
+    return False
+
+
+def _permutations_keep_groups(sym: Symmetries) -> bool:
+    """True if a permutation only changes places of scales: those of units that are one group."""
+    generator = torch.Generator().manual_seed(0)
+    orders = [
+        torch.arange(group.units) if group.tensors else order
+        for group, order in zip(sym.permutations, random_permutations(sym, generator), strict=True)
+    ]
+    before, after = (torch.zeros(sym.scaling_dof, dtype=torch.float64) for _ in range(2))
+    permuted = sym.placements_by_axis("permutations")
+    for axis in sym.placements_by_axis("scalings"):
+        powers = axis_powers(sym, axis)
+        marks = torch.randn(powers.shape[0], generator=generator, dtype=torch.float64)
+        before += torch.from_numpy(powers.T @ marks.numpy())
+        index = axis_permutation(sym, axis, orders) if axis in permuted else slice(None)
+        moved = torch.zeros_like(marks)
+        moved[index] = marks
+        after += torch.from_numpy(powers.T @ moved.numpy())
+    return torch.allclose(before.sort().values, after.sort().values, rtol=0, atol=1e-9)

@@ -1,0 +1,292 @@
+"""Refuse parameters and group elements that do not belong to a network, in one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weightsym.groups import Group, LinearGroup, Symmetries
+from weightsym.params import Params, is_stacked
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+__all__ = [
+    "check_finite",
+    "check_mixings",
+    "check_one_network",
+    "check_params",
+    "check_permutations",
+    "check_scales",
+    "check_shifts",
+    "check_signs",
+    "check_squares",
+    "check_symmetries",
+]
+
+
+def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
+    """Check that all parameters of a network are there, and return True for a stack.
+
+    Statistics of norms may be missing: standard deviations and gradients have none. So are buffers
+    that were read as constants, and further names of one tensor, if they hold something else.
+    """
+    check_symmetries(sym)
+    if not isinstance(params, dict) or not all(isinstance(t, Tensor) for t in params.values()):
+        raise ValueError(
+            f"`{name}` must be a dict of tensors such as `params.of(module)`, "
+            f"got {type(params).__name__}."
+        )
+    missing = [n for n in sym.shapes if n not in params and not n.endswith(_STATISTICS)]
+    if missing:
+        first = next(iter(params), None)
+        hint = f" (it holds {first!r})" if first is not None else " (it is empty)"
+        raise ValueError(
+            f"`{name}` lacks {missing[0]!r}{hint}: were the symmetries found on this very module?"
+        )
+    stacked = is_stacked(params, sym.shapes)
+    _check_numbers(params, sym, name)
+    _check_members(params, sym, stacked, name)
+    _check_ties(params, sym, name)
+    _check_constants(params, sym, name)
+    return stacked
+
+
+def check_symmetries(sym: Symmetries) -> None:
+    """Refuse what `discover` has not returned."""
+    if not isinstance(sym, Symmetries):
+        raise ValueError(f"`sym` must be what `discover` returned, got {type(sym).__name__}.")
+
+
+def _check_numbers(params: Params, sym: Symmetries, name: str) -> None:
+    """Weights are real numbers, in memory and all there: integers would be rounded."""
+    biases = {axis.tensor for axis in sym.axes if axis.role == "bias"}
+    for tensor in (n for n in sym.shapes if n in params and (n in sym.weights or n in biases)):
+        w = params[tensor]
+        if not w.is_floating_point() or w.is_meta or w.layout != torch.strided:
+            kind = "no numbers (meta device)" if w.is_meta else f"{w.dtype} ({w.layout})"
+            raise ValueError(f"`{name}`: {tensor!r} must hold real floats, densely, got {kind}.")
+
+
+def _check_members(params: Params, sym: Symmetries, stacked: bool, name: str) -> None:
+    sizes = {params[n].shape[0]: n for n in sym.shapes if stacked and n in params}
+    if len(sizes) > 1:
+        (one, first), (other, second) = list(sizes.items())[:2]
+        raise ValueError(
+            f"`{name}` is no stack: {first!r} is there for {one} members, {second!r} for {other}."
+        )
+
+
+def _check_ties(params: Params, sym: Symmetries, name: str) -> None:
+    for alias, first in sym.aliases.items():
+        if alias in params and not _same(params[alias], params[first]):
+            raise ValueError(
+                f"`{name}`: {alias!r} and {first!r} were one tensor when the symmetries were "
+                "found, and now differ: discover them again."
+            )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a is b or torch.equal(a, b)
+
+
+def _check_constants(params: Params, sym: Symmetries, name: str) -> None:
+    for buffer, old in sym.constants.items():
+        new = params.get(buffer)
+        if new is not None and not bool(_equal_up_to_rounding(new, old).all()):
+            raise ValueError(
+                f"`{name}`: the buffer {buffer!r} was read as a constant and now holds other "
+                "values: discover the symmetries again, with these weights in the network."
+            )
+
+
+def _equal_up_to_rounding(new: Tensor, old: Tensor) -> Tensor:
+    old = old.to(new.device)
+    if not (new.is_floating_point() and old.is_floating_point()):
+        return new == old
+    rounding = 4 * max(torch.finfo(new.dtype).eps, torch.finfo(old.dtype).eps)
+    return torch.isclose(new.double(), old.double(), rtol=rounding, atol=0, equal_nan=True)
+
+
+def check_finite(params: Params, sym: Symmetries, name: str = "params") -> None:
+    """Refuse what cannot be sorted, scaled or averaged: not finite numbers, and a stack of none.
+
+    Biases and statistics count as well; buffers that were read as constants may be infinite.
+    """
+    check_some(params, sym, name)
+    for tensor in sym.shapes:
+        w = None if tensor in sym.constants else params.get(tensor)
+        if w is None or not w.is_floating_point():
+            continue
+        total = w.detach().sum(dtype=torch.promote_types(w.dtype, torch.float32))
+        if math.isfinite(total):  # the fastest way to see that all of them are
+            continue
+        bad = ~torch.isfinite(w)
+        if bool(bad.any()):
+            where = "holds NaN or infinite values"
+            if w.ndim > len(sym.shapes[tensor]):
+                where += f", first in member {int(bad.flatten(1).any(1).nonzero()[0, 0])}"
+            raise ValueError(f"`{name}`: {tensor!r} {where}.")
+
+
+def check_some(params: Params, sym: Symmetries, name: str = "params") -> None:
+    """Refuse a stack of none."""
+    for tensor in sym.shapes:
+        w = params.get(tensor)
+        if w is not None and w.ndim > len(sym.shapes[tensor]) and not len(w):
+            raise ValueError(f"`{name}` must hold at least one network, got a stack of none.")
+
+
+def check_squares(
+    params: Params, name: str = "params", tensors: Iterable[str] | None = None
+) -> None:
+    """Refuse weights whose squares overflow, or all vanish, although they do not themselves.
+
+    Args:
+        params: what is multiplied, half precision in float32.
+        name: of the argument.
+        tensors: some of all.
+    """
+    tensors, kept = list(params if tensors is None else tensors), False
+    for tensor in tensors:
+        w = params[tensor] if params[tensor].dtype == torch.float64 else params[tensor].float()
+        total = float(w.square().sum())
+        if not math.isfinite(total):
+            raise ValueError(f"`{name}`: the squares of {tensor!r} overflow in {w.dtype}.")
+        kept = kept or total >= torch.finfo(w.dtype).tiny
+    sizes = [] if kept else [float(params[n].abs().amax()) for n in tensors if params[n].numel()]
+    if any(sizes):
+        raise ValueError(f"`{name}`: all squares vanish, the largest weight is {max(sizes):.3g}.")
+
+
+def check_one_network(params: Params, sym: Symmetries, name: str) -> None:
+    """Refuse a stack, and parameters that are not complete."""
+    if check_params(params, sym, name):
+        raise ValueError(f"`{name}` must be one network, not a stack.")
+
+
+def check_permutations(
+    values: Sequence[Tensor], sym: Symmetries, members: int | None = None
+) -> list[Tensor]:
+    """Refuse permutations that do not hold every index of their units once."""
+
+    def problem(value: Tensor, group: Group) -> str:
+        units = torch.arange(group.units, device=value.device)
+        right = value.dtype == torch.int64 and bool((value.sort(-1).values == units).all())
+        return "" if right else "hold every index of its units once"
+
+    return _checked(values, sym.permutations, "permutations", _units, problem, members)
+
+
+def check_scales(
+    values: Sequence[Tensor], sym: Symmetries, members: int | None = None, name: str = "scales"
+) -> list[Tensor]:
+    """Refuse scales that are not positive and finite."""
+
+    def problem(value: Tensor, _: Group) -> str:
+        return "" if bool(((value > 0) & value.isfinite()).all()) else "be positive and finite"
+
+    return _checked(values, sym.scalings, name, _units, problem, members)
+
+
+def check_signs(
+    values: Sequence[Tensor], sym: Symmetries, members: int | None = None
+) -> list[Tensor]:
+    """Refuse signs other than plus and minus one."""
+
+    def problem(value: Tensor, _: Group) -> str:
+        right = value.dtype != torch.bool and bool((value.abs() == 1).all())
+        return "" if right else "hold +1 and -1"
+
+    return _checked(values, sym.signs, "signs", _units, problem, members)
+
+
+def check_mixings(
+    values: Sequence[Tensor], sym: Symmetries, members: int | None = None
+) -> list[Tensor]:
+    """Refuse matrices that do not belong to the group of their space."""
+    shape = lambda group: (group.spaces, group.size, group.size)  # noqa: E731
+    return _checked(values, sym.linear, "matrices", shape, _problem, members)
+
+
+def check_shifts(
+    values: Sequence[Tensor], sym: Symmetries, members: int | None = None
+) -> list[Tensor]:
+    """Refuse shifts that do not belong to the channels, or are not finite."""
+
+    def problem(value: Tensor, _: Any) -> str:
+        return "" if bool(value.isfinite().all()) else "be finite"
+
+    return _checked(values, sym.shifts, "shifts", lambda group: (group.size,), problem, members)
+
+
+def _units(group: Group) -> tuple[int, ...]:
+    return (group.units,)
+
+
+def _checked(
+    values: Sequence[Tensor],
+    groups: Sequence[Any],
+    name: str,
+    shape_of: Callable[[Any], tuple[int, ...]],
+    problem: Callable[[Tensor, Any], str],
+    members: int | None,
+) -> list[Tensor]:
+    """Return one dense tensor of real numbers per group, and refuse anything else.
+
+    Args:
+        values: the part of an element.
+        groups: one for each value.
+        name: of the argument.
+        shape_of: of a value for one network, by its group.
+        problem: what a value must do and does not, empty where nothing is wrong.
+        members: of a stack; values may differ by member.
+    """
+    try:
+        tensors = [torch.as_tensor(v) for v in values]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"`{name}` must hold one tensor per group, got {type(values).__name__}: {error}"
+        ) from None
+    if len(tensors) != len(groups):
+        raise ValueError(
+            f"`{name}` must hold one tensor per group: {len(groups)}, got {len(tensors)}."
+        )
+    for k, (value, group) in enumerate(zip(tensors, groups, strict=True)):
+        shape = shape_of(group)
+        if value.is_complex() or value.is_meta or value.layout != torch.strided:
+            kind = "none (meta device)" if value.is_meta else f"{value.dtype} ({value.layout})"
+            raise ValueError(f"`{name}[{k}]` must hold real numbers, densely, got {kind}.")
+        if value.shape not in (shape, (members, *shape)):
+            each = "" if members is None else f", or one such for each of {members} members"
+            raise ValueError(
+                f"`{name}[{k}]` must have shape {shape} ({group.name}){each}, "
+                f"got shape {tuple(value.shape)}."
+            )
+        if trouble := problem(value, group):
+            raise ValueError(f"`{name}[{k}]` must {trouble} ({group.name}).")
+    return tensors
+
+
+def _problem(matrices: Tensor, group: LinearGroup) -> str:
+    """The reason why matrices are not elements of their group, empty if they are."""
+    if not bool(matrices.isfinite().all()):
+        return "be finite"
+    matrices, near = matrices.double(), 1e-5
+    singular = torch.linalg.svdvals(matrices)
+    if bool((singular[..., -1] <= 1e-12 * singular[..., 0]).any()):
+        return "be invertible"
+    if not bool(torch.linalg.inv(matrices).isfinite().all()):
+        return "be invertible: an inverse overflows"
+    if not group.rescales and float((singular - 1).abs().max()) > near:
+        return "be orthogonal"
+    if group.kind == "centred" and float((matrices.sum(-1) - 1).abs().max()) > near:
+        return "leave the vector of ones unchanged"
+    if group.kind in ("complex", "unit complex"):
+        x, y = matrices[..., 0, 0], matrices[..., 1, 0]
+        other = torch.stack([torch.stack([x, -y], -1), torch.stack([y, x], -1)], -2)
+        if float(((other - matrices).abs() / singular[..., :1, None]).max()) > near:
+            return "have the form [[x, -y], [y, x]]"
+    return ""

@@ -1,0 +1,111 @@
+"""Check symmetries by running the network: a random group element must not change its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weightsym import params as P
+from weightsym.actions import multiply, permute, shift_logits
+from weightsym.axis_actions import Kind
+from weightsym.comparison import Comparison, perturbed, tolerance_of
+from weightsym.elements import random_permutations, random_scales, random_signs
+from weightsym.forward import Inputs, in_runnable_precision, on_network, outputs
+from weightsym.groups import Symmetries
+from weightsym.mixing import mix_some, random_mixings
+from weightsym.motions import logit_shift
+from weightsym.params import Params
+from weightsym.shifting import random_shifts, shift_some
+from weightsym.validation import check_params
+
+__all__ = [
+    "log_probabilities",
+    "random_element",
+    "random_shift",
+    "verify",
+]
+
+
+@torch.no_grad()
+def verify(
+    model: nn.Module,
+    sym: Symmetries,
+    *example: Any,
+    softmax_shift: bool = False,
+    generator: torch.Generator | None = None,
+    **named: Any,
+) -> float:
+    r"""Return the relative error of the outputs under a random element of the whole group.
+
+    .. math:: \max |f(g\, \theta, x) - f(\theta, x)| \,/\, s
+
+    with s the largest of the outputs that weights move at all, or of these moves.
+
+    NaN says that the outputs do not depend on the weights, so that nothing was compared.
+
+    Args:
+        model: the network, in the mode to be tested; its own weights are used and left untouched.
+        sym: what `discover` returned for it.
+        *example: inputs.
+        softmax_shift: shift the logits too, and compare log-probabilities.
+        generator: source of the element, by default seeded with 0.
+        **named: inputs by name.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import discover, verify
+    >>> x = torch.randn(8, 2)
+    >>> sym = discover(mlp(2, [3], 1, torch.nn.Tanh), x)
+    >>> verify(mlp(2, [3], 1, torch.nn.Tanh), sym, x) < 1e-6
+    True
+    >>> verify(mlp(2, [3], 1, torch.nn.Sigmoid), sym, x) < 1e-6  # no sign of its units is free
+    False
+    """
+    inputs = on_network(model, Inputs(example, named))
+    generator = generator or torch.Generator().manual_seed(0)
+
+    def measure(network: nn.Module, inputs: Inputs) -> float:
+        before = P.of(network)
+        check_params(before, sym, "model")
+
+        def after() -> Params:
+            element = random_element(before, sym, generator, mixing=True)
+            return random_shift(element, sym, generator) if softmax_shift else element
+
+        ways = (lambda: before, lambda: perturbed(before, sym.touched), after)
+        old, other, new = (seen(outputs(network, way(), inputs)) for way in ways)  # one at a time
+        return Comparison.between(old, other, tolerance_of(before)).error(new)
+
+    def seen(out: list[Tensor]) -> list[Tensor]:
+        return log_probabilities(out, sym) if softmax_shift else out
+
+    return in_runnable_precision(model, inputs, measure)
+
+
+def log_probabilities(logits: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+    """Log-probabilities, which a softmax shift leaves unchanged."""
+    assert sym.softmax_shift is not None
+    return [t.log_softmax(sym.softmax_shift.dim) for t in logits]
+
+
+def random_element(
+    params: Params, sym: Symmetries, generator: torch.Generator, mixing: bool = False
+) -> Params:
+    """Act with a random sign, scale and permutation of every unit, and with random mixings."""
+    factors: dict[Kind, list[Tensor]] = {
+        "signs": random_signs(sym, generator),
+        "scalings": random_scales(sym, generator),
+    }
+    params = multiply(params, sym, factors)
+    if mixing:
+        params = mix_some(params, sym, random_mixings(sym, generator))
+        params = shift_some(params, sym, random_shifts(sym, generator))
+    return permute(params, sym, random_permutations(sym, generator))
+
+
+def random_shift(params: Params, sym: Symmetries, generator: torch.Generator) -> Params:
+    """Parameters whose logits are shifted at random."""
+    vector, number = logit_shift(sym, generator)
+    return shift_logits(params, sym, vector, number)
