@@ -10,6 +10,7 @@ from torch import nn
 
 from lightning_bnn.models import mlp
 from weightsym import UnsupportedModel, discover
+from weightsym.dimensions.export import _table, _written_out
 from weightsym.discovery.export import trace_graphs
 from weightsym.forward import Inputs
 from weightsym.fresh_memory import copied, fresh, reused_memory
@@ -138,6 +139,21 @@ def test_a_network_in_which_rounding_grows_keeps_its_groups(monkeypatch):
     for noise["rounding"], noise["growth"] in ((2e-6, 1e6), (1e-3, 1e13)):
         with pytest.raises(UnsupportedModel):  # not by that growth; never as much as that
             refutation.refute(model, sym, graphs, inputs, False)
+
+
+# ------------------------------------------------------------ decompositions
+@pytest.mark.parametrize("case", [CASES[k] for k in (0, 4, 5, 9)], ids=lambda c: c.name)
+def test_programs_are_written_out_as_torch_does(case):
+    """Few composite operations are prepared; without those that stay as they are, others result."""
+    model, x = case.make()
+    with torch.no_grad():
+        program = torch.export.export(model, (x,), strict=False)
+        ours = _written_out(program, {})
+        expected = program.run_decompositions(_table())
+    assert ours.graph_module.code == expected.graph_module.code
+    assert str(ours.graph_signature) == str(expected.graph_signature)
+    plain = program.run_decompositions()
+    assert case.name != "attention" or plain.graph_module.code != ours.graph_module.code
 
 
 # ------------------------------------------------------------ memory

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -9,8 +11,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch._decomp import get_decompositions
-from torch.export import ExportedProgram, default_decompositions, export
-from torch.fx import Node
+from torch.export import ExportedProgram, default_decompositions, export, exported_program
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from weightsym.dimensions.compound import IN_OTHERS
@@ -95,18 +97,14 @@ def decompose(
         kept: the buffers for which it matters what is written into them.
         rules: for operations, by name, the functions that compute the same.
     """
-    table = default_decompositions()
-    table.update(get_decompositions(_WRITTEN_OUT))
-    table.update(IN_OTHERS)
-    for operation in _AS_THEY_ARE:
-        table.pop(operation, None)
+    own = {}
     for node in exported.graph.nodes:
         rule = (rules or {}).get(operation_of(node)) if node.op == "call_function" else None
         if callable(rule):
-            table[node.target] = rule
+            own[node.target] = rule
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        exported = exported.run_decompositions(table)
+        exported = _written_out(exported, own)
     output = next(n for n in exported.graph.nodes if n.op == "output")
     returned = [n for n in tree_leaves(output.args) if isinstance(n, Node)]
     signature = exported.graph_signature
@@ -138,6 +136,55 @@ def decompose(
     return Program(
         exported, nodes, results, tensors, first_names, frozenset(state), changes, written
     )
+
+
+def _written_out(exported: ExportedProgram, own: Mapping[Any, Callable[..., Any]]) -> Any:
+    """Decompose a program as `run_decompositions` does, with ten composite operations.
+
+    Torch prepares each of its 500 composite operations anew for every program, which takes longer
+    than all the rest of a small network. Those of others, and own ones, need that.
+    """
+    targets = [
+        node.target
+        for module in exported.graph_module.modules()
+        if isinstance(module, GraphModule)
+        for node in module.graph.nodes
+    ]
+    operations = [t for t in targets if isinstance(t, torch._ops.OpOverload)]
+    parts = _parts_of_table()
+    if own or parts is None or any(t.namespace != "aten" for t in operations):
+        return exported.run_decompositions({**_table(), **own})
+    decompose, *tables = parts
+    composite, others = map(dict, tables)
+    return decompose(exported, cia_to_decomp=composite, python_decomp_table=others)
+
+
+@functools.cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    """How operations are written out."""
+    table = dict(default_decompositions())
+    table.update(get_decompositions(_WRITTEN_OUT))
+    table.update(IN_OTHERS)
+    for operation in _AS_THEY_ARE:
+        table.pop(operation, None)
+    return table
+
+
+@functools.cache
+def _parts_of_table() -> tuple[Any, dict[Any, Any], dict[Any, Any]] | None:
+    """A private function of torch, our composite operations, and all that are not composite."""
+    split = getattr(exported_program, "_split_decomp_table_to_cia_and_python_decomp", None)
+    function = getattr(exported_program, "_decompose_exported_program", None)
+    if split is None or function is None:
+        return None
+    known = {"joint_loss_index": None, "decompose_custom_triton_ops": False}
+    names = inspect.signature(function).parameters.keys() - {"cia_to_decomp", "python_decomp_table"}
+    if not names - {"ep"} <= known.keys():
+        return None
+    decompose = functools.partial(function, **{n: known[n] for n in known.keys() & names})
+    composite, others = split(dict(_table()))
+    ours = {*_AS_THEY_ARE, *IN_OTHERS, *get_decompositions(_WRITTEN_OUT)}
+    return decompose, {op: f for op, f in composite.items() if op in ours}, others
 
 
 def _tensors(
