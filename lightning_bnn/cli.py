@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weightsym.cli import COMMANDS as CORE
-from weightsym.cli import declared, described, imported, run_command, run_script
+from weightsym.cli import Script, declared, described, imported
 
-__all__ = ["main", "module_of"]
+__all__ = ["Commands", "main"]
 
 COMMANDS = {
     "presets": "list the configurations that come with the package, or copy one",
@@ -55,28 +55,31 @@ EVERY = {**TRAINING, **COMMANDS, **REFERENCES, **STUDIES}
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command, and end mistakes of the user in one sentence and exit code 2."""
+    Commands().main(args)
+
+
+class Commands(Script):
+    """The console script of this package, with the commands of `weightsym` and of LightningCLI."""
+
+    program, commands = "lightning-bnn", EVERY
     stopped = "stopped; the same command goes on from its last checkpoint"
-    run_script("lightning-bnn", EVERY, _run, args, stopped)
 
+    def module_of(self, name: str) -> str:
+        """Name the module of a command."""
+        if name in TRAINING:
+            return "lightning_bnn.commands.training"
+        if name in CORE:
+            return super().module_of(name)
+        return f"lightning_bnn.{'commands' if name in COMMANDS else 'studies'}.{name}"
 
-def module_of(name: str) -> str:
-    """Name the module of a command, which is one function.
-
-    Args:
-        name: of a command that is not one of LightningCLI.
-    """
-    if name in CORE:
-        return f"weightsym.commands.{name}"
-    return f"lightning_bnn.{'commands' if name in COMMANDS else 'studies'}.{name}"
-
-
-def _run(name: str, args: Sequence[str]) -> None:
-    training = "lightning_bnn.commands.training"
-    if name not in TRAINING:
-        run_command("lightning-bnn", module_of(name), args[1:])
-    elif {"-h", "--help"} & set(args):
-        first = f"usage: lightning-bnn {name} -c CONFIG [options]\n\n{TRAINING[name]}"
-        print(f"{first}\n\n{described(declared(training))}")
-        raise SystemExit(0)
-    else:
-        imported(training).training(args)
+    def run(self, name: str, args: Sequence[str]) -> None:
+        """Run the function of a command, or LightningCLI."""
+        module = self.module_of(name)
+        if name not in TRAINING:
+            super().run(name, args)
+        elif {"-h", "--help"} & set(args):
+            first = f"usage: lightning-bnn {name} -c CONFIG [options]\n\n{TRAINING[name]}"
+            print(f"{first}\n\n{described(declared(module))}")
+            raise SystemExit(0)
+        else:
+            imported(module).training(args)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+READMES = ["README.md", "weightsym/README.md"]
+PAGES = [*READMES, *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 TUTORIALS = sorted(f"docs/tutorials/{path.name}" for path in (ROOT / "docs/tutorials").glob("*.md"))
 """Pages that are made by running scripts, see `test_tutorials.py`."""
 SHELL = ("", "sh", "console")
@@ -122,7 +123,7 @@ def spans(text: str) -> list[str]:
 
 def mentioned(text: str) -> list[Command]:
     """The commands in the prose of a page."""
-    programs = ("lightning-bnn ", "python ", "make ")
+    programs = ("lightning-bnn ", "weightsym ", "python ", "make ")
     return [Command(span) for span in spans(text) if span.startswith(programs)]
 
 

@@ -8,16 +8,18 @@ import runpy
 import sys
 import warnings
 from fnmatch import filter as matching
+from functools import partial
 from pathlib import Path
 
 import jsonargparse
 import pytest
 from pages import PAGES, ROOT, TUTORIALS, Command, commands, mentioned, page, spans
 
+from lightning_bnn import cli
 from lightning_bnn.bank import shipped_banks
-from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_names, preset_text
 from lightning_bnn.references import reference_names
+from weightsym import cli as core
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WITH_COMMANDS = [name for name in PAGES if commands(page(name))]
@@ -42,7 +44,7 @@ def understand(command, monkeypatch):
         path.write_text(printed.getvalue())
 
 
-def ours(args, patch):
+def ours(args, patch, main=cli.main):
     """Presets are printed, which takes no time; all others end when they have been parsed."""
     patch.setattr(sys, "path", [*sys.path])  # to which the command adds the current folder
     with patch.context() as within:
@@ -76,7 +78,20 @@ def make(args, patch):
     assert {word.partition("=")[0] for word in args} - set(targets) <= SETTINGS
 
 
-PROGRAMS = {"lightning-bnn": ours, "python": script, "make": make}
+def install(args, patch):
+    """Folders of this repository that can be installed."""
+    assert args[0] == "install"
+    for project in args[1:]:
+        assert (ROOT / project.partition("[")[0] / "pyproject.toml").is_file()
+
+
+PROGRAMS = {
+    "lightning-bnn": ours,
+    "weightsym": partial(ours, main=core.main),
+    "pip": install,
+    "python": script,
+    "make": make,
+}
 
 
 def only_parse(kind, patch):
@@ -111,7 +126,7 @@ def test_commands_in_the_prose_are_understood(name, folder, monkeypatch):
     for preset in preset_names():
         (folder / f"{preset}.yaml").write_text(preset_text(preset))
     for command in mentioned(page(name)):
-        alone = len(command.words) == 2 and command.words[0] == "lightning-bnn"
+        alone = len(command.words) == 2 and command.words[0] in ("lightning-bnn", "weightsym")
         understand(Command(f"{command.line} --help") if alone else command, monkeypatch)
 
 
@@ -130,7 +145,7 @@ def test_presets_are_there(name):
 
 @pytest.mark.parametrize("command", COMPARED, ids=lambda command: command.line)
 def test_what_is_shown_is_what_the_command_prints(command, capsys):
-    main(command.words[1:])
+    cli.main(command.words[1:])
     assert known(capsys.readouterr().out) == known(command.shown)
 
 

@@ -1,5 +1,6 @@
 """Packages of extras: nothing imports them on its own, and one sentence says what is missing."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_a_missing_package_is_told_with_its_extra(name, call, missing):
     with pytest.raises(MissingPackage) as caught:
         call()
     sentence = str(caught.value)
-    assert sentence.endswith(f" needs {package}: pip install '{install}'")
+    assert sentence.endswith(f" needs {package}: pip install {shlex.quote(install)}")
     assert mistake(caught.value, ["toy"], "lightning-bnn") == sentence
 
 

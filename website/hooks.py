@@ -11,6 +11,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 WHOLE = {
     "index.md": "README.md",
+    "weightsym.md": "weightsym/README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
     "security.md": "SECURITY.md",
@@ -67,6 +68,8 @@ def site_link(target: str, page: str) -> str:
 
     >>> site_link("docs/p1.md", "index.md"), site_link("../README.md#start", "tour.md")
     ('p1.md', 'index.md#start')
+    >>> site_link("../docs/p1.md", "weightsym.md"), site_link("weightsym/README.md", "index.md")
+    ('p1.md', 'weightsym.md')
     >>> site_link("../examples/plain_loop.py", "tour.md"), site_link("../LICENSE", "tour.md")
     ('examples/plain_loop.md', '')
     """
@@ -74,7 +77,7 @@ def site_link(target: str, page: str) -> str:
         return target
     path, _, anchor = target.partition("#")
     of_repository = page in WHOLE
-    place = (Path() if of_repository else Path("docs") / Path(page).parent) / path
+    place = Path(WHOLE.get(page, f"docs/{page}")).parent / path
     parts: list[str] = []
     for part in place.parts:
         parts = parts[:-1] if part == ".." else [*parts, part]

@@ -175,10 +175,9 @@ def entries(page: str) -> list[str]:
 
 def commands() -> dict[str, str]:
     """The functions behind the commands of the console script, except those without one."""
-    from lightning_bnn.cli import EVERY, TRAINING
-    from lightning_bnn.cli import module_of as module_of_command
+    from lightning_bnn.cli import EVERY, TRAINING, Commands
 
-    return {n: f"{module_of_command(n)}.{n}" for n in EVERY if n not in TRAINING}
+    return {n: f"{Commands().module_of(n)}.{n}" for n in EVERY if n not in TRAINING}
 
 
 def commands_page() -> str:

@@ -15,7 +15,7 @@ from lightning_bnn import cli, datamodules, modules
 from lightning_bnn.cli import TRAINING, main
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-PLACES = {name: cli.module_of(name) for name in cli.EVERY if name not in TRAINING}
+PLACES = {name: cli.Commands().module_of(name) for name in cli.EVERY if name not in TRAINING}
 
 
 def said(capsys, *args):

@@ -57,12 +57,12 @@ def permute(params: Params, sym: Symmetries, permutations: Element) -> Params:
         New parameters; tensors that no group touches are the same objects.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, permute
-    >>> net, x = mlp(2, [3], 1), torch.randn(8, 2)
+    >>> net, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.randn(8, 2)
     >>> sym, w = discover(net, x), P.of(net)
     >>> moved = permute(w, sym, [torch.tensor([2, 0, 1])])
-    >>> torch.equal(moved["1.bias"], w["1.bias"][[2, 0, 1]])
+    >>> torch.equal(moved["0.bias"], w["0.bias"][[2, 0, 1]])
     True
     >>> torch.allclose(P.apply(net, moved, x), net(x), atol=1e-5)
     True
@@ -127,12 +127,12 @@ def rescale(params: Params, sym: Symmetries, scales: Element) -> Params:
             ``sym.scalings``.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, rescale
-    >>> net, x = mlp(2, [3], 1), torch.randn(8, 2)
+    >>> net, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.randn(8, 2)
     >>> sym, w = discover(net, x), P.of(net)
     >>> scaled = rescale(w, sym, [torch.tensor([2.0, 1.0, 0.5])])
-    >>> (scaled["1.bias"] / w["1.bias"]).tolist(), (scaled["3.weight"] / w["3.weight"]).tolist()
+    >>> (scaled["0.bias"] / w["0.bias"]).tolist(), (scaled["2.weight"] / w["2.weight"]).tolist()
     ([2.0, 1.0, 0.5], [[0.5, 1.0, 2.0]])
     >>> torch.allclose(P.apply(net, scaled, x), net(x), atol=1e-5)
     True
@@ -148,12 +148,12 @@ def flip(params: Params, sym: Symmetries, signs: Element) -> Params:
         b' = s_\mathrm{out} b
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, flip
-    >>> net, x = mlp(2, [3], 1, torch.nn.Tanh), torch.randn(8, 2)
+    >>> net, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), torch.randn(8, 2)
     >>> sym, w = discover(net, x), P.of(net)
     >>> flipped = flip(w, sym, [torch.tensor([-1, 1, 1])])
-    >>> (flipped["3.weight"] / w["3.weight"]).tolist()
+    >>> (flipped["2.weight"] / w["2.weight"]).tolist()
     [[-1.0, 1.0, 1.0]]
     >>> torch.allclose(P.apply(net, flipped, x), net(x), atol=1e-5)
     True
@@ -173,9 +173,9 @@ def shift_logits(
     dimension of a stack; ``bias`` is a number per member.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, shift_logits
-    >>> net, x = mlp(2, [3], 4), torch.randn(8, 2)
+    >>> net, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4)), torch.randn(8, 2)
     >>> sym, w = discover(net, x), P.of(net)
     >>> shifted = shift_logits(w, sym, torch.tensor([1.0, 2.0, 3.0]), torch.tensor(4.0))
     >>> old, new = net(x), P.apply(net, shifted, x)

@@ -79,15 +79,15 @@ def canonicalise(
         of a network that goes on training.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import canonicalise, discover, permute, random_permutations
-    >>> net, x = mlp(2, [5], 1), torch.randn(8, 2)
+    >>> net, x = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1)), torch.randn(8, 2)
     >>> sym, w = discover(net, x), P.of(net)
     >>> copy = permute(w, sym, random_permutations(sym))
     >>> one, other = canonicalise(w, sym), canonicalise(copy, sym)
     >>> all(torch.allclose(one[name], other[name], atol=1e-5) for name in w)
     True
-    >>> one["1.weight"].norm(dim=1).round(decimals=4)
+    >>> one["0.weight"].norm(dim=1).round(decimals=4)
     tensor([1., 1., 1., 1., 1.])
     """
     check_params(params, sym)
@@ -205,9 +205,9 @@ def remove_softmax_shift(params: Params, sym: Symmetries) -> Params:
     .. math:: W' = W - \tfrac1C 1 1^T W, \quad b' = b - \tfrac1C 1 1^T b
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover
-    >>> net, x = mlp(2, [3], 4), torch.randn(8, 2)
+    >>> net, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4)), torch.randn(8, 2)
     >>> new = P.apply(net, remove_softmax_shift(P.of(net), discover(net, x)), x)
     >>> torch.allclose(new.mean(-1), torch.zeros(8), atol=1e-5)
     True

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["COMMANDS", "declared", "described", "imported", "main", "run_command", "run_script"]
+__all__ = ["COMMANDS", "Script", "declared", "described", "imported", "main"]
 
 COMMANDS = {
     "symmetries": "show what can be permuted, rescaled and flipped without changing the function",
@@ -30,83 +30,79 @@ _SEVERAL = {"sources": str, "weights": float}
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command, and end mistakes of the user in one sentence and exit code 2."""
-    run_script("weightsym", COMMANDS, _run, args)
+    Script().main(args)
 
 
-def _run(name: str, args: Sequence[str]) -> None:
-    run_command("weightsym", f"weightsym.commands.{name}", args[1:])
+class Script:
+    """A console script: a table of commands, each a function in a module of its name."""
 
+    program = "weightsym"  # with underscores this is the name of the package
+    commands: Mapping[str, str] = COMMANDS
+    stopped = "stopped"
 
-def run_script(
-    program: str,
-    commands: Mapping[str, str],
-    run: Callable[[str, Sequence[str]], None],
-    args: Sequence[str] | None,
-    stopped: str = "stopped",
-) -> None:
-    """Run one command of a console script, and end mistakes of the user in one sentence.
+    def module_of(self, name: str) -> str:
+        """Name the module of a command."""
+        return f"weightsym.commands.{name}"
 
-    Args:
-        program: the name of the script, and with underscores that of its package.
-        commands: what each does.
-        run: is called with the name of a command and the whole command line.
-        args: the command line; by default that of this process.
-        stopped: what is said when the user interrupts a command.
-    """
-    args = list(sys.argv[1:] if args is None else args)
-    _let_threads_rest()
-    try:
-        _choose(program, commands, run, args)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough; what is left must go somewhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(141) from None
-    except KeyboardInterrupt:
-        print(f"\n{stopped}", file=sys.stderr)
-        raise SystemExit(130) from None
-    except Exception as error:
-        message = imported("weightsym.commands.mistakes").mistake(error, args, program)
-        if message is None:
-            raise
-        _fail(program, message)
+    def main(self, args: Sequence[str] | None = None) -> None:
+        """Run one command, and end mistakes of the user in one sentence and exit code 2.
 
+        Args:
+            args: the command line; by default that of this process.
+        """
+        args = list(sys.argv[1:] if args is None else args)
+        _let_threads_rest()
+        try:
+            self._choose(args[0] if args else "--help", args)
+            sys.stdout.flush()
+        except BrokenPipeError:  # whoever reads has seen enough; what is left must go somewhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(141) from None
+        except KeyboardInterrupt:
+            print(f"\n{self.stopped}", file=sys.stderr)
+            raise SystemExit(130) from None
+        except Exception as error:
+            message = imported("weightsym.commands.mistakes").mistake(error, args, self.program)
+            if message is None:
+                raise
+            self._fail(message)
 
-def _choose(
-    program: str,
-    commands: Mapping[str, str],
-    run: Callable[[str, Sequence[str]], None],
-    args: Sequence[str],
-) -> None:
-    name = args[0] if args else "--help"
-    if name in ("-h", "--help"):
-        print(_usage(program, commands))
-    elif name == "--version":
-        print(importlib.import_module(program.replace("-", "_")).__version__)
-    elif name not in commands:
-        meant = imported("weightsym.commands.parsers").did_you_mean(name, commands)
-        choice = f"; choose from: {', '.join(commands)}."
-        _fail(program, f"there is no command {name!r}{meant or choice}")
-    else:
-        if (
-            os.getcwd() not in sys.path
-        ):  # classes of the user; "" would be the folder of a YAML file
-            sys.path.insert(0, os.getcwd())
-        run(name, args)
+    def run(self, name: str, args: Sequence[str]) -> None:
+        """Run the function of a command.
 
+        Args:
+            name: of the command.
+            args: the whole command line.
+        """
+        module, program = self.module_of(name), self.program
+        command = declared(module)
+        command.__doc__ = str(command.__doc__).replace(f"weightsym {name}", f"{program} {name}")
+        values = _parsed(command, program, args[1:])
+        getattr(imported(module), name)(**values)
 
-def run_command(program: str, module: str, args: Sequence[str]) -> None:
-    """Run the function of a command, which has the name of its module.
+    def _choose(self, name: str, args: Sequence[str]) -> None:
+        if name in ("-h", "--help"):
+            print(self._usage())
+        elif name == "--version":
+            print(importlib.import_module(self.program.replace("-", "_")).__version__)
+        elif name not in self.commands:
+            meant = imported("weightsym.commands.parsers").did_you_mean(name, self.commands)
+            choice = f"; choose from: {', '.join(self.commands)}."
+            self._fail(f"there is no command {name!r}{meant or choice}")
+        else:
+            folder = os.getcwd()  # of classes of the user; "" would be that of a YAML file
+            if folder not in sys.path:
+                sys.path.insert(0, folder)
+            self.run(name, args)
 
-    Args:
-        program: the name of the script.
-        module: where the function is.
-        args: its options, as they were typed.
-    """
-    command = declared(module)
-    name = command.__name__
-    command.__doc__ = str(command.__doc__).replace(f"weightsym {name}", f"{program} {name}")
-    values = _parsed(command, program, args)
-    getattr(imported(module), name)(**values)
+    def _usage(self) -> str:
+        rows = "\n".join(f"  {name:<15} {text}" for name, text in self.commands.items())
+        explains = f"`{self.program} COMMAND --help` explains one."
+        return f"usage: {self.program} COMMAND ...\n\n{rows}\n\n{explains}"
+
+    def _fail(self, message: str) -> None:
+        print(f"{self.program}: {message}", file=sys.stderr)
+        raise SystemExit(2)
 
 
 def _let_threads_rest() -> None:
@@ -195,13 +191,3 @@ def _parsed(command: Callable[..., Any], program: str, args: Sequence[str]) -> d
 def described(command: Callable[..., Any]) -> str:
     """Return what the docstring of a command says before its arguments."""
     return (inspect.getdoc(command) or "").partition("\n\nArgs:")[0]
-
-
-def _usage(program: str, commands: Mapping[str, str]) -> str:
-    rows = "\n".join(f"  {name:<15} {text}" for name, text in commands.items())
-    return f"usage: {program} COMMAND ...\n\n{rows}\n\n`{program} COMMAND --help` explains one."
-
-
-def _fail(program: str, message: str) -> None:
-    print(f"{program}: {message}", file=sys.stderr)
-    raise SystemExit(2)

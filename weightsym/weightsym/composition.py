@@ -20,9 +20,10 @@ def compose(first: Sequence[Tensor], second: Sequence[Tensor], sym: Symmetries) 
 
     Either may have a member dimension.
 
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import compose, discover
-    >>> sym = discover(mlp(2, [3], 1), torch.randn(8, 2))
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> sym = discover(net, torch.randn(8, 2))
     >>> compose([torch.tensor([1, 2, 0])], [torch.tensor([1, 0, 2])], sym)
     [tensor([2, 1, 0])]
     """
@@ -34,9 +35,10 @@ def invert(permutations: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
 
     .. math:: p^{-1}(p(k)) = k
 
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import compose, discover, invert, random_permutations
-    >>> sym = discover(mlp(2, [5, 4], 1), torch.randn(8, 2))
+    >>> net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1))
+    >>> sym = discover(net, torch.randn(8, 2))
     >>> p = random_permutations(sym)
     >>> compose(p, invert(p, sym), sym)
     [tensor([0, 1, 2, 3, 4]), tensor([0, 1, 2, 3])]

@@ -13,9 +13,10 @@ __all__ = ["identity", "random_permutations", "random_scales", "random_signs"]
 def identity(sym: Symmetries, device: torch.device | str | None = None) -> list[Tensor]:
     """The permutations that leave every unit where it is.
 
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, identity
-    >>> identity(discover(mlp(2, [4, 3], 1), torch.randn(8, 2)))
+    >>> net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> identity(discover(net, torch.randn(8, 2)))
     [tensor([0, 1, 2, 3]), tensor([0, 1, 2])]
     """
     return [torch.arange(g.units, device=device) for g in sym.permutations]
@@ -26,9 +27,10 @@ def random_permutations(
 ) -> list[Tensor]:
     """Uniform permutations, independent for every member.
 
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, random_permutations
-    >>> sym = discover(mlp(2, [4, 3], 1), torch.randn(8, 2))
+    >>> net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> sym = discover(net, torch.randn(8, 2))
     >>> first, second = random_permutations(sym, torch.Generator().manual_seed(0), members=10)
     >>> first.shape, second.shape
     (torch.Size([10, 4]), torch.Size([10, 3]))
@@ -49,9 +51,10 @@ def random_scales(
 
     .. math:: \log s_u \sim \mathcal{N}(0, \sigma^2)
 
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, random_scales
-    >>> sym = discover(mlp(2, [500], 1), torch.randn(8, 2))
+    >>> net = nn.Sequential(nn.Linear(2, 500), nn.ReLU(), nn.Linear(500, 1))
+    >>> sym = discover(net, torch.randn(8, 2))
     >>> (scales,) = random_scales(sym, torch.Generator().manual_seed(0), members=20, spread=0.3)
     >>> scales.shape, round(scales.log().std().item(), 1)
     (torch.Size([20, 500]), 0.3)
@@ -68,9 +71,10 @@ def random_signs(
 ) -> list[Tensor]:
     """Fair coin flips: plus or minus one for every unit.
 
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, random_signs
-    >>> sym = discover(mlp(2, [3], 1, torch.nn.Tanh), torch.randn(8, 2))
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    >>> sym = discover(net, torch.randn(8, 2))
     >>> (signs,) = random_signs(sym, torch.Generator().manual_seed(0), members=100)
     >>> signs.shape, signs.unique().tolist()
     (torch.Size([100, 3]), [-1, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -44,7 +45,7 @@ def needed(what: str) -> Iterator[None]:
         if requirement is None:
             raise
         package, install = requirement
-        message = f"{what} needs {package}: pip install '{install}'"
+        message = f"{what} needs {package}: pip install {shlex.quote(install)}"
         raise MissingPackage(message, name=error.name) from error
 
 

@@ -39,13 +39,13 @@ class Fingerprint:
         attained: whether finite scales reach the least mass; if not, the norms depend on where the
             search for it stopped.
 
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import params as P
     >>> from weightsym import discover, fingerprint
-    >>> net = mlp(2, [5], 1)
+    >>> net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1))
     >>> found = fingerprint(P.of(net), discover(net, torch.randn(8, 2)))
     >>> list(found.norms)
-    ['1.weight', '1.bias', '3.weight', '3.bias']
+    ['0.weight', '0.bias', '2.weight', '2.bias']
     >>> len(str(found))  # two words of eight hexadecimal digits
     17
     """
@@ -83,14 +83,14 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
         sym: what `discover` returned.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, fingerprint, permute, random_permutations
-    >>> net = mlp(2, [5], 1).double()
+    >>> net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1)).double()
     >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
     >>> code = fingerprint(w, sym)
     >>> code.agrees(fingerprint(permute(w, sym, random_permutations(sym)), sym))
     True
-    >>> code.agrees(fingerprint(w | {"3.weight": 1.01 * w["3.weight"]}, sym))
+    >>> code.agrees(fingerprint(w | {"2.weight": 1.01 * w["2.weight"]}, sym))
     False
     """
     check_one_network(params, sym, "params")

@@ -50,11 +50,12 @@ class PermutationGroup(Group):
     their own, such as experts that are modules: each row of ``tensors`` names one per block, which
     change places as wholes.
 
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover
-    >>> sym = discover(mlp(2, [3], 1), torch.randn(8, 2))
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> sym = discover(net, torch.randn(8, 2))
     >>> [(sym.axes[p.axis].tensor, sym.axes[p.axis].dim) for p in sym.permutations[0].placements]
-    [('1.weight', 0), ('1.bias', 0), ('3.weight', 1)]
+    [('0.weight', 0), ('0.bias', 0), ('2.weight', 1)]
     """
 
     kind: str = "channel"
@@ -68,22 +69,24 @@ class ScalingGroup(Group):
     A product of two factors has further scales: several groups then act at one position, and the
     exponents of their placements are integers.
 
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover
-    >>> sym = discover(mlp(2, [3], 1), torch.randn(8, 2))
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> sym = discover(net, torch.randn(8, 2))
     >>> [(sym.axes[p.axis].tensor, p.exponent) for p in sym.scalings[0].placements]
-    [('1.weight', 1), ('1.bias', 1), ('3.weight', -1)]
+    [('0.weight', 1), ('0.bias', 1), ('2.weight', -1)]
     """
 
 
 class SignGroup(Group):
     """Units that can each be flipped.
 
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover
-    >>> sym = discover(mlp(2, [3], 1, torch.nn.Tanh), torch.randn(8, 2))
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    >>> sym = discover(net, torch.randn(8, 2))
     >>> [(group.name, group.units) for group in sym.signs], sym.scalings
-    ([('1.weight', 3)], ())
+    ([('0.weight', 3)], ())
     """
 
 
@@ -157,11 +160,12 @@ class Symmetries:
         log10_permutations, scaling_dof, sign_dof: their numbers.
         error: relative output error of random elements in the check at random weights.
 
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover
-    >>> sym = discover(mlp(2, [5, 4], 1), torch.randn(8, 2))
+    >>> net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1))
+    >>> sym = discover(net, torch.randn(8, 2))
     >>> [(group.name, group.units) for group in sym.permutations]
-    [('1.weight', 5), ('3.weight', 4)]
+    [('0.weight', 5), ('2.weight', 4)]
     >>> round(10**sym.log10_permutations), sym.scaling_dof, sym.sign_dof  # 5! 4!, 5 + 4
     (2880, 9, 0)
     """

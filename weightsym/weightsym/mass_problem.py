@@ -201,9 +201,9 @@ def mass(params: Params, sym: Symmetries) -> Float64[Tensor, "*members"]:
     .. math:: M(\theta) = \sum_{w \in \text{weights}} w^2
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, mass
-    >>> net = mlp(2, [3], 1)
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> w = {n: torch.full_like(t, 2.0) for n, t in P.of(net).items()}
     >>> mass(w, discover(net, torch.randn(8, 2)))  # 4 (2 * 3 + 3 * 1)
     tensor(36., dtype=torch.float64)

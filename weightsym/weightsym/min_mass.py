@@ -45,9 +45,9 @@ class MinMass:
         excess: mass above the minimum, in percent of it.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, min_mass
-    >>> net = mlp(2, [8, 8], 1)
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     >>> least = min_mass(P.populate(net, 5), discover(net, torch.randn(8, 2)))
     >>> bool((least.gap < 1e-9).all()), bool((least.excess > 0).all()), least.minimum.shape
     (True, True, torch.Size([5]))
@@ -101,10 +101,10 @@ def min_mass(
         max_iterations: steps or rounds after which to stop in any case.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, mass, min_mass, rescale
-    >>> net = mlp(1, [1], 1)
-    >>> w = P.of(net) | {"1.weight": torch.tensor([[4.0]]), "3.weight": torch.tensor([[1.0]])}
+    >>> net = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    >>> w = P.of(net) | {"0.weight": torch.tensor([[4.0]]), "2.weight": torch.tensor([[1.0]])}
     >>> sym = discover(net, torch.randn(8, 1))
     >>> least = min_mass(w, sym)  # at s = 1/2, both weights are 2
     >>> least.mass.item(), round(least.minimum.item(), 4), least.scales[0].round(decimals=4)

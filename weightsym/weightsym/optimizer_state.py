@@ -57,16 +57,16 @@ def transform_optimizer_state(
         scales: as in `rescale`.
         matrices: as in `mix`, after all others.
 
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, transform_optimizer_state
-    >>> net = mlp(2, [3], 1)
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> sym, adam = discover(net, torch.randn(8, 2)), torch.optim.Adam(net.parameters())
     >>> net(torch.randn(8, 2)).sum().backward(), adam.step()
     (None, None)
-    >>> old = adam.state[net[1].bias]["exp_avg"]
+    >>> old = adam.state[net[0].bias]["exp_avg"]
     >>> names = dict(net.named_parameters())
     >>> transform_optimizer_state(adam, names, sym, permutations=[torch.tensor([2, 0, 1])])
-    >>> torch.equal(adam.state[net[1].bias]["exp_avg"], old[[2, 0, 1]])
+    >>> torch.equal(adam.state[net[0].bias]["exp_avg"], old[[2, 0, 1]])
     True
     """
     _check_names(optimizer, names, sym)

@@ -34,9 +34,9 @@ class Removal:
         signs: per sign group.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, plan_removal
-    >>> net = mlp(2, [3], 1)
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> stack = P.populate(net, 10)
     >>> removal = plan_removal(stack, discover(net, torch.randn(8, 2)))
     >>> [p.shape for p in removal.permutations], [s.shape for s in removal.scales]
@@ -98,13 +98,13 @@ def plan_removal(
         Something to call with a tensor's name and values: ``removal(name, values, rows)``.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import canonicalise, discover, plan_removal
-    >>> net = mlp(2, [3], 1)
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> stack, sym = P.populate(net, 10), discover(net, torch.randn(8, 2))
     >>> removal = plan_removal(stack, sym)
-    >>> part = removal("3.weight", stack["3.weight"][4:7], slice(4, 7))
-    >>> torch.allclose(part, canonicalise(stack, sym)["3.weight"][4:7])
+    >>> part = removal("2.weight", stack["2.weight"][4:7], slice(4, 7))
+    >>> torch.allclose(part, canonicalise(stack, sym)["2.weight"][4:7])
     True
     """
     blocks = [networks] if isinstance(networks, dict) else networks

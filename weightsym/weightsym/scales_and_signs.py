@@ -57,10 +57,10 @@ def canonical_scales_and_signs(
         held: for every group of scalings, a mask of the units whose scale stays one.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover
-    >>> net = mlp(2, [2], 1)
-    >>> w = P.of(net) | {"1.weight": torch.tensor([[3.0, 4.0], [0.0, 0.5]])}
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> w = P.of(net) | {"0.weight": torch.tensor([[3.0, 4.0], [0.0, 0.5]])}
     >>> scales, signs = canonical_scales_and_signs(w, discover(net, torch.randn(8, 2)), "unit-norm")
     >>> scales, signs
     ([tensor([0.2000, 2.0000])], [])

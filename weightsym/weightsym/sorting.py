@@ -67,12 +67,12 @@ def sort_permutations(
         held: indices of groups whose units stay where they are.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, permute, sort_permutations
-    >>> net = mlp(1, [3], 1)
-    >>> w = P.of(net) | {"1.weight": torch.tensor([[1.0], [3.0], [2.0]])}
+    >>> net = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> w = P.of(net) | {"0.weight": torch.tensor([[1.0], [3.0], [2.0]])}
     >>> sym = discover(net, torch.randn(8, 1))
-    >>> permute(w, sym, sort_permutations(w, sym, "max"))["1.weight"].tolist()
+    >>> permute(w, sym, sort_permutations(w, sym, "max"))["0.weight"].tolist()
     [[3.0], [2.0], [1.0]]
     """
     if by not in get_args(SortKey):

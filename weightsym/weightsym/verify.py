@@ -54,13 +54,14 @@ def verify(
         generator: source of the element, by default seeded with 0.
         **named: inputs by name.
 
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, verify
-    >>> x = torch.randn(8, 2)
-    >>> sym = discover(mlp(2, [3], 1, torch.nn.Tanh), x)
-    >>> verify(mlp(2, [3], 1, torch.nn.Tanh), sym, x) < 1e-6
+    >>> net, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), torch.randn(8, 2)
+    >>> sym = discover(net, x)
+    >>> verify(net, sym, x) < 1e-6
     True
-    >>> verify(mlp(2, [3], 1, torch.nn.Sigmoid), sym, x) < 1e-6  # no sign of its units is free
+    >>> net[1] = nn.Sigmoid()  # no sign of its units is free
+    >>> verify(net, sym, x) < 1e-6
     False
     """
     inputs = on_network(model, Inputs(example, named))

@@ -20,7 +20,7 @@ from weightsym import (
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import examples_of, loss
 from weightsym.commands.networks import build, fit_all, shown
-from weightsym.extras import of_the_plug_in
+from weightsym.extras import MissingPackage, of_the_plug_in
 from weightsym.files import open_network
 from weightsym.files.fitting import FittedNetwork
 from weightsym.files.writing import check_path
@@ -115,8 +115,7 @@ def diff(
     if target is not None:
         settings = {"a": a, "b": b, "method": method, "seed": architecture.seed}
         numbers |= {"fingerprints": [p.code for p in prints], "settings": settings}
-        _write(result, numbers, target)
-        print(f"wrote {target} and {target.with_suffix('.png')}")
+        print(_write(result, numbers, target))
     if EXIT_CODES[verdict]:
         raise SystemExit(EXIT_CODES[verdict])
 
@@ -225,8 +224,8 @@ def _target(out: str | None, overwrite: bool) -> Path | None:
     return target
 
 
-def _write(d: Difference, numbers: Mapping[str, Any], target: Path) -> None:
-    """Write all numbers, and a figure of the distances by layer beside them."""
+def _write(d: Difference, numbers: Mapping[str, Any], target: Path) -> str:
+    """Write all numbers, and a figure of the distances by layer beside them, and name both."""
     stages = {stage.name: stage.by_layer() for stage in d.stages}
     content = {
         "version": weightsym.__version__,
@@ -239,6 +238,10 @@ def _write(d: Difference, numbers: Mapping[str, Any], target: Path) -> None:
         "units": {"in_their_places": d.kept, "by_chance": d.groups, "of": d.units},
     }  # fmt: skip
     target.write_text(json_text(content) + "\n", encoding="utf-8")
-    plots = of_the_plug_in("plots.weights", "The figure beside `--out`")
+    try:
+        plots = of_the_plug_in("plots.weights", "The figure beside it")
+    except MissingPackage as missing:
+        return f"wrote {target}. {missing}"
     figure = plots.distances_figure(stages, [null.by_layer() for null in d.nulls])
     figure.savefig(target.with_suffix(".png"), dpi=150)
+    return f"wrote {target} and {target.with_suffix('.png')}"

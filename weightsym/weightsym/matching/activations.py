@@ -66,9 +66,10 @@ def match_activations(
         One permutation per group, for `permute`; with a leading dimension for a stack.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, match_activations, permute
-    >>> net, batches = mlp(2, [4], 1, torch.nn.Tanh), [torch.randn(64, 2)]
+    >>> net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    >>> batches = [torch.randn(64, 2)]
     >>> sym, w = discover(net, batches[0]), P.of(net)
     >>> copy = permute(w, sym, [torch.tensor([3, 0, 1, 2])])
     >>> match_activations(net, copy, w, sym, batches)  # what undoes it

@@ -59,9 +59,9 @@ class Alignment(Sequence[Tensor]):
         matrices: for `mix`, after the permutations, where they were asked for.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import align, compose, discover
-    >>> net = mlp(2, [5], 1)
+    >>> net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1))
     >>> sym, stack = discover(net, torch.randn(8, 2)), P.populate(net, 3)
     >>> found = align(stack, sym)
     >>> found.spread[-1] < found.spread[0], found[0].shape
@@ -147,9 +147,9 @@ def align(
         weights: how much each network counts in the mean; by default all count the same.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import align, discover, permute, random_permutations
-    >>> net = mlp(2, [5], 1)
+    >>> net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1))
     >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
     >>> copies = permute(P.stack([w] * 4), sym, random_permutations(sym, members=4))
     >>> together = align(copies, sym).apply(copies, sym)

@@ -94,9 +94,9 @@ class Difference:
         units: the number of all these units.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import difference, discover, rescale
-    >>> net = mlp(2, [8], 1)
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
     >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
     >>> found = difference(rescale(w, sym, [torch.full((8,), 2.0)]), w, sym)
     >>> {name: round(share, 2) for name, share in found.explained.items()}
@@ -192,9 +192,9 @@ def difference(
         seed: of the order from which units are matched, and of the unrelated networks.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import difference, discover, permute, random_permutations
-    >>> net = mlp(2, [8], 1)
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
     >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
     >>> found = difference(permute(w, sym, random_permutations(sym)), w, sym)
     >>> found.rest < 1e-3, found.related

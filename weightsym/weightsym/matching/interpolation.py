@@ -63,9 +63,9 @@ class Barrier:
             ``"re-estimated"``, preactivations ``"repaired"``, or nothing.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import barrier
-    >>> net = mlp(2, [3], 2)
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> batches = [(torch.randn(8, 2), torch.randint(2, (8,)))]
     >>> line = barrier(net, P.of(net), P.of(net), batches, points=3)
     >>> line.weights, abs(line.height) < 1e-6, line.statistics
@@ -113,9 +113,9 @@ def barrier(
             re-estimation is that already.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import barrier, discover, match, permute
-    >>> net, x = mlp(2, [4], 1), torch.randn(64, 2)
+    >>> net, x = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)), torch.randn(64, 2)
     >>> sym, w = discover(net, x), P.of(net)
     >>> batches, loss = [(x, net(x).detach())], torch.nn.functional.mse_loss
     >>> copy = permute(w, sym, [torch.tensor([3, 2, 1, 0])])

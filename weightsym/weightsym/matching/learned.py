@@ -43,9 +43,9 @@ class Learning:
         every: steps from one judgement to the next.
         progress: show a bar.
 
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import Learning, discover, match
-    >>> net, x = mlp(2, [4], 1), torch.randn(16, 2)
+    >>> net, x = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)), torch.randn(16, 2)
     >>> (a, b), batches = P.unstack(P.populate(net, 2)), [(x, x.prod(1, keepdim=True))] * 2
     >>> how, loss = Learning(steps=4, every=2), torch.nn.functional.mse_loss
     >>> data = {"model": net, "batches": batches, "loss": loss}

@@ -54,9 +54,9 @@ class MatchResult(Sequence[Tensor]):
         signs: flips that come before the permutations, where they were asked for.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, match
-    >>> net = mlp(2, [8], 1)
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
     >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
     >>> found = match(w, w, sym)
     >>> found[0], found.method, found.objective > 0
@@ -165,9 +165,9 @@ def match(
         compared; of what is learnt, minus the loss at the midpoint on the batches held back.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import discover, match, permute, random_permutations
-    >>> net = mlp(2, [8, 8], 1)
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
     >>> copy = permute(w, sym, random_permutations(sym))
     >>> back = permute(copy, sym, match(copy, w, sym))

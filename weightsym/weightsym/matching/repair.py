@@ -81,12 +81,12 @@ def repair(
         A network and its parameters: layers without a bias have one, where one is needed.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import interpolate, repair
-    >>> net, x = mlp(2, [16], 1), torch.randn(64, 2)
+    >>> net, x = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1)), torch.randn(64, 2)
     >>> a, b = P.unstack(P.populate(net, 2))
     >>> model, params = repair(net, interpolate(a, b, 0.5), a, b, 0.5, [x])
-    >>> hidden = [x @ w["1.weight"].T + w["1.bias"] for w in (params, a, b)]
+    >>> hidden = [x @ w["0.weight"].T + w["0.bias"] for w in (params, a, b)]
     >>> middle, *ends = (z.std(0) for z in hidden)
     >>> torch.allclose(middle, sum(ends) / 2, atol=1e-5)
     True

@@ -39,13 +39,13 @@ class RunningFrame:
         seed: of the search.
 
     >>> from weightsym import params as P
-    >>> from lightning_bnn.models import mlp
+    >>> from torch import nn
     >>> from weightsym import RunningFrame, discover, permute
-    >>> net = mlp(2, [4], 1)
+    >>> net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
     >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
     >>> frame = RunningFrame(sym)
     >>> moved = frame.bring(permute(w, sym, [torch.tensor([1, 0, 2, 3])]), w, weight=0.5)
-    >>> torch.equal(moved["1.weight"], w["1.weight"]), frame.moved_units
+    >>> torch.equal(moved["0.weight"], w["0.weight"]), frame.moved_units
     (True, 2)
     """
 
