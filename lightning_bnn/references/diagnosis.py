@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,7 @@ from weightsym import canonicalise
 from weightsym import params as P
 from weightsym.params import Params
 
-__all__ = ["Diagnosis", "LEAST", "SPACES", "between", "diagnose", "differences", "followed"]
+__all__ = ["Diagnosis", "LEAST", "SPACES", "between", "diagnose", "followed"]
 
 
 SPACES = {"function": "predictions", "canonical": "canonical weights", "weights": "raw weights"}
@@ -124,12 +123,7 @@ def chains_of_modes(stored: StoredPosterior) -> list[Params]:
     return [mode.networks for mode in stored.modes if isinstance(mode, Empirical)]
 
 
-def followed(
-    stored: StoredPosterior,
-    problem: Problem,
-    networks: Params,
-    spaces: Collection[str] = tuple(SPACES),
-) -> dict[str, Tensor]:
+def followed(stored: StoredPosterior, problem: Problem, networks: Params) -> dict[str, Tensor]:
     """The numbers of every network by which chains are compared, by space.
 
     Of predictions these are the logarithms of the probabilities of up to a hundred test targets,
@@ -139,16 +133,13 @@ def followed(
         stored: gives the computation.
         problem: its data.
         networks: a stack.
-        spaces: which of them.
     """
-    found: dict[str, Tensor] = {}
-    if "function" in spaces:
-        found["function"] = _function(stored, problem, networks)
-    if "canonical" in spaces:
-        found["canonical"] = _flat(stored, canonicalise(networks, problem.symmetries()))
-    if "weights" in spaces:
-        found["weights"] = _flat(stored, networks)
-    return {space: values.double() for space, values in found.items()}
+    values = {
+        "function": _function(stored, problem, networks),
+        "canonical": _flat(stored, canonicalise(networks, problem.symmetries())),
+        "weights": _flat(stored, networks),
+    }
+    return {space: numbers.double() for space, numbers in values.items()}
 
 
 def _function(stored: StoredPosterior, problem: Problem, networks: Params) -> Tensor:
@@ -165,28 +156,28 @@ def _flat(stored: StoredPosterior, networks: Params) -> Tensor:
 
 
 def between(
-    one: StoredPosterior, other: StoredPosterior, problem: Problem, samples: int = _COMPARED
+    left: StoredPosterior, right: StoredPosterior, problem: Problem, samples: int = _COMPARED
 ) -> dict[str, Measured]:
     """Distances of the laws of two posteriors, and of what they predict.
 
     Args:
-        one: several chains.
-        other: several chains of the same network.
+        left: several chains.
+        right: several chains of the same network.
         problem: its data.
         samples: networks of each chain at most.
     """
-    one, other = one.thinned(samples), other.thinned(samples)
-    first, second = one.networks(), other.networks()
+    left, right = left.thinned(samples), right.thinned(samples)
+    first, second = left.networks(), right.networks()
     reference = Reference(
-        first, one.network, [problem.example()], PROTOCOLS["full"], samples, 0, "cpu",
-        one.chains(), problem.probe(one.likelihood),
+        first, left.network, [problem.example()], PROTOCOLS["full"], samples, 0, "cpu",
+        left.chains(), problem.probe(left.likelihood),
     )  # fmt: skip
     modes = [
-        k for k, chain in enumerate(chains_of_modes(other)) for _ in range(P.stack_size(chain))
+        k for k, chain in enumerate(chains_of_modes(right)) for _ in range(P.stack_size(chain))
     ]
     distances = reference.of_modes(second, modes).get("multi", {})
     laws = {name: distances[name] for name in _LAWS if name in distances}
-    return {**laws, **_predictions(one, first, second, problem)}
+    return {**laws, **_predictions(left, first, second, problem)}
 
 
 def _predictions(
@@ -205,44 +196,3 @@ def _predictions(
         return {}
     distances = reference.distances(averaged[1])
     return {name: Measured(float(values.mean())) for name, values in distances.items()}
-
-
-_CLOSE = {"rhat_max": 3e-4, "rhat_median": 3e-4, "ess_min": 0.01, "ess_tail_min": 0.01}
-"""Relative differences that rounding makes, on another processor too, and that say nothing.
-
-Networks that are moved by 1e-7 of their size have R-hats that differ by up to 1e-5, and effective
-sizes that differ by up to 0.2 %: canonical forms of units that are nearly alike change places.
-"""
-_CLOSE_PREDICTIONS, _OF_AN_ERROR = 0.01, 0.1
-"""The same of mean distances of predictions, and of distances that have an error, in errors."""
-_NAMES = {
-    "rhat_max": "largest R-hat", "rhat_median": "median R-hat", "ess_min": "least ESS",
-    "ess_tail_min": "least ESS of tails",
-}  # fmt: skip
-
-
-def differences(before: Diagnosis, now: Diagnosis) -> list[str]:
-    """Describe what two diagnoses of the same draws do not agree about.
-
-    Args:
-        before: as a card has it.
-        now: as it was computed again; numbers that only one of both has are not compared.
-    """
-    return [
-        f"{words} {new:.5g}, but {old:.5g}"
-        for words, old, new, tolerance in _pairs(before, now)
-        if not (abs(old - new) <= tolerance or math.isnan(old) and math.isnan(new))
-    ]
-
-
-def _pairs(before: Diagnosis, now: Diagnosis) -> Iterator[tuple[str, float, float, float]]:
-    """Every number of both: its words, what it was and is, and what counts as the same."""
-    for space, numbers in before.spaces.items():
-        for name, old in numbers.items():
-            words = f"{_NAMES[name]} of {SPACES[space]}"
-            yield words, old, now.spaces[space][name], _CLOSE[name] * abs(old)
-    for name, (old, error) in before.halves.items():
-        if name in now.halves:
-            of_error = _OF_AN_ERROR * error if math.isfinite(error) else 0.0
-            tolerance = max(_CLOSE_PREDICTIONS * abs(old), of_error)
-            yield f"{name} of both halves of the chains", old, now.halves[name].value, tolerance

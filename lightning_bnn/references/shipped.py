@@ -138,9 +138,9 @@ def readable_card(name: str, card: Card) -> str:
     return "\n".join(f"{key + ':':<14}{value}" for key, value in rows.items())
 
 
-def _called(part: dict[str, object]) -> str:
-    arguments = part.get("init_args")
-    name = str(part["class_path"]).removeprefix("lightning_bnn.")
+def _called(settings: dict[str, object]) -> str:
+    arguments = settings.get("init_args")
+    name = str(settings["class_path"]).removeprefix("lightning_bnn.")
     return f"{name}({_listed(arguments) if isinstance(arguments, dict) else ''})"
 
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from lightning_bnn import metrics as M
-from lightning_bnn.calibration.calibrated import LEVELS, CalibratedClasses, levels_reached
-from lightning_bnn.evaluation.calibration import CalibratedTest, calibrate_posterior
-from lightning_bnn.evaluation.problem import read_problem
+from lightning_bnn.calibration import Calibrated, Intervals, Temperature, calibrated
+from lightning_bnn.calibration.calibrated import CalibratedClasses, class_numbers, gaussian_numbers
+from lightning_bnn.calibration.calibrators import method_of
+from lightning_bnn.calibration.conformal import quantile_band
+from lightning_bnn.evaluation.predictions import predictions_of_mode
+from lightning_bnn.evaluation.problem import Problem, read_problem
 from lightning_bnn.evaluation.run_settings import has_other_data
-from lightning_bnn.evaluation.stored_posteriors import Location, read_posterior
-from lightning_bnn.plots import Line, histograms_figure, lines_figure
-from lightning_bnn.plots.predictions import reliability_figures, sizes_figure
+from lightning_bnn.evaluation.scores import calibrator_inputs
+from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
+from lightning_bnn.metrics.regression import levels_reached
+from lightning_bnn.plots.predictions import quantiles_figure, reliability_figures
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.tables import Cell, Table
 
-__all__ = ["calibrate", "findings_of"]
+__all__ = ["calibrate", "credible_sets", "findings_of"]
 
-Method = Literal["temperature", "network_temperature", "vector", "spread", "moments"]
+Method = Literal["temperature", "vector", "spread", "moments"]
 Score = Literal["thr", "aps", "raps", "split", "cqr"]
 _CLASS_COLUMNS = {
     "nll": "NLL", "ece": "ECE", "brier": "Brier", "acc": "Acc", "aurc": "AURC", "size": "set size",
@@ -48,17 +55,16 @@ def calibrate(
     rows in brackets select some of its modes or networks: runs/bank[0:10]. One part of the
     validation data fits the calibrator. The other makes conformal prediction sets (of classes) or
     intervals (of numbers) that miss the truth for at most a share alpha of new examples. The
-    command prints numbers of the test data before and after. It writes them with reliability
-    diagrams, risk-coverage curves and a histogram of set sizes, also for TensorBoard, and the
-    calibration itself (calibration.pt), which `lightning_bnn.calibration.Calibrated.load` reads.
-    Before calibration, sets and intervals are those that the predicted probabilities ask for.
+    command prints numbers of the test data before and after. It writes them with a reliability
+    diagram, and the calibration itself (calibration.pt), which
+    `lightning_bnn.calibration.Calibrated.load` reads. Before calibration, sets and intervals are
+    those that the predicted probabilities ask for.
 
     Args:
         posterior: a run, a checkpoint, a bank, or a folder of checkpoints.
         data: a configuration with network and data, as for `fit`; by default that of the run.
-        method: calibrator. For classes: temperature (of the mean prediction, the default),
-            network_temperature (of every network) or vector; for numbers: spread (the
-            default) or moments.
+        method: calibrator of the mean prediction. For classes: temperature (the default) or vector;
+            for numbers: spread (the default) or moments.
         alpha: how often a set or an interval may miss the truth.
         score: score of conformal prediction. For sets: thr (smallest sets, the default), aps or
             raps; for intervals: split or cqr.
@@ -120,29 +126,116 @@ def findings_of(tested: CalibratedTest, settings: dict[str, Any]) -> Findings:
 # ------------------------------------------------------------ figures
 def _class_figures(tested: CalibratedTest) -> dict[str, Any]:
     labels = tested.targets.long()
-    curves, diagrams = {}, {}
+    diagrams = {}
     for name, probs in tested.predictions.items():
         confidence, predicted = probs.max(-1)
-        curve = M.risk_coverage(confidence, predicted == labels)
-        curves[name] = Line(curve.coverage, curve.risk)
         diagrams[name] = M.reliability(confidence, predicted == labels)
-    sizes = {name: sets.sum(-1) for name, sets in tested.regions.items()}
-    axes = ("share of examples that are answered", "share of errors among them")
-    return {
-        "reliability": reliability_figures(diagrams),
-        "risk_coverage": lines_figure({"": curves}, axes),
-        "set_sizes": sizes_figure(sizes, "classes in a set"),
-    }
+    return {"reliability": reliability_figures(diagrams)}
 
 
 def _gaussian_figures(tested: CalibratedTest) -> dict[str, Any]:
-    levels = torch.tensor(LEVELS, dtype=torch.float64)
-    lines = {"perfect": Line(levels, levels)}
-    for name, (means, stds) in tested.predictions.items():
-        lines[name] = Line(levels, levels_reached(means, stds, tested.targets))
-    every = {name: intervals.width for name, intervals in tested.regions.items()}
-    widths = {name: width[width.isfinite()] for name, width in every.items()}
-    return {
-        "quantiles": lines_figure({"": lines}, ("level", "share of targets below its quantile")),
-        "widths": histograms_figure({"": widths}, "width of intervals"),
+    shares = {
+        name: levels_reached(M.pit(means, stds, tested.targets)).mean(1)
+        for name, (means, stds) in tested.predictions.items()
     }
+    return {"quantiles": quantiles_figure(shares)}
+
+
+# ------------------------------------------------------------ a posterior, before and after
+@dataclass(frozen=True)
+class CalibratedTest:
+    """A calibration, and predictions of the test data before and after it.
+
+    Attributes:
+        calibration: fitted to the validation data.
+        targets: of the test data.
+        predictions: probabilities of classes, or means and standard deviations of networks.
+        regions: sets of classes, or intervals: those that the predicted probabilities ask for
+            before, and conformal ones after.
+    """
+
+    calibration: Calibrated
+    targets: Tensor
+    predictions: Mapping[str, Any]
+    regions: Mapping[str, Any]
+
+    def numbers(self) -> dict[str, dict[str, float]]:
+        """Compute the numbers of the test data before and after."""
+        return {name: self._numbers(name) for name in self.predictions}
+
+    def _numbers(self, name: str) -> dict[str, float]:
+        predicted, region = self.predictions[name], self.regions[name]
+        if isinstance(self.calibration, CalibratedClasses):
+            labels = self.targets.long()
+            coverage = float(M.set_coverage(region, labels))
+            size = {"size": float(M.set_size(region)), "coverage": coverage}
+            return {**class_numbers(predicted, labels), **size}
+        size = {
+            "width": float(region.width.mean()),
+            "coverage": float(region.contain(self.targets).double().mean()),
+        }
+        means, stds = predicted
+        return {**gaussian_numbers(means, stds, self.targets, self.calibration.alpha), **size}
+
+
+def calibrate_posterior(
+    posterior: StoredPosterior,
+    problem: Problem,
+    method: str | None = None,
+    samples: int = 100,
+    seed: int = 0,
+    **options: Any,
+) -> CalibratedTest:
+    """Fit a calibrator to the validation data, and predict the test data.
+
+    Args:
+        posterior: what predicts.
+        problem: has the data.
+        method: name of the calibrator.
+        samples: how many networks predict, of all modes together.
+        seed: of all draws.
+        **options: of `lightning_bnn.calibration.calibrated`.
+    """
+    likelihood = posterior.likelihood
+    method = method_of(likelihood, method)
+    validation, test = problem.validation_sets(), problem.test_set()
+    share = max(1, samples // len(posterior.predictors))
+    of_modes = [
+        predictions_of_mode(
+            mode, posterior.network, likelihood, [*validation, test], (share,), seed, k
+        )
+        for k, mode in enumerate(posterior.predictors)
+    ]
+    *known, predicted = (
+        calibrator_inputs(type(parts[0]).stacked(parts).mean())
+        for parts in ([mode[s][0] for mode in of_modes] for s in range(len(validation) + 1))
+    )
+    validated = tuple(torch.cat(parts, 1) for parts in zip(*known, strict=True))
+    targets = torch.cat([batches.targets() for batches in validation])
+    fitted = calibrated(likelihood, validated, targets, method, seed=seed, **options)
+    after = fitted.calibrator(*predicted)
+    if isinstance(fitted, CalibratedClasses):
+        before: Any = Temperature(1.0)(*predicted)
+        regions: list[Any] = [credible_sets(before, fitted.alpha), fitted.rule(after)]
+    else:
+        before, (means, stds) = predicted, predicted
+        low, high, _ = quantile_band(means, stds, fitted.alpha)
+        regions = [Intervals(low, high), fitted.intervals_of_mixture(*after)]
+    names = ("before", "after")
+    pairs = (dict(zip(names, pair, strict=True)) for pair in ((before, after), regions))
+    return CalibratedTest(fitted, test.targets(), *pairs)
+
+
+def credible_sets(probs: Tensor, alpha: float) -> Tensor:
+    """Take the likeliest classes until their probabilities add up to what is asked for.
+
+    Args:
+        probs: ``(batch, classes)``.
+        alpha: the share that may be missed.
+
+    >>> credible_sets(torch.tensor([[0.25, 0.5, 0.25]]), 0.5)
+    tensor([[False,  True, False]])
+    """
+    values, order = probs.sort(stable=True, dim=-1, descending=True)
+    needed = values.cumsum(-1) - values < 1 - alpha
+    return torch.zeros_like(needed).scatter(-1, order, needed)

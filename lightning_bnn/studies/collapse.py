@@ -12,7 +12,7 @@ from lightning_bnn.evaluation.predictions import has_classes
 from lightning_bnn.plots import histograms_figure, scatter_figure
 from lightning_bnn.posteriors import stream_predictions
 from lightning_bnn.studies.findings import Findings, publish
-from lightning_bnn.studies.populations import ENSEMBLES, Population, population
+from lightning_bnn.studies.runs import ENSEMBLES, Population, population
 from lightning_bnn.tables import Cell, Table, spread
 from weightsym import params as P
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from lightning_bnn.evaluation import ClassPredictions, predictions_of_stack
 from lightning_bnn.evaluation.evaluators import class_numbers
@@ -18,6 +19,7 @@ from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 from lightning_bnn.tables import Cell, Table
+from weightsym import align, match_activations, permute
 from weightsym.params import Params
 from weightsym.randomness import keyed_generator
 
@@ -106,12 +108,12 @@ class CompactStudy:
         self.problem, self.draws, self.seed = problem, draws, seed
         self.test = problem.test_set()
         self.labels = self.test.targets()
-        self.matching: dict[str, Any] = {
-            "symmetries": problem.symmetries(),
-            "model": problem.network.eval(),
-            "batches": [inputs for inputs, _ in problem.training_set(batches)],
-        }
-        """What matching by activations needs."""
+        self.symmetries, self.model = problem.symmetries(), problem.network.eval()
+        self.batches = [inputs for inputs, _ in problem.training_set(batches)]
+
+    def matched(self, networks: Params, reference: Params) -> list[Tensor]:
+        """Permutations after which activations agree with those of a reference."""
+        return match_activations(self.model, networks, reference, self.symmetries, self.batches)
 
     def findings(
         self, networks: Mapping[str, Params], vi: DiagonalGaussian, commands: Sequence[str]
@@ -120,11 +122,11 @@ class CompactStudy:
         gaussians: dict[str, DiagonalGaussian] = {}
         for name, stack in networks.items():
             gaussians[f"{name} q_d"] = DiagonalGaussian.fit(stack)
-            by_activations = DiagonalGaussian.fit(stack, align="activations", **self.matching)
-            gaussians[f"{name} q_r"] = by_activations
-            gaussians[f"{name} q_r joint"] = DiagonalGaussian.fit(
-                stack, align="joint", symmetries=self.matching["symmetries"]
-            )
+            first = {name: t[0] for name, t in stack.items()}
+            by_activations = permute(stack, self.symmetries, self.matched(stack, first))
+            gaussians[f"{name} q_r"] = DiagonalGaussian.fit(by_activations)
+            jointly = align(stack, self.symmetries).apply(stack, self.symmetries)
+            gaussians[f"{name} q_r joint"] = DiagonalGaussian.fit(jointly)
         gaussians["VI"] = vi
         header = ["", "accuracy %", "of the mean %", "agreement", "total variation"]
         note = (
@@ -234,8 +236,9 @@ class CompactStudy:
         }
 
     def mixed(self, mean: DiagonalGaussian, std: DiagonalGaussian) -> DiagonalGaussian:
-        """Means of one, deviations of another."""
-        return mean.with_deviations_of(std, "activations", **self.matching)
+        """Means of one, deviations of another, whose means are matched with these."""
+        moves = self.matched(std.centre, mean.centre)
+        return DiagonalGaussian(mean.centre, permute(std.deviations, self.symmetries, moves))
 
 
 # ------------------------------------------------------------ figure 3

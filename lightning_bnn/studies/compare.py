@@ -13,7 +13,6 @@ from lightning_bnn.evaluation.report import (
     CLASSES,
     Column,
     columns_of,
-    distances_by_kernel,
     distances_table,
     is_regression,
     note_of,
@@ -62,7 +61,6 @@ def compare(
     ood: str | None = None,
     score: Literal["max_probability", "entropy", "mutual_information"] = "max_probability",
     seed: int = 0,
-    device: str | None = None,
     reference_is: Literal["trained", "sampled"] | None = None,
     out: str = "studies/compare",
 ) -> None:
@@ -89,7 +87,6 @@ def compare(
         ood: name of the test set that is out of distribution; by default the first.
         score: score that detects out-of-distribution examples.
         seed: random seed of the draws.
-        device: device to compute on; by default a GPU if there is one.
         reference_is: whether the reference was trained or sampled, as the tables say; by default
             what the run says.
         out: folder for the results.
@@ -99,7 +96,7 @@ def compare(
     if not posteriors:
         raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")
     folder = results_folder(out, "compare")
-    options = Options(protocol, samples, ood, score, seed, device, reference_is)
+    options = Options(protocol, samples, ood, score, seed, reference_is)
     publish(
         findings_of(collect(reference, posteriors, folder, like, options).require_one()), folder
     )
@@ -119,7 +116,6 @@ def findings_of(comparison: Comparison) -> Findings:
     tables = {
         "distances": distances_table(comparison),
         **_predictions(comparison),
-        "kernels": distances_by_kernel(comparison),
         "compared": _compared(settings),
     }
     figures = {"metrics": _figure(comparison)}

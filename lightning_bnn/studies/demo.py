@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -16,9 +14,7 @@ import torch
 
 import lightning_bnn
 from lightning_bnn.evaluation.comparison import collect
-from lightning_bnn.evaluation.reference import LARGEST, MEDIAN
-from lightning_bnn.evaluation.report import distances_table
-from lightning_bnn.plots import Line, lines_figure
+from lightning_bnn.evaluation.report import distances_table, reference_text
 from lightning_bnn.plots.page import Section, html_report
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
@@ -27,9 +23,7 @@ from lightning_bnn.studies.compare import findings_of
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.marginals import forms_of, units_figure
 from lightning_bnn.studies.mass import mass_findings
-from lightning_bnn.studies.populations import Population
-from lightning_bnn.studies.runs import Job, Run, run_jobs
-from lightning_bnn.tables import Measured, Table
+from lightning_bnn.studies.runs import Job, Population, Run, run_jobs
 from weightsym import params as P
 
 __all__ = ["demo", "demo_jobs"]
@@ -69,9 +63,8 @@ def demo(
     if restart:
         for name in ("runs", "compare", "compare_sampled"):
             shutil.rmtree(folder / name, ignore_errors=True)
-    jobs = [*demo_jobs(size), sampled_job(size)]
     with one_thread():
-        runs = run_jobs(jobs, folder / "runs")
+        runs = run_jobs(demo_jobs(size), folder / "runs")
         sections, findings = _sections(runs, folder)
     page = folder / "report.html"
     about = (
@@ -87,45 +80,31 @@ def demo(
     )
 
 
-def demo_jobs(size: str, hidden: Sequence[int] | None = None) -> list[Job]:
-    """The reference and all posteriors.
-
-    Args:
-        size: full or smallest.
-        hidden: sizes of the hidden layers, if not those of the demo.
-    """
-    jobs = []
-    for name in (REFERENCE, *METHODS):
-        overrides = _smallest(name) if size == "smallest" else {}
-        if hidden is not None:
-            overrides["model.init_args.network.init_args.hidden"] = list(hidden)
-        jobs.append(Job(name, f"demo_{name}", overrides))
-    return jobs
-
-
-def sampled_job(size: str) -> Job:
-    """Chains of the same network that sample the posterior.
+def demo_jobs(size: str) -> list[Job]:
+    """The two references and all posteriors.
 
     Args:
         size: full or smallest.
     """
-    changes = {"model.init_args.members": 3, "trainer.max_epochs": 24}
-    changes |= {"model.init_args.burn_in": 4, "trainer.check_val_every_n_epoch": 24}
-    sampler = "model.init_args.optimizer.init_args"
-    changes |= {f"{sampler}.leapfrog_steps": 4, f"{sampler}.adapt_steps": 4}
-    return Job(SAMPLED, f"demo_{SAMPLED}", changes if size == "smallest" else {})
+    names = (REFERENCE, *METHODS, SAMPLED)
+    return [Job(n, f"demo_{n}", _smallest(n) if size == "smallest" else {}) for n in names]
 
 
 def _smallest(name: str) -> dict[str, Any]:
     """Members and epochs that are enough to see that everything runs."""
-    members, long = {REFERENCE: 12, "ensemble": 3}.get(name, 2), name in ("sghmc", "swag")
-    changes = {"model.init_args.members": members, "trainer.max_epochs": 6 if long else 2}
+    members = {REFERENCE: 12, "ensemble": 3, SAMPLED: 3}.get(name, 2)
+    epochs = {"sghmc": 6, "swag": 6, SAMPLED: 24}.get(name, 2)
+    changes = {"model.init_args.members": members, "trainer.max_epochs": epochs}
+    changes["trainer.check_val_every_n_epoch"] = epochs
+    if name in ("sghmc", SAMPLED):
+        changes["model.init_args.burn_in"] = 0
     if name == "sghmc":
-        changes |= {"model.init_args.burn_in": 0, "model.init_args.every_n_epochs": 1}
-    elif name == "swag":
+        changes["model.init_args.every_n_epochs"] = 1
+    if name == "swag":
         changes["model.init_args.start"] = 2
-    else:
-        changes["trainer.check_val_every_n_epoch"] = 1
+    if name == SAMPLED:
+        sampler = "model.init_args.optimizer.init_args"
+        changes |= {f"{sampler}.leapfrog_steps": 4, f"{sampler}.adapt_steps": 0}
     return changes
 
 
@@ -139,7 +118,10 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
     places = {name: runs[name].folder.relative_to(folder) for name in (REFERENCE, "mfvi")}
     closing = Section(
         "Next steps",
-        ["TensorBoard shows the curves and figures of every run. In the folder of this page, run"],
+        [
+            "TensorBoard shows the curves and figures of every run: losses, masses, tau of the "
+            "orders of units. In the folder of this page, run"
+        ],
         "tensorboard --logdir runs\nlightning-bnn presets\n"
         f"lightning-bnn compare --reference {places[REFERENCE]} --posteriors.MFVI {places['mfvi']}",
     )
@@ -147,7 +129,6 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
     sections = [
         *_opening(runs, reference, chains),
         _comparison(comparison),
-        _permutations(runs),
         *_functions(reference),
         closing,
         words,
@@ -156,30 +137,15 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
 
 
 def _compared(runs: Mapping[str, Run], folder: Path) -> tuple[Findings, str]:
-    """Compare all methods with both references, and describe the chains."""
+    """Compare all methods with both references, and describe the sampled one."""
     places = {title: str(runs[name].folder) for name, title in METHODS.items()}
     trained = findings_of(
         collect(str(runs[REFERENCE].folder), places, folder / "compare").require_one()
     )
     sampled = collect(str(runs[SAMPLED].folder), places, folder / "compare_sampled").require_one()
     tables = {"distances": trained.tables["distances"], "sampled": distances_table(sampled)}
-    tables |= dict(trained.tables)
-    tables["compared"] = _beside_page(tables["compared"], folder)
-    settings = sampled.settings
-    chains = on_chains(settings["reference_chains"] or 1, settings["reference_rhat"])
-    return replace(trained, tables=tables), chains
-
-
-def _beside_page(table: Table, folder: Path) -> Table:
-    """A table whose paths begin where the page lies."""
-
-    def relative(text: str) -> str:
-        for start in (folder.resolve(), folder):
-            text = text.replace(f"{start}{os.sep}", "")
-        return text
-
-    rows = [[relative(c) if isinstance(c, str) else c for c in row] for row in table.rows]
-    return replace(table, rows=rows, note=relative(table.note))
+    tables |= {name: t for name, t in trained.tables.items() if name != "compared"}
+    return replace(trained, tables=tables), reference_text(sampled.settings)
 
 
 def _opening(runs: Mapping[str, Run], reference: Population, chains: str) -> list[Section]:
@@ -188,7 +154,8 @@ def _opening(runs: Mapping[str, Run], reference: Population, chains: str) -> lis
     done = [
         f"{P.stack_size(networks)} small networks (64-16-10) were trained on scikit-learn's digits "
         "from different initialisations. P1 uses such networks as its stand-in for the posterior. "
-        f"{chains} Seven methods approximate it, each from several starts; the callbacks "
+        f"A second reference are chains of Hamiltonian Monte Carlo. {chains} "
+        "Seven methods approximate the posterior, each from several starts; the callbacks "
         "PermutationTau, MassGap and PosteriorFigures watched the runs.",
         "Every run is a preset. These commands repeat the runs one by one:",
     ]
@@ -221,26 +188,8 @@ def _comparison(findings: Findings) -> Section:
         "errors. Grey: what networks of the reference's own law would have, plus and minus two "
         "standard deviations."
     )
-    sentences = [
-        on_distances(findings.tables["distances"], "trained"),
-        on_distances(findings.tables["sampled"], "sampled"),
-    ]
     figures = {caption: findings.figures["metrics"]}
-    return _section("How good are the posteriors?", [text, *sentences], findings, figures)
-
-
-def _permutations(runs: Mapping[str, Run]) -> Section:
-    text = (
-        "Kendall's tau between the orders of the units before and after each step, by their "
-        "largest weights: 1 means that no pair of units has changed places."
-    )
-    curves = {METHODS.get(name, name): _curve(run.folder, "tau") for name, run in runs.items()}
-    figure = lines_figure(
-        {"": {name: line for name, line in curves.items() if len(line.x)}},
-        ("per cent of the run", "Kendall's tau"),
-    )
-    figures = {"Tau, mean over units and members, by share of the run.": figure}
-    return Section("Permutations while training", [text], figures=figures)
+    return _section("How good are the posteriors?", [text], findings, figures)
 
 
 def _functions(reference: Population) -> list[Section]:
@@ -252,11 +201,13 @@ def _functions(reference: Population) -> list[Section]:
     }
     shared = {"In distribution, and on scrambled digits.": pairs.figures["pairs"]}
     penalty = "The L2 penalty of every network, and its minimum over all rescalings of its units."
-    information = ["Mutual information of all pairs of reference networks."]
-    information.append(on_pairs(pairs.tables["pairs"]))
+    information = (
+        "Mutual information of all pairs of reference networks, in nats: zero for two copies of "
+        "one function. Compare the minimum with the mean."
+    )
     return [
         _section("Mass that changes nothing", [penalty], masses, saved),
-        _section("Are the networks different functions?", information, pairs, shared),
+        _section("Are the networks different functions?", [information], pairs, shared),
     ]
 
 
@@ -264,21 +215,6 @@ def _section(
     title: str, text: Sequence[str], findings: Findings, figures: Mapping[str, Any]
 ) -> Section:
     return Section(title, text, tables=list(findings.tables.values()), figures=figures)
-
-
-def _curve(folder: Path, tag: str) -> Line:
-    """A scalar by per cent of its run, from all files of a run that was resumed."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    points: dict[int, float] = {}
-    files = sorted(folder.rglob("events.out.tfevents.*"), key=lambda p: p.stat().st_mtime)
-    for file in files:
-        events = EventAccumulator(str(file)).Reload()
-        if tag in events.Tags()["scalars"]:
-            points |= {event.step: event.value for event in events.Scalars(tag)}
-    steps = sorted(points)
-    values = torch.tensor([points[step] for step in steps])
-    return Line(100 * torch.tensor(steps) / max(steps, default=1), values)
 
 
 GLOSSARY = {
@@ -303,95 +239,3 @@ GLOSSARY = {
     "batches (SG) and with all data",
 }
 """Words and acronyms of the page."""
-_ERRORS = 2.0
-_COPIES = 5.0
-"""Per cent of the mean disagreement: pairs with less are as good as copies."""
-_COUNTS = dict(enumerate(("Two", "Three", "Four", "Five", "Six", "Seven", "Eight"), 2))
-
-
-def on_chains(chains: int, rhat: Sequence[float] | None) -> str:
-    """Say how many chains sampled the posterior, and whether they agree.
-
-    Args:
-        chains: how many.
-        rhat: of their predictions, in the median and at most; None for too few draws.
-
-    >>> on_chains(8, (1.005, 1.039))[:68]
-    'Eight chains of Hamiltonian Monte Carlo sample the posterior itself,'
-    """
-    several = f"{_COUNTS.get(chains, str(chains))} chains of Hamiltonian Monte Carlo"
-    if rhat is None:
-        return (
-            f"{several} set out to sample the posterior itself; they are too short to tell whether "
-            "they agree."
-        )
-    agree = rhat[0] <= MEDIAN and rhat[1] <= LARGEST
-    verdict = "agree" if agree else "do not agree yet"
-    numbers = f"{rhat[0]:.3f} in the median and at most {rhat[1]:.3f}"
-    return (
-        f"{several} sample the posterior itself, and {verdict} (R-hat of predictions: {numbers})."
-    )
-
-
-def on_distances(table: Table, reference: str) -> str:
-    """Name the methods that are nearest to a reference and farthest, with symmetries removed.
-
-    Args:
-        table: of distances, one row for each method.
-        reference: its name in the sentence.
-    """
-    laws = _column(table, "NS law")
-    if not laws:
-        return f"No law beside the {reference} networks is known: every method has a single mode."
-    near = [name for name, law in laws.items() if abs(law.value) <= _ERRORS * law.error]
-    order = sorted(laws, key=lambda name: laws[name].value)
-    names = f"{_listed(near)} cannot" if near else "every method can"
-    return (
-        f"With symmetries removed, {names} be told from the {reference} networks (within "
-        f"{_ERRORS:g} errors of zero); {order[0]} is closest ({laws[order[0]].value:.2f}), "
-        f"{order[-1]} farthest ({laws[order[-1]].value:.2f})."
-    )
-
-
-def on_pairs(table: Table) -> str:
-    """Say whether any two networks are nearly one function.
-
-    Args:
-        table: of what pairs of networks disagree about, in and out of distribution, in nats.
-    """
-    mean, least = table.header.index("mean ± sd"), table.header.index("min")
-    cells: list[Any] = [cell for row in table.rows for cell in (row[mean], row[least])]
-    inner, low, outer, _ = cells
-    share = 100 * low / inner.value if inner.value > 0 else 0.0
-    verdict = (
-        "Yes: no two of them are the same function in different weights"
-        if share >= _COPIES
-        else "Not all of them: some pairs are nearly the same function in different weights"
-    )
-    times = outer.value / max(inner.value, 1e-12)
-    return (
-        f"{verdict}. The two that are most alike disagree about the test digits by {low:.4f} nats, "
-        f"which is {share:.0f} % of the mean over all pairs ({inner.value:.4f}); for copies of one "
-        f"network it would be 0. About scrambled digits, pairs disagree {times:.1f} times as much "
-        f"({outer.value:.4f} nats)."
-    )
-
-
-def _column(table: Table, title: str) -> dict[str, Measured]:
-    """Finite numbers of a column by method."""
-    numbers = {}
-    for row in table.rows:
-        cells = dict(zip(table.header, row, strict=True))
-        value, name = cells.get(title), str(cells["method"])
-        if isinstance(value, Measured) and math.isfinite(value.value) and "Noise" not in name:
-            numbers[name] = value
-    return numbers
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Names as in a sentence.
-
-    >>> _listed(["a", "b", "c"])
-    'a, b and c'
-    """
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

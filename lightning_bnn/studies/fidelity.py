@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_bnn.callbacks.training_cost import COST_FILE
 from lightning_bnn.evaluation.comparison import (
@@ -21,22 +21,17 @@ from lightning_bnn.evaluation.report import (
     columns_of,
     is_regression,
     note_of,
-    percent,
     reference_text,
     to_reference,
 )
 from lightning_bnn.evaluation.run_settings import other_posterior
 from lightning_bnn.evaluation.stored_posteriors import Location
-from lightning_bnn.plots import dots_figure
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import reference_names
 from lightning_bnn.references.shipped import is_gold, reference_location
 from lightning_bnn.studies.compare import distance, numbers_table
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.tables import Cell, Measured, Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = [
     "HALVES", "LAWS", "UNKNOWN", "Numbers", "cost_of", "fidelity", "numbers_by_method",
@@ -72,7 +67,6 @@ def fidelity(
     posteriors: dict[str, str] | None = None,
     samples: int = 100,
     seed: int = 0,
-    device: str | None = None,
     out: str = "studies/fidelity",
 ) -> None:
     """Score posteriors against one that was sampled, closest first.
@@ -88,13 +82,12 @@ def fidelity(
         posteriors: by name, e.g. --posteriors.SWAG runs/swag --posteriors.MFVI runs/mfvi
         samples: networks drawn from every mode.
         seed: of all draws.
-        device: where it is computed, by default a GPU if there is one.
         out: folder of the results.
     """
     if not posteriors:
         raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")
     gold = is_gold(reference) if reference in reference_names() else None
-    options = options_for(samples, seed, device)
+    options = options_for(samples, seed)
     location, folder = reference_location(reference), results_folder(out, "fidelity")
     with one_thread():
         comparison = scored(reference, posteriors, folder, options).require_one()
@@ -102,16 +95,15 @@ def fidelity(
     publish(_findings(reference, gold, comparison, halves, posteriors), folder)
 
 
-def options_for(samples: int, seed: int, device: str | None = None) -> Options:
+def options_for(samples: int, seed: int) -> Options:
     """Options to compare posteriors with one that was sampled.
 
     Args:
         samples: networks drawn from every mode.
         seed: of all draws.
-        device: where it is computed, by default a GPU if there is one.
     """
     return Options(
-        "full", samples, seed=seed, device=device, functions=True, reference_is="sampled",
+        "full", samples, seed=seed, functions=True, reference_is="sampled",
         reference_samples=_OF_A_CHAIN,
     )  # fmt: skip
 
@@ -144,11 +136,8 @@ def numbers_by_method(comparison: Comparison) -> dict[str, Numbers]:
 
 def cost_of(location: Location) -> dict[str, float]:
     """Read the cost of a run, if the callback `TrainingCost` has watched it."""
-    file = location.file()
-    for folder in (file, *list(file.parents)[:3]):
-        if (folder / COST_FILE).is_file():
-            return dict(json.loads((folder / COST_FILE).read_text(encoding="utf-8")))
-    return {}
+    file = location.beside(COST_FILE)
+    return {} if file is None else dict(json.loads(file.read_text(encoding="utf-8")))
 
 
 # ------------------------------------------------------------ results
@@ -187,9 +176,7 @@ def _findings(
             warning = _MAY_HAVE_SEEN if setting == "data" else ""
             notes.append(f"{difference}: it is of another posterior.{warning}")
     notes += [f"{unranked}: distances to it rank nothing."] if unranked else []
-    return Findings(
-        "fidelity", title, tables, {"laws": _laws_figure(numbers, halves)}, notes, settings
-    )
+    return Findings("fidelity", title, tables, {}, notes, settings)
 
 
 def _why_unranked(reference: str, gold: bool | None, settings: Mapping[str, Any]) -> str:
@@ -240,13 +227,3 @@ def scores_table(
         for name, row in numbers.items()
     ]
     return numbers_table(title, rows, columns, note)
-
-
-def _laws_figure(numbers: Mapping[str, Numbers], halves: Numbers) -> Figure:
-    """All laws, and as bands two errors around those of the halves of the reference."""
-    panels = {
-        title: {"": [percent(row, law) for row in numbers.values()]} for law, title in LAWS.items()
-    }
-    noise = {title: percent(halves, law) for law, title in LAWS.items()}
-    bands = {t: (v, 2 * e) for t, (v, e) in noise.items() if math.isfinite(v + e)}
-    return dots_figure(panels, list(numbers), bands, label="MMD² x 100")

@@ -9,18 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
 import lightning_bnn
-from lightning_bnn.plots import Line
-from lightning_bnn.tables import Measured, Table
+from lightning_bnn.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
     "Findings",
-    "measured_line",
     "publish",
     "results_folder",
     "settings_of",
@@ -82,11 +78,11 @@ def publish(findings: Findings, folder: Path) -> None:
     """
     write_findings(findings, folder)
     print(findings.text())
-    print(f"\nwrote {folder.resolve()} (tensorboard --logdir {folder})")
+    print(f"\nwrote {folder.resolve()}")
 
 
 def write_findings(findings: Findings, folder: Path) -> None:
-    """Write tables (CSV, Markdown, JSON), figures (PNG, SVG) and TensorBoard, without printing.
+    """Write tables (CSV, Markdown, JSON) and figures (PNG, SVG), without printing.
 
     Args:
         findings: of a study.
@@ -100,23 +96,6 @@ def write_findings(findings: Findings, folder: Path) -> None:
     for name, figure in findings.figures.items():
         figure.savefig(folder / f"{name}.png", dpi=150)
         figure.savefig(folder / f"{name}.svg")
-    _to_tensorboard(findings, folder)
-
-
-def _to_tensorboard(findings: Findings, folder: Path) -> None:
-    """The tables, and the pictures that were written: a figure is slow to draw again."""
-    import numpy as np
-    from PIL import Image
-    from torch.utils.tensorboard import SummaryWriter
-
-    for old in folder.glob("events.out.tfevents.*"):
-        old.unlink()
-    with SummaryWriter(str(folder)) as writer:
-        for name in findings.figures:
-            picture = np.asarray(Image.open(folder / f"{name}.png").convert("RGB"))
-            writer.add_image(f"{findings.name}/{name}", picture, dataformats="HWC")
-        for name, table in findings.tables.items():
-            writer.add_text(f"{findings.name}/{name}", table.markdown())
 
 
 def results_folder(out: str, study: str) -> Path:
@@ -157,9 +136,3 @@ def settings_of(scales: Mapping[str, T], scale: str, **changes: Any) -> T:
         if any(isinstance(v, (int, float)) and not v > 0 for v in values):
             raise ValueError(f"`{name}` must be positive, got {value}.")
     return dataclasses.replace(scales[scale], **changed)  # type: ignore[type-var]  # scales are dataclasses
-
-
-def measured_line(x: Sequence[int | float], numbers: Sequence[Measured]) -> Line:
-    """A curve of numbers, with their errors as a band around it."""
-    value, error = torch.tensor(numbers).unbind(1)
-    return Line(torch.tensor([float(k) for k in x]), value, value - error, value + error)

@@ -42,7 +42,6 @@ class Fits:
 
     alphas: Tensor
     measure: Tensor
-    std: Tensor
     kl: Tensor
 
 
@@ -105,7 +104,7 @@ def fitted_gaussians(dim: int, settings: Scale, seed: int) -> Fits:
         schedule.step()
     kl = exact_divergence(mean.detach().double(), log_std.detach().double(), far.double())
     measure = torch.where(far > 0, mean.detach()[..., 0] / far, torch.nan)
-    return Fits(alphas, measure, log_std.detach()[..., 0].exp(), kl)
+    return Fits(alphas, measure, kl)
 
 
 def _divergence(mean: Tensor, log_std: Tensor, far: Tensor, noise: Tensor) -> Tensor:
@@ -189,29 +188,21 @@ def _findings(every: Mapping[int, Fits], settings: Scale, seed: int) -> Findings
             "exact": Table(halfway, ["alpha", "variance", "KL"], exact, 4),
             "levels": Table(far, ["dimension", "KL", "KL / dimension"], levels, 4),
         },
-        _figures(every, settings.sigmas),
+        {"measure": _figure(every, settings.sigmas)},
         settings={"scale": settings.__dict__, "seed": seed},
     )
 
 
-def _figures(every: Mapping[int, Fits], sigmas: Sequence[float]) -> dict[str, Any]:
+def _figure(every: Mapping[int, Fits], sigmas: Sequence[float]) -> Any:
     """One panel for each dimension, one curve for each sigma."""
-
-    def figure(name: str, label: str) -> Any:
-        panels = {
-            f"{dim} dimensions": {
-                f"sigma {sigma:g}": Line(fits.alphas, values)
-                for sigma, values in zip(sigmas, getattr(fits, name), strict=True)
-            }
-            for dim, fits in every.items()
+    panels = {
+        f"{dim} dimensions": {
+            f"sigma {sigma:g}": Line(fits.alphas, values)
+            for sigma, values in zip(sigmas, fits.measure, strict=True)
         }
-        return lines_figure(panels, ("alpha", label))
-
-    return {
-        "measure": figure("measure", "interpolation measure"),
-        "deviation": figure("std", "standard deviation along u / sigma"),
-        "kl": figure("kl", "KL"),
+        for dim, fits in every.items()
     }
+    return lines_figure(panels, ("alpha", "interpolation measure"))
 
 
 def _threshold(alphas: Tensor, measure: Tensor) -> tuple[float, float]:

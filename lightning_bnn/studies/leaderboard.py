@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import read_reference, reference_names
 from lightning_bnn.references.entries import Entry, read_entries
 from lightning_bnn.references.shipped import is_gold, reference_folder
-from lightning_bnn.studies.correlation import rank_correlation
 from lightning_bnn.studies.fidelity import (
     LAWS,
     cost_of,
@@ -34,11 +33,12 @@ from weightsym.settings_files import read_settings
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Outcome", "board_table", "leaderboard"]
+__all__ = ["Outcome", "board_table", "leaderboard", "rank_correlation"]
 
 _SHOWN = ("acc", "rmse", "nll", "crps", "ece", "cover90")
 _QUALITIES = ("acc", "rmse", "nll", "crps", "ece", "brier")
 """Numbers of the test."""
+_HIGH_IS_GOOD = ("acc",)
 _NOTE = (
     "Mean and standard deviation over the seeds that did not fail. Laws: MMD² x 100 between the "
     "networks of a method and draws of the posterior, by what they predict, without symmetries "
@@ -195,8 +195,8 @@ def board_table(name: str, budget: int, board: Board, gold: bool) -> Table:
 
     order = sorted(numbers, key=distance) if gold else list(numbers)
     failed: dict[str, Cell] = {
-        title: f"{len(of.failures)} of {len(of.failures) + len(of.numbers)}"
-        for title, of in board.items()
+        title: f"{len(scores.failures)} of {len(scores.failures) + len(scores.numbers)}"
+        for title, scores in board.items()
     }
     title = f"{name}, {budget} gradients" + ("" if gold else ": a long run, which ranks nothing")
     note = f"{_NOTE} Sorted by function law." if gold else _NOTE
@@ -214,6 +214,24 @@ def _correlations(boards: Boards) -> Table:
             rows.append([f"{name}, {budget}", title, *cells])
     header = ["posterior, gradients", "closeness", *(PREDICTIONS[q].title for q in _QUALITIES)]
     return Table("Does a closer posterior predict better?", header, rows, 2, _CORRELATIONS_NOTE)
+
+
+def rank_correlation(rows: Sequence[Mapping[str, float]], distance: str, quality: str) -> float:
+    """Spearman's rho, positive where closer is better, or NaN of fewer than three distances.
+
+    Args:
+        rows: numbers of every method.
+        distance: name of the one.
+        quality: name of the other.
+    """
+    from scipy.stats import spearmanr
+
+    sign = -1.0 if quality in _HIGH_IS_GOOD else 1.0
+    pairs = [
+        (row[distance], sign * row[quality]) for row in rows if {distance, quality} <= set(row)
+    ]
+    varied = len({x for x, _ in pairs}) > 2 and len({y for _, y in pairs}) > 1
+    return float(spearmanr(*zip(*pairs, strict=True)).statistic) if varied else math.nan
 
 
 def _laws_figure(boards: Boards) -> Figure:

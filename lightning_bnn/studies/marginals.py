@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.studies.findings import Findings, publish
-from lightning_bnn.studies.populations import Population, Recipe, population
+from lightning_bnn.studies.runs import Population, Recipe, population
 from lightning_bnn.tables import Cell, Table
 from weightsym import Symmetries, canonicalise
 from weightsym.extras import needed

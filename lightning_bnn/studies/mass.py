@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_bnn.plots import histograms_figure, scatter_figure
 from lightning_bnn.studies.findings import Findings, publish
-from lightning_bnn.studies.populations import ENSEMBLES, Population, population
+from lightning_bnn.studies.runs import ENSEMBLES, Population, population
 from lightning_bnn.tables import Cell, Table, spread
 from weightsym import min_mass, rescale
 from weightsym.min_mass import MinMass

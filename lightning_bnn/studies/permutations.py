@@ -13,8 +13,7 @@ from torch import Tensor
 
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.populations import Recipe
-from lightning_bnn.studies.runs import Job, reseeded, run_jobs
+from lightning_bnn.studies.runs import Job, Recipe, reseeded, run_jobs
 from lightning_bnn.tables import Cell, Table
 from weightsym import UnitOrders, discover, order_change
 from weightsym.loading import load

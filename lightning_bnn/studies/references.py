@@ -13,7 +13,7 @@ from lightning_bnn.bank.shipped import digest_of_networks
 from lightning_bnn.evaluation.report import PREDICTIONS, percent
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import Card, diagnose, read_reference, reference_names
-from lightning_bnn.references.diagnosis import SPACES, Diagnosis, differences
+from lightning_bnn.references.diagnosis import SPACES, Diagnosis
 from lightning_bnn.references.shipped import readable_card, reference_folder
 from lightning_bnn.tables import Cell, Measured, Table
 
@@ -47,37 +47,30 @@ def references(name: str | None = None) -> None:
     """
     names = reference_names() if name is None else [name]
     cards: dict[str, Card] = {}
-    now: dict[str, Card] = {}
     with one_thread():
         for each in tqdm(names, desc="references", disable=len(names) < 2):
-            posterior, problem, cards[each] = read_reference(each)
-            now[each] = replace(cards[each], diagnosis=diagnose(posterior, problem))
+            posterior, problem, card = read_reference(each)
+            cards[each] = replace(card, diagnosis=diagnose(posterior, problem))
     if name is not None:
-        print(readable_card(name, now[name]) + "\n")
-        print(distances_table(now[name].diagnosis, now[name].again).text() + "\n")
-    print(agreement_table({each: card.diagnosis for each, card in now.items()}).text() + "\n")
-    print(_verdicts(cards, now).text())
+        print(readable_card(name, cards[name]) + "\n")
+        print(distances_table(cards[name].diagnosis, cards[name].again).text() + "\n")
+    print(agreement_table({each: card.diagnosis for each, card in cards.items()}).text() + "\n")
+    print(_verdicts(cards).text())
 
 
-def _verdicts(cards: Mapping[str, Card], now: Mapping[str, Card]) -> Table:
-    """By the numbers of the draws as they are now, and by those of other seeds."""
-    moved = {each: differences(card.diagnosis, now[each].diagnosis) for each, card in cards.items()}
+def _verdicts(cards: Mapping[str, Card]) -> Table:
+    """By the numbers of the draws, and by those of other seeds on the cards."""
     rows: list[list[Cell]] = [
-        [each, "; ".join(card.failures) or "nothing", _as_on(card, moved[each]), card.verdict]
-        for each, card in now.items()
+        [name, "; ".join(card.failures) or "nothing", _draws(card), card.verdict]
+        for name, card in cards.items()
     ]
-    header = ["reference", "what is missing", "numbers", "verdict"]
-    note = "\n".join(
-        f"{each}: {text} on the card." for each, lines in moved.items() for text in lines
-    )
-    return Table("Verdicts, with those of other seeds", header, rows, note=note)
+    header = ["reference", "what is missing", "draws", "verdict"]
+    return Table("Verdicts, with those of other seeds", header, rows)
 
 
-def _as_on(card: Card, moved: Sequence[str]) -> str:
-    """Tell whether the draws and their numbers are those of the card."""
-    if digest_of_networks(reference_folder(card.name) / "bank") != card.sha256:
-        return "OTHER DRAWS THAN THE CARD'S"
-    return "NOT AS ON THE CARD" if moved else "as on the card"
+def _draws(card: Card) -> str:
+    same = digest_of_networks(reference_folder(card.name) / "bank") == card.sha256
+    return "those of the card" if same else "OTHER DRAWS THAN THE CARD'S"
 
 
 # ------------------------------------------------------------ tables

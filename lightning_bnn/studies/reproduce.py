@@ -8,6 +8,7 @@ import itertools
 import math
 import shutil
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,15 +16,14 @@ from typing import Any, Literal
 from tqdm.auto import tqdm
 
 from lightning_bnn.datamodules import MissingData
-from lightning_bnn.plots.page import Section, html_report
 from lightning_bnn.studies.claims.steps import (
     PAPERS,
     STEPS,
+    Record,
     Size,
     Step,
     chosen_steps,
     evidence_in,
-    recorded,
 )
 from lightning_bnn.studies.claims.verdicts import CLAIMS, Evidence, Judged, judged, over_seeds
 from lightning_bnn.studies.findings import Findings, results_folder, write_findings
@@ -52,7 +52,7 @@ def reproduce(
     tested". If the command is killed, the next call continues where it stopped; steps that have
     finished with this version, these sources and settings are not done again. A step that fails
     stops no other. The verdicts follow from the numbers and their errors by criteria that are
-    printed into `report.html`. "here" is mean and standard deviation over seeds for studies that
+    printed into `README.md`. "here" is mean and standard deviation over seeds for studies that
     consist of one run.
 
     Args:
@@ -86,49 +86,45 @@ def reproduce(
 
 
 def _run(step: Step, root: Path, seed: int, size: Size, again: bool) -> None:
-    """Call a study unless it has finished, and record failures."""
+    """Call a study unless it has finished, and record what came of it."""
     if size == "smallest" and step.smallest is None:
         return
     if not again and step.record(root, seed, size).state == "finished":
         return
-    with recorded(step, root, seed, size) as outcome:
-        before = [s.record(root, 0).state for s in STEPS if s.name == step.after]
-        try:
-            if before not in ([], ["finished"]):
-                raise MissingData(f"`{step.after}` has not finished")
-            with contextlib.redirect_stdout(io.StringIO()):
-                step.function()(**step.arguments(root, seed, size))
-            outcome["state"] = "finished"
-        except Exception as error:  # whatever it is, other steps go on
-            skipped = isinstance(error, MissingData)
-            reason = textwrap.shorten(" ".join(str(error).split()), 200)
-            outcome["state"] = "skipped" if skipped else "failed"
-            outcome["reason"] = reason if skipped else f"{type(error).__name__}: {reason}"
-            tqdm.write(f"{step.name} {outcome['state']}: {outcome['reason']}")
+    key, begun, state, reason = step.key(root, seed, size), time.monotonic(), "finished", ""
+    try:
+        before = [s.record(root, 0, size).state for s in STEPS if s.name == step.after]
+        if before not in ([], ["finished"]):
+            raise MissingData(f"`{step.after}` has not finished")
+        with contextlib.redirect_stdout(io.StringIO()):
+            step.function()(**step.arguments(root, seed, size))
+    except Exception as error:  # whatever it is, other steps go on
+        reason = textwrap.shorten(" ".join(str(error).split()), 200)
+        state = "skipped" if isinstance(error, MissingData) else "failed"
+        reason = reason if state == "skipped" else f"{type(error).__name__}: {reason}"
+        tqdm.write(f"{step.name} {state}: {reason}")
+    seconds = round(time.monotonic() - begun, 1)
+    step.write(Record(key, state, reason, seconds), root, seed)
 
 
 # ------------------------------------------------------------ results
 def _publish(papers: Sequence[str], root: Path, seeds: int, size: Size) -> None:
     evidence = evidence_in(root, seeds, size)
     tables: dict[str, Table] = {}
-    sections = []
     for paper in papers:
         rows = [judged(claim, evidence) for claim in CLAIMS[paper]]
-        cells = [[r.claim.text, r.claim.row["paper"], r.here, r.verdict] for r in rows]
+        cells = [[r.claim.text, r.claim.row["paper"], r.ours, r.verdict] for r in rows]
         tables[paper] = Table(f"{paper.upper()}: {PAPERS[paper]}", list(_WIDTHS), cells)
         tables[f"{paper}_criteria"] = _criteria(rows)
-        both = [tables[paper], tables[f"{paper}_criteria"]]
-        sections.append(Section(PAPERS[paper], tables=both))
     tables["steps"] = _steps_table(STEPS, root, seeds, size)
-    sections.append(Section("Steps", tables=[tables["steps"]]))
     settings = {"papers": [*papers], "seeds": seeds, "size": size}
     title = "The papers, claim by claim"
     write_findings(Findings("reproduce", title, tables, {}, [], settings), root)
-    _write_page(title, sections, evidence, root)
+    (root / "numbers.md").write_text(_numbers(evidence), encoding="utf-8")
     for paper in papers:
         print(_wrapped(tables[paper]), end="\n\n")
     print(tables["steps"].text())
-    print(f"\nwrote {root} (the page: {root / 'report.html'})")
+    print(f"\nwrote {root} (claims and criteria: {root / 'README.md'})")
 
 
 def _criteria(rows: Sequence[Judged]) -> Table:
@@ -149,24 +145,21 @@ def _steps_table(steps: Sequence[Step], root: Path, seeds: int, size: Size) -> T
             continue
         records = [step.record(root, seed, size) for seed in step.seeds(seeds)]
         cost = "hours" if step.minutes is None else f"{step.minutes * len(records):.1f} min"
-        taken = [sum(r.seconds for r in records), sum(r.cpu_seconds for r in records)]
+        taken = sum(record.seconds for record in records)
         states = ", ".join(dict.fromkeys(record.state for record in records))
-        rows.append([step.name, step.paper, len(records), cost, *taken, states])
-    header = ["step", "paper", "runs", "about", "seconds taken", "CPU seconds", "state"]
+        rows.append([step.name, step.paper, len(records), cost, taken, states])
+    header = ["step", "paper", "runs", "about", "seconds taken", "state"]
     return Table("Steps", header, rows, 0)
 
 
-def _write_page(title: str, sections: list[Section], evidence: Evidence, root: Path) -> None:
-    """One HTML page: the claims, what decides them, what every step has cost, and its tables."""
+def _numbers(evidence: Evidence) -> str:
+    """The tables of all steps as one document, those of several seeds with their deviations."""
     pages = []
     for step, results in evidence.results.items():
-        tables = over_all_seeds(results)
-        text = [f"Mean and deviation of {len(results)} seeds."] if len(results) > 1 else []
-        sections.append(Section(f"{step}: the numbers", text, tables=tables))
-        pages.append("\n\n".join([f"# {step}", *(table.markdown() for table in tables)]))
-    (root / "numbers.md").write_text("\n\n".join(pages) + "\n", encoding="utf-8")
-    page = html_report(title, "Numbers of the studies beside those of the papers.", sections)
-    (root / "report.html").write_text(page, encoding="utf-8")
+        seeds = [f"Mean and deviation of {len(results)} seeds."] if len(results) > 1 else []
+        tables = [table.markdown() for table in over_all_seeds(results)]
+        pages.append("\n\n".join([f"# {step}", *seeds, *tables]))
+    return "\n\n".join(pages) + "\n"
 
 
 def _wrapped(table: Table) -> str:

@@ -193,7 +193,6 @@ class _Study:
                     ("swaps after training", "barrier (nats)", "distance"),
                     "swaps at the start",
                 ),
-                "paths": _paths({"to the first end of a line": line, "to the start": drift}),
             },
             [f"Data: {self.data}."],
             {"scale": self.settings.__dict__, "seed": self.seed},
@@ -236,15 +235,6 @@ def _table(title: str, axis: str, swaps: str, pairs: Pairs) -> Table:
 
 def _path(title: str, axis: str, swaps: Mapping[float, float]) -> Table:
     return Table(title, [axis, "swaps"], [[f"{x:g}", swap] for x, swap in swaps.items()], 3)
-
-
-def _paths(paths: Mapping[str, Mapping[float, float]]) -> Any:
-    """Both paths side by side."""
-    panels = {
-        title: {"": Line(torch.tensor(list(path)), torch.tensor(list(path.values())))}
-        for title, path in paths.items()
-    }
-    return lines_figure(panels, ("position on the line (left), epoch (right)", "swaps"))
 
 
 def _curves(pairs: Pairs, titles: Sequence[str], axis: str) -> Any:

@@ -13,17 +13,16 @@ from lightning_bnn.evaluation import predictions_of_stack
 from lightning_bnn.evaluation.evaluators import class_numbers
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.modules import SymmetrizedVI
-from lightning_bnn.plots import lines_figure
+from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.studies.findings import (
     Findings,
-    measured_line,
     publish,
     results_folder,
     settings_of,
 )
 from lightning_bnn.studies.runs import Job, Run, run_jobs
-from lightning_bnn.tables import Table, spread
+from lightning_bnn.tables import Measured, Table, spread
 from weightsym.randomness import keyed_generator, keyed_randomness
 
 __all__ = ["width"]
@@ -178,10 +177,12 @@ def _findings(
         for key, title in titles.items()
     ]
     axes = {"acc": "accuracy (%)", "nll": "negative log-likelihood", "sym": "L^G per example"}
-    panels = {
-        axis: {m: measured_line(settings.widths, row) for m, row in numbers[key].items()}
-        for key, axis in axes.items()
-    }
+
+    def line(row: Sequence[Measured]) -> Line:
+        value, error = torch.tensor(row).unbind(1)
+        return Line(torch.tensor(settings.widths), value, value - error, value + error)
+
+    panels = {axis: {m: line(row) for m, row in numbers[key].items()} for key, axis in axes.items()}
     note = (
         f"±: standard deviation over {settings.members} seeds. Data: {settings.data}. The first of "
         f"the runs: {command}"

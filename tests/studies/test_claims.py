@@ -113,12 +113,6 @@ def three(*values):
         ("least", three([1, 5], [3, 2]), [1, 2]),
         ("most", three([1, 5], [3, 2]), [3, 5]),
         ("where least", three([7, 8], [3, 2]), [3, 2]),
-        ("first", three([1], [2], [3]), [1]),
-        ("second", three([1], [2], [3]), [2]),
-        ("last", three([1], [2], [3]), [3]),
-        ("first fifth", three(*([k] for k in range(11))), [2]),
-        ("two fifths", three(*([k] for k in range(11))), [4]),
-        ("last fifth", three(*([k] for k in range(11))), [8]),
         ("rank correlation", three([1, 3], [2, 2], [3, 1]), [1, -1]),
         ("bonferroni", three([0.5, 0.2], [0.4, 0.3]), [0.8]),
     ],
@@ -126,6 +120,17 @@ def three(*values):
 def test_one_number_is_derived_from_several_rows(name, rows, values):
     more = [three([2], [1])] if name == "where least" else []
     assert DERIVED[name](rows, *more)[""].values == pytest.approx(values)
+
+
+@pytest.mark.parametrize(
+    ("place", "count", "row"),
+    [(0, 3, 0), (1, 3, 1), (-1, 3, 2), (0.2, 11, 2), (0.4, 11, 4), (0.8, 11, 8), (0.4, 6, 2)],
+)
+def test_rows_are_chosen_by_number_or_share(place, count, row):
+    rows, where = three(*([k] for k in range(count))), {"": Number([place])}
+    assert DERIVED["row"](rows, where)[""].values == [row]
+    with pytest.raises(Missing, match="there are only 2 rows"):
+        DERIVED["row"](three([1], [2]), {"": Number([2])})
 
 
 def test_verdicts():
@@ -276,25 +281,14 @@ def test_verdicts_follow_from_the_numbers(name, answers):
     found = judged(CLAIMED[name], Evidence(results))
     wanted = [letter == "y" for letter in answers] * len(row.get("each", [0]))
     assert [*found.checks.values()] == wanted, found
-    assert found.here
+    assert found.ours
     assert results == kept
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "order" not in row])
+@pytest.mark.parametrize("name", ROWS)
 def test_every_criterion_has_both_answers(name):
     for answers in zip(*CASES[name], strict=True):
         assert {*answers} == {"y", "n"}
-
-
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "order" in row])
-@pytest.mark.parametrize(("changed", "verdict"), [({}, "holds"), ({"VI": 0.5}, "does not hold")])
-def test_rows_in_the_papers_order_hold(name, changed, verdict):
-    order = ROWS[name]["order"]
-    rows = {**order["paper"], **changed}
-    table1 = table(["", order["column"]], *([row, value] for row, value in rows.items()))
-    found = judged(CLAIMED[name], Evidence({"compact": [stored(table1=table1)]}))
-    assert found.verdict == verdict
-    assert not changed or "below VI" in str(found.checks) or "VI below" in str(found.checks)
 
 
 def test_errors_of_the_numbers_leave_a_claim_undecided():

@@ -47,17 +47,15 @@ def folder(tmp_path_factory):
 @pytest.mark.e2e
 def test_one_page_with_everything(folder):
     page = (folder / "report.html").read_text()
-    assert page.count("data:image/png;base64,") >= 6
+    assert page.count("data:image/png;base64,") >= 5
     assert not re.search(r'(src|href)="(?!data:)', page)
     for name in METHODS.values():
         assert f"<td>{name}</td>" in page
     assert "<th>NS law</th>" in page
     assert "sampled: draws of the posterior itself" in page
-    assert "Three chains of Hamiltonian Monte Carlo set out to sample" in page
+    assert "networks of 3 chains, sampled" in page
     assert "NOT KNOWN whether chains agree" in page
-    assert "The two that are most alike disagree about the test digits" in page
     assert str(folder) not in page
-    assert "<td>runs/ensemble/" in page
     assert "lightning-bnn fit -c demo_swag.yaml" in page
     assert "nan" not in re.sub(r'base64,[^"]*', "", page).lower().replace("nanc", "")
 

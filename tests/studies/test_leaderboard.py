@@ -8,7 +8,7 @@ from small_runs import numbers, results
 
 from lightning_bnn.cli import main
 from lightning_bnn.studies import leaderboard
-from lightning_bnn.studies.leaderboard import Outcome, board_table
+from lightning_bnn.studies.leaderboard import Outcome, board_table, rank_correlation
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NEAR, FAR = {"f_law": 0.1, "nll": 2.0, "acc": 0.5}, {"f_law": 0.2, "nll": 1.0, "acc": 0.6}
@@ -68,6 +68,15 @@ def test_without_any_gold_there_are_tables_only(monkeypatch):
     assert not found.figures
     assert "correlations" not in found.tables
     assert len(found.tables) == 4
+
+
+def test_rank_correlations_turn_signs_so_that_close_is_good():
+    rows = [{"law": d, "nll": d**3, "acc": -d} for d in (1.0, 2.0, 3.0, 5.0)]
+    assert rank_correlation(rows, "law", "nll") == pytest.approx(1)
+    assert rank_correlation(rows, "law", "acc") == pytest.approx(1)
+    turned = [{**row, "nll": -row["nll"]} for row in rows]
+    assert rank_correlation(turned, "law", "nll") == pytest.approx(-1)
+    assert math.isnan(rank_correlation([rows[0], rows[1], rows[1]], "law", "nll"))
 
 
 def test_no_gold_reference_at_all_is_refused_in_one_sentence(monkeypatch, tmp_path, capsys):

@@ -1,6 +1,5 @@
 """`lightning-bnn reproduce`: every step once, whatever happens to the others."""
 
-import contextlib
 import dataclasses
 import json
 
@@ -12,7 +11,7 @@ from lightning_bnn.cli import main
 from lightning_bnn.datamodules import MissingData
 from lightning_bnn.studies import reproduce as command
 from lightning_bnn.studies.claims import steps
-from lightning_bnn.studies.claims.steps import STEPS, Record, Step, evidence_in, recorded
+from lightning_bnn.studies.claims.steps import STEPS, Record, Step, evidence_in
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CALLS = []
@@ -48,7 +47,9 @@ def fakes(monkeypatch, tmp_path):
     chosen = (
         Fake("mass", "p1", "mass", 1, error=RuntimeError("out of luck")),
         Fake("toy", "p1", "toy", 1),
-        Fake("mnist/runs", "p1", "optunets", None, seeded=False, error=MissingData("no files")),
+        Fake(
+            "mnist/runs", "p1", "runs.optunets", None, seeded=False, error=MissingData("no files")
+        ),
         Fake("mnist/mass", "p1", "mass", 1, smallest=None, seeded=False, after="mnist/runs"),
     )
     for module in (steps, command):
@@ -78,8 +79,7 @@ def test_a_step_that_fails_stops_no_other(fakes, capsys):
     assert "`mnist/mass` skipped: `mnist/runs` has not finished" in found["mass, minimum mass"]
     assert "mnist/runs skipped: no files" in printed + told
     assert "0.505 ± 0.0071" in printed
-    page = steps.Path("out/report.html").read_text()
-    assert "fewer than 1 % in every run" in page
+    assert "fewer than 1 % in every run" in steps.Path("out/README.md").read_text()
     assert (steps.Path("out") / "numbers.md").read_text().startswith("# toy")
 
 
@@ -122,32 +122,11 @@ def test_keys_know_the_arguments_and_the_source(tmp_path):
     assert toy.key(tmp_path, 0, "full") == toy.key(tmp_path / "moved", 0, "full")
 
 
-def test_time_is_summed_over_calls_of_the_same_settings(tmp_path, monkeypatch):
-    clock = iter(range(10**6))
-    monkeypatch.setattr(steps.time, "monotonic", lambda: float(next(clock)))
-    toy, during = STEPS[0], []
-    with contextlib.suppress(KeyboardInterrupt), recorded(toy, tmp_path, 0, "full"):
-        during.append(toy.record(tmp_path, 0))
-        raise KeyboardInterrupt
-    first = toy.record(tmp_path, 0)
-    assert (first.state, during[0].state) == ("begun", "begun")
-    with recorded(toy, tmp_path, 0, "full") as outcome:
-        outcome["state"] = "finished"
-    second = toy.record(tmp_path, 0, "full")
-    assert second.state == "finished"
-    assert second.seconds == 2 * first.seconds > 0
-    with recorded(toy, tmp_path, 0, "smallest"):
-        pass
-    assert toy.record(tmp_path, 0).seconds == first.seconds
-    assert toy.record(tmp_path, 0, "full") == Record()
-    assert not list((tmp_path / "steps").glob("*.part"))
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1, "more": 2}'])
 def test_a_record_that_cannot_be_read_is_none(text, tmp_path):
     (tmp_path / "steps").mkdir()
     (tmp_path / "steps" / "toy.0.json").write_text(text)
-    assert STEPS[0].record(tmp_path, 0) == Record()
+    assert STEPS[0].record(tmp_path, 0, "full") == Record()
 
 
 @pytest.mark.bad_input

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -18,7 +19,6 @@ from lightning_bnn.commands.presets import preset_text
 from lightning_bnn.evaluation.problem import read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, read_posterior
 from lightning_bnn.references import Card, diagnose, read_reference, reference_names, shipped
-from lightning_bnn.references.diagnosis import differences
 from lightning_bnn.references.shipped import reference_folder
 from lightning_bnn.studies import reference, runs
 from lightning_bnn.studies.fidelity import HALVES
@@ -42,16 +42,27 @@ def test_what_was_gold_is_gold(name):
     assert Card.read(reference_folder(name) / "card.json").failures == []
 
 
+def as_on_the_card(card, diagnosis):
+    """Numbers up to the rounding of another processor."""
+    for space, values in card.diagnosis.spaces.items():
+        for number, value in values.items():
+            close = 3e-4 if number.startswith("rhat") else 0.01
+            assert diagnosis.spaces[space][number] == pytest.approx(value, rel=close, nan_ok=True)
+    for name, (value, error) in card.diagnosis.halves.items():
+        tolerance = max(0.01 * abs(value), 0.1 * error if math.isfinite(error) else 0.0)
+        assert diagnosis.halves[name].value == pytest.approx(value, abs=tolerance)
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", reference_names())
 def test_the_numbers_of_every_card_can_be_computed_again(name, capsys):
     """Four seconds for the digits, whose draws are stored with half of the digits."""
+    stored, problem, card = read_reference(name)
+    as_on_the_card(card, diagnose(stored, problem))
     main(["references", name])
     printed = capsys.readouterr().out
-    assert "as on the card" in printed
-    assert "NOT AS" not in printed
-    verdict = Card.read(reference_folder(name) / "card.json").verdict
-    assert printed.rstrip().endswith(verdict)
+    assert "those of the card" in printed
+    assert printed.rstrip().endswith(card.verdict)
 
 
 @pytest.fixture
@@ -78,18 +89,17 @@ def test_other_draws_than_those_of_the_card_are_noticed(copied, capsys):
 
 
 def test_what_fails_now_counts_whatever_the_card_says(copied, capsys):
-    """One chain is moved, and the card told so: its numbers are those of before."""
+    """One chain is moved, and the digest of the card with it."""
     other_draws(copied, lambda weights, chains: weights.add_(3.0 * (chains == 0)[:, None, None]))
     file = copied / "card.json"
     content = json.loads(file.read_text())
     file.write_text(json.dumps({**content, "sha256": digest_of_networks(copied / "bank")}))
-    assert Card.read(file).verdict == "gold"
+    card = Card.read(file)
+    assert card.verdict == "gold"
+    with pytest.raises(AssertionError):
+        as_on_the_card(card, diagnose(*read_reference("two_gaussians")[:2]))
     main(["references", "two_gaussians"])
-    printed = capsys.readouterr().out
-    assert "NOT AS ON THE CARD" in printed
-    assert "largest R-hat of raw weights" in printed
-    assert ", but 1.0049 on the card." in printed
-    assert printed.split("Verdicts")[1].count("long run") == 1
+    assert capsys.readouterr().out.split("Verdicts")[1].count("long run") == 1
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"name": "two_gaussians"'])
@@ -212,7 +222,7 @@ def test_a_card_is_about_the_draws_that_are_stored(sampled):
     assert card.diagnosis.spaces == found["two_gaussians"].spaces
     assert card.diagnosis.halves["law"] == found["two_gaussians"].halves["law"]
     assert card.diagnosis.spaces != found["runs/seed_0"].spaces
-    assert differences(card.diagnosis, found["two_gaussians"]) == []
+    as_on_the_card(card, found["two_gaussians"])
 
 
 @pytest.mark.e2e

@@ -60,20 +60,10 @@ def test_everything_is_written(tmp_path, capsys):
     publish(findings(), tmp_path / "out")
     names = {p.name for p in (tmp_path / "out").iterdir()}
     assert {"t.csv", "README.md", "results.json", "f.png", "f.svg"} <= names
-    assert sum(name.startswith("events") for name in names) == 1
     held = json.loads((tmp_path / "out" / "results.json").read_text())
     assert held["settings"] == {"seed": 3}
     assert held["tables"]["t"]["title"] == "A table"
     assert "remark" in capsys.readouterr().out
-
-
-def test_tensorboard_shows_figures_and_tables(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    publish(findings(), tmp_path)
-    tags = EventAccumulator(str(tmp_path)).Reload().Tags()
-    assert tags["images"] == ["name/f"]
-    assert tags["tensors"] == ["name/t/text_summary"]
 
 
 def test_a_page_needs_no_other_file():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -16,9 +14,10 @@ from typing import Any, Literal
 import yaml
 
 import lightning_bnn
+from lightning_bnn.bank.disk import write_whole
 from lightning_bnn.studies.claims.verdicts import Evidence
 
-__all__ = ["PAPERS", "STEPS", "Record", "Size", "Step", "chosen_steps", "evidence_in", "recorded"]
+__all__ = ["PAPERS", "STEPS", "Record", "Size", "Step", "chosen_steps", "evidence_in"]
 
 Size = Literal["full", "smallest"]
 PAPERS = {
@@ -34,17 +33,15 @@ class Record:
 
     Attributes:
         key: digest of the settings that it was called with.
-        state: begun, finished, failed, skipped or not run.
+        state: finished, failed, skipped or not run.
         reason: why it failed or was skipped.
-        seconds: that it took by the clock, over all calls.
-        cpu_seconds: that the process has computed, which other jobs on the machine do not change.
+        seconds: that the last call took by the clock.
     """
 
     key: str = ""
     state: str = "not run"
     reason: str = ""
     seconds: float | int = 0.0
-    cpu_seconds: float | int = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,11 +64,12 @@ class Step:
     @property
     def source(self) -> Path:
         """The file of its study."""
-        return Path(__file__).parents[1] / f"{self.study}.py"
+        return Path(__file__).parents[1] / f"{self.study.partition('.')[0]}.py"
 
     def function(self) -> Any:
         """Import the function of the study."""
-        return getattr(importlib.import_module(f"lightning_bnn.studies.{self.study}"), self.study)
+        module, _, name = self.study.partition(".")
+        return getattr(importlib.import_module(f"lightning_bnn.studies.{module}"), name or module)
 
     def seeds(self, count: int) -> Sequence[int]:
         """The seeds it is called with."""
@@ -93,24 +91,22 @@ class Step:
         """A digest of the version, of the study's source, of its arguments, and of those before."""
         arguments = json.dumps(self.arguments(Path("."), seed, size), sort_keys=True)
         parts = [lightning_bnn.__version__, self.source.read_text(encoding="utf-8"), arguments]
-        parts += [step.record(root, 0).key for step in STEPS if step.name == self.after]
+        parts += [step.record(root, 0, size).key for step in STEPS if step.name == self.after]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
-    def record(self, root: Path, seed: int, size: Size | None = None) -> Record:
-        """The record of earlier calls, only of the same settings if a size is given."""
+    def record(self, root: Path, seed: int, size: Size) -> Record:
+        """The record of the last call, if it had the same settings."""
         try:
             record = Record(**json.loads(self._file(root, seed).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return Record()
-        return record if size is None or record.key == self.key(root, seed, size) else Record()
+        return record if record.key == self.key(root, seed, size) else Record()
 
     def write(self, record: Record, root: Path, seed: int) -> None:
         """Replace the record as a whole: a kill must not leave half a file."""
         file = self._file(root, seed)
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(".part")
-        unfinished.write_text(json.dumps(asdict(record)) + "\n", encoding="utf-8")
-        unfinished.replace(file)
+        write_whole(file, json.dumps(asdict(record)) + "\n", wait=False)
 
     def _file(self, root: Path, seed: int) -> Path:
         return root / "steps" / f"{self.name.replace('/', '.')}.{seed}.json"
@@ -129,30 +125,6 @@ def chosen_steps(only: Sequence[str]) -> list[Step]:
     return [step for step in STEPS if not only or {step.name, step.paper} & set(only)]
 
 
-@contextlib.contextmanager
-def recorded(step: Step, root: Path, seed: int, size: Size) -> Iterator[dict[str, str]]:
-    """Record a step while it runs. Time that other settings have taken does not count.
-
-    Yields:
-        Where the state and its reason are left for the record.
-    """
-    before = step.record(root, seed, size)
-    key, outcome = step.key(root, seed, size), {"state": "begun", "reason": ""}
-    clock, computed = time.monotonic(), time.process_time()
-
-    def write() -> None:
-        seconds = before.seconds + time.monotonic() - clock
-        cpu_seconds = before.cpu_seconds + time.process_time() - computed
-        taken = round(seconds, 1), round(cpu_seconds, 1)
-        step.write(Record(key, outcome["state"], outcome["reason"], *taken), root, seed)
-
-    write()
-    try:
-        yield outcome
-    finally:
-        write()
-
-
 def evidence_in(root: Path, seeds: int, size: Size) -> Evidence:
     """All results of finished steps, and why others have none.
 
@@ -169,8 +141,7 @@ def evidence_in(root: Path, seeds: int, size: Size) -> Evidence:
             continue
         records = {seed: step.record(root, seed, size) for seed in step.seeds(seeds)}
         finished = [seed for seed, record in records.items() if record.state == "finished"]
-        waiting = [r for r in records.values() if r.state in ("begun", "not run")]
-        if finished and waiting:
+        if finished and any(record.state == "not run" for record in records.values()):
             number = f"{len(finished)} of {len(records)}"
             absent[step.name] = f"`{step.name}` has finished {number} seeds"
         elif finished:

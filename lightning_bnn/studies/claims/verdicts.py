@@ -223,13 +223,13 @@ class Judged:
 
     Attributes:
         claim: what was judged.
-        here: the numbers of the studies.
+        ours: the numbers of the studies.
         verdict: holds, partly, does not hold, within the errors, or why it was not tested.
         checks: the criteria in words, and whether each is met.
     """
 
     claim: Claim
-    here: str
+    ours: str
     verdict: str
     checks: Mapping[str, Answer]
 
@@ -247,7 +247,7 @@ def judged(claim: Claim, evidence: Evidence) -> Judged:
     for names in claim.row.get("each", [{}]):
         entry = _filled(claim.row, names)
         try:
-            numbers, answers = (_order if "order" in entry else _part)(evidence, entry)
+            numbers, answers = _part(evidence, entry)
         except Missing as missing:
             if evidence.results.get(entry["study"]) and not entry.get("optional"):
                 return Judged(claim, "", f"not tested: {missing}", {})
@@ -418,15 +418,13 @@ def _where_least(x: Numbers, by: Numbers) -> Numbers:
     return {"": x[min(by, key=lambda key: by[key].value)]}
 
 
-def _row(index: Callable[[int], int], least: int = 1) -> Callable[[Numbers], Numbers]:
-    """The row in a place, of as many as there are."""
-
-    def row(x: Numbers) -> Numbers:
-        if len(x) < least:
-            raise Missing(f"there are {len(x)} rows instead of {least} at least")
-        return {"": [*x.values()][index(len(x))]}
-
-    return row
+def _row(x: Numbers, position: Numbers) -> Numbers:
+    """One of the rows in their order: by its number, or by the share of those before it."""
+    where, rows = position[""].value, [*x.values()]
+    k = int(where) if where == int(where) else int(where * (len(rows) - 1) + 1e-9)
+    if not -len(rows) <= k < len(rows):
+        raise Missing(f"there are only {len(rows)} rows")
+    return {"": rows[k]}
 
 
 def _names(x: Numbers) -> Numbers:
@@ -465,12 +463,7 @@ DERIVED: Mapping[str, Callable[..., Numbers]] = {
     "least": lambda x: _extreme(min, x),
     "most": lambda x: _extreme(max, x),
     "where least": _where_least,
-    "first": _row(lambda n: 0),
-    "second": _row(lambda n: 1, 2),
-    "last": _row(lambda n: -1),
-    "first fifth": _row(lambda n: (n - 1) // 5),
-    "two fifths": _row(lambda n: 2 * (n - 1) // 5, 4),
-    "last fifth": _row(lambda n: n - 1 - n // 5),
+    "row": _row,
     "names": _names,
     "rank correlation": _rank_correlation,
     "finite": _finite,
@@ -507,26 +500,6 @@ def _met(check: Mapping[str, Any], numbers: Mapping[str, Numbers]) -> Answer:
     columns = [column * count if len(column) == 1 else column for column in columns]
     rows = [[_operand(one, numbers) for one in row] for row in zip(*columns, strict=True)]
     return answer(relation, rows, check.get("by", "number"), check.get("some", False))
-
-
-def _order(e: Evidence, entry: Mapping[str, Any]) -> tuple[dict[str, Numbers], dict[str, Answer]]:
-    """Compare every two rows, which must be in the paper's order."""
-    column, paper = entry["order"]["column"], entry["order"]["paper"]
-    numbers = {name: e.read(entry["study"], "table1", name, column) for name in paper}
-    pairs = itertools.combinations(sorted(paper, key=lambda name: paper[name]), 2)
-    met = {f"{a} below {b}": _above(numbers[b][""], numbers[a][""]) for a, b in pairs}
-    turned = [pair for pair, above in met.items() if above is False]
-    unclear = [pair for pair, above in met.items() if above is None]
-    checks: dict[str, Answer] = {f"every two rows are in its order{_some(turned)}": not turned}
-    if unclear:
-        checks[f"{len(unclear)} pairs{_some(unclear)}"] = None
-    return numbers, checks
-
-
-def _some(pairs: Sequence[str]) -> str:
-    """The first pairs of rows, and how many more there are."""
-    more = f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
-    return f": {', '.join(pairs[:3])}{more}" if pairs else ""
 
 
 def _filled(value: Any, names: Mapping[str, Any]) -> Any:
