@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -35,10 +34,9 @@ from lightning_bnn.calibration.conformal import (
 )
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.metrics.calibration import reliability
-from lightning_bnn.metrics.gaussian_mixture import mixture_cdf
+from lightning_bnn.metrics.regression import levels_reached
 from lightning_bnn.metrics.validation import check_choice, check_finite
-from lightning_bnn.plots import Line, lines_figure
-from lightning_bnn.plots.predictions import reliability_figures
+from lightning_bnn.plots.predictions import quantiles_figure, reliability_figures
 from lightning_bnn.tables import text_table
 from weightsym import loading
 from weightsym.arguments import is_number
@@ -51,11 +49,9 @@ __all__ = [
     "Calibrated",
     "CalibratedClasses",
     "CalibratedGaussian",
-    "LEVELS",
     "calibrated",
     "class_numbers",
     "gaussian_numbers",
-    "levels_reached",
     "split_rows",
     "validation_loaders",
 ]
@@ -87,7 +83,7 @@ def validation_loaders(datamodule: Any) -> list[Any]:
     loaders = list(result) if isinstance(result, (list, tuple)) else [result]
     loaders = [loader for loader in loaders if loader is not None]
     if not loaders:
-        raise ValueError(f"{type(datamodule).__name__} has no validation data{_hint(datamodule)}.")
+        raise ValueError(f"{type(datamodule).__name__} has no validation data.")
     return loaders
 
 
@@ -125,19 +121,6 @@ def split_rows(n: int, share: int | float, seed: int = 0) -> tuple[Tensor, Tenso
     return order[count:].sort().values, order[:count].sort().values
 
 
-def _hint(datamodule: Any) -> str:
-    """The arguments of its constructor that say how much is held out for validation."""
-    names = [n for n in inspect.signature(type(datamodule)).parameters if n.startswith("val")]
-    if not names:
-        return ": calibration needs examples that were not trained on, from its `val_dataloader`"
-    current = ", ".join(f"`{name}` is {getattr(datamodule, name, '?')}" for name in names)
-    return f" ({current}): give it some by `{names[0]}`, and train again"
-
-
-LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
-"""Levels of the quantiles that predictions of numbers are evaluated at."""
-
-
 def class_numbers(probs: Tensor, labels: Tensor) -> dict[str, float]:
     """NLL, ECE, Brier score, accuracy and AURC of predictions of classes.
 
@@ -166,27 +149,13 @@ def gaussian_numbers(
         alpha: what lies outside of the central interval.
     """
     low, high, _ = quantile_band(means, stds, alpha)
-    levels = torch.tensor(LEVELS, dtype=torch.float64)
     inside = (low <= targets) & (targets <= high)
     return {
         "nll": -float(joint_log_prob(means.double(), stds.double(), targets.double()).mean()),
-        "qce": float((levels_reached(means, stds, targets).cpu() - levels).abs().mean()),
+        "qce": float(M.quantile_calibration(means, stds, targets)),
         "coverage": float(inside.double().mean()),
         "width": float((high - low).mean()),
     }
-
-
-def levels_reached(means: Tensor, stds: Tensor, targets: Tensor) -> Tensor:
-    """Shares of the targets below the predicted quantiles of some levels.
-
-    Args:
-        means: of all networks, ``(samples, batch, ...)``.
-        stds: in the same shape.
-        targets: ``(batch, ...)``.
-    """
-    reached = mixture_cdf(means, stds, targets.double()).flatten()
-    levels = torch.tensor(LEVELS, dtype=torch.float64, device=reached.device)
-    return (reached[:, None] <= levels).double().mean(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +210,7 @@ class Calibrated(ABC):
     def read(self, outputs: Tensor) -> Predictions:
         """Convert outputs of all networks ``(samples, batch, ...)`` for the calibrator."""
         check_finite(outputs, "outputs")
-        return read(self.likelihood, self.method, outputs)
+        return read(self.likelihood, outputs)
 
     def save(self, path: str | Path) -> None:
         """Write everything but the networks: tensors and plain data.
@@ -446,11 +415,7 @@ class CalibratedGaussian(Calibrated):
 
     def figure(self) -> Figure:
         """Shares of targets below predicted quantiles, before and after."""
-        levels = torch.tensor(LEVELS, dtype=torch.float64)
-        lines = {"perfect": Line(levels, levels)}
-        lines |= {name: Line(levels, line) for name, line in
-                  zip(("before", "after"), self.reached.double(), strict=True)}  # fmt: skip
-        return lines_figure({"held out": lines}, ("level", "share of targets below its quantile"))
+        return quantiles_figure(dict(zip(("before", "after"), self.reached, strict=True)))
 
 
 _KINDS: tuple[Any, ...] = (
@@ -481,10 +446,10 @@ def calibrated(
 
     Args:
         likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``.
-        predictions: of all networks, as `read` gives them for this method.
+        predictions: of all networks, as `read` gives them.
         targets: of the examples.
-        method: of classes ``"temperature"`` (of the mean prediction), ``"network_temperature"``
-            or ``"vector"``; of numbers ``"spread"`` or ``"moments"``.
+        method: of classes ``"temperature"`` or ``"vector"``, of the mean prediction; of numbers
+            ``"spread"`` or ``"moments"``.
         alpha: the error rate of sets or intervals.
         score: of sets ``"thr"``, ``"aps"`` or ``"raps"``; of intervals ``"split"`` or ``"cqr"``.
         by_class: whether sets have that error rate for every class.
@@ -523,9 +488,9 @@ def calibrated(
 
 
 def _classes(
-    known: Part, others: Part, common: dict[str, Any], rule: dict[str, Any]
+    validation: Part, others: Part, common: dict[str, Any], rule: dict[str, Any]
 ) -> CalibratedClasses:
-    ((logits,), labels), ((other_logits,), other_labels) = known, others
+    ((logits,), labels), ((other_logits,), other_labels) = validation, others
     calibrator = CLASS_METHODS[common["method"]](logits, labels.long())
     logits, labels = other_logits, other_labels.long()
     each = Temperature(1.0)(logits), calibrator(logits)
@@ -543,12 +508,14 @@ def _diagram(probs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.double() for t in reliability(confidence, predicted == labels))
 
 
-def _gaussian(known: Part, others: Part, common: dict[str, Any], kind: str) -> CalibratedGaussian:
-    calibrator = GAUSSIAN_METHODS[common["method"]](*known[0], known[1])
+def _gaussian(
+    validation: Part, others: Part, common: dict[str, Any], kind: str
+) -> CalibratedGaussian:
+    calibrator = GAUSSIAN_METHODS[common["method"]](*validation[0], validation[1])
     (means, stds), targets = others
     each = (means, stds), calibrator(means, stds)
     before, after = (gaussian_numbers(m, s, targets, common["alpha"]) for m, s in each)
-    reached = torch.stack([levels_reached(m, s, targets) for m, s in each])
+    reached = torch.stack([levels_reached(M.pit(m, s, targets)).mean(1) for m, s in each])
     return CalibratedGaussian(
         calibrator=calibrator, before=before, after=after, kind=kind, means=each[1][0],
         stds=each[1][1], targets=targets.double(), reached=reached, **common,

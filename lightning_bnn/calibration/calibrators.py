@@ -393,10 +393,9 @@ Predictions = tuple[Tensor, ...]
 """Logits of classes, or means and standard deviations; examples are the second dimension."""
 CLASS_METHODS: dict[str, Callable[..., Any]] = {
     "temperature": fit_temperature,
-    "network_temperature": fit_temperature,
     "vector": fit_vector,
 }
-"""Of predictions of classes; all but `network_temperature` calibrate the mean prediction."""
+"""Of the mean prediction of classes."""
 GAUSSIAN_METHODS: dict[str, Callable[..., Any]] = {
     "spread": fit_spread,
     "moments": lambda means, stds, targets: fit_spread(means, stds, targets, "moments"),
@@ -427,22 +426,20 @@ def method_of(likelihood: nn.Module, name: str | None = None) -> str:
 
 
 @torch.no_grad()
-def read(likelihood: Any, method: str, outputs: Tensor) -> Predictions:
+def read(likelihood: Any, outputs: Tensor) -> Predictions:
     """Convert the outputs of all networks on a batch to what a calibrator takes.
 
     Args:
         likelihood: says what outputs mean.
-        method: name of the calibrator.
         outputs: ``(samples, batch, ...)``.
 
     >>> outputs = torch.zeros(5, 8, 3)  # of five networks
-    >>> [part.shape for part in read(Categorical(), "temperature", outputs)]  # their mean
+    >>> [part.shape for part in read(Categorical(), outputs)]  # their mean
     [torch.Size([1, 8, 3])]
-    >>> [part.shape for part in read(Gaussian(), "spread", outputs)]  # means and deviations
+    >>> [part.shape for part in read(Gaussian(), outputs)]  # means and deviations
     [torch.Size([5, 8, 3]), torch.Size([5, 8, 3])]
     """
-    if method in GAUSSIAN_METHODS:
+    if isinstance(likelihood, Gaussian):
         means, stds = likelihood.moments(outputs.double())
         return means, stds.contiguous()
-    logits = class_logits(likelihood, outputs)
-    return (logits if method == "network_temperature" else pooled(logits),)
+    return (pooled(class_logits(likelihood, outputs)),)

@@ -220,7 +220,7 @@ def _predicts(likelihood: Any) -> bool:
 
 FAILED = "failed"
 """The mode of a row of a posterior that could not be compared."""
-_FORMAT = 3
+_FORMAT = 4
 """Of stored rows: what other versions have computed is not read."""
 RowsAndOrigin = tuple[list[Row], Mapping[str, Any]]
 """Rows of a posterior, and where it is from."""
@@ -280,7 +280,7 @@ def collect(
         "config_sha256": digest_of_file(config),
         "version": lightning_bnn.__version__,
         "format": _FORMAT,
-        **{k: v for k, v in asdict(options).items() if k not in ("device", "reference_is")},
+        **{k: v for k, v in asdict(options).items() if k != "reference_is"},
     }
     _check_disjoint(first, locations)
     whole = read_posterior("reference", first, problem)

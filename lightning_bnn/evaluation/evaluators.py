@@ -244,10 +244,10 @@ class Evaluator(nn.Module, ABC):
         self.sets = list(sets)
         self.quality = list(quality)
         self.metrics = nn.ModuleList()
-        for _, kind in sets:
-            of_set = spread if kind == "ood" else {**quality, **spread}
+        for _, role in sets:
+            of_set = spread if role == "ood" else {**quality, **spread}
             self.metrics.append(nn.ModuleDict({name: metric() for name, metric in of_set.items()}))
-        ood = [name for name, kind in sets if kind == "ood"]
+        ood = [name for name, role in sets if role == "ood"]
         self.detection = M.OODDetection(None, ood) if ood and detects else None
 
     @abstractmethod
@@ -267,11 +267,11 @@ class Evaluator(nn.Module, ABC):
             targets: what is compared with them; OOD examples need none.
             index: number of the set.
         """
-        name, kind = self.sets[index]
-        scores = self.record(self.metrics[index], outputs, None if kind == "ood" else targets)
+        name, role = self.sets[index]
+        scores = self.record(self.metrics[index], outputs, None if role == "ood" else targets)
         if self.detection is None or scores is None:
             return
-        if kind == "ood":
+        if role == "ood":
             self.detection.update_ood(scores, name)
         elif index == 0:
             self.detection.update_id(scores)

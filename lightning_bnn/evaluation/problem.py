@@ -144,7 +144,7 @@ class Problem:
         """The symmetries of the network."""
         return discover(self.network, self.example())
 
-    def _test_sets(self, kind: str) -> dict[str, StoredBatches]:
+    def _test_sets(self, role: str) -> dict[str, StoredBatches]:
         self.source.prepare_data()
         self.source.setup("test")
         loaders = self.source.test_dataloader()
@@ -154,7 +154,7 @@ class Problem:
         elif not isinstance(loaders, (list, tuple)):
             loaders = [loaders]
         sets = zip(names, loaders, strict=False)  # what is not there is not compared on
-        return {name: StoredBatches(self.source, loader) for (name, k), loader in sets if k == kind}
+        return {name: StoredBatches(self.source, loader) for (name, k), loader in sets if k == role}
 
 
 def read_problem(config: Path) -> Problem:

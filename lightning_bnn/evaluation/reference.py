@@ -20,7 +20,7 @@ from lightning_bnn.evaluation.scores import reference_predictions
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.metrics import MMDReference, Transformed, rhat
-from lightning_bnn.metrics.laws import ModesTables, modes_table
+from lightning_bnn.metrics.laws import modes_table
 from lightning_bnn.metrics.mmd import MMDTable, Reduction
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.tables import Measured, spread
@@ -58,19 +58,9 @@ class Options:
     ood: str | None = None
     score: Score = "max_probability"
     seed: int = 0
-    device: str | None = None
     reference_is: Made | None = None
     reference_samples: int | None = None
     functions: bool = False
-
-    def usable_device(self) -> str:
-        """Return the device that was asked for, if it is there, or else the best one."""
-        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"`device` {device!r} cannot be used here: {error}") from None
-        return device
 
 
 MEDIAN, LARGEST = 1.01, 1.05
@@ -109,7 +99,7 @@ def rhat_of_predictions(reference: StoredPosterior, problem: Problem) -> tuple[f
 
 
 _SUFFIXES: dict[Reduction, str] = {"median": "", "mean": "_mean", "max": "_max"}
-"""Of the names of numbers, by their reduction over kernels."""
+"""Of the names of P1's numbers, by their reduction over kernels."""
 
 
 class Reference:
@@ -169,7 +159,7 @@ class Reference:
             PROTOCOLS[options.protocol],
             options.samples,
             options.seed,
-            options.usable_device(),
+            "cuda" if torch.cuda.is_available() else "cpu",
             stored.chains(),
             problem.probe(stored.likelihood) if options.functions else None,
         )
@@ -213,9 +203,10 @@ class Reference:
         multi: Numbers = {}
         for prefix, stack, reference in self._spaces(networks):
             table = modes_table(reference, stack, modes)
-            for reduction, suffix in _SUFFIXES.items():
-                one[f"{prefix}mixture{suffix}"] = spread(table.single.reduce(reduction))
-                multi |= _of_all_modes(table, reduction, prefix, suffix)
+            one[f"{prefix}mixture"] = spread(table.single.reduce("median"))
+            for name in ("law", "mixture", "floor"):
+                number = getattr(table, name).estimate("median")
+                multi[f"{prefix}{name}"] = Measured(float(number.value), float(number.error))
         return {"one": one, "multi": multi} if len(set(modes)) > 1 else {"one": one}
 
     def _spaces(self, networks: Params) -> Iterator[tuple[str, Any, MMDReference]]:
@@ -267,20 +258,9 @@ class Reference:
         numbers: dict[str, float] = {}
         for name, values in (("mmd", plain), ("ns", freed)):
             table = MMDTable(layers, sizes, values)
-            numbers[name] = float(table.reduce("median"))
-            numbers[f"{name}_mean"] = float(table.reduce("mean"))
-            numbers[f"{name}_max"] = float(table.reduce("max"))
+            for reduction, suffix in _SUFFIXES.items():
+                numbers[f"{name}{suffix}"] = float(table.reduce(reduction))
         return numbers
-
-
-def _of_all_modes(table: ModesTables, reduction: Reduction, prefix: str, suffix: str) -> Numbers:
-    estimates = {
-        name: getattr(table, name).estimate(reduction) for name in ("law", "mixture", "floor")
-    }
-    return {
-        f"{prefix}{name}{suffix}": Measured(float(number.value), float(number.error))
-        for name, number in estimates.items()
-    }
 
 
 def _digests(networks: Params, layers: Iterable[str]) -> list[bytes]:

@@ -19,7 +19,6 @@ __all__ = [
     "DISTANCES",
     "PREDICTIONS",
     "columns_of",
-    "distances_by_kernel",
     "distances_table",
     "is_regression",
     "note_of",
@@ -88,7 +87,6 @@ _GAUSSIANS = {
     "sharpness": Column("Sharpness", "mean sd"),
     "energy_f": Column("Energy (f)", "↓", digits=4),
     "energy": Column("Energy", "↓", digits=4),
-    "w2_f": Column("W2 (f)", "↓"),
     "aupr": CLASSES["aupr"],
     "fpr95": CLASSES["fpr95"],
     "idvar": Column("IDVar", "variance", digits=4),
@@ -97,7 +95,7 @@ _GAUSSIANS = {
 PREDICTIONS = {**CLASSES, **_GAUSSIANS}
 """All columns, by the name of the number."""
 _CALIBRATED = ("nll_t", "ece_t", "aurc", "set90", "interval90", "held90")
-_TO_REFERENCE = ("agree", "tv", "kl", "energy_f", "energy", "w2_f")
+_TO_REFERENCE = ("agree", "tv", "kl", "energy_f", "energy")
 _ON_TOP = (
     "NLL (T), ECE (T): after temperature scaling; Set90, Held90: size and coverage of conformal "
     "sets of 90 %; both calibrated on the validation data. AURC: error of the most confident "
@@ -190,11 +188,6 @@ DISTANCES = {
     ("multi", "floor"): "floor", ("multi", "ns_floor"): "NS floor",
 }  # fmt: skip
 """Columns: of the row of one mode or of all modes, by name of the number."""
-_BY_KERNEL = {
-    f"{prefix}law{suffix}": f"{title} {reduction}"
-    for prefix, title in (("", "law"), ("ns_", "NS law"))
-    for suffix, reduction in (("", "median"), ("_mean", "mean"), ("_max", "max"))
-}
 _OF_NOISE = {"law": "mmd", "ns_law": "ns"}
 """The law of single networks is what the noise floor measures."""
 _EXPLAINED = (
@@ -208,14 +201,9 @@ _EXPLAINED = (
 _OF_PREDICTIONS = {
     "agree": "Agree, TV, KL: of the mean prediction of all modes with that of the reference, per "
     "cent, and nats from the reference's.",
-    "energy": "Energy, W2: energy and Wasserstein distance of all modes to predictions of the "
-    "reference, of what networks compute (f) and of the densities that they predict.",
+    "energy": "Energy: energy distance of all modes to predictions of the reference, of what "
+    "networks compute (f) and of the densities that they predict.",
 }
-_OF_MAXIMA = (
-    "MMD² x 100 between laws, with the median, the mean and the maximum over twenty kernels. "
-    "Medians and means are around zero for networks from the reference's own law. A maximum is "
-    "not, since it is the largest of twenty noisy numbers: compare it with the row of the noise."
-)
 
 
 def distances_table(comparison: Comparison) -> Table:
@@ -240,20 +228,6 @@ def distances_table(comparison: Comparison) -> Table:
     origin = comparison.settings["reference_made"]
     title = f"Distance to the {origin} reference" if origin else "Distance to the reference"
     return Table(title, header, rows, digits, note)
-
-
-def distances_by_kernel(comparison: Comparison) -> Table:
-    """Distances of the laws by the reduction over kernels."""
-    rows: list[list[Cell]] = [
-        [name, *(percent(modes["multi"].numbers, key) for key in _BY_KERNEL)]
-        for name, modes in _by_method(comparison.rows).items()
-        if "multi" in modes
-    ]
-    for count, floor in _floors(comparison):
-        names = (key.replace("ns_law", "ns").replace("law", "mmd") for key in _BY_KERNEL)
-        rows.append([f"Noise, {count} networks", *(percent(floor, name) for name in names)])
-    header = ["method", *_BY_KERNEL.values()]
-    return Table("Distance of the law over kernels", header, rows, 2, _OF_MAXIMA)
 
 
 def reference_text(settings: Mapping[str, Any]) -> str:
@@ -285,9 +259,9 @@ def percent(numbers: Mapping[str, Measured], name: str) -> Measured:
     return Measured(value * 100, error * 100)
 
 
-def _of_all(of: Mapping[str, Row]) -> Mapping[str, Measured]:
+def _of_all(rows: Mapping[str, Row]) -> Mapping[str, Measured]:
     """Numbers of all modes together, or of the only one."""
-    return list(of.values())[-1].numbers
+    return list(rows.values())[-1].numbers
 
 
 def _by_method(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:

@@ -32,8 +32,8 @@ def has_other_data(location: Location, config: Path) -> bool:
         location: where the posterior is.
         config: with the data that it is compared on.
     """
-    own, other = _settings(location.config()), _settings(config)
-    return bool(own and other) and _difference(_data(own), _data(other)) is not None
+    run, problem = _settings(location.config()), _settings(config)
+    return bool(run and problem) and _difference(_data(run), _data(problem)) is not None
 
 
 def other_posterior(location: Location, config: Path) -> list[tuple[str, str, str]]:
@@ -46,15 +46,15 @@ def other_posterior(location: Location, config: Path) -> list[tuple[str, str, st
     Returns:
         What differs (``data``, ``prior_std``, ``likelihood``), what it is, and what it should be.
     """
-    own, other = _settings(location.config()), _settings(config)
-    return [*_differences(own, other)] if own and other else []
+    run, problem = _settings(location.config()), _settings(config)
+    return [*_differences(run, problem)] if run and problem else []
 
 
 def _differences(
-    own: Mapping[str, Any], other: Mapping[str, Any]
+    run: Mapping[str, Any], problem: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
-    models = [_arguments(settings) for settings in (own, other)]
-    parts = {"data": [_data(own), _data(other)]}
+    models = [_arguments(settings) for settings in (run, problem)]
+    parts = {"data": [_data(run), _data(problem)]}
     if all(models):
         parts["likelihood"] = [_likelihood(arguments) for arguments in models]
     for name, pair in parts.items():
@@ -72,8 +72,8 @@ def _difference(one: Part, other: Part) -> tuple[str, str] | None:
     if name != other_name:
         return name, other_name
     keys = [k for k in arguments if k in others and arguments[k] != others[k]]
-    own, wanted = (", ".join(f"{k}={a[k]}" for k in keys) for a in (arguments, others))
-    return (f"{name}({own})", f"{name}({wanted})") if keys else None
+    differing, wanted = (", ".join(f"{k}={a[k]}" for k in keys) for a in (arguments, others))
+    return (f"{name}({differing})", f"{name}({wanted})") if keys else None
 
 
 # ------------------------------------------------------------ parts of configurations

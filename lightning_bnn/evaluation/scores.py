@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 from lightning_bnn import metrics as M
 from lightning_bnn.calibration import calibrated
-from lightning_bnn.calibration.calibrated import CalibratedClasses, CalibratedGaussian
+from lightning_bnn.calibration.calibrated import (
+    CalibratedClasses,
+    CalibratedGaussian,
+)
+from lightning_bnn.calibration.calibrators import Predictions
 from lightning_bnn.evaluation.evaluators import (
     TABLE_SETS,
     DensityScores,
@@ -20,19 +24,23 @@ from lightning_bnn.evaluation.evaluators import (
     Score,
     class_numbers,
 )
-from lightning_bnn.evaluation.predictions import ClassPredictions, GaussianPredictions, LogDensities
+from lightning_bnn.evaluation.predictions import (
+    ClassPredictions,
+    GaussianPredictions,
+    LogDensities,
+)
 from lightning_bnn.metrics.classification import kl_of_each
 from lightning_bnn.metrics.gaussian_mixture import mean_difference, thinned
-from lightning_bnn.metrics.regression import energy_distance_of_each, wasserstein_of_each
+from lightning_bnn.metrics.regression import energy_distance_of_each
 
 __all__ = [
     "ClassReference",
     "GaussianReference",
     "NumbersOf",
     "calibrated_numbers",
+    "calibrator_inputs",
     "numbers_of",
     "reference_predictions",
-    "regression_numbers",
 ]
 
 
@@ -91,21 +99,20 @@ class GaussianReference:
         means, stds = thinned(*mixtures.components(), _NETWORKS)
         if not bool((means + stds).isfinite().all()):
             unknown = torch.full((means.shape[1],), torch.nan, dtype=torch.float64)
-            return {"energy_f": unknown, "energy": unknown, "w2_f": unknown}
+            return {"energy_f": unknown, "energy": unknown}
         pairs = ((torch.zeros_like(stds), torch.zeros_like(self.stds)), (stds, self.stds))
         functions, densities = (
             energy_distance_of_each(means, mine, self.means, theirs, within).mean(-1)
             for (mine, theirs), within in zip(pairs, self._differences, strict=True)
         )
-        moved = wasserstein_of_each(means, self.means).mean(-1)
-        return {"energy_f": functions, "energy": densities, "w2_f": moved}
+        return {"energy_f": functions, "energy": densities}
 
 
-def _check_kind(predictions: Any, kind: type) -> None:
-    if not isinstance(predictions, kind):
+def _check_kind(predictions: Any, expected: type) -> None:
+    if not isinstance(predictions, expected):
         raise ValueError(
             f"Predictions of another kind than the reference's cannot be compared with them: "
-            f"{type(predictions).__name__} and {kind.__name__}."
+            f"{type(predictions).__name__} and {expected.__name__}."
         )
 
 
@@ -175,30 +182,13 @@ def numbers_of(
     return numbers
 
 
-def regression_numbers(
-    likelihood: Any, sets: Sequence[Any], targets: Tensor, target_std: Tensor | None = None
-) -> dict[str, float]:
-    """Every number of a regression's table: in the unit of the targets as networks see them.
-
-    Args:
-        likelihood: a `Gaussian`.
-        sets: `GaussianPredictions` in distribution, and out of distribution if there are any.
-        targets: of the former, ``(examples, targets)``.
-        target_std: gives one more RMSE, in the target's own unit.
-
-    >>> from lightning_bnn.likelihoods import Gaussian
-    >>> mixture = GaussianPredictions.of_each(Gaussian(), torch.zeros(4, 2, 1)).mean()
-    >>> targets, unit = torch.tensor([[1.0], [-1.0]]), torch.tensor(10.0)
-    >>> numbers = regression_numbers(Gaussian(), [mixture], targets, unit)
-    >>> numbers["rmse"], numbers["rmse_unit"], round(numbers["nll"], 3)  # log(2 pi) / 2 + 1 / 2
-    (1.0, 10.0, 1.419)
-    """
-    return numbers_of(likelihood, sets, targets, target_std=target_std)()
-
-
-def _prepared(part: Any, targets: Tensor | None) -> Any:
+def _prepared(predictions: Any, targets: Tensor | None) -> Any:
     """Scores do not depend on which other examples there are."""
-    return DensityScores.of(part, targets) if isinstance(part, GaussianPredictions) else part
+    return (
+        DensityScores.of(predictions, targets)
+        if isinstance(predictions, GaussianPredictions)
+        else predictions
+    )
 
 
 def _numbers(
@@ -223,38 +213,45 @@ def _of_scores(
 
 
 def calibrated_numbers(
-    likelihood: Any, known: Any, test: Any, known_targets: Tensor, targets: Tensor, seed: int = 0
+    likelihood: Any,
+    validation: Any,
+    test: Any,
+    validation_targets: Tensor,
+    targets: Tensor,
+    seed: int = 0,
 ) -> Callable[..., dict[str, float]]:
     """A function that gives numbers of some test examples, or of all without indices.
 
     Args:
         likelihood: says what outputs mean.
-        known: predictions for the validation data, `ClassPredictions` or `GaussianPredictions`.
+        validation: predictions of validation data, `ClassPredictions` or `GaussianPredictions`.
         test: those for the test data.
-        known_targets: of the validation data.
+        validation_targets: of the validation data.
         targets: of the test data.
         seed: of the halves of the validation data.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # tables say what is calibrated, row by row
-        fitted = calibrated(likelihood, _read(known), known_targets, seed=seed)
+        fitted = calibrated(
+            likelihood, calibrator_inputs(validation), validation_targets, seed=seed
+        )
         if isinstance(fitted, CalibratedClasses):
             return _of_classes(fitted, test, targets.long())
         return _of_intervals(fitted, test, targets)
 
 
-def _read(part: Any) -> tuple[Tensor, ...]:
+def calibrator_inputs(predictions: Any) -> Predictions:
     """Predictions as calibrators take them."""
-    if isinstance(part, ClassPredictions):
-        return (part.probs.clamp_min(torch.finfo(torch.float64).tiny).log()[None],)
-    means, stds = part.components()
+    if isinstance(predictions, ClassPredictions):
+        return (predictions.probs.clamp_min(torch.finfo(torch.float64).tiny).log()[None],)
+    means, stds = predictions.components()
     return means, stds
 
 
 def _of_classes(
     fitted: CalibratedClasses, test: ClassPredictions, labels: Tensor
 ) -> Callable[..., dict[str, float]]:
-    probs = fitted.calibrator(*_read(test))
+    probs = fitted.calibrator(*calibrator_inputs(test))
     sets = fitted.rule(probs)
 
     def numbers(rows: Any = slice(None)) -> dict[str, float]:
@@ -272,7 +269,7 @@ def _of_classes(
 def _of_intervals(
     fitted: CalibratedGaussian, test: Any, targets: Tensor
 ) -> Callable[..., dict[str, float]]:
-    intervals = fitted.intervals_of_mixture(*fitted.calibrator(*_read(test)))
+    intervals = fitted.intervals_of_mixture(*fitted.calibrator(*calibrator_inputs(test)))
     inside, width = intervals.contain(targets).double(), intervals.width
 
     def numbers(rows: Any = slice(None)) -> dict[str, float]:

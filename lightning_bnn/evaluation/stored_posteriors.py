@@ -77,12 +77,15 @@ class Location:
             raise ValueError(f"{self.path} holds several things, name one of them: {names}.")
         return candidates[0]
 
-    def config(self) -> Path | None:
-        """The configuration of the run that a checkpoint or a bank belongs to, if there is one."""
+    def beside(self, name: str) -> Path | None:
+        """Find a file of the run that a checkpoint or a bank belongs to, if there is one."""
         file = self.file()
-        folders = (file, *list(file.parents)[:3])
-        configs = (folder / "config.yaml" for folder in folders)
-        return next((config for config in configs if config.is_file()), None)
+        files = (folder / name for folder in (file, *list(file.parents)[:3]))
+        return next((path for path in files if path.is_file()), None)
+
+    def config(self) -> Path | None:
+        """The configuration of the run, if there is one."""
+        return self.beside("config.yaml")
 
     def digest(self) -> str:
         """A digest of the file, to tell whether it has changed."""

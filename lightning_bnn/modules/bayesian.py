@@ -301,8 +301,8 @@ class Bayesian(Core):
 
         Args:
             datamodule: whose validation data are predicted.
-            method: of classes ``"temperature"`` (the default), ``"network_temperature"`` or
-                ``"vector"``; of numbers ``"spread"`` or ``"moments"``.
+            method: of classes ``"temperature"`` (the default) or ``"vector"``; of numbers
+                ``"spread"`` or ``"moments"``.
             alpha: how often a set or an interval may miss the truth.
             score: of sets ``"thr"``, ``"aps"``, ``"raps"``; of intervals ``"split"``, ``"cqr"``.
             by_class: whether sets are as good for every class.

@@ -303,7 +303,7 @@ class Judging(Part):
         try:
             for index, raw in enumerate(chain.from_iterable(loaders)):
                 inputs, targets = module.inputs_and_targets(move(raw))
-                predicted = read(module.likelihood, method, self.outputs(inputs, 0, index))
+                predicted = read(module.likelihood, self.outputs(inputs, 0, index))
                 parts.append(tuple(t.cpu() for t in predicted))
                 every.append(targets.cpu())
         finally:

@@ -118,7 +118,7 @@ def shared_predictor(
 def _part_of(
     posterior: Posterior | None,
     before: int,
-    here: int,
+    local: int,
     total: int,
     module: Core,
     generator: torch.Generator,
@@ -129,7 +129,7 @@ def _part_of(
         modes = [] if posterior is None else posterior.modes()
         return _part_of_mixture(modes, before, total, wanted, generator, chunk_size)
     if isinstance(posterior, Dropout):
-        count = _even_share(wanted, before, here, total)
+        count = _even_share(wanted, before, local, total)
         return _Part(posterior.predictor(count, None, chunk_size) if count else None)
     if isinstance(posterior, Empirical):
         return _Part(posterior.predictor(posterior.size, None, chunk_size))

@@ -9,7 +9,7 @@ import torch
 
 from lightning_bnn.calibration import conformal_intervals, conformal_sets, mean_band, quantile_band
 from lightning_bnn.calibration.conformal import Band, conformal_quantiles, set_scores
-from lightning_bnn.evaluation.calibration import credible_sets
+from lightning_bnn.studies.calibrate import credible_sets
 from weightsym.randomness import keyed_generator
 
 

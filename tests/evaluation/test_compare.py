@@ -104,9 +104,6 @@ def test_numbers_of_an_ensemble_are_those_computed_by_hand(compared):
     freed = [canonicalise(stack, sym) for stack in (reference, ensemble)]
     table = mmd_table(*freed)
     assert found["NS law"] == pytest.approx(100 * float(table.reduce("median")))
-    kernels = row(numbers(folder, "kernels"), "", "E")
-    assert kernels["NS law mean"] == pytest.approx(100 * float(table.reduce("mean")))
-    assert kernels["NS law max"] == pytest.approx(100 * float(table.reduce("max")))
     data = Digits()
     x, y = data.load().test
     probs = P.apply(NET, ensemble, data.normalise(x)).double().softmax(-1)
@@ -186,9 +183,6 @@ def test_every_number_can_be_traced(compared):
     assert "Out of distribution: scrambled" in out
     (kind,) = ((r["kind"], r["modes"]) for r in numbers(folder, "compared") if r["method"] == "E")
     assert kind == ("networks", "5")
-    tables = results(folder)["tables"]
-    assert "largest of twenty" in tables["kernels"]["note"]  # its maxima are not around zero
-    assert "largest of twenty" not in tables["distances"]["note"]
 
 
 def test_a_reference_of_chains_has_no_pairs_within_a_chain(here, capsys):
@@ -425,7 +419,6 @@ def test_which_networks_belong_together():
         (["--reference", "ref[0:3]", "--posteriors.A", "ref[2:]"], "A shares networks with the"),
         (["--reference", "ref", "--posteriors.A", "a", "--ood", "svhn"], "`ood` must be one of"),
         (["--reference", "ref", "--posteriors.A", "a", "--samples", "1"], "`samples` must be at"),
-        (["--reference", "ref", "--posteriors.A", "a", "--device", "no"], "`device` 'no' cannot"),
         (["--reference", "ref", "--posteriors.x/y", "a"], "names go into file names"),
         (["--reference", "ref", "--posteriors.A", "nan"], "Every posterior failed"),
     ],

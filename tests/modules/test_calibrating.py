@@ -17,7 +17,7 @@ from lightning_bnn.metrics import nll
 from lightning_bnn.modules import DeepEnsemble
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-METHODS = ("temperature", "network_temperature", "vector")
+METHODS = ("temperature", "vector")
 
 
 class Loaders:
