@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lightning_bnn._compat import figure_step
-from lightning_bnn.callbacks.figure_logging import log_folder, log_panels
+from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.watching import shards_weights
 from lightning_bnn.member_batch import MemberBatch
 from weightsym.arguments import check_count
@@ -34,9 +34,8 @@ class PosteriorDoctor(Callback):
     network: data, labels, outputs, losses, calibration.
 
     Findings have a number, a reason and a remedy, and are faults, warnings or notes. They are
-    printed, logged as text, scalars (``doctor/faults``, ``doctor/warnings``) and a figure, and
-    written to ``doctor.json`` and ``doctor.html``. `docs/doctor.md` says how often each verdict is
-    right.
+    printed, logged as text and scalars (``doctor/faults``, ``doctor/warnings``), and written to
+    ``doctor.json``. `docs/doctor.md` says how often each verdict is right.
 
     Args:
         every_n_epochs: look after so many epochs, too; by default only at the end, also if the
@@ -181,16 +180,12 @@ class PosteriorDoctor(Callback):
         examples = (store.examples() for store in (self._training, self._held_out))
         training, held_out = (None if pair is None else Examples(*pair) for pair in examples)
         curves = {name: list(values) for name, values in self.curves.items()}
-        self.report, looks = examine_run(
-            trainer, pl_module, self.module, training, held_out, curves
-        )
-        self._tell(trainer, self.report, looks)
+        self.report = examine_run(trainer, pl_module, self.module, training, held_out, curves)
+        self._tell(trainer, self.report)
         self.seconds += time.process_time() - begun
 
-    def _tell(self, trainer: Any, report: Any, looks: dict[str, Any] | None) -> None:
-        from lightning_bnn.doctor.page import PAGE_FILE, drawn, markdown_of, write_report
-
-        write_report(report, looks, self._folder)
+    def _tell(self, trainer: Any, report: Any) -> None:
+        file = report.write(self._folder)
         step = figure_step(trainer)
         warnings = sum(f.severity == "warning" for f in report.findings)
         numbers = {"doctor/faults": len(report.faults), "doctor/warnings": warnings}
@@ -198,13 +193,10 @@ class PosteriorDoctor(Callback):
             logger.log_metrics(numbers, step=step)
             experiment: Any = getattr(logger, "experiment", None)
             if hasattr(experiment, "add_text"):
-                experiment.add_text("doctor", markdown_of(report), global_step=step)
-        if looks:
-            log_panels(trainer, self._folder, "doctor/looked_at", looks, drawn, step)
+                experiment.add_text("doctor", report.markdown(), global_step=step)
         for finding in report.faults:
             rank_zero_warn(f"{finding.says} {finding.fix}")
-        page = self._folder / PAGE_FILE
-        rank_zero_info(f"PosteriorDoctor: {report.headline()} ({page}).")
+        rank_zero_info(f"PosteriorDoctor: {report.headline()} ({file}).")
 
 
 class _ExampleStore:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lightning_bnn.callbacks.watching import whole_network
 from lightning_bnn.doctor import Evidence, Examples, Finding, Report, Settings, examine
-from lightning_bnn.doctor.page import looks_of
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.methods.health import Diverged
 from lightning_bnn.posteriors import Empirical
@@ -33,7 +32,7 @@ def examine_run(
     training: Examples | None,
     held_out: Examples | None,
     curves: Mapping[str, Sequence[float]],
-) -> tuple[Report, dict[str, Any] | None]:
+) -> Report:
     """Examine the posterior of a run as it is now.
 
     Args:
@@ -43,9 +42,6 @@ def examine_run(
         training: some of the examples that it is trained on.
         held_out: some that it is not trained on.
         curves: what was seen epoch by epoch.
-
-    Returns:
-        The report, and what `lightning_bnn.doctor.page.looks_of` says of it, if anything.
     """
     settings = _settings(trainer, pl_module)
     try:
@@ -54,9 +50,8 @@ def examine_run(
         else:
             evidence = _of_network(pl_module, network, training, held_out, settings, curves)
     except ValueError as error:
-        return _unexaminable(pl_module, error, settings, curves), None
-    report = examine(evidence, {"module": type(pl_module).__name__})
-    return report, looks_of(report, evidence)
+        return _unexaminable(pl_module, error, settings, curves)
+    return examine(evidence, {"module": type(pl_module).__name__})
 
 
 def _settings(trainer: Any, pl_module: Any) -> Settings:

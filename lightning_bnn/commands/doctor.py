@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from lightning_bnn import modules
 from lightning_bnn.doctor import Evidence, Examples, Report, Settings, examine
 from lightning_bnn.doctor.checks.chains import LEAST
 from lightning_bnn.doctor.evidence import NotPossible
-from lightning_bnn.doctor.page import PAGE_FILE, REPORT_FILE, looks_of, write_report
+from lightning_bnn.doctor.findings import REPORT_FILE
 from lightning_bnn.evaluation.problem import Problem, StoredBatches, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
 from lightning_bnn.posteriors import Empirical
@@ -51,7 +51,7 @@ def doctor(
         settings: a configuration with the network and its data, as for `fit`; needed if there is
             none beside the posterior.
         samples: number of networks drawn from every mode.
-        out: folder for doctor.json and doctor.html; by default the text is only printed.
+        out: folder for doctor.json; by default the text is only printed.
     """
     check_count("samples", samples)
     where = Location.of(place)
@@ -68,9 +68,7 @@ def doctor(
         report = examine(evidence, {"place": place})
         print(report.text(), flush=True)
         if out is not None:
-            folder = Path(out)
-            write_report(report, looks_of(report, evidence), folder)
-            print(f"\nwrote {folder / REPORT_FILE} and {folder / PAGE_FILE}")
+            print(f"\nwrote {report.write(Path(out))}")
     if report.faults:
         raise SystemExit(FAULTY)
 
@@ -83,9 +81,9 @@ def _check(evidence: Evidence, config: Path) -> None:
         raise ValueError(f"Data and network of {config} do not fit: {reason}.") from None
 
 
-def _evidence(place: Location, config: Path, samples: int) -> Evidence:
+def _evidence(location: Location, config: Path, samples: int) -> Evidence:
     problem = read_problem(config)
-    posterior = read_posterior("posterior", place, problem, samples)
+    posterior = read_posterior("posterior", location, problem, samples)
     asked = _settings(read_settings(config), problem)
     settings = replace(asked, sampled=asked.sampled or posterior.origin.get("made") == "sampled")
     return Evidence(
@@ -96,7 +94,7 @@ def _evidence(place: Location, config: Path, samples: int) -> Evidence:
         _joined(problem.training_set(-(-_TRAINING // 32)), _TRAINING),
         _held_out(problem),
         settings,
-        _curves(place),
+        _curves(location),
         chains=_chains(posterior) if settings.sampled else {},
         draws=samples,
         alone=len(posterior.modes) == 1 and _is_one(posterior),
@@ -179,9 +177,7 @@ def _size(problem: Problem) -> int | None:
     return len(dataset) if dataset is not None and hasattr(dataset, "__len__") else None
 
 
-def _curves(place: Location) -> Mapping[str, Sequence[float]]:
+def _curves(location: Location) -> Mapping[str, Sequence[float]]:
     """Read the curves of the callback, if it has watched the run."""
-    file = place.file()
-    folders: Iterable[Path] = (file, *list(file.parents)[:3])
-    report = next((f / REPORT_FILE for f in folders if (f / REPORT_FILE).is_file()), None)
-    return {} if report is None else Report.read(report).curves
+    file = location.beside(REPORT_FILE)
+    return {} if file is None else Report.read(file).curves

@@ -259,16 +259,16 @@ def checkpoint_folders(trainer: Any, configs: Iterable[str | Path]) -> list[Path
     return sorted(runs.glob("*/checkpoints"))
 
 
-def newest_checkpoint(folders: Sequence[Path], kind: str) -> Path | None:
+def newest_checkpoint(folders: Sequence[Path], class_name: str) -> Path | None:
     """Find the checkpoint of a module of one class that was written last, if any.
 
     Args:
         folders: where to look.
-        kind: name of the class of the module.
+        class_name: of the module.
     """
     every = [path for folder in folders for path in folder.glob("*.ckpt")]
     newest = sorted(every, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
-    return next((path for path in newest if _kind_in(path) in (kind, None)), None)
+    return next((path for path in newest if _kind_in(path) in (class_name, None)), None)
 
 
 def _kind_in(path: Path) -> str | None:

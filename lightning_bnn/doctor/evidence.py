@@ -231,15 +231,15 @@ def frequencies(targets: Tensor, classes: int) -> Tensor:
     return counts / counts.sum()
 
 
-def constant_log_density(known: Tensor, targets: Tensor, classes: int | None) -> Tensor:
+def constant_log_density(training_targets: Tensor, targets: Tensor, classes: int | None) -> Tensor:
     """Log-density of every target under the best answer that does not look at inputs.
 
     Args:
-        known: training targets, which it is fitted to.
+        training_targets: that it is fitted to.
         targets: that are predicted.
         classes: how many; None for numbers, which are taken for Gaussian.
     """
     if classes is not None:
-        return frequencies(known, classes).log()[targets.long()]
-    mean, std = known.double().mean(0), known.double().std(0).clamp_min(1e-12)
+        return frequencies(training_targets, classes).log()[targets.long()]
+    mean, std = training_targets.double().mean(0), training_targets.double().std(0).clamp_min(1e-12)
     return torch.distributions.Normal(mean, std).log_prob(targets.double()).flatten(1).sum(1)

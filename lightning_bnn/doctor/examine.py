@@ -16,9 +16,9 @@ __all__ = ["CHECKS", "examine"]
 
 Check = Callable[[Evidence], Finding | None]
 CHECKS: dict[str, Check] = {
-    name: getattr(part, name)
-    for part in (training, weights, chains, predictions)
-    for name in part.__all__
+    name: getattr(module, name)
+    for module in (training, weights, chains, predictions)
+    for name in module.__all__
 }
 """Every check by the name of its verdict."""
 _CONSEQUENCES = {

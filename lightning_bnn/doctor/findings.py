@@ -11,11 +11,12 @@ from typing import Any, Literal, get_args
 
 from weightsym.loading import json_text
 
-__all__ = ["SEVERITIES", "Finding", "Report", "Severity", "shown", "words"]
+__all__ = ["REPORT_FILE", "SEVERITIES", "Finding", "Report", "Severity", "shown", "words"]
 
 Severity = Literal["fault", "warning", "note"]
 """A fault makes results wrong, a warning may, a note explains what is seen."""
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+REPORT_FILE = "doctor.json"
 _MARKS = {"fault": "FAULT", "warning": "WARNING", "note": "note"}
 
 
@@ -103,6 +104,27 @@ class Report:
             parts.append("\nnot looked at:")
             parts += [f"  {words(name)}: {why}" for name, why in self.skipped.items()]
         return "\n".join(paragraph for paragraph in parts if paragraph)
+
+    def markdown(self) -> str:
+        """The findings as TensorBoard shows them."""
+        lines = [f"**{self.headline()}**", ""]
+        for finding in self.findings:
+            lines += [f"**{finding.severity}: {words(finding.name)}.** {finding.says}", ""]
+            lines += [f"*Why:* {finding.why}", "", f"*Do:* {finding.fix}", ""]
+        if self.fine:
+            lines += [f"Fine: {', '.join(map(words, self.fine))}.", ""]
+        return "\n".join(lines)
+
+    def write(self, folder: Path) -> Path:
+        """Write the report as JSON, and return the file.
+
+        Args:
+            folder: of the file; it is made.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / REPORT_FILE
+        file.write_text(self.to_json() + "\n", encoding="utf-8")
+        return file
 
     def to_json(self) -> str:
         """Return the report as JSON, with null for numbers that are not finite."""

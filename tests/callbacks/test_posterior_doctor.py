@@ -46,7 +46,6 @@ def test_modules_of_every_kind_are_examined(kind, tmp_path):
         *report.skipped,
     }
     assert Report.read(tmp_path / "doctor.json").findings == report.findings
-    assert (tmp_path / "doctor.html").read_text().startswith("<!doctype html>")
     assert doctor.seconds > 0
 
 
@@ -150,7 +149,6 @@ def test_tensorboard_has_text_numbers_and_a_figure(tmp_path):
     tags = EventAccumulator(logger.log_dir).Reload().Tags()
     assert {"doctor/faults", "doctor/warnings"} <= set(tags["scalars"])
     assert "doctor/text_summary" in tags["tensors"]
-    assert set(tags["images"]) == {"doctor/looked_at/loss", "doctor/looked_at/confidence"}
 
 
 def test_a_trial_run_writes_nothing(tmp_path):

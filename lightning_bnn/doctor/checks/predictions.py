@@ -266,14 +266,16 @@ def _check_likelihood(e: Evidence) -> None:
         raise NotPossible("the likelihood is not known")
 
 
-def _hits(e: Evidence, outputs: list[Tensor], known: Tensor, targets: Tensor) -> tuple[float, str]:
+def _hits(
+    e: Evidence, outputs: list[Tensor], training_targets: Tensor, targets: Tensor
+) -> tuple[float, str]:
     """Compute the part of the examples that is right beyond a constant answer, and its words."""
     if e.classes:
         right = float((_log_probs(e, outputs).argmax(-1) == targets).double().mean())
-        often = float((targets == known.flatten().long().mode().values).double().mean())
+        often = float((targets == training_targets.flatten().long().mode().values).double().mean())
         return right - often, f"{right:.0%} are right (most frequent class: {often:.0%})"
     mean = _mixture(e, outputs)[0][0]
-    constant = (targets - known.double().mean(0)).square().mean()
+    constant = (targets - training_targets.double().mean(0)).square().mean()
     explained = 1 - float((targets - mean).square().mean() / constant)
     return explained, f"{explained:.0%} of the variance is explained"
 
