@@ -88,10 +88,6 @@ def _detection():
     )
 
 
-def _pairs(p):
-    return M.pairwise_mutual_information(p)[None]
-
-
 METRICS = [
     _predictive(M.ECE, M.ece),
     _predictive(M.ECE, M.ece, 7),
@@ -103,7 +99,6 @@ METRICS = [
     _several(M.MutualInformation, M.mutual_information),
     _several(M.MutualInformation, lambda p: M.decompose_uncertainty(p).total, "total"),
     _several(M.Disagreement, M.disagreement),
-    _several(M.PairwiseMutualInformation, _pairs, 3),
     MetricCase(
         "CRPS",
         M.CRPS,

@@ -3,7 +3,7 @@
 import torch
 
 from lightning_bnn import plots
-from lightning_bnn.plots import Line, health, predictions, weights
+from lightning_bnn.plots import Line, predictions, weights
 
 X = torch.linspace(0, 1, 50)
 FEW = torch.tensor([1.0, 2.0, 5.0])
@@ -85,11 +85,4 @@ FIGURES = {
     "distances": lambda: weights.distances_figure({"stored": {"1": 1.0, "2": 2.0}}, []),
     "reliability": lambda: predictions.reliability_figure(*BINS)[0],
     "reliability, twice": lambda: predictions.reliability_figures({"before": BINS, "after": BINS}),
-    "sizes": lambda: predictions.sizes_figure(
-        {"before": torch.tensor([0, 1]), "after": torch.tensor([1, 2])}, "classes in a set"
-    ),
-    "matrix": lambda: predictions.matrix_figure(torch.eye(3), "network", "nats")[0],
-    "health": lambda: health.health_figure(
-        {"loss": [1.0, 0.5]}, (X, X > 0.3), WEIGHTS.flatten(), CHAINS[..., 0]
-    ),
 }  # fmt: skip

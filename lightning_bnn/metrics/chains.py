@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
-from scipy.special import betaincinv
 from torch import Tensor
 
 from lightning_bnn.metrics.validation import Draws
 
 __all__ = [
-    "effective_sample_size", "mcse_mean", "mcse_quantile", "mcse_sd", "rhat",
-    "tail_effective_sample_size",
+    "effective_sample_size", "mcse_mean", "rhat", "tail_effective_sample_size",
 ]  # fmt: skip
 
 _LEAST = 8
 _RESOLUTION = 1e-15
 """Numbers that differ by less are constant, as in arviz."""
-_ONE_SIGMA = np.array([[0.1586553], [0.8413447]])
 
 
 def rhat(draws: Draws) -> Tensor:
@@ -93,50 +89,6 @@ def mcse_mean(draws: Draws) -> Tensor:
     """
     size = _effective(_halves(draws))
     return (_pooled(draws).std(0) / size.sqrt()).reshape(draws.shape[2:])
-
-
-def mcse_sd(draws: Draws) -> Tensor:
-    r"""Monte Carlo standard error of the standard deviation of all draws, by the delta method.
-
-    .. math:: \sqrt{\frac{\overline{c^4} - \overline{c^2}^2}{4\, \overline{c^2}\, n_\mathrm{eff}}}
-
-    of the differences c from the mean; NaN for constant draws.
-
-    Args:
-        draws: of every chain, in order.
-
-    >>> mcse_sd(torch.arange(16.0).reshape(2, 8)) < 2
-    tensor(True)
-    """
-    size, pooled = _effective(_halves(draws)), _pooled(draws)
-    squares = (pooled - pooled.mean(0)).square()
-    variance = squares.mean(0)
-    spread = (squares.square().mean(0) - variance.square()) / size
-    return (spread / variance / 4).sqrt().reshape(draws.shape[2:])
-
-
-def mcse_quantile(draws: Draws, probability: float = 0.5) -> Tensor:
-    r"""Monte Carlo standard error of a quantile: half of an interval of one sigma between draws.
-
-    .. math:: \tfrac12 (x_{(b)} - x_{(a)}), \quad a, b \text{ from the 16 and 84 % points of }
-        \mathrm{Beta}(n_\mathrm{eff}\, p + 1,\; n_\mathrm{eff} (1 - p) + 1)
-
-    Args:
-        draws: of every chain, in order.
-        probability: of the quantile, by default the median.
-
-    >>> mcse_quantile(torch.arange(16.0).reshape(2, 8)) < 8
-    tensor(True)
-    """
-    check_probability(probability)
-    size = _quantile_size(draws, probability).cpu().numpy()
-    ordered = _pooled(draws).sort(0).values
-    last = len(ordered) - 1
-    shares = betaincinv(size * probability + 1, size * (1 - probability) + 1, _ONE_SIGMA)
-    low, high = torch.from_numpy(shares * len(ordered) - 1)
-    places = torch.stack([low.floor(), high.ceil()]).clamp(0, last).long()
-    below, above = ordered.gather(0, places.to(ordered.device))
-    return ((above - below) / 2).reshape(draws.shape[2:])
 
 
 def check_draws(draws: Tensor) -> None:

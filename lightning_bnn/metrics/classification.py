@@ -7,6 +7,8 @@ compare probabilities, and one minus the agreement is none of them.
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor
 
@@ -148,11 +150,13 @@ def kl_of_each(probs: Tensor, reference: Tensor, from_logits: bool = False) -> T
 
 
 def _agreement(probs: Tensor, reference: Tensor, from_logits: bool) -> Tensor:
+    """One for every example whose likeliest class is the same, else zero."""
     a, b = _pair(probs, reference, from_logits)
     return (a.argmax(-1) == b.argmax(-1)).double()
 
 
 def _total_variation(probs: Tensor, reference: Tensor, from_logits: bool) -> Tensor:
+    """The total variation distance for every example."""
     a, b = _pair(probs, reference, from_logits)
     return (a - b).abs().sum(-1) / 2
 
@@ -202,7 +206,19 @@ class BrierScore(PredictionMean):
         self.add_total(_brier_total(probs, labels, self.from_logits), len(probs))
 
 
-class Agreement(PredictionMean):
+class _BesideReference(PredictionMean):
+    """The mean over examples of a number between 0 and 1 that two predictions give."""
+
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+    of_each: ClassVar[Any]
+    """The number of every example, of two predictions and whether they are logits."""
+
+    def update(self, probs: Tensor, reference: Tensor) -> None:
+        """Add a batch of mean predictions and the reference's for the same examples."""
+        self.add(type(self).of_each(probs, reference, self.from_logits))
+
+
+class Agreement(_BesideReference):
     """Agreement with a reference, see `agreement`.
 
     Args:
@@ -214,14 +230,10 @@ class Agreement(PredictionMean):
     """
 
     higher_is_better = True
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
-
-    def update(self, probs: Tensor, reference: Tensor) -> None:
-        """Add a batch of mean predictions and the reference's for the same examples."""
-        self.add(_agreement(probs, reference, self.from_logits))
+    of_each = staticmethod(_agreement)
 
 
-class TotalVariation(PredictionMean):
+class TotalVariation(_BesideReference):
     """Total variation distance to a reference, see `total_variation`.
 
     Args:
@@ -233,8 +245,4 @@ class TotalVariation(PredictionMean):
     """
 
     higher_is_better = False
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
-
-    def update(self, probs: Tensor, reference: Tensor) -> None:
-        """Add a batch of mean predictions and the reference's for the same examples."""
-        self.add(_total_variation(probs, reference, self.from_logits))
+    of_each = staticmethod(_total_variation)

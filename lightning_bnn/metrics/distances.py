@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Blocks", "Distances", "distance_blocks", "join", "pairs", "square"]
+__all__ = ["Blocks", "Distances", "distance_blocks"]
 
 TILE = {"cpu": (1024, 128), "cuda": (4096, 256)}
 """Features and rows of a compiled tile, see ``benchmarks/metrics.py``."""
@@ -42,7 +42,7 @@ class Distances(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Distances within the first set, across, and within the second. Within sets each pair once."""
+    """Distances within the first set, across, and within the second, as matrices."""
 
     xx: Distances
     xy: Distances
@@ -66,7 +66,8 @@ def distance_blocks(
     >>> x, y = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[3.0, 0.0]])
     >>> blocks = distance_blocks([(x, y)], (2, 1), 2)
     >>> blocks.xx.l2, blocks.xy.l1
-    (tensor([25.], dtype=torch.float64), tensor([[3.],
+    (tensor([[ 0., 25.],
+            [25.,  0.]], dtype=torch.float64), tensor([[3.],
             [4.]], dtype=torch.float64))
     """
     m, n = rows
@@ -81,38 +82,10 @@ def distance_blocks(
         raise ValueError("A layer without features has no distances.")
     full = sums.matrices()
     return Blocks(
-        full.map(lambda d: pairs(d[:m, :m])) if known is None else known,
+        full.map(lambda d: d[:m, :m]) if known is None else known,
         full.map(lambda d: d[:m, m:]),
-        full.map(lambda d: pairs(d[m:, m:])),
+        full.map(lambda d: d[m:, m:]),
     )
-
-
-def square(packed: Tensor, rows: int) -> Tensor:
-    """The symmetric matrix of distances that are given once per pair.
-
-    >>> square(torch.tensor([1.0, 2.0, 3.0]), 3)
-    tensor([[0., 1., 2.],
-            [1., 0., 3.],
-            [2., 3., 0.]])
-    """
-    result = packed.new_zeros(rows, rows)
-    result[tuple(torch.triu_indices(rows, rows, 1, device=packed.device))] = packed
-    return result + result.T
-
-
-def pairs(matrix: Tensor) -> Tensor:
-    """Every distance of a symmetric matrix once, without the zeros of its diagonal."""
-    return matrix[tuple(torch.triu_indices(len(matrix), len(matrix), 1, device=matrix.device))]
-
-
-def join(blocks: Blocks, rows: tuple[int, int]) -> Distances:
-    """The matrices of distances of both sets pooled."""
-
-    def pooled(xx: Tensor, xy: Tensor, yy: Tensor) -> Tensor:
-        left = torch.cat([square(xx, rows[0]), xy.T])
-        return torch.cat([left, torch.cat([xy, square(yy, rows[1])])], 1)
-
-    return Distances(*(pooled(*parts) for parts in zip(*blocks, strict=True)))
 
 
 def _computable(values: Tensor) -> Tensor:
@@ -165,7 +138,7 @@ class _TileSums:
         tiles, size = sum(self._counts), self._size
         grid = self._sums.new_zeros(2, tiles, tiles, size, size)
         for k, (i, j) in enumerate(self._pairs):
-            grid[:, i, j] = self._sums[k]
+            grid[:, j, i], grid[:, i, j] = self._sums[k].mT, self._sums[k]
         full = grid.permute(0, 1, 3, 2, 4).reshape(2, tiles * size, tiles * size)
         m, n = self._rows
         start = self._counts[0] * size

@@ -19,10 +19,9 @@ from lightning_bnn.metrics.validation import (
     check_samples,
     probabilities,
 )
-from lightning_bnn.plots.predictions import matrix_figure
 
 __all__ = [
-    "Disagreement", "MutualInformation", "PairwiseMutualInformation",
+    "Disagreement", "MutualInformation",
     "decompose_uncertainty", "disagreement", "mutual_information", "pairwise_mutual_information",
 ]  # fmt: skip
 
@@ -115,7 +114,7 @@ def pairwise_mutual_information(
             [0.6931, 0.0000]], dtype=torch.float64)
     """
     probs = _samples(probs, from_logits)
-    return _pairwise_sum(probs) / probs.shape[1]
+    return pairwise_sum(probs) / probs.shape[1]
 
 
 def disagreement(probs: SampledProbs, from_logits: bool = False) -> PerExample:
@@ -145,7 +144,7 @@ def _phi(d: Tensor) -> Tensor:
     return torch.special.xlog1py(1 + d, d) - d
 
 
-def _pairwise_sum(probs: Tensor) -> Tensor:
+def pairwise_sum(probs: Tensor) -> Tensor:
     """Sum over examples of the mutual information of every pair, in chunks that stay in the cache.
 
     Of two networks it is the sum over classes of (p log p + q log q) / 2 - m log m of their mean m;
@@ -219,35 +218,3 @@ class Disagreement(PredictionMean):
         if self.count > 0 and value.isnan():
             return self._nan("one network has no pair to disagree")
         return value
-
-
-class PairwiseMutualInformation(PredictionMean):
-    """The matrix of mutual informations of all pairs of networks, see the function.
-
-    Args:
-        samples: number of networks.
-        from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> PairwiseMutualInformation(2)(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))[0, 1]
-    tensor(0.6931, dtype=torch.float64)
-    """
-
-    plot_lower_bound = 0.0
-
-    def __init__(self, samples: int, from_logits: bool = False, **kwargs: Any) -> None:
-        if samples < 1:
-            raise ValueError(f"`samples` must be at least 1, got {samples}.")
-        super().__init__(from_logits, shape=(samples, samples), **kwargs)
-        self.samples = samples
-
-    def update(self, probs: Tensor) -> None:
-        """Add a batch of predictions ``(samples, batch, classes)``."""
-        check_samples(probs)
-        if len(probs) != self.samples:
-            raise ValueError(f"`probs` must hold {self.samples} networks, got {len(probs)}.")
-        self.add_total(_pairwise_sum(probabilities(probs, self.from_logits)), probs.shape[1])
-
-    def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """The matrix as a picture."""
-        return matrix_figure(self.compute() if val is None else val, "network", "nats", ax)

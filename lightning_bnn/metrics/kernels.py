@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lightning_bnn.metrics.distances import Blocks, Distances, square
+from lightning_bnn.metrics.distances import Blocks, Distances
 
 __all__ = ["KernelGrid"]
 
@@ -123,11 +123,12 @@ def unbiased_mmd2(
         - \frac{2}{m n} \sum_{i, j} k(x_i, y_j)
     """
     xx, xy, yy = (_mean(block, bandwidths) for block in blocks)
-    return xx + yy - 2 * xy
+    m, n = blocks.xy.l1.shape  # networks themselves do not count as pairs: their kernels are one
+    return (m * xx - 1) / (m - 1) + (n * yy - 1) / (n - 1) - 2 * xy
 
 
 def _mean(distances: Distances, bandwidths: Tensor) -> Tensor:
-    """Mean of every kernel over pairs, some at a time."""
+    """Mean of every kernel over all entries of a matrix, some at a time."""
     pairs = distances.map(Tensor.flatten)
     size = max(1, _CHUNK // len(bandwidths))
     parts = zip(pairs.l1.split(size), pairs.l2.split(size), strict=True)
@@ -243,16 +244,16 @@ def kernel_sums(blocks: Blocks, chains: Modes, modes: Modes, bandwidths: Tensor)
     return KernelSums(xx, _cross_sums(blocks.xy, chains, modes, bandwidths), yy, within)
 
 
-def _pair_sums(packed: Distances, modes: Modes, bandwidths: Tensor) -> tuple[Tensor, Tensor]:
+def _pair_sums(within_set: Distances, modes: Modes, bandwidths: Tensor) -> tuple[Tensor, Tensor]:
     """Between modes by part, ``(kernels, parts, parts)``, and the mean within each mode."""
     rows, count = len(modes.labels), len(bandwidths)
-    full, labels, weights = packed.map(lambda d: square(d, rows)), modes.labels, modes.in_parts()
+    labels, weights = modes.labels, modes.in_parts()
     between = weights.new_zeros(count, weights.shape[1], weights.shape[1])
     within = weights.new_zeros(count, len(modes))
     step = max(1, _CHUNK // (count * rows))
     for start in range(0, rows, step):
         some, others = slice(start, start + step), slice(start, rows)
-        values = kernel_values(full.map(lambda d: d[some, others]), bandwidths)  # noqa: B023
+        values = kernel_values(within_set.map(lambda d: d[some, others]), bandwidths)  # noqa: B023
         values.triu_(1)
         same = labels[some, None] == labels[None, others]
         within.index_add_(1, labels[some], (values * same).sum(-1))

@@ -1,9 +1,7 @@
-"""MMD between two posteriors, over weights and over functions, and a test whether they are one.
+"""MMD between two posteriors, over weights and over functions.
 
 What is computed is the unbiased estimate of MMD^2. A layer is one tensor of weights; the table of
 all layers and kernels is reduced over kernels and averaged over layers, weighted by their sizes.
-The permutation test aggregates over layers and kernels as MMDAgg does: every one has its own
-p-value, and the smallest of them, weighted, is compared with what it is when networks are shuffled.
 """
 
 from __future__ import annotations
@@ -16,11 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lightning_bnn.metrics.distances import distance_blocks, join
+from lightning_bnn.metrics.distances import distance_blocks
 from lightning_bnn.metrics.kernels import (
     KernelGrid,
-    kernel_bandwidths,
-    kernel_values,
     mmd2_by_kernel,
 )
 from lightning_bnn.metrics.reference import MMDReference, WeightSource, as_reference
@@ -28,11 +24,9 @@ from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.tables import text_table
 from weightsym.params import Params
 
-__all__ = ["function_space_mmd", "mmd", "mmd_table", "permutation_test"]
+__all__ = ["function_space_mmd", "mmd", "mmd_table"]
 
 Reduction = Literal["median", "mean", "max"]
-_CHUNK = 2**25
-"""Kernel values at once in a permutation test."""
 
 
 class Estimate(NamedTuple):
@@ -215,124 +209,3 @@ def _check_predictions(x: Tensor, y: Tensor) -> None:
         raise ValueError(f"MMD needs at least 2 networks on each side, got {len(x)} and {len(y)}.")
     check_finite(x, "x")
     check_finite(y, "y")
-
-
-# ------------------------------------------------------------ the test of permutations
-
-
-@dataclass(frozen=True)
-class TwoSampleTest:
-    """Result of a permutation test.
-
-    Attributes:
-        p_value: of all layers and kernels together.
-        layer_p_values: of all kernels of a layer together.
-        layers: their names.
-        mmd2: the statistics, ``(layers, kernels)``.
-
-    >>> from lightning_bnn.metrics import permutation_test
-    >>> x = {"w": torch.randn(20, 3, generator=torch.Generator().manual_seed(0))}
-    >>> test = permutation_test(x, {"w": x["w"][:10] + 3}, permutations=200)
-    >>> test.layers, test.mmd2.shape, test.reject(0.05)
-    (('w',), torch.Size([1, 20]), True)
-    """
-
-    p_value: float
-    layer_p_values: Tensor
-    layers: tuple[str, ...]
-    mmd2: Tensor
-
-    def reject(self, level: float = 0.05) -> bool:
-        """Tell whether the two sets differ at a level."""
-        return self.p_value <= level
-
-
-def permutation_test(
-    x: Params | WeightSource | MMDReference,
-    y: Params | WeightSource,
-    permutations: int = 2000,
-    grid: KernelGrid | None = None,
-    generator: torch.Generator | None = None,
-) -> TwoSampleTest:
-    r"""Test whether two stacks of networks come from one distribution.
-
-    .. math:: p = \frac{1}{B + 1} \sum_{b = 0}^B \Big[\min_k \frac{p_k^b}{w_k}
-        \leq \min_k \frac{p_k^0}{w_k}\Big], \quad k \text{ layers and kernels}
-
-    Bandwidths are those of the given split, as in MMDAgg.
-
-    Args:
-        x: the reference: a stack, a `WeightSource` or an `MMDReference`.
-        y: the other stack.
-        permutations: random shuffles of the networks; p-values are multiples of 1 / (this + 1).
-        grid: the rule for bandwidths.
-        generator: draws the shuffles; by default seeded with 0.
-
-    References:
-        | MMD Aggregated Two-Sample Test (Schrab et al., 2023)
-        | https://www.jmlr.org/papers/v24/21-1289.html
-
-    >>> x = {"w": torch.randn(20, 3, generator=torch.Generator().manual_seed(0))}
-    >>> permutation_test(x, {"w": x["w"][:10] + 3}).p_value < 0.01
-    True
-    """
-    if permutations < 1:
-        raise ValueError(f"`permutations` must be at least 1, got {permutations}.")
-    reference = as_reference(x, grid)
-    source = reference.other(y)
-    m, n = reference.source.rows, source.rows
-    generator = generator or torch.Generator().manual_seed(0)
-    shuffles = [torch.arange(m + n)]
-    shuffles += [torch.randperm(m + n, generator=generator) for _ in range(permutations)]
-    in_first = torch.stack([(order.argsort() < m).double() for order in shuffles])
-    statistics = torch.stack(
-        [_statistics(reference, name, source, in_first) for name in reference.layers]
-    )
-    sizes = torch.tensor([reference.source.shapes[k].numel() for k in reference.layers])
-    p_values = _ranks(statistics)
-    weights = (sizes.double() / sizes.sum())[:, None, None] / statistics.shape[1]
-    return TwoSampleTest(
-        _aggregated((p_values / weights).flatten(0, 1)).item(),
-        torch.stack([_aggregated(layer) for layer in p_values]),
-        reference.layers,
-        statistics[..., 0],
-    )
-
-
-def _statistics(
-    reference: MMDReference, name: str, source: WeightSource, in_first: Tensor
-) -> Tensor:
-    """MMD^2 of one layer for every kernel and shuffle, the given split first."""
-    m, n = reference.source.rows, source.rows
-    blocks = reference.blocks(name, source)
-    bandwidths = kernel_bandwidths(blocks.xy, reference.grid)
-    pooled = join(blocks, (m, n))
-    first = in_first.to(bandwidths.device)
-    size = max(1, _CHUNK // (m + n) ** 2)
-    grids = zip(*(b.split(size) for b in bandwidths.chunk(2)), strict=True)
-    halves = [_shuffled(kernel_values(pooled, torch.cat(g)), first, m, n).chunk(2) for g in grids]
-    return torch.cat([torch.cat(parts) for parts in zip(*halves, strict=True)]).cpu()
-
-
-def _shuffled(kernels: Tensor, first: Tensor, m: int, n: int) -> Tensor:
-    """Unbiased MMD^2 for kernels ``(kernels, N, N)`` and memberships ``(shuffles, N)``."""
-    within = torch.einsum("sj,ksj->ks", first, first @ kernels) - m
-    row = kernels.sum(-1) @ first.T  # pairs with at least one in the first set, by row
-    across = row - within - m
-    outside = kernels.sum((-1, -2))[:, None] - within - m - 2 * across - n
-    return within / (m * (m - 1)) + outside / (n * (n - 1)) - 2 * across / (m * n)
-
-
-def _ranks(statistics: Tensor) -> Tensor:
-    """The p-value that every shuffle would have had, from its rank among all of them."""
-    count = statistics.shape[-1]
-    ordered = statistics.sort(-1).values
-    tolerance = 1e-12 * statistics.abs().amax(-1, keepdim=True)
-    below = torch.searchsorted(ordered, (statistics - tolerance).contiguous())
-    return (count - below) / count
-
-
-def _aggregated(p_values: Tensor) -> Tensor:
-    """P-value of the smallest of several p-values, ``(several, shuffles)``, the real one first."""
-    smallest = p_values.amin(0)
-    return (smallest <= smallest[0] * (1 + 1e-12)).double().mean()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lightning_bnn.metrics.base import ExactMetric, collected
 from lightning_bnn.metrics.diversity import mutual_information
@@ -96,18 +97,6 @@ def predictive(probs: Tensor, from_logits: bool = False) -> Tensor:
 
 
 # ------------------------------------------------------------ ranking
-class Counts(NamedTuple):
-    """True and false positives at every distinct threshold, from the strictest on."""
-
-    true: Tensor
-    false: Tensor
-
-    @property
-    def complete(self) -> bool:
-        """True if both classes are present."""
-        return len(self.true) > 0 and bool(self.true[-1] > 0) and bool(self.false[-1] > 0)
-
-
 def auroc(scores: Scores, is_ood: IsOOD) -> Number:
     r"""Probability that an OOD score exceeds an ID score, ties counting half (NaN without either).
 
@@ -120,7 +109,12 @@ def auroc(scores: Scores, is_ood: IsOOD) -> Number:
     >>> auroc(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([False, False, True]))
     tensor(0.7500, dtype=torch.float64)
     """
-    return auroc_of_counts(count_positives(*split_scores(scores, is_ood)))
+    positives, negatives = _sought_first(scores, is_ood)
+    if min(len(positives), len(negatives)) == 0:
+        return positives.new_full((), torch.nan)
+    true, false = (F.pad(count, (1, 0)) for count in _counts(positives, negatives))
+    twice = (false.diff() * (true[1:] + true[:-1])).sum()  # exact in integers up to the division
+    return twice.double() / 2 / (float(len(positives)) * len(negatives))
 
 
 def aupr(scores: Scores, is_ood: IsOOD, positive: Positive = "ood") -> Tensor:
@@ -136,7 +130,12 @@ def aupr(scores: Scores, is_ood: IsOOD, positive: Positive = "ood") -> Tensor:
     >>> aupr(torch.zeros(10), torch.arange(10) < 4)
     tensor(0.4000, dtype=torch.float64)
     """
-    return aupr_of_counts(count_positives(*split_scores(scores, is_ood), positive))
+    positives, negatives = _sought_first(scores, is_ood, positive)
+    if min(len(positives), len(negatives)) == 0:
+        return positives.new_full((), torch.nan)
+    true, false = _counts(positives, negatives)
+    steps = F.pad(true, (1, 0)).diff().double() / len(positives)
+    return (steps * true.double() / (true + false)).sum()
 
 
 def fpr_at_tpr(
@@ -156,7 +155,14 @@ def fpr_at_tpr(
     >>> fpr_at_tpr(torch.arange(10.0), ood), fpr_at_tpr(torch.zeros(10), ood)
     (tensor(0., dtype=torch.float64), tensor(1., dtype=torch.float64))
     """
-    return fpr_of_scores(*split_scores(scores, is_ood), tpr, positive)
+    if not 0 < tpr <= 1:
+        raise ValueError(f"`tpr` must be in (0, 1], got {tpr}.")
+    positives, negatives = _sought_first(scores, is_ood, positive)
+    if min(len(positives), len(negatives)) == 0:
+        return positives.new_full((), torch.nan)
+    needed = math.ceil(tpr * len(positives) - 1e-9)
+    threshold = positives.kthvalue(len(positives) - needed + 1).values  # needs no sorting
+    return (negatives >= threshold).double().mean()
 
 
 def fpr95(scores: Scores, is_ood: IsOOD, positive: Positive = "ood") -> Number:
@@ -168,18 +174,6 @@ def fpr95(scores: Scores, is_ood: IsOOD, positive: Positive = "ood") -> Number:
     return fpr_at_tpr(scores, is_ood, 0.95, positive)
 
 
-# ------------------------------------------------------------ counts
-def split_scores(scores: Tensor, is_ood: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores of ID and of OOD examples in float64.
-
-    >>> split_scores(torch.tensor([1.0, 2.0]), torch.tensor([True, False]))[0]
-    tensor([2.], dtype=torch.float64)
-    """
-    check_ranking(scores, is_ood)
-    scores, is_ood = scores.double(), is_ood.bool()
-    return scores[~is_ood], scores[is_ood]
-
-
 def check_ranking(scores: Tensor, is_ood: Tensor) -> None:
     """Refuse all but one number and one truth per example."""
     check_same_shape(scores, is_ood, "`scores` and `is_ood`")
@@ -189,64 +183,24 @@ def check_ranking(scores: Tensor, is_ood: Tensor) -> None:
         raise ValueError("`scores` must be at most 2**53: float64 does not tell larger ones apart.")
 
 
-def count_positives(scores_id: Tensor, scores_ood: Tensor, positive: Positive = "ood") -> Counts:
-    """True and false positives at every threshold between distinct scores.
-
-    >>> count_positives(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0])).true
-    tensor([1, 2, 2])
-    """
-    positives, negatives = _sought_first(scores_id, scores_ood, positive)
-    scores, order = torch.cat([positives, negatives]).sort(descending=True, stable=True)
-    is_positive = order < len(positives)
-    last_of_tie = torch.ones_like(is_positive)
-    last_of_tie[:-1] = scores[1:] != scores[:-1]
-    true = is_positive.cumsum(0)[last_of_tie]
-    return Counts(true, last_of_tie.nonzero()[:, 0] + 1 - true)
-
-
-def auroc_of_counts(counts: Counts) -> Number:
-    """Area under the receiver operating characteristic, exact in integers up to the division."""
-    if not counts.complete:
-        return _nan(counts)
-    true = torch.nn.functional.pad(counts.true, (1, 0))
-    steps = counts.false.diff(prepend=counts.false.new_zeros(1))
-    twice = (steps * (true[1:] + true[:-1])).sum()
-    return twice.double() / 2 / (counts.true[-1].double() * counts.false[-1])
-
-
-def aupr_of_counts(counts: Counts) -> Tensor:
-    """Average precision from counts by score."""
-    if not counts.complete:
-        return _nan(counts)
-    precision = counts.true.double() / (counts.true + counts.false)
-    steps = counts.true.diff(prepend=counts.true.new_zeros(1)).double() / counts.true[-1]
-    return (steps * precision).sum()
-
-
-def fpr_of_scores(
-    scores_id: Tensor, scores_ood: Tensor, tpr: float = 0.95, positive: Positive = "ood"
-) -> Tensor:
-    """False positive rate at a recall. The threshold needs no sorting."""
-    if not 0 < tpr <= 1:
-        raise ValueError(f"`tpr` must be in (0, 1], got {tpr}.")
-    positives, negatives = _sought_first(scores_id, scores_ood, positive)
-    if min(len(positives), len(negatives)) == 0:
-        return scores_id.new_full((), torch.nan)
-    needed = math.ceil(tpr * len(positives) - 1e-9)
-    threshold = positives.kthvalue(len(positives) - needed + 1).values
-    return (negatives >= threshold).double().mean()
-
-
 def _sought_first(
-    scores_id: Tensor, scores_ood: Tensor, positive: Positive
+    scores: Tensor, is_ood: Tensor, positive: Positive = "ood"
 ) -> tuple[Tensor, Tensor]:
-    """Scores of positives and of negatives, higher ones more positive."""
+    """Scores of positives and of negatives in float64, higher ones more positive."""
     check_choice("positive", positive, get_args(Positive))
-    return (scores_ood, scores_id) if positive == "ood" else (-scores_id, -scores_ood)
+    check_ranking(scores, is_ood)
+    scores, is_ood = scores.double(), is_ood.bool()
+    ood, inside = scores[is_ood], scores[~is_ood]
+    return (ood, inside) if positive == "ood" else (-inside, -ood)
 
 
-def _nan(counts: Counts) -> Tensor:
-    return torch.full((), torch.nan, dtype=torch.float64, device=counts.true.device)
+def _counts(positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+    """True and false positives at every threshold between distinct scores, the strictest first."""
+    scores, order = torch.cat([positives, negatives]).sort(descending=True, stable=True)
+    last_of_tie = torch.ones_like(order, dtype=torch.bool)
+    last_of_tie[:-1] = scores[1:] != scores[:-1]
+    true = (order < len(positives)).cumsum(0)[last_of_tie]
+    return true, last_of_tie.nonzero()[:, 0] + 1 - true
 
 
 # ------------------------------------------------------------ classes
@@ -280,13 +234,12 @@ class _Ranking(ExactMetric):
     def compute(self) -> Tensor:
         """The number, or NaN without examples of both kinds."""
         scores, is_ood = collected(self.scores), collected(self.is_ood).bool()
-        scores_id, scores_ood = scores[~is_ood], scores[is_ood]
-        if min(len(scores_id), len(scores_ood)) == 0:
+        if bool(is_ood.all()) or not bool(is_ood.any()):
             return self._nan("it needs ID and OOD examples")
-        return self.value(scores_id, scores_ood)
+        return self.value(scores, is_ood)
 
     @abstractmethod
-    def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
+    def value(self, scores: Tensor, is_ood: Tensor) -> Tensor:
         """The number, once there are examples of both kinds."""
 
 
@@ -302,9 +255,9 @@ class AUROC(_Ranking):
 
     higher_is_better = True
 
-    def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
+    def value(self, scores: Tensor, is_ood: Tensor) -> Tensor:
         """The area under the curve of true against false positives."""
-        return auroc_of_counts(count_positives(scores_id, scores_ood))
+        return auroc(scores, is_ood)
 
 
 class AUPR(_Ranking):
@@ -324,9 +277,9 @@ class AUPR(_Ranking):
         super().__init__(**kwargs)
         self.positive = check_choice("positive", positive, get_args(Positive))
 
-    def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
+    def value(self, scores: Tensor, is_ood: Tensor) -> Tensor:
         """The area under the curve of precision against recall."""
-        return aupr_of_counts(count_positives(scores_id, scores_ood, self.positive))
+        return aupr(scores, is_ood, self.positive)
 
 
 class FPR95(_Ranking):
@@ -346,9 +299,9 @@ class FPR95(_Ranking):
         super().__init__(**kwargs)
         self.positive = check_choice("positive", positive, get_args(Positive))
 
-    def value(self, scores_id: Tensor, scores_ood: Tensor) -> Tensor:
+    def value(self, scores: Tensor, is_ood: Tensor) -> Tensor:
         """The rate of false positives."""
-        return fpr_of_scores(scores_id, scores_ood, 0.95, self.positive)
+        return fpr95(scores, is_ood, self.positive)
 
 
 class OODDetection(ExactMetric):
@@ -421,20 +374,20 @@ class OODDetection(ExactMetric):
         scores_id, *of_sets = (
             collected(getattr(self, f"scores_{k}")) for k in range(len(self.ood_sets) + 1)
         )
-        result = {}
+        result: dict[str, Tensor] = {}
         for ood_set, scores_ood in zip(self.ood_sets, of_sets, strict=True):
             if min(len(scores_id), len(scores_ood)) == 0:
                 self._nan(f"there are no ID examples or none of {ood_set!r}")
             suffix = f"/{ood_set}" if self.ood_sets != ("ood",) else ""
-            out = count_positives(scores_id, scores_ood)
-            result[f"AUROC{suffix}"] = auroc_of_counts(out)
-            result[f"AUPR_out{suffix}"] = aupr_of_counts(out)
-            result[f"AUPR_in{suffix}"] = aupr_of_counts(
-                count_positives(scores_id, scores_ood, "id")
-            )
+            scores = torch.cat([scores_id, scores_ood])
+            is_ood = torch.arange(len(scores), device=scores.device) >= len(scores_id)
             convention = "_id" if self.positive == "id" else ""
-            rate = fpr_of_scores(scores_id, scores_ood, 0.95, self.positive)
-            result[f"FPR95{convention}{suffix}"] = rate
+            result |= {
+                f"AUROC{suffix}": auroc(scores, is_ood),
+                f"AUPR_out{suffix}": aupr(scores, is_ood),
+                f"AUPR_in{suffix}": aupr(scores, is_ood, "id"),
+                f"FPR95{convention}{suffix}": fpr95(scores, is_ood, self.positive),
+            }
         return result
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:

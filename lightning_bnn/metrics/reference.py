@@ -3,7 +3,7 @@
 Weights are a stack in memory, or anything that can read a layer in slices. Each comparison costs
 its own part only. Memory: chunks of features of both sides, as they are laid out for the processor,
 take ``memory`` bytes; distances of N networks up to 60 N^2 bytes while a layer is computed, of
-which 8 N^2 are kept per layer for the reference.
+which 16 N^2 are kept per layer for the reference.
 """
 
 from __future__ import annotations
@@ -19,14 +19,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from lightning_bnn.metrics.distances import (
-    Blocks,
-    Distances,
-    distance_blocks,
-    join,
-    pairs,
-    square,
-)
+from lightning_bnn.metrics.distances import Blocks, Distances, distance_blocks
 from lightning_bnn.metrics.kernels import (
     KernelGrid,
     Modes,
@@ -268,11 +261,14 @@ class MMDReference:
         >>> reference.compare_parts(y, [torch.tensor([0, 1]), torch.arange(4)]).shape
         torch.Size([2, 1, 20])
         """
-        beside, first = self.other(y), torch.arange(self.source.rows)
-        layers = []
+        beside, layers = self.other(y), []
         for name in self._with_progress(self.layers, beside.rows):
-            full = join(self.blocks(name, beside), (len(first), beside.rows))
-            splits = [_between(full, first, len(first) + rows) for rows in parts]
+            xx, xy, yy = self.blocks(name, beside)
+            indices = [rows.to(xy.l1.device) for rows in parts]
+            splits = [
+                Blocks(xx, xy.map(lambda d: d[:, k]), yy.map(lambda d: d[k][:, k]))  # noqa: B023
+                for k in indices
+            ]
             layers.append(torch.stack([mmd2_by_kernel(split, self.grid) for split in splits]).cpu())
         return torch.stack(layers, 1)
 
@@ -367,8 +363,7 @@ class MMDReference:
         """MMD^2 of one layer between the first and the remaining rows of every order."""
         if name not in self._within:
             self.blocks(name)
-        full = self._within[name].map(lambda d: square(d, self.source.rows))
-        splits = [_between(full, order[:first], order[first:]) for order in orders]
+        splits = [_between(self._within[name], o[:first], o[first:]) for o in orders]
         return torch.stack([mmd2_by_kernel(blocks, self.grid) for blocks in splits]).cpu()
 
     def _names(self, layers: Sequence[str] | None) -> Sequence[str]:
@@ -415,8 +410,8 @@ def as_reference(
 def _between(full: Distances, a: Tensor, b: Tensor) -> Blocks:
     """Distances between two sets of rows of one source."""
     a, b = a.to(full.l1.device), b.to(full.l1.device)
-    xx, yy = (full.map(lambda d: pairs(d[rows][:, rows])) for rows in (a, b))  # noqa: B023
-    return Blocks(xx, full.map(lambda d: d[a][:, b]), yy)
+    pairs = ((a, a), (a, b), (b, b))
+    return Blocks(*(full.map(lambda d: d[rows][:, columns]) for rows, columns in pairs))  # noqa: B023
 
 
 def _check_rows(source: WeightSource, name: str, least: int = 2) -> None:

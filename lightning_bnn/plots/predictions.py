@@ -1,19 +1,21 @@
-"""Figures of predictions: their calibration, and matrices of numbers between networks."""
+"""Figures of the calibration of predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from lightning_bnn.plots.axes import TEXT, axes_of, legend, legend_below, panels_of
+from lightning_bnn.plots.axes import axes_of, legend, legend_below, panels_of
+from lightning_bnn.plots.lines import Line, lines_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["matrix_figure", "reliability_figure", "reliability_figures", "sizes_figure"]
+__all__ = ["quantiles_figure", "reliability_figure", "reliability_figures"]
 
 
 def reliability_figure(
@@ -73,50 +75,18 @@ def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:
     return figure
 
 
-def sizes_figure(sizes: Mapping[str, Tensor], label: str, ax: Axes | None = None) -> Figure:
-    """Bars of how often each whole number occurs, for every name.
+def quantiles_figure(shares: Mapping[str, Tensor]) -> Figure:
+    """Shares of targets below their predicted quantiles, a line for each forecast.
 
     Args:
-        sizes: whole numbers by name.
-        label: of the horizontal axis.
-        ax: where to draw; by default a figure of its own.
+        shares: at evenly spaced levels between 0 and 1, by the name of the forecast.
 
-    >>> import torch
-    >>> sizes = {"thr": torch.tensor([1, 1, 2]), "aps": torch.tensor([1, 2, 3])}
-    >>> figure = sizes_figure(sizes, "classes in the set")
-    >>> figure.axes[0].get_xlabel(), len(figure.axes[0].patches)  # of 0 to 3 classes, two names
-    ('classes in the set', 8)
+    >>> figure = quantiles_figure({"before": torch.rand(19), "after": torch.rand(19)})
+    >>> figure.axes[0].get_xlabel()
+    'level'
     """
-    figure, ax = axes_of(ax, (4.6, 3.4))
-    most = max((int(values.max()) for values in sizes.values() if values.numel()), default=0)
-    width = 0.8 / max(1, len(sizes))
-    for k, (name, values) in enumerate(sizes.items()):
-        counts = values.long().cpu().bincount(minlength=most + 1).double()
-        x = [j + (k - (len(sizes) - 1) / 2) * width for j in range(most + 1)]
-        ax.bar(x, (counts / max(1, len(values))).numpy(), width=width, label=name)
-    ax.set(xlabel=label, ylabel="share of examples", xticks=range(most + 1))
-    legend_below(ax)
-    return figure
-
-
-def matrix_figure(
-    matrix: Tensor, axis: str, value: str, ax: Axes | None = None
-) -> tuple[Figure, Axes]:
-    """A square matrix as an image with a colour bar.
-
-    Args:
-        matrix: ``(n, n)``.
-        axis: what rows and columns are.
-        value: what the colours mean.
-        ax: where to draw; by default a figure of its own.
-
-    >>> import torch
-    >>> figure, ax = matrix_figure(torch.eye(5), axis="network", value="information")
-    >>> ax.get_xlabel(), [other.get_ylabel() for other in figure.axes if other is not ax]
-    ('network', ['information'])
-    """
-    figure, ax = axes_of(ax)
-    image = ax.imshow(matrix.cpu().double().numpy(), cmap="viridis", interpolation="nearest")
-    figure.colorbar(image, ax=ax, shrink=0.8).set_label(value, fontsize=TEXT)
-    ax.set(xlabel=axis, ylabel=axis)
-    return figure, ax
+    count = len(next(iter(shares.values())))
+    levels = torch.arange(1, count + 1) / (count + 1)
+    lines = {"perfect": Line(levels, levels)}
+    lines |= {name: Line(levels, share) for name, share in shares.items()}
+    return lines_figure({"": lines}, ("level", "share of targets below its quantile"))

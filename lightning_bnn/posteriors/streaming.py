@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.metrics import PairwiseMutualInformation
+from lightning_bnn.metrics.diversity import pairwise_sum
 from weightsym import params as P
 from weightsym.params import Params
 
@@ -93,7 +93,7 @@ def stream_predictions(
         raise ValueError("`networks` holds no network.")
     if memory < 1:
         raise ValueError(f"`memory` must be at least 1, got {memory}.")
-    information = PairwiseMutualInformation(members) if pairs else None
+    information = torch.zeros(members, members, dtype=torch.float64)
     right, nll = torch.zeros(2, members, dtype=torch.float64)
     parts, examples = [], 0
     with tqdm(disable=not progress, desc="examples", unit="") as bar:
@@ -104,8 +104,8 @@ def stream_predictions(
             )
             parts.append(uncertainty)
             right, nll = right + is_right, nll + loss
-            if information is not None:
-                information.update(torch.cat(predictions_kept))
+            if pairs:
+                information += pairwise_sum(torch.cat(predictions_kept)).cpu()
             examples += len(targets)
             bar.update(len(targets))
     if not parts:
@@ -114,7 +114,7 @@ def stream_predictions(
         torch.cat(piece).cpu() for piece in zip(*parts, strict=True)
     )
     accuracy, nll = right / examples, nll / examples
-    matrix = None if information is None else information.compute()
+    matrix = information / examples if pairs else None
     return StreamedPredictions(mean, total, expected, epistemic, accuracy, nll, matrix)
 
 

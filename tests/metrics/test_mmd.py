@@ -267,7 +267,7 @@ def test_networks_of_one_mode_in_float32(spread):
     exact = D.distance_blocks([(x.double(), y.double())], (30, 20), 3000)
     single = D.distance_blocks([(x, y)], (30, 20), 3000)
     for a, b in zip(exact, single, strict=True):
-        assert ((a.l2 - b.l2).abs() / a.l2).max() < 1e-6
+        assert ((a.l2 - b.l2).abs() / a.l2.clamp_min(1e-9)).max() < 1e-6
 
 
 def test_a_shared_network_and_a_grid_without_floors():
@@ -295,13 +295,6 @@ def test_grids_and_types_of_predictions():
     found = M.function_space_mmd(half, y).item()
     assert found == pytest.approx(M.function_space_mmd(half.float(), y).item(), abs=1e-7)
     assert M.function_space_mmd(x[:, :0], y[:, :0]).isnan()
-
-
-def test_the_grid_of_the_test():
-    x, y = stacks(m=9, n=7)
-    coarse = M.permutation_test(x, y, 20, M.KernelGrid(2, None, None))
-    expected = M.mmd_table(x, y, M.KernelGrid(2, None, None)).values
-    torch.testing.assert_close(coarse.mmd2, expected, atol=1e-12, rtol=0)
 
 
 # ------------------------------------------------------------ compiled tiles
@@ -333,8 +326,8 @@ def test_compiler(monkeypatch, caplog):
     monkeypatch.setattr(D, "COMPILE_FROM", {"cpu": 0})
     found = D.distance_blocks([(x, y)], (70, 20), 5000)
     for a, b in zip(exact, found, strict=True):
-        assert ((a.l1 - b.l1).abs() / a.l1).max() < 1e-6
-        assert ((a.l2 - b.l2).abs() / a.l2).max() < 1e-6
+        assert ((a.l1 - b.l1).abs() / a.l1.clamp_min(1e-9)).max() < 1e-6
+        assert ((a.l2 - b.l2).abs() / a.l2.clamp_min(1e-9)).max() < 1e-6
 
     def broken():
         raise RuntimeError("no C++ compiler")
@@ -382,45 +375,6 @@ def test_the_maximum_over_kernels_has_its_zero_at_the_noise_floor():
     assert (found["max"].mean() - floor.mean()).abs() < 4 * error
 
 
-def test_permutation_test_brute_force():
-    """Statistics of every shuffle by pooling and splitting the networks themselves."""
-    x, y = stacks(m=8, n=5)
-    from lightning_bnn.metrics.mmd import _statistics
-
-    reference, other = M.MMDReference(x), StackSource(y)
-    orders = [torch.arange(13), *(torch.randperm(13) for _ in range(3))]
-    first = torch.stack([(o.argsort() < 8).double() for o in orders])
-    found = _statistics(reference, "a.weight", other, first)
-    bandwidths = bandwidths_of(x, y)
-    pool = torch.cat([x["a.weight"], y["a.weight"]]).flatten(1)
-    for k, order in enumerate(orders):
-        a, b = pool[order[:8]], pool[order[8:]]
-        blocks = D.distance_blocks([(a, b)], (8, 5), 12)
-        torch.testing.assert_close(found[:, k], unbiased_mmd2(blocks, bandwidths))
-
-
-def test_permutation_test_power_and_level():
-    (x, y), _, _ = GOLDEN["uniform"]
-    assert M.permutation_test(x, y, 200).reject(0.01)
-    g = torch.Generator().manual_seed(0)
-    p = []
-    for _ in range(100):
-        a, b = {"w": torch.randn(12, 3, generator=g)}, {"w": torch.randn(8, 3, generator=g)}
-        p.append(M.permutation_test(a, b, 200, generator=g).p_value)
-    p = torch.tensor(p)
-    assert 0.005 < (p <= 0.05).double().mean() < 0.12
-    assert 0.35 < (p <= 0.5).double().mean() < 0.65
-
-
-def test_permutation_test_layers():
-    x, y = stacks(m=40, n=30)
-    y["a.bias"] = x["a.bias"][:30] + 3
-    y["a.weight"] = torch.randn(30, 3, 4).double()
-    result = M.permutation_test(x, y)
-    assert result.p_value < 0.02
-    assert result.layer_p_values[1] < 0.01 < result.layer_p_values[0]
-
-
 # ------------------------------------------------------------ function space
 def test_function_space():
     g = torch.Generator().manual_seed(0)
@@ -460,13 +414,8 @@ def test_layers_in_parts():
         (lambda x, y: list(M.MMDReference(x).compare(y, ["z"])), "`layers` names 'z'"),
         (lambda x, y: M.KernelGrid(1), "`n_bandwidths` must be at least 2"),
         (lambda x, y: M.KernelGrid(max_samples=0), "`max_samples` must be at least 1"),
-        (lambda x, y: M.permutation_test(x, y, 0), "`permutations` must be at least 1"),
         (lambda x, y: M.mmd(M.MMDReference(x), y, memory=9), "has its own `grid` and options"),
-        (lambda x, y: M.permutation_test(M.MMDReference(x), y, 9, M.KernelGrid(5)), "has its own"),
         (lambda x, y: M.MMD(grid=M.KernelGrid(5)).update(M.MMDReference(x), y), "has its own"),
-        (lambda x, y: M.permutation_test(x, {k: v / 0 for k, v in y.items()}), "holds NaN"),
-        (lambda x, y: M.permutation_test(x, {k: v[:1] for k, v in y.items()}), "at least 2"),
-        (lambda x, y: M.permutation_test(x, {k: v[..., :2] for k, v in y.items()}), "has shape"),
         (lambda x, y: M.function_space_mmd(torch.ones(3, 2).long(), torch.ones(2, 2)), "float"),
         (lambda x, y: M.function_space_mmd(torch.ones(3, 2), torch.ones(2, 3)), "same inputs"),
         (lambda x, y: M.function_space_mmd(torch.ones(3, 2), torch.ones(1, 2)), "at least 2"),

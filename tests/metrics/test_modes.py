@@ -26,7 +26,7 @@ def brute_force(x, y, chains, modes, bandwidths):
 
     def kernel(a, b):
         distances = M.MMDReference({"w": torch.stack([a, b])}).blocks("w").xx
-        return kernel_values(distances, bandwidths)[:, 0].numpy()
+        return kernel_values(distances, bandwidths)[:, 0, 1].numpy()
 
     def mean(pairs):
         return np.mean([kernel(a, b) for a, b in pairs], 0)

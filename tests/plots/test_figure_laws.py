@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from sample_figures import BINS, FEW, FIGURES, X, barred
 
 from lightning_bnn import plots
-from lightning_bnn.plots import Line, health, lines_figure, predictions, weights
+from lightning_bnn.plots import Line, lines_figure, predictions, weights
 from lightning_bnn.plots.axes import axes_of
 
 CARD = (340, 213)
@@ -149,7 +149,7 @@ def test_the_check_sees_a_label_that_is_cut_off():
     assert len(overlaps(figure)) == 1
 
 
-@pytest.mark.parametrize("name", ["densities", "densities and a diagonal", "gaussians", "matrix"])
+@pytest.mark.parametrize("name", ["densities", "densities and a diagonal", "gaussians"])
 def test_colours_that_count_have_one_bar_with_a_label(name):
     figure = drawn(name)
     (bar,) = (ax for ax in shown(figure) if ax.get_label() == "<colorbar>")
@@ -233,9 +233,6 @@ CARDS = {
     "tau": FIGURES["curves"],
     "chains": FIGURES["one chain space"],
     "rhat": lambda: weights.chains_figure({}, {"function": torch.rand(5)}),
-    "loss": lambda: health.health_figure({"loss": [1.0, 0.5]}),
-    "confidence": lambda: health.health_figure({}, (X, X > 0.3)),
-    "densities": lambda: health.health_figure({}, densities=torch.randn(4, 30)),
 }
 """What callbacks give to loggers."""
 
