@@ -18,7 +18,7 @@ from torchmetrics import Metric
 from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.watching import SymmetryCallback, stack_of
 from lightning_bnn.harvest import Schedule
-from weightsym import RunningFrame
+from weightsym import Symmetries, flip, identity, match, permute
 from weightsym import params as P
 from weightsym.arguments import check_fraction
 from weightsym.batch_norms import batch_norms
@@ -38,8 +38,9 @@ class SymmetricAverage(SymmetryCallback):
     .. math:: m \leftarrow (1 - w)\, m + w\, g \theta, \qquad w = 1 - d \text{ (EMA)},\;
         w = \tfrac{1}{n + 1} \text{ (SWA)}
 
-    The symmetry g exchanges and flips units so that the network is closest to the mean. While a
-    run stays where it is, g is the identity, and this is the plain average. Training does not
+    The symmetry g exchanges and flips units so that the network is closest to the mean. It is
+    looked for at the end of every epoch, and used until the next. While a run stays where it is, g
+    is the identity, and this is the plain average. Training does not
     notice: weights, optimizers and random numbers are those of a run without the callback. The
     average
 
@@ -64,7 +65,7 @@ class SymmetricAverage(SymmetryCallback):
 
     Attributes:
         networks: how many were averaged.
-        frame: the `weightsym.RunningFrame`, once the network is found.
+        moved_units: how many units the last network had in other places, or flipped.
 
     References:
         | Averaging Weights Leads to Wider Optima and Better Generalization (Izmailov et al., 2018)
@@ -105,8 +106,8 @@ class SymmetricAverage(SymmetryCallback):
         self.schedule = Schedule(every_n_steps, every_n_epochs, None, start)
         self.kind, self.decay, self.prefix, self.path = kind, decay, prefix, path
         self.networks = 0
-        self.frame: RunningFrame | None = None
-        self._saved_frame: dict[str, Any] | None = None
+        self._frame: _Frame | None = None
+        self._element: list[Tensor] = []
         self._mean: Params | None = None
         self._names: dict[str, str] = {}
         self._calls: deque[Any] = deque(maxlen=_CALLS)
@@ -116,7 +117,7 @@ class SymmetricAverage(SymmetryCallback):
     @property
     def moved_units(self) -> int:
         """The number of units of the last network with other places or signs in the average."""
-        return 0 if self.frame is None else self.frame.moved_units
+        return 0 if self._frame is None else self._frame.moved_units
 
     # -------------------------------------------------------- state
     @property
@@ -124,16 +125,16 @@ class SymmetricAverage(SymmetryCallback):
         return f"SymmetricAverage(kind={self.kind!r}, module={self.module!r})"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"mean": self._mean, "networks": self.networks, "frame": self._frame_state()}
+        return {"mean": self._mean, "networks": self.networks, "element": self._found()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         mean = state_dict["mean"]
         self._mean = None if mean is None else {n: t.clone() for n, t in mean.items()}
-        self.networks, self._saved_frame = state_dict["networks"], state_dict["frame"]
-        self.frame, self._restored = None, True
+        self.networks, self._element = state_dict["networks"], list(state_dict["element"])
+        self._frame, self._restored = None, True
 
-    def _frame_state(self) -> dict[str, Any] | None:
-        return self._saved_frame if self.frame is None else self.frame.state_dict()
+    def _found(self) -> list[Tensor]:
+        return self._element if self._frame is None else self._frame.element
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for a spawned process, which finds the network itself."""
@@ -141,7 +142,7 @@ class SymmetricAverage(SymmetryCallback):
         return {**super().__getstate__(), "_handle": None, "_validation": None, "_calls": calls}
 
     def forget(self) -> None:
-        self._mean, self.networks, self.frame, self._saved_frame = None, 0, None, None
+        self._mean, self.networks, self._frame, self._element = None, 0, None, []
         self._calls.clear()
 
     # -------------------------------------------------------- averaging
@@ -158,14 +159,11 @@ class SymmetricAverage(SymmetryCallback):
         live = _averaged_tensors(root)
         prefix = f"{self.network.name}." if self.network.name else ""
         self._names = _names_in(live, self.network.weights(), prefix)
-        saved = self._frame_state()
         is_stack = stack_of(root) is not None
         if is_stack and len(self._names) < len(live):  # what else is trained would not move along
-            self.frame = None
+            self._frame = None
         else:
-            self.frame = RunningFrame(self.network.symmetries)
-            if saved is not None:
-                self.frame.load_state_dict(saved)
+            self._frame = _Frame(self.network.symmetries, self._found())
         if self._mean is not None:
             self._mean = {n: t.to(live[n].device) for n, t in self._mean.items()}
         if batch_norms(network) and not is_stack:
@@ -194,19 +192,21 @@ class SymmetricAverage(SymmetryCallback):
             self._mean = {n: t.clone() for n, t in live.items()}
         else:
             weight = 1 - self.decay if self.kind == "ema" else 1 / (self.networks + 1)
-            for name, tensor in self._moved(live, self._mean, weights, weight).items():
+            for name, tensor in self._moved(trainer, live, self._mean, weights).items():
                 self._mean[name].lerp_(tensor, weight)
         self.networks += 1
 
-    def _moved(self, live: Params, mean: Params, weights: Params, weight: float) -> Params:
+    def _moved(self, trainer: Any, live: Params, mean: Params, weights: Params) -> Params:
         """The tensors of the module with its network in the frame of the mean."""
-        if self.frame is None:
+        if self._frame is None:
             return live
         network, goal = (
             {**weights, **{n: tensors[name] for n, name in self._names.items()}}
             for tensors in (live, mean)
         )
-        moved = self.frame.bring(network, goal, weight)
+        if trainer.is_last_batch:
+            self._frame.follow(network, goal)
+        moved = self._frame.place(network)
         return {**live, **{name: moved[n] for n, name in self._names.items()}}
 
     def _close(self) -> None:
@@ -300,6 +300,64 @@ class SymmetricAverage(SymmetryCallback):
             moved = float(self.moved_units)
             pl_module.log(f"{self.prefix}moved_units", moved, rank_zero_only=True)
             self._validation = None
+
+
+class _Frame:
+    """The exchanges and flips of units that bring a network, or each of a stack, to its mean.
+
+    Args:
+        sym: the symmetries of the network.
+        element: permutations and signs that were found before, a row for each network.
+    """
+
+    def __init__(self, sym: Symmetries, element: list[Tensor]) -> None:
+        self.sym, self.element = sym, element
+
+    @property
+    def moved_units(self) -> int:
+        """The number of units in other places, or flipped."""
+        places = sum(int((p != torch.arange(p.shape[1])).sum()) for p in self._permutations)
+        return places + sum(int((s < 0).sum()) for s in self._signs)
+
+    @property
+    def _permutations(self) -> list[Tensor]:
+        return self.element[: len(self.sym.permutations)]
+
+    @property
+    def _signs(self) -> list[Tensor]:
+        return self.element[len(self.sym.permutations) :]
+
+    def place(self, networks: Params) -> Params:
+        """The networks in the places that were found last."""
+        if self.moved_units == 0:
+            return networks
+        stacked = P.is_stacked(networks, self.sym.shapes)
+        signs, orders = ([e if stacked else e[0] for e in some]
+                         for some in (self._signs, self._permutations))  # fmt: skip
+        return permute(flip(networks, self.sym, signs) if signs else networks, self.sym, orders)
+
+    def follow(self, networks: Params, means: Params) -> None:
+        """Match every network with its mean, and keep what brings it closer than what was found."""
+        if not (self.sym.permutations or self.sym.signs):
+            return
+        if not P.is_stacked(networks, self.sym.shapes):
+            networks, means = ({n: t[None] for n, t in p.items()} for p in (networks, means))
+        if not self.element:
+            units = [*identity(self.sym), *(torch.ones(g.units) for g in self.sym.signs)]
+            self.element = [e.repeat(P.stack_size(networks), 1) for e in units]
+        rows = []
+        stacks = (P.unstack(params) for params in (networks, self.place(networks), means))
+        for m, (network, placed, mean) in enumerate(zip(*stacks, strict=True)):
+            matched = match(network, mean, self.sym, signs=bool(self.sym.signs))
+            new = matched.apply(network, self.sym)
+            before, after = (self._product(params, mean) for params in (placed, new))
+            closer = after > before + 1e-7 * abs(before)
+            rows.append(matched.element if closer else [e[m] for e in self.element])
+        self.element = [torch.stack(column) for column in zip(*rows, strict=True)]
+
+    def _product(self, network: Params, mean: Params) -> float:
+        """The inner product of the weights of two networks."""
+        return sum(float((network[n] * mean[n]).sum()) for n in self.sym.weights)
 
 
 class _Validation:

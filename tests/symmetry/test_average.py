@@ -11,7 +11,6 @@ from torch import nn
 
 from lightning_bnn import models
 from weightsym import (
-    RunningFrame,
     align,
     average,
     discover,
@@ -167,105 +166,6 @@ def test_statistics_are_those_of_the_average():
     for name, tensor in twin.state_dict().items():
         torch.testing.assert_close(found[name], tensor, msg=name)
     assert any(not torch.equal(found[n], plain[n]) for n in plain if n.endswith("running_mean"))
-
-
-# ------------------------------------------------------------ a running mean
-def wander(sym, params, steps, step=0.01, seed=0):
-    """A network on a random walk."""
-    for k in range(steps):
-        yield {n: t + step * k * torch.randn(t.shape, generator=seeded(seed + k)).to(t)
-               if t.is_floating_point() else t for n, t in params.items()}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
-def test_a_network_that_stays_is_returned_untouched(case):
-    model, _, sym = case.known()
-    frame, mean = RunningFrame(sym), P.of(model)
-    for network in wander(sym, mean, 4, 1e-3):
-        brought = frame.bring(network, mean, 0.1)
-        assert all(brought[n] is t or torch.equal(brought[n], t) for n, t in network.items())
-    assert frame.moved_units == frame.matches == 0
-    assert frame.looks == 0  # distances were enough
-
-
-@pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
-def test_a_network_that_jumps_is_brought_back(case):
-    """By any exchange and flip of units, with one element as long as it fits."""
-    model, _, sym = case.known()
-    frame, mean = RunningFrame(sym), P.of(model)
-    jumped = {n: t[0] for n, t in moved(mean, sym, 1, 3, scales=False).items()}
-    assert same(frame.bring(jumped, mean, 0.1), mean, 1e-12)
-    assert frame.moved_units > 0
-    matched = frame.matches
-    assert same(frame.bring(jumped, mean, 0.1), mean, 1e-12)
-    assert frame.matches == matched
-    assert same(frame.bring(mean, mean, 0.1), mean, 1e-12)  # it jumps back
-    assert frame.moved_units == 0
-
-
-def test_units_that_leave_their_places_are_seen():
-    """Half way to the average of all units, and not before."""
-    model, sym, _ = mlps(1)
-    mean = {n: t[None].clone() for n, t in P.of(model).items()}
-    for way, expected in ((0.49, False), (0.51, True)):
-        network = {n: t.clone() for n, t in mean.items()}
-        for tensor in (network["1.weight"], network["1.bias"], network["3.weight"].mT):
-            tensor[0, 4] = torch.lerp(tensor[0, 4], tensor[0].mean(0), way)
-        far = RunningFrame(sym)._far(network, mean)
-        assert far[0][0].bool().tolist() == [expected and k == 4 for k in range(12)]
-
-
-def test_a_jump_from_afar_is_seen():
-    """Networks that are always far from their mean are matched now and then, and when they jump."""
-    model, sym, _ = mlps(1)
-    frame, mean = RunningFrame(sym), P.of(model)
-    far = {n: t + 0.6 * t.std() * torch.randn(t.shape, generator=seeded(3)).to(t)
-           for n, t in mean.items()}  # fmt: skip
-    for _ in range(2):
-        assert same(frame.bring(far, mean, 1e-3), far)
-    assert frame.looks == 1
-    jumped = permute(far, sym, random_permutations(sym, seeded(4)))
-    assert same(frame.bring(jumped, mean, 1e-3), far)
-    assert frame.looks == 2
-
-
-def test_twins_do_not_start_searches():
-    """Two units that are alike tie with each other: nothing is to be gained, now or later."""
-    model, sym, _ = mlps(1)
-    with torch.no_grad():
-        for p in (model[1].weight, model[1].bias):
-            p[1] = p[0]
-        model[3].weight[:, 1] = model[3].weight[:, 0]
-    frame, mean = RunningFrame(sym), P.of(model)
-    for network in [mean, *wander(sym, mean, 30, 1e-4)]:
-        brought = frame.bring(network, mean, 1e-3)
-        assert same(brought, network)
-        mean = {n: torch.lerp(t, brought[n], 1e-3) for n, t in mean.items()}
-    assert frame.looks == 0
-
-
-def test_several_networks_with_a_mean_each():
-    _, sym, stack = mlps(3)
-    frame = RunningFrame(sym)
-    jumped = {n: t.clone() for n, t in stack.items()}
-    other = moved({n: t[1] for n, t in stack.items()}, sym, 1, 4, scales=False)
-    for n in jumped:
-        jumped[n][1] = other[n][0]
-    assert same(frame.bring(jumped, stack, 0.1), stack, 1e-12)
-    assert frame.matches == 1
-
-
-def test_a_frame_goes_on_from_its_state():
-    _, sym, stack = mlps(1)
-    mean = {n: t[0] for n, t in stack.items()}
-    jumped = {n: t[0] for n, t in moved(mean, sym, 1, 3, scales=False).items()}
-    first, second = RunningFrame(sym), RunningFrame(sym)
-    first.bring(jumped, mean, 0.1)
-    second.load_state_dict(first.state_dict())
-    again, whole = second.bring(jumped, mean, 0.1), first.bring(jumped, mean, 0.1)
-    assert same(again, whole)
-    assert second.matches == first.matches == 1
-    assert second.moved_units == first.moved_units > 0
 
 
 # ------------------------------------------------------------ errors

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from weightsym.matching.match_all import match_all
     from weightsym.matching.matrices import FullMatch
     from weightsym.matching.repair import Repaired, repair
-    from weightsym.matching.running_frame import RunningFrame
     from weightsym.min_mass import MinMass, mass, min_mass
     from weightsym.mixing import identity_mixings, mix, random_mixings
     from weightsym.optimizer_state import (
@@ -92,7 +91,6 @@ __all__ = [
     "PermutationGroup",
     "Removal",
     "Repaired",
-    "RunningFrame",
     "ScalingGroup",
     "ShiftGroup",
     "SignGroup",

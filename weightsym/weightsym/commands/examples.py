@@ -111,9 +111,9 @@ def _of_file(path: Path) -> list[tuple[Any, Tensor]]:
 
 
 def _of_class(data: str) -> list[tuple[Any, Tensor]]:
-    kind = imported(data)
+    data_class = imported(data)
     with code_of_the_user(f"`--data`: `{data}` raised"):
-        source = kind() if callable(kind) else kind
+        source = data_class() if callable(data_class) else data_class
     if not all(hasattr(source, name) for name in ("train_dataloader", "on_after_batch_transfer")):
         raise ValueError(
             f"`--data` must be a LightningDataModule, a configuration (.yaml) or a file (.pt, "

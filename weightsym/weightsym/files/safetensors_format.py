@@ -90,12 +90,14 @@ def _check(path: Path) -> None:
 
 
 def _stored(path: Path, name: str, row: dict[str, object], data: int) -> StoredTensor:
-    kind, shape, offsets = row["dtype"], row["shape"], row["data_offsets"]
+    type_name, shape, offsets = row["dtype"], row["shape"], row["data_offsets"]
     assert isinstance(shape, list)
     assert isinstance(offsets, list)
-    if kind not in _TYPES:
-        raise ValueError(f"{path}: {name!r} is of type {kind}, which this package cannot read.")
-    dtype, size, start = _TYPES[kind], torch.Size(shape), data + offsets[0]
+    if type_name not in _TYPES:
+        raise ValueError(
+            f"{path}: {name!r} is of type {type_name}, which this package cannot read."
+        )
+    dtype, size, start = _TYPES[type_name], torch.Size(shape), data + offsets[0]
     return StoredTensor(dtype, size, lambda: _read(path, start, dtype, size))
 
 
