@@ -1,6 +1,5 @@
 """Pages as a browser shows them; needs chromium and `pip install playwright`.
 
-python benchmarks/screenshots.py doctor FILE              the page of four chains stopped too early
 python benchmarks/screenshots.py tensorboard FILE RUNS    TensorBoard on the runs of a folder
 """
 
@@ -9,38 +8,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.parse
 import urllib.request
-from functools import partial
 from pathlib import Path
 
-import lightning as L
-import torch
-
-from lightning_bnn import samplers
-from lightning_bnn.callbacks import PosteriorDoctor
-from lightning_bnn.datamodules import Digits
-from lightning_bnn.models import mlp
-from lightning_bnn.modules import SGHMC
-
 CARDS = "tau|mass_excess|posterior/(marginals/0.weight|trajectories/(raw|scaled|sorted))"
-
-
-def doctor(picture: Path) -> None:
-    """The page that `PosteriorDoctor` writes."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    sampler = partial(samplers.SGHMC, lr=0.02)
-    module = SGHMC(mlp(64, [16], 10), members=4, prior_std=1.0, optimizer=sampler)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = L.Trainer(
-            max_epochs=40, callbacks=[PosteriorDoctor()], default_root_dir=folder, logger=False,
-            enable_checkpointing=False, check_val_every_n_epoch=40, accelerator="cpu",
-        )  # fmt: skip
-        trainer.fit(module, Digits())
-        screenshot((Path(folder) / "doctor.html").as_uri(), picture, (760, 1500))
 
 
 def tensorboard(picture: Path, runs: Path, cards: str, tab: str) -> None:
@@ -103,19 +76,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["doctor", "tensorboard"])
+    parser.add_argument("what", choices=["tensorboard"])
     parser.add_argument("picture", type=Path)
-    parser.add_argument("runs", type=Path, nargs="?", help="folder of TensorBoard's files")
+    parser.add_argument("runs", type=Path, help="folder of TensorBoard's files")
     parser.add_argument("--cards", default=CARDS, help="a pattern of names")
     parser.add_argument("--tab", default="timeseries", help="timeseries, text, images, ...")
     options = parser.parse_args()
-    picture = options.picture.resolve()
-    if options.what == "doctor":
-        doctor(picture)
-    elif options.runs is None:
-        parser.error("name the folder of the runs")
-    else:
-        tensorboard(picture, options.runs, options.cards, options.tab)
+    tensorboard(options.picture.resolve(), options.runs, options.cards, options.tab)
 
 
 if __name__ == "__main__":

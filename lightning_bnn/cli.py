@@ -34,7 +34,6 @@ STUDIES = {
     "collapse": "P1, figures 3, 7, 8: mutual information of all pairs of an ensemble",
     "permutations": "P1, figure 4: how often units change places while networks train",
     "marginals": "P1, figure 9: marginals with and without symmetries, and tests of them",
-    "correlation": "P1's open question: does a better posterior predict better?",
     "interpolation": "P2, section 3: one Gaussian for two modes, between them or on one",
     "width": "P2, table 1: symmetrized VI by the width of the network",
     "transpositions": "P3, figures 1 and 2: barriers, distances and swaps between networks",

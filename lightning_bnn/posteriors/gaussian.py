@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.posteriors.base import Posterior, check_count, standard_normal, with_constants
-from weightsym import Symmetries, match, match_activations, permute
-from weightsym import align as joint_alignment
 from weightsym.params import (
     Params,
     RavelSpec,
-    is_stacked,
     is_weight,
     ravel,
     stack_size,
@@ -26,7 +21,6 @@ from weightsym.params import (
 
 __all__ = ["DiagonalGaussian", "LowRankGaussian"]
 
-Align = Literal["weights", "activations", "joint"]
 _LOG_2PI = math.log(2 * math.pi)
 
 
@@ -63,32 +57,15 @@ class DiagonalGaussian(Posterior):
         self.constants = NamedTensors({n: t for n, t in mean.items() if n not in weights})
 
     @classmethod
-    def fit(
-        cls,
-        networks: Params,
-        reference: Params | None = None,
-        align: Align | None = None,
-        symmetries: Symmetries | None = None,
-        model: nn.Module | None = None,
-        batches: Iterable[Any] | None = None,
-        **options: Any,
-    ) -> DiagonalGaussian:
+    def fit(cls, networks: Params) -> DiagonalGaussian:
         """From a stack of networks: their means and standard deviations.
 
         Networks that are permutations of each other average to nothing; brought into one frame
-        first, they make a compact representation of the whole stack. Buffers are those of the last
-        network.
+        first, by `weightsym.align` or `match`, they make a compact representation of
+        the whole stack. Buffers are those of the last network.
 
         Args:
             networks: a stack.
-            reference: the network that all are matched with, by default the first.
-            align: match ``"weights"``, or ``"activations"`` on some data, with the reference, or
-                all networks with each other, ``"joint"``; by default networks stay as they are.
-            symmetries: what ``discover`` returned, for matching.
-            model: gives the computation, for activations.
-            batches: inputs, for activations.
-            **options: of `weightsym.align`, such as ``signs``, ``scales`` and
-                ``mixing``, for a joint frame.
 
         References:
             | A Compact Representation for Bayesian Neural Networks (Xiao, Liu, Bamler, 2023)
@@ -98,8 +75,7 @@ class DiagonalGaussian(Posterior):
         >>> DiagonalGaussian.fit({"w": rows}).centre["w"]
         tensor([1., 1.])
         """
-        frame = reference, align, symmetries, model, batches
-        mean, std = _moments(_in_one_frame(networks, *frame, **options), 1)
+        mean, std = _moments(networks, 1)
         least = torch.finfo(next(iter(std.values())).dtype).tiny
         return cls(mean, {name: t.clamp(min=least) for name, t in std.items()})
 
@@ -135,29 +111,6 @@ class DiagonalGaussian(Posterior):
         mask = torch.ones_like(self.mean)
         mask[self.log_std.detach().argsort(descending=True, stable=True)[:gone]] = 0
         return {**self.centre, **unravel(self.mean.detach() * mask, self.spec)}
-
-    def with_deviations_of(
-        self,
-        other: DiagonalGaussian,
-        align: Align | None = "weights",
-        symmetries: Symmetries | None = None,
-        model: nn.Module | None = None,
-        batches: Iterable[Any] | None = None,
-    ) -> DiagonalGaussian:
-        """These means, with the standard deviations of another posterior.
-
-        Args:
-            other: its means are matched with these, its deviations follow.
-            align: see `fit`; None if both are matched already.
-            symmetries: see `fit`.
-            model: see `fit`.
-            batches: see `fit`.
-        """
-        deviations = other.deviations
-        if align is not None:
-            move = alignment(other.centre, self.centre, align, symmetries, model, batches)
-            deviations = move(deviations)
-        return DiagonalGaussian(self.centre, deviations, self.spec.names)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n networks. Gradients flow to mean and standard deviation."""
@@ -248,11 +201,6 @@ class LowRankGaussian(Posterior):
         networks: Params,
         rank: int | None = None,
         scale: float = 1.0,
-        align: Align | None = None,
-        symmetries: Symmetries | None = None,
-        model: nn.Module | None = None,
-        batches: Iterable[Any] | None = None,
-        **options: Any,
     ) -> LowRankGaussian:
         """From a stack of networks: moments of all, deviations of the last ones.
 
@@ -260,18 +208,11 @@ class LowRankGaussian(Posterior):
             networks: a stack, in the order of the trajectory.
             rank: how many deviations are kept, by default 20 or all that there are.
             scale: multiplies the covariance.
-            align: bring the networks into one frame first: ``"joint"``, or by ``"weights"`` or
-                ``"activations"`` into that of the first.
-            symmetries: what ``discover`` returned, for the alignment.
-            model: gives the computation, for activations.
-            batches: inputs, for activations.
-            **options: of `weightsym.align`, for a joint frame.
         """
-        networks = _in_one_frame(networks, None, align, symmetries, model, batches, **options)
+        mean, std = _moments(networks, 0)
         size = stack_size(networks)
         if rank is not None and not 2 <= rank <= size:
             raise ValueError(f"`rank` must be between 2 and {size}, got {rank}.")
-        mean, std = _moments(networks, 0)
         last = slice(-min(rank or 20, size), None)
         deviations = {name: networks[name][last] - mean[name] for name in std}
         return cls(mean, std, deviations, scale)
@@ -295,10 +236,8 @@ class LowRankGaussian(Posterior):
 
 
 # ------------------------------------------------------------ fits to stacks
-def _in_one_frame(
-    networks: Params, reference: Params | None, align: Align | None, *frame: Any, **options: Any
-) -> Params:
-    """A stack to fit a Gaussian to, brought into the frame that `alignment` finds."""
+def _moments(networks: Params, correction: int) -> tuple[Params, Params]:
+    """Means, with the buffers of the last network, and standard deviations of the weights."""
     if not isinstance(networks, dict):
         raise ValueError(
             "`networks` must be a stack, `params.stack([...])` makes one of a list, got a "
@@ -306,72 +245,6 @@ def _in_one_frame(
         )
     if stack_size(networks) < 2:
         raise ValueError(f"`networks` must hold at least 2 networks, got {stack_size(networks)}.")
-    if align is not None:
-        return alignment(networks, reference, align, *frame, **options)(networks)
-    unused = ["reference"] if reference is not None else sorted(options)
-    if unused:
-        raise ValueError(f"`{unused[0]}` is used with `align`, which is None.")
-    return networks
-
-
-def _moments(networks: Params, correction: int) -> tuple[Params, Params]:
-    """Means, with the buffers of the last network, and standard deviations of the weights."""
     weights = {name: t for name, t in networks.items() if is_weight(name, t)}
     mean = {name: t.mean(0) if name in weights else t[-1] for name, t in networks.items()}
     return mean, {name: t.std(0, correction=correction) for name, t in weights.items()}
-
-
-def alignment(
-    networks: Params,
-    reference: Params | None,
-    align: Align,
-    symmetries: Symmetries | None,
-    model: nn.Module | None = None,
-    batches: Iterable[Any] | None = None,
-    **options: Any,
-) -> Callable[[Params], Params]:
-    """A function that moves the networks, or anything else that has their shapes.
-
-    Args:
-        networks: one, or a stack whose members are matched one by one.
-        reference: one network, by default the first of the stack.
-        align: by ``"weights"``, by the ``"activations"`` on some data, or all networks of a stack
-            with each other: ``"joint"``.
-        symmetries: what ``discover`` returned.
-        model: gives the computation, for activations.
-        batches: inputs, for activations.
-        **options: of `weightsym.align`, for a joint frame.
-    """
-    check_choice("align", align, get_args(Align))
-    if symmetries is None:
-        raise ValueError("`symmetries` must be what `discover` returned, to match networks.")
-    if align == "joint":
-        return _jointly(networks, reference, symmetries, options)
-    if options:
-        raise ValueError(f"`{min(options)}` goes with `align='joint'`, got {align!r}.")
-    goal = {name: t[0] for name, t in networks.items()} if reference is None else reference
-    if align == "weights":
-        permutations: Sequence[Tensor] = match(networks, goal, symmetries)
-    elif model is None or batches is None:
-        raise ValueError("`model` and `batches` must be given, to match activations.")
-    else:
-        permutations = match_activations(model, networks, goal, symmetries, batches)
-    return lambda stack: permute(stack, symmetries, permutations)
-
-
-def _jointly(
-    networks: Params,
-    reference: Params | None,
-    symmetries: Symmetries,
-    options: dict[str, Any],
-) -> Callable[[Params], Params]:
-    """All to each other, and then all in one to a reference if there is one."""
-    if not is_stacked(networks, symmetries.shapes):
-        raise ValueError("`align` is 'joint', which needs a stack of networks, not one network.")
-    frame = joint_alignment(networks, symmetries, **options)
-    if reference is None:
-        return lambda stack: frame.apply(stack, symmetries)
-    moved = frame.apply(networks, symmetries)
-    mean = {n: t.mean(0) if t.is_floating_point() else t[0] for n, t in moved.items()}
-    together = match(mean, reference, symmetries)
-    return lambda stack: permute(frame.apply(stack, symmetries), symmetries, together)

@@ -193,22 +193,24 @@ class MCLMC(EnergySampler):
             _put(params, x)
             return self.energies(closure) / temperature, _rows(_gradients(params)) / temperature
 
-        place = self._place(params, look)
-        chains, numbers = place.x.shape
-        generator = self._generator(place.x, "steps")
-        tuning, state = self._tuning(chains, numbers, place.x.device), self.state[params[0]]
+        position = self._place(params, look)
+        chains, numbers = position.x.shape
+        generator = self._generator(position.x, "steps")
+        tuning, state = self._tuning(chains, numbers, position.x.device), self.state[params[0]]
         for _ in range(group["steps"]):
-            new, error = integrate(place, tuning.sizes, look)
+            new, error = integrate(position, tuning.sizes, look)
             errors = torch.where(_is_finite(new), error.square() / numbers, torch.nan)
-            place = new.where(errors.isfinite(), place._replace(direction=-place.direction))
-            noise = torch.empty_like(place.x).normal_(generator=generator)
-            turned = refresh(place.direction, noise, tuning.sizes, tuning.lengths)
-            place = place._replace(direction=turned)
-            self._learn(tuning, errors, place.x, state)
+            position = new.where(
+                errors.isfinite(), position._replace(direction=-position.direction)
+            )
+            noise = torch.empty_like(position.x).normal_(generator=generator)
+            turned = refresh(position.direction, noise, tuning.sizes, tuning.lengths)
+            position = position._replace(direction=turned)
+            self._learn(tuning, errors, position.x, state)
         self._conclude(tuning, state)
-        group["tuning"], state["direction"] = tuning.as_lists(), place.direction
-        _put(params, place.x)
-        return place.energy * temperature
+        group["tuning"], state["direction"] = tuning.as_lists(), position.direction
+        _put(params, position.x)
+        return position.energy * temperature
 
     def _place(self, params: list[Tensor], look: Callable[[Tensor], Any]) -> Place:
         x = _rows(params)
@@ -298,10 +300,10 @@ def _put(params: list[Tensor], rows: Tensor) -> None:
         p.copy_(piece.view_as(p))
 
 
-def _is_finite(place: Place) -> Tensor:
+def _is_finite(position: Place) -> Tensor:
     """Chains whose numbers are all finite."""
-    tensors = (place.x, place.direction, place.gradient)
-    return torch.stack([t.isfinite().all(1) for t in tensors]).all(0) & place.energy.isfinite()
+    tensors = (position.x, position.direction, position.gradient)
+    return torch.stack([t.isfinite().all(1) for t in tensors]).all(0) & position.energy.isfinite()
 
 
 _B = 0.1931833275037836
@@ -340,23 +342,23 @@ class Place(NamedTuple):
 
 
 def integrate(
-    place: Place, sizes: Tensor, look: Callable[[Tensor], tuple[Tensor, Tensor]]
+    position: Place, sizes: Tensor, look: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Place, Tensor]:
     """One step of the minimal-norm integrator, which takes two gradients, and its energy error.
 
     Args:
-        place: where the chains are.
+        position: where the chains are.
         sizes: of the steps, ``(chains,)``.
         look: energies and their gradients at given positions.
     """
-    half = (sizes / 2).to(place.x.dtype)[:, None]
-    direction, first = bend(place.direction, place.gradient, _B * sizes)
-    x = place.x + half * direction
+    half = (sizes / 2).to(position.x.dtype)[:, None]
+    direction, first = bend(position.direction, position.gradient, _B * sizes)
+    x = position.x + half * direction
     direction, second = bend(direction, look(x)[1], (1 - 2 * _B) * sizes)
     x = x + half * direction
     energy, gradient = look(x)
     direction, third = bend(direction, gradient, _B * sizes)
-    error = first + second + third + energy - place.energy
+    error = first + second + third + energy - position.energy
     return Place(x, direction, energy, gradient), error
 
 

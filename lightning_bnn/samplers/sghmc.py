@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
-from weightsym.arguments import check_count, check_fraction, check_not_negative
+from weightsym.arguments import check_fraction
 
 __all__ = ["SGHMC"]
 
@@ -20,17 +20,17 @@ class SGHMC(Langevin):
     r"""SGD with momentum and noise.
 
     .. math:: v \leftarrow \mu v - \eta\, g
-        + \sqrt{2 (1 - \mu - \hat\beta)\, \eta\, T / N}\; \xi, \quad \theta \leftarrow \theta + v
+        + \sqrt{2 (1 - \mu)\, \eta\, T / N}\; \xi, \quad \theta \leftarrow \theta + v
 
     At T = 0 and a constant rate it is SGD with momentum. Positions are exact as the rate goes to
     zero: on a quadratic of curvature k their variance is :math:`T / (N k) / (1 - \eta k / (2 (1 +
-    \mu)))`. At first, and every ``resample_every`` steps, momenta are drawn anew from the law that
-    a chain has at its next step, given where it is,
+    \mu)))`. At first momenta are drawn from the law that a chain has at its next step, given where
+    it is,
 
-    .. math:: v \leftarrow -\frac{\eta\, g}{1 + \mu} + \sqrt{\Big(1 - \frac{\hat\beta}{1 + \mu}\Big)
-        \frac{2 \eta T}{(1 + \mu) N}}\; \xi, \quad \theta \leftarrow \theta + v
+    .. math:: v \leftarrow -\frac{\eta\, g}{1 + \mu} + \sqrt{\frac{2 \eta T}{(1 + \mu) N}}\; \xi,
+        \quad \theta \leftarrow \theta + v
 
-    so that the variance is the same whatever the period. With little friction that is the half
+    so that they change nothing. With little friction that is the half
     kick at the start of a leapfrog; at T = 0 momenta begin at zero instead. What is stored is
     :math:`v / \sqrt{\eta}`, so that schedules of the rate leave it alone.
 
@@ -42,8 +42,6 @@ class SGHMC(Langevin):
         temperature: T.
         prior_precision: of a Gaussian prior.
         weight_decay: ``prior_precision / num_data`` instead.
-        noise_estimate: :math:`\hat\beta`, the part of the noise that minibatches bring already.
-        resample_every: draw momenta anew after so many steps; never by default.
         seed: of the noise, 0 by default; our modules fill in theirs.
 
     References:
@@ -68,22 +66,12 @@ class SGHMC(Langevin):
         temperature: float = 1.0,
         prior_precision: float | None = None,
         weight_decay: float | None = None,
-        noise_estimate: float = 0.0,
-        resample_every: int | None = None,
         seed: int | None = None,
     ) -> None:
         check_fraction("momentum", momentum)
-        check_not_negative("noise_estimate", noise_estimate)
-        if noise_estimate + momentum > 1:
-            raise ValueError(
-                "`noise_estimate` must be between 0 and the friction, "
-                f"{1 - momentum:.6g}, got {noise_estimate}."
-            )
-        if resample_every is not None:
-            check_count("resample_every", resample_every)
         super().__init__(
             params, lr, num_data, temperature, prior_precision, weight_decay, seed,
-            momentum=momentum, noise_estimate=noise_estimate, resample_every=resample_every,
+            momentum=momentum,
         )  # fmt: skip
 
     def update(
@@ -95,9 +83,7 @@ class SGHMC(Langevin):
         noise: list[Tensor] | None,
     ) -> None:
         """One step of momenta and positions, see the class."""
-        every = group["resample_every"]
-        redraw = every is not None and group["step"] % every == 0
-        new = [redraw or "velocity" not in self.state[p] for p in params]
+        new = ["velocity" not in self.state[p] for p in params]
         for p, value in compress(zip(params, values, strict=True), new):
             self.state[p]["velocity"] = torch.zeros_like(value)
         velocities = [self.state[p]["velocity"] for p in params]
@@ -136,15 +122,14 @@ def _accelerate(
     noise: list[Tensor],
 ) -> None:
     """Friction, force and noise, in place. Velocities that are fresh are zero."""
-    root, mu, estimate = math.sqrt(group["lr"]), group["momentum"], group["noise_estimate"]
-    force, heat = 1.0, 1 - mu - estimate
+    root, mu = math.sqrt(group["lr"]), group["momentum"]
+    force, heat = 1.0, 1 - mu
     if fresh and noise:  # a momentum that a chain has had all along depends on where it is
-        force = 1 / (1 + mu)
-        heat = force - force**2 * estimate
+        force = heat = 1 / (1 + mu)
     torch._foreach_mul_(velocities, mu)
     torch._foreach_add_(velocities, grads, alpha=-root * force)
     if decay_of(group):
         torch._foreach_add_(velocities, values, alpha=-root * force * decay_of(group))
     if noise:
-        scale = math.sqrt(2 * max(heat, 0.0) * temperature_of(group))
+        scale = math.sqrt(2 * heat * temperature_of(group))
         torch._foreach_add_(velocities, noise, alpha=scale)

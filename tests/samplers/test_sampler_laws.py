@@ -20,7 +20,6 @@ MEAN = torch.tensor([0.4, -0.7], dtype=torch.float64)
 SAMPLERS = {
     "sgld": lambda p, **o: SGLD(p, lr=0.05, **o),
     "sghmc": lambda p, **o: SGHMC(p, lr=0.02, momentum=0.9, **o),
-    "sghmc, resampled": lambda p, **o: SGHMC(p, lr=0.02, momentum=0.9, resample_every=2, **o),
     "sghmc, no momentum": lambda p, **o: SGHMC(p, lr=0.05, momentum=0.0, **o),
     "preconditioned": lambda p, **o: PreconditionedSGLD(p, lr=0.003, alpha=0.9995, **o),
 }
@@ -74,26 +73,6 @@ def test_the_stationary_law_at_a_finite_rate(momentum, lr):
     run(sampler, theta, 150, lambda t: t.square() / 2)
     wanted = 1 / N / (1 - lr / (2 * (1 + momentum)))
     assert theta.var().item() == pytest.approx(wanted, rel=0.02)
-
-
-@pytest.mark.parametrize(("momentum", "estimate"), [(0.5, 0.1), (0.5, 0.5), (0.0, 0.4)])
-def test_noise_that_minibatches_bring_is_not_added_again(momentum, estimate):
-    """Gradients of variance 2 b T / (lr N), and an estimate b: the law of exact gradients."""
-    lr, g = 0.5, torch.Generator().manual_seed(0)
-
-    def variance(noise_estimate):
-        theta = nn.Parameter(torch.zeros(50_000, dtype=torch.float64))
-        sampler = SGHMC([theta], lr, momentum, N, noise_estimate=noise_estimate)
-        for _ in range(40):
-            batch = torch.randn(50_000, dtype=torch.float64, generator=g)
-            theta.grad = theta.detach() + math.sqrt(2 * estimate / (lr * N)) * batch
-            sampler.step()
-        return theta.var().item()
-
-    exact = 1 / N / (1 - lr / (2 * (1 + momentum)))
-    assert variance(estimate) == pytest.approx(exact, rel=0.03)
-    heated = exact * (1 + estimate / (1 - momentum))  # who is not told adds all of the noise
-    assert variance(0.0) == pytest.approx(heated, rel=0.03)
 
 
 def test_velocities_start_from_their_stationary_law():
@@ -313,8 +292,6 @@ def test_a_cycle_of_one_step_without_exploration_changes_nothing():
         (lambda p: SGLD(p, lr=-1.0), "`lr` must not be negative"),
         (lambda p: SGHMC(p, temperature=-1.0), "`temperature` must not be negative"),
         (lambda p: SGHMC(p, momentum=1.0), "`momentum` must be at least 0 and below 1"),
-        (lambda p: SGHMC(p, noise_estimate=0.5), "`noise_estimate` must be between 0 and"),
-        (lambda p: SGHMC(p, resample_every=0), "`resample_every` must be at least 1"),
         (lambda p: SGHMC(p, prior_precision=1.0, weight_decay=0.1), "are the same thing"),
         (lambda p: PreconditionedSGLD(p, alpha=1.0), "`alpha` must be"),
         (lambda p: PreconditionedSGLD(p, eps=0.0), "`eps` must be positive"),
