@@ -199,15 +199,15 @@ class Reference:
             networks: a stack.
             modes: which of its networks belong together.
         """
-        one: Numbers = {}
+        single: Numbers = {}
         multi: Numbers = {}
         for prefix, stack, reference in self._spaces(networks):
             table = modes_table(reference, stack, modes)
-            one[f"{prefix}mixture"] = spread(table.single.reduce("median"))
+            single[f"{prefix}mixture"] = spread(table.single.reduce("median"))
             for name in ("law", "mixture", "floor"):
                 number = getattr(table, name).estimate("median")
                 multi[f"{prefix}{name}"] = Measured(float(number.value), float(number.error))
-        return {"one": one, "multi": multi} if len(set(modes)) > 1 else {"one": one}
+        return {"one": single, "multi": multi} if len(set(modes)) > 1 else {"one": single}
 
     def _spaces(self, networks: Params) -> Iterator[tuple[str, Any, MMDReference]]:
         """A stack as it is, without symmetries, and as functions, each beside the reference."""

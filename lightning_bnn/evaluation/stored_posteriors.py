@@ -274,17 +274,17 @@ def read_module(file: Path, problem: Problem) -> Any:
     content = load(file, mmap=True)
     content = content if isinstance(content, dict) else {}
     arguments = content.get("hyper_parameters") or {}
-    kind: Any = _class_of(content)
+    module_class: Any = _class_of(content)
     del content
     if "_class_path" in arguments:
         _check_maker(arguments.get("_instantiator"), file)
-        kind = L.LightningModule
-    elif kind is not None:
+        module_class = L.LightningModule
+    elif module_class is not None:
         parts = {"network": problem.network, "likelihood": problem.likelihood}
         options |= copy.deepcopy(parts)  # the checkpoint is loaded into them
     else:
         return None
-    module = kind.load_from_checkpoint(file, **options)
+    module = module_class.load_from_checkpoint(file, **options)
     if not _is_ours(module):
         return None
     module.use_training_data(problem.source)
@@ -296,8 +296,8 @@ def _class_of(content: Mapping[str, Any]) -> type | None:
     """The class of this package that has written a checkpoint."""
     note = content.get("lightning_bnn")
     name = note.get("class") if isinstance(note, dict) else None
-    kind = getattr(modules, str(name), None)
-    return kind if _is_ours(kind) else None
+    module_class = getattr(modules, str(name), None)
+    return module_class if _is_ours(module_class) else None
 
 
 def _is_ours(module: Any) -> bool:

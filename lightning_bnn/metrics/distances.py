@@ -53,7 +53,7 @@ def distance_blocks(
     chunks: Iterable[tuple[Tensor, Tensor]],
     rows: tuple[int, int],
     features: int,
-    known: Distances | None = None,
+    within_first: Distances | None = None,
 ) -> Blocks:
     """Distances of all pairs out of two sets, from chunks of their features.
 
@@ -61,7 +61,7 @@ def distance_blocks(
         chunks: the same features of both sets, ``(rows, columns)``, on one device.
         rows: sizes of the sets.
         features: how many there are in total; decides whether compiling pays.
-        known: the distances within the first set, if they have been computed before.
+        within_first: the distances within the first set, if they have been computed before.
 
     >>> x, y = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[3.0, 0.0]])
     >>> blocks = distance_blocks([(x, y)], (2, 1), 2)
@@ -75,14 +75,14 @@ def distance_blocks(
     for x, y in chunks:
         x, y = _computable(x), _computable(y)
         if sums is None:
-            work = (n * (m + n) + (known is None) * m * m) * features / 2
-            sums = _sums(rows, known is None, x, work)
+            work = (n * (m + n) + (within_first is None) * m * m) * features / 2
+            sums = _sums(rows, within_first is None, x, work)
         sums.add(x, y)
     if sums is None:
         raise ValueError("A layer without features has no distances.")
     full = sums.matrices()
     return Blocks(
-        full.map(lambda d: d[:m, :m]) if known is None else known,
+        full.map(lambda d: d[:m, :m]) if within_first is None else within_first,
         full.map(lambda d: d[:m, m:]),
         full.map(lambda d: d[m:, m:]),
     )

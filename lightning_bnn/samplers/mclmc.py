@@ -325,19 +325,19 @@ class Place(NamedTuple):
     energy: Tensor
     gradient: Tensor
 
-    def where(self, chains: Tensor, other: Place) -> Place:
+    def where(self, chains: Tensor, rejected: Place) -> Place:
         """These for some chains, the other's for the rest.
 
         Args:
             chains: which, ``(chains,)``.
-            other: of the same chains.
+            rejected: of the same chains.
         """
         pick = chains[:, None]
         return Place(
-            torch.where(pick, self.x, other.x),
-            torch.where(pick, self.direction, other.direction),
-            torch.where(chains, self.energy, other.energy),
-            torch.where(pick, self.gradient, other.gradient),
+            torch.where(pick, self.x, rejected.x),
+            torch.where(pick, self.direction, rejected.direction),
+            torch.where(chains, self.energy, rejected.energy),
+            torch.where(pick, self.gradient, rejected.gradient),
         )
 
 

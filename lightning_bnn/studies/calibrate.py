@@ -206,11 +206,11 @@ def calibrate_posterior(
         )
         for k, mode in enumerate(posterior.predictors)
     ]
-    *known, predicted = (
+    *of_validation, predicted = (
         calibrator_inputs(type(parts[0]).stacked(parts).mean())
         for parts in ([mode[s][0] for mode in of_modes] for s in range(len(validation) + 1))
     )
-    validated = tuple(torch.cat(parts, 1) for parts in zip(*known, strict=True))
+    validated = tuple(torch.cat(parts, 1) for parts in zip(*of_validation, strict=True))
     targets = torch.cat([batches.targets() for batches in validation])
     fitted = calibrated(likelihood, validated, targets, method, seed=seed, **options)
     after = fitted.calibrator(*predicted)

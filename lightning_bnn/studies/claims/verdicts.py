@@ -498,7 +498,7 @@ def _met(check: Mapping[str, Any], numbers: Mapping[str, Numbers]) -> Answer:
     columns = [_listed(operand) for operand in check[relation]]
     count = max(map(len, columns))
     columns = [column * count if len(column) == 1 else column for column in columns]
-    rows = [[_operand(one, numbers) for one in row] for row in zip(*columns, strict=True)]
+    rows = [[_operand(operand, numbers) for operand in row] for row in zip(*columns, strict=True)]
     return answer(relation, rows, check.get("by", "number"), check.get("some", False))
 
 
