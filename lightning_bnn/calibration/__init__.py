@@ -5,10 +5,7 @@ from typing import TYPE_CHECKING
 from weightsym._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from lightning_bnn.calibration.calibrated import (
-        Calibrated,
-        calibrated,
-    )
+    from lightning_bnn.calibration.calibrated import Calibrated, calibrated
     from lightning_bnn.calibration.calibrators import (
         Spread,
         Temperature,

@@ -10,15 +10,7 @@ from torch import Tensor
 
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.watching import Network, SymmetryCallback
-from weightsym import (
-    MinMass,
-    Symmetries,
-    mass,
-    min_mass,
-    mix,
-    rescale,
-    transform_optimizer_state,
-)
+from weightsym import MinMass, Symmetries, mass, min_mass, mix, rescale, transform_optimizer_state
 from weightsym.min_mass import excess
 from weightsym.params import Params
 

@@ -5,10 +5,7 @@ from typing import TYPE_CHECKING
 from weightsym._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from lightning_bnn.evaluation.evaluators import (
-        Evaluator,
-        make_evaluator,
-    )
+    from lightning_bnn.evaluation.evaluators import Evaluator, make_evaluator
     from lightning_bnn.evaluation.predictions import (
         ClassPredictions,
         GaussianPredictions,
@@ -16,10 +13,7 @@ if TYPE_CHECKING:
         predictions_of_mode,
         predictions_of_stack,
     )
-    from lightning_bnn.evaluation.scores import (
-        numbers_of,
-        reference_predictions,
-    )
+    from lightning_bnn.evaluation.scores import numbers_of, reference_predictions
 
 __all__ = [
     "ClassPredictions",

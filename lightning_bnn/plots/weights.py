@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lightning_bnn.plots.axes import (
-    CARD,
-    TEXT,
-    axes_of,
-    label_edges,
-    legend,
-    panels_of,
-)
+from lightning_bnn.plots.axes import CARD, TEXT, axes_of, label_edges, legend, panels_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

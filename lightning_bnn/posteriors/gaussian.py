@@ -10,14 +10,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.posteriors.base import Posterior, check_count, standard_normal, with_constants
-from weightsym.params import (
-    Params,
-    RavelSpec,
-    is_weight,
-    ravel,
-    stack_size,
-    unravel,
-)
+from weightsym.params import Params, RavelSpec, is_weight, ravel, stack_size, unravel
 
 __all__ = ["DiagonalGaussian", "LowRankGaussian"]
 

@@ -2,10 +2,7 @@
 
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.diagnosis import diagnose
-from lightning_bnn.references.shipped import (
-    read_reference,
-    reference_names,
-)
+from lightning_bnn.references.shipped import read_reference, reference_names
 
 __all__ = [
     "Card",

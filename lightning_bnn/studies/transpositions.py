@@ -19,14 +19,7 @@ from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.runs import GivenExamples, fit_quietly
 from lightning_bnn.tables import Cell, Table
-from weightsym import (
-    Symmetries,
-    barrier,
-    discover,
-    interpolate,
-    match_activations,
-    permute,
-)
+from weightsym import Symmetries, barrier, discover, interpolate, match_activations, permute
 from weightsym import params as P
 from weightsym import transpositions as count_swaps
 from weightsym.params import Params

@@ -20,24 +20,11 @@ from weightsym._lazy import lazy_package
 if TYPE_CHECKING:
     from weightsym.actions import flip, permute, rescale, shift_logits
     from weightsym.balanced_form import balancing_matrices
-    from weightsym.canonical import (
-        canonical_scales_and_signs,
-        canonicalise,
-        remove_softmax_shift,
-    )
+    from weightsym.canonical import canonical_scales_and_signs, canonicalise, remove_softmax_shift
     from weightsym.composition import compose, invert
-    from weightsym.counting import (
-        kendall_tau,
-        ranks,
-        transpositions,
-    )
+    from weightsym.counting import kendall_tau, ranks, transpositions
     from weightsym.discovery.discover import discover
-    from weightsym.elements import (
-        identity,
-        random_permutations,
-        random_scales,
-        random_signs,
-    )
+    from weightsym.elements import identity, random_permutations, random_scales, random_signs
     from weightsym.fingerprint import Fingerprint, fingerprint
     from weightsym.folding import fold_norms
     from weightsym.forward import UnsupportedModel
@@ -62,15 +49,8 @@ if TYPE_CHECKING:
     from weightsym.matching.repair import Repaired, repair
     from weightsym.min_mass import MinMass, mass, min_mass
     from weightsym.mixing import identity_mixings, mix, random_mixings
-    from weightsym.optimizer_state import (
-        transform_optimizer_state,
-    )
-    from weightsym.orders import (
-        OrderChange,
-        UnitOrders,
-        order_change,
-        transpositions_between,
-    )
+    from weightsym.optimizer_state import transform_optimizer_state
+    from weightsym.orders import OrderChange, UnitOrders, order_change, transpositions_between
     from weightsym.removal import Removal, plan_removal
     from weightsym.shifting import random_shifts, shift
     from weightsym.sorting import sort_permutations

@@ -18,12 +18,7 @@ from weightsym.axis_actions import (
 )
 from weightsym.groups import Symmetries
 from weightsym.params import Params, is_stacked
-from weightsym.validation import (
-    check_params,
-    check_permutations,
-    check_scales,
-    check_signs,
-)
+from weightsym.validation import check_params, check_permutations, check_scales, check_signs
 
 __all__ = [
     "flip",

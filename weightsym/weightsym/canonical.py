@@ -15,11 +15,7 @@ import torch
 from torch import Tensor
 
 from weightsym.actions import multiply, permute, shift_logits
-from weightsym.balanced_form import (
-    balancing_matrices,
-    check_full_rank,
-    orienting_matrices,
-)
+from weightsym.balanced_form import balancing_matrices, check_full_rank, orienting_matrices
 from weightsym.groups import Group, Symmetries
 from weightsym.min_mass import min_mass
 from weightsym.mixing import mix_some
@@ -28,10 +24,7 @@ from weightsym.scales_and_signs import Scaling, canonical_scales_and_signs
 from weightsym.shifting import remove_shifts
 from weightsym.sorting import SortKey, sort_permutations
 from weightsym.spaces import covered
-from weightsym.units import (
-    unit_rows,
-    writer,
-)
+from weightsym.units import unit_rows, writer
 from weightsym.validation import check_params
 
 __all__ = [

@@ -14,12 +14,7 @@ import torch
 from torch import Tensor
 
 from weightsym.actions import multiplied_tensor, reached_axes, source_of
-from weightsym.axis_actions import (
-    Element,
-    Kind,
-    axis_permutation,
-    permute_axis,
-)
+from weightsym.axis_actions import Element, Kind, axis_permutation, permute_axis
 from weightsym.elements import random_scales
 from weightsym.forward import in_precision
 from weightsym.groups import Symmetries

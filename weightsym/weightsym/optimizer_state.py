@@ -13,12 +13,7 @@ from weightsym.axis_actions import Element
 from weightsym.groups import Symmetries
 from weightsym.mixing import mixed_axis
 from weightsym.params import Params, is_stacked
-from weightsym.validation import (
-    check_mixings,
-    check_permutations,
-    check_scales,
-    check_signs,
-)
+from weightsym.validation import check_mixings, check_permutations, check_scales, check_signs
 
 __all__ = ["transform_optimizer_state"]
 

@@ -16,14 +16,7 @@ from weightsym.groups import Group, Placement, ScalingGroup, Symmetries
 from weightsym.mass_problem import axis_powers
 from weightsym.min_mass import min_mass
 from weightsym.params import Params, is_stacked
-from weightsym.units import (
-    by_kernel,
-    side_by_side,
-    statistic,
-    twin_places,
-    unit_rows,
-    writer,
-)
+from weightsym.units import by_kernel, side_by_side, statistic, twin_places, unit_rows, writer
 from weightsym.validation import check_finite, check_params
 
 __all__ = ["Scaling", "canonical_scales_and_signs"]

@@ -9,14 +9,7 @@ from typing import Any, Literal
 import torch
 
 import weightsym
-from weightsym import (
-    Difference,
-    Fingerprint,
-    barrier,
-    difference,
-    discover,
-    fingerprint,
-)
+from weightsym import Difference, Fingerprint, barrier, difference, discover, fingerprint
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import examples_of, loss
 from weightsym.commands.networks import build, fit_all, shown
@@ -25,11 +18,7 @@ from weightsym.files import open_network
 from weightsym.files.fitting import FittedNetwork
 from weightsym.files.writing import check_path
 from weightsym.loading import json_text
-from weightsym.matching.interpolation import (
-    half_way_error,
-    output_error,
-    random_inputs,
-)
+from weightsym.matching.interpolation import half_way_error, output_error, random_inputs
 
 __all__ = ["EXIT_CODES", "diff", "rounding_of", "verdict_of"]
 
