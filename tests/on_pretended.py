@@ -18,7 +18,7 @@ from lightning_bnn import metrics as M
 from lightning_bnn import symmetry as S
 from lightning_bnn.callbacks import MassGap, PermutationTau, SymmetricAverage
 from lightning_bnn.models import mlp
-from lightning_bnn.modules import DeepEnsemble
+from lightning_bnn.modules import SWAG, DeepEnsemble
 from weightsym import params as P
 
 
@@ -39,8 +39,9 @@ def options(device):
 
 
 def trained(module, device):
-    """The state after training, and the numbers of a test."""
-    trainer, data = L.Trainer(**options(device)), Blobs()
+    """The state after training, and the numbers of a test; SWAG collects from a second epoch on."""
+    epochs = 2 if isinstance(module, SWAG) else 1
+    trainer, data = L.Trainer(**{**options(device), "max_epochs": epochs}), Blobs()
     trainer.fit(module, data)
     numbers = trainer.test(module, data, verbose=False)
     return module.state_dict(), {k: torch.tensor(v) for k, v in numbers[0].items()}
@@ -134,6 +135,8 @@ OTHERS = {
     "matching": matching,
     "lost": lost,
 }
+ALIKE = "map", "mfvi", "chains", "swag"
+"""Modules that compute nothing there which others do not."""
 BEYOND = ("laplace", "multi-laplace", "MMD", "MMD law", "MMD mixture")
 """What torch itself does below Python: forward-mode derivatives, indices that are lists."""
 
@@ -143,6 +146,7 @@ def computations():
     modules = {
         name: lambda device, name=name: trained(made(name, batch_norm=True), device)
         for name in MODULES
+        if name not in ALIKE
     }
     metrics = {c.name: lambda device, case=c: metric(case, device) for c in METRICS}
     every = {**modules, **metrics, **OTHERS}

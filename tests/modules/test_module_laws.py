@@ -42,6 +42,11 @@ STOPS = 6, 8
 """At the end of the first epoch and within the second: six steps make an epoch."""
 DRAWN = "ensemble", "bethe", "sghmc"
 """Runs with all callbacks: it takes as long to read networks and to make figures as to train."""
+RELOADED = (
+    "ensemble", "population", "multi-mfvi", "bethe", "sghmc", "multi-swag", "multi-dropout",
+    "laplace", "multi-laplace", "hmc", "mile",
+)  # fmt: skip
+"""One module or two of each class: their arguments are read from a checkpoint."""
 AT_EPOCH_ENDS = "ensemble", "sgld", "swag", "multi-swag"
 """Those that do something when an epoch ends, and one that does not."""
 
@@ -137,6 +142,7 @@ def test_modes_are_what_the_members_have_found(run):
 
 
 @pytest.mark.frames
+@pytest.mark.parametrize("run", RELOADED, indirect=True)
 def test_a_checkpoint_predicts_the_same_elsewhere(run):
     net = network(0.0 if run.name in ("hmc", "mile") else 0.3, batch_norm=True)
     loaded = type(run.module).load_from_checkpoint(run.checkpoint, network=net, weights_only=True)
@@ -154,13 +160,9 @@ def numbers_of(name, checkpoint):
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize("run", DRAWN, indirect=True)
 def test_a_checkpoint_is_tested_in_a_fresh_process(run):
-    """By `Trainer.test(ckpt_path=...)`, with the numbers of the process that trained.
-
-    For some kinds: all of them are read again by `load_from_checkpoint`, in this process.
-    """
-    if run.name not in DRAWN:
-        return
+    """By `Trainer.test(ckpt_path=...)`, with the numbers of the process that trained."""
     wanted = run.trainer.test(run.module, run.data, verbose=False)
     found = result(numbers_of, run.name, run.checkpoint)
     for one, two in zip(found, wanted, strict=True):
