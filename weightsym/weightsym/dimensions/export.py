@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch._decomp import get_decompositions
-from torch.export import ExportedProgram, default_decompositions, export, exported_program
-from torch.fx import GraphModule, Node
+from torch.export import ExportedProgram, export
+from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
 
-from weightsym.dimensions.compound import IN_OTHERS
+from weightsym.dimensions.decomposition import written_out
 from weightsym.shared_tensors import named_tensors, owners
 
 __all__ = ["Program", "Rule", "decompose", "operation_of", "trace"]
 
-aten: Any = torch.ops.aten
 Rule: TypeAlias = Callable[..., Any] | Literal["pointwise"]
 """What an operation of others does: a function of torch that computes the same, which is read in
 its place, or ``"pointwise"`` for a function of single numbers, which is measured on some."""
-_WRITTEN_OUT = [
-    *(aten.native_layer_norm, aten._softmax, aten._log_softmax, aten.addmm, aten.lstm, aten.gru),
-    *(aten.softplus, aten.glu, aten._weight_norm_interface, aten.baddbmm, aten.addcmul),
-    *(aten.linalg_vector_norm, aten.lerp, aten.rsub, aten.silu_, aten.repeat),
-]
-_AS_THEY_ARE = [
-    *(aten.gelu.default, aten.silu.default, aten.mish.default, aten.hardswish.default),
-    *(aten.hardsigmoid.default, aten.elu.default, aten.leaky_relu.default, aten.cumsum.default),
-    *(aten.upsample_bilinear2d.vec, aten.upsample_nearest2d.vec),
-    aten.matmul.default,
-    *(aten.std_mean.correction, aten.std_mean.dim, aten.std_mean.default),
-]
 
 
 class Program(NamedTuple):
     """The operations of a network that its results depend on, in order.
 
     Attributes:
-        exported: the program of `torch.export`, decomposed.
+        exported: the program of `torch.export`.
+        graph: its operations, written out.
         nodes: the live nodes.
         results: the nodes that the network returns.
         tensors: parameters and buffers by the first of their names.
@@ -50,9 +35,11 @@ class Program(NamedTuple):
         state: float buffers of one dimension, or that a forward writes; others are constants.
         changing: buffers that a forward writes.
         written: the nodes whose numbers replace those of a buffer, and its name.
+        constants: the tensors that the graph reads by the target of a node.
     """
 
     exported: ExportedProgram
+    graph: Graph
     nodes: list[Node]
     results: list[Node]
     tensors: Mapping[str, Tensor]
@@ -60,6 +47,7 @@ class Program(NamedTuple):
     state: frozenset[str]
     changing: frozenset[str]
     written: tuple[tuple[Node, str], ...]
+    constants: Mapping[str, Any]
 
     def is_parameter(self, node: Node) -> bool:
         """Whether a placeholder stands for a parameter."""
@@ -97,32 +85,34 @@ def decompose(
         kept: the buffers for which it matters what is written into them.
         rules: for operations, by name, the functions that compute the same.
     """
-    own = {}
-    for node in exported.graph.nodes:
-        rule = (rules or {}).get(operation_of(node)) if node.op == "call_function" else None
-        if callable(rule):
-            own[node.target] = rule
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        exported = _written_out(exported, own)
+    functions = {
+        node.target: rule
+        for node in exported.graph.nodes
+        for rule in [(rules or {}).get(operation_of(node)) if node.op == "call_function" else None]
+        if callable(rule)
+    }
+    decomposed = written_out(exported, functions)
     output = next(n for n in exported.graph.nodes if n.op == "output")
     returned = [n for n in tree_leaves(output.args) if isinstance(n, Node)]
     signature = exported.graph_signature
-    results = [n for n in returned if n.name in signature.user_outputs]
+    results = [decomposed.results[n] for n in returned if n.name in signature.user_outputs]
     tensors, first_names = _tensors(model, exported)
     first = {name: first_names[p] for p, name in signature.inputs_to_buffers.items()}
+    at_the_end = {
+        **{signature.buffers_to_mutate.get(n.name): decomposed.results[n] for n in returned},
+        **{signature.inputs_to_buffers.get(p.name): n for p, n in decomposed.written.items()},
+    }
     written = tuple(
         (n, first[name])
-        for n in returned
-        for name in [signature.buffers_to_mutate.get(n.name)]
+        for name, n in at_the_end.items()
         if name in kept and tensors[first[name]].is_floating_point()
     )
     live = {*results, *(n for n, _ in written)}
-    for node in reversed(exported.graph.nodes):
+    for node in reversed(decomposed.graph.nodes):
         if node in live:
             live.update(node.all_input_nodes)
-    nodes = [n for n in exported.graph.nodes if n in live]
-    mutable = {*signature.buffers_to_mutate.values(), *changing}
+    nodes = [n for n in decomposed.graph.nodes if n in live]
+    mutable = {*at_the_end, *changing}
     changes = frozenset(own for name, own in first.items() if name in mutable)
     state = {
         name
@@ -134,57 +124,9 @@ def decompose(
         )
     }
     return Program(
-        exported, nodes, results, tensors, first_names, frozenset(state), changes, written
-    )
-
-
-def _written_out(exported: ExportedProgram, own: Mapping[Any, Callable[..., Any]]) -> Any:
-    """Decompose a program as `run_decompositions` does, with ten composite operations.
-
-    Torch prepares each of its 500 composite operations anew for every program, which takes longer
-    than all the rest of a small network. Those of others, and own ones, need that.
-    """
-    targets = [
-        node.target
-        for module in exported.graph_module.modules()
-        if isinstance(module, GraphModule)
-        for node in module.graph.nodes
-    ]
-    operations = [t for t in targets if isinstance(t, torch._ops.OpOverload)]
-    parts = _parts_of_table()
-    if own or parts is None or any(t.namespace != "aten" for t in operations):
-        return exported.run_decompositions({**_table(), **own})
-    decompose, *tables = parts
-    composite, others = map(dict, tables)
-    return decompose(exported, cia_to_decomp=composite, python_decomp_table=others)
-
-
-@functools.cache
-def _table() -> dict[Any, Callable[..., Any]]:
-    """How operations are written out."""
-    table = dict(default_decompositions())
-    table.update(get_decompositions(_WRITTEN_OUT))
-    table.update(IN_OTHERS)
-    for operation in _AS_THEY_ARE:
-        table.pop(operation, None)
-    return table
-
-
-@functools.cache
-def _parts_of_table() -> tuple[Any, dict[Any, Any], dict[Any, Any]] | None:
-    """A private function of torch, our composite operations, and all that are not composite."""
-    split = getattr(exported_program, "_split_decomp_table_to_cia_and_python_decomp", None)
-    function = getattr(exported_program, "_decompose_exported_program", None)
-    if split is None or function is None:
-        return None
-    known = {"joint_loss_index": None, "decompose_custom_triton_ops": False}
-    names = inspect.signature(function).parameters.keys() - {"cia_to_decomp", "python_decomp_table"}
-    if not names - {"ep"} <= known.keys():
-        return None
-    decompose = functools.partial(function, **{n: known[n] for n in known.keys() & names})
-    composite, others = split(dict(_table()))
-    ours = {*_AS_THEY_ARE, *IN_OTHERS, *get_decompositions(_WRITTEN_OUT)}
-    return decompose, {op: f for op, f in composite.items() if op in ours}, others
+        exported, decomposed.graph, nodes, results, tensors, first_names, frozenset(state), changes,
+        written, decomposed.constants,
+    )  # fmt: skip
 
 
 def _tensors(

@@ -149,7 +149,7 @@ class Reading:
         if node.op == "placeholder":
             self._values[node] = self._placeholder(program, node)
         elif node.op == "get_attr":
-            kept = getattr(program.exported.graph_module, str(node.target))
+            kept = program.constants[str(node.target)]
             self._values[node] = Value.constant_of(kept) if isinstance(kept, Tensor) else kept
         elif node.op == "call_function":
             self._call(node)

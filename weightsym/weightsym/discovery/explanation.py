@@ -86,7 +86,7 @@ def _tensors_of(read: Dimensions, labels: Ints) -> tuple[str, ...]:
 def _is_in_training(read: Dimensions, origin: int) -> bool:
     operations, first = read.reading.operations, read.reading.programs[0]
     is_operation = 0 <= origin < len(operations)
-    return is_operation and operations[origin].graph is not first.exported.graph
+    return is_operation and operations[origin].graph is not first.graph
 
 
 def _operation(read: Dimensions, origin: int) -> str:

@@ -19,7 +19,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
-from weightsym.discovery.graph import Graph, writes
+from weightsym.dimensions.decomposition import writes
+from weightsym.discovery.graph import Graph
 from weightsym.discovery.memory import check_calls
 from weightsym.discovery.modes import ModeReads
 from weightsym.forward import (

@@ -12,7 +12,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Graph", "Source", "ancestors", "writes"]
+from weightsym.dimensions.decomposition import first_written, writes
+
+__all__ = ["Graph", "Source", "ancestors"]
 
 
 _NO_DROPOUT = re.compile(r"dropout\.default\((\w+), 0(?:\.0)?, (?:True|False)\)")
@@ -72,7 +74,7 @@ class Graph:
         signature = self.program.graph_signature
         name = signature.buffers_to_mutate.get(node.name)
         if writes(node):
-            name = signature.inputs_to_buffers.get(_written_tensor(node).name, name)
+            name = signature.inputs_to_buffers.get(first_written(node).name, name)
         return [name] if name is not None else []
 
     def buffers_behind(self, nodes: Iterable[Node]) -> set[str]:
@@ -96,19 +98,6 @@ class Graph:
 
 def _equal(x: Any, y: Any) -> bool:
     return torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else x is y
-
-
-def writes(node: Node) -> bool:
-    """Whether a node writes into its first argument."""
-    schema = getattr(node.target, "_schema", None)
-    return node.op == "call_function" and schema is not None and schema.is_mutable
-
-
-def _written_tensor(node: Node) -> Node:
-    """The tensor that a chain of in-place operations writes."""
-    while writes(node) and isinstance(node.args[0], Node):
-        node = node.args[0]
-    return node
 
 
 def ancestors(nodes: Iterable[Node]) -> set[Node]:
