@@ -89,10 +89,11 @@ class Comparison:
 
     @classmethod
     def between(
-        cls, old: Sequence[Tensor], wrong: Sequence[Tensor], tolerance: float
-    ) -> Comparison:
-        """From the outputs themselves and those of wrong weights."""
-        parts = [_visible(a, b, tolerance) for a, b in zip(old, wrong, strict=True)]
+        cls, old: Sequence[Tensor], wrong: Sequence[Tensor], tolerance: float,
+        right: Sequence[Tensor] | None = None,
+    ) -> Comparison:  # fmt: skip
+        """From the outputs themselves and those of wrong weights, and less precise right ones."""
+        parts = [_visible(a, b, tolerance) for a, b in zip(right or old, wrong, strict=True)]
         return cls(list(old), [mask for mask, _ in parts], [size for _, size in parts])
 
     @property

@@ -272,31 +272,48 @@ class _Search:
         ends = representative[e[:, 0]], representative[e[:, 1]]
         self._edges = distinct_rows([*ends, e[:, 2]])
         self._fixed, self._placed = graph.fixed, placed
-        live = np.zeros(len(graph.colours), bool)
-        live[self._edges[:, :2].ravel()] = True
-        self._colours = self._refined(graph, multiplicity, live)
+        live, index = np.unique(self._edges[:, :2], return_inverse=True)
+        self._colours = self._refined(graph, multiplicity, live, index.reshape(-1, 2))
         cells = defaultdict(list)
-        for v in np.flatnonzero(live).tolist():
+        for v in live.tolist():
             cells[int(self._colours[v])].append(v)
         self._cells = [
             sorted(cell)
             for cell in cells.values()
             if len(cell) > 1 and min(cell) < graph.class_count and not self._fixed[min(cell)]
         ]
-        self._next: dict[int, set[tuple[int, int, int]]] = defaultdict(set)
-        if self._cells:
-            for a, b, k in self._edges.tolist():
-                self._next[a].add((k, 1, b))
-                self._next[b].add((k, 2, a))
+        a, b, k = self._edges.T
+        self._beside = np.concatenate(
+            [np.stack([a, k, a * 0 + 1, b]), np.stack([b, k, a * 0 + 2, a])], 1
+        )
+        self._beside = self._beside[:, np.argsort(self._beside[0], kind="stable")]
+        self._known: dict[int, set[tuple[int, int, int]]] = {}
 
-    def _refined(self, graph: _Graph, multiplicity: Hashes, live: NDArray[np.bool_]) -> Hashes:
+    def _next(self, v: int) -> set[tuple[int, int, int]]:
+        """The edges of a vertex: colour, direction, and the other end."""
+        if v not in self._known:
+            first, last = np.searchsorted(self._beside[0], [v, v + 1])
+            self._known[v] = {*zip(*self._beside[1:, first:last].tolist(), strict=True)}
+        return self._known[v]
+
+    def _refined(self, graph: _Graph, multiplicity: Hashes, live: Ints, index: Ints) -> Hashes:
+        """Colours that tell apart what has other neighbours.
+
+        Args:
+            graph: with all vertices.
+            multiplicity: of how many vertices each is one.
+            live: those that have edges.
+            index: the places of the ends of edges among these.
+        """
         colours = mix(graph.colours, multiplicity, 3)
         colours[graph.fixed] = graph.colours[graph.fixed]
-        count = 0
+        own, count = colours[live], 0
+        edges = np.concatenate([index, self._edges[:, 2:]], 1)
         while True:
-            colours = mix(colours, _neighbours(self._edges, colours), 4)
-            cells = len(np.unique(colours[live]))
+            own = mix(own, _neighbours(edges, own), 4)
+            cells = len(np.unique(own))
             if cells == count:
+                colours[live] = own
                 return colours
             count = cells
 
@@ -356,7 +373,7 @@ class _Search:
                 return None
             pending += new
         for a, b in image.items():
-            if {(k, d, image.get(w, w)) for k, d, w in self._next[a]} != self._next[b]:
+            if {(k, d, image.get(w, w)) for k, d, w in self._next(a)} != self._next(b):
                 return None
         return image
 
@@ -377,7 +394,7 @@ class _Search:
 
     def _forced(self, a: int, b: int, image: dict[int, int]) -> list[tuple[int, int]] | None:
         """What must change places, too, so that neighbours of one are those of the other."""
-        ours, theirs = self._next[a], self._next[b]
+        ours, theirs = self._next(a), self._next(b)
         left = [t for t in ours if (t[0], t[1], image.get(t[2], t[2])) not in theirs]
         right = [t for t in theirs if (t[0], t[1], image.get(t[2], t[2])) not in ours]
         if any(t[2] in image for t in left + right):

@@ -75,12 +75,10 @@ def _marked(labels: Iterable[Ints], exchanges: Exchanges) -> NDArray[np.bool_]:
 
 
 def _labels_by_class(reading: Reading, exchanges: Exchanges) -> dict[int, int]:
-    label_of: dict[int, int] = {}
-    for parameter in reading.parameters.values():
-        for part in parameter.parts:
-            for label in np.unique(part.labels.numpy()).tolist():
-                label_of.setdefault(int(exchanges.classes[label]), label)
-    return label_of
+    parts = (part for parameter in reading.parameters.values() for part in parameter.parts)
+    labels = np.concatenate([np.zeros(0, np.int64), *(np.unique(p.labels.numpy()) for p in parts)])
+    classes, first = np.unique(exchanges.classes[labels], return_index=True)
+    return dict(zip(classes.tolist(), labels[first].tolist(), strict=True))
 
 
 def _planes(
@@ -123,11 +121,11 @@ def _row(
     labels = [[label_of[x] for x in unit if x in label_of] for unit in units]
     if not labels[0] or len(set(map(len, labels))) > 1:
         return None
-    first, *others = zip(*labels, strict=True)
+    first, *others = np.array(labels).T
     if not all(g.power_between(own, first) for own in others for g in (scales, signs)):
         return None
-    signs_of = [frozenset(signs.of(x).items()) for x in first]
-    scales_of = [_up_to_sign(scales.of(x)) for x in first]
+    signs_of = [frozenset(signs.of(x).items()) for x in first.tolist()]
+    scales_of = [_up_to_sign(scales.of(x)) for x in first.tolist()]
     if ones[flat].any():
         key = frozenset(flat), list(range(len(units)))
         return ("centred", key) if len(set(signs_of)) == 1 else None

@@ -24,6 +24,7 @@ from weightsym.dimensions.scales import (
     Row,
     Units,
     connected,
+    ratio,
     units_at_entries,
 )
 from weightsym.dimensions.values import Ints, Part
@@ -262,40 +263,63 @@ def _actions(layout: Layout, units: Units, field: Field) -> Actions:
     parameters = [p.parts for p in layout.read.reading.parameters.values()]
     free = independent_variables(parameters, units, field)
     every = np.concatenate([np.zeros(0, np.int64), *layout.labels])
-    labels, index = np.unique(every, return_inverse=True)
-    of = {x: {v: c for v, c in units.of(x).items() if v in free} for x in labels.tolist()}
+    labels, first, index = np.unique(every, return_index=True, return_inverse=True)
+    roots, signs = units.representatives(labels)
+    is_plain, is_free = ~units.is_solved(roots), np.isin(roots, np.array([*free], np.int64))
+    rows = {
+        k: {v: c for v, c in units.of(int(labels[k])).items() if v in free}
+        for k in np.flatnonzero(~is_plain).tolist()
+    }
+    shared = {v for row in rows.values() if len(row) > 1 for v in row}
+    beside = is_plain & np.isin(roots, np.array([*shared], np.int64))
+    rows |= {k: {int(roots[k]): int(signs[k])} for k in np.flatnonzero(beside).tolist()}
+    axes = np.repeat(np.arange(len(layout.labels)), [own.size for own in layout.labels])[first]
     families = layout.families[layout.read.exchanges.classes[labels]]
-    axes = np.repeat(np.arange(len(layout.labels)), [own.size for own in layout.labels])
-    first = np.unique(every, return_index=True)[1]
-    _thin_out(of, units, dict(zip(of, zip(axes[first], families, strict=True), strict=True)))
+    _thin_out(rows, units, {k: (axes[k], families[k]) for k in rows})
     exponents = layout.powers if field == "rational" else list(map(Fraction, layout.parities))
-    sizes = [own.size for own in layout.labels]
-    return Actions(*_columns(list(of.values()), index, exponents, sizes))
+    alone = np.flatnonzero(is_plain & is_free & ~beside)
+    terms = [(k, v, c) for k, row in rows.items() for v, c in row.items()]
+    return Actions(
+        *_columns(
+            terms,
+            (alone, roots[alone], signs[alone]),
+            index,
+            exponents,
+            [own.size for own in layout.labels],
+        )
+    )
 
 
 def _columns(
-    rows: Sequence[Row], index: Ints, exponents: Sequence[Fraction], sizes: Sequence[int]
-) -> Ints:
+    terms: Sequence[tuple[int, int, Any]], plain: tuple[Ints, Ints, Ints], index: Ints,
+    exponents: Sequence[Fraction], sizes: Sequence[int],
+) -> Ints:  # fmt: skip
     """Variable, position, axis and power of all actions; powers are integers by variable.
 
     Args:
-        rows: what acts on a label.
+        terms: label, variable and coefficient of what acts on labels.
+        plain: more of them, in three columns, with whole coefficients.
         index: the label at every position of every axis, one axis behind the other.
         exponents: by axis, with which power what acts on a label acts there.
         sizes: the numbers of positions.
     """
-    shared = lcm(*{c.denominator for row in rows for c in row.values()})
-    variables = np.array([v for row in rows for v in row], np.int64)
-    whole = [c.numerator * (shared // c.denominator) for row in rows for c in row.values()]
-    ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
+    shared = lcm(*{c.denominator for _, _, c in terms})
+    whole = [(k, v, c.numerator * (shared // c.denominator)) for k, v, c in terms]
+    table = np.array(whole, np.int64).reshape(-1, 3).T
+    columns = plain[0], plain[1], shared * plain[2]
+    acted, variables, coefficients = np.concatenate([table, np.stack(columns)], 1)
+    order = np.argsort(acted, kind="stable")
+    variables, coefficients = variables[order], coefficients[order]
+    per_label = np.bincount(acted, minlength=int(index.max(initial=-1)) + 1)
+    ends = np.cumsum(per_label)
     own = lcm(*{x.denominator for x in exponents})
     factors = np.repeat(np.array([int(x * own) for x in exponents], np.int64), sizes)
     axes = np.repeat(np.arange(len(sizes)), sizes)
     positions = np.concatenate([np.zeros(0, np.int64), *map(np.arange, sizes)])
-    counts = np.diff(ends, prepend=0)[index] * (factors != 0)
+    counts = per_label[index] * (factors != 0)
     at = np.repeat(np.arange(len(index)), counts)
     term = np.arange(len(at)) + np.repeat(ends[index] - np.cumsum(counts), counts)
-    powers = np.array(whole, np.int64)[term] * factors[at]
+    powers = coefficients[term] * factors[at]
     _, variable = np.unique(variables[term], return_inverse=True)
     multiple = np.ones(int(variable.max(initial=-1)) + 1, np.int64)
     np.lcm.at(multiple, variable, shared * own // np.gcd(powers, shared * own))
@@ -350,7 +374,7 @@ def _thin_out_one(
 def _saving(row: Row, other: Row) -> tuple[int, Fraction]:
     """On how many labels fewer a variable acts with a multiple of another one, and the factor."""
     few, many = sorted((row, other), key=len)
-    counts = Counter(-row[label] / Fraction(other[label]) for label in few if label in many)
+    counts = Counter(ratio(-row[label], other[label]) for label in few if label in many)
     factor = max(set(counts), key=counts.__getitem__, default=Fraction(0))
     return counts[factor] + counts.total() - len(other), factor
 
@@ -368,44 +392,50 @@ def independent_variables(
     parameters: Iterable[Sequence[Part]], units: Units, field: Field
 ) -> set[int]:
     """Free variables that act on the entries of the parameters, each in a way of its own."""
-    rows: set[frozenset[tuple[int, Any]]] = set()
-    for parts in parameters:
-        entries = units.of_rows(units_at_entries(parts, field))
-        rows |= {frozenset(row.items()) for row in entries}
-    count = Counter(v for row in rows for v, _ in row)  # what acts everywhere acts on no entry
+    tables, others = units.of_rows(units_at_entries(parts, field) for parts in parameters)
+    used = np.concatenate([np.zeros(0, np.int64), *(t.ravel() for t, _ in tables)])
+    count = np.bincount(used, minlength=units.count)
+    for v in (v for row in others for v in row):
+        count[v] += 1  # what acts everywhere acts on no entry
 
     def leading(row: Row) -> int:
         return min(row, key=lambda v: (count[v], v))
 
-    pinned, left = _pinned(rows)
+    pinned = _pinned([t for t, _ in tables], others, units.count)
+    others += [row for table in tables for row in units.rows(_without(table, pinned))]
+    rest = ({v: c for v, c in row.items() if not pinned[v]} for row in others)
+    left = {frozenset(row.items()) for row in rest if row}
     pivots: dict[int, Row] = {}
     for start in sorted(left, key=lambda r: (len(r), sorted(r))):
         row = dict(start)
         while row and leading(row) in pivots:
             pivot = pivots[leading(row)]
-            factor = row[leading(row)] / Fraction(pivot[leading(row)])
+            factor = ratio(row[leading(row)], pivot[leading(row)])
             row = units.added([row, {w: -factor * k for w, k in pivot.items()}])
         if row:
             pivots[leading(row)] = row
-    return pinned | set(pivots)
+    return {*np.flatnonzero(pinned).tolist(), *pivots} - {0}
 
 
-def _pinned(rows: Iterable[frozenset[tuple[int, Any]]]) -> tuple[set[int], list[Row]]:
-    """Variables that act on an entry alone, or beside such ones, and what is left of the rows."""
-    every = [dict(row) for row in rows]
-    users: dict[int, list[Row]] = defaultdict(list)
-    for row in every:
-        for v in row:
-            users[v].append(row)
-    pinned: set[int] = set()
-    pending = [v for row in every if len(row) == 1 for v in row]
-    while pending:
-        v = pending.pop()
-        for row in users.pop(v, ()):
-            pinned.add(v)
-            del row[v]
-            pending += row if len(row) == 1 else ()
-    return pinned, [row for row in every if row]
+def _pinned(tables: Sequence[Ints], others: Sequence[Row], count: int) -> NDArray[np.bool_]:
+    """By variable, whether it acts on an entry alone, or beside such ones."""
+    pinned = np.zeros(count, bool)
+    pinned[0] = True  # stands for nothing
+    rows = [*tables, *(np.array([[*row]], np.int64) for row in others)]
+    while rows:
+        left = [(table, ~pinned[table]) for table in rows]
+        alone = [table[free & (free.sum(1) == 1)[:, None]] for table, free in left]
+        if not any(map(len, alone)):
+            break
+        pinned[np.concatenate(alone)] = True
+        rows = [table[free.sum(1) > 1] for table, free in left]
+    return pinned
+
+
+def _without(terms: tuple[Ints, Ints], pinned: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """The rows of a table in which a variable stands that is not pinned."""
+    rows = ~pinned[terms[0]].all(1)
+    return terms[0][rows], terms[1][rows]
 
 
 # ------------------------------------------------------------ matrices
@@ -449,13 +479,13 @@ def _rows(layout: Layout, space: Space) -> _Places:
 
     Scales are those of the first place, or their inverse, but for a factor of all of them.
     """
-    first: list[int] = []
+    first: Ints | None = None
     columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
     for units in space.rows:
         for place in layout.placements(units):
             at = place.positions.numpy()
-            for column, labels in zip(at.T, layout.labels[place.axis][at].T.tolist(), strict=True):
-                first = first or labels
+            for column, labels in zip(at.T, layout.labels[place.axis][at].T, strict=True):
+                first = labels if first is None else first
                 power = layout.read.scales.power_between(labels, first)
                 if not power:
                     return {}

@@ -15,11 +15,11 @@ from scipy.sparse.csgraph import connected_components
 from weightsym.dimensions.system import Equation
 from weightsym.dimensions.values import Ints, Part, distinct_rows
 
-__all__ = ["Field", "Row", "Units", "connected", "degrees_of_freedom", "units_at_entries"]
+__all__ = ["Field", "Row", "Units", "connected", "degrees_of_freedom", "ratio", "units_at_entries"]
 
 Field = Literal["rational", "two"]
 Row = dict[int, Any]
-"""A linear combination: coefficients by variable, fractions or 1, none of them zero."""
+"""A linear combination: coefficients by variable, integers where they can be, none of them zero."""
 
 _Terms = tuple[Ints, Ints]
 """Labels, one equation a row, and their integer coefficients; label 0 stands for nothing."""
@@ -43,7 +43,6 @@ class Units:
 
     def __init__(self, equations: Sequence[Equation], count: int, over: Field) -> None:
         self._over, self.count = over, count
-        self._one: Any = Fraction(1) if over == "rational" else 1
         self._root, self._sign = np.arange(count), np.ones(count, np.int64)
         self._solved: dict[int, Row] = {}
         self._known: dict[int, Row] = {}
@@ -55,7 +54,7 @@ class Units:
                 if not any(self._short(terms).any() for terms in left):
                     break
             left = self._joined(left)
-        rows = {frozenset(row.items()) for terms in left for row in self._rows(terms) if row}
+        rows = {frozenset(row.items()) for terms in left for row in self.rows(terms) if row}
         for items in sorted(rows, key=lambda r: (len(r), sorted(v for v, _ in r))):
             self._eliminate(self._reduced(dict(items)))
 
@@ -63,18 +62,38 @@ class Units:
         """The unit of a label in terms of free variables; empty where it is one."""
         root, sign = int(self._root[label]), int(self._sign[label])
         if root not in self._known:
-            self._known[root] = self._reduced({root: self._one}) if root else {}
+            self._known[root] = self._reduced({root: 1}) if root else {}
         row = self._known[root]
         return row if sign > 0 else {v: -c for v, c in row.items()}
 
-    def of_rows(self, labels: Ints) -> Iterable[Row]:
-        """What the units of labels in a row add up to, for rows that differ and where they do."""
-        terms = self._replaced((labels, np.ones_like(labels)), self._root, self._sign)
-        return map(self._reduced, self._rows(terms))
+    def of_rows(self, labels: Iterable[Ints]) -> tuple[list[_Terms], list[Row]]:
+        """Add up the units of labels that stand in a row: in tables, and those of solved labels."""
+        tables: list[_Terms] = []
+        others: list[Row] = []
+        for terms in _by_width((rows, np.ones_like(rows)) for rows in labels):
+            variables, c = self._replaced(terms, self._root, self._sign)
+            is_solved = self.is_solved(variables).any(1)
+            tables.append((variables[~is_solved], c[~is_solved]))
+            others += map(self._reduced, self.rows((variables[is_solved], c[is_solved])))
+        return tables, others
 
-    def power_between(self, labels: Iterable[int], others: Iterable[int]) -> int:
+    def is_solved(self, variables: Ints) -> NDArray[np.bool_]:
+        """True where a variable was eliminated."""
+        return np.isin(variables, np.array([*self._solved], np.int64))
+
+    def representatives(self, labels: Ints) -> tuple[Ints, Ints]:
+        """The variable of which the unit of each label is a power, and that power: 1 or -1."""
+        return self._root[labels], self._sign[labels]
+
+    def power_between(self, labels: Ints, others: Ints) -> int:
         """The power, 1 or -1, of which some labels are others, but for one factor; 0 if of none."""
-        pairs = [(self.of(x), self.of(y)) for x, y in zip(labels, others, strict=True)]
+        (roots, signs), (same, directions) = map(self.representatives, (labels, others))
+        powers = signs * directions
+        if (roots == same).all() and (powers == powers[0]).all():
+            return int(powers[0]) if (roots != roots[0]).any() else 1
+        pairs = [
+            (self.of(x), self.of(y)) for x, y in zip(labels.tolist(), others.tolist(), strict=True)
+        ]
         for power in (1, -1):
             rest = [self.added([x, {v: -power * c for v, c in y.items()}]) for x, y in pairs]
             if all(row == rest[0] for row in rest):
@@ -163,9 +182,10 @@ class Units:
         return rows[:, : labels.shape[1]], rows[:, labels.shape[1] :]
 
     # -------------------------------------------------------------- elimination
-    def _rows(self, terms: _Terms) -> Iterable[Row]:
+    def rows(self, terms: _Terms) -> Iterable[Row]:
+        """Linear combinations that stand in a table."""
         for labels, c in zip(terms[0].tolist(), terms[1].tolist(), strict=True):
-            yield {v: self._one * k for v, k in zip(labels, c, strict=True) if v}
+            yield {v: k for v, k in zip(labels, c, strict=True) if v}
 
     def _reduced(self, row: Row) -> Row:
         if self._solved.keys().isdisjoint(row):
@@ -189,7 +209,12 @@ class Units:
             newest = max(row)
             c = row.pop(newest)
             is_odd = self._over == "two"
-            self._solved[newest] = row if is_odd else {w: -k / c for w, k in row.items()}
+            self._solved[newest] = row if is_odd else {w: ratio(-k, c) for w, k in row.items()}
+
+
+def ratio(a: Any, b: Any) -> Any:
+    """The quotient of rational numbers, as an integer where it is one."""
+    return a // b if a % b == 0 else Fraction(a) / b
 
 
 def _terms(equation: Equation, over: Field) -> _Terms:

@@ -199,7 +199,8 @@ def distinct_rows(columns: Sequence[Ints]) -> Ints:
     code = np.zeros(columns[0].size, np.int64)
     for column, low, span in zip(columns, lows, spans, strict=True):
         code = code * span + (column - low)
-    code, rows = np.unique(code), []
+    code.sort()  # faster than `np.unique`, which hashes
+    code, rows = code[np.r_[True, code[1:] != code[:-1]]], []
     for low, span in zip(reversed(lows), reversed(spans), strict=True):
         code, digit = np.divmod(code, span)
         rows.append(digit + low)

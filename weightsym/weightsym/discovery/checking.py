@@ -18,7 +18,10 @@ from weightsym.groups import Symmetries
 from weightsym.motions import Motion, Read, covering_motions, logit_shift
 from weightsym.verify import log_probabilities
 
-__all__ = ["Check"]
+__all__ = ["PERTURBED", "Check"]
+
+PERTURBED = 0.3
+"""The size of the logarithms of the factors that make a network another one."""
 
 
 class Check:
@@ -39,12 +42,14 @@ class Check:
         weights: RandomWeights,
         tolerance: float,
         precision: torch.dtype | None = None,
+        measured: tuple[list[Tensor], list[Tensor]] | None = None,
     ) -> None:
         self.run, self.read = run, weights.read
         self.tolerance, self.precision = tolerance, precision
         self.outputs = run(self.read)
-        self.wrong = self._perturbed(weights.sym.touched, 0.3)
-        self.measure = Comparison.between(self.outputs, self.wrong, self.tolerance)
+        self.measured = measured or (self.outputs, self._perturbed(weights.sym.touched, PERTURBED))
+        right, wrong = self.measured
+        self.measure = Comparison.between(self.outputs, wrong, self.tolerance, right)
         self.sensitive = self.measure.sensitive
         self.error_seen = 0.0
 
@@ -60,18 +65,20 @@ class Check:
 
     @classmethod
     def of_graph(
-        cls, graph: Graph, inputs: Inputs, weights: RandomWeights, even: Pick | None = None
-    ) -> Check:
+        cls, graph: Graph, inputs: Inputs, weights: RandomWeights, even: Pick | None = None,
+        measured: tuple[list[Tensor], list[Tensor]] | None = None,
+    ) -> Check:  # fmt: skip
         """By an exported graph in float64, one weight after the other.
 
-        If it is ``even``, one number stands for all draws of an operation.
+        If it is ``even``, one number stands for all draws of an operation. The outputs that are
+        ``measured``, at the random weights and at perturbed ones, need not be precise.
         """
 
         def forward(read: Read) -> list[Tensor]:
             read = weights.by_any_name(read)
             return streamed_outputs(graph, inputs, read, torch.float64, even)
 
-        return cls(forward, weights, tolerance_in(torch.float64), torch.float64)
+        return cls(forward, weights, tolerance_in(torch.float64), torch.float64, measured)
 
     def error(self, sym: Symmetries) -> float:
         """Two elements that together move every unit and flip every sign."""
@@ -96,9 +103,9 @@ class Check:
         return self.run(perturbing(self.read, names, size, self.precision))
 
     def _error_of_probabilities(self, motion: Motion, sym: Symmetries) -> float:
-        runs = (self.outputs, self.wrong, self._moved(motion))
-        old, wrong, new = (log_probabilities(out, sym) for out in runs)
-        return Comparison.between(old, wrong, self.tolerance).error(new)
+        runs = (self.outputs, *self.measured, self._moved(motion))
+        old, right, wrong, new = (log_probabilities(out, sym) for out in runs)
+        return Comparison.between(old, wrong, self.tolerance, right).error(new)
 
     def repeatable(self) -> bool:
         """Whether the same weights give the same outputs."""

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from weightsym.axis_actions import EVERY
 from weightsym.comparison import agree, tolerance_of
-from weightsym.discovery.checking import Check
+from weightsym.discovery.checking import PERTURBED, Check
 from weightsym.discovery.draws import ONE_OF_ALL, draws_numbers
 from weightsym.discovery.example import forgets
 from weightsym.discovery.export import Graphs
 from weightsym.discovery.graph import Graph
-from weightsym.discovery.random_weights import RandomWeights
+from weightsym.discovery.random_weights import RandomWeights, perturbing
 from weightsym.discovery.streaming import streamed_outputs
 from weightsym.forward import (
     Inputs,
@@ -85,7 +85,7 @@ def computes_its_graphs(model: nn.Module, sym: Symmetries, graphs: Graphs, input
     def agreed(graph: Graph | None, inputs: Inputs) -> bool:
         case = _Case(model, graph, inputs)
         try:
-            return graph is not None and _agreed(case, graph, RandomWeights(model, sym)) is not None
+            return graph is not None and _computes(case, graph, RandomWeights(model, sym))
         except Exception:  # an operation that only runs inside its module
             return False
 
@@ -207,18 +207,23 @@ def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> Sym
 def _check_by_graph(case: _Case, sym: Symmetries) -> Check | None:
     """A check in float64 by the graph; None where the network gives something else than it.
 
-    Both run at random weights in the precision of the network. Where they differ by more than
-    rounding, it runs twice: noise of a source of its own is no part of a graph.
+    The network runs at random weights and at perturbed ones, which say how far outputs move. Where
+    it differs from the graph by more than rounding, both run in its precision, and it runs twice:
+    noise of a source of its own is no part of a graph.
     """
     if case.graph is None:
         return None
     weights = RandomWeights(case.model, sym)
-    first = _agreed(case, case.graph, weights)
-    if first is None:
-        return None
-    check = Check.of_graph(case.graph, case.inputs, weights)
+    perturbed = perturbing(weights.read, sym.touched, PERTURBED, None)
+    first, wrong = (
+        outputs(case.model, weights.all_by(read), case.inputs) for read in (weights.read, perturbed)
+    )
+    check = Check.of_graph(case.graph, case.inputs, weights, measured=(first, wrong))
     rounding = max(1e-2, tolerance_of(weights.state))
-    if not agree(first, check.outputs, rounding):
+    agreed = agree(first, check.outputs, 1e-5) or (
+        agree(first, check.outputs, rounding) and _computes(case, case.graph, weights, first)
+    )
+    if not agreed:
         return None
     for pick in ONE_OF_ALL if case.is_even else ():
         check = Check.of_graph(case.graph, case.inputs, weights, pick)
@@ -227,18 +232,20 @@ def _check_by_graph(case: _Case, sym: Symmetries) -> Check | None:
     return check
 
 
-def _agreed(case: _Case, graph: Graph, weights: RandomWeights) -> list[Tensor] | None:
-    """What the network gives, if it does so again and its graph gives the same."""
+def _computes(
+    case: _Case, graph: Graph, weights: RandomWeights, first: list[Tensor] | None = None
+) -> bool:
+    """Whether a graph gives what its network does, which must do so again where they differ."""
     with reused_memory():
         params = weights.all_by(weights.read)
         read, tolerance = weights.by_any_name(params.__getitem__), tolerance_of(params)
-        first = outputs(case.model, params, case.inputs)
+        first = first or outputs(case.model, params, case.inputs)
         traced = streamed_outputs(graph, case.inputs, read, None)
         if agree(first, traced, min(1e-6, tolerance)):
-            return first
+            return True
         second = outputs(case.model, params, case.inputs)
         repeats = agree(first, second, min(1e-6, tolerance))
-        return first if repeats and agree(first, traced, min(1e-4, tolerance)) else None
+        return repeats and agree(first, traced, min(1e-4, tolerance))
 
 
 # ------------------------------------------------------------ single groups
