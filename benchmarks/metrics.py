@@ -14,6 +14,7 @@ from scipy.spatial.distance import cdist, pdist
 from turns import taking_turns, timed
 
 from lightning_bnn import metrics as M
+from lightning_bnn.metrics.kernels import kernel_bandwidths
 
 warnings.filterwarnings("ignore")
 
@@ -46,7 +47,8 @@ def mmd(options, record):
     stacks = {"w": x.to(device)}, {"w": y.to(device)}
     first, table = timed(lambda: M.mmd_table(*stacks), device)
     reference = M.MMDReference(stacks[0])
-    widths = list(reference.compare(stacks[1]))[0].bandwidths.tolist()
+    across = reference.blocks("w", reference.other(stacks[1])).xy
+    widths = kernel_bandwidths(across, reference.grid).tolist()
     doubles = x.double().numpy(), y.double().numpy()
     contestants = {
         "mmd_table": lambda: M.mmd_table(*stacks),

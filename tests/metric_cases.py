@@ -46,14 +46,6 @@ WEIGHTS = (
 )
 
 
-MODES = [0, 0, 1, 2, 2]
-
-
-def _of_modes(kind, function):
-    batches = tuple((*WEIGHTS, [f"layer{k}"], MODES) for k in range(5))
-    return MetricCase(f"MMD {kind}", lambda: M.MMD(of=kind), batches, function)
-
-
 def _predictive(cls, function, *args):
     batches = tuple(zip(_cut(PROBS), _cut(LABELS), strict=True))
     name = cls.__name__ + "".join(map(str, args))
@@ -125,6 +117,4 @@ METRICS = [
         lambda: M.mmd(*WEIGHTS),
         True,
     ),
-    _of_modes("law", lambda: M.law_mmd(*WEIGHTS, MODES).value),
-    _of_modes("mixture", lambda: M.mixture_mmd(*WEIGHTS, MODES)[0].value),
 ]

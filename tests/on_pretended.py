@@ -137,7 +137,7 @@ OTHERS = {
 }
 ALIKE = "map", "mfvi", "chains", "swag"
 """Modules that compute nothing there which others do not."""
-BEYOND = ("laplace", "multi-laplace", "MMD", "MMD law", "MMD mixture")
+BEYOND = ("laplace", "multi-laplace", "MMD")
 """What torch itself does below Python: forward-mode derivatives, indices that are lists."""
 
 

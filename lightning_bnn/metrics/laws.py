@@ -6,29 +6,22 @@ over runs and draws: its estimate takes pairs of different modes only and is unb
 of modes and draws. The *mixture* of the K modes that are there is another distribution. That of K
 single networks is K atoms: even if they are drawn from the law of the reference, it lies a *floor*
 away from it, which falls as 1/K.
-
-`MMD` is the metric of both, and of pooled networks; its layers may come from many processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_bnn.metrics.base import ExactMetric, collected
 from lightning_bnn.metrics.kernels import KernelGrid, Modes, left_out_parts
-from lightning_bnn.metrics.mmd import Estimate, MMDTable, Reduction, mmd_table
+from lightning_bnn.metrics.mmd import Estimate, MMDTable, Reduction
 from lightning_bnn.metrics.reference import MMDReference, WeightSource, as_reference, as_source
-from lightning_bnn.metrics.validation import check_choice
 from weightsym.params import Params
-from weightsym.randomness import key_of
 
-__all__ = ["MMD", "law_mmd", "mixture_mmd"]
-
-Kind = Literal["pooled", "law", "mixture"]
+__all__ = ["law_mmd", "mixture_mmd"]
 
 
 class ModesTables(NamedTuple):
@@ -124,115 +117,3 @@ def mixture_mmd(
     """
     tables = modes_table(x, y, modes, **options)
     return tables.mixture.estimate(reduction), tables.floor.estimate(reduction)
-
-
-# ------------------------------------------------------------ the metric
-
-
-class MMD(ExactMetric):
-    """Unbiased MMD^2 between two posteriors over weights, see `mmd`, `law_mmd` and `mixture_mmd`.
-
-    One update compares two stacks, on any part of the layers; layers may come in several updates
-    and from several processes. A layer that several processes have compared counts once.
-
-    Args:
-        reduction: over the twenty kernels.
-        grid: the rule for bandwidths.
-        of: what is compared with the reference: all networks ``"pooled"``; the ``"law"`` of a
-            method, of which ``modes`` are independent runs; the ``"mixture"`` of these modes.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
-
-    >>> metric = MMD("mean")
-    >>> metric.update({"w": torch.eye(3)}, {"w": torch.eye(3)[:2] + 1})
-    >>> metric.compute()
-    tensor(0.3119, dtype=torch.float64)
-    """
-
-    higher_is_better = False
-    rows: list[Tensor]
-
-    def __init__(
-        self,
-        reduction: Reduction = "median",
-        grid: KernelGrid | None = None,
-        of: Kind = "pooled",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(grid, of, **kwargs)
-        self.reduction = check_choice("reduction", reduction, get_args(Reduction))
-        self.of = check_choice("of", of, get_args(Kind))
-        self.grid = grid or KernelGrid()
-        self.add_list("rows")
-
-    def update(
-        self,
-        x: Params | WeightSource | MMDReference,
-        y: Params | WeightSource,
-        layers: Sequence[str] | None = None,
-        modes: Sequence[int] | Tensor | None = None,
-    ) -> None:
-        """Compare two stacks.
-
-        Args:
-            x: the reference; an `MMDReference` remembers its own distances, knows its chains, and
-                has options for large stacks.
-            y: the approximation.
-            layers: only these, where several processes share the work.
-            modes: the mode of every network of ``y``; None if each is a mode of its own.
-        """
-        if self.of == "pooled" and modes is not None:
-            raise ValueError("`modes` belong to a law or a mixture: pass `of='law'` to the metric.")
-        if self.of == "pooled":
-            table = mmd_table(x, y, self.grid, layers)
-        else:
-            table = getattr(modes_table(x, y, modes, self.grid, layers), self.of)
-        values = table.values.reshape(-1, *table.values.shape[-2:])
-        for k, name in enumerate(table.layers):
-            head = [*table.left_out, key_of(name) >> 10, int(table.sizes[k])]
-            row = torch.tensor(head, dtype=torch.float64, device=self.device)
-            self.rows.append(torch.cat([row, values[:, k].flatten().to(row)]))
-
-    def compute(self) -> Tensor:
-        """MMD^2, or NaN before the first layer."""
-        return self._estimate().value
-
-    def estimate(self) -> Estimate:
-        """MMD^2 with the jackknife's error over modes and chains. Pooled networks have none.
-
-        As for `compute`, all processes must ask, and get that of all layers.
-        """
-        with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
-            return self._estimate()
-
-    def _estimate(self) -> Estimate:
-        rows = collected(self.rows)
-        if not len(rows):
-            nothing = self._nan("it has compared no layer")
-            return Estimate(nothing, nothing)
-        of_modes, of_chains = (int(count) for count in rows[:2])
-        width = _HEAD + (1 + of_modes + of_chains) * 2 * self.grid.n_bandwidths
-        if len(rows) % width or bool((rows.reshape(-1, width)[:, :2] != rows[:2]).any()):
-            raise ValueError(
-                "Layers have been compared by different modes: call `reset()` between comparisons."
-            )
-        rows = _once(rows.reshape(-1, width))
-        values = rows[:, _HEAD:].reshape(len(rows), 1 + of_modes + of_chains, -1).transpose(0, 1)
-        table = MMDTable((), rows[:, _HEAD - 1].long(), values, (of_modes, of_chains))
-        return table.estimate(self.reduction)
-
-
-_HEAD = 4
-"""Numbers before the values of a layer: what was left out, a key of its name, and its size."""
-
-
-def _once(rows: Tensor) -> Tensor:
-    """The first row of every layer, on which all processes must agree."""
-    first: dict[float, Tensor] = {}
-    for row in rows:
-        earlier = first.setdefault(float(row[_HEAD - 2]), row)
-        if not torch.allclose(earlier, row, rtol=1e-4, atol=1e-6, equal_nan=True):
-            raise ValueError(
-                "A layer has been compared twice with different weights: call `reset()` between "
-                "comparisons."
-            )
-    return torch.stack(list(first.values()))

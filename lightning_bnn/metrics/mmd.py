@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lightning_bnn.metrics.base import ExactMetric, collected
 from lightning_bnn.metrics.distances import distance_blocks
 from lightning_bnn.metrics.kernels import (
     KernelGrid,
@@ -23,8 +24,9 @@ from lightning_bnn.metrics.reference import MMDReference, WeightSource, as_refer
 from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.tables import text_table
 from weightsym.params import Params
+from weightsym.randomness import key_of
 
-__all__ = ["function_space_mmd", "mmd", "mmd_table"]
+__all__ = ["MMD", "function_space_mmd", "mmd", "mmd_table"]
 
 Reduction = Literal["median", "mean", "max"]
 
@@ -209,3 +211,73 @@ def _check_predictions(x: Tensor, y: Tensor) -> None:
         raise ValueError(f"MMD needs at least 2 networks on each side, got {len(x)} and {len(y)}.")
     check_finite(x, "x")
     check_finite(y, "y")
+
+
+# ------------------------------------------------------------ the metric
+class MMD(ExactMetric):
+    """Unbiased MMD^2 between two posteriors over weights, see `mmd`.
+
+    One update compares two stacks, on any part of the layers; layers may come in several updates
+    and from several processes. A layer that several processes have compared counts once.
+
+    Args:
+        reduction: over the twenty kernels.
+        grid: the rule for bandwidths.
+        **kwargs: what every ``torchmetrics.Metric`` takes.
+
+    >>> metric = MMD("mean")
+    >>> metric.update({"w": torch.eye(3)}, {"w": torch.eye(3)[:2] + 1})
+    >>> metric.compute()
+    tensor(0.3119, dtype=torch.float64)
+    """
+
+    higher_is_better = False
+    rows: list[Tensor]
+
+    def __init__(
+        self, reduction: Reduction = "median", grid: KernelGrid | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(grid, **kwargs)
+        self.reduction = check_choice("reduction", reduction, get_args(Reduction))
+        self.grid = grid or KernelGrid()
+        self.add_list("rows")
+
+    def update(
+        self,
+        x: Params | WeightSource | MMDReference,
+        y: Params | WeightSource,
+        layers: Sequence[str] | None = None,
+    ) -> None:
+        """Compare two stacks.
+
+        Args:
+            x: the reference; an `MMDReference` remembers its own distances, and has options for
+                large stacks.
+            y: the approximation.
+            layers: only these, where several processes share the work.
+        """
+        table = mmd_table(x, y, self.grid, layers)
+        for name, size, values in zip(table.layers, table.sizes, table.values, strict=True):
+            head = torch.tensor([key_of(name) >> 10, int(size)], dtype=torch.float64)
+            self.rows.append(torch.cat([head, values]).to(self.device))
+
+    def compute(self) -> Tensor:
+        """MMD^2, or NaN before the first layer."""
+        rows = collected(self.rows)
+        if not len(rows):
+            return self._nan("it has compared no layer")
+        rows = _once(rows.reshape(-1, 2 + 2 * self.grid.n_bandwidths))
+        return MMDTable((), rows[:, 1].long(), rows[:, 2:]).reduce(self.reduction)
+
+
+def _once(rows: Tensor) -> Tensor:
+    """The first row of every layer, on which all processes must agree."""
+    first: dict[float, Tensor] = {}
+    for row in rows:
+        earlier = first.setdefault(float(row[0]), row)
+        if not torch.allclose(earlier, row, rtol=1e-4, atol=1e-6, equal_nan=True):
+            raise ValueError(
+                "A layer has been compared twice with different weights: call `reset()` between "
+                "comparisons."
+            )
+    return torch.stack(list(first.values()))

@@ -169,10 +169,9 @@ def test_state_size(case):
             assert isinstance(state, torch.Tensor) or all(s.ndim == 1 for s in state)
         return sum(s.numel() if isinstance(s, torch.Tensor) else sum(map(len, s)) for s in states)
 
-    if case.name.startswith("MMD"):
-        rows = 1 if case.name == "MMD" else 1 + 3 + 8  # without each mode, each network
-        # per layer: kernels, parts that are left out, size, number; and one name for all
-        assert numbers(1) == 5 * (20 * rows + 2 + 1 + 1) + 8
+    if case.name == "MMD":
+        # per layer: kernels, size, number; and one name for all
+        assert numbers(1) == 5 * (20 + 1 + 1) + 8
     else:
         grown = numbers(150) - numbers(50)
         waiting = 64 * max(SIZES)  # some batches are counted together

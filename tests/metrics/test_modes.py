@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from lightning_bnn import metrics as M
-from lightning_bnn.metrics.base import collected
 from lightning_bnn.metrics.kernels import Modes, kernel_bandwidths, kernel_values
 from lightning_bnn.metrics.laws import modes_table
 
@@ -71,6 +70,7 @@ def test_equals_loops_over_networks_also_without_each_mode_and_each_chain():
     parts += [(x, CHAINS, *without(y, MODES, part)) for part in sorted(set(MODES))]
     parts += [(*without(x, CHAINS, part), y, MODES) for part in sorted(set(CHAINS))]
     assert table.law.left_out == (4, 4)
+    assert Modes.of(MODES, 7).sizes.tolist() == [1, 3, 1, 2]
     for row, (a, chains, b, modes) in enumerate(parts):
         expected = brute_force(a, b, chains, modes, bandwidths)
         single = expected.pop("single")
@@ -178,8 +178,6 @@ def test_chunks_change_nothing(monkeypatch, chunk, dtype):
         (lambda x, y: M.law_mmd(x, y, None, chains=[0] * 8), "`chains` must name at least two"),
         (lambda x, y: M.law_mmd(x, y, None, chains=[0]), "`chains` must be one whole number"),
         (lambda x, y: M.law_mmd(x, {"w": y["w"] * torch.nan}, None), "NaN or infinite"),
-        (lambda x, y: M.MMD().update(x, y, modes=MODES), "pass `of='law'`"),
-        (lambda x, y: M.MMD(of="laws"), "`of` must be one of"),
     ],
 )
 def test_refused_in_one_sentence(call, message):
@@ -187,46 +185,11 @@ def test_refused_in_one_sentence(call, message):
         call(draws(8), draws(7, seed=1))
 
 
-def test_layers_by_other_modes_are_not_one_comparison():
-    x = {**draws(8), "v": torch.randn(8, 3)}
-    y = {**draws(7, seed=1), "v": torch.randn(7, 3)}
-    metric = M.MMD(of="law")
-    metric.update(x, y, ["w"], MODES)
-    metric.update(x, y, ["v"], [0, 0, 0, 1, 1, 1, 1])
-    with pytest.raises(ValueError, match="different modes"):
-        metric.compute()
-
-
-def test_the_metric_knows_the_error():
-    x, y = draws(8), draws(7, seed=1)
-    metric = M.MMD(of="law")
-    metric.update(M.MMDReference(x, chains=CHAINS), y, modes=MODES)
-    torch.testing.assert_close(metric.estimate(), M.law_mmd(x, y, MODES, chains=CHAINS))
-    assert Modes.of(MODES, 7).sizes.tolist() == [1, 3, 1, 2]
-
-
 @pytest.mark.parametrize("chains", [[0] * 4 + [1] * 4, [0, 0, 0, 0, 0, 1, 1, 1]])
 def test_two_chains_have_no_error(chains):
     law = M.law_mmd(draws(8), draws(7, seed=1), MODES, chains=chains)
     assert law.value.isfinite()
     assert law.error.isnan()
-
-
-def test_the_error_is_that_of_all_processes():
-    """Layers come from two processes; the estimate asks for those of the other one, too."""
-    x = {"w": draws(8)["w"], "v": draws(8, 3, seed=5)["w"]}
-    y = {"w": draws(7, seed=1)["w"], "v": draws(7, 3, seed=6)["w"]}
-    other = M.MMD(of="law")
-    other.update(x, y, ["v"], MODES)
-
-    def gathered(state, group=None):
-        (name,) = (n for n in mine._defaults if torch.equal(collected(getattr(mine, n)), state))
-        return [state, collected(getattr(other, name))]
-
-    options = {"distributed_available_fn": lambda: True, "dist_sync_fn": gathered}
-    mine = M.MMD(of="law", **options)
-    mine.update(x, y, ["w"], MODES)
-    torch.testing.assert_close(mine.estimate(), M.law_mmd(x, y, MODES))
 
 
 def test_a_network_on_both_sides_is_reported(caplog):
