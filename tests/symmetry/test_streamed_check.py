@@ -201,7 +201,7 @@ def test_no_more_than_a_few_weights_are_held_at_once():
         assert check.error(sym) < 1e-12
     assert held.most < 0.6 * size  # one of the 12 weights is 0.08, in float64 0.16
     with torch.no_grad(), Held() as held:
-        Check.of_network(model, Inputs((x,)), sym)
+        Check.of_network(model, Inputs((x,)), sym).error(sym)
     assert held.most > 0.9 * size  # all of them at once
 
 

@@ -421,7 +421,10 @@ def _pinned(tables: Sequence[Ints], others: Sequence[Row], count: int) -> NDArra
     """By variable, whether it acts on an entry alone, or beside such ones."""
     pinned = np.zeros(count, bool)
     pinned[0] = True  # stands for nothing
-    rows = [*tables, *(np.array([[*row]], np.int64) for row in others)]
+    by_width: dict[int, list[Row]] = defaultdict(list)
+    for row in others:
+        by_width[len(row)].append(row)
+    rows = [*tables, *(np.array([[*row] for row in own], np.int64) for own in by_width.values())]
     while rows:
         left = [(table, ~pinned[table]) for table in rows]
         alone = [table[free & (free.sum(1) == 1)[:, None]] for table, free in left]

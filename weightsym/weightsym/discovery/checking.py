@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from weightsym.comparison import Comparison, tolerance_in, tolerance_of
+from weightsym.comparison import Comparison, agree, tolerance_in, tolerance_of
 from weightsym.discovery.draws import Pick
 from weightsym.discovery.graph import Graph
 from weightsym.discovery.random_weights import RandomWeights, perturbing
@@ -32,7 +33,6 @@ class Check:
         read: how the random weights are read.
         precision: in which they are moved; as they are where it is None.
         tolerance: the error that rounding explains.
-        sensitive: whether any output moves with the weights.
         error_seen: what the last set of groups made.
     """
 
@@ -46,12 +46,30 @@ class Check:
     ) -> None:
         self.run, self.read = run, weights.read
         self.tolerance, self.precision = tolerance, precision
-        self.outputs = run(self.read)
-        self.measured = measured or (self.outputs, self._perturbed(weights.sym.touched, PERTURBED))
-        right, wrong = self.measured
-        self.measure = Comparison.between(self.outputs, wrong, self.tolerance, right)
-        self.sensitive = self.measure.sensitive
+        self._measured, self._touched = measured, weights.sym.touched
         self.error_seen = 0.0
+
+    @cached_property
+    def outputs(self) -> list[Tensor]:
+        """What the network returns at the random weights."""
+        return self.run(self.read)
+
+    @cached_property
+    def measured(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The outputs at the random weights and at perturbed ones, which need not be precise."""
+        return self._measured or (self.outputs, self._perturbed(self._touched, PERTURBED))
+
+    @cached_property
+    def sensitive(self) -> bool:
+        """True if any output moves with the weights."""
+        right, wrong = self.measured
+        return Comparison.between(right, wrong, self.tolerance).sensitive
+
+    @cached_property
+    def measure(self) -> Comparison:
+        """How far outputs move."""
+        right, wrong = self.measured
+        return Comparison.between(self.outputs, wrong, self.tolerance, right)
 
     @classmethod
     def of_network(cls, network: nn.Module, inputs: Inputs, sym: Symmetries) -> Check:
@@ -79,6 +97,27 @@ class Check:
             return streamed_outputs(graph, inputs, read, torch.float64, even)
 
         return cls(forward, weights, tolerance_in(torch.float64), torch.float64, measured)
+
+    def holds(self, sym: Symmetries, rounding: float) -> bool:
+        """Whether two elements give the same, which is what was measured but for rounding.
+
+        Args:
+            sym: the groups.
+            rounding: of the outputs that were measured.
+        """
+        right, wrong = self.measured
+        one, two = covering_motions(sym, torch.Generator().manual_seed(2))
+        old = self._moved(one)
+        if not agree(right, old, rounding):
+            return False
+        if sym.softmax_shift is None:
+            new = self._moved(two)
+        else:
+            logits = logit_shift(sym, torch.Generator().manual_seed(3))
+            runs = (old, right, wrong, self._moved(replace(two, logits=logits)))
+            old, right, wrong, new = (log_probabilities(out, sym) for out in runs)
+        self.error_seen = Comparison.between(old, wrong, self.tolerance, right).error(new)
+        return self.error_seen <= self.tolerance
 
     def error(self, sym: Symmetries) -> float:
         """Two elements that together move every unit and flip every sign."""
