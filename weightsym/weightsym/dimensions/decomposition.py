@@ -211,7 +211,9 @@ def _traced(
 
 
 # ------------------------------------------------------------ products stay what they are
-@torch.library.custom_op("weightsym::product", mutates_args=())
+@torch.library.custom_op(
+    "weightsym::product", mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor"
+)
 def _product(x: Tensor, y: Tensor) -> Tensor:
     """Stand for `matmul` while calls of it are recorded."""
     return torch.matmul(x, y)
