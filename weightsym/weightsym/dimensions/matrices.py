@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weightsym.dimensions.exchanges import Exchanges
 from weightsym.dimensions.reading import Reading
-from weightsym.dimensions.scales import Units
+from weightsym.dimensions.scales import Row, Units
 from weightsym.dimensions.values import Ints
 from weightsym.linear_groups import LinearKind
 
@@ -136,7 +135,7 @@ def _row(
     return kind, (frozenset(signs_of), order)
 
 
-def _up_to_sign(row: dict[int, Fraction]) -> frozenset[tuple[int, Fraction]]:
+def _up_to_sign(row: Row) -> frozenset[tuple[int, Any]]:
     return frozenset((v, abs(c)) for v, c in row.items())
 
 

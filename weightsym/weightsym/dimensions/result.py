@@ -371,15 +371,15 @@ def _thin_out_one(
                 of[label][v] = acts[v][label] = total[v]
 
 
-def _saving(row: Row, other: Row) -> tuple[int, Fraction]:
+def _saving(row: Row, other: Row) -> tuple[int, Any]:
     """On how many labels fewer a variable acts with a multiple of another one, and the factor."""
     few, many = sorted((row, other), key=len)
     counts = Counter(ratio(-row[label], other[label]) for label in few if label in many)
-    factor = max(set(counts), key=counts.__getitem__, default=Fraction(0))
+    factor = max(set(counts), key=counts.__getitem__, default=0)
     return counts[factor] + counts.total() - len(other), factor
 
 
-def _alike(row: Row, other: Row, factor: Fraction, families: Mapping[int, object]) -> int:
+def _alike(row: Row, other: Row, factor: Any, families: Mapping[int, object]) -> int:
     """How much more a variable acts on labels of one family with a multiple of another one."""
     counts, change = Counter(families[x] for x in row), Counter[object]()
     for x, c in other.items():
