@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from weightsym._lazy import lazy_package
 
 if TYPE_CHECKING:
+    from weightsym import files, params, randomness  # noqa: F401
     from weightsym.actions import flip, permute, rescale, shift_logits
     from weightsym.balanced_form import balancing_matrices
     from weightsym.canonical import canonical_scales_and_signs, canonicalise, remove_softmax_shift

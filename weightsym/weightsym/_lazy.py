@@ -18,7 +18,7 @@ def lazy_package(name: str) -> None:
 
     The imports under ``if TYPE_CHECKING:`` of its ``__init__.py`` are the one list of what stands
     where: type checkers follow them, and here they are read from the source. ``import *`` stands
-    for the ``__all__`` of a file.
+    for the ``__all__`` of a file. What a package imports from itself are files and folders of it.
     """
     package = sys.modules[name]
     assert package.__file__
@@ -34,15 +34,17 @@ class _LazyPackage(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in self._exports:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(self._exports[name]), name)
+        home = self._exports[name]
+        if home == self.__name__:
+            return importlib.import_module(f"{home}.{name}")
+        value = getattr(importlib.import_module(home), name)
         setattr(self, name, value)
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         # the import of a submodule would hide a function of its name
-        hides = (
-            name in self._exports and getattr(value, "__name__", "") == f"{self.__name__}.{name}"
-        )
+        is_file = getattr(value, "__name__", "") == f"{self.__name__}.{name}"
+        hides = is_file and self._exports.get(name, self.__name__) != self.__name__
         super().__setattr__(name, getattr(value, name) if hides else value)
 
     def __dir__(self) -> list[str]:

@@ -1,5 +1,6 @@
-"""Networks in files, read and written one tensor at a time: never a whole network in memory."""
+"""Networks in files: one tensor at a time, or all networks of a folder as one stack."""
 
+from weightsym.files.checkpoints import read_networks
 from weightsym.files.fitting import NetworkNames, fit
 from weightsym.files.stored import open_network
 from weightsym.files.writing import write_like
@@ -8,5 +9,6 @@ __all__ = [
     "NetworkNames",
     "fit",
     "open_network",
+    "read_networks",
     "write_like",
 ]
