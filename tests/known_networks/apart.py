@@ -10,7 +10,6 @@ MORE = {
     "a flattened kernel by a batch norm with a gain": dict(signs=11),
     "a flattened kernel times a vector": dict(groups="4 5", signs=13),
     "a product": dict(groups="3 2b", signs=6),
-    "a product with a part of itself": dict(matrices="centred 2, general 3"),
     "a product without biases": dict(groups="3 2b", signs=6),
     "a quotient": dict(signs=6),
     "a slice that is empty in a short example": dict(groups="4", signs=5, held=""),

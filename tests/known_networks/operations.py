@@ -623,6 +623,83 @@ def a_layer_without_channels(s, x):
     return s.o(torch.cat([s.a(x), s.c(x)], 1).relu())
 
 
+# ------------------------------------------------------------ branches that look alike
+pair = partial(network, a=linear(3, 4), b=linear(3, 4), c=(4, 2), inputs=(5, 3))
+ALIKE = {
+    "one branch, twice": ("4", lambda a, b: (a + a) + b),
+    "one branch, twice from the right": ("4", lambda a, b: a + (a + b)),
+    "both branches, twice": ("4 2b", lambda a, b: (a + b) + (a + b)),
+    "a branch times two": ("4", lambda a, b: torch.add(a, b, alpha=2)),
+    "one branch of three rows": ("4", lambda a, b: torch.stack([a, a, b]).sum(0)),
+    "two kinds of GELU": ("4", lambda a, b: F.gelu(a) + F.gelu(b, approximate="tanh")),
+}
+for name, (groups, forward) in ALIKE.items():
+    pair(groups, 0, None, name=name)(
+        lambda s, x, f=forward: s.c(torch.relu(f(s.a(x).sigmoid(), s.b(x).sigmoid())))
+    )
+
+maps = partial(network, "4", 4, 0, c=(4, 2), inputs=(2, 2, 6, 6))
+
+
+@maps(
+    a=lambda: nn.Conv2d(2, 4, 3, padding=1),
+    b=lambda: nn.Conv2d(2, 4, 3, padding=2, dilation=2),
+    shifts={"a.bias": 4},
+)
+def filters_of_two_sizes(s, x):
+    return s.c(torch.relu(s.a(x) + s.b(x)).mean((2, 3)))
+
+
+@maps(a=lambda: nn.Conv2d(2, 4, 3), b=lambda: nn.Conv2d(2, 4, 3), shifts={"a.bias": 4})
+def padding_on_two_sides(s, x):
+    left, right = s.a(F.pad(x, (2, 0, 1, 1))), s.b(F.pad(x, (0, 2, 1, 1)))
+    return s.c(torch.relu(left + right).mean((2, 3)))
+
+
+# ------------------------------------------------------------ places behind what no unit passes
+flat = partial(network, a=lambda: nn.Conv2d(2, 4, 3), o=(24, 3), inputs=(3, 2, 5, 4))
+PLACES = {
+    "flattened, GELU": (0, 0, {}, lambda s, x: F.gelu(s.a(x)).flatten(1)),
+    "flattened before GELU": (0, 0, {}, lambda s, x: F.gelu(s.a(x).flatten(1))),
+    "flattened, channels last": (0, 0, {}, lambda s, x: s.a(x).sigmoid().movedim(1, 3).flatten(1)),
+    "flattened, then a bias": (
+        0, 0, {"bias": parameter(24)}, lambda s, x: F.silu(s.a(x)).flatten(1) + s.bias,
+    ),
+    "flattened, then a gain": (
+        4, 0, {"gain": parameter(24)}, lambda s, x: F.gelu(s.a(x).relu().flatten(1) * s.gain),
+    ),
+    "flattened, layer norm": (
+        24, 24, {"n": lambda: nn.LayerNorm(24)}, lambda s, x: s.n(F.gelu(s.a(x)).flatten(1)),
+    ),
+    "flattened, a gate": (
+        0, 0, {}, lambda s, x: F.gelu(F.gelu(s.a(x)).flatten(1) * s.a(x).sigmoid().flatten(1)),
+    ),
+}  # fmt: skip
+for name, (scales, signs, more, forward) in PLACES.items():
+    flat("4", scales, signs, name=name, **more)(lambda s, x, f=forward: s.o(f(s, x)))
+
+
+@flat("4", 0, 0, o=(16, 3), inputs=(3, 2, 6, 6))
+def places_of_patches(s, x):
+    return s.o(F.pixel_unshuffle(F.gelu(s.a(x)), 2).mean((2, 3)))
+
+
+@flat("4*2 2b", 0, 0, b=lambda: nn.Conv2d(2, 4, 3), o=(48, 3))
+def flattened_side_by_side(s, x):
+    return s.o(torch.cat([F.gelu(s.a(x)).flatten(1), F.gelu(s.b(x)).flatten(1)], 1))
+
+
+@two("8", 0, 0, b=(13, 3))
+def inputs_beside_gelu(s, x):
+    return s.b(torch.cat([F.gelu(s.a(x)), x], 1))
+
+
+@two("8 2", 0, 0, b=(11, 3))
+def constants_beside_gelu(s, x):
+    numbers = torch.tensor([1.0, 1.0, 2.0]).to(x)
+    return s.b(torch.cat([F.gelu(s.a(x)), numbers.expand(len(x), 3)], 1))
+
+
 # ------------------------------------------------------------ gains that are computed
 normed = partial(network, a=(5, 6), b=(6, 2), inputs=(3, 4, 5), others=[(1, 2, 5)],
                  gain=parameter(6), bias=parameter(6))  # fmt: skip

@@ -86,7 +86,7 @@ def test_random_architectures(choices, channels):
     x = torch.randn(2, 2, 6, 6).double()
     sym = discover(model, x)
     assert verify(model, sym, x) < 1e-11
-    assert sym.permutations or sym.frozen
+    assert not any("numerical check" in f.reason for f in sym.frozen)
 
 
 @pytest.mark.e2e

@@ -236,7 +236,7 @@ def _contract(
     """
     rows = label_rows(x.labels, y.labels)
     own = [p.labels for p in places if len(p.labels.unique()) < p.labels.numel()]  # no grids
-    is_placed = own and any(len(label_rows(z.labels, *own)) == len(rows) for z in (x, y))
+    is_placed = own and all(len(label_rows(z.labels, *own)) == len(rows) for z in (x, y))
     system.tie(x.labels, y.labels, "placed" if is_placed else "dot")
     system.beside_padding(x, y)
     system.beside_padding(y, x)

@@ -8,7 +8,7 @@ that they carry, heads, groups, experts, branches.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -154,8 +154,9 @@ def _sums_of_sums(reading: Reading) -> dict[Node, Node]:
     for node in reversed(reading.operations):
         users = list(node.users)
         has_bias = any(reading.is_parameter(n) for n in node.all_input_nodes)
-        is_plain = all(isinstance(a, Node) or a == 0 for a in node.args)
-        is_inner = operation_of(node) == "add" and len(users) == 1 and is_plain and not has_bias
+        is_plain = all(isinstance(a, Node) or a == 0 for a in node.args) and not node.kwargs
+        is_once = len(users) == 1 and list(users[0].args).count(node) == 1 and not users[0].kwargs
+        is_inner = operation_of(node) == "add" and is_once and is_plain and not has_bias
         if is_inner and operation_of(users[0]) == "add":
             sizes = [n.meta["val"].shape for n in (node, users[0])]
             if sizes[0] == sizes[1]:
@@ -173,7 +174,11 @@ def _description(reading: Reading, node: Node) -> tuple[object, ...]:
     moves_labels = name in ("select", "slice") and _acts_on_labels(reading, node)
     is_of_choice = name in ("eq", "ne") and reading.value_of(node.args[0]).choice is not None
     if not is_of_choice and (name not in _VIEWS or (not moves_labels and "view" not in name)):
-        literals = repr([a for a in node.args if not isinstance(a, Node | list | tuple)])
+        literals = repr([a for a in _operands(node) if not isinstance(a, Node)])
+    if name == "permute":  # labels say where their own dimensions go
+        value: Any = reading.value_of(node.args[0])
+        own = frozenset[int]().union(*(part.dims for part in value.parts))
+        literals = repr([d for d in node.args[1] if value.varies[d] and d not in own])  # type: ignore[union-attr]
     inputs = [
         a.name
         for a in node.all_input_nodes
@@ -189,9 +194,9 @@ def _acts_on_labels(reading: Reading, node: Node) -> bool:
     return any(d in part.dims for part in value.parts)
 
 
-def _is_symmetric(name: str) -> bool:
-    """Whether operands may change places."""
-    return name in ("add", "mul", "cat")
+def _is_symmetric(node: Node) -> bool:
+    """Whether operands may change places: not those that a keyword tells apart, such as `alpha`."""
+    return operation_of(node) in ("add", "mul", "cat") and not node.kwargs
 
 
 def _edges_of_operations(
@@ -202,11 +207,14 @@ def _edges_of_operations(
         name = reading.owners.get(node.name, "") if isinstance(node, Node) else ""
         return vertex.get(node, tensors.get(name)) if isinstance(node, Node) else None
 
-    for node in reading.operations:
-        is_symmetric = _is_symmetric(operation_of(node))
-        for place, at in enumerate(map(vertex_of, _operands(node))):
-            if at is not None and at != vertex[node]:
-                yield _edge(vertex[node], at, ("operand", 0 if is_symmetric else place))
+    uses = [
+        (vertex[node], at, 0 if _is_symmetric(node) else place)
+        for node in reading.operations
+        for place, at in enumerate(map(vertex_of, _operands(node)))
+        if at is not None and at != vertex[node]
+    ]
+    for (own, used, place), times in Counter(uses).items():  # a sum of sums may take one twice
+        yield _edge(own, used, ("operand", place, times))
     for labels, node in reading.stacks:
         for label, at in zip(labels.tolist(), map(vertex_of, _operands(node)), strict=False):
             if at is not None:
@@ -224,7 +232,7 @@ def _edges_of_labels(
     for touch in reading.touched:
         node = reading.operations[touch.operation]
         own = np.unique(classes[touch.labels[touch.labels > 0]])
-        place = "any" if _is_symmetric(operation_of(node)) else str(touch.place)
+        place = "any" if _is_symmetric(node) else str(touch.place)
         yield _edge(np.full(len(own), vertex[node]), own, ("passes", place))
     for name, parameter in reading.parameters.items():
         for d, part in enumerate(parameter.parts):

@@ -127,7 +127,8 @@ def _row(
     scales_of = [_up_to_sign(scales.of(x)) for x in first.tolist()]
     if ones[flat].any():
         key = frozenset(flat), list(range(len(units)))
-        return ("centred", key) if len(set(signs_of)) == 1 else None
+        mixes = len(units) > 2 and len(set(signs_of)) == 1  # of two, only their exchange is left
+        return ("centred", key) if mixes else None
     if not _all_free(signs_of):
         return None
     kind: LinearKind = "general" if _all_free(scales_of) else "orthogonal"

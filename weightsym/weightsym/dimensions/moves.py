@@ -48,7 +48,7 @@ def move(system: System, node: Node, args: Sequence[Any], named: dict[str, Any])
     function = _function(node, name, value, args, named)
     if isinstance(size, tuple | list):
         return _pieces(value, function, size)
-    return value.moved(size.shape, function, _varies(value, function))
+    return _moved(value, size.shape, function)
 
 
 def _is_emptied(value: Value, args: Sequence[Any], size: Tensor) -> bool:
@@ -77,7 +77,7 @@ def _reshaped(value: Value, shape: Sequence[int]) -> Value:
                     new[d] = shape[d]
         return labels.expand(wide).reshape(new)
 
-    return value.moved(shape, reshape, _varies(value, reshape))
+    return _moved(value, shape, reshape)
 
 
 def _pieces_of_view(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -136,20 +136,34 @@ def _pieces(
     parts: list[list[Part]] = [[] for _ in sizes]
     for part in value.parts:
         for own, labels in zip(parts, function(part.labels), strict=True):
-            own.append(replace(part, labels=compress(labels)))
+            own.append(part.with_labels(compress(labels)))
     return tuple(Value.of(s.shape, own) for s, own in zip(sizes, parts, strict=True))
 
 
-def _varies(value: Value, function: Callable[[Tensor], Tensor]) -> list[bool]:
-    """Along which dimensions of the result numbers may differ: executed on one axis at a time."""
-    result = [False] * function(torch.zeros((1,) * len(value.shape), dtype=torch.long)).ndim
-    for d, varies in enumerate(value.varies):
-        if varies:
-            shape = [1] * len(value.shape)
-            shape[d] = -1
-            moved = compress(function(torch.arange(1, value.shape[d] + 1).reshape(shape)))
-            result = [seen or n > 1 for seen, n in zip(result, moved.shape, strict=True)]
-    return result
+def _moved(value: Value, shape: Sequence[int], function: Callable[[Tensor], Tensor]) -> Value:
+    """The value after a move, which is executed on one axis at a time.
+
+    Along which dimensions of the result may numbers differ, and which positions come to stand among
+    the entries of a label?
+    """
+    varies, positions = [False] * len(shape), []
+    for d in (d for d, seen in enumerate(value.varies) if seen):
+        along = [-1 if k == d else 1 for k in range(len(value.shape))]
+        moved = compress(function(torch.arange(1, value.shape[d] + 1).reshape(along)))
+        varies = [seen or n > 1 for seen, n in zip(varies, moved.shape, strict=True)]
+        if not any(d in part.dims for part in value.parts):
+            positions.append(moved)
+    result = value.moved(shape, function, varies)
+    return replace(result, parts=tuple(_among(part, positions) for part in result.parts))
+
+
+def _among(part: Part, positions: Sequence[Tensor]) -> Part:
+    """The part, with what stands along its own dimensions."""
+    for own in positions:
+        if any(own.shape[d] > 1 for d in part.dims):
+            before = part.places if part.places is not None else 0
+            part = replace(part, places=before * (int(own.max()) + 1) + own)
+    return part
 
 
 def _unrolled(system: System, value: Value, shape: Sequence[int]) -> Value:
@@ -284,7 +298,29 @@ def _joined_entry_by_entry(
     for k in set(range(len(shape))) - own:
         narrow = [t.narrow(k, 0, 1) for t in narrow]
     part = Part(compress(torch.cat(narrow, d)), power, parity)
+    places = [
+        _places_of(v, k, t.shape) for k, (v, t) in enumerate(zip(values, narrow, strict=True))
+    ]
+    part = part.with_labels(part.labels, compress(torch.cat(places, d)))
     return _with_copies(system, part, narrow, d)
+
+
+def _places_of(value: Value, k: int, shape: Sequence[int]) -> Tensor:
+    """The places of entries of one label; those of data and of constants are others in each piece.
+
+    Constants that are equal are at one place.
+    """
+    if value.parts:
+        own = value.parts[0].places
+        return torch.zeros((), dtype=torch.long).expand(shape) if own is None else own.expand(shape)
+    if value.constant is not None:
+        places = torch.unique(value.constant, return_inverse=True)[1]
+    else:
+        sizes = [n if seen else 1 for n, seen in zip(value.shape, value.varies, strict=True)]
+        places = torch.arange(math.prod(sizes)).reshape(sizes)
+    for d, n in enumerate(shape):
+        places = places.narrow(d, 0, 1) if n == 1 else places
+    return (places + (k + 1) * 1_000_003).expand(tuple(shape))
 
 
 def _with_copies(system: System, part: Part, pieces: Sequence[Tensor], d: int) -> Part:
@@ -330,7 +366,7 @@ def _joined_part_by_part(
                 m.labels.expand([v.shape[k] if k == d else n for k, n in enumerate(wide)])
                 for m, v in zip(found, values, strict=True)
             ]
-            parts.append(replace(x, labels=torch.cat(labels, d), axis=None))
+            parts.append(replace(x.with_labels(torch.cat(labels, d)), axis=None))
         else:
             for m in found[1:]:
                 system.tie(x.labels, m.labels)
@@ -380,7 +416,7 @@ def stacked(system: System, values: Sequence[Value], d: int, shape: Sequence[int
     wide = torch.broadcast_shapes(*(v.parts[0].labels.shape for v in values))
     labels = torch.cat([v.parts[0].labels.expand(wide) for v in values], d)
     system.tie(labels, row.labels, "stack")
-    part = replace(values[0].parts[0], labels=compress(labels), axis=None)
+    part = replace(values[0].parts[0].with_labels(compress(labels)), axis=None)
     varies = tuple(any(v.varies[k] for v in values) or k == d for k in range(len(shape)))
     return Value(tuple(shape), (part,), None, varies)
 

@@ -8,7 +8,6 @@ all other tokens: the dimensions along which that changes are those of the choic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -186,7 +185,7 @@ def _placed(
             labels = function(torch.cat([labels, none], d), numbers.clamp(max=labels.shape[d]))
         else:
             labels = function(labels, torch.zeros_like(numbers))
-        parts.append(replace(part, labels=compress(labels)))
+        parts.append(part.with_labels(compress(labels)))
     return Value.of(shape, parts)
 
 

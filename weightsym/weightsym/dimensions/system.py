@@ -117,8 +117,16 @@ class System:
             self.relations.append(((name, i, j), rows[here, :2]))
         return False
 
-    def _tie_factor(self, labels: Tensor, part: Part, name: str) -> bool:
+    def _tie_factor(self, labels: Tensor, part: Part, name: str, is_placed: bool = False) -> bool:
         """Let products move with a factor; one factor of all entries stays a label of its own."""
+        if is_placed and part.places is not None:
+            rows = label_rows(labels, part.labels, part.places)
+            have_one_place = len(rows) == len(label_rows(labels, part.labels))
+            if have_one_place and len(np.unique(rows[:, 1])) < len(rows):
+                for place in np.unique(rows[:, 2]).tolist():
+                    here = rows[rows[:, 2] == place, :2]
+                    self.relations.append(((name, place), here))
+                return False
         if part.dims:
             return self.tie(labels, part.labels, name)
         self.relations.append((name, label_rows(labels, part.labels)))
@@ -220,11 +228,11 @@ class System:
         distinct, index = torch.unique(places, dim=0, return_inverse=True)
         labels = self.new(len(distinct))[index]
         labels = torch.where(padding, places.amin(1), labels).reshape(full[0].shape)
-        joined = Part(labels)
+        joined = Part(labels, places=next((p.places for p in parts if p.places is not None), None))
         mixed = [part for part in parts if part.dims]
         within = [x for x in mixed if all(_determines(x.labels, y.labels) for y in mixed)]
         for part in parts:
-            self._tie_factor(labels, part, f"merge{len(part.dims)}")
+            self._tie_factor(labels, part, f"merge{len(part.dims)}", is_placed=True)
         for part in (*mixed, joined):  # one factor of all, or of each block, leaves matrices
             if len(mixed) > 1 and not (within and part in (within[0], joined)):
                 self.mark("apart", part)
@@ -247,7 +255,7 @@ class System:
                 continue
             nearest = max(wide, key=lambda y: (y.power != 0, -len(y.dims)), default=None)
             for other in others if nearest is None else [nearest]:
-                is_one = self._tie_factor(other.labels, part, "beside")
+                is_one = self._tie_factor(other.labels, part, "beside", bool(wide))
                 if part.dims and (is_one or not wide):
                     self.mark("apart", part)
                     self.mark("apart", other)

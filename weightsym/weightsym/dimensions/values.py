@@ -35,6 +35,8 @@ class Part:
         parity: of signs; 0 or 1.
         axis: the parameter, and which axis of it this is, unless anything was added to it.
         is_noise: whether random numbers stand there, which move with whatever they meet.
+        places: where labels stand several times because dimensions without labels, such as those of
+            an image, were flattened with theirs: at which place of these an entry stands.
     """
 
     labels: Tensor
@@ -42,6 +44,7 @@ class Part:
     parity: int = 1
     axis: tuple[str, int] | None = None
     is_noise: bool = False
+    places: Tensor | None = None
 
     @property
     def dims(self) -> frozenset[int]:
@@ -71,7 +74,17 @@ class Part:
 
     def on(self, move: Callable[[Tensor], Tensor]) -> Part:
         """The part whose labels an operation has moved."""
-        return replace(self, labels=move(self.labels))
+        labels, places = move(self.labels), None
+        if self.places is not None:
+            places = move(self.places)
+            for d, n in enumerate(labels.shape):
+                places = places.narrow(d, 0, 1) if n == 1 and places.shape[d] > 1 else places
+        return self.with_labels(labels, places)
+
+    def with_labels(self, labels: Tensor, places: Tensor | None = None) -> Part:
+        """The part with other labels, of which some may stand at several places."""
+        has_several = places is not None and places.numel() > 1
+        return replace(self, labels=labels, places=places if has_several else None)
 
     def to_power(self, power: Fraction, parity: int) -> Part:
         """The part of a function of the given power and parity."""
