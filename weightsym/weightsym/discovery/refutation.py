@@ -223,9 +223,11 @@ def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> Sym
 def _measured(case: _Case, weights: RandomWeights) -> tuple[list[Tensor], list[Tensor]]:
     """What a network returns at random weights and at perturbed ones, in its own precision."""
     perturbed = perturbing(weights.read, weights.sym.touched, PERTURBED, None)
-    first, wrong = (
-        outputs(case.model, weights.all_by(read), case.inputs) for read in (weights.read, perturbed)
-    )
+    with reused_memory():
+        first, wrong = (
+            outputs(case.model, weights.all_by(read), case.inputs)
+            for read in (weights.read, perturbed)
+        )
     return first, wrong
 
 
