@@ -320,7 +320,7 @@ def test_batches_of_any_layout_from_plain_loaders(name, layout):
 @pytest.mark.parametrize("name", ["ensemble", "bethe", "multi-mfvi"])
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
 def test_precisions(name, precision):
-    module, run = made(name, batch_norm=True), trainer(precision=precision, max_epochs=4)
+    module, run = made(name, batch_norm=True), trainer(precision=precision)
     run.fit(module, Blobs())
     assert run.callback_metrics["val/nll"] < 1.1
     run.test(module, Blobs(), verbose=False)

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from known_networks import NETWORKS
-from test_min_mass import least_by_cvxpy
 
 from weightsym import (
     canonicalise,
@@ -120,13 +119,6 @@ def test_a_quotient_has_no_least_mass():
     at = rescale(params, sym, least.scales)
     assert mass(at, sym) <= least.mass * (1 + 1e-12)
     torch.testing.assert_close(P.apply(net, at, x), P.apply(net, params, x))
-
-
-def test_cvxpy_finds_the_same():
-    _, _, sym, params = found("linear attention and products")
-    assert float(min_mass(params, sym).minimum) == pytest.approx(
-        least_by_cvxpy(params, sym), rel=1e-7
-    )
 
 
 def test_a_stack_is_every_member_and_zeros_are_said():
