@@ -35,7 +35,9 @@ def test_graph_and_network_see_the_same_error(case):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
         assert by_graph.error(sym) <= by_graph.tolerance
         assert by_network.error(sym) <= by_network.tolerance
+        assert by_graph.holds(sym, 1e-5)
         for wrong in faults(sym):
+            assert not by_graph.holds(wrong, 1e-5)
             seen = by_graph.error(wrong)
             assert seen > 1e-6
             assert seen == pytest.approx(by_network.error(wrong), rel=1e-4)
