@@ -8,14 +8,18 @@ commutes with permutations: the result is the same for every network of an orbit
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from weightsym.actions import multiply, permute, shift_logits
+from weightsym.actions import multiply, permute, shift_logits, tied
 from weightsym.balanced_form import balancing_matrices, check_full_rank, orienting_matrices
+from weightsym.elements import random_permutations, random_scales, random_signs
 from weightsym.groups import Group, Symmetries
 from weightsym.min_mass import min_mass
 from weightsym.mixing import mix_some
@@ -35,6 +39,11 @@ __all__ = [
 ]
 
 
+_MOST_NUMBERS = 10**8  # of networks that are tried
+_NUMBERS_TRIED = 10**7  # in all networks together
+_log = logging.getLogger(__name__)
+
+
 def canonicalise(
     params: Params,
     sym: Symmetries,
@@ -50,6 +59,10 @@ def canonicalise(
     r"""Replace a network, or every member of a stack, by the representative of its orbit.
 
     .. math:: c(g\, \theta) = c(\theta) \quad \text{for every symmetry } g \text{ that is removed}
+
+    That is tried once for each network, at random weights, unless it has more than 100 million
+    numbers: where several signs or scales meet in one weight, or units are alike but for what they
+    read of each other, there may be no such form, and a `ValueError` says so.
 
     Args:
         params: one network or a stack.
@@ -101,12 +114,64 @@ def canonicalise(
             if group.kind != "block" and bool(units.all())
         }
     else:
+        _check_form(sym, scaling, permutation)
         scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
         params = multiply(params, sym, {"scalings": scales, "signs": signs})
     if permutation is not None and sym.permutations:
         order = sort_permutations(params, sym, permutation, descending, held=held)
         params = permute(params, sym, order)
     return params
+
+
+def _check_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey | None) -> None:
+    """Refuse what would give networks of one orbit different forms."""
+    if sum(shape.numel() for shape in sym.shapes.values()) > _MOST_NUMBERS:
+        _log.warning("Not tried whether the orbit has one form: the network is too large.")
+        return
+    name = _without_form(sym, scaling, permutation)
+    if name:
+        raise ValueError(
+            f"`scaling` {scaling!r} and `permutation` {permutation!r} give networks of one orbit "
+            f"different forms of {name!r}: signs, scales or orders of units are not read off one "
+            "after the other here."
+        )
+
+
+@lru_cache(maxsize=32)
+def _without_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey | None) -> str:
+    """A tensor in which forms of one orbit differ, if any: the groups alone decide that."""
+    removed = replace(
+        sym,
+        scalings=() if scaling is None else sym.scalings,
+        permutations=() if permutation is None else sym.permutations,
+    )
+
+    def form(params: Params) -> Params:
+        scales, signs = canonical_scales_and_signs(params, sym, scaling)
+        params = multiply(params, sym, {"scalings": scales, "signs": signs})
+        if permutation is not None:
+            params = permute(params, sym, sort_permutations(params, sym, permutation))
+        return params
+
+    numbers = sum(shape.numel() for shape in sym.shapes.values())
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(min(max(_NUMBERS_TRIED // max(numbers, 1), 2), 16)):
+        drawn = {
+            name: torch.randn(shape, generator=generator, dtype=torch.float64)
+            for name, shape in sym.shapes.items()
+        }
+        weights = tied(drawn | sym.constants, sym)
+        factors = {
+            "signs": random_signs(removed, generator),
+            "scalings": random_scales(removed, generator),
+        }
+        moved = multiply(weights, removed, factors)  # type: ignore[arg-type]
+        moved = permute(moved, removed, random_permutations(removed, generator))
+        one, other = form(weights), form(moved)
+        for name, tensor in one.items():
+            if not torch.allclose(other[name], tensor, rtol=1e-4, atol=1e-5):
+                return name
+    return ""
 
 
 _ORDERED = ("general", "orthogonal", "centred")  # their balanced form sorts the channels
