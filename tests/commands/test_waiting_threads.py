@@ -19,6 +19,7 @@ def test_threads_wait_shortly_unless_the_user_has_decided(given, waits, monkeypa
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     seen = []
-    monkeypatch.setattr(cli, "_run", lambda *_: seen.append(os.environ.get("GOMP_SPINCOUNT")))
+    count = "GOMP_SPINCOUNT"
+    monkeypatch.setattr(cli.Commands, "run", lambda *_: seen.append(os.environ.get(count)))
     cli.main(["presets"])
     assert seen == [waits]

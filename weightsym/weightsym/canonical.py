@@ -8,7 +8,6 @@ commutes with permutations: the result is the same for every network of an orbit
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -41,7 +40,6 @@ __all__ = [
 
 _MOST_NUMBERS = 10**8  # of networks that are tried
 _NUMBERS_TRIED = 10**7  # in all networks together
-_log = logging.getLogger(__name__)
 
 
 def canonicalise(
@@ -125,10 +123,8 @@ def canonicalise(
 
 def _check_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey | None) -> None:
     """Refuse what would give networks of one orbit different forms."""
-    if sum(shape.numel() for shape in sym.shapes.values()) > _MOST_NUMBERS:
-        _log.warning("Not tried whether the orbit has one form: the network is too large.")
-        return
-    name = _without_form(sym, scaling, permutation)
+    is_large = sum(shape.numel() for shape in sym.shapes.values()) > _MOST_NUMBERS
+    name = "" if is_large else _without_form(sym, scaling, permutation)
     if name:
         raise ValueError(
             f"`scaling` {scaling!r} and `permutation` {permutation!r} give networks of one orbit "

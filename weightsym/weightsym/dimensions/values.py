@@ -131,9 +131,10 @@ class Value:
         """A value whose numbers differ along every dimension, unless it is said or seen."""
         shape = tuple(shape)
         if varies is None and constant is not None and constant.numel():
+            numbers = once(constant)
             varies = [
-                n > 1 and not bool((constant == constant.narrow(d, 0, 1)).all())
-                for d, n in enumerate(shape)
+                n > 1 and not bool((numbers == numbers.narrow(d, 0, 1)).all())
+                for d, n in enumerate(numbers.shape)
             ]
         elif varies is None:
             varies = [n > 1 for n in shape]
@@ -147,7 +148,9 @@ class Value:
     @property
     def is_zero(self) -> bool:
         """Whether it is known to vanish."""
-        return self.constant is not None and self.constant.numel() > 0 and not self.constant.any()
+        if self.constant is None or not self.constant.numel():
+            return False
+        return not bool(once(self.constant).any())
 
     def moved(
         self, shape: Sequence[int], move: Callable[[Tensor], Tensor], varies: Sequence[bool]
@@ -165,6 +168,14 @@ def with_dims(value: Value, ndim: int) -> Value:
     constant = None if value.constant is None else value.constant[(None,) * k]
     parts = tuple(part.on(lambda labels: labels[(None,) * k]) for part in value.parts)
     return Value((1,) * k + value.shape, parts, constant, (False,) * k + value.varies)
+
+
+def once(numbers: Tensor) -> Tensor:
+    """Numbers with size 1 along every dimension along which they were expanded."""
+    for d, stride in enumerate(numbers.stride()):
+        if stride == 0 and numbers.shape[d] > 1:
+            numbers = numbers.narrow(d, 0, 1)
+    return numbers
 
 
 def compress(labels: Tensor) -> Tensor:

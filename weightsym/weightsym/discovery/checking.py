@@ -67,7 +67,7 @@ class Check:
 
     @cached_property
     def measure(self) -> Comparison:
-        """How far outputs move."""
+        """How far wrong weights move every output."""
         right, wrong = self.measured
         return Comparison.between(self.outputs, wrong, self.tolerance, right)
 
