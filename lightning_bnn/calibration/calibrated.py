@@ -83,7 +83,8 @@ def validation_loaders(datamodule: Any) -> list[Any]:
     loaders = list(result) if isinstance(result, (list, tuple)) else [result]
     loaders = [loader for loader in loaders if loader is not None]
     if not loaders:
-        raise ValueError(f"{type(datamodule).__name__} has no validation data.")
+        hint = " (`val_size` is 0): give it some" if getattr(datamodule, "val_size", 1) == 0 else ""
+        raise ValueError(f"{type(datamodule).__name__} has no validation data{hint}.")
     return loaders
 
 
