@@ -8,7 +8,7 @@ commutes with permutations: the result is the same for every network of an orbit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from weightsym.actions import multiply, permute, shift_logits, tied
+from weightsym.axis_actions import Element, Kind
 from weightsym.balanced_form import balancing_matrices, check_full_rank, orienting_matrices
 from weightsym.elements import random_permutations, random_scales, random_signs
 from weightsym.groups import Group, Symmetries
@@ -113,12 +114,23 @@ def canonicalise(
         }
     else:
         _check_form(sym, scaling, permutation)
-        scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
-        params = multiply(params, sym, {"scalings": scales, "signs": signs})
-    if permutation is not None and sym.permutations:
-        order = sort_permutations(params, sym, permutation, descending, held=held)
-        params = permute(params, sym, order)
-    return params
+        params = _scaled(params, sym, scaling, target)
+    return _sorted(params, sym, permutation, descending, held)
+
+
+def _scaled(params: Params, sym: Symmetries, scaling: Scaling | None, target: float = 1) -> Params:
+    scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
+    return multiply(params, sym, {"scalings": scales, "signs": signs})
+
+
+def _sorted(
+    params: Params, sym: Symmetries, permutation: SortKey | None, descending: bool = True,
+    held: Set[int] = frozenset(),
+) -> Params:  # fmt: skip
+    if permutation is None or not sym.permutations:
+        return params
+    order = sort_permutations(params, sym, permutation, descending, held=held)
+    return permute(params, sym, order)
 
 
 def _check_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey | None) -> None:
@@ -142,32 +154,24 @@ def _without_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey
         permutations=() if permutation is None else sym.permutations,
     )
 
-    def form(params: Params) -> Params:
-        scales, signs = canonical_scales_and_signs(params, sym, scaling)
-        params = multiply(params, sym, {"scalings": scales, "signs": signs})
-        if permutation is not None:
-            params = permute(params, sym, sort_permutations(params, sym, permutation))
-        return params
-
     numbers = sum(shape.numel() for shape in sym.shapes.values())
+    members = min(max(_NUMBERS_TRIED // max(numbers, 1), 2), 16)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(min(max(_NUMBERS_TRIED // max(numbers, 1), 2), 16)):
-        drawn = {
-            name: torch.randn(shape, generator=generator, dtype=torch.float64)
-            for name, shape in sym.shapes.items()
-        }
-        weights = tied(drawn | sym.constants, sym)
-        factors = {
-            "signs": random_signs(removed, generator),
-            "scalings": random_scales(removed, generator),
-        }
-        moved = multiply(weights, removed, factors)  # type: ignore[arg-type]
-        moved = permute(moved, removed, random_permutations(removed, generator))
-        one, other = form(weights), form(moved)
-        for name, tensor in one.items():
-            if not torch.allclose(other[name], tensor, rtol=1e-4, atol=1e-5):
-                return name
-    return ""
+    drawn = {
+        name: torch.randn(members, *shape, generator=generator, dtype=torch.float64)
+        for name, shape in sym.shapes.items()
+    }
+    constants = {name: t.expand(members, *t.shape) for name, t in sym.constants.items()}
+    weights = tied(drawn | constants, sym)
+    factors: dict[Kind, Element] = {
+        "signs": random_signs(removed, generator, members),
+        "scalings": random_scales(removed, generator, members),
+    }
+    moved = multiply(weights, removed, factors)
+    moved = permute(moved, removed, random_permutations(removed, generator, members))
+    one, other = (_sorted(_scaled(w, sym, scaling), sym, permutation) for w in (weights, moved))
+    differ = (n for n, t in one.items() if not torch.allclose(other[n], t, rtol=1e-4, atol=1e-5))
+    return next(differ, "")
 
 
 _ORDERED = ("general", "orthogonal", "centred")  # their balanced form sorts the channels
