@@ -11,7 +11,8 @@ from torch.fx.node import map_arg
 
 from lightning_bnn.models import mlp
 from weightsym import UnsupportedModel, discover
-from weightsym.dimensions.decomposition import writes, written_out
+from weightsym.dimensions.decomposition import written_out
+from weightsym.dimensions.nodes import writes
 from weightsym.discovery.export import trace_graphs
 from weightsym.forward import Inputs
 from weightsym.fresh_memory import copied, fresh, reused_memory

@@ -22,8 +22,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from weightsym.dimensions.compound import IN_OTHERS
+from weightsym.dimensions.nodes import first_written, writes
 
-__all__ = ["Decomposed", "first_written", "writes", "written_out"]
+__all__ = ["Decomposed", "written_out"]
 
 aten: Any = torch.ops.aten
 _WRITTEN_OUT = [
@@ -85,19 +86,6 @@ def written_out(exported: ExportedProgram, rules: Mapping[Any, Callable[..., Any
     }
     written = {source: value for source, value in written.items() if source.op == "placeholder"}
     return Decomposed(graph, results, written, constants)
-
-
-def first_written(node: Node) -> Node:
-    """The tensor that a chain of operations in place writes."""
-    while writes(node) and isinstance(node.args[0], Node):
-        node = node.args[0]
-    return node
-
-
-def writes(node: Node) -> bool:
-    """Whether a node writes into its first argument."""
-    schema = getattr(node.target, "_schema", None)
-    return node.op == "call_function" and schema is not None and schema.is_mutable
 
 
 def _inlined(

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from weightsym.dimensions.export import operation_of
 from weightsym.dimensions.hashing import Hashes, code_of, mix
+from weightsym.dimensions.nodes import operation_of
 from weightsym.dimensions.reading import Reading
 from weightsym.dimensions.scales import connected
 from weightsym.dimensions.system import System

@@ -13,9 +13,10 @@ from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
 
 from weightsym.dimensions.decomposition import written_out
+from weightsym.dimensions.nodes import ancestors, operation_of
 from weightsym.shared_tensors import named_tensors, owners
 
-__all__ = ["Program", "Rule", "decompose", "operation_of", "trace"]
+__all__ = ["Program", "Rule", "decompose", "trace"]
 
 Rule: TypeAlias = Callable[..., Any] | Literal["pointwise"]
 """What an operation of others does: a function of torch that computes the same, which is read in
@@ -107,10 +108,7 @@ def decompose(
         for name, n in at_the_end.items()
         if name in kept and tensors[first[name]].is_floating_point()
     )
-    live = {*results, *(n for n, _ in written)}
-    for node in reversed(decomposed.graph.nodes):
-        if node in live:
-            live.update(node.all_input_nodes)
+    live = ancestors([*results, *(n for n, _ in written)])
     nodes = [n for n in decomposed.graph.nodes if n in live]
     mutable = {*at_the_end, *changing}
     changes = frozenset(own for name, own in first.items() if name in mutable)
@@ -142,11 +140,3 @@ def _tensors(
         if name not in tensors:
             tensors[name] = exported.state_dict.get(name, exported.constants.get(name))
     return tensors, names
-
-
-def operation_of(node: Node) -> str:
-    """The bare name of an operation, such as ``add``, or ``mylib.add`` of others."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is not None:
-        return str(schema.name).replace("::", ".").removeprefix("aten.")
-    return str(getattr(node.target, "__name__", node.target))

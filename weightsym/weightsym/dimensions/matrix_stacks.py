@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weightsym.dimensions.export import Program, operation_of
+from weightsym.dimensions.export import Program
 from weightsym.dimensions.moves import MOVES
+from weightsym.dimensions.nodes import operation_of
 from weightsym.dimensions.values import compress
 
 __all__ = ["stack_codes"]

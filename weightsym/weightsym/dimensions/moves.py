@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from weightsym.dimensions.arithmetic import unify
-from weightsym.dimensions.export import operation_of
+from weightsym.dimensions.nodes import operation_of
 from weightsym.dimensions.system import System
 from weightsym.dimensions.values import ZERO, Part, Value, compress, with_dims
 

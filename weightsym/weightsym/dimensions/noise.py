@@ -14,20 +14,15 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from weightsym.dimensions.export import operation_of
+from weightsym.dimensions.nodes import operation_of
 from weightsym.dimensions.system import System
 from weightsym.dimensions.values import Part, Value, with_dims
 
-__all__ = ["LAWS", "is_noise", "is_pointwise", "is_random", "met", "noise", "of_noise"]
+__all__ = ["LAWS", "is_noise", "is_pointwise", "met", "noise", "of_noise"]
 
 LAWS = frozenset("normal poisson binomial _standard_gamma".split())
 """Operations whose operands say, entry by entry, by which law a number is drawn."""
 _TYPES = ("_to_copy", "to", "clone", "detach", "alias", "lift_fresh_copy", "contiguous")
-
-
-def is_random(node: Node) -> bool:
-    """Whether an operation draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def is_pointwise(node: Node) -> bool:

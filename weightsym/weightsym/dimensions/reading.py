@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from weightsym.dimensions import layers
 from weightsym.dimensions.arithmetic import gathered, multiply, sum_over, unify
-from weightsym.dimensions.export import Program, operation_of
+from weightsym.dimensions.export import Program
 from weightsym.dimensions.matrix_stacks import stack_codes
 from weightsym.dimensions.moves import (
     MOVES,
@@ -30,15 +30,8 @@ from weightsym.dimensions.moves import (
     stacked,
     unsqueezed,
 )
-from weightsym.dimensions.noise import (
-    LAWS,
-    is_noise,
-    is_pointwise,
-    is_random,
-    met,
-    noise,
-    of_noise,
-)
+from weightsym.dimensions.nodes import is_random, operation_of
+from weightsym.dimensions.noise import LAWS, is_noise, is_pointwise, met, noise, of_noise
 from weightsym.dimensions.probe import (
     Along,
     Pointwise,

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from weightsym.dimensions.export import operation_of
+from weightsym.dimensions.nodes import operation_of
 from weightsym.forward import UnsupportedModel
 from weightsym.groups import Frozen
 

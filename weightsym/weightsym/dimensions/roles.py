@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from weightsym.dimensions.export import operation_of
+from weightsym.dimensions.nodes import descendants, operation_of
 from weightsym.dimensions.reading import Reading
 from weightsym.dimensions.values import Value
 
@@ -132,7 +132,7 @@ def _weight_nodes(reading: Reading) -> set[Node]:
         if any(u in multiplied for u in node.users) or any(operation_of(u) in _USE for u in others):
             multiplied.add(node)
     layers = {n for n in found if n.op == "call_function" and operation_of(n) in _PRODUCTS}
-    return found - _descendants(layers - multiplied)
+    return found - descendants(layers - multiplied)
 
 
 def _meetings(reading: Reading, weights: set[Node]) -> dict[Node, int]:
@@ -150,15 +150,3 @@ def _is_made_of(node: Node, weights: set[Node]) -> bool:
     is_tensor = any(isinstance(t, Tensor) for t in tree_leaves(node.meta.get("val")))
     single = is_tensor or node.target is operator.getitem
     return node.op == "call_function" and bool(inputs) and single and set(inputs) <= weights
-
-
-def _descendants(nodes: Iterable[Node]) -> set[Node]:
-    """The nodes themselves, and all that is computed from them."""
-    reached: set[Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in reached:
-            reached.add(node)
-            pending += node.users
-    return reached

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
-from weightsym.dimensions.export import operation_of
 from weightsym.dimensions.layers import contract
 from weightsym.dimensions.moves import (
     MOVES,
@@ -25,6 +24,7 @@ from weightsym.dimensions.moves import (
     squeezed,
     unsqueezed,
 )
+from weightsym.dimensions.nodes import operation_of
 from weightsym.dimensions.system import System
 from weightsym.dimensions.values import NONE, Choice, Part, Value, chosen, compress
 

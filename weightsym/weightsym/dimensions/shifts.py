@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
-from weightsym.dimensions.export import Program, operation_of
+from weightsym.dimensions.export import Program
+from weightsym.dimensions.nodes import operation_of
 from weightsym.dimensions.shift_expressions import Expressions
 from weightsym.dimensions.shift_grouping import Uses, groups_of_shifts
 from weightsym.dimensions.values import compress

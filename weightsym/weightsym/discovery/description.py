@@ -11,13 +11,14 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from weightsym.dimensions.engine import Dimensions
-from weightsym.dimensions.export import Rule, decompose, operation_of
+from weightsym.dimensions.export import Rule, decompose
+from weightsym.dimensions.nodes import ancestors, operation_of
 from weightsym.dimensions.reading import Reading
 from weightsym.dimensions.reports import report
 from weightsym.dimensions.result import groups_of
 from weightsym.dimensions.shifts import shifts_of
 from weightsym.discovery.export import Graphs
-from weightsym.discovery.graph import Graph, ancestors
+from weightsym.discovery.graph import Graph
 from weightsym.discovery.logits import find_shift
 from weightsym.groups import Frozen, SoftmaxShift, Symmetries
 from weightsym.shared_tensors import named_tensors, overlapping, owners
@@ -96,7 +97,8 @@ def read_graphs(
 def _sizes(read: Dimensions) -> tuple[object, ...]:
     """The groups that are found, in numbers."""
     groups = sorted(len(g.units) for g in read.exchanges.groups)
-    return groups, read.scaling_dof, read.sign_dof, read.linear, read.frozen
+    reasons = [*read.reading.unfollowed.values()]
+    return groups, read.scaling_dof, read.sign_dof, read.linear, reasons
 
 
 def _told_apart(graphs: Graphs) -> list[Graph]:

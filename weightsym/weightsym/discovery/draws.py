@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weightsym.dimensions.export import operation_of
-from weightsym.discovery.graph import Graph, ancestors
+from weightsym.dimensions.nodes import ancestors, is_random, operation_of
+from weightsym.discovery.graph import Graph
 
-__all__ = ["ONE_OF_ALL", "Pick", "draws_numbers", "evened", "is_random"]
+__all__ = ["ONE_OF_ALL", "Pick", "draws_numbers", "evened"]
 
 Pick = Callable[[Tensor], Tensor]
 ONE_OF_ALL: tuple[Pick, ...] = (torch.mean, torch.amin, torch.amax)
@@ -36,11 +36,6 @@ _AT_TRAINING = {
 _LAWS = frozenset(
     "rand rand_like randn randn_like normal normal_functional uniform exponential".split()
 )
-
-
-def is_random(node: Node) -> bool:
-    """Whether an operation may draw random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def draws_numbers(graph: Graph) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from weightsym.comparison import agree, tolerance_of
-from weightsym.dimensions.export import operation_of
+from weightsym.dimensions.nodes import operation_of
 from weightsym.discovery.export import Graphs, trace_graphs
 from weightsym.discovery.graph import Graph
 from weightsym.discovery.random_weights import random_weights

@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
-from weightsym.dimensions.decomposition import writes
+from weightsym.dimensions.nodes import writes
 from weightsym.discovery.graph import Graph
 from weightsym.discovery.memory import check_calls
 from weightsym.discovery.modes import ModeReads

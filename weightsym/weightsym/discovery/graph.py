@@ -12,9 +12,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from weightsym.dimensions.decomposition import first_written, writes
+from weightsym.dimensions.nodes import ancestors, first_written, writes
 
-__all__ = ["Graph", "Source", "ancestors"]
+__all__ = ["Graph", "Source"]
 
 
 _NO_DROPOUT = re.compile(r"dropout\.default\((\w+), 0(?:\.0)?, (?:True|False)\)")
@@ -98,18 +98,6 @@ class Graph:
 
 def _equal(x: Any, y: Any) -> bool:
     return torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else x is y
-
-
-def ancestors(nodes: Iterable[Node]) -> set[Node]:
-    """Nodes and everything that they depend on: dead code must not constrain a channel."""
-    reached: set[Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in reached:
-            reached.add(node)
-            pending += node.all_input_nodes
-    return reached
 
 
 def _children(spec: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from weightsym.dimensions.export import operation_of
+from weightsym.dimensions.nodes import operation_of
 from weightsym.groups import SoftmaxShift
 
 __all__ = ["find_shift"]

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
-from weightsym.dimensions.export import operation_of
-from weightsym.discovery.draws import Pick, evened, is_random
-from weightsym.discovery.graph import Graph, ancestors
+from weightsym.dimensions.nodes import ancestors, is_random, operation_of
+from weightsym.discovery.draws import Pick, evened
+from weightsym.discovery.graph import Graph
 from weightsym.forward import Inputs, as_real, in_precision, same_noise
 from weightsym.fresh_memory import hand_back
 from weightsym.motions import Read
