@@ -118,7 +118,9 @@ def canonicalise(
     return _sorted(params, sym, permutation, descending, held)
 
 
-def _scaled(params: Params, sym: Symmetries, scaling: Scaling | None, target: float = 1.0) -> Params:
+def _scaled(
+    params: Params, sym: Symmetries, scaling: Scaling | None, target: float = 1.0
+) -> Params:
     scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
     return multiply(params, sym, {"scalings": scales, "signs": signs})
 
