@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lightning_bnn import metrics as M
 from lightning_bnn import symmetry as S
-from lightning_bnn.callbacks import MassGap, PermutationTau, SymmetricAverage
+from lightning_bnn.callbacks import MassGap, PermutationTau
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import SWAG, DeepEnsemble
 from weightsym import params as P
@@ -59,15 +59,6 @@ def watched(device):
     torch.manual_seed(0)
     callbacks = PermutationTau(every_n_steps=2), MassGap(every_n_steps=2)
     return fit(Plain(0.0), *callbacks, **options(device)).callback_metrics
-
-
-def averaged(device):
-    """The average of a run with norms over batches, and what is said about it."""
-    torch.manual_seed(0)
-    module, callback = Plain(0.0), SymmetricAverage(decay=0.8, path=None)
-    module.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    fit(module, callback, **options(device))
-    return callback.averaged_state(module), torch.tensor(callback.moved_units)
 
 
 def images(device):
@@ -129,7 +120,6 @@ def lost(device):
 
 OTHERS = {
     "callbacks": watched,
-    "averages": averaged,
     "images": images,
     "symmetries": symmetries,
     "matching": matching,

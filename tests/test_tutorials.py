@@ -50,14 +50,10 @@ def test_pages_show_all_of_their_pictures(name):
 
 # ------------------------------------------------------------ what they claim
 def callbacks(names):
-    tau, gap, average = names["tau"].history, names["gap"].history, names["average"]
+    tau, gap = names["tau"].history, names["gap"].history
     assert max(tau[0][1]) < 0.98
     assert min(tau[-1][1]) > 0.995
     assert gap[0][1][2] > gap[-1][1][2] > gap[9][1][2] > 0
-    assert average.moved_units == 0
-    yours, averaged = names["yours"].y, names["averaged"].y
-    assert averaged[5:15].mean() < 0.8 * yours[5:15].mean()
-    assert abs(averaged[-1] - yours[-1]) < 0.01
 
 
 def posterior(names):

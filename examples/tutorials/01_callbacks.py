@@ -58,14 +58,12 @@ from lightning_bnn.callbacks import (
     MassGap,
     PermutationTau,
     PosteriorFigures,
-    SymmetricAverage,
 )
 
 tau = PermutationTau()
 gap = MassGap(every_n_steps=10)
 harvester = CheckpointHarvester(every_n_epochs=1)
 figures = PosteriorFigures(every_n_steps=5, draw_every=1000)
-average = SymmetricAverage("ema", decay=0.98)
 
 L.seed_everything(0, verbose=False)
 trainer = L.Trainer(
@@ -73,7 +71,7 @@ trainer = L.Trainer(
     accelerator="cpu",
     logger=CSVLogger("runs"),
     log_every_n_steps=10,
-    callbacks=[tau, gap, harvester, figures, average],
+    callbacks=[tau, gap, harvester, figures],
     enable_progress_bar=False,
     enable_model_summary=False,
 )
@@ -148,13 +146,9 @@ shutil.copy(folder / "figures" / "posterior-trajectories-520.png", "trajectories
 # On the right a curve belongs to a *place in the order* and not to a unit: it jumps when two units
 # change places, and is calm after the learning rate has dropped.
 #
-# ## SymmetricAverage: a better network from the same run
+# ## Beside your own curves
 #
-# Averages of the weights along a run (EMA, SWA) can predict better than the last weights, above all
-# while the learning rate is high. They make sense only if units keep their places ([tutorial
-# 4](04_symmetries.md) shows what happens otherwise). `SymmetricAverage` first brings every network
-# into the order of the average. It validates the average beside your module, under names that begin
-# with `average/`.
+# What the callbacks log stands in the same file as your own numbers.
 
 # %%
 import csv
@@ -168,23 +162,17 @@ def column(name):
     return Line(*torch.tensor([[float(r["step"]), float(r[name])] for r in rows if r[name]]).T)
 
 
-yours, averaged = column("val_loss"), column("average/val_loss")
-print("validation loss   your weights   their average")
-for text, part in (("epochs 6 to 15", slice(5, 15)), ("last epoch", slice(19, 20))):
-    print(f"{text:15s}   {yours.y[part].mean():12.3f}   {averaged.y[part].mean():13.3f}")
-print(average.networks, "networks averaged;", average.moved_units, "units moved")
 panels = {
     "Kendall's tau": {name: column(f"tau/{name}") for name in tau.layers},
-    "validation loss": {"your weights": yours, "their average": averaged},
+    "validation loss": {"val_loss": column("val_loss")},
 }
 lines_figure(panels, ("step", ""), marks=[390], columns=2).savefig("curves.png", dpi=100)
 
 # %% [markdown]
-# In the first epochs the average still remembers the start, and is worse. Then it is the better
-# network as long as the rate is high; once the rate has dropped (dashed line), both are the same
-# within a few thousandths. "0 units moved" says that inside this run the average is the plain one.
-# It is in `average.ckpt` in the log folder; `ModelCheckpoint(monitor="average/val_loss")` works as
-# well.
+# When the learning rate drops (dashed line), the units come to rest and the loss settles. For a
+# running average of the weights of one run take Lightning's `EMAWeightAveraging`: every unit keeps
+# its own weights, even where the order by size changes. Networks of several runs need one frame
+# first, see `average` in [tutorial 4](04_symmetries.md).
 #
 # ## CheckpointHarvester: the weights themselves
 #
@@ -212,8 +200,5 @@ print(f"of their mean prediction: {together:.3f}")
 #
 # - `tau` near 1 and rising: the order of the units has settled. Falling late in a run: look closer.
 # - `mass_excess` of some per cent is nothing to worry about; tens of per cent late in a run are.
-# - `average/val_loss` below `val_loss`: the average is the better network. Above it at the end:
-#   make `decay` smaller.
-# - `average/moved_units` at 0: a plain average would have done. Many: it would have been wrong.
 #
 # All options are in [callbacks](../callbacks.md).

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from lightning_bnn.callbacks.mass_gap import *
     from lightning_bnn.callbacks.permutation_tau import *
     from lightning_bnn.callbacks.posterior_doctor import *
-    from lightning_bnn.callbacks.symmetric_average import *
     from lightning_bnn.callbacks.training_cost import *
 
 lazy_package(__name__)

@@ -141,7 +141,6 @@ class Capture:
 
     def network(self, batch_norm: Literal["carrier", "eval"]) -> Network:
         """The first candidate that was called and whose symmetries can be found."""
-        self.close()
         reasons = []
         for name, module in self._modules:
             if name not in self.calls:
@@ -204,8 +203,9 @@ def _announced(network: Network) -> Network:
 class SymmetryCallback(Callback):
     """Finds the network and its symmetries in the first batch, then looks at it after steps.
 
-    A network that cannot be traced is reported once and left alone; training goes on. Under several
-    processes only the first one looks.
+    What one callback of a run has found, the others take. A network that cannot be traced is
+    reported once and left alone; training goes on. Under several processes only the first one
+    looks.
     """
 
     def __init__(
@@ -238,15 +238,15 @@ class SymmetryCallback(Callback):
     def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
         """See the weights after every n-th step."""
 
-    def due(self, trainer: Any, before: int, step: int) -> bool:
-        """Decide whether to look after the count of optimizer steps has changed."""
-        return step // self.every_n_steps > before // self.every_n_steps
-
     def __getstate__(self) -> dict[str, Any]:
         """The state for a spawned process, which finds the network itself."""
         return {**self.__dict__, "network": None, "_capture": None, "_seen": None}
 
     # -------------------------------------------------------- hooks
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self.network = None
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if not self._restored and self._seen is not None and self._seen() is not pl_module:
             self.forget()
@@ -254,14 +254,13 @@ class SymmetryCallback(Callback):
         self._step = trainer.global_step
         shards = shards_weights(trainer, pl_module)
         self._active = trainer.is_global_zero and not shards
-        self.network = None
         stack = stack_of(pl_module)
         if not trainer.is_global_zero:
             return
         if not self._active:
             self._switch_off("its weights are sharded over processes")
         elif stack is not None and stack.example:
-            self._watch_stack(pl_module, stack)
+            self._watch_stack(trainer, pl_module, stack)
         elif stack is not None:  # a stream of batches: an example comes with the first of them
             self._before = {name: t.clone() for name, t in stack.weights.items()}
         elif not any(is_lazy(p) for p in pl_module.parameters()):
@@ -275,11 +274,12 @@ class SymmetryCallback(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         if self._active and self.network is None:
             if self._capture is not None:
-                self._watch_called(self._capture)
+                self._watch_called(trainer, self._capture)
             elif (stack := stack_of(pl_module)) is not None:
-                self._watch_stack(pl_module, stack._replace(weights=self._before))
+                self._watch_stack(trainer, pl_module, stack._replace(weights=self._before))
         before, self._step = self._step, trainer.global_step
-        if self._active and self.due(trainer, before, self._step):
+        every = self.every_n_steps
+        if self._active and self._step // every > before // every:
             assert self.network is not None
             try:
                 with torch.no_grad():
@@ -294,10 +294,12 @@ class SymmetryCallback(Callback):
         self._close()
 
     # -------------------------------------------------------- network
-    def _watch(self, find: Callable[[], Network], before: Callable[[Network], Params]) -> None:
+    def _watch(
+        self, trainer: Any, find: Callable[[], Network], before: Callable[[Network], Params]
+    ) -> None:
         """Find the network, and begin with its weights before the first step."""
         try:
-            self.network = find()
+            self.network = self._found_by_another(trainer) or find()
             self._check(self.network)
         except ValueError as error:
             self._switch_off(str(error))
@@ -305,11 +307,19 @@ class SymmetryCallback(Callback):
             self.begin(before(self.network))
         self._capture, self._before = None, {}
 
-    def _watch_called(self, capture: Capture) -> None:
-        """The network is one that the first batch has called."""
-        self._watch(partial(capture.network, self.batch_norm), self._weights_before)
+    def _found_by_another(self, trainer: Any) -> Network | None:
+        """The network that a callback before this one has found by the same arguments."""
+        asked = self.module, self.batch_norm
+        others = (c for c in trainer.callbacks if isinstance(c, SymmetryCallback))
+        found = (c.network for c in others if (c.module, c.batch_norm) == asked and c.network)
+        return next(found, None)
 
-    def _watch_stack(self, pl_module: Any, stack: Stack) -> None:
+    def _watch_called(self, trainer: Any, capture: Capture) -> None:
+        """The network is one that the first batch has called."""
+        capture.close()
+        self._watch(trainer, partial(capture.network, self.batch_norm), self._weights_before)
+
+    def _watch_stack(self, trainer: Any, pl_module: Any, stack: Stack) -> None:
         """Our own modules know their networks."""
 
         def find() -> Network:
@@ -317,7 +327,7 @@ class SymmetryCallback(Callback):
             weights, inputs = partial(_live_weights, pl_module), Inputs(stack.example, {})
             return Network("", stack.template, weights, symmetries, inputs)
 
-        self._watch(find, lambda _: stack.weights)
+        self._watch(trainer, find, lambda _: stack.weights)
 
     def _weights_before(self, network: Network) -> Params:
         """Return the weights before the first step, or as they are if they were lazy."""

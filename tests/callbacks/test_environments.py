@@ -16,7 +16,6 @@ from lightning_bnn.callbacks import (
     MassGap,
     PermutationTau,
     PosteriorFigures,
-    SymmetricAverage,
 )
 
 
@@ -91,7 +90,6 @@ def test_the_twin_namespace(tmp_path):
             MassGap(2),
             CheckpointHarvester(tmp_path / "bank", every_n_steps=1),
             PosteriorFigures(3, 2),
-            SymmetricAverage(decay=0.5),
         ]
         options = {**QUIET, "default_root_dir": tmp_path, "callbacks": callbacks, **more}
         ckpt = options.pop("ckpt_path", None)
@@ -104,7 +102,6 @@ def test_the_twin_namespace(tmp_path):
     trainer = train(max_epochs=2, ckpt_path=tmp_path / "x.ckpt")
     assert len(trainer.callbacks[0].history) == 12
     assert len(CheckpointBank(tmp_path / "bank", "r")) == 12
-    assert trainer.callbacks[4].networks == 12
     assert trainer.callback_metrics["tau"] > 0
 
 

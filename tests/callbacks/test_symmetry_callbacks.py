@@ -11,7 +11,13 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from runs import RUNS, Attributes, Plain, Recorder, Stacked, Unreadable, built, fit
 from scipy.stats import kendalltau
 
-from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
+from lightning_bnn.callbacks import (
+    CheckpointHarvester,
+    MassGap,
+    PermutationTau,
+    PosteriorFigures,
+    watching,
+)
 from weightsym import discover, min_mass
 from weightsym import params as P
 
@@ -134,6 +140,21 @@ def test_training_is_what_it_would_have_been(run):
     watched = run.module.state_dict().values()
     for (name, a), b in zip(run.alone.state_dict().items(), watched, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("cls", [Plain, Stacked])
+@pytest.mark.parametrize(("second", "times"), [({}, 1), ({"batch_norm": "eval"}, 2)])
+def test_callbacks_of_one_run_find_its_network_once(cls, second, times, monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        watching, "discover", lambda *args, **more: found.append(1) or discover(*args, **more)
+    )
+    tau, gap, module = PermutationTau(), MassGap(2, **second), built(cls)
+    fit(module, tau, gap)
+    assert len(found) == times
+    assert (tau.network is gap.network) == (times == 1)
+    fit(module, tau, gap)  # another run looks again
+    assert len(found) == 2 * times
 
 
 def test_several_networks_side_by_side():

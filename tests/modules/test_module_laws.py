@@ -29,7 +29,6 @@ from lightning_bnn.callbacks import (
     MassGap,
     PermutationTau,
     PosteriorFigures,
-    SymmetricAverage,
 )
 from lightning_bnn.posteriors import Mixture, Posterior
 from weightsym import params as P
@@ -89,8 +88,7 @@ def trained(name, folder):
     module, data = MODULES[name](net), Blobs()
     callbacks = [PermutationTau(), CheckpointHarvester(folder / "bank", 1)]
     if name in DRAWN:
-        average = SymmetricAverage(path=str(folder / "average.ckpt"))
-        callbacks += [MassGap(6), average, PosteriorFigures(every_n_steps=6)]
+        callbacks += [MassGap(6), PosteriorFigures(every_n_steps=6)]
     run = trainer(*callbacks, Saves(folder), default_root_dir=folder, max_epochs=3)
     (start,) = run.validate(module, data, verbose=False)
     torch.manual_seed(0)
