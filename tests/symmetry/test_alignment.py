@@ -1,4 +1,5 @@
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -51,20 +52,28 @@ class Stream(nn.Module):
 
 
 class Experts(nn.Module):
-    """Weights of three dimensions, blocks with units inside."""
+    """Blocks with units inside, beside a stream, as weights of three dimensions or of two."""
 
-    def __init__(self):
+    def __init__(self, count=2, width=3, hidden=3, flat=False):
         super().__init__()
-        self.up = nn.Parameter(torch.randn(3, 6, 4))
-        self.down = nn.Parameter(torch.randn(3, 4, 6))
-        self.router = nn.Linear(4, 3)
-        self.stem = nn.Linear(5, 4)
+        up, down = torch.randn(count, hidden, width), torch.randn(count, width, hidden)
+        self.up, self.down = (nn.Parameter(w.flatten(0, 1) if flat else w) for w in (up, down))
+        self.bias = nn.Parameter(torch.randn(count, width))
+        self.router = nn.Linear(width, count)
+        self.stem, self.head = nn.Linear(5, width), nn.Linear(width, 2)
+        self.shapes = up.shape, down.shape
 
     def forward(self, x):
-        x = self.stem(x).tanh()
-        hidden = torch.einsum("bi,ehi->beh", x, self.up).relu()
-        out = torch.einsum("beh,eoh->beo", hidden, self.down)
-        return (out * self.router(x).softmax(-1)[..., None]).sum(1)
+        x = self.stem(x)
+        up, down = (w.view(s) for w, s in zip((self.up, self.down), self.shapes, strict=True))
+        hidden = torch.einsum("bi,ehi->beh", x, up).relu()
+        out = torch.einsum("beh,eoh->beo", hidden, down) + self.bias
+        return self.head(x + (out * self.router(x).softmax(-1)[..., None]).sum(1))
+
+
+def grouped():
+    """Blocks on both sides of a kernel."""
+    return nn.Sequential(nn.Conv1d(2, 6, 1), nn.ReLU(), nn.Conv1d(6, 4, 1, groups=2))
 
 
 def close(a, b, tolerance=0.0):
@@ -94,7 +103,10 @@ def test_products_and_inverses_act_like_one_after_the_other(case):
 
 
 # ------------------------------------------------------------ Frank-Wolfe
-@pytest.mark.parametrize(("build", "x"), [(Experts, (2, 5)), (lambda: Stream(4, 5, 2), (2, 3))])
+IN_BLOCKS = [(Experts, (2, 5)), (partial(Experts, flat=True), (2, 5)), (grouped, (2, 2, 4))]
+
+
+@pytest.mark.parametrize(("build", "x"), [*IN_BLOCKS, (lambda: Stream(4, 5, 2), (2, 3))])
 def test_values_and_slopes_of_soft_permutations(build, x):
     torch.manual_seed(0)
     model = build().double()
@@ -113,6 +125,65 @@ def test_values_and_slopes_of_soft_permutations(build, x):
     for short, long in ((orders, hard), (None, means)):
         assert torch.allclose(objective.value(short), objective.value(long))
         assert all(map(torch.allclose, objective.slopes(short), objective.slopes(long)))
+
+
+def every_order(plan):
+    """All orders of all tables, one row for each element of the group."""
+    families = []
+    for family in plan.outer:
+        blocks = list(itertools.permutations(range(family.tables[0].units)))
+        sizes = [t.units // len(blocks[0]) for t in family.tables[1:] for _ in blocks[0]]
+        inside = list(itertools.product(*(itertools.permutations(range(n)) for n in sizes)))
+        families.append([(order, units) for order in blocks for units in inside])
+    for element in itertools.product(*families):
+        rows = []
+        for order, units in element:
+            rows.append(list(order))
+            for k in range(0, len(units), len(order)):
+                part = units[k : k + len(order)]
+                at = zip(order, part, strict=True)
+                rows.append([len(p) * b + i for b, p in at for i in p])
+        yield rows
+
+
+@pytest.mark.parametrize(("build", "x"), IN_BLOCKS)
+def test_the_similarity_is_that_of_every_element_of_the_group(build, x):
+    torch.manual_seed(0)
+    model = build().double()
+    sym = discover(model, torch.randn(x).double())
+    plan = Plan(sym)
+    orders = [torch.tensor(rows) for rows in zip(*every_order(plan), strict=True)]
+    count, goal = len(orders[0]), {n: torch.randn_like(t) for n, t in P.of(model).items()}
+    stack = {n: torch.randn_like(t).expand(count, *t.shape) for n, t in goal.items()}
+    moved = permute(stack, sym, plan.elements(orders))
+    expected = sum((moved[n] * goal[n]).flatten(1).sum(1) for n in plan.compared)
+    assert torch.allclose(Objective(plan, stack, goal).value(orders), expected)
+    assert len(expected.unique()) > count / 2
+    whole = {n: axes for n, axes in plan.places.items() if n not in plan.blocks}
+    assert len(whole) < len(plan.places)  # a negative control: without what is in blocks
+    plan.places, plan.blocks = whole, {}
+    without = Objective(plan, stack, goal).value(orders)
+    assert not torch.allclose(without - without[0], expected - expected[0])
+    assert int(without.argmax()) != int(expected.argmax())
+
+
+def test_experts_take_part_in_the_walk():
+    found = {True: 0, False: 0}
+    for trial in range(4):
+        torch.manual_seed(trial)
+        model = Experts(4, 12, 8)
+        for p in [*model.stem.parameters(), *model.head.parameters(), *model.router.parameters()]:
+            nn.init.zeros_(p)
+        sym, params, copy, moved = planted(model, torch.randn(3, 5), 0.8, trial)
+        for blocks in found:
+            plan = Plan(sym)
+            if not blocks:
+                plan.places = {n: a for n, a in plan.places.items() if n not in plan.blocks}
+                plan.blocks = {}
+            walk = frank_wolfe(plan, P.stack([moved]), params)
+            order = [p[0] for p in plan.elements(walk.orders)]
+            found[blocks] += close(permute(moved, sym, order), copy)
+    assert found[True] == 4 > found[False]
 
 
 def test_steps_follow_the_quadratic():

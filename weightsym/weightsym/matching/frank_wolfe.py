@@ -60,7 +60,8 @@ def frank_wolfe(
     .. math:: P \leftarrow P + \gamma (S - P), \quad S = \arg\max_S \langle \nabla f(P), S \rangle
 
     where one :math:`\gamma` for all groups maximises the quadratic :math:`f` on the segment, whose
-    slopes at P come from those at permutations alone. The slope :math:`g = \langle \nabla f(P), S -
+    slopes at P come from those at permutations alone; where the rows of tensors fall into blocks,
+    f has a higher degree, and they are computed at P. The slope :math:`g = \langle \nabla f(P), S -
     P \rangle` says what can be had nearby: steps end where it is small. After three steps a member
     is given up if :math:`f(P) + 3 g` is below what is known, as between large networks that have
     nothing in common.
@@ -112,6 +113,8 @@ def frank_wolfe(
             corner = one_hot(order, order.shape[1]).to(point[k])
             matrices[k][active] = point[k].lerp(corner, step)
             slopes[k][active] = gradients[k].lerp(ends[k], step)
+        if plan.blocks:  # of more than the second degree
+            value, slopes = objective.value(matrices), objective.slopes(matrices)
     return Walk(plan.best(matrices), matrices, value, lost, blind)
 
 
@@ -129,9 +132,6 @@ def inner(points: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
 class Objective:
     """The similarity of a stack with a reference, at one matrix or one order for every table.
 
-    Kernels of grouped convolutions do not count: their rows and columns move together only as long
-    as blocks are whole.
-
     Args:
         plan: of the groups.
         params: a stack.
@@ -140,9 +140,8 @@ class Objective:
 
     def __init__(self, plan: Plan, params: Params, reference: Params) -> None:
         self.plan, self.sym = plan, plan.sym
-        self.places = self._places()
-        self.params = {n: _real(params[n]) for n in self.places}
-        self.goal = {n: _real(reference[n]) for n in self.places}
+        self.params = {n: _real(params[n]) for n in plan.places}
+        self.goal = {n: _real(reference[n]) for n in plan.places}
 
     def of(self, members: Tensor) -> Objective:
         """The same for some members."""
@@ -150,24 +149,14 @@ class Objective:
             return self
         return Objective(self.plan, {n: w[members] for n, w in self.params.items()}, self.goal)
 
-    def _places(self) -> dict[str, dict[int, list[tuple[int, Placement]]]]:
-        """By tensor and axis, the tables that act there, and where."""
-        grouped = {a.tensor for a in self.sym.axes if a.blocks > 1}
-        result: dict[str, dict[int, list[tuple[int, Placement]]]] = {}
-        for k, table in enumerate(self.plan.tables):
-            for placement in table.places:
-                name = self.sym.axes[placement.axis].tensor
-                if name in self.plan.compared and name not in grouped:
-                    result.setdefault(name, {}).setdefault(placement.axis, []).append(
-                        (k, placement)
-                    )
-        return result
-
     def value(self, point: Point) -> Tensor:
         """The similarity of every member with the reference."""
         total = torch.zeros((), dtype=torch.float64)
-        for name, axes in self.places.items():
+        for name, axes in self.plan.places.items():
             w = self.params[name]
+            if name in self.plan.blocks:
+                total = total + self._in_blocks(name, self._matrices(point)).cpu()
+                continue
             for axis in axes:
                 w = self._moved(w, axis, axes[axis], point)
             total = total + (w * self.goal[name].to(w)).flatten(1).sum(1, dtype=torch.float64).cpu()
@@ -178,7 +167,9 @@ class Objective:
         members, like = stack_size(self.params), next(iter(self.params.values()))
         dtype = torch.promote_types(like.dtype, torch.float32)
         result = [torch.zeros(members, t.units, t.units, dtype=dtype) for t in self.plan.tables]
-        for name, axes in self.places.items():
+        for name, axes in self.plan.places.items():
+            if name in self.plan.blocks:
+                continue
             for axis, pieces in axes.items():
                 w = self.params[name]
                 for other in axes:
@@ -187,6 +178,14 @@ class Objective:
                     moving = unit_rows({}, self.sym, placement, w)
                     goal = unit_rows({}, self.sym, placement, self.goal[name]).to(moving)
                     result[k] += (goal @ moving.mT).to(result[k])
+        if self.plan.blocks:
+            with torch.enable_grad():
+                matrices = [m.requires_grad_() for m in self._matrices(point)]
+                value = torch.stack([self._in_blocks(n, matrices).sum() for n in self.plan.blocks])
+                slopes = torch.autograd.grad(
+                    value.sum(), matrices, allow_unused=True, materialize_grads=True
+                )
+            result = [a + b.to(a) for a, b in zip(result, slopes, strict=True)]
         return result
 
     def most(self) -> Tensor:
@@ -194,6 +193,15 @@ class Objective:
         pairs = ((w.flatten(1).norm(dim=1), self.goal[n].norm()) for n, w in self.params.items())
         norms = (moving.double() * goal.double() for moving, goal in pairs)
         return torch.stack([n.cpu() for n in norms]).sum(0)
+
+    def _matrices(self, point: Point) -> list[Tensor]:
+        """The point as matrices of every member."""
+        members, like = stack_size(self.params), next(iter(self.params.values()))
+        if point is None:
+            return [
+                like.new_full((members, t.units, t.units), 1 / t.units) for t in self.plan.tables
+            ]
+        return [(p if p.is_floating_point() else one_hot(p, p.shape[1])).to(like) for p in point]
 
     def _moved(
         self, w: Tensor, axis: int, pieces: list[tuple[int, Placement]], point: Point
@@ -203,16 +211,60 @@ class Objective:
         if point is not None and not point[0].is_floating_point():
             return reorder_units(w, target, [(placement, point[k]) for k, placement in pieces])
         rows = along_axis(w, target, 1)
-        changed = rows.clone()
         for k, placement in pieces:
-            positions = placement.positions.to(w.device)
-            old = rows[..., positions].movedim(-2, 1)  # (members, units, ..., repeats)
             if point is None:
-                new = old.mean(1, keepdim=True).expand_as(old)
+                rows = _averaged(rows, placement.positions)
             else:
-                new = (point[k].to(old) @ old.flatten(2)).reshape(old.shape)
-            changed[..., positions.reshape(-1)] = new.movedim(1, -2).flatten(-2)
-        return from_axis(changed, w, target, 1)
+                rows = _mixed(rows, placement.positions, point[k].to(w))
+        return from_axis(rows, w, target, 1)
+
+    def _in_blocks(self, name: str, matrices: Sequence[Tensor]) -> Tensor:
+        r"""The similarity of one tensor whose rows fall into blocks.
+
+        With the parts :math:`P_{ab}` of the matrix of an axis that bring block b to block a,
+
+        .. math:: \sum_{ab} \langle P_{ab} W_b Q_{ab}^\top, W^*_a \rangle
+
+        which at permutations is what actions do: these parts are zero but for one b.
+        """
+        count, axes = self.plan.blocks[name]
+        moving, goal = self.params[name], self.goal[name]
+        if any(axis.dim is None for axis, *_ in axes):
+            moving, goal = moving.flatten(1), goal.flatten()
+        moving, goal = moving[..., None].unflatten(1, (count, -1)), goal[..., None].to(moving)
+        moving = moving[:, None].expand(-1, count, *[-1] * goal.ndim, -1)  # members, a, b, rows
+        for axis, pieces, moves in axes:
+            matrix = torch.eye(axis.length).to(moving).expand(len(moving), -1, -1)
+            for k, positions in pieces:
+                matrix = _mixed(matrix, positions, matrices[k])  # transposed
+            if axis.dim and axis.blocks == 1:
+                parts = matrix[:, None, None]
+            else:
+                parts = matrix.unflatten(2, (count, -1)).unflatten(1, (count, -1))
+                parts = parts.permute(0, 3, 1, 2, 4)
+                if not moves:  # the same in all blocks
+                    parts = parts.diagonal(dim1=1, dim2=2).movedim(-1, 1)[:, :, None]
+            dim = 3 + (axis.dim or 0)
+            parts = parts.reshape(*parts.shape[:3], *[1] * (goal.ndim - 2), *parts.shape[3:])
+            moving = (moving.movedim(dim, -1) @ parts).movedim(-1, dim)
+        goal = goal.unflatten(0, (count, 1, -1))
+        return (moving * goal).flatten(1).sum(1, dtype=torch.float64)
+
+
+def _averaged(rows: Tensor, positions: Tensor) -> Tensor:
+    """Give all units their mean along the last dimension."""
+    positions, rows = positions.to(rows.device), rows.clone()
+    mean = rows[..., positions].mean(-2, keepdim=True)
+    rows[..., positions] = mean.expand(*mean.shape[:-2], *positions.shape)
+    return rows
+
+
+def _mixed(rows: Tensor, positions: Tensor, matrices: Tensor) -> Tensor:
+    """Mix the units along the last dimension by the matrices of every member."""
+    positions, rows = positions.to(rows.device), rows.clone()
+    wide = matrices.reshape(len(matrices), *[1] * (rows.ndim - 2), *matrices.shape[1:])
+    rows[..., positions] = wide @ rows[..., positions]
+    return rows
 
 
 def _real(w: Tensor) -> Tensor:
@@ -233,7 +285,7 @@ def start_from_signatures(plan: Plan, params: Params, reference: Params) -> list
     """
     objective, counts = Objective(plan, params, reference), [0] * len(plan.tables)
     result = [torch.zeros(stack_size(params), t.units, t.units) for t in plan.tables]
-    for name, axes in objective.places.items():
+    for name, axes in plan.places.items():
         for k, placement in (piece for pieces in axes.values() for piece in pieces):
             if reference[name].ndim > 1:
                 both = (w[name] for w in (objective.params, objective.goal))

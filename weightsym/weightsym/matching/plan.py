@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from weightsym.actions import reached_axes
 from weightsym.axis_actions import Kind, axes_by_tensor
 from weightsym.composition import homes
 from weightsym.elements import identity
-from weightsym.groups import Placement, Symmetries
+from weightsym.groups import Axis, Placement, Symmetries
 from weightsym.params import Params
 from weightsym.units import other_axis, unit_rows
 
@@ -70,6 +71,18 @@ class View:
     def rows(self, w: Tensor) -> Tensor:
         """The weights of every unit in the tensor of a stack: ``(members, units, features)``."""
         return unit_rows({}, self.sym, self.placement, w)
+
+
+class Blocks(NamedTuple):
+    """A tensor whose rows fall into equal blocks, or of whose positions tables share some.
+
+    Attributes:
+        number: of the blocks.
+        axes: where tables act, with the positions of their units, and whether they move blocks.
+    """
+
+    number: int
+    axes: list[tuple[Axis, list[tuple[int, Tensor]], bool]]
 
 
 class Plan:
@@ -263,6 +276,49 @@ class Plan:
             for g, order in split(family, [next(left) for _ in family.tables]).items():
                 result[g] = order
         return result
+
+    @cached_property
+    def places(self) -> dict[str, dict[int, list[tuple[int, Placement]]]]:
+        """By tensor that counts and axis, the tables that act there, and where."""
+        result: dict[str, dict[int, list[tuple[int, Placement]]]] = {}
+        for k, table in enumerate(self.tables):
+            for placement in table.places:
+                name = self.axes[placement.axis].tensor
+                if name in self.compared:
+                    axes = result.setdefault(name, {})
+                    axes.setdefault(placement.axis, []).append((k, placement))
+        return result
+
+    @cached_property
+    def blocks(self) -> dict[str, Blocks]:
+        """The tensors whose rows fall into blocks, or of whose positions tables share some."""
+        every = ((name, self._blocks(axes)) for name, axes in self.places.items())
+        return {name: blocks for name, blocks in every if blocks is not None}
+
+    def _blocks(self, axes: Mapping[int, Sequence[tuple[int, Placement]]]) -> Blocks | None:
+        count = max(self.axes[a].blocks for a in axes)
+        where = (torch.cat([p.positions.flatten() for _, p in every]) for every in axes.values())
+        if count == 1 and not any(len(at.unique()) < len(at) for at in where):
+            return None
+        orders = dict[int, int]()  # the table of blocks by those of what is inside
+        for family in self.outer:
+            first = self.tables.index(family.tables[0])
+            orders |= {first + k: first for k in range(1, len(family.tables))}
+        told = {  # what all positions of an axis say need not be said again
+            orders[k]
+            for a, every in axes.items()
+            for k, p in every
+            if k in orders and p.positions.numel() == self.axes[a].length
+        }
+        result = []
+        for a, every in axes.items():
+            axis = self.axes[a]
+            size = axis.size if axis.blocks > 1 or axis.dim else axis.size // count
+            pieces = [(k, p.positions) for k, p in every if k not in told]
+            moves = any(bool((at // size != at[:1] // size).any()) for _, at in pieces)
+            if pieces:
+                result.append((axis, pieces, moves or not told))
+        return Blocks(count, result)
 
     # -------------------------------------------------------- values
     def similarity(self, moved: Params, reference: Params) -> Tensor:
