@@ -137,6 +137,19 @@ class Stacked(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.3)
 
 
+class Normed(Plain):
+    """A norm over batches, and a buffer with infinite values."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(),
+            nn.Linear(5, 3),
+        )  # fmt: skip
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+        self.save_hyperparameters()
+
+
 class Unreadable(Plain):
     """Control flow that depends on the data."""
 
@@ -192,12 +205,13 @@ class Recorder(L.Callback):
             self._keep(trainer, module)
 
 
-def fit(module, *callbacks, ckpt_path=None, batches=6, workers=0, **options):
+def fit(module, *callbacks, ckpt_path=None, data=None, batches=6, workers=0, **options):
     """Train on six batches of six, two epochs unless told otherwise."""
     L.seed_everything(1, verbose=False)
-    data = Points(6 * batches, as_dict=isinstance(module, Dict))
+    points = Points(6 * batches, as_dict=isinstance(module, Dict))
     trainer = L.Trainer(**{**QUIET, "max_epochs": 2, "callbacks": list(callbacks), **options})
-    trainer.fit(module, DataLoader(data, batch_size=6, num_workers=workers), ckpt_path=ckpt_path)
+    data = data or DataLoader(points, batch_size=6, num_workers=workers)
+    trainer.fit(module, data, ckpt_path=ckpt_path)
     return trainer
 
 

@@ -1,42 +1,243 @@
-"""What the docs show can be pasted, page by page; what they name is there."""
+"""The docs: links lead somewhere, code runs, commands parse, names and tables are right."""
 
+import argparse
+import contextlib
+import doctest
+import importlib
+import io
 import re
+import runpy
+import shlex
+import sys
+import warnings
+from pathlib import Path
 
+import jsonargparse
 import pytest
-from pages import PAGES, page, pasted
+import yaml
+from pages import (
+    PAGES,
+    ROOT,
+    TUTORIALS,
+    benchmark_scripts,
+    commands,
+    dangling,
+    page,
+    pasted,
+    script,
+)
 
-from lightning_bnn import datamodules, modules
-from lightning_bnn.cli import STUDIES
-from lightning_bnn.commands.presets import preset_names
+import lightning_bnn
+from lightning_bnn import cli
+from lightning_bnn.commands.presets import preset_names, preset_text
+from weightsym import cli as core
 
-WITH_CODE = [name for name in PAGES if "```python" in page(name)]
+pytestmark = pytest.mark.filterwarnings("ignore")
 TRAINING = "README.md", "docs/tour.md", "docs/modules.md", "docs/scale.md", "docs/sampling.md"
-"""Pages that take some seconds."""
+"""Pages whose code takes some seconds."""
+SITE = {name: script(f"website/{name}") for name in ("hooks", "reference", "readable")}
+reference, build = SITE["reference"], script("examples/tutorials/build")
+benchmark = pytest.fixture(benchmark_scripts)
 
 
-@pytest.mark.filterwarnings("ignore")
+# ------------------------------------------------------------ links and code
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.e2e) if n in TRAINING else n for n in WITH_CODE]
+    "name", [*PAGES, *TUTORIALS, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
+)
+def test_links_lead_to_files_and_headings(name):
+    assert dangling(page(name), (ROOT / name).parent) == []
+
+
+@pytest.mark.parametrize("target", ["docs/module.md", "docs/modules.md#chains", "#sampling"])
+def test_a_link_to_nowhere_is_found(target):
+    good = "# Title\n[file](README.md), [heading](docs/modules.md#conventions), [here](#title)\n"
+    assert dangling(f"{good}[nowhere]({target})", ROOT) == [target]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.e2e) if n in TRAINING else n
+        for n in PAGES
+        if "```python" in page(n)
+    ],
 )
 def test_a_page_can_be_pasted(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pasted(page(name), name)
 
 
-# ------------------------------------------------------------ what pages name
-def test_every_study_is_in_the_docs_with_its_papers():
-    text = page("docs/studies.md")
-    for name in STUDIES:
-        assert f"`{name}`" in text or f"lightning-bnn {name}" in text
-    claims = "".join(page(f"docs/p{k}.md") for k in (1, 2, 3))
-    for name in STUDIES.keys() - {"demo", "calibrate"}:
-        assert f"lightning-bnn {name}" in claims
+# ------------------------------------------------------------ commands
+class Parsed(Exception):
+    """The arguments were accepted."""
 
 
-def test_what_the_docs_name_is_there():
-    text = page("docs/modules.md")
-    for name in set(modules.__all__) - {"Prediction", "Predictive"}:
-        assert name in text
-    for name in re.findall(r"^\| `(\w+)`", text, re.MULTILINE):
-        known = hasattr(datamodules, name) or hasattr(modules, name)
-        assert known or name in preset_names()
+def only_parse(kind, patch):
+    """Parsers of a kind raise when they are done; those that they call on the way return."""
+    parse = kind.parse_args
+
+    def ending(parser, *args, **options):
+        with patch.context() as within:
+            within.setattr(kind, "parse_args", parse)
+            parse(parser, *args, **options)
+        raise Parsed
+
+    patch.setattr(kind, "parse_args", ending)
+
+
+def run_command(main, words, patch):
+    """Print presets, which takes no time, and parse the arguments of other commands."""
+    path = Path(words[-1]) if words[-2:-1] == [">"] else None
+    patch.setattr(sys, "path", [*sys.path])  # to which the command adds the current folder
+    if words[0] != "presets":
+        only_parse(jsonargparse.ArgumentParser, patch)
+    printed, code = io.StringIO(), None
+    with contextlib.redirect_stdout(printed), contextlib.suppress(Parsed):
+        try:
+            main(words[:-2] if path else words)
+        except SystemExit as end:
+            code = end.code
+    assert not code
+    if path:
+        path.write_text(printed.getvalue())
+
+
+def understand(line, monkeypatch):
+    """Let the parser of a command read its words."""
+    program, *words = shlex.split(line, comments=True)
+    with monkeypatch.context() as patch:
+        if program in ("lightning-bnn", "weightsym"):
+            alone = ["--help"] if len(words) == 1 and words != ["presets"] else []
+            run_command((cli if "-" in program else core).main, [*words, *alone], patch)
+        elif program == "python":
+            patch.setattr(sys, "argv", words)
+            patch.syspath_prepend((ROOT / words[0]).parent)
+            only_parse(argparse.ArgumentParser, patch)
+            with warnings.catch_warnings(), pytest.raises(Parsed):
+                runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+        elif program == "make":
+            targets = re.findall(r"^([a-z-]+):", page("Makefile"), re.MULTILINE)
+            assert {word for word in words if "=" not in word} <= set(targets)
+        else:
+            assert program == "pip"
+
+
+@pytest.fixture
+def presets(tmp_path, monkeypatch):
+    """The current folder, in which presets lie as files."""
+    monkeypatch.chdir(tmp_path)
+    for preset in preset_names():
+        (tmp_path / f"{preset}.yaml").write_text(preset_text(preset))
+
+
+@pytest.mark.usefixtures("presets")
+@pytest.mark.parametrize("name", [n for n in [*PAGES, *TUTORIALS] if commands(page(n))])
+def test_commands_are_understood(name, monkeypatch):
+    for line in commands(page(name)):
+        understand(line, monkeypatch)
+
+
+@pytest.mark.usefixtures("presets")
+def test_commands_of_the_site_are_understood(monkeypatch):
+    pictures = yaml.safe_load(page("website/pictures.yaml"))
+    assert {path.name for path in (ROOT / "docs").glob("*.png")} == {*pictures}
+    assert {*reference.commands(), *reference.EXAMPLES} == cli.EVERY.keys()
+    for line in "\n".join(reference.EXAMPLES.values()).splitlines():
+        understand(line, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "line", ["lightning-bnn population --bank b --parts 3", "make coffee", "lightning-bnn fitt"]
+)
+def test_a_mistaken_command_is_noticed(line, monkeypatch):
+    with pytest.raises((AssertionError, SystemExit)):
+        understand(line, monkeypatch)
+
+
+# ------------------------------------------------------------ names
+def test_the_navigation_names_every_page_once():
+    def leaves(nav):
+        parts = nav.values() if isinstance(nav, dict) else nav
+        return [nav] if isinstance(nav, str) else [leaf for part in parts for leaf in leaves(part)]
+
+    written = [name.removeprefix("docs/") for name in [*PAGES, *TUTORIALS] if "README" not in name]
+    written += [*SITE["hooks"].WHOLE, *SITE["hooks"].EXAMPLES, "gallery.md"]
+    written += [f"reference/{name}.md" for name in [*reference.REFERENCE, "commands"]]
+    assert sorted(leaves(yaml.safe_load(page("mkdocs.yml"))["nav"])) == sorted(written)
+    assert set(lightning_bnn.__all__) <= {*reference.REFERENCE, "studies"}
+
+
+WITHOUT_EXAMPLE = {"ENGINES", "run_on_ray", "run_on_slurm", "Params", "Predictor"}
+"""A table, two functions that start clusters, and aliases of types."""
+
+
+@pytest.mark.parametrize("name", reference.REFERENCE)
+def test_every_public_name_is_in_the_reference_with_an_example(name):
+    """What is computed there, and what comes out."""
+    module, text = (
+        importlib.import_module(reference.module_of(name)),
+        reference.reference_page(name),
+    )
+    shown = [path.rpartition(".")[2] for path in reference.entries(text)]
+    elsewhere = re.findall(r"^## `(\w+)`", text, re.MULTILINE)
+    assert sorted(shown + elsewhere) == sorted(module.__all__)
+    for own in set(reference.public_names(name)) - WITHOUT_EXAMPLE:
+        docstring = getattr(module, own).__doc__ or ""
+        assert any(e.want for e in doctest.DocTestParser().get_examples(docstring)), own
+
+
+def test_functions_that_a_page_names_with_their_file_exist():
+    found = re.findall(r"`([\w/]+\.py): ([\w.]+)`", page("docs/architecture.md"))
+    assert len(found) > 20
+    for file, name in found:
+        (path,) = (
+            ROOT / p / file for p in ("lightning_bnn", "weightsym") if (ROOT / p / file).exists()
+        )
+        assert re.search(rf"(def|class) {name.rpartition('.')[2]}\b", path.read_text()), name
+
+
+def test_every_study_and_module_is_in_the_docs():
+    text = page("docs/studies.md") + page("docs/modules.md")
+    modules = set(lightning_bnn.modules.__all__) - {"Prediction", "Predictive"}
+    for name in [*cli.STUDIES, *modules]:
+        assert re.search(rf"\b{name}\b", text), name
+
+
+@pytest.mark.parametrize("module", SITE.values(), ids=SITE)
+def test_examples_in_docstrings_of_the_site(module):
+    result = doctest.testmod(module)
+    assert result.attempted > result.failed == 0
+
+
+# ------------------------------------------------------------ tables and outputs
+@pytest.mark.parametrize("name", ["docs/benchmarks.md", "docs/scale.md"])
+def test_tables_are_those_of_the_recorded_files(name, benchmark):
+    tables = benchmark("tables")
+    assert tables.filled(page(name)) == page(name)
+    assert set(tables.shown(page(name))) <= set(benchmark("bench").RUNS)
+
+
+@pytest.mark.parametrize("name", build.names())
+def test_a_tutorial_shows_its_script(name):
+    output = re.compile(r"^(?:```text\n.*?^```|!\[[^\]]*\]\(\S+\))\n\n", re.MULTILINE | re.DOTALL)
+    text, cells = page(f"docs/tutorials/{name}.md"), build.cells(build.script(name))
+    assert output.sub("", text) == build.page(name, [build.Result()] * len(cells)) != text
+
+
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", build.names())
+@pytest.mark.usefixtures("undrawn")
+def test_a_tutorial_prints_what_its_page_shows(name, tmp_path):
+    """The same words, and numbers of which nine in ten are within a fifth on any machine."""
+    results, _ = build.run(name, tmp_path)
+    printed = "\n".join(result.printed for result in results if result.printed)
+    shown = "\n".join(
+        re.findall(r"^```text\n(.*?)\n```$", page(f"docs/tutorials/{name}.md"), re.M | re.S)
+    )
+    assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split()
+    pairs = zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True)
+    near = [float(a) == pytest.approx(float(b), rel=0.2, abs=0.01) for a, b in pairs]
+    assert sum(near) >= 0.9 * len(near)

@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
-from module_cases import Blobs, adam, network, trainer
+from module_cases import Blobs, network, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_bnn import samplers
 from lightning_bnn.callbacks import ChainDiagnostics
 from lightning_bnn.metrics import effective_sample_size, rhat, tail_effective_sample_size
-from lightning_bnn.modules import SGHMC, DeepEnsemble
+from lightning_bnn.modules import SGHMC
 from weightsym import canonicalise, discover, permute, random_permutations
 from weightsym import params as P
 
@@ -78,24 +77,6 @@ def test_chains_in_permuted_copies_of_one_mode_agree_once_canonical():
     assert worst["weights"] > 1.8
 
 
-def test_a_resumed_run_looks_at_the_same_inputs(tmp_path):
-    def run(epochs, ckpt_path=None):
-        look = ChainDiagnostics()
-        keep = ModelCheckpoint(tmp_path, save_last=True)
-        options = {"enable_checkpointing": True, "default_root_dir": tmp_path}
-        going = trainer(look, keep, max_epochs=epochs, **options)
-        going.fit(chains(), Blobs(), ckpt_path=ckpt_path)
-        return look.values
-
-    whole = run(6)
-    (tmp_path / "last.ckpt").unlink()
-    run(3)
-    (tmp_path / "last.ckpt").rename(tmp_path / "half.ckpt")
-    resumed = run(6, tmp_path / "half.ckpt")
-    for space, values in whole.items():
-        torch.testing.assert_close(resumed[space], values)
-
-
 class Branching(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -111,11 +92,3 @@ def test_without_symmetries_there_is_the_rest(tmp_path):
     with pytest.warns(UserWarning, match="ChainDiagnostics has no canonical form"):
         run.fit(chains(Branching()), Blobs())
     assert set(look.values) == {"function", "weights"}
-
-
-@pytest.mark.bad_input
-def test_bad_input():
-    with pytest.raises(ValueError, match="DeepEnsemble has none"):
-        trainer(ChainDiagnostics()).fit(DeepEnsemble(network(), optimizer=adam), Blobs())
-    with pytest.raises(ValueError, match="`inputs` must be at least 1"):
-        ChainDiagnostics(inputs=0)

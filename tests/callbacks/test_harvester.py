@@ -12,13 +12,9 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from processes import start
 from runs import (
-    RUNS,
-    Attributes,
     Plain,
     Recorder,
     Stacked,
-    TwoOptimizers,
-    Unreadable,
     built,
     fit,
 )
@@ -29,8 +25,6 @@ from lightning_bnn.callbacks import CheckpointHarvester, harvester
 from lightning_bnn.harvest import Schedule
 from weightsym import params as P
 
-KINDS = {**RUNS, "untraceable": (Unreadable, {})}
-
 
 def close(a, b):
     assert a.keys() == b.keys()
@@ -40,20 +34,6 @@ def close(a, b):
 
 def reading(path):
     return CheckpointBank(path, "r")
-
-
-@pytest.mark.parametrize("run", KINDS)
-def test_every_step(tmp_path, run):
-    cls, options = KINDS[run]
-    whole = cls in (Attributes, TwoOptimizers)  # several children: all of the module is kept
-    recorder = Recorder("" if whole else "net")
-    harvest = CheckpointHarvester(tmp_path, every_n_steps=1)
-    fit(built(cls), recorder, harvest, **options)
-    bank = reading(tmp_path)
-    assert [r["step"] for r in bank.records] == recorder.steps[1:]
-    for found, expected in zip(bank, recorder.weights[1:], strict=True):
-        close(found, expected)
-    bank.verify()
 
 
 @pytest.mark.parametrize(
@@ -220,13 +200,6 @@ def test_a_bank_of_its_own_is_begun_and_resumed_in_silence(tmp_path):
         fit(built(Plain), CheckpointHarvester(tmp_path / "bank"), ckpt_path=tmp_path / "x.ckpt")
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize("state", [{}, {"path": 3, "rows": 1}, {"path": "", "rows": -1}])
-def test_a_damaged_state_is_refused(state):
-    with pytest.raises(ValueError, match="The checkpoint is damaged"):
-        CheckpointHarvester("bank").load_state_dict(state)
-
-
 def test_epochs_are_not_lost_when_checkpoints_are_made_in_validation(tmp_path):
     class Validated(Plain):
         def val_dataloader(self):
@@ -374,26 +347,6 @@ def test_a_disk_that_is_too_small(tmp_path, monkeypatch):
     trainer = fit(built(Plain), CheckpointHarvester(tmp_path, every_n_steps=1, limit=2))
     assert trainer.global_step == 12
     assert len(reading(tmp_path)) == 2
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda p: CheckpointHarvester(p, 1, 1), "exactly one of `every_n_steps`"),
-        (lambda p: CheckpointHarvester(p, every_n_steps=0), "`every_n_steps` must be at least 1"),
-        (lambda p: CheckpointHarvester(p, at=[0, 3]), "`at` must be at least 1, got 0"),
-        (lambda p: CheckpointHarvester(p, start=-1), "`start` must not be negative, got -1"),
-        (lambda p: CheckpointHarvester(p, limit=0), "`limit` must be at least 1, got 0"),
-        (lambda p: fit(built(Plain), CheckpointHarvester(p, members=[0])), "trains one"),
-        (lambda p: fit(built(Stacked), CheckpointHarvester(p, members=[3])), "in 0..2"),
-        (lambda p: fit(built(Plain), CheckpointHarvester(p, module="x")), "no submodule 'x'"),
-        (lambda p: Schedule(), "got none"),
-    ],
-)
-def test_errors(tmp_path, build, message):
-    with pytest.raises(ValueError, match=message):
-        build(tmp_path)
 
 
 def test_a_lost_bank_is_reported(tmp_path):

@@ -64,15 +64,6 @@ def test_excess_by_kind_of_group(scales):
     assert [len(row) for _, row in gap.history] == [5, 5]
 
 
-def test_old_states_load():
-    gap = MassGap(2)
-    gap.load_state_dict({"history": [(2, [3.0, 2.0, 50.0])], "scales": None})
-    assert gap.history == [(2, [3.0, 2.0, 50.0])]
-    other = MassGap(2)
-    other.load_state_dict(gap.state_dict())
-    assert other.history == gap.history
-
-
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_applying_the_minimum_keeps_the_function(optimizer):
     module, plain = Heads(optimizer=optimizer), Heads(optimizer=optimizer)

@@ -6,7 +6,6 @@ import json
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from module_cases import MODULES, Blobs, adam, network, trainer
 from processes import on_devices
@@ -126,23 +125,6 @@ def test_it_looks_as_often_as_it_is_told(tmp_path):
     assert looks == [1, 3, 5]
 
 
-def test_a_resumed_run_knows_its_curves(tmp_path):
-    def module():
-        torch.manual_seed(0)
-        return DeepEnsemble(network(), members=2, optimizer=adam)
-
-    whole = looked(module(), tmp_path / "whole", epochs=4).curves
-    keep = ModelCheckpoint(tmp_path, "half", save_on_train_epoch_end=True)
-    half = trainer(
-        PosteriorDoctor(), keep, max_epochs=2, default_root_dir=tmp_path, enable_checkpointing=True
-    )
-    half.fit(module(), Blobs())
-    doctor = PosteriorDoctor()
-    rest = trainer(doctor, max_epochs=4, default_root_dir=tmp_path)
-    rest.fit(module(), Blobs(), ckpt_path=tmp_path / "half.ckpt", weights_only=False)
-    assert doctor.curves["loss"] == pytest.approx(whole["loss"])
-
-
 def test_tensorboard_has_text_numbers_and_a_figure(tmp_path):
     logger = TensorBoardLogger(tmp_path)
     looked(DeepEnsemble(network(), members=2, optimizer=adam), tmp_path, logger=logger)
@@ -160,13 +142,6 @@ def test_the_report_is_json_without_words_for_numbers(tmp_path):
     looked(DeepEnsemble(network(), members=2, optimizer=adam), tmp_path)
     content = json.loads((tmp_path / "doctor.json").read_text(), parse_constant=pytest.fail)
     assert content["facts"]["module"] == "DeepEnsemble"
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", ["every_n_epochs", "training_examples", "held_out_examples"])
-def test_numbers_that_are_no_counts_are_refused(name):
-    with pytest.raises(ValueError, match=name):
-        PosteriorDoctor(**{name: 0})
 
 
 # ------------------------------------------------------------ several processes

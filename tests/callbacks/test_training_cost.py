@@ -5,7 +5,6 @@ import json
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from module_cases import Blobs, adam, network, trainer
 from torch import nn
 
@@ -52,16 +51,6 @@ def test_gradients_are_counted_whatever_the_method_does(case, tmp_path):
     found = cost(make(), batch, tmp_path)
     assert found["gradients"] == pytest.approx(expected)
     assert found["seconds"] > 0
-
-
-def test_a_run_that_is_resumed_goes_on_counting(tmp_path):
-    make, batch, expected = CASES["ensemble"]
-    keep = ModelCheckpoint(tmp_path, "half", save_on_train_epoch_end=True)
-    first = cost(make(), batch, tmp_path, EPOCHS // 2, callbacks=[keep])
-    both = cost(make(), batch, tmp_path, ckpt_path=tmp_path / "half.ckpt")
-    assert first["gradients"] == pytest.approx(expected / 2)
-    assert both["gradients"] == pytest.approx(expected)
-    assert both["seconds"] > first["seconds"]
 
 
 def test_modules_of_others_have_seconds_only(tmp_path):
