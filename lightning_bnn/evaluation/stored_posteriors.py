@@ -274,10 +274,14 @@ def read_module(file: Path, problem: Problem) -> Any:
     content = load(file, mmap=True)
     content = content if isinstance(content, dict) else {}
     arguments = content.get("hyper_parameters") or {}
+    if not isinstance(arguments, Mapping):
+        raise ValueError(
+            f"{file} has hyper-parameters of type {type(arguments).__name__}, which are no arguments."
+        )
+    _check_maker(arguments.get("_instantiator"), file)
     module_class: Any = _class_of(content)
     del content
     if "_class_path" in arguments:
-        _check_maker(arguments.get("_instantiator"), file)
         module_class = L.LightningModule
     elif module_class is not None:
         parts = {"network": problem.network, "likelihood": problem.likelihood}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.core import saving
 from lightning.pytorch.demos.boring_classes import BoringModel
 from module_cases import Blobs, network, trainer
 from small_runs import NET, bank, config
@@ -141,15 +142,36 @@ def test_functions_run_nothing(name, here):
 
 
 @pytest.mark.bad_input
-def test_a_checkpoint_may_not_name_the_function_that_makes_its_module(here):
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"_class_path": "run", "_instantiator": "os.link"}, "asks for os.link to be called"),
+        ({"_instantiator": "os.link"}, "asks for os.link to be called"),
+        ({"_instantiator": ["os.link"]}, "asks for ['os.link'] to be called"),
+        ([1], "has hyper-parameters of type list"),
+        (3, "has hyper-parameters of type int"),
+    ],
+)
+@pytest.mark.parametrize("command", ["mass", "doctor"])
+def test_a_checkpoint_may_not_name_the_function_that_makes_its_module(
+    command, arguments, words, here, monkeypatch, capsys
+):
+    monkeypatch.setattr(saving, "_ALLOWED_INSTANTIATORS", {"os.link"}, raising=False)
     module, run = DeepEnsemble(network()), trainer(max_epochs=1)
     run.fit(module, Blobs())
     run.save_checkpoint("own.ckpt")
     held = load("own.ckpt")
-    held["hyper_parameters"] |= {"_class_path": "run", "_instantiator": "os.link"}
+    held["hyper_parameters"] = (
+        held["hyper_parameters"] | arguments if isinstance(arguments, dict) else arguments
+    )
     torch.save(held, "bad/it.ckpt")
+    options = {
+        "mass": ["--networks", "bad/it.ckpt", "--out", "out", "--like", "like.yaml"],
+        "doctor": ["bad/it.ckpt", "--settings", "like.yaml"],
+    }
     with pytest.raises(SystemExit):
-        main(["mass", "--networks", "bad/it.ckpt", "--like", "like.yaml", "--out", "out"])
+        main([command, *options[command]])
+    assert words in capsys.readouterr().err
 
 
 def test_checkpoints_of_others_are_read_as_networks(here):
