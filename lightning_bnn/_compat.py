@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "complete_last_batch",
+    "cuts_epoch",
+    "end_restored_epoch",
     "figure_step",
     "made_by_cli",
     "should_log",
@@ -21,6 +24,35 @@ def should_log(trainer: Any) -> bool:
 def figure_step(trainer: Any) -> int:
     """Return the step under which ``log`` files its scalars, which is not ``global_step``."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def cuts_epoch(checkpoint: Any) -> bool:
+    """Tell whether a checkpoint was written in the last batch of an epoch.
+
+    Lightning goes on from it without the end of that epoch, and repeats batches of the next one if
+    the run is interrupted again.
+    """
+    progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_loop.batch_progress", {})
+    count = progress.get("total", {})
+    done = count.get("processed", 0) - count.get("completed", 0)
+    return bool(progress.get("is_last_batch")) and done == 1
+
+
+def complete_last_batch(checkpoint: Any) -> None:
+    """Count the last batch as done, so that the run stands before `end_restored_epoch`."""
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    for name in ("total", "current"):
+        progress[name]["completed"] += 1
+
+
+def end_restored_epoch(trainer: Any) -> None:
+    """Validate if it is time, and call the hooks at the end of the epoch that was restored."""
+    loop = trainer.fit_loop
+    if loop.restarted_mid_epoch:
+        loop.restarting = loop.epoch_loop.restarting = False  # the first alone fails with max_steps
+        loop.epoch_loop.on_advance_end(loop._data_fetcher)
+        loop.on_advance_end()
+        loop.reset_restart_stage()
 
 
 def made_by_cli() -> bool:

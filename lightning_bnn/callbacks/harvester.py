@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from lightning_bnn import _compat
 from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.watching import stack_of, whole_network
 from lightning_bnn.harvest import Schedule, expected
@@ -115,6 +116,14 @@ class CheckpointHarvester(Callback):
             self.path = Path(path)
 
     # -------------------------------------------------------- hooks
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        if _compat.cuts_epoch(checkpoint):  # our own modules have mended it
+            rank_zero_warn(
+                "The checkpoint was written in the last batch of an epoch: Lightning skips the end "
+                "of that epoch, and miscounts the next one if the run is interrupted again. Save "
+                "within epochs, or at their ends."
+            )
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._step, self._lost = trainer.global_step, 0
         if self._name is None and not self._restored:

@@ -224,21 +224,12 @@ class FullHarvester(CheckpointHarvester):
 
 
 class CheckpointsBeforeTheEnd(ModelCheckpoint):
-    """Saves none at the very end, from which a run would do nothing and keep nothing.
-
-    In place of one in the last batch of an epoch it saves one after it: from a checkpoint in
-    between, Lightning skips the end of the epoch, and miscounts the next one if it is interrupted.
-    """
+    """Saves none at the very end, from which a run would do nothing and keep nothing."""
 
     def on_train_batch_end(self, trainer: L.Trainer, *more: Any) -> None:
-        """Save a checkpoint if it is time, within an epoch."""
-        if not trainer.is_last_batch:
-            super().on_train_batch_end(trainer, *more)
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save a checkpoint if it is time, between epochs."""
+        """Save a checkpoint if it is time."""
         if not ends(trainer):
-            super().on_train_batch_end(trainer, pl_module, None, None, 0)
+            super().on_train_batch_end(trainer, *more)
 
 
 class ProgressWriter(L.Callback):

@@ -276,7 +276,7 @@ def read_module(file: Path, problem: Problem) -> Any:
     arguments = content.get("hyper_parameters") or {}
     if not isinstance(arguments, Mapping):
         raise ValueError(
-            f"{file} has hyper-parameters of type {type(arguments).__name__}, which are no arguments."
+            f"{file} has hyper-parameters of type {type(arguments).__name__}, not a dict."
         )
     _check_maker(arguments.get("_instantiator"), file)
     module_class: Any = _class_of(content)

@@ -148,6 +148,9 @@ class Bayesian(Core):
     def on_train_start(self) -> None:
         self.has_weights = True
         self.fitting.begin()
+        if self.fitting.stands_before_epoch_end:
+            self.fitting.stands_before_epoch_end = False
+            _compat.end_restored_epoch(self.trainer)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """One step for all members."""
@@ -339,6 +342,9 @@ class Bayesian(Core):
         checkpoint[_NOTES] = _notes_of(self)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.fitting.stands_before_epoch_end = _compat.cuts_epoch(checkpoint)
+        if self.fitting.stands_before_epoch_end:
+            _compat.complete_last_batch(checkpoint)
         _recall(self, checkpoint.get(_NOTES, {}))
 
 

@@ -37,6 +37,7 @@ class Fitting(Part):
         super().__init__(module)
         self.given_num_data = num_data
         self.last_source: Any = None
+        self.stands_before_epoch_end = False
         self._fits = 0
         self._known_to_be_broken: set[int] = set()
 

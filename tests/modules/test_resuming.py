@@ -1,0 +1,109 @@
+"""A run that is interrupted twice, wherever that is, ends as if it had not been interrupted."""
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from runs import Plain, Points
+from torch.utils.data import DataLoader
+
+from lightning_bnn import _compat
+from lightning_bnn.callbacks import CheckpointHarvester
+from lightning_bnn.datamodules import TwoGaussians
+from lightning_bnn.likelihoods import Bernoulli
+from lightning_bnn.models import mlp
+from lightning_bnn.modules import DeepEnsemble
+
+
+class StopsBefore(L.Callback):
+    """Interrupts a run before a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step >= self.step:
+            raise KeyboardInterrupt
+
+
+class Hooks(L.Callback):
+    """Notes what is called at the ends of epochs, with the steps before."""
+
+    def __init__(self):
+        self.seen = set()
+
+    def on_validation_end(self, trainer, *_):
+        self.seen.add((trainer.global_step, "validated"))
+
+    def on_train_epoch_end(self, trainer, *_):
+        self.seen.add((trainer.global_step, "ended"))
+
+
+VALIDATION = {
+    "every epoch": {},
+    "every other": {"check_val_every_n_epoch": 2},
+    "none": {"limit_val_batches": 0},
+    "within": {"val_check_interval": 1},
+}
+
+
+def fitted(folder, batch_size, stop=None, newest=None, hooks=None, **options):
+    """A run that is interrupted before a step; its weights, and its newest checkpoint."""
+    torch.manual_seed(0)
+    module = DeepEnsemble(
+        mlp(2, [2], 1), likelihood=Bernoulli(), members=2,
+        optimizer=lambda p: torch.optim.SGD(p, lr=2.0),
+        lr_scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
+    )  # fmt: skip
+    callbacks = [ModelCheckpoint(folder, every_n_train_steps=1), StopsBefore(stop or 999)]
+    trainer = L.Trainer(
+        max_epochs=4, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0,
+        callbacks=[*callbacks, hooks or Hooks()], **options,
+    )  # fmt: skip
+    data = TwoGaussians(size=8, batch_size=batch_size, orders=2)
+    try:
+        trainer.fit(module, data, ckpt_path=newest, weights_only=False)
+    except (KeyboardInterrupt, SystemExit):
+        assert stop
+    return module.state_dict(), max(folder.glob("*.ckpt"), key=lambda p: p.stat().st_mtime)
+
+
+@pytest.mark.parametrize("batch_size", [8, 4], ids=["an epoch is a batch", "four batches"])
+@pytest.mark.parametrize("first", [1, 3, 4])
+@pytest.mark.parametrize("then", [1, 2])
+@pytest.mark.parametrize("validation", VALIDATION)
+def test_two_interruptions_change_nothing(tmp_path, batch_size, first, then, validation):
+    """Weights, rates, and what is called when."""
+    options, one, parts = VALIDATION[validation], Hooks(), Hooks()
+    whole, _ = fitted(tmp_path / "whole", batch_size, hooks=one, **options)
+    steps = 4 * 16 // batch_size
+    assert first + then < steps
+    newest = None
+    for stop in (first + 1, first + then + 1, None):
+        again, newest = fitted(tmp_path / "parts", batch_size, stop, newest, parts, **options)
+    assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
+    assert one.seen == parts.seen
+
+
+def test_lightning_alone_repeats_batches(tmp_path, monkeypatch):
+    """The negative control: the same run, with checkpoints as Lightning reads them."""
+    monkeypatch.setattr(_compat, "cuts_epoch", lambda checkpoint: False)
+    whole, newest = fitted(tmp_path / "whole", 4)[0], None
+    for stop in (4, 5, None):
+        again, newest = fitted(tmp_path / "parts", 4, stop, newest)
+    assert not all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
+
+
+def test_modules_of_others_are_warned(tmp_path):
+    def run(**options):
+        harvester = CheckpointHarvester(tmp_path / "bank", every_n_steps=1)
+        callbacks = [harvester, ModelCheckpoint(tmp_path, "it", every_n_train_steps=2)]
+        L.Trainer(
+            accelerator="cpu", logger=False, enable_progress_bar=False, max_steps=2,
+            enable_model_summary=False, callbacks=callbacks,
+        ).fit(Plain(0.0), DataLoader(Points(), len(Points()) // 2), **options)  # fmt: skip
+
+    run()
+    with pytest.warns(UserWarning, match="in the last batch of an epoch"):
+        run(ckpt_path=tmp_path / "it.ckpt")
