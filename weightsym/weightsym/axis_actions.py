@@ -77,9 +77,12 @@ def permute_axis(w: Tensor, axis: Axis, index: Tensor, offset: int = 0) -> Tenso
 
 def reorder_units(w: Tensor, axis: Axis, orders: Sequence[tuple[Placement, Tensor]]) -> Tensor:
     """Put the units of some places of one axis of a stack in orders ``(members, units)``."""
-    index = torch.arange(axis.length).repeat(len(w), 1)
-    for placement, order in orders:
-        index[:, placement.positions.reshape(-1)] = placement.positions[order].flatten(1)
+    if len(orders) == 1 and orders[0][0].covers(axis):
+        index = orders[0][1]
+    else:
+        index = torch.arange(axis.length).repeat(len(w), 1)
+        for placement, order in orders:
+            index[:, placement.positions.reshape(-1)] = placement.positions[order].flatten(1)
     return permute_axis(w, axis, (index if len(w) > 1 else index[0]).to(w.device), 1)
 
 

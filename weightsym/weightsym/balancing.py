@@ -88,7 +88,7 @@ def bound(terms: Posynomial, t: Tensor | None = None) -> Tensor:
     t = next(_directions(terms, False, _MOST)) if t is None else t
     product = terms.laplacian(t)
     widest = terms.logs(t).abs().amax(-1) * (2 if terms.matrices else 1)
-    quadratic = (t * product).sum(-1) / 2
+    quadratic = torch.linalg.vecdot(t, product) / 2
     open_ = (product + terms.inflow - terms.outflow).abs().sum(-1)
     return torch.where(widest < 1, quadratic / (1 - widest) + 2 * open_, torch.inf)
 
@@ -128,18 +128,18 @@ def _conjugate_gradients(terms: Posynomial, b: Tensor, most: int) -> Tensor:
     diagonal = torch.where(diagonal > 0, diagonal, 1)
     x, r = torch.zeros_like(b), b
     z = r / diagonal
-    p, rz = z, (r * z).sum(-1)
+    p, rz = z, torch.linalg.vecdot(r, z)
     forcing = (rz / diagonal.sum(-1)).clamp(1e-26, _ROUGHEST**2)
     stop = forcing * rz.clamp_min(1e-300) + 1e-32 * diagonal.sum(-1)
     for _ in range(most):
         lp = terms.laplacian(p)
-        curvature = (p * lp).sum(-1)
-        curved = curvature > _FLAT * (diagonal * p.square()).sum(-1)
+        curvature = torch.linalg.vecdot(p, lp)
+        curved = curvature > _FLAT * torch.linalg.vecdot(diagonal * p, p)
         if not bool((goes_on := (rz > stop) & curved).any()):
             break
-        alpha = torch.where(goes_on, rz / curvature, 0)
-        x, r = x + alpha[:, None] * p, r - alpha[:, None] * lp
+        alpha = torch.where(goes_on, rz / curvature, 0)[:, None]
+        x, r = torch.addcmul(x, alpha, p), torch.addcmul(r, alpha, lp, value=-1)
         z = r / diagonal
-        new = (r * z).sum(-1)
-        p, rz = z + (new / rz.clamp_min(1e-300))[:, None] * p, new
+        new = torch.linalg.vecdot(r, z)
+        p, rz = torch.addcmul(z, (new / rz.clamp_min(1e-300))[:, None], p), new
     return x

@@ -171,7 +171,7 @@ class Posynomial:
         if not pairs:
             return start
         values = torch.cat([t.flatten(1) for pair in pairs for t in pair], 1)
-        return start.scatter_add(1, self._ends.expand_as(values), values)
+        return start.index_add(1, self._ends, values)
 
     @cached_property
     def _ends(self) -> Tensor:
@@ -180,16 +180,17 @@ class Posynomial:
     @cached_property
     def slopes(self) -> tuple[Tensor, Tensor]:
         """Half the derivatives of inflow and outflow by the log scales, dense."""
-        members, size = self.single.shape
-        half = self.single.new_zeros(members, size**2)
+        logs = self.logs(torch.eye(self.variables).to(self.single)).T
+        table = self.total[..., None] * logs
         for m in self.matrices:
-            pairs = (m.rows[:, :, None] * size + m.columns[:, None]).reshape(1, -1)
-            half.scatter_add_(1, pairs.expand(members, -1), m.terms.flatten(1))
-        half = half.unflatten(1, (size, size))
-        both = (half + half.mT + torch.diag_embed(self.total)).flatten(0, 1)
-        by_scales = self.gathered(both).unflatten(0, (members, size)).mT.flatten(0, 1)
+            for terms, ends, others in (
+                (m.terms, m.rows, m.columns),
+                (m.terms.mT, m.columns, m.rows),
+            ):
+                table.index_add_(1, ends.flatten(), (terms @ logs[others]).flatten(1, 2))
+        rows = table.mT.flatten(0, 1)
         entering, leaving = (
-            self.gathered(by_scales, sign).unflatten(0, (members, -1)).mT for sign in (1, -1)
+            self.gathered(rows, sign).unflatten(0, (len(table), -1)).mT for sign in (1, -1)
         )
         return entering, leaving
 
@@ -239,20 +240,28 @@ def mass_problem(params: Params, sym: Symmetries) -> Posynomial:
     members, device = len(first) if offset else 1, first.device
     size = 2 * sym.scaling_dof + 1 + len(powers)
     single = torch.zeros(members, size, dtype=torch.float64, device=device)
-    matrices = []
+    shapes: dict[tuple[int, ...], list[Matrix]] = {}
     for name in sym.weights:
         if name in params:
             w, recipe = params[name] if offset else params[name][None], recipes[name]
             squares, ends = _squares(w, recipe), [f.to(device) for f in recipe.factors]
             if len(ends) == 2:
-                matrices.append(Matrix(squares, *ends))
+                shapes.setdefault(squares.shape[2:], []).append(Matrix(squares, *ends))
             else:
                 single.scatter_add_(1, ends[0].expand_as(squares), squares)
-    problem = Posynomial(single, tuple(matrices), powers.to(device))
+    problem = Posynomial(single, tuple(map(_beside, shapes.values())), powers.to(device))
     if not bool(problem.value.isfinite().all()):
         check_finite(params, sym)
         check_squares(params, tensors=[n for n in sym.weights if n in params])
     return problem
+
+
+def _beside(matrices: Sequence[Matrix]) -> Matrix:
+    """Matrices of one shape as the blocks of one."""
+    if len(matrices) == 1:
+        return matrices[0]
+    terms, rows, columns = zip(*matrices, strict=True)
+    return Matrix(torch.cat(terms, 1), torch.cat(rows), torch.cat(columns))
 
 
 def _squares(w: Tensor, recipe: Recipe) -> Tensor:

@@ -55,7 +55,7 @@ class Ascent:
         self.signs = None if signs is None else list(signs)
         self.exact, self.settled = exact or plan.size <= SMALL, True
         self.members = stack_size(params)
-        self._unmoved = [p.repeat(self.members, 1) for p in identity(self.sym)]
+        self._unmoved = [p.expand(self.members, -1) for p in identity(self.sym)]
         if self.exact and not exact:
             self.params, reference = (_doubled(w, plan.compared) for w in (params, reference))
         self.look_at(reference)
