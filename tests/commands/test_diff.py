@@ -83,17 +83,24 @@ def test_copies_that_were_trained_on_and_others(files, capsys):
     assert "verdict: independent networks" in capsys.readouterr().out
 
 
-def test_equal_files_are_not_matched(files, capsys, monkeypatch):
-    monkeypatch.setattr("weightsym.commands.diff.difference", None)
-    assert compared(files, "b") == 0
-    assert "every tensor is the same, bit for bit" in capsys.readouterr().out
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_equal_files_are_not_matched(files, dtype, tmp_path, capsys, monkeypatch):
+    """Nor are copies in another type, unless they hold as much noise in the type of both."""
+    monkeypatch.setattr("weightsym.commands.diff.difference", lambda *_, **__: 1 / 0)
+    state, b = P.of(drawn(plain)), str(files / "b.safetensors")
+    assert code_of("diff", write(tmp_path / "a.safetensors", state, dtype), b, *PLAIN) == 0
+    assert "every tensor is the same" in capsys.readouterr().out
+    noisy = {n: t.bfloat16().float() * (1 + 1e-6) for n, t in state.items()}
+    with pytest.raises(ZeroDivisionError):
+        code_of("diff", write(tmp_path / "n.safetensors", noisy), b, *PLAIN)
 
 
 def test_half_precision_explains_more(files, tmp_path, capsys):
     """A copy in bfloat16 is the same up to its rounding; as much noise in float32 is not."""
     state = P.of(drawn(plain))
     b = str(files / "b.safetensors")
-    rough = write(tmp_path / "rough.safetensors", state, torch.bfloat16)
+    moved = orders(drawn(plain), 1)
+    rough = write(tmp_path / "rough.safetensors", moved, torch.bfloat16)
     assert code_of("diff", rough, b, *PLAIN, *FEW) == SAME
     out = capsys.readouterr().out
     assert "other words, which rounding of the files explains" in out

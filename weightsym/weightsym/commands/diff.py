@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 import weightsym
 from weightsym import Difference, Fingerprint, barrier, difference, discover, fingerprint
@@ -77,7 +78,7 @@ def diff(
     sym = discover(model, *example, batch_norm=architecture.batch_norm)
     print(f"{a}\n{b}\n{_description(files[0])}\n\n{sym}\n", flush=True)
     if target is None and _are_equal(*files):
-        print("every tensor is the same, bit for bit\nverdict: the same function")
+        print("every tensor is the same, as its type rounds it\nverdict: the same function")
         return
     first, second = (
         {n: f.number(n) for n in shown(f.places, f"reading {f.stored.path}")} for f in files
@@ -125,8 +126,15 @@ def _description(file: FittedNetwork) -> str:
 
 
 def _are_equal(a: FittedNetwork, b: FittedNetwork) -> bool:
-    """Compare the numbers of both files, with two tensors in memory at a time."""
-    return all(torch.equal(a.read(n), b.read(n)) for n in shown(a.places, "comparing"))
+    """Compare the numbers of both files in the coarser of their types, tensor by tensor."""
+
+    def same(x: Tensor, y: Tensor) -> bool:
+        if x.is_floating_point() and y.is_floating_point():
+            kind = max(x.dtype, y.dtype, key=lambda t: torch.finfo(t).eps)
+            x, y = x.to(kind), y.to(kind)
+        return torch.equal(x, y)
+
+    return all(same(a.read(n), b.read(n)) for n in shown(a.places, "comparing"))
 
 
 def verdict_of(difference: Difference, outputs: float, rounding: float) -> Verdict:
