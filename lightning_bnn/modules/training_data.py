@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator, Sized
 from itertools import islice
 from typing import Any
 
+import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     DistributedSampler,
     IterableDataset,
+    RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
+    WeightedRandomSampler,
 )
 
 from lightning_bnn._compat import trainer_of
@@ -47,15 +51,16 @@ class TrainingData:
         if hasattr(source, "train_dataloader"):
             source.setup("fit")
             loader, move = source.train_dataloader(), moved_by(module, source)
-        whole = getattr(loader, "whole", None)
-        shared = whole is None and isinstance(getattr(loader, "sampler", None), DistributedSampler)
+        whole, place = getattr(loader, "whole", None), 0
+        sampler = None if whole is not None else getattr(loader, "sampler", None)
         with keyed_randomness(module.seed, "training batches", device=module.device):
             batches = loader if whole is None else whole()
             for raw in islice(batches, _limit(module, loader)):
                 batch = batch_for(module, move(raw))
-                if shared:
-                    inputs = tuple(_gathered(module, x) for x in batch.inputs)
-                    batch = Batch(inputs, _gathered(module, batch.targets))
+                if isinstance(sampler, DistributedSampler):
+                    rows, place = _first_times(sampler, place, len(batch.targets))
+                    inputs = tuple(_gathered(module, x, rows) for x in batch.inputs)
+                    batch = Batch(inputs, _gathered(module, batch.targets, rows))
                 yield batch
 
 
@@ -87,12 +92,22 @@ def _limit(module: Core, loader: Any) -> int | None:
     return int(batches) if cut and math.isfinite(batches) and batches > 0 else None
 
 
-def _gathered(module: Core, value: Any) -> Any:
+def _first_times(sampler: Any, place: int, size: int) -> tuple[Tensor, int]:
+    """Rows of a gathered batch that do not only fill up the last one, and the place of the next.
+
+    Processes take examples in turns; what is missing for the last turn comes from the beginning.
+    """
+    turns = torch.arange(place, place + size)
+    numbers = turns * sampler.num_replicas + torch.arange(sampler.num_replicas)[:, None]
+    return (numbers.flatten() < len(sampler.dataset)).nonzero().flatten(), place + size
+
+
+def _gathered(module: Core, value: Any, rows: Tensor) -> Any:
     if not isinstance(value, Tensor):
         return value
     gathered = module.all_gather(value)
     assert isinstance(gathered, Tensor)
-    return gathered.flatten(0, 1)
+    return gathered.flatten(0, 1)[rows.to(gathered.device)]
 
 
 def data_size(loader: Any, batches: int | float | None = None) -> int:
@@ -111,9 +126,17 @@ def data_size(loader: Any, batches: int | float | None = None) -> int:
             f"`num_data` cannot be read from {type(loader).__name__}, which has no data set whose "
             "length counts examples: pass the number of training examples to the module."
         )
-    sampler = getattr(loader, "sampler", None)
+    is_stream = isinstance(dataset, IterableDataset) or not isinstance(loader, DataLoader)
+    sampler = None if is_stream else _sampler_of(loader)
     if isinstance(sampler, SubsetRandomSampler):
         return len(sampler)
+    if isinstance(sampler, WeightedRandomSampler):
+        return int((sampler.weights > 0).sum())
+    if not isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler | None):
+        raise ValueError(
+            f"`num_data` cannot be read from a loader with {type(sampler).__name__}, which may "
+            "leave examples out: pass the number of training examples to the module."
+        )
     if in_order(loader) and batches is not None:
         size = getattr(loader, "batch_size", None)
         if size is not None and batches * size < len(dataset):
@@ -123,8 +146,19 @@ def data_size(loader: Any, batches: int | float | None = None) -> int:
 
 def in_order(loader: Any) -> bool:
     """Check whether a loader gives the same batches in every epoch."""
-    sampler = getattr(loader, "sampler", None)
+    sampler = _sampler_of(loader)
     return isinstance(sampler, SequentialSampler) or getattr(loader, "training", None) is False
+
+
+def _sampler_of(loader: Any) -> Any:
+    """What chooses the examples of a loader: below what batches them, or shares them out."""
+    batches = getattr(loader, "batch_sampler", None)
+    if batches is not None and type(batches) is not BatchSampler:
+        return batches
+    sampler = getattr(loader if batches is None else batches, "sampler", None)
+    if isinstance(sampler, DistributedSampler):  # Lightning shares out what another one chooses
+        return getattr(sampler.dataset, "_sampler", sampler)
+    return sampler
 
 
 def batch_for(module: Core, raw: Any, number: int = 0) -> Batch:

@@ -6,15 +6,28 @@ import pickle
 import lightning as L
 import pytest
 import torch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from module_cases import MODULES, Blobs, adam, made, network, trainer
+from processes import on_devices
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from lightning_bnn import _compat
 from lightning_bnn.likelihoods import Categorical, Gaussian, IsotropicGaussianPrior
 from lightning_bnn.modules import MFVI, DeepEnsemble, MCDropout, SymmetrizedVI
-from lightning_bnn.modules.training_data import data_size
+from lightning_bnn.modules.training_data import TrainingData, data_size
 from weightsym import params as P
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -135,6 +148,24 @@ def test_the_size_of_the_data_is_read_anew_for_every_fit():
     assert given.num_data == 7
 
 
+class Evens(Sampler):
+    """Leaves examples out, and does not say which."""
+
+    def __iter__(self):
+        return iter(range(0, 30, 2))
+
+    def __len__(self):
+        return 30
+
+
+class Sorted(BatchSampler):
+    """Batches of its own."""
+
+
+def batched(sampler):
+    return DataLoader(plain(30).dataset, batch_sampler=sampler)
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(rows())
@@ -156,7 +187,13 @@ def test_streams():
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     "loader",
-    [DataLoader(Stream(), 10), DataLoader([(torch.randn(5, 6), torch.ones(5).long())], None)],
+    [
+        DataLoader(Stream(), 10),
+        DataLoader([(torch.randn(5, 6), torch.ones(5).long())], None),
+        plain(30, sampler=Evens()),
+        batched([[0, 2], [4, 6]]),
+        batched(Sorted(SequentialSampler(range(30)), 10, False)),
+    ],
 )
 def test_a_size_that_cannot_be_read_is_asked_for(loader):
     with pytest.raises(ValueError, match="`num_data` cannot be read"):
@@ -172,10 +209,48 @@ def test_a_size_that_cannot_be_read_is_asked_for(loader):
         (plain(30, drop_last=True, batch_size=8, shuffle=True), 3, 30),
         (plain(30, sampler=SubsetRandomSampler(range(12))), 2, 12),
         (Blobs().train_dataloader(), 2, 60),
+        (plain(30, sampler=WeightedRandomSampler([0.0, 1.0, 2.0] * 10, 30)), 2, 20),
+        (batched(BatchSampler(SubsetRandomSampler(range(12)), 5, False)), 2, 12),
+        (batched(BatchSampler(RandomSampler(range(30)), 5, False)), 2, 30),
+        (plain(30, sampler=DistributedSampler(range(31), 2, 0)), 2, 30),
+        (plain(30, sampler=DistributedSamplerWrapper(SubsetRandomSampler(range(13)), 2, 0)), 2, 13),
     ],
 )
 def test_how_many_examples_a_loader_has(loader, batches, expected):
     assert data_size(loader, batches) == expected
+
+
+LOADERS = {
+    "in order": {},
+    "shuffled": {"shuffle": True},
+    "a subset": {"sampler": SubsetRandomSampler(range(7, 24))},
+    "without the last": {"drop_last": True},
+}
+
+
+def seen_by(devices, folder):
+    """How many examples a method that takes all data sees, and the sum of what goes in."""
+    found = {}
+    for name, options in LOADERS.items():
+        module, loader = made("mfvi"), plain(29, batch_size=4, **options)
+        run = trainer(max_epochs=1, devices=devices, strategy="ddp" if devices > 1 else "auto")
+        run.fit(module, loader)
+        data = list(TrainingData(module, run.train_dataloader))
+        sums = torch.cat([batch.inputs[0].double() for batch in data]).sum(0)
+        found[name] = module.num_data, sum(batch.examples for batch in data), sums.tolist()
+        run.strategy.barrier()
+    return found
+
+
+@pytest.mark.e2e
+def test_two_processes_see_every_example_once(tmp_path):
+    """Their sampler gives some of them twice: 29 examples are 30 for two."""
+    (alone,) = on_devices(1, seen_by, 1, tmp_path)
+    for found in on_devices(2, seen_by, 2, tmp_path):
+        assert found["in order"][:2] == found["shuffled"][:2] == (29, 29)
+        assert found["a subset"][:2] == (17, 17)
+        for name in ("in order", "shuffled", "a subset"):
+            assert found[name][2] == pytest.approx(alone[name][2], abs=1e-9)
 
 
 def test_overfitting_sees_the_same_batches_in_every_epoch():
