@@ -287,26 +287,24 @@ class CalibratedClasses(Calibrated):
         """
         return self.calibrator(*self.read(outputs))
 
-    def sets(self, *inputs: Any, alpha: float | None = None, batch: int = 0) -> Tensor:
+    def sets(self, *inputs: Any, alpha: float | None = None) -> Tensor:
         """Classes that hold the truth as often as was asked for, boolean ``(batch, classes)``.
 
         Args:
             *inputs: as the network takes them.
             alpha: the share of examples whose class may be missing from its set.
-            batch: which batch this is, for scores with random numbers.
         """
-        return self.sets_of(self.outputs(*inputs), alpha, batch)
+        return self.sets_of(self.outputs(*inputs), alpha)
 
-    def sets_of(self, outputs: Tensor, alpha: float | None = None, batch: int = 0) -> Tensor:
+    def sets_of(self, outputs: Tensor, alpha: float | None = None) -> Tensor:
         """Prediction sets, given the outputs of all networks.
 
         Args:
             outputs: ``(samples, batch, ...)``.
             alpha: the share of examples whose class may be missing from its set.
-            batch: which batch this is, for scores with random numbers.
         """
         rule = self.rule.at(self.alpha if alpha is None else alpha)
-        return rule(self.probs_of(outputs), batch)
+        return rule(self.probs_of(outputs))
 
     def headline(self) -> str:
         """Describe in one line what was fitted, and to how much."""

@@ -142,13 +142,15 @@ Score = Literal["thr", "aps", "raps"]
 
 
 _PENALTY, _FREE = 0.1, 1
+_DIGITS = 2**20  # what two runs of one network agree on
 
 
-def set_scores(probs: Tensor, score: Score, seed: int = 0, *key: int | str) -> Tensor:
+def set_scores(probs: Tensor, score: Score, seed: int = 0) -> Tensor:
     r"""Measure how strange every class would be as the truth, ``(batch, classes)``, in float64.
 
     With classes ordered by falling probability, :math:`o` the rank of class :math:`c` (from 1)
-    and :math:`u` uniform in (0, 1), which makes coverage exact and lets sets be empty:
+    and :math:`u` uniform in (0, 1), which makes coverage exact and lets sets be empty. It is read
+    off the prediction, so that an example has the same set alone and among others:
 
     - ``"thr"`` (also called LAC): :math:`1 - p_c`, the smallest sets on average;
     - ``"aps"``: :math:`\sum_{j < o} p_{(j)} + u\, p_c`, sets that are larger for harder examples;
@@ -166,7 +168,6 @@ def set_scores(probs: Tensor, score: Score, seed: int = 0, *key: int | str) -> T
         probs: predictions ``(batch, classes)``.
         score: ``"thr"``, ``"aps"`` or ``"raps"``.
         seed: of the random numbers.
-        *key: decides them together with the seed.
 
     >>> probs = torch.tensor([[0.5, 0.25, 0.125, 0.125]])
     >>> set_scores(probs, "thr").tolist()
@@ -178,13 +179,28 @@ def set_scores(probs: Tensor, score: Score, seed: int = 0, *key: int | str) -> T
     if score == "thr":
         return 1 - probs
     sorted_probs, order = probs.sort(stable=True, dim=-1, descending=True)
-    generator = keyed_generator(seed, "conformal", *key)
-    u = torch.rand(len(probs), 1, generator=generator, dtype=torch.float64).to(probs)
+    u = uniform_numbers(probs, seed)[:, None]
     scores = sorted_probs.cumsum(-1) - (1 - u) * sorted_probs
     if score == "raps":
         rank = torch.arange(1, probs.shape[-1] + 1).to(scores)
         scores = scores + _PENALTY * (rank - _FREE).clamp_min(0)
     return torch.empty_like(scores).scatter(-1, order, scores)
+
+
+def uniform_numbers(probs: Tensor, seed: int) -> Tensor:
+    """Mix the digits of each prediction into a number that is uniform in (0, 1), in float64.
+
+    Args:
+        probs: predictions ``(batch, classes)``.
+        seed: other numbers for another seed.
+    """
+    low, high = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+    factors = torch.randint(low, high, probs.shape[-1:], generator=keyed_generator(seed, "sets"))
+    digits = (probs.double() * _DIGITS).round().long()
+    mixed = (digits * (factors | 1).to(digits.device)).sum(-1)  # modulo 2^64, as all below
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
+        mixed = (mixed ^ ((mixed >> shift) & (2 ** (64 - shift) - 1))) * factor
+    return (((mixed >> 11) & (2**53 - 1)).double() + 0.5) / 2**53
 
 
 @dataclass(frozen=True)
@@ -232,14 +248,13 @@ class ConformalSets:
         check_alpha(alpha)
         return replace(self, alpha=float(alpha))
 
-    def __call__(self, probs: Tensor, batch: int = 0) -> Tensor:
+    def __call__(self, probs: Tensor) -> Tensor:
         """Return the classes in the set of each example, boolean ``(batch, classes)``.
 
         Args:
             probs: predictions ``(batch, classes)``.
-            batch: which batch this is: every one has random numbers of its own.
         """
-        scores = set_scores(probs, self.score, self.seed, "new", batch)
+        scores = set_scores(probs, self.score, self.seed)
         if scores.shape[-1] != self.classes:
             raise ValueError(f"`probs` must be of {self.classes} classes, got {scores.shape[-1]}.")
         return scores <= self.thresholds().to(scores)
@@ -280,7 +295,7 @@ def conformal_sets(
             [False, False]])
     """
     check_alpha(alpha)
-    scores = set_scores(probs, score, seed, "calibration")
+    scores = set_scores(probs, score, seed)
     check_labels(labels, scores)
     labels = labels.long()
     true = scores.gather(-1, labels[:, None])[:, 0]

@@ -6,11 +6,16 @@ from fractions import Fraction
 
 import pytest
 import torch
+from scipy.stats import kstest, spearmanr
 
 from lightning_bnn.calibration import conformal_intervals, conformal_sets, mean_band, quantile_band
-from lightning_bnn.calibration.conformal import Band, conformal_quantiles, set_scores
+from lightning_bnn.calibration.conformal import (
+    Band,
+    conformal_quantiles,
+    set_scores,
+    uniform_numbers,
+)
 from lightning_bnn.studies.calibrate import credible_sets
-from weightsym.randomness import keyed_generator
 
 
 def predictions(n, classes=5, seed=0, sharp=1.6):
@@ -60,8 +65,7 @@ def test_too_few_examples_are_said_once():
 @pytest.mark.parametrize("score", ["thr", "aps", "raps"])
 def test_scores_are_those_of_a_loop(score):
     probs, _ = predictions(20)
-    found = set_scores(probs, score, 3, "key")
-    u = torch.rand(20, 1, generator=keyed_generator(3, "conformal", "key"), dtype=torch.float64)
+    found, u = set_scores(probs, score, 3), uniform_numbers(probs, 3)
     for i, row in enumerate(probs.tolist()):
         order = sorted(range(5), key=lambda c: -row[c])
         for place, c in enumerate(order, 1):
@@ -139,12 +143,38 @@ def test_too_few_calibration_examples_give_all_classes():
         assert bool(conformal_sets(probs, labels)(probs).all())
 
 
-def test_batches_have_random_numbers_of_their_own():
-    probs, labels = predictions(100)
-    sets = conformal_sets(probs, labels, 0.3, "aps")
-    assert torch.equal(sets(probs), sets(probs))
-    assert not torch.equal(sets(probs), sets(probs, batch=1))
+@pytest.mark.parametrize("score", ["thr", "aps", "raps"])
+def test_examples_have_the_same_sets_one_at_a_time(score):
+    probs, labels = predictions(300)
+    sets = conformal_sets(probs, labels, 0.3, score)
+    alone = torch.cat([sets(row[None]) for row in probs])
+    assert torch.equal(alone, sets(probs))
+    rounded = (sets(probs + 1e-9) == sets(probs)).all(-1)
+    assert rounded.double().mean() > 0.98
+    other = conformal_sets(probs, labels, 0.3, score, seed=1)
+    assert torch.equal(other(probs), sets(probs)) == (score == "thr")
     assert bool((sets.at(0.1)(probs) >= sets(probs)).all())
+
+
+@pytest.mark.parametrize("classes", [2, 5, 1000])
+def test_numbers_of_predictions_are_uniform_and_independent(classes):
+    probs, _ = predictions(4000, classes)
+    u, v = uniform_numbers(probs, 0), uniform_numbers(probs, 1)
+    assert kstest(u.numpy(), "uniform").pvalue > 1e-3
+    for other in (v, probs[:, 0], u.roll(1)):
+        assert abs(spearmanr(u.numpy(), other.numpy()).statistic) < 4 / math.sqrt(4000)
+
+
+def test_one_number_for_all_would_not_cover():
+    """The negative control: what a stream of single examples had before."""
+    probs, labels = predictions(20_000)
+    order = probs.sort(descending=True, dim=-1)
+    place = (order.indices == labels[:, None]).long().argmax(-1)
+    before = order.values.cumsum(-1) - order.values
+    fixed = (before + 0.95 * order.values).gather(-1, place[:, None])[:, 0]
+    known = set_scores(probs, "aps").gather(-1, labels[:, None])[:, 0][:10_000]
+    covered = (fixed[10_000:] <= conformal_quantiles(known, 0.1)).double().mean()
+    assert abs(float(covered) - 0.9) > 0.03
 
 
 # ------------------------------------------------------------ intervals
