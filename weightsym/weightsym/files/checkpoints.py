@@ -7,7 +7,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from weightsym import params as P
 from weightsym.arguments import check_count
+from weightsym.files.names import NetworkNames, find_names
 from weightsym.loading import load
 from weightsym.params import Params
 
@@ -22,15 +23,12 @@ __all__ = [
     "FORMATS",
     "Networks",
     "checkpoint_files",
-    "find_prefix",
-    "misfit",
     "networks_in",
     "read_networks",
     "read_state",
     "strip_prefix",
 ]
 
-Names = Mapping[str, str]
 Networks = Iterator[tuple[Params, dict[str, Any]]]
 """Networks one by one, and what is known of each."""
 FORMATS = (".ckpt", ".pt", ".pth", ".safetensors")
@@ -76,61 +74,15 @@ def _read_safetensors(path: Path) -> Params:
         raise ValueError(f"{path} is no safetensors file: {error}.") from error
 
 
-def strip_prefix(state: Params, prefix: str, wanted: Sequence[str] | None = None) -> Params:
-    """Select the wanted tensors whose names start with a prefix, and remove it.
+def strip_prefix(state: Params, prefix: str) -> Params:
+    """Select the tensors whose names start with a prefix, and remove it.
 
     >>> import torch
     >>> state = {"net.w": torch.ones(1), "net.b": torch.zeros(1), "loss.w": torch.ones(3)}
-    >>> strip_prefix(state, "net."), list(strip_prefix(state, "net.", wanted=["w"]))
-    ({'w': tensor([1.]), 'b': tensor([0.])}, ['w'])
+    >>> strip_prefix(state, "net.")
+    {'w': tensor([1.]), 'b': tensor([0.])}
     """
-    inner = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
-    return inner if wanted is None else {name: inner[name] for name in wanted}
-
-
-def find_prefix(path: Path, state: Params, wanted: Mapping[str, Tensor], given: str | None) -> str:
-    """The one prefix with which all names and shapes of a network are in a file.
-
-    >>> import torch
-    >>> net = torch.nn.Linear(2, 1)
-    >>> state = {f"model.net.{name}": t for name, t in net.state_dict().items()}
-    >>> find_prefix(Path("run.ckpt"), state, net.state_dict(), given=None)
-    'model.net.'
-    """
-    first = next(iter(wanted))
-    candidates = sorted({n[: -len(first)] for n in state if n == first or n.endswith(f".{first}")})
-    candidates = candidates if given is None else [given]
-    misfits = {p: misfit(state, wanted, {n: p + n for n in wanted}) for p in candidates or [""]}
-    fitting = [prefix for prefix, why in misfits.items() if why is None]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        raise ValueError(
-            f"Several networks in {path} fit: {', '.join(map(repr, fitting))}. "
-            "Choose one by its `prefix`."
-        )
-    raise ValueError(f"{path} does not fit: {next(iter(misfits.values()))}.")
-
-
-def misfit(stored: Mapping[str, Any], wanted: Mapping[str, Tensor], places: Names) -> str | None:
-    """Describe in half a sentence what a file lacks of a network, if anything.
-
-    Args:
-        stored: whatever has a shape, by name in the file.
-        wanted: the tensors of the network.
-        places: by name in the network, the name in the file.
-    """
-    missing = [name_in_file for name_in_file in places.values() if name_in_file not in stored]
-    if missing:
-        more = f" and {len(missing) - 1} more names" if len(missing) > 1 else ""
-        return f"it lacks {missing[0]!r}{more}"
-    for name, tensor in wanted.items():
-        shape = stored[places[name]].shape
-        if shape != tensor.shape:
-            return (
-                f"{places[name]!r} has shape {tuple(shape)}, the network has {tuple(tensor.shape)}"
-            )
-    return None
+    return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
 
 
 def checkpoint_files(
@@ -196,8 +148,10 @@ def _of_state(
             for m, network in enumerate(P.unstack({name: members[name] for name in wanted})):
                 yield network, {**record, "member": m}
             return
-        prefix = find_prefix(path, state, wanted, prefix)
-    network = strip_prefix(state, prefix or "", None if like is None else list(wanted))
+        places, _ = find_names(path, state, NetworkNames.of(like), prefix)
+        yield {name: state[place] for name, place in places.items()}, record
+        return
+    network = strip_prefix(state, prefix or "")
     if not network:
         raise ValueError(f"{path} has no names that start with {prefix!r}.")
     yield network, record

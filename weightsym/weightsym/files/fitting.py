@@ -1,68 +1,23 @@
-"""Tensors of a network found in a file: prefixes, tied tensors, and foreign ones."""
+"""Tensors of a network found in a file: its types, tied tensors, and foreign ones."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from weightsym import params as P
-from weightsym.files.checkpoints import misfit
+from weightsym.files.names import NetworkNames, Renaming, find_names
 from weightsym.files.stored import StoredNetwork
 
-__all__ = ["FittedNetwork", "NetworkNames", "Others", "fit"]
+__all__ = ["FittedNetwork", "Others", "fit"]
 
 Others = Literal["refuse", "copy"]
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@dataclass(frozen=True)
-class NetworkNames:
-    """The names of the tensors of a network.
-
-    Attributes:
-        tensors: all of them, each once.
-        aliases: further names of tied tensors, and their first names.
-        buffers: names that a file may have besides, because the network computes them anew.
-        base: a first part of names that files may leave out.
-        ignored: patterns of names that old files have, and that nothing uses.
-
-    >>> layers = (torch.nn.Linear(3, 3, bias=False) for _ in range(2))
-    >>> net = torch.nn.Sequential(*layers)
-    >>> net[1].weight = net[0].weight  # tied
-    >>> names = NetworkNames.of(net)
-    >>> list(names.tensors), names.aliases
-    (['0.weight'], {'1.weight': '0.weight'})
-    """
-
-    tensors: Mapping[str, Tensor]
-    aliases: dict[str, str] = field(default_factory=dict)
-    buffers: frozenset[str] = frozenset()
-    base: str = ""
-    ignored: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, module: nn.Module, base: str = "", ignored: Iterable[str] = ()) -> NetworkNames:
-        """Those of a module.
-
-        Args:
-            module: any network.
-            base: a first part of names that files may leave out.
-            ignored: patterns of names that old files have, and that nothing uses.
-        """
-        firsts: dict[int, str] = {}
-        aliases = {}
-        for name, tensor in module.state_dict(keep_vars=True).items():
-            first = firsts.setdefault(id(tensor), name)
-            if first != name:
-                aliases[name] = first
-        buffers = frozenset(name for name, _ in module.named_buffers())
-        return cls(P.of(module), aliases, buffers, base, tuple(ignored))
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,17 +87,7 @@ def fit(
     >>> fit(open_network(path), NetworkNames.of(net)).places
     {'weight': 'model.weight', 'bias': 'model.bias'}
     """
-    renamings = list(_renamings(stored, names, prefix))
-    tables = [_places(stored, names, renaming) for renaming in renamings]
-    misfits = [misfit(stored.tensors, names.tensors, table) for table in tables]
-    fitting = [k for k, why in enumerate(misfits) if why is None]
-    if not fitting:
-        present = [sum(place in stored.tensors for place in table.values()) for table in tables]
-        nearest = present.index(max(present))
-        raise ValueError(f"{stored.path} does not fit: {misfits[nearest]}.")
-    if any(tables[k] != tables[fitting[0]] for k in fitting):
-        raise ValueError(f"Several networks in {stored.path} fit: choose one by its `prefix`.")
-    renaming, places = renamings[fitting[0]], tables[fitting[0]]
+    places, renaming = find_names(stored.path, stored.tensors, names, prefix)
     again = _again(stored, names, places, renaming)
     rest = [n for n in stored.tensors if n not in again and n not in set(places.values())]
     fitted = FittedNetwork(stored, places, again, tuple(rest))
@@ -153,43 +98,8 @@ def fit(
     return fitted
 
 
-class _Renaming(NamedTuple):
-    """A prefix that a file puts before all names, and a part that it leaves out."""
-
-    prefix: str = ""
-    left_out: str = ""
-
-    def place(self, name: str) -> str:
-        """The name in the file."""
-        return self.prefix + name.removeprefix(self.left_out)
-
-
-def _renamings(
-    stored: StoredNetwork, names: NetworkNames, prefix: str | None
-) -> Iterator[_Renaming]:
-    first = next(iter(names.tensors))
-    aliases = [alias for alias, name in names.aliases.items() if name == first]
-    for known in (first, *aliases) if prefix is None else ():
-        for name in stored.tensors:
-            if name.endswith(f".{known}"):
-                yield _Renaming(name.removesuffix(known))
-    yield _Renaming(prefix or "")
-    if names.base and prefix is None:
-        yield _Renaming(left_out=f"{names.base}.")
-
-
-def _places(stored: StoredNetwork, names: NetworkNames, renaming: _Renaming) -> dict[str, str]:
-    """Find the place of every tensor, of tied ones under any of their names."""
-    places = {}
-    for name in names.tensors:
-        aliases = [alias for alias, first in names.aliases.items() if first == name]
-        options = [renaming.place(n) for n in (name, *aliases)]
-        places[name] = next((n for n in options if n in stored.tensors), options[0])
-    return places
-
-
 def _again(
-    stored: StoredNetwork, names: NetworkNames, places: Mapping[str, str], renaming: _Renaming
+    stored: StoredNetwork, names: NetworkNames, places: Mapping[str, str], renaming: Renaming
 ) -> dict[str, str]:
     """Tied tensors that the file holds more than once."""
     firsts = names.aliases | {first: first for first in names.aliases.values()}
