@@ -103,6 +103,9 @@ def test_saved_symmetries_can_be_read_by_torch_once_the_package_is_imported(tmp_
     (_, known), (refused, _) = fresh(torch=[f"import weightsym; {read}", read])
     assert known.split() == ["Symmetries"]
     assert refused == 1
+    code = [sys.executable, "-c", f"import sys, weightsym; print('torch' in sys.modules); {read}"]
+    before_torch = subprocess.run(code, capture_output=True, text=True, check=True)
+    assert before_torch.stdout.split() == ["False", "Symmetries"]
 
 
 def test_every_file_is_imported_without_extras(printed):

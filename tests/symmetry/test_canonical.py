@@ -8,7 +8,6 @@ from torch import nn
 
 from lightning_bnn import models
 from weightsym import (
-    canonical_scales_and_signs,
     canonicalise,
     discover,
     permute,
@@ -18,6 +17,7 @@ from weightsym import (
     sort_permutations,
 )
 from weightsym import params as P
+from weightsym.scales_and_signs import canonical_scales_and_signs
 from weightsym.verify import random_element
 
 SMALL = CASES[:10]

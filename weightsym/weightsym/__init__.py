@@ -11,17 +11,15 @@
 tensor([1., 1., 1.])
 """
 
-import importlib
-import sys
 from typing import TYPE_CHECKING
 
-from weightsym._lazy import lazy_package
+from weightsym._lazy import import_after, lazy_package
 
 if TYPE_CHECKING:
     from weightsym import files, params, randomness  # noqa: F401
     from weightsym.actions import flip, permute, rescale, shift_logits
     from weightsym.balanced_form import balancing_matrices
-    from weightsym.canonical import canonical_scales_and_signs, canonicalise, remove_softmax_shift
+    from weightsym.canonical import canonicalise, remove_softmax_shift
     from weightsym.composition import compose, invert
     from weightsym.counting import kendall_tau, ranks, transpositions
     from weightsym.discovery.discover import discover
@@ -83,7 +81,6 @@ __all__ = [
     "average",
     "balancing_matrices",
     "barrier",
-    "canonical_scales_and_signs",
     "canonicalise",
     "compose",
     "difference",
@@ -126,5 +123,4 @@ __all__ = [
 __version__ = "0.1.0"
 
 lazy_package(__name__)
-if "torch" in sys.modules:  # its `load` is to know our classes
-    importlib.import_module("weightsym.groups")
+import_after("torch", "weightsym.groups")  # its `load` is to know our classes

@@ -33,8 +33,8 @@ from weightsym.validation import check_params
 
 __all__ = [
     "balanced_together",
-    "canonical_scales_and_signs",
     "canonicalise",
+    "check_form",
     "remove_softmax_shift",
 ]
 
@@ -113,7 +113,7 @@ def canonicalise(
             if group.kind != "block" and bool(units.all())
         }
     else:
-        _check_form(sym, scaling, permutation)
+        check_form(sym, scaling, permutation)
         params = _scaled(params, sym, scaling, target)
     return _sorted(params, sym, permutation, descending, held)
 
@@ -135,7 +135,7 @@ def _sorted(
     return permute(params, sym, order)
 
 
-def _check_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey | None) -> None:
+def check_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey | None) -> None:
     """Refuse what would give networks of one orbit different forms."""
     is_large = sum(shape.numel() for shape in sym.shapes.values()) > _MOST_NUMBERS
     name = "" if is_large else _without_form(sym, scaling, permutation)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weightsym.actions import multiply, permute_some
+from weightsym.canonical import check_form
 from weightsym.groups import Symmetries
 from weightsym.params import Params, is_stacked
 from weightsym.scales_and_signs import Scaling, canonical_scales_and_signs
@@ -129,6 +130,7 @@ def _plan(
     check_params(params, sym, "networks")
     if not is_stacked(params, sym.shapes):
         raise ValueError("`networks` must be a stack, `params.stack([network])` makes one.")
+    check_form(sym, scaling, permutation)
     members = len(next(iter(params.values())))
     scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
     scaled = multiply(params, sym, {"scalings": scales, "signs": signs})

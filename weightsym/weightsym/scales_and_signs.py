@@ -42,6 +42,8 @@ def canonical_scales_and_signs(
     A unit's sign makes the largest of the weights that enter it, in absolute value, positive. Units
     without incoming weight keep their scale, with a warning.
 
+    Where these differ within an orbit, `canonicalise` refuses the network; this function does not.
+
     Args:
         params: one network or a stack.
         sym: what `discover` returned.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weightsym.actions import multiply, permute_some
 from weightsym.arguments import check_count
-from weightsym.canonical import balanced_together, canonical_scales_and_signs
+from weightsym.canonical import balanced_together
 from weightsym.composition import compose
 from weightsym.elements import identity, random_permutations
 from weightsym.fingerprint import at_least_mass
@@ -24,6 +24,7 @@ from weightsym.mixing import mix_some, random_mixings
 from weightsym.params import Params, is_weight, unstack
 from weightsym.placements import Placement
 from weightsym.randomness import keyed_generator
+from weightsym.scales_and_signs import canonical_scales_and_signs
 from weightsym.units import unit_rows
 from weightsym.validation import check_finite, check_one_network
 
