@@ -10,9 +10,10 @@ import torch
 from jacobians import kernel_dimension
 from known_networks import NETWORKS, counted
 
-from weightsym import canonical, canonicalise, rescale, verify
+from weightsym import canonical, canonicalise, fingerprint, rescale, verify
 from weightsym import params as P
 from weightsym.actions import tied
+from weightsym.motions import covering_motions
 from weightsym.verify import random_element
 
 SORTED_BY = ("max", "first", "outgoing")
@@ -54,6 +55,15 @@ def test_no_element_changes_the_function(network):
     for seed, inputs in enumerate([x, *network.other_inputs()]):
         generator = torch.Generator().manual_seed(seed)
         assert not verify(model, sym, *inputs, generator=generator) > network.tolerance
+
+
+def test_one_fingerprint_for_the_whole_orbit(network):
+    model, _, sym = network.known()
+    own = fingerprint(P.of(model), sym)
+    for motion in covering_motions(sym, torch.Generator().manual_seed(0)) if own.attained else ():
+        found = fingerprint(motion.applied(P.of(model)), sym)
+        assert own.agrees(found)
+        assert found.paths == pytest.approx(own.paths, abs=1e-5)
 
 
 def test_scales_signs_and_matrices_hold_in_training(network):
@@ -114,7 +124,7 @@ def test_one_canonical_form_for_the_whole_orbit(network, monkeypatch):
         except ValueError as error:
             if "different forms" in str(error):  # the other refusal is by the groups alone
                 with monkeypatch.context() as patch:
-                    patch.setattr(canonical, "_check_form", lambda *_: None)
+                    patch.setattr(canonical, "check_form", lambda *_: None)
                     assert any(forms_differ(None, sym, by, seed) for seed in range(40))
 
 
@@ -135,7 +145,7 @@ def test_the_refusal_sees_forms_that_differ(monkeypatch):
     params = P.of(model)
     with pytest.raises(ValueError, match="give networks of one orbit different forms of 'p'"):
         canonicalise(params, sym)
-    monkeypatch.setattr(canonical, "_check_form", lambda *_: None)
+    monkeypatch.setattr(canonical, "check_form", lambda *_: None)
     forms = [
         canonicalise(random_element(params, sym, torch.Generator().manual_seed(k)), sym)
         for k in range(5)

@@ -15,6 +15,7 @@ from weightsym.groups import Symmetries
 from weightsym.min_mass import min_mass
 from weightsym.mixing import mix_some
 from weightsym.params import Params, is_weight
+from weightsym.path_sums import path_sums
 from weightsym.randomness import keyed_generator
 from weightsym.shifting import remove_shifts
 from weightsym.validation import check_finite, check_one_network
@@ -31,11 +32,10 @@ class Fingerprint:
 
     Attributes:
         norms: of every tensor at least mass; those of tensors that may change places, together.
-        spectra: fourth root of the sum of the fourth powers of the singular values of every matrix
-            at least mass; kernels as matrices by output channel. Tensors of which only parts
-            move together (grouped convolutions, packed projections) have none.
-        code: two words, each of which rounds eight sums of norms and spectra, to cells of which
-            those of one word end where those of the other have their middle.
+        paths: of the same tensors, sums over paths: each is multiplied along all its axes by
+            numbers that the tensors around it give to the units, see `path_sums`.
+        code: two words, each of which rounds eight sums of these numbers, to cells of which those
+            of one word end where those of the other have their middle.
         attained: whether finite scales reach the least mass; if not, the norms depend on where the
             search for it stopped.
 
@@ -53,7 +53,7 @@ class Fingerprint:
     norms: dict[str, float] = field(repr=False)
     code: str
     attained: bool = True
-    spectra: dict[str, float] = field(default_factory=dict, repr=False)
+    paths: dict[str, float] = field(default_factory=dict, repr=False)
 
     def agrees(self, other: Fingerprint) -> bool:
         """True if both may be of one orbit: one of the two words is the same."""
@@ -72,11 +72,17 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
     Rounding of the weights moves a number over the end of its cell now and then, but hardly ever in
     both words at once, so that two fingerprints are compared by `Fingerprint.agrees`.
 
-    That two differ says that the networks are of different orbits. That two agree proves nothing:
-    fingerprints see the norm of every tensor and the singular values of most matrices, to about one
-    in ten thousand of all together. They do not see what leaves both alone: exchanged or flipped
-    rows of one matrix without what reads them, flipped biases, and small changes that turn weights
-    without changing their sizes.
+    That two differ says that the networks are of different orbits. That two agree proves nothing.
+    Fingerprints see the size of every weight and bias tensor, and sums over the paths through it,
+    which depend on the signs and places of all numbers. They do not see
+
+    - what changes these numbers by less than one in ten thousand, such as one weight among many;
+    - statistics of batch norms;
+    - signs that only products of several vectors show, such as those of the gains of queries and
+      keys behind their norms.
+
+    Where no finite scales reach the least mass (`attained` is False), networks of one orbit may
+    have different fingerprints.
 
     Args:
         params: one network.
@@ -97,10 +103,14 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
     check_finite(params, sym)
     least, attained = at_least_mass(params, sym, mixing=True)
     norms = _norms(least, sym)
-    spectra = _spectra(least, sym)
-    numbers = [*norms.values(), *spectra.values()]
-    code = _code(torch.tensor(numbers, dtype=torch.float64))
-    return Fingerprint(norms, code, bool(attained.all()), spectra)
+    floor = sum(norms.values()) / (10 * max(len(norms), 1)) or 1.0  # rounding is small beside it
+    sizes = {n: norms[_first_of(n, sym)] + floor for n, w in least.items() if _counts(n, w, sym)}
+    paths: dict[str, float] = {}
+    for name, value in path_sums(_with_equal_shares(least, sym), sym, sizes).items():
+        paths[_first_of(name, sym)] = paths.get(_first_of(name, sym), 0.0) + value
+    logs = [math.log(norm + floor) for norm in norms.values()]
+    code = _code(torch.tensor([*logs, *paths.values()], dtype=torch.float64))
+    return Fingerprint(norms, code, bool(attained.all()), paths)
 
 
 def at_least_mass(params: Params, sym: Symmetries, mixing: bool = False) -> tuple[Params, Tensor]:
@@ -129,41 +139,41 @@ def _norms(params: Params, sym: Symmetries) -> dict[str, float]:
     """Norms of weights in float64, by the first of all tensors that may change places."""
     squares: dict[str, float] = {}
     for name, w in params.items():
-        if is_weight(name, w) and name not in sym.aliases:
-            _add(squares, name, sym, float(w.double().square().sum()))
+        if _counts(name, w, sym):
+            first = _first_of(name, sym)
+            squares[first] = squares.get(first, 0.0) + float(w.double().square().sum())
     return {name: math.sqrt(value) for name, value in squares.items()}
 
 
-def _spectra(params: Params, sym: Symmetries) -> dict[str, float]:
-    r"""Roots :math:`\sqrt[4]{\mathrm{tr}\,(W W^T)^2}`, which no rotation of either side changes.
-
-    At least mass every symmetry acts on both sides of a matrix by permutations, signs and
-    rotations.
-    """
-    parts = {axis.tensor for axis in sym.axes if axis.blocks > 1 or axis.dim is None}
-    powers: dict[str, float] = {}
-    for name, w in params.items():
-        if is_weight(name, w) and w.ndim > 1 and name not in {*sym.aliases, *parts}:
-            rows = w.double().flatten(1)
-            gram = rows @ rows.mT if rows.shape[0] <= rows.shape[1] else rows.mT @ rows
-            _add(powers, name, sym, float(gram.square().sum()))
-    return {name: value**0.25 for name, value in powers.items()}
+def _with_equal_shares(params: Params, sym: Symmetries) -> Params:
+    """Divide what several tensors that may change places take up for each other among all."""
+    result = dict(params)
+    for group in sym.shifts:
+        names = {sym.axes[placement.axis].tensor for placement in group.placements}
+        for name in names:
+            others = sym.exchangeable_tensors.get(name, frozenset())
+            if len(others & names) > 1:
+                mean = torch.stack([params[other] for other in sorted(others)]).mean(0)
+                result |= dict.fromkeys(others, mean)
+    return result
 
 
-def _add(sums: dict[str, float], name: str, sym: Symmetries, value: float) -> None:
-    """Add to the number of all tensors that may change places with one."""
-    key = min(sym.exchangeable_tensors.get(name, {name}))
-    sums[key] = sums.get(key, 0.0) + value
+def _counts(name: str, w: Tensor, sym: Symmetries) -> bool:
+    return is_weight(name, w) and name not in sym.aliases
+
+
+def _first_of(name: str, sym: Symmetries) -> str:
+    """The first of all tensors that may change places with one."""
+    return min(sym.exchangeable_tensors.get(name, {name}))
 
 
 def _code(numbers: Tensor) -> str:
     """Two words of hexadecimal digits, see `Fingerprint`."""
     generator = keyed_generator("fingerprint", len(numbers))
     shares = torch.rand(_SUMS, len(numbers), generator=generator, dtype=torch.float64)
-    sums = (shares @ numbers).tolist()
-    return "-".join(_word(sums, middle) for middle in (0.0, 0.5))
+    cells = shares @ numbers / (_STEP * len(numbers) ** 0.5)
+    return "-".join(_word((cells + middle).floor().tolist()) for middle in (0.0, 0.5))
 
 
-def _word(sums: Sequence[float], middle: float) -> str:
-    cells = [math.floor(math.log(s) / _STEP + middle) if s > 0 else None for s in sums]
+def _word(cells: Sequence[float]) -> str:
     return hashlib.blake2b(repr(cells).encode(), digest_size=4).hexdigest()

@@ -13,12 +13,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from weightsym.actions import multiplied_tensor, reached_axes, source_of
+from weightsym.actions import multiplied_tensor, reached_axes, source_of, tied
 from weightsym.axis_actions import Element, Kind, axis_permutation, permute_axis
 from weightsym.elements import random_scales
 from weightsym.forward import in_precision
 from weightsym.groups import Symmetries
 from weightsym.mixing import mixed_axis, random_mixings
+from weightsym.params import Params
 from weightsym.shifting import added, carried, random_shifts
 
 __all__ = ["Motion", "Read", "covering_motions", "logit_shift"]
@@ -51,6 +52,12 @@ class Motion:
     def reading(self, read: Read, precision: torch.dtype | None = None) -> Read:
         """A way to read the moved network, where ``read`` reads the one at rest."""
         return lambda name: self.moved(name, read, precision)
+
+    def applied(self, params: Params) -> Params:
+        """The moved network, from one at rest."""
+        reading = self.reading(lambda name: params[name].clone())
+        own = (name for name in params if name not in self.sym.aliases)
+        return tied({name: reading(name) for name in own}, self.sym)
 
     def moved(self, name: str, read: Read, precision: torch.dtype | None = None) -> Tensor:
         """One tensor of the moved network, for which others of the one at rest may be read.
