@@ -121,6 +121,44 @@ for norm, signs in ((nn.RMSNorm, 42), (nn.LayerNorm, 32)):
         return s.o(joined(F.scaled_dot_product_attention(s.m(q), s.n(k), v)))
 
 
+# ------------------------------------------------------------ planes that are turned by halves
+def by_halves(x, y, c, s):
+    return torch.cat([x * c - y * s, y * c + x * s], -1)
+
+
+def by_halves_in_one_order(x, y, c, s):
+    return torch.cat([x * c - y * s, x * s + y * c], -1)
+
+
+def by_pairs(x, y, c, s):
+    return torch.stack([c * x - s * y, c * y + s * x], -1).flatten(-2)
+
+
+def backwards(x, y, c, s):
+    return torch.cat([x * c + y * s, -x * s + y * c], -1)
+
+
+def sheared(x, y, c, s):
+    return torch.cat([x * c + y * s, x * s + y * c], -1)
+
+
+PLANES = {"matrices": "complex 2*4, general 4*2", "dimension": 8 + 32 + 8}
+HYPERBOLIC = {"matrices": "general 4*2", "held": "refuted"}  # no complex numbers
+FORMS = dict.fromkeys((by_halves, by_halves_in_one_order, by_pairs, backwards), PLANES)
+for form, known in {**FORMS, sheared: HYPERBOLIC}.items():
+
+    @network("4*2 2b", 12, 12, name=f"planes {form.__name__.replace('_', ' ')}", inputs=MORE,
+             q=(10, 8), k=(10, 8), v=(10, 8), o=(8, 10), shifts={"v.bias": 8}, **known)  # fmt: skip
+    def in_planes(s, x, form=form):
+        def turned(t):
+            halves = (t[..., ::2], t[..., 1::2]) if form is by_pairs else t.chunk(2, -1)
+            angles = torch.arange(t.shape[-2])[:, None] * 1.7 ** -torch.arange(2).to(t)
+            return form(*halves, angles.cos(), angles.sin())
+
+        q, k, v = (heads(layer(x), 4) for layer in (s.q, s.k, s.v))
+        return s.o(joined(F.scaled_dot_product_attention(turned(q), turned(k), v)))
+
+
 def repeated(k):
     return k.repeat_interleave(2, 1)
 

@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.fx import Node
 
-__all__ = ["ancestors", "descendants", "first_written", "is_random", "operation_of", "writes"]
+__all__ = [
+    "ancestors",
+    "descendants",
+    "first_written",
+    "is_random",
+    "operation_of",
+    "second_halves",
+    "writes",
+]
 
 
 def operation_of(node: Node) -> str:
@@ -44,6 +52,34 @@ def ancestors(nodes: Iterable[Node]) -> set[Node]:
 def descendants(nodes: Iterable[Node]) -> set[Node]:
     """Nodes and everything that is computed from them."""
     return _reached(nodes, lambda node: node.users)
+
+
+def second_halves(nodes: Iterable[Node]) -> dict[Node, Node]:
+    """Sums with the factors of an earlier sum, and that one: each turns half of some planes.
+
+    They are ``x * c - y * s`` and ``y * c + x * s``, however their terms are ordered.
+    """
+    numbers: dict[object, int] = {}
+    number: dict[Node, int] = {}
+    earlier: dict[frozenset[int], tuple[Node, set[frozenset[int]]]] = {}
+    found = {}
+    for node in nodes:  # equal numbers for what is computed in the same way
+        is_own = node.op != "call_function" or is_random(node)
+        known = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{number[n]}")
+        words = node if is_own else repr(known)
+        number[node] = numbers.setdefault((node.target, words), len(numbers))
+        if operation_of(node) == "neg":  # signs tell nothing here
+            number[node] = number[node.all_input_nodes[0]]
+        if operation_of(node) not in ("add", "sub"):
+            continue
+        terms = [a for a in node.args if isinstance(a, Node) and operation_of(a) == "mul"]
+        pairs = {frozenset(number[f] for f in t.all_input_nodes) for t in terms}
+        factors = frozenset[int]().union(*pairs)
+        if len(terms) == len(pairs) == 2 and len(factors) == 4:
+            first, own = earlier.setdefault(factors, (node, pairs))
+            if own != pairs:
+                found[node] = first
+    return found
 
 
 def _reached(nodes: Iterable[Node], beside: Callable[[Node], Iterable[Node]]) -> set[Node]:

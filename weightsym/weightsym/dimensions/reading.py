@@ -30,7 +30,7 @@ from weightsym.dimensions.moves import (
     stacked,
     unsqueezed,
 )
-from weightsym.dimensions.nodes import is_random, operation_of
+from weightsym.dimensions.nodes import is_random, operation_of, second_halves
 from weightsym.dimensions.noise import LAWS, is_noise, is_pointwise, met, noise, of_noise
 from weightsym.dimensions.probe import (
     Along,
@@ -41,7 +41,7 @@ from weightsym.dimensions.probe import (
 from weightsym.dimensions.reports import check_sizes
 from weightsym.dimensions.routing import is_routing, route
 from weightsym.dimensions.system import System
-from weightsym.dimensions.values import ZERO, Ints, Part, Value, with_dims
+from weightsym.dimensions.values import ZERO, Ints, Part, Value, label_rows, with_dims
 
 __all__ = ["Parameter", "Reading", "Touch"]
 
@@ -102,6 +102,7 @@ class Reading:
         self._values: dict[Node, Any] = {}
         self._measured: dict[object, Any] = {}
         self._codes = stack_codes(programs, tables)
+        self._halves = {a: b for p in programs for a, b in second_halves(p.nodes).items()}
         for program in programs:
             for node in program.nodes:
                 self._read(program, node)
@@ -320,9 +321,25 @@ class Reading:
     def _add(self, node: Node, args: Any, named: Any) -> Value:
         if not all(isinstance(a, Value) for a in args[:2]):
             return self._measure(node, args, named, [a for a in args if isinstance(a, Value)])
-        return unify(self.system, args[:2])
+        result = unify(self.system, args[:2])
+        return self._turned(node, args[:2], result) if node in self._halves else result
 
     _sub = _add
+
+    def _turned(self, node: Node, terms: Sequence[Value], result: Value) -> Value:
+        """The second half of planes that are turned: it has the labels that the first has not."""
+        first = self._values[self._halves[node]].parts
+        factors = [[bool(self._values[f].parts) for f in t.all_input_nodes] for t in node.args]  # type: ignore[union-attr]
+        one_each = {len(parts) for parts in (*(t.parts for t in terms), first)} == {1}
+        if not one_each or any(sum(own) != 1 for own in factors):
+            return result
+        x, y = (t.parts[0].labels for t in terms)
+        rows = label_rows(x, y)
+        if len(rows) * 2 == len(np.unique(rows)):  # each label of one in a plane with another's
+            self.system.planes.append(np.sort(rows, 1))
+            other = y if torch.equal(result.parts[0].labels, first[0].labels) else x
+            result = replace(result, parts=(replace(result.parts[0], labels=other),))
+        return result
 
     def _mul(self, node: Node, args: Any, named: Any) -> Value:
         if named.get("rounding_mode") or not all(isinstance(a, Value) for a in args[:2]):
