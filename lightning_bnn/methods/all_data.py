@@ -76,7 +76,7 @@ class AllDataSampling(Method):
     sampler: ClassVar[type]
     """Of `lightning_bnn.samplers`, which moves the chains."""
     takes_samplers = True
-    is_sampler = True
+    is_sampler = keeps_networks = True
     takes_all_data = True
     unfitted = "its chains are judged where they start"
 

@@ -126,6 +126,7 @@ class Laplace(PenalisedTraining):
     temperature: float = 1.0
     prediction: Prediction = "linearised"
 
+    keeps_networks = True
     completion = "curvature"
     unfitted = "it is the curvature around the networks as they were given that counts"
 

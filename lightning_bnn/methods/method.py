@@ -202,6 +202,8 @@ class Method(ABC):
     """Whether the members are components of a mixture, which the draws are spread over."""
     can_be_shared = False
     """Whether processes may take some members each: nothing but members is in the state."""
+    keeps_networks = False
+    """Whether its posterior is made of weights along the run, or around those at its end."""
     completion = ""
     """What `at_end` computes, as a word for messages."""
     unfitted = ""

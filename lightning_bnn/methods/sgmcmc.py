@@ -60,7 +60,7 @@ class SGMCMC(Method):
     restarts: int = 0
 
     takes_samplers = True
-    is_sampler = True
+    is_sampler = keeps_networks = True
     unfitted = "its chains are judged where they start"
 
     def __post_init__(self) -> None:

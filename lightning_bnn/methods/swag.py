@@ -144,6 +144,7 @@ class SWAG(PenalisedTraining):
     scale: float = 1.0
 
     refreshes_statistics = True
+    keeps_networks = True
     unfitted = "its members are judged as they are, without Gaussians"
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
@@ -78,6 +78,7 @@ class Fitting(Part):
     def begin(self) -> None:
         """Read N where it was not given, tell it to samplers, and let the method begin."""
         module, trainer = self.module, self.module.trainer
+        self._refuse_averages(cast(Any, trainer).callbacks)
         self._known_to_be_broken = set()
         self.last_source = trainer.train_dataloader
         groups = [group for o in trainer.optimizers for group in o.param_groups]
@@ -92,6 +93,17 @@ class Fitting(Part):
             group["num_data"] = module.num_data
         module.method.before_fit(module.state, self._fit(), module.run)
         trainer.strategy.barrier()
+
+    def _refuse_averages(self, callbacks: list[Callback]) -> None:
+        """Refuse callbacks that exchange the weights once the posterior is made of them."""
+        kinds = WeightAveraging | StochasticWeightAveraging
+        averages = [type(c).__name__ for c in callbacks if isinstance(c, kinds)]
+        if averages and self.module.method.keeps_networks:
+            raise ValueError(
+                f"{averages[0]} exchanges the weights that {type(self.module).__name__} makes its "
+                "posterior of: leave the callback out, or train a DeepEnsemble with it, and start "
+                "from that checkpoint."
+            )
 
     def _read_num_data(self) -> None:
         module, loader = self.module, cast(Any, self.module.trainer.train_dataloader)

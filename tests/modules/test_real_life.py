@@ -7,7 +7,13 @@ import lightning as L
 import pytest
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    EMAWeightAveraging,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from module_cases import MODULES, Blobs, adam, made, network, trainer
 from processes import on_devices
 from torch import nn
@@ -555,3 +561,32 @@ def test_a_checkpoint_with_another_likelihood_is_refused(tmp_path):
 
 def test_an_ensemble_exports_its_members():
     assert P.stack_size(P.of(made("ensemble").predictive(20).networks)) == 3
+
+
+# ------------------------------------------------------------ averages of Lightning
+AVERAGES = {
+    "EMA": lambda: EMAWeightAveraging(decay=0.5),
+    "SWA": lambda: StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("average", AVERAGES)
+@pytest.mark.parametrize("name", ["laplace", "swag", "sghmc", "sgld", "hmc", "mile"])
+def test_what_keeps_networks_is_not_averaged(name, average):
+    """Their weights would be exchanged after the posterior has been made of them."""
+    with pytest.raises(ValueError, match="exchanges the weights that .* makes its posterior of"):
+        trainer(AVERAGES[average]()).fit(made(name), Blobs())
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+@pytest.mark.parametrize("name", ["ensemble", "dropout", "mfvi"])
+def test_what_only_trains_weights_is_averaged(name, average, tmp_path):
+    module, alone = made(name, seed=1), made(name, seed=1)
+    for one, callbacks in ((module, [AVERAGES[average]()]), (alone, [])):
+        torch.manual_seed(0)
+        run = trainer(*callbacks, max_epochs=3, default_root_dir=tmp_path)
+        run.fit(one, Blobs())
+    assert not any(
+        torch.equal(a, b) for a, b in zip(module.parameters(), alone.parameters(), strict=True)
+    )
