@@ -124,8 +124,7 @@ def metrics_mmd(rows: list[Row]) -> Table:
     for who, name in names.items():
         row = pick(rows, who=who)
         table.append([name, shown(seconds(row)), over(row, ours)])
-    first, error = time(rows, who="first call"), value(rows, "error")
-    table.append(["first call in a process, with compilation", first, ""])
+    error = value(rows, "error")
     return [*table, ["largest error against float64, of the largest value", f"{error:.0e}", ""]]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from record import Record, parsed, parser
 from scipy.spatial.distance import cdist, pdist
-from turns import taking_turns, timed
+from turns import taking_turns
 
 from lightning_bnn import metrics as M
 from lightning_bnn.metrics.kernels import kernel_bandwidths
@@ -45,7 +45,7 @@ def mmd(options, record):
     x, y = torch.randn(m, d, generator=g), 1.05 * torch.randn(n, d, generator=g)
     device = options.device
     stacks = {"w": x.to(device)}, {"w": y.to(device)}
-    first, table = timed(lambda: M.mmd_table(*stacks), device)
+    table = M.mmd_table(*stacks)
     reference = M.MMDReference(stacks[0])
     across = reference.blocks("w", reference.other(stacks[1])).xy
     widths = kernel_bandwidths(across, reference.grid).tolist()
@@ -58,7 +58,6 @@ def mmd(options, record):
     if importlib.util.find_spec("torchdrift"):
         contestants["torchdrift"] = lambda: torchdrift_calls(x.to(device), y.to(device), widths)
     record.times(taking_turns(contestants, options.repeats, device, warm=1))
-    record.times({"first call": first})
     exact = torch.from_numpy(scipy_and_numpy(*doubles))
     error = (table.values[0] - exact).abs().max() / exact.abs().max()
     record.value("error", float(error))

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 SPARED = {
     ("metrics/calibration.py", "_WAITING_BATCHES"): "when counts are added, not what",
-    ("metrics/distances.py", "TILE"): "how many differences at once",
-    ("metrics/distances.py", "COMPILE_FROM"): "when compiling pays",
-    ("metrics/distances.py", "_PLAIN_COLUMNS"): "how many differences at once",
+    ("metrics/distances.py", "_COLUMNS"): "how many differences at once",
+    ("metrics/distances.py", "_SHORTEST_PIECE"): "how many differences at once",
     ("metrics/diversity.py", "_CHUNK"): "how many pairs at once",
     ("metrics/kernels.py", "_CHUNK"): "how many kernels at once",
     ("metrics/mmd.py", "memory"): "how many weights at once",

@@ -61,7 +61,10 @@ class Commands(Script):
     """The console script of this package, with the commands of `weightsym` and of LightningCLI."""
 
     program, commands = "lightning-bnn", EVERY
-    stopped = "stopped; the same command goes on from its last checkpoint"
+    resumed = (
+        "population", "demo", "toy", "mass", "collapse", "marginals", "permutations", "width",
+        "compact", "reproduce", "reference", "leaderboard",
+    )  # fmt: skip
 
     def module_of(self, name: str) -> str:
         """Name the module of a command."""

@@ -45,8 +45,8 @@ class AllDataChains(Chains):
         processes: how many processes share the data.
         stuck: chains whose energy was no number, as far as the user was warned of them.
         sampler: what moves the chains of this fit.
-        acceptance: sum of the acceptance probabilities of every chain, where proposals are tested.
-        transitions: how many they are of.
+        notes: ``"acceptance"``, the sum of the acceptance probabilities of every chain, where
+            proposals are tested, and ``"transitions"``, how many they are of.
     """
 
     def __init__(self, network: nn.Module, stack: Params, keeping: Keeping) -> None:
@@ -55,7 +55,7 @@ class AllDataChains(Chains):
         self.processes = 1
         self.stuck: set[int] = set()
         self.sampler: Any = None
-        self.acceptance, self.transitions = torch.zeros(self.count), 0
+        self.notes |= {"acceptance": torch.zeros(self.count), "transitions": 0}
 
 
 @dataclass(eq=False)
@@ -224,19 +224,20 @@ class HMC(AllDataSampling):
 
     def before_fit(self, state: AllDataChains, fit: Fit, run: Run) -> None:
         super().before_fit(state, fit, run)
-        state.acceptance, state.transitions = torch.zeros(state.count), 0
+        if fit.anew:
+            state.notes |= {"acceptance": torch.zeros(state.count), "transitions": 0}
         if fit.trial:
             for group in fit.optimizer.param_groups:
                 group["leapfrog_steps"] = 1
 
     def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
-        state.acceptance = state.acceptance + progress.optimizer.acceptance.cpu()
-        state.transitions += 1
+        state.notes["acceptance"] = state.notes["acceptance"] + progress.optimizer.acceptance.cpu()
+        state.notes["transitions"] += 1
         return super().after_step(state, progress, run)
 
     def after_fit(self, state: Any, run: Run) -> None:
         super().after_fit(state, run)
-        few = state.acceptance < _LEAST_ACCEPTANCE * state.transitions
+        few = state.notes["acceptance"] < _LEAST_ACCEPTANCE * state.notes["transitions"]
         stuck = few.nonzero().flatten().tolist()
         if stuck:
             run.warn(

@@ -196,7 +196,7 @@ def function_space_mmd(
         return torch.full((), torch.nan, dtype=torch.float64)
     dtype = torch.promote_types(x.dtype, y.dtype)
     x, y = (t.detach().to(x.device, dtype).flatten(1) for t in (x, y))
-    blocks = distance_blocks([(x, y)], (len(x), len(y)), x.shape[1])
+    blocks = distance_blocks([(x, y)], (len(x), len(y)))
     return _reduced(mmd2_by_kernel(blocks, grid or KernelGrid()).cpu(), reduction)
 
 

@@ -319,7 +319,7 @@ class MMDReference:
         rows = self.source.rows, 0 if beside is None else beside.rows
         size = math.prod(self.source.shapes[name])
         chunks = self._chunks(name, size, beside)
-        blocks = distance_blocks(chunks, rows, size, self._within.get(name))
+        blocks = distance_blocks(chunks, rows, self._within.get(name))
         if not all(bool(block.l1.isfinite().all()) for block in blocks):
             raise ValueError(f"Layer {name!r} holds NaN or infinite weights.")
         self._within[name] = blocks.xx

@@ -185,12 +185,12 @@ def _cost(run: Path) -> dict[str, Any]:
 
 
 class _Acceptance(L.Callback):
-    """Writes how often the proposals of chains were accepted, since a run began or was resumed."""
+    """Writes how often the proposals of chains were accepted."""
 
     file = "acceptance.json"
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the mean over chains."""
-        state = pl_module.state
-        rate = float(state.acceptance.mean()) / max(1, state.transitions)
+        notes = pl_module.state.notes
+        rate = float(notes["acceptance"].mean()) / max(1, notes["transitions"])
         (Path(trainer.default_root_dir) / self.file).write_text(json.dumps(round(rate, 3)))

@@ -185,6 +185,8 @@ def _train(run: Run, epochs: L.Callback) -> None:
     callbacks = [epochs, *run.job.callbacks, _NowAndThen(save_on_train_epoch_end=True)]
     with quiet():
         training(arguments, callbacks)
+    for superseded in checkpoints:
+        superseded.unlink()
 
 
 def optunets(out: str) -> None:

@@ -79,7 +79,7 @@ def test_golden_kernels():
     values = M.mmd_table(*GOLDEN["uniform"][0]).values[0].tolist()
     assert values == pytest.approx([float(v) for v in f"{laplace} {gauss}".split()], abs=1e-10)
     x, y = torch.tensor([[0.0], [1.0], [3.0]]).double(), torch.tensor([[0.5], [2.0]]).double()
-    blocks = D.distance_blocks([(x, y)], (3, 2), 1)
+    blocks = D.distance_blocks([(x, y)], (3, 2))
     found = unbiased_mmd2(blocks, torch.ones(2, dtype=torch.float64))
     assert found.tolist() == pytest.approx([-0.3146160701, -0.5370301260], abs=1e-10)
 
@@ -205,17 +205,17 @@ def test_reference_is_computed_once():
     reference = M.MMDReference(x)
     first = M.mmd_table(reference, y)
     seen = []
-    original = D._PlainSums.__init__
+    original = D._Sums.__init__
 
     def spy(self, rows, within_first, like):
         seen.append(within_first)
         original(self, rows, within_first, like)
 
-    D._PlainSums.__init__ = spy
+    D._Sums.__init__ = spy
     try:
         again = M.mmd_table(reference, y)
     finally:
-        D._PlainSums.__init__ = original
+        D._Sums.__init__ = original
     assert seen == [False, False]
     torch.testing.assert_close(first.values, again.values, atol=1e-14, rtol=0)
 
@@ -264,8 +264,8 @@ def test_networks_of_one_mode_in_float32(spread):
     exact = M.mmd_table({"w": x.double()}, {"w": 1.001 * y.double()}, free).values
     found = M.mmd_table({"w": x}, {"w": (1.001 * y.double()).float()}, free).values
     assert (found - exact).abs().max() < 2e-3 * exact.abs().max()
-    exact = D.distance_blocks([(x.double(), y.double())], (30, 20), 3000)
-    single = D.distance_blocks([(x, y)], (30, 20), 3000)
+    exact = D.distance_blocks([(x.double(), y.double())], (30, 20))
+    single = D.distance_blocks([(x, y)], (30, 20))
     for a, b in zip(exact, single, strict=True):
         assert ((a.l2 - b.l2).abs() / a.l2.clamp_min(1e-9)).max() < 1e-6
 
@@ -297,48 +297,35 @@ def test_grids_and_types_of_predictions():
     assert M.function_space_mmd(x[:, :0], y[:, :0]).isnan()
 
 
-# ------------------------------------------------------------ compiled tiles
+# ------------------------------------------------------------ distances
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("known", [False, True])
-def test_tiles_equal_plain(monkeypatch, known):
-    """The tile arithmetic, run without a compiler, on sizes that fill no tile."""
-    monkeypatch.setattr(D, "TILE", {"cpu": (16, 8)})
-    monkeypatch.setattr(D, "_compiled_tile", lambda: D._add_tile)
+@pytest.mark.parametrize("rows", [(19, 5), (40, 1), (1, 3), (7, 0), (33, 20)])
+def test_distances_are_those_of_scipy(rows, known, dtype):
+    """In chunks, and for a first set that is cut into pieces."""
     g = torch.Generator().manual_seed(0)
-    x, y = torch.randn(19, 37, generator=g).double(), torch.randn(5, 37, generator=g).double()
+    x, y = (torch.randn(n, 337, generator=g).to(dtype) for n in rows)
     chunks = [(x[:, :21], y[:, :21]), (x[:, 21:], y[:, 21:])]
-    plain = D.distance_blocks(chunks, (19, 5), 37)
-    monkeypatch.setattr(D, "COMPILE_FROM", {"cpu": 0})
-    monkeypatch.setattr(D, "_compiles", lambda *a: True)
-    tiled = D.distance_blocks(chunks, (19, 5), 37, plain.xx if known else None)
-    for a, b in zip(plain, tiled, strict=True):
-        torch.testing.assert_close(a.l1, b.l1, atol=1e-12, rtol=1e-12)
-        torch.testing.assert_close(a.l2, b.l2, atol=1e-12, rtol=1e-12)
+    first = D.distance_blocks(chunks, rows)
+    blocks = D.distance_blocks(chunks, rows, first.xx if known else None)
+    assert (blocks.xx is first.xx) == known
+    pairs = [(x, x), (x, y), (y, y)]
+    for found, (a, b) in zip(blocks, pairs, strict=True):
+        one, two = a.double().numpy(), b.double().numpy()
+        for name, power, numbers in (("cityblock", 1, found.l1), ("euclidean", 2, found.l2)):
+            expected = torch.from_numpy(cdist(one, two, name)) ** power
+            tolerance = 1e-6 if dtype == torch.float32 else 1e-12
+            torch.testing.assert_close(numbers, expected, rtol=tolerance, atol=1e-9)
 
 
-@pytest.mark.e2e
-def test_compiler(monkeypatch, caplog):
-    """Compiled distances of nearly equal networks keep six digits; without compiler it says so."""
+def test_distances_of_nearly_equal_networks_keep_six_digits():
     g = torch.Generator().manual_seed(0)
     centre = torch.randn(5000, generator=g)
     x, y = (centre + 5e-4 * torch.randn(n, 5000, generator=g) for n in (70, 20))
-    exact = D.distance_blocks([(x.double(), y.double())], (70, 20), 5000)
-    monkeypatch.setattr(D, "_COMPILED", {})
-    monkeypatch.setattr(D, "COMPILE_FROM", {"cpu": 0})
-    found = D.distance_blocks([(x, y)], (70, 20), 5000)
-    for a, b in zip(exact, found, strict=True):
+    exact = D.distance_blocks([(x.double(), y.double())], (70, 20))
+    for a, b in zip(exact, D.distance_blocks([(x, y)], (70, 20)), strict=True):
         assert ((a.l1 - b.l1).abs() / a.l1.clamp_min(1e-9)).max() < 1e-6
         assert ((a.l2 - b.l2).abs() / a.l2.clamp_min(1e-9)).max() < 1e-6
-
-    def broken():
-        raise RuntimeError("no C++ compiler")
-
-    D._COMPILED.clear()
-    monkeypatch.setattr(D, "_compiled_tile", broken)
-    D.distance_blocks([(x, y)], (70, 20), 5000)
-    assert "no C++ compiler" in caplog.text
-    D._COMPILED.clear()
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    assert not D._compiles("cpu", torch.float32)
 
 
 # ------------------------------------------------------------ noise floor, test

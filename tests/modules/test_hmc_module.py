@@ -76,6 +76,22 @@ def test_examples_that_a_loader_leaves_out_are_stated():
         trainer(max_epochs=1).fit(HMC(network(), optimizer=few), loader)
 
 
+def test_acceptance_is_that_of_the_whole_run(tmp_path):
+    def run(epochs, checkpoint=None):
+        torch.manual_seed(0)
+        module, whole = HMC(network(), members=2, optimizer=few), trainer(max_epochs=epochs)
+        whole.fit(module, Blobs(), ckpt_path=checkpoint)
+        whole.save_checkpoint(tmp_path / "it.ckpt")
+        return module.state.notes
+
+    first, whole = run(4), run(9)
+    run(4)
+    resumed = run(9, tmp_path / "it.ckpt")
+    assert resumed["transitions"] == whole["transitions"] == 54
+    assert torch.equal(resumed["acceptance"], whole["acceptance"])
+    assert float(first["acceptance"].sum()) < float(whole["acceptance"].sum()) <= 2 * 54
+
+
 def test_chains_that_can_never_move_are_named():
     """Once: nothing is ever accepted where the energy is no number; the others go on."""
     module = HMC(network(), members=2, optimizer=few)

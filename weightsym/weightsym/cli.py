@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,7 +38,8 @@ class Script:
 
     program = "weightsym"  # with underscores this is the name of the package
     commands: Mapping[str, str] = COMMANDS
-    stopped = "stopped"
+    resumed: Collection[str] = ()
+    """Commands that go on from their last checkpoint."""
 
     def module_of(self, name: str) -> str:
         """Name the module of a command."""
@@ -59,7 +60,8 @@ class Script:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(141) from None
         except KeyboardInterrupt:
-            print(f"\n{self.stopped}", file=sys.stderr)
+            more = "; the same command goes on from its last checkpoint"
+            print(f"\nstopped{more if args[0] in self.resumed else ''}", file=sys.stderr)
             raise SystemExit(130) from None
         except Exception as error:
             message = imported("weightsym.commands.mistakes").mistake(error, args, self.program)
