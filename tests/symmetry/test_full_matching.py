@@ -506,9 +506,9 @@ def test_sweeps_that_end_too_early_are_told(caplog):
 
 
 @pytest.mark.bad_input
-def test_matrices_go_with_neither_signs_nor_scales():
+def test_matrices_do_not_go_with_signs():
     sym, stack = networks_of("stream", near=False)
-    with pytest.raises(ValueError, match="`mixing` goes with neither `signs` nor `scales`"):
+    with pytest.raises(ValueError, match="`mixing` does not go with `signs`"):
         align(stack, sym, mixing=True, signs=True)
 
 

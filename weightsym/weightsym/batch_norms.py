@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 from weightsym import params as P
 from weightsym.params import Params
 
-__all__ = ["batch_norms", "estimating", "has_statistics", "refreshed"]
+__all__ = ["batch_norms", "has_statistics", "refreshed"]
 
 
 def batch_norms(model: nn.Module) -> list[Any]:
@@ -25,23 +24,6 @@ def batch_norms(model: nn.Module) -> list[Any]:
     """
     norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
     return [m for m in norms if m.track_running_stats]
-
-
-@contextmanager
-def estimating(norms: Sequence[Any]) -> Iterator[None]:
-    """Within this context batch norms take the mean of what they see, all batches alike.
-
-    Args:
-        norms: what `batch_norms` has found, whose statistics were set to nothing.
-    """
-    before = [(m.momentum, m.training) for m in norms]
-    try:
-        for m in norms:
-            m.momentum, m.training = None, True
-        yield
-    finally:
-        for m, (momentum, training) in zip(norms, before, strict=True):
-            m.momentum, m.training = momentum, training
 
 
 def has_statistics(model: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from weightsym.files import open_network
 from weightsym.files.fitting import FittedNetwork
 from weightsym.files.writing import check_path
 from weightsym.loading import json_text
-from weightsym.matching.interpolation import half_way_error, output_error, random_inputs
+from weightsym.matching.interpolation import output_error, random_inputs
 
 __all__ = ["EXIT_CODES", "diff", "rounding_of", "verdict_of"]
 
@@ -97,7 +97,6 @@ def diff(
         "verdict": verdict,
         "rounding": rounding,
         "outputs": outputs,
-        "half_way": [half_way_error(model, *pair, inputs) for pair in pairs],
         "barriers": [barrier(model, *pair, batches, loss).height for pair in pairs if batches],
         "examples": str(examples or ""),
     }
@@ -183,8 +182,6 @@ def _lines(
         f"many {d.chance:.1g})"
     )
     yield f"outputs on random inputs differ by {numbers['outputs']:.2g} (relative)"
-    before, after = numbers["half_way"]
-    yield f"half way, outputs miss the mean of both by {before:.2g} of their spread -> {after:.2g}"
     if numbers["barriers"]:
         before, after = numbers["barriers"]
         yield f"barrier on {numbers['examples']}: {before:.6g} -> {after:.6g}"

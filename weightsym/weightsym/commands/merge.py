@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from weightsym import Symmetries, align, discover
 from weightsym.batch_norms import batch_norms
@@ -25,6 +24,8 @@ from weightsym.files.safetensors_format import save_tensors
 from weightsym.files.stored import StoredNetwork
 from weightsym.files.writing import check_path, check_target
 from weightsym.loading import load
+from weightsym.matching.align import distance_to_mean
+from weightsym.matching.interpolation import mean_loss
 from weightsym.matching.repair import reestimated
 from weightsym.params import Params, shares, stack_size, unstack, weighted_mean
 
@@ -182,16 +183,15 @@ class _Average:
     def numbers(self) -> dict[str, float]:
         """Measure the distance of networks to their average, and how much more it loses."""
         mean, weights = weighted_mean(self.every, self.balanced), self.balanced
-        squares = torch.zeros((), dtype=torch.float64)
-        for name in (n for n, t in mean.items() if t.is_floating_point()):
-            for weight, tensor in zip(weights, self.every[name], strict=True):
-                squares += weight * (tensor - mean[name]).square().sum(dtype=torch.float64)
-        numbers = {"distance to the average": math.sqrt(float(squares))}
+        floating = [n for n, t in mean.items() if t.is_floating_point()]
+        squares = distance_to_mean(self.every, floating, torch.tensor(weights))
+        numbers = {"distance to the average": math.sqrt(squares)}
         if self.examples is not None:
-            losses = [_loss(self.module, member, self.examples) for member in unstack(self.every)]
+            data = self.examples.batches, loss
+            losses = [mean_loss(self.module, member, *data) for member in unstack(self.every)]
             theirs = sum(weight * value for weight, value in zip(weights, losses, strict=True))
             mean = reestimated(self.module, mean, self.examples.inputs)
-            barrier = _loss(self.module, mean, self.examples) - theirs
+            barrier = mean_loss(self.module, mean, *data) - theirs
             numbers[f"barrier (loss of the average above theirs) on {self.examples}"] = barrier
         return numbers
 
@@ -225,15 +225,6 @@ class _Average:
             print("the statistics of batch norms are averaged: `--data` re-estimates them")
             return mean
         return reestimated(self.module, mean, self.examples.inputs)
-
-
-@torch.no_grad()
-def _loss(network: nn.Module, params: Params, examples: Examples) -> float:
-    total, count = 0.0, 0
-    for x, y in examples.batches:
-        total += float(loss(functional_call(network, params, (x,)), y)) * len(y)
-        count += len(y)
-    return total / count
 
 
 # ------------------------------------------------------------ writing

@@ -1,4 +1,4 @@
-"""Many networks in one frame: permutations, flips and scales, or matrices."""
+"""Many networks in one frame: permutations and flips, or matrices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from weightsym.actions import flip, permute, rescale
+from weightsym.arguments import check_count
 from weightsym.composition import compose, invert
 from weightsym.elements import identity
 from weightsym.groups import Symmetries
 from weightsym.matching.ascent import Ascent
 from weightsym.matching.channels import ChannelView, distance
-from weightsym.matching.match import match
+from weightsym.matching.match import Moves, match
 from weightsym.matching.match_all import Pair, match_all
 from weightsym.matching.matrices import (
     Element,
@@ -27,15 +27,13 @@ from weightsym.matching.matrices import (
     together,
 )
 from weightsym.matching.plan import plan_of
-from weightsym.min_mass import min_mass
-from weightsym.mixing import identity_mixings, mix
+from weightsym.mixing import identity_mixings
 from weightsym.params import Params, shares, stack_size, unstack
 from weightsym.validation import check_finite, check_params, check_squares
 
-__all__ = ["Alignment", "Scales", "align", "distance_to_mean"]
+__all__ = ["Alignment", "align", "distance_to_mean"]
 
 AlignMethod = Literal["joint", "reference"]
-Scales = Literal["min-mass"]
 _log = logging.getLogger(__name__)
 
 _STILL, _ROUNDING = 1e-4, 1e-12
@@ -44,19 +42,15 @@ is the last."""
 _SWEEPS = 100  # of one ascent
 
 
-@dataclass(frozen=True, eq=False)
-class Alignment(Sequence[Tensor]):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Alignment(Moves):
     """The sequence of permutations that bring all networks of a stack into a common frame.
 
     Attributes:
-        permutations: one per group, ``(members, units)``.
         spread: after every sweep, the sum of squared distances of the networks to their mean, over
             the tensors that permutations (with matrices: any symmetries) reach; first as they were
             given.
         method: ``"joint"`` or ``"reference"``.
-        signs: flips that come before the permutations, where they were asked for.
-        scales: positive factors that come before the flips, where they were asked for.
-        matrices: for `mix`, after the permutations, where they were asked for.
 
     >>> from weightsym import params as P
     >>> from torch import nn
@@ -70,35 +64,16 @@ class Alignment(Sequence[Tensor]):
     [tensor([0, 1, 2, 3, 4])]
     """
 
-    permutations: tuple[Tensor, ...]
     spread: tuple[float, ...]
     method: AlignMethod
-    signs: tuple[Tensor, ...] | None = None
-    scales: tuple[Tensor, ...] | None = None
-    matrices: tuple[Tensor, ...] | None = None
-
-    def apply(self, stack: Params, sym: Symmetries) -> Params:
-        """The stack in the common frame."""
-        stack = stack if self.scales is None else rescale(stack, sym, self.scales)
-        stack = stack if self.signs is None else flip(stack, sym, self.signs)
-        moved = permute(stack, sym, self)
-        return moved if self.matrices is None else mix(moved, sym, self.matrices)
 
     def between(self, a: int, b: int, sym: Symmetries) -> list[Tensor]:
         """Permutations that bring network ``a`` into the frame of network ``b``.
 
-        Flips, scales and matrices are left out.
+        Flips and matrices are left out.
         """
         to_common = [p[a] for p in self.permutations]
         return compose(to_common, invert([p[b] for p in self.permutations], sym), sym)
-
-    def __getitem__(self, index: int) -> Tensor:  # type: ignore[override]
-        """The permutations of one group, one row per network."""
-        return self.permutations[index]
-
-    def __len__(self) -> int:
-        """The number of groups that are permuted."""
-        return len(self.permutations)
 
     def __str__(self) -> str:
         """The method and what it does to the spread."""
@@ -114,7 +89,6 @@ def align(
     sym: Symmetries,
     *,
     method: AlignMethod = "joint",
-    scales: Scales | None = None,
     signs: bool = False,
     mixing: bool = False,
     sweeps: int = 50,
@@ -139,7 +113,6 @@ def align(
         stack: networks of one architecture.
         sym: what `discover` returned.
         method: ``"joint"``, or ``"reference"``: all are matched to the first only.
-        scales: ``"min-mass"`` gives every network the least mass over all rescalings first.
         signs: flip whole units as well, as `match` does.
         mixing: match heads, streams and adapters by matrices as well, see `match_all`.
         sweeps: rounds over all networks at most.
@@ -156,21 +129,19 @@ def align(
     >>> all(torch.equal(t[0], t[k]) for t in together.values() for k in range(4))
     True
     """
-    _check(stack, sym, method, scales, signs, mixing, sweeps)
+    _check(stack, sym, method, signs, mixing, sweeps)
     counts = torch.ones(stack_size(stack), dtype=torch.float64)
     if weights is not None:
         counts *= torch.tensor(shares(weights, len(counts))).double() * len(counts)
-    factors = min_mass(stack, sym).scales if scales and sym.scalings else None
-    scaled = stack if factors is None else rescale(stack, sym, factors)
-    check_squares(scaled, "stack", plan_of(sym).compared)
-    first = {n: t[0] for n, t in scaled.items()}
-    to_first = match(scaled, first, sym, signs=signs, seed=seed)
+    check_squares(stack, "stack", plan_of(sym).compared)
+    first = {n: t[0] for n, t in stack.items()}
+    to_first = match(stack, first, sym, signs=signs, seed=seed)
     starts = [to_first.element]
     if method == "joint":
         flips = [torch.ones(len(counts), g.units) for g in sym.signs] if signs else []
         starts.append([p.repeat(len(counts), 1) for p in identity(sym)] + flips)
     rounds = sweeps if method == "joint" else 0
-    frames = [_ByPermutations(scaled, sym, start, counts) for start in starts]
+    frames = [_ByPermutations(stack, sym, start, counts) for start in starts]
     for frame in frames:
         frame.run(rounds, seed)
     best = min(frames, key=lambda frame: frame.spread[-1])
@@ -180,9 +151,11 @@ def align(
     flips = _as_the_first(permutations, flips, sym) if signs else flips
     if not (mixing and sym.linear):
         given = distance_to_mean(stack, plan_of(sym).compared, counts)
-        spread = (given, *best.spread)
         return Alignment(
-            tuple(permutations), spread, method, tuple(flips) if signs else None, factors
+            permutations=tuple(permutations),
+            signs=tuple(flips) if signs else None,
+            spread=(given, *best.spread),
+            method=method,
         )
     return _with_matrices(stack, sym, permutations, method, rounds, seed, counts)
 
@@ -191,22 +164,18 @@ def _check(
     stack: Params,
     sym: Symmetries,
     method: str,
-    scales: str | None,
     signs: bool,
     mixing: bool,
     sweeps: int,
 ) -> None:
     if method not in get_args(AlignMethod):
         raise ValueError(f"`method` must be 'joint' or 'reference', got {method!r}.")
-    if scales not in (None, *get_args(Scales)):
-        raise ValueError(f"`scales` must be 'min-mass' or None, got {scales!r}.")
-    if sweeps < 1:
-        raise ValueError(f"`sweeps` must be at least 1, got {sweeps}.")
+    check_count("sweeps", sweeps)
     if not check_params(stack, sym, "stack"):
         raise ValueError("`stack` must be a stack of networks, not one network.")
     check_finite(stack, sym, "stack")
-    if mixing and (signs or scales):
-        raise ValueError("`mixing` goes with neither `signs` nor `scales`: matrices hold both.")
+    if mixing and signs:
+        raise ValueError("`mixing` does not go with `signs`: matrices hold them.")
 
 
 # ------------------------------------------------------------ sweeps
@@ -338,7 +307,9 @@ class _ByMatrices(_Frame):
         pair.run(1, anchored=False)
         self.elements[m] = pair.element
         new = self._moved(m)
-        before, after = (float(distance(w, mean, self.sym)) for w in (self.standing[m], new))
+        before, after = (
+            float(distance(w, mean, self.sym.touched)) for w in (self.standing[m], new)
+        )
         if after < before * (1 - 1e-9):
             return new
         self.elements[m] = old
@@ -372,12 +343,11 @@ def _with_matrices(
     orders, matrices = together(best.elements)
     back = invert([p[0] for p in orders], sym)  # g_1^-1 g_k = P_1^-1 M_1^-1 M_k P_k
     steps = [torch.linalg.inv(m[0]) @ m for m in matrices]
-    spread = (distance_to_mean(stack, sorted(sym.touched), counts), *best.spread)
     return Alignment(
-        tuple(compose(orders, back, sym)),
-        spread,
-        method,
+        permutations=tuple(compose(orders, back, sym)),
         matrices=tuple(SpaceMap(sym).carried(steps, back)),
+        spread=(distance_to_mean(stack, sorted(sym.touched), counts), *best.spread),
+        method=method,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from weightsym.actions import (
 from weightsym.axis_actions import Element, Kind, reorder_units
 from weightsym.composition import compose, standing_at
 from weightsym.elements import identity
-from weightsym.matching.plan import Plan, View, assign, assign_blocks, split
-from weightsym.params import Params, is_stacked, stack_size
+from weightsym.groups import Placement
+from weightsym.matching.plan import Plan, assign, assign_blocks, split
+from weightsym.params import Params, stack_size
 from weightsym.units import unit_rows
 
 __all__ = ["SMALL", "Ascent"]
@@ -64,8 +65,7 @@ class Ascent:
     def look_at(self, reference: Params) -> None:
         """Compare with another network, or with one for each member of the stack."""
         self.reference = reference
-        self.goals, self.products = dict[View, Tensor](), dict[View, Tensor]()
-        self.several = is_stacked({n: reference[n] for n in self.plan.compared}, self.sym.shapes)
+        self.goals, self.products = dict[Placement, Tensor](), dict[Placement, Tensor]()
 
     def stand(self, permutations: Sequence[Tensor] | None) -> None:
         """Stand in some order, one permutation per group and member, or as the networks are."""
@@ -96,22 +96,21 @@ class Ascent:
             total += product.reshape(self.members, -1).sum(1, dtype=torch.float64).cpu()
         return total
 
-    def similarity(self, views: Sequence[View], known: Collection[int] | None) -> Tensor | None:
+    def similarity(self, views: Sequence[Placement], known: set[int] | None) -> Tensor | None:
         """Inner products of all pairs of units, over the places whose other side is known."""
         total = None
         for view in views:
-            if known is None or view.across <= known:  # type: ignore[operator]
+            if known is None or self.plan.across[view.axis] <= known:
                 part = self._product(view)
                 total = part if total is None else total + part
         return total
 
-    def _product(self, view: View) -> Tensor:
+    def _product(self, view: Placement) -> Tensor:
         if view not in self.products:
             if view not in self.goals:
-                goal = self.reference[view.tensor]
-                goal = view.rows(goal) if self.several else view.rows(goal[None])[0]
+                goal = unit_rows(self.reference, self.sym, view)
                 self.goals[view] = self._real(goal)
-            moving = self._real(view.rows(self.current[view.tensor]))
+            moving = self._real(unit_rows(self.current, self.sym, view))
             self.products[view] = (self.goals[view].to(moving) @ moving.mT).cpu()
         return self.products[view]
 
@@ -237,11 +236,12 @@ class Ascent:
                 self.current[n] = permuted_tensor(self.current, self.sym, n, axes, full)
             return
         order, views = step[family.group], self.plan.views[k][0]
-        tensors = [v.tensor for v in views]
-        for view in views:
-            axis, w = self.sym.axes[view.placement.axis], self.current[view.tensor]
-            self.current[view.tensor] = reorder_units(w, axis, [(view.placement, order)])
-            if view in products and tensors.count(view.tensor) == 1:
+        every = [self.sym.axes[view.axis] for view in views]
+        tensors = [axis.tensor for axis in every]
+        for view, axis in zip(views, every, strict=True):
+            w = self.current[axis.tensor]
+            self.current[axis.tensor] = reorder_units(w, axis, [(view, order)])
+            if view in products and tensors.count(axis.tensor) == 1:
                 index = order[:, None].expand_as(products[view])
                 self.products[view] = products[view].gather(2, index)
 
@@ -274,7 +274,8 @@ class Ascent:
     def _forget(self, k: int) -> None:
         """Drop the products of tensors on which a family acts."""
         names = self.plan.names[k]
-        self.products = {v: p for v, p in self.products.items() if v.tensor not in names}
+        tensors = {v: self.sym.axes[v.axis].tensor for v in self.products}
+        self.products = {v: p for v, p in self.products.items() if tensors[v] not in names}
 
     # -------------------------------------------------------- branches
     def exchange(self, generator: torch.Generator, max_sweeps: int) -> None:

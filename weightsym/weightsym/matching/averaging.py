@@ -13,7 +13,7 @@ from weightsym.batch_norms import batch_norms
 from weightsym.forward import structural_copy
 from weightsym.groups import Symmetries
 from weightsym.matching.activations import inputs_of
-from weightsym.matching.align import Scales, align
+from weightsym.matching.align import align
 from weightsym.matching.repair import reestimated
 from weightsym.params import Params, shares, stack_size, weighted_mean
 from weightsym.validation import check_one_network, check_params
@@ -28,7 +28,6 @@ def average(
     weights: Sequence[int | float] | Tensor | None = None,
     *,
     reference: Params | None = None,
-    scales: Scales | None = None,
     signs: bool = True,
     mixing: bool = False,
     sweeps: int = 50,
@@ -57,10 +56,9 @@ def average(
             by default all count the same. Networks of weight zero are left out.
         reference: a network in whose frame the others are averaged, each matched to it alone; by
             default all are matched to each other, in the frame of the first, see `align`.
-        scales: ``"min-mass"`` gives every network the least mass over all rescalings first.
         signs: flip units as well, where a network lets whole units be flipped, outside of heads and
             other blocks; not with ``mixing``.
-        mixing: match heads, streams and adapters by matrices as well; without scales and signs.
+        mixing: match heads, streams and adapters by matrices as well; without signs.
         sweeps: rounds over all networks at most.
         seed: of the order of the networks.
         model: gives the computation, to estimate the statistics of batch norms on the average.
@@ -82,8 +80,6 @@ def average(
         raise ValueError("`stack` must be a stack of networks, not one network.")
     if (model is None) != (batches is None):
         raise ValueError("`model` and `batches` go together: both, or neither.")
-    if mixing and scales:
-        raise ValueError("`mixing` does not go with `scales`: matrices hold both.")
     parts = torch.tensor(shares(weights, stack_size(stack)), dtype=torch.float64)
     counted = (parts > 0).nonzero().flatten()
     if len(counted) < len(parts):
@@ -92,7 +88,6 @@ def average(
     how = partial(
         align,
         sym=sym,
-        scales=scales,
         signs=signs and not mixing,
         mixing=mixing,
         sweeps=sweeps,

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from weightsym.arguments import check_count
 from weightsym.forward import structural_copy
 from weightsym.groups import LinearGroup, Placement, Symmetries
 from weightsym.matching.activations import (
@@ -306,8 +307,7 @@ def view_of(
     """Check arguments, and return the comparison, all members, and True for a stack."""
     if by not in get_args(By):
         raise ValueError(f"`by` must be one of {', '.join(get_args(By))}, got {by!r}.")
-    if sweeps < 1:
-        raise ValueError(f"`sweeps` must be at least 1, got {sweeps}.")
+    check_count("sweeps", sweeps)
     check_one_network(reference, sym, "reference")
     stacked = check_params(params, sym)
     check_finite(reference, sym, "reference")
@@ -322,11 +322,19 @@ def view_of(
     return ChannelView(sym, network, inputs), unstack(params) if stacked else [params], stacked
 
 
-def distance(a: Params, b: Params, sym: Symmetries) -> Tensor:
-    """Euclidean distance of two networks, or of every member, in what symmetries move."""
+def distance(a: Params, b: Params, names: Iterable[str]) -> Tensor:
+    """Euclidean distance of one network, or of every member of a stack, from another network.
+
+    Args:
+        a: one network or a stack.
+        b: one network.
+        names: of the tensors that count.
+    """
     total = torch.zeros((), dtype=torch.float64)
-    for name in sym.touched:
-        difference = a[name].double() - b[name].double()
-        dims = list(range(-b[name].ndim, 0)) if b[name].ndim <= a[name].ndim else []
-        total = total + (difference.square().sum(dims) if dims else difference.square()).cpu()
+    for name in names:
+        apart = a[name].double() - b[name].double()
+        total = (
+            total
+            + apart.reshape(*apart.shape[: apart.ndim - b[name].ndim], -1).square().sum(-1).cpu()
+        )
     return total.sqrt()

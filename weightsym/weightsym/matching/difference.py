@@ -18,6 +18,7 @@ from weightsym.composition import compose
 from weightsym.elements import identity, random_permutations
 from weightsym.fingerprint import at_least_mass
 from weightsym.groups import LinearGroup, PermutationGroup, SignGroup, Symmetries
+from weightsym.matching.channels import distance
 from weightsym.matching.match import ByWeights, match
 from weightsym.matching.match_all import match_all
 from weightsym.mixing import mix_some, random_mixings
@@ -362,12 +363,7 @@ def _pick(better: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def _apart(step: _Step) -> Tensor:
     """Squared distance of all weights, of every member."""
-    total = torch.zeros((), dtype=torch.float64)
-    for name in (n for n, t in step.b.items() if is_weight(n, t)):
-        moving, goal = step.a[name].double(), step.b[name].double()
-        lead = moving.shape[: moving.ndim - goal.ndim]
-        total = total + (moving - goal).reshape(*lead, -1).square().sum(-1)
-    return total
+    return distance(step.a, step.b, [n for n, t in step.b.items() if is_weight(n, t)]).square()
 
 
 def _squares(step: _Step) -> float:

@@ -227,27 +227,25 @@ class Objective:
 
         which at permutations is what actions do: these parts are zero but for one b.
         """
-        count, axes = self.plan.blocks[name]
-        moving, goal = self.params[name], self.goal[name]
-        if any(axis.dim is None for axis, *_ in axes):
+        moving, goal, number = self.params[name], self.goal[name], self.plan.blocks[name]
+        axes = [(self.sym.axes[a], pieces) for a, pieces in self.plan.places[name].items()]
+        if any(axis.dim is None for axis, _ in axes):
             moving, goal = moving.flatten(1), goal.flatten()
-        moving, goal = moving[..., None].unflatten(1, (count, -1)), goal[..., None].to(moving)
-        moving = moving[:, None].expand(-1, count, *[-1] * goal.ndim, -1)  # members, a, b, rows
-        for axis, pieces, moves in axes:
+        moving, goal = moving[..., None].unflatten(1, (number, -1)), goal[..., None].to(moving)
+        moving = moving[:, None].expand(-1, number, *[-1] * goal.ndim, -1)  # members, a, b, rows
+        for axis, pieces in axes:
             matrix = torch.eye(axis.length).to(moving).expand(len(moving), -1, -1)
-            for k, positions in pieces:
-                matrix = _mixed(matrix, positions, matrices[k])  # transposed
+            for k, placement in pieces:
+                matrix = _mixed(matrix, placement.positions, matrices[k])  # transposed
             if axis.dim and axis.blocks == 1:
                 parts = matrix[:, None, None]
             else:
-                parts = matrix.unflatten(2, (count, -1)).unflatten(1, (count, -1))
+                parts = matrix.unflatten(2, (number, -1)).unflatten(1, (number, -1))
                 parts = parts.permute(0, 3, 1, 2, 4)
-                if not moves:  # the same in all blocks
-                    parts = parts.diagonal(dim1=1, dim2=2).movedim(-1, 1)[:, :, None]
             dim = 3 + (axis.dim or 0)
             parts = parts.reshape(*parts.shape[:3], *[1] * (goal.ndim - 2), *parts.shape[3:])
             moving = (moving.movedim(dim, -1) @ parts).movedim(-1, dim)
-        goal = goal.unflatten(0, (count, 1, -1))
+        goal = goal.unflatten(0, (number, 1, -1))
         return (moving * goal).flatten(1).sum(1, dtype=torch.float64)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,15 +21,15 @@ from weightsym.forward import (
     on_network,
     outputs,
 )
-from weightsym.matching.repair import Repairs, reestimated
-from weightsym.params import Params, is_stacked, of
+from weightsym.matching.repair import Repairs, check_whole, reestimated
+from weightsym.params import Params
 from weightsym.randomness import keyed_generator
 
 __all__ = [
     "Barrier",
     "barrier",
-    "half_way_error",
     "interpolate",
+    "mean_loss",
     "output_error",
     "random_inputs",
 ]
@@ -133,10 +132,7 @@ def barrier(
             "`batch_norm` must be 'reestimate' with `repair`, which is that for this network."
         )
     for name, end in (("a", a), ("b", b)):
-        if end.keys() != of(model).keys() or is_stacked(end, of(model)):
-            raise ValueError(
-                f"`{name}` must hold all tensors of one network {type(model).__name__}."
-            )
+        check_whole(model, end, name)
     if not isinstance(batches, Sequence):
         raise ValueError(
             "`batches` must be a list of (input, target) pairs: it is read many times."
@@ -145,7 +141,7 @@ def barrier(
     weights = torch.linspace(0, 1, points, dtype=torch.float64).tolist()
     losses = []
     for weight in weights:
-        losses.append(_mean_loss(network, at(weight), batches, loss))
+        losses.append(mean_loss(network, at(weight), batches, loss))
     height = max(losses) - (losses[0] + losses[-1]) / 2
     return Barrier(height, tuple(weights), tuple(losses), statistics)
 
@@ -173,9 +169,11 @@ def _between(
     return network, at, "re-estimated" if anew else "as-is"
 
 
-def _mean_loss(
+@torch.no_grad()
+def mean_loss(
     network: nn.Module, params: Params, batches: Iterable[tuple[Any, Any]], loss: Loss
 ) -> float:
+    """The mean loss of a network over all examples."""
     total, count = 0.0, 0
     for x, y in batches:
         total += float(
@@ -230,37 +228,7 @@ def output_error(model: nn.Module, a: Params, b: Params, inputs: list[Inputs]) -
     return max(in_runnable_precision(model, on_network(model, x), error) for x in inputs)
 
 
-@torch.no_grad()
-def half_way_error(model: nn.Module, a: Params, b: Params, inputs: list[Inputs]) -> float:
-    r"""Distance of the network half way from the mean of the outputs of both ends.
-
-    .. math:: \sqrt{\frac{\sum_x \| f_{(a + b)/2}(x) - \bar f(x) \|^2}
-        {\sum_x \| \bar f(x) - \bar{\bar f} \|^2}}, \quad \bar f = \tfrac12 (f_a + f_b)
-
-    Zero on a straight line without a barrier; one where it is as large as the spread of outputs.
-
-    Args:
-        model: gives the computation, in evaluation mode; statistics of batch norms are averaged.
-        a: one end.
-        b: the other end.
-        inputs: what all three read.
-    """
-    half = interpolate(a, b, 0.5)
-    apart = spread = 0.0
-    rows = [[_flat(outputs(model, p, on_network(model, x))) for p in (a, b, half)] for x in inputs]
-    goals = [(ends[0] + ends[1]) / 2 for ends in rows]
-    mean = torch.stack(goals).mean(0)
-    for (_, _, between), goal in zip(rows, goals, strict=True):
-        apart += float((between - goal).square().sum())
-        spread += float((goal - mean).square().sum())
-    return math.sqrt(apart / spread) if spread > 0 else math.nan
-
-
 def _like(network: nn.Module, params: Params) -> Params:
     """Weights in the precision of a network."""
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
     return {n: t.to(dtype) if t.is_floating_point() else t for n, t in params.items()}
-
-
-def _flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([t.double().flatten() for t in tensors])

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from weightsym import params as P
 from weightsym.actions import permute, tied
+from weightsym.arguments import check_count, check_positive
 from weightsym.composition import compose
 from weightsym.elements import identity
 from weightsym.forward import in_precision_of, structural_copy
@@ -61,13 +62,11 @@ class Learning:
     progress: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("steps", "every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
+        check_count("steps", self.steps)
+        check_count("every", self.every)
+        check_positive("rate", self.rate)
         if not 0 < self.held_back < 1:
             raise ValueError(f"`held_back` must lie between 0 and 1, got {self.held_back}.")
-        if not 0 < self.rate < float("inf"):
-            raise ValueError(f"`rate` must be positive and finite, got {self.rate}.")
 
 
 class HalfWay:
@@ -318,7 +317,7 @@ def learn_match(
     permutations = compose(start.permutations, best[0], sym)
     matrices = [b @ a for a, b in zip(start.matrices, best[1], strict=True)]
     joined = FullMatch(tuple(permutations), tuple(matrices), start.before, start.after)
-    return replace(joined, after=distance(joined.apply(params, sym), reference, sym))
+    return replace(joined, after=distance(joined.apply(params, sym), reference, sym.touched))
 
 
 class _Free:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from weightsym.actions import flip, permute
+from weightsym.arguments import check_count
 from weightsym.elements import identity
 from weightsym.groups import Symmetries
 from weightsym.matching.activations import by_activations
@@ -19,6 +20,7 @@ from weightsym.matching.frank_wolfe import frank_wolfe, start_from_signatures
 from weightsym.matching.interpolation import Loss
 from weightsym.matching.learned import HalfWay, Learning, learn, parted
 from weightsym.matching.plan import Plan, plan_of
+from weightsym.mixing import mix
 from weightsym.params import Params, of, stack, stack_size
 from weightsym.validation import (
     check_finite,
@@ -27,7 +29,7 @@ from weightsym.validation import (
     check_squares,
 )
 
-__all__ = ["ByWeights", "MatchResult", "match"]
+__all__ = ["ByWeights", "MatchResult", "Moves", "match"]
 
 ByWeights = Literal["best", "ascent", "frank-wolfe"]
 Method = Literal[ByWeights, "activations", "learned"]
@@ -39,19 +41,55 @@ _AT_ONCE = 2**26
 """Similarities of units that are held at once; networks beyond that wait for their turn."""
 
 
-@dataclass(frozen=True, eq=False)
-class MatchResult(Sequence[Tensor]):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Moves(Sequence[Tensor]):
+    """Moves of a network or a stack: it is itself the sequence of its permutations.
+
+    Attributes:
+        permutations: one per group, with a leading dimension for a stack.
+        signs: flips that come before the permutations, where they were asked for.
+        matrices: for `mix`, after the permutations, where they were asked for.
+    """
+
+    permutations: tuple[Tensor, ...]
+    signs: tuple[Tensor, ...] | None = None
+    matrices: tuple[Tensor, ...] | None = None
+
+    @property
+    def element(self) -> list[Tensor]:
+        """Permutations of all groups, then signs."""
+        return [*self.permutations, *(self.signs or ())]
+
+    def apply(self, params: Params, sym: Symmetries) -> Params:
+        """The network or stack after these moves, with the same function."""
+        params = params if self.signs is None else flip(params, sym, self.signs)
+        params = permute(params, sym, self.permutations)
+        return params if self.matrices is None else mix(params, sym, self.matrices)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Tensor, ...]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | tuple[Tensor, ...]:
+        """The permutation of one group, or of several; of a stack, one row per network."""
+        return self.permutations[index]
+
+    def __len__(self) -> int:
+        """The number of groups that are permuted."""
+        return len(self.permutations)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MatchResult(Moves):
     """Permutations that bring a network, or every member of a stack, close to a reference.
 
     It is itself the sequence of its permutations: ``permute(params, sym, match(...))``.
 
     Attributes:
-        permutations: one per group, with a leading dimension for a stack.
         objective: what the method maximises: the inner product of weights or of activations; of
             what is learnt, minus the loss at the midpoint on batches held back. One number, or one
             per member.
         method: how it was found; per member for a stack.
-        signs: flips that come before the permutations, where they were asked for.
 
     >>> from weightsym import params as P
     >>> from torch import nn
@@ -63,37 +101,16 @@ class MatchResult(Sequence[Tensor]):
     (tensor([0, 1, 2, 3, 4, 5, 6, 7]), 'ascent', tensor(True))
     """
 
-    permutations: tuple[Tensor, ...]
     objective: Tensor
     method: str | tuple[str, ...]
-    signs: tuple[Tensor, ...] | None = None
-
-    @property
-    def element(self) -> list[Tensor]:
-        """Permutations of all groups, then signs."""
-        return [*self.permutations, *(self.signs or ())]
-
-    def apply(self, params: Params, sym: Symmetries) -> Params:
-        """The matched network or stack."""
-        return permute(flip(params, sym, self.signs) if self.signs else params, sym, self)
-
-    @overload
-    def __getitem__(self, index: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Tensor, ...]: ...
-    def __getitem__(self, index: int | slice) -> Tensor | tuple[Tensor, ...]:
-        """The permutation of one group, or of several."""
-        return self.permutations[index]
-
-    def __len__(self) -> int:
-        """The number of groups that are permuted."""
-        return len(self.permutations)
 
     def single(self) -> MatchResult:
         """The result of the only member of a stack."""
         signs = None if self.signs is None else tuple(s[0] for s in self.signs)
         one = tuple(p[0] for p in self.permutations)
-        return MatchResult(one, self.objective[0], self.method[0], signs)
+        return replace(
+            self, permutations=one, signs=signs, objective=self.objective[0], method=self.method[0]
+        )
 
     def __str__(self) -> str:
         """One line with method and objective."""
@@ -176,8 +193,7 @@ def match(
     """
     if method not in get_args(Method):
         raise ValueError(f"`method` must be one of {', '.join(get_args(Method))}, got {method!r}.")
-    if max_sweeps < 1:
-        raise ValueError(f"`max_sweeps` must be at least 1, got {max_sweeps}.")
+    check_count("max_sweeps", max_sweeps)
     if signs and method not in get_args(ByWeights):
         raise ValueError(f"`signs` must be False for method {method!r}, which only permutes.")
     check_one_network(reference, sym, "reference")
@@ -244,7 +260,9 @@ class _Search:
         assert self.data is not None
         model, batches = self.data
         orders, value = by_activations(self.plan, model, self.networks, self.reference, batches)
-        return MatchResult(tuple(orders), value, ("activations",) * len(value))
+        return MatchResult(
+            permutations=tuple(orders), objective=value, method=("activations",) * len(value)
+        )
 
     def learned(self, loss: Loss | None, learning: Learning) -> MatchResult:
         """By gradients of the loss half way, from weights or activations."""
@@ -255,7 +273,9 @@ class _Search:
         start, other = self.by_weights("best"), self.by_activations()
         starts, how = [start.permutations, other.permutations], (learning, self.seed)
         best, least = learn(self.plan, self.networks, half_way, teaching, starts, *how)
-        return MatchResult(tuple(best), -least, ("learned",) * len(least))
+        return MatchResult(
+            permutations=tuple(best), objective=-least, method=("learned",) * len(least)
+        )
 
     def by_weights(self, method: ByWeights) -> MatchResult:
         """Try what the method says, some networks at a time, and finish in double precision."""
@@ -283,9 +303,12 @@ class _Search:
             ascent.stand(self.element[:groups])
             ascent.climb(torch.Generator().manual_seed(self.seed), self.sweeps)
             self.element, self.score = ascent.element, ascent.score()
-        permutations, flips = tuple(self.element[:groups]), tuple(self.element[groups:])
-        signs = flips if self.signs else None
-        return MatchResult(permutations, self.score, tuple(self.names), signs)
+        return MatchResult(
+            permutations=tuple(self.element[:groups]),
+            signs=tuple(self.element[groups:]) if self.signs else None,
+            objective=self.score,
+            method=tuple(self.names),
+        )
 
     def _ascent(self, rows: Tensor, exact: bool = False) -> Ascent:
         """Ascent of some members, for exact products with the flips of the best."""
@@ -349,8 +372,8 @@ def _joined(results: Sequence[MatchResult]) -> MatchResult:
         return tuple(torch.cat(rows) for rows in zip(*(p or () for p in parts), strict=True))
 
     return MatchResult(
-        cat([r.permutations for r in results]),
-        torch.cat([r.objective for r in results]),
-        tuple(name for r in results for name in r.method),
-        None if results[0].signs is None else cat([r.signs for r in results]),
+        permutations=cat([r.permutations for r in results]),
+        signs=None if results[0].signs is None else cat([r.signs for r in results]),
+        objective=torch.cat([r.objective for r in results]),
+        method=tuple(name for r in results for name in r.method),
     )

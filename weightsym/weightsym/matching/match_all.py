@@ -101,7 +101,9 @@ def match_all(
             ends.insert(1, (list(match(member, reference, sym)), identity_mixings(sym)))
         elements.append(_closest(ends, member, reference, sym))
     element = together(elements) if stacked else elements[0]
-    before, after = (distance(p, reference, sym) for p in (params, moved(params, sym, element)))
+    before, after = (
+        distance(p, reference, sym.touched) for p in (params, moved(params, sym, element))
+    )
     return FullMatch(tuple(element[0]), tuple(element[1]), before, after)
 
 
@@ -113,7 +115,9 @@ def _closest(
     elements: Iterable[Element], params: Params, reference: Params, sym: Symmetries
 ) -> Element:
     """The first of the elements that bring a network closest to a reference."""
-    return min(elements, key=lambda e: float(distance(moved(params, sym, e), reference, sym)))
+    return min(
+        elements, key=lambda e: float(distance(moved(params, sym, e), reference, sym.touched))
+    )
 
 
 # ------------------------------------------------------------ rounds
@@ -180,7 +184,7 @@ class Pair:
         return list(self.permutations), list(self.matrices), self.params
 
     def _apart(self) -> float:
-        return float(distance(self.params, self.goal, self.sym))
+        return float(distance(self.params, self.goal, self.sym.touched))
 
     def _round(self, first: bool, permuting: bool) -> float:
         """Turn streams, permute, mix all else, and return the size of the change."""

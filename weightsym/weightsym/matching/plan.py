@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +15,10 @@ from weightsym.actions import reached_axes
 from weightsym.axis_actions import Kind, axes_by_tensor
 from weightsym.composition import homes
 from weightsym.elements import identity
-from weightsym.groups import Axis, Placement, Symmetries
-from weightsym.params import Params
-from weightsym.units import other_axis, unit_rows
+from weightsym.groups import Placement, Symmetries
+from weightsym.units import other_axis
 
-__all__ = ["Family", "Plan", "Table", "View", "assign", "assign_blocks", "plan_of"]
+__all__ = ["Family", "Plan", "Table", "assign", "assign_blocks", "plan_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,39 +48,6 @@ class Family:
     def members(self) -> set[int]:
         """All groups that the family changes."""
         return {self.group, *(g for row in self.inner for g in row)}
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """The weights of the units of a group at one place of one tensor.
-
-    Attributes:
-        placement: of the units.
-        tensor: that has them.
-        across: the groups on the other side of the tensor.
-        sym: of the network.
-    """
-
-    placement: Placement
-    tensor: str
-    across: set[int]
-    sym: Symmetries
-
-    def rows(self, w: Tensor) -> Tensor:
-        """The weights of every unit in the tensor of a stack: ``(members, units, features)``."""
-        return unit_rows({}, self.sym, self.placement, w)
-
-
-class Blocks(NamedTuple):
-    """A tensor whose rows fall into equal blocks, or of whose positions tables share some.
-
-    Attributes:
-        number: of the blocks.
-        axes: where tables act, with the positions of their units, and whether they move blocks.
-    """
-
-    number: int
-    axes: list[tuple[Axis, list[tuple[int, Tensor]], bool]]
 
 
 class Plan:
@@ -215,32 +180,27 @@ class Plan:
         ]
 
     @cached_property
-    def views(self) -> list[list[list[View]]]:
-        """Of every family, the views by which its tables are assigned.
+    def views(self) -> list[list[list[Placement]]]:
+        """Of every family, the places by which its tables are assigned.
 
         Only tensors that count are seen, and not where what lies across moves as well.
         """
         return [self._views_of(family) for family in self.families]
 
-    def _views_of(self, family: Family) -> list[list[View]]:
-        views = [[self.view(p) for p in t.places if self._counts(p)] for t in family.tables]
-        if not family.inner:
-            return views
-        return [[v for v in part if not v.across & family.members] for part in views]
+    def _views_of(self, family: Family) -> list[list[Placement]]:
+        moving = family.members if family.inner else set[int]()
 
-    def _counts(self, placement: Placement) -> bool:
-        return self.axes[placement.axis].tensor in self.compared
+        def counts(place: Placement) -> bool:
+            seen = self.axes[place.axis].tensor in self.compared
+            return seen and not self.across[place.axis] & moving
 
-    def view(self, placement: Placement) -> View:
-        """One place of units as a view."""
-        tensor = self.axes[placement.axis].tensor
-        return View(placement, tensor, self.across[placement.axis], self.sym)
+        return [[p for p in table.places if counts(p)] for table in family.tables]
 
     @cached_property
     def pairs(self) -> int:
         """The number of pairs of units in all views."""
         every = [v for views in self.views for part in views for v in part]
-        return sum(len(v.placement.positions) ** 2 for v in every)
+        return sum(len(v.positions) ** 2 for v in every)
 
     # -------------------------------------------------------- tables of all units
     @cached_property
@@ -290,45 +250,18 @@ class Plan:
         return result
 
     @cached_property
-    def blocks(self) -> dict[str, Blocks]:
-        """The tensors whose rows fall into blocks, or of whose positions tables share some."""
-        every = ((name, self._blocks(axes)) for name, axes in self.places.items())
-        return {name: blocks for name, blocks in every if blocks is not None}
+    def blocks(self) -> dict[str, int]:
+        """The tensors of whose axes one sees the rows in blocks, and how many blocks there are.
 
-    def _blocks(self, axes: Mapping[int, Sequence[tuple[int, Placement]]]) -> Blocks | None:
-        count = max(self.axes[a].blocks for a in axes)
-        where = (torch.cat([p.positions.flatten() for _, p in every]) for every in axes.values())
-        if count == 1 and not any(len(at.unique()) < len(at) for at in where):
-            return None
-        orders = dict[int, int]()  # the table of blocks by those of what is inside
-        for family in self.outer:
-            first = self.tables.index(family.tables[0])
-            orders |= {first + k: first for k in range(1, len(family.tables))}
-        told = {  # what all positions of an axis say need not be said again
-            orders[k]
-            for a, every in axes.items()
-            for k, p in every
-            if k in orders and p.positions.numel() == self.axes[a].length
-        }
-        result = []
-        for a, every in axes.items():
-            axis = self.axes[a]
-            size = axis.size if axis.blocks > 1 or axis.dim else axis.size // count
-            pieces = [(k, p.positions) for k, p in every if k not in told]
-            moves = any(bool((at // size != at[:1] // size).any()) for _, at in pieces)
-            if pieces:
-                result.append((axis, pieces, moves or not told))
-        return Blocks(count, result)
-
-    # -------------------------------------------------------- values
-    def similarity(self, moved: Params, reference: Params) -> Tensor:
-        """Inner product with the reference, of one network or of every member of a stack."""
-        total = torch.zeros((), dtype=torch.float64)
-        for name in self.compared:
-            goal, moving = reference[name].double(), moved[name].double()
-            moving = moving.reshape(*moving.shape[: moving.ndim - goal.ndim], -1)
-            total = total + (moving @ goal.flatten()).cpu()
-        return total
+        Also, as one block, those of whose positions tables share some.
+        """
+        result = dict[str, int]()
+        for name, axes in self.places.items():
+            where = (torch.cat([p.positions.flatten() for _, p in e]) for e in axes.values())
+            number = max(self.axes[a].blocks for a in axes)
+            if number > 1 or any(len(at.unique()) < len(at) for at in where):
+                result[name] = number
+        return result
 
 
 @lru_cache(maxsize=8)

@@ -9,21 +9,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
-from weightsym.batch_norms import batch_norms, estimating
+from weightsym.batch_norms import batch_norms, refreshed
 from weightsym.forward import in_precision_of, structural_copy
 from weightsym.matching.activations import call_modules
 from weightsym.params import Params, of
 
-__all__ = ["Repaired", "Repairs", "reestimated", "reestimated_on_calls", "repair"]
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a network is called with."""
+__all__ = ["Repaired", "Repairs", "check_whole", "reestimated", "repair"]
 
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class Repaired(NamedTuple):
@@ -99,7 +94,7 @@ def repair(
         raise ValueError("`batches` is empty.")
     inputs = [x[0] if isinstance(x, tuple | list) else x for x in batches]
     for name, network in (("params", params), ("a", a), ("b", b)):
-        _check_whole(model, network, name)
+        check_whole(model, network, name)
     repairs = Repairs(model, a, b, inputs)
     return Repaired(repairs.network, repairs.at(params, weight))
 
@@ -257,7 +252,8 @@ def _add_biases(network: nn.Module, layers: Sequence[str]) -> dict[str, tuple[st
     return added
 
 
-def _check_whole(model: nn.Module, params: Params, name: str) -> None:
+def check_whole(model: nn.Module, params: Params, name: str) -> None:
+    """Refuse a stack, and parameters that are not complete."""
     template = of(model)
     if params.keys() != template.keys() or any(
         params[n].shape != t.shape for n, t in template.items()
@@ -268,19 +264,8 @@ def _check_whole(model: nn.Module, params: Params, name: str) -> None:
 # ------------------------------------------------------------ BatchNorm
 def reestimated(network: nn.Module, params: Params, inputs: Iterable[Any]) -> Params:
     """Average the statistics over all batches, as a fresh pass in training mode would."""
-    return reestimated_on_calls(network, params, (((x,), {}) for x in inputs))
-
-
-def reestimated_on_calls(network: nn.Module, params: Params, calls: Iterable[Call]) -> Params:
-    """The same for calls with any arguments, by place and by name."""
-    norms = batch_norms(network)
-    if not norms:
+    if not batch_norms(network):
         return params
-    params = {n: t.clone() if n.rpartition(".")[2] in _STATISTICS else t for n, t in params.items()}
-    for name, tensor in params.items():
-        if name.endswith("num_batches_tracked"):
-            tensor.zero_()
-    with estimating(norms):
-        for args, kwargs in calls:
-            functional_call(network, params, *in_precision_of(params, (args, kwargs)))
-    return params
+    calls = ((in_precision_of(params, x),) for x in inputs)
+    fresh = refreshed(network, {n: t[None] for n, t in params.items()}, calls)
+    return {n: t[0] for n, t in fresh.items()}
