@@ -143,6 +143,11 @@ MODULES = {
     ),
 }
 """How each kind of module is made around a network."""
+OF_EACH_CLASS = (
+    "ensemble", "population", "multi-mfvi", "bethe", "sghmc", "multi-swag", "multi-dropout",
+    "laplace", "multi-laplace", "hmc", "mile",
+)  # fmt: skip
+"""One module or two of each class."""
 WITHOUT_N = {"ensemble", "population", "swag", "multi-swag", "dropout", "multi-dropout"}
 """Those whose objective does not weigh the data against a prior."""
 PER_INPUT = {"dropout", "multi-dropout"}

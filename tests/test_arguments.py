@@ -1,4 +1,4 @@
-"""Every number that a constructor takes is looked at when it is given, not when it does harm."""
+"""Every number and choice that a constructor takes is checked when it is given, not later."""
 
 import inspect
 import math
@@ -60,15 +60,25 @@ CLASSES = {
     for part, own in [name.rpartition(".")[::2]]
 }
 BAD = {
-    "int": [math.nan, math.inf, -1, 1.5, True, "3"],
-    "float": [math.nan, math.inf, -1.0, True, "3"],
+    "int": [math.nan, math.inf, -1, 0, 1.5, True, "3"],
+    "float": [math.nan, math.inf, -1.0, 0.0, True, "3"],
+    "Literal": ["nix"],
 }
-ALLOWED = {("seed", -1), ("last_epoch", -1)}
-"""What is a value like any other; -1 is where torch's schedulers begin."""
+ZERO = {
+    "seed", "first_member", "restarts", "temperature", "kl_weight", "burn_in", "start", "ramp",
+    "scale", "p", "lr", "prior_precision", "weight_decay", "momentum", "alpha", "adapt_steps",
+    "jitter", "descent_steps", "exploration",
+}  # fmt: skip
+"""Numbers that may be zero somewhere."""
+
+
+def allowed(name, value):
+    """Whether a value is one like any other; of the last epoch torch knows."""
+    return (name, value) == ("seed", -1) or name == "last_epoch" or value == 0 and name in ZERO
 
 
 def numeric(cls):
-    """Names and types of the numbers that a class and those below it take."""
+    """Names and types of the numbers and choices that a class and those below it take."""
     found = {}
     for owner in reversed(cls.__mro__):
         init = vars(owner).get("__init__")
@@ -80,7 +90,7 @@ def numeric(cls):
         for name, parameter in parameters.items():
             annotation = inspect.formatannotation(parameter.annotation).strip("'")
             annotation = re.sub(r"Union\[float, .*", "float", annotation.replace("typing.", ""))
-            kind = re.match(r"(int|float)( \| None)?$", annotation)
+            kind = re.match(r"(int|float|Literal)( \| None$|$|\[)", annotation)
             if kind:
                 found[name] = kind[1]
     return found
@@ -91,20 +101,21 @@ CASES = [
     for maker, cls in CLASSES.items()
     for name, kind in numeric(cls).items()
     for value in BAD[kind]
-    if (name, value) not in ALLOWED
+    if not allowed(name, value)
 ]
 
 
 def test_the_law_is_about_something():
     names = {name for _, name, _ in CASES}
     wanted = {"temperature", "kl_weight", "init_std", "every_n_steps", "members", "chunk_size"}
-    assert wanted | {"prior_std", "momentum", "leapfrog_steps", "scale", "std"} <= names
-    assert len(CASES) > 400
+    wanted |= {"prior_std", "momentum", "leapfrog_steps", "scale", "std", "kl", "structure"}
+    assert wanted <= names
+    assert len(CASES) > 600
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("maker", MAKERS)
-def test_numbers_that_cannot_be_meant_are_refused_by_name(maker):
+def test_values_that_cannot_be_meant_are_refused_by_name(maker):
     accepted = []
     for _, name, value in (case for case in CASES if case[0] == maker):
         extra = {"every_n_steps": None} if maker == "Schedule" and name == "every_n_epochs" else {}
@@ -133,13 +144,8 @@ def test_what_a_command_line_gives_is_taken():
     ("make", "message"),
     [
         (lambda path: bank.CheckpointBank(path, dtype=torch.int8), "`dtype` must be a floating"),
-        (lambda path: callbacks.CheckpointHarvester(path, dtype=torch.int8), "`dtype` must be"),
         (lambda path: bank.CheckpointBank(path, dtype="half"), "`dtype` must be.*got 'half'"),
         (lambda path: callbacks.CheckpointHarvester(path, at=[1, 2.5]), "`at`.*got 2.5"),
-        (
-            lambda path: modules.DeepEnsemble(network(), lr_interval="x"),
-            "`lr_interval` must be one of epoch, step, got 'x'",
-        ),
         (
             lambda path: modules.DeepEnsemble(network(), members=1, member_rates=["3"]),
             "`member_rates` must be positive numbers",

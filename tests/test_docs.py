@@ -33,8 +33,8 @@ from lightning_bnn.commands.presets import preset_names, preset_text
 from weightsym import cli as core
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-TRAINING = "README.md", "docs/tour.md", "docs/modules.md", "docs/scale.md", "docs/sampling.md"
-"""Pages whose code takes some seconds."""
+QUICK = "docs/doctor.md", "docs/metrics.md", "docs/studies.md"
+"""Pages whose code takes less than a second."""
 SITE = {name: script(f"website/{name}") for name in ("hooks", "reference", "readable")}
 reference, build = SITE["reference"], script("examples/tutorials/build")
 benchmark = pytest.fixture(benchmark_scripts)
@@ -57,7 +57,7 @@ def test_a_link_to_nowhere_is_found(target):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=pytest.mark.e2e) if n in TRAINING else n
+        n if n in QUICK else pytest.param(n, marks=pytest.mark.e2e)
         for n in PAGES
         if "```python" in page(n)
     ],

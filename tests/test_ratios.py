@@ -23,6 +23,7 @@ def test_every_ratio_is_recorded(ratios):
     assert {row["who"]: row["said"] for row in ROWS} == said
 
 
+@pytest.mark.e2e
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [row["who"] for row in ROWS])
 def test_both_ways_come_to_the_same(name, ratios):

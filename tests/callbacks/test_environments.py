@@ -105,24 +105,6 @@ def test_the_twin_namespace(tmp_path):
     assert trainer.callback_metrics["tau"] > 0
 
 
-def test_torch_uncertainty(tmp_path):
-    """A peer's routine wraps the user's network; it is found inside."""
-    pytest.importorskip("torch_uncertainty")
-    from torch_uncertainty.routines import ClassificationRoutine
-
-    net = Plain(0.0).net
-    routine = ClassificationRoutine(
-        model=net,
-        num_classes=3,
-        loss=torch.nn.CrossEntropyLoss(),
-        optim_recipe=torch.optim.SGD(net.parameters(), 0.3),
-    )
-    tau, harvest = PermutationTau(), CheckpointHarvester(tmp_path, every_n_steps=3)
-    fit(routine, tau, harvest)
-    assert tau.layers == ("0.weight", "3.weight")
-    assert set(CheckpointBank(tmp_path, "r").names) == set(net.state_dict())
-
-
 # ------------------------------------------------------------ private names
 class Counting(L.Callback):
     def __init__(self):

@@ -311,18 +311,6 @@ def test_the_same_callback_in_another_run(tmp_path):
     assert [len(reading(f"{f}/bank")) for f in folders] == [3, 3]
 
 
-class Lazy(Plain):
-    def __init__(self):
-        super().__init__()
-        layers = torch.nn.LazyLinear(5), torch.nn.ReLU(), torch.nn.LazyLinear(3)
-        self.net = torch.nn.Sequential(*layers)
-
-
-def test_lazy_modules(tmp_path):
-    fit(built(Lazy), CheckpointHarvester(tmp_path, every_n_steps=4))
-    assert reading(tmp_path)[0]["0.weight"].shape == (5, 6)
-
-
 def test_no_optimizer_and_odd_state(tmp_path):
     class Odd(Plain):
         def __init__(self):

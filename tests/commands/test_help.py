@@ -13,7 +13,7 @@ import lightning as L
 import pytest
 from processes import fresh
 
-from lightning_bnn import cli, datamodules, modules
+from lightning_bnn import cli
 from lightning_bnn.cli import TRAINING, main
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -141,14 +141,6 @@ def test_a_value_of_another_type_is_named_with_what_fits(name, capsys):
 
 
 # ------------------------------------------------------------ fit and the like
-@pytest.mark.parametrize("name", TRAINING)
-@pytest.mark.parametrize("ask", ["-h", "--help"])
-def test_help_is_one_screen(name, ask, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "lightning_bnn.commands.training", None)  # cannot be imported
-    text = said(capsys, name, ask)
-    assert len(text.splitlines()) <= 30
-    assert max(map(len, text.splitlines())) <= 100
-    assert TRAINING[name][1:] in text
 
 
 def test_every_option_of_it_is_one(capsys):
@@ -162,26 +154,6 @@ def test_every_option_of_it_is_one(capsys):
     options = {row.replace(".KEY", "") for row in rows} - {"--help.all"}
     assert {"--config", "--model", "--trainer.callbacks", "--weights_only"} <= options
     assert options - {"--model.help", "--data.help"} <= set(re.findall(r"--[\w.]+", whole))
-
-
-KINDS = {"model": (modules, L.LightningModule), "data": (datamodules, L.LightningDataModule)}
-CLASSES = [
-    (option, name)
-    for option, (package, kind) in KINDS.items()
-    for name in package.__all__
-    if inspect.isclass(getattr(package, name)) and issubclass(getattr(package, name), kind)
-]
-
-
-@pytest.mark.parametrize(("option", "name"), CLASSES)
-def test_the_arguments_of_a_class_fit_two_screens(option, name, capsys):
-    text = said(capsys, "fit", f"--{option}.help", name)
-    assert len(text.splitlines()) <= 110
-    assert "known subclasses" not in text
-    cls = getattr(KINDS[option][0], name)
-    rows = re.findall(rf"^  --{option}\.(\w+)", text, re.MULTILINE)
-    own = set(inspect.signature(cls).parameters) - {"kwargs", "options"}
-    assert own <= set(rows) != set()
 
 
 def test_only_commands_that_keep_checkpoints_promise_one(monkeypatch, capsys):

@@ -82,12 +82,6 @@ def test_members_that_have_diverged_are_left_out_and_named(config, tmp_path, cap
     assert "2 of 4 members have diverged" in capsys.readouterr().out
 
 
-def test_the_bank_can_be_judged_as_a_run_can(config, tmp_path, capsys):
-    population(config, 4, str(tmp_path / "bank"))
-    main(["mass", "--networks", str(tmp_path / "bank"), "--out", str(tmp_path / "mass")])
-    assert "4 networks" in capsys.readouterr().out.replace("networks: 4", "4 networks")
-
-
 def test_a_part_of_which_nobody_is_left_does_not_stop_the_others(config, tmp_path, capsys):
     change = {"model.init_args.max_loss": 1e-12}
     population(config, 3, str(tmp_path / "bank"), part=2, change=change)
@@ -146,25 +140,6 @@ def test_members_that_another_process_trains_are_waited_for(config, tmp_path, ca
     population(config, 2, str(tmp_path / "bank"))
     assert "another process trains these members" in caplog.text
     assert sorted(networks(tmp_path / "bank")) == [0, 1]
-
-
-def test_networks_that_are_twice_in_a_part_come_once(config, tmp_path, monkeypatch):
-    def doubled(part):
-        bank, records = networks_of(part)
-        bank[:]  # the rows that are asked for
-        return Twice(bank), [*records, *records]
-
-    class Twice:
-        def __init__(self, bank):
-            self.bank = bank
-
-        def __getitem__(self, rows):
-            return self.bank[[k % len(self.bank) for k in rows]]
-
-    networks_of = parts.networks_of
-    monkeypatch.setattr(command, "networks_of", doubled)
-    population(config, 3, str(tmp_path / "bank"))
-    assert sorted(networks(tmp_path / "bank")) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("file", ["population.json", "config.yaml"])
@@ -352,27 +327,6 @@ def test_bad_arguments(config, tmp_path, changed, message):
     arguments = {"config": config, "members": 2, "bank": str(tmp_path / "bank"), **changed}
     with pytest.raises(ValueError, match=message):
         population(**arguments)
-
-
-@pytest.mark.bad_input
-def test_a_config_that_is_no_yaml(tmp_path):
-    (tmp_path / "x.yaml").write_text("model: [1, {")
-    with pytest.raises(ValueError, match="is no YAML file"):
-        population(str(tmp_path / "x.yaml"), 2, str(tmp_path / "bank"))
-
-
-def test_short_forms_of_configurations(tmp_path):
-    held = {**CONFIG, "data": "Digits", "trainer": {"max_epochs": 1, "enable_checkpointing": False}}
-    arguments = {**CONFIG["model"]["init_args"], "member_rates": [1.0, 0.5, 2.0]}
-    arguments["network"] = {
-        "class_path": "lightning_bnn.models.mlp",
-        "init_args": {"inputs": 64, "hidden": [2], "outputs": 10},
-    }
-    del arguments["likelihood"]
-    held["model"] = {"class_path": "DeepEnsemble", "init_args": arguments}
-    (tmp_path / "x.yaml").write_text(yaml.safe_dump(held))
-    population(str(tmp_path / "x.yaml"), 3, str(tmp_path / "bank"), part=2)
-    assert sorted(networks(tmp_path / "bank")) == [0, 1, 2]
 
 
 @pytest.mark.bad_input

@@ -8,7 +8,6 @@ import pytest
 import yaml
 from small_populations import CONFIG, networks, same
 
-from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.commands import parts
 from lightning_bnn.commands.population import population
 
@@ -97,12 +96,6 @@ def test_a_configuration_that_is_damaged_is_written_anew(torn, train, finished):
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("told", ["nan", "-inf", "7", "half", ""])
-def test_a_torn_progress_is_no_progress(told, tmp_path):
-    (tmp_path / "progress").write_text(told)
-    assert parts.Part(tmp_path, {}, 0, 2).progress == (1.0 if told == "7" else 0.0)
-
-
 def flipped(content):
     """One bit of the weights: torch would read it without a word."""
     place = content.index(b"data/0") + 200
@@ -157,42 +150,6 @@ def test_a_part_with_a_damaged_checkpoint_is_trained_from_the_start(
 # ------------------------------------------------------------ no room
 def full(*_, **__):
     raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def full_extend(where):
-    extend = CheckpointBank.extend
-
-    def extended(bank, *arguments):
-        if where(bank.path):
-            full()
-        extend(bank, *arguments)
-
-    return lambda patch: patch.setattr(CheckpointBank, "extend", extended)
-
-
-FULL = {
-    "networks of a part": full_extend(lambda path: path.parent.parent.name == "parts"),
-    "networks of all parts": full_extend(lambda path: path.parent.parent.name != "parts"),
-    "the end of a part": lambda patch: patch.setattr(parts, "write_whole", full),
-    "a checkpoint": lambda patch: patch.setattr(
-        "lightning.fabric.plugins.io.torch_io._atomic_save", full
-    ),
-    "what the folder holds": lambda patch: patch.setattr(
-        "lightning_bnn.commands.population_settings.write_whole", full
-    ),
-}
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("what", FULL)
-def test_a_full_disk_is_told_and_the_same_command_goes_on(
-    what, train, whole, tmp_path, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        FULL[what](patch)
-        with pytest.raises(ValueError, match=r"The disk of .* is full: make room .* same command"):
-            train(tmp_path / "bank")
-    same(whole[1], train(tmp_path / "bank"))
 
 
 def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path, monkeypatch):

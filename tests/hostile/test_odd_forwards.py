@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES, Forward
+from cases import Forward
 from torch import nn
 
 from weightsym import (
@@ -154,15 +154,6 @@ def test_rows_of_a_matrix_that_the_example_does_not_reach(tokens):
     assert verify(net, sym, rows(2, 6, 4)) < 1e-12
 
 
-# ---------------------------------------------------------------------- training
-
-
-def test_batch_norm_as_a_fixed_map_says_that_it_holds_in_evaluation():
-    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
-    assert "fixed map" in discover(net, torch.randn(3, 4), batch_norm="eval").evaluation_only
-    assert not discover(net, torch.randn(3, 4)).evaluation_only
-
-
 # ---------------------------------------------------------------------- ties
 def tied_head(kind):
     net = Forward(
@@ -257,12 +248,6 @@ def test_what_the_check_cannot_see_is_not_called_checked(kind, caplog):
     assert verify(net, sym, rows(6, 4)) != 0
 
 
-def test_an_example_of_zeros_shows_nothing_without_biases():
-    net = nn.Sequential(lin(4, 5, bias=False), nn.ReLU(), lin(5, 3, bias=False))
-    assert discover(net, rows(2, 4) * 0).unchecked
-    assert not discover(net, rows(2, 4)).unchecked
-
-
 class Cached(nn.Module):
     """Keeps a table that it has computed from its weights, as fast attention does."""
 
@@ -280,17 +265,6 @@ class Cached(nn.Module):
 def test_a_forward_that_keeps_what_it_computed_is_no_reason_to_refuse():
     sym = discover(Cached(), rows(3, 4))
     assert [g.units for g in sym.permutations] == [6]
-    assert not sym.frozen
-
-
-@pytest.mark.parametrize("order", [0, 1, 2, 3, float("inf")])
-def test_norms(order):
-    def forward(self, x):
-        h = torch.relu(self.a(x))
-        return self.b(torch.linalg.vector_norm(h, ord=order, dim=-1, keepdim=True))
-
-    sym = discover(Forward(forward, a=lin(4, 6), b=lin(1, 2)), rows(3, 4))
-    assert sym.scaling_dof == (1 if order else 6)  # numbers that are not zero have no size
     assert not sym.frozen
 
 
@@ -368,15 +342,6 @@ def test_uses_that_have_no_meaning_are_refused():
         discover(nn.Linear(3, 2, device="meta"), torch.randn(2, 3))
     with pytest.raises(ValueError, match=r"`example` is empty: it holds a tensor of shape \(0, 4"):
         discover(net, rows(0, 4))
-
-
-def test_least_mass_without_scalings():
-    case = CASES[1]
-    _, _, sym = case.known()
-    params = P.of(case.known()[0])
-    found = min_mass(params, sym)
-    assert found.scales == ()
-    torch.testing.assert_close(found.minimum, found.mass)
 
 
 # ---------------------------------------------------------------------- names

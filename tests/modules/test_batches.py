@@ -70,10 +70,6 @@ def test_a_dict_is_the_tuple_with_names(name):
         assert not same(after_a_run(name, "dict", full=True)[0], wanted)
 
 
-def test_the_main_input_may_have_a_usual_name():
-    assert same(after_a_run("ensemble", "usual name")[0], after_a_run("ensemble", "dict")[0])
-
-
 def test_plain_calls_take_names_too():
     module = DeepEnsemble(Masked(*network()), members=2).eval()
     x, mask = torch.randn(4, 6), (torch.rand(4, 6) < 0.5).float()
@@ -143,11 +139,6 @@ def test_which_name_is_what(net, held, inputs, target, left):
     assert inputs_and_targets(batch, NETS[net]) == (wanted, batch[target])
     assert inputs_only(batch, NETS[net]) == wanted
     assert left_over(batch, NETS[net]) == left.split()
-
-
-def test_without_targets_the_same_names_are_inputs():
-    assert inputs_only({"y": 2, "x": 1}, NETS["(x, y)"]) == (1, 2)
-    assert inputs_only({"image": 1}, NETS["(x)"]) == (1,)
 
 
 @pytest.mark.bad_input

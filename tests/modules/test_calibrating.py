@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from module_cases import MODULES, Blobs, made, trainer
+from module_cases import OF_EACH_CLASS, Blobs, made, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -40,7 +40,7 @@ def fitted():
     return module, data
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", OF_EACH_CLASS)
 def test_every_module_can_be_calibrated(name):
     data, module = Blobs(n=20), made(name)
     before = {k: v.clone() for k, v in module.state_dict().items()}

@@ -96,24 +96,6 @@ def test_training_on_forgets_the_curvature():
     assert not same(first, module.fitted.tensors())
 
 
-class Tokens(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.out = nn.Embedding(5, 3), nn.Linear(12, 3)
-
-    def forward(self, x):
-        return self.out(self.embedding(x).flatten(1))
-
-
-@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
-def test_tokens(precision):
-    x, y = torch.randint(5, (20, 4)), torch.randint(3, (20,))
-    module = laplace(Tokens())
-    loader = DataLoader(TensorDataset(x, y), batch_size=5)
-    trainer(max_epochs=1, precision=precision).fit(module, loader)
-    assert module.fitted.tensors()
-
-
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
 def test_an_example_of_another_precision(precision):
     module = laplace()
@@ -183,14 +165,6 @@ def test_an_export_is_what_predicts():
         module.predictive()
 
 
-def test_examples_that_a_loader_leaves_out_are_stated():
-    x, y = Blobs().load().train
-    loader = DataLoader(TensorDataset(x, y), batch_size=8, drop_last=True, shuffle=True)
-    module = laplace(prior_std=1.0)
-    with pytest.warns(UserWarning, match="gives 56 of 60 examples"):
-        trainer(max_epochs=1).fit(module, loader)
-
-
 class Misnamed(nn.Module):
     """The linear layer that is defined last comes first."""
 
@@ -222,10 +196,6 @@ class Misnamed(nn.Module):
         (lambda: laplace(Misnamed(), layers="last"), "'first' is not the last"),
         (lambda: laplace(network(width=3000), structure="full"), "A full curvature of 30003"),
         (lambda: laplace(prior_precision=0.0), "`prior_precision` must be positive"),
-        (lambda: laplace(temperature=-1.0), "`temperature` must not be negative"),
-        (lambda: laplace(structure="lowrank"), "`structure` must be"),
-        (lambda: laplace(layers="first"), "`layers` must be"),
-        (lambda: laplace(prediction="glm"), "`prediction` must be"),
     ],
 )
 def test_what_cannot_be_is_refused_before_training(make, message):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from module_cases import (
     MODULES,
+    OF_EACH_CLASS,
     PER_INPUT,
     WITHOUT_N,
     Blobs,
@@ -41,11 +42,6 @@ STOPS = 6, 8
 """At the end of the first epoch and within the second: six steps make an epoch."""
 DRAWN = "ensemble", "bethe", "sghmc"
 """Runs with all callbacks: it takes as long to read networks and to make figures as to train."""
-RELOADED = (
-    "ensemble", "population", "multi-mfvi", "bethe", "sghmc", "multi-swag", "multi-dropout",
-    "laplace", "multi-laplace", "hmc", "mile",
-)  # fmt: skip
-"""One module or two of each class: their arguments are read from a checkpoint."""
 AT_EPOCH_ENDS = "ensemble", "sgld", "swag", "multi-swag"
 """Those that do something when an epoch ends, and one that does not."""
 
@@ -140,7 +136,7 @@ def test_modes_are_what_the_members_have_found(run):
 
 
 @pytest.mark.frames
-@pytest.mark.parametrize("run", RELOADED, indirect=True)
+@pytest.mark.parametrize("run", OF_EACH_CLASS, indirect=True)
 def test_a_checkpoint_predicts_the_same_elsewhere(run):
     net = network(0.0 if run.name in ("hmc", "mile") else 0.3, batch_norm=True)
     loaded = type(run.module).load_from_checkpoint(run.checkpoint, network=net, weights_only=True)
@@ -315,8 +311,10 @@ def test_batches_of_any_layout_from_plain_loaders(name, layout):
     assert predictions[0].samples.shape == (module.judging.samples, 8, 3)
 
 
-@pytest.mark.parametrize("name", ["ensemble", "bethe", "multi-mfvi"])
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("ensemble", "bf16-mixed"), ("bethe", "bf16-true"), ("multi-mfvi", "64-true")],
+)
 def test_precisions(name, precision):
     module, run = made(name, batch_norm=True), trainer(precision=precision)
     run.fit(module, Blobs())

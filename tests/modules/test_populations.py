@@ -82,14 +82,6 @@ def test_orders_are_their_own():
     assert not torch.equal(first.inputs[0], first.inputs[1])
 
 
-def test_parts_start_where_the_whole_starts():
-    whole = DeepEnsemble(net(), members=6, seed=1).member_stack()
-    for first, last in ((0, 2), (2, 3), (3, 6)):
-        part = DeepEnsemble(net(), members=last - first, first_member=first, seed=1).member_stack()
-        for name, tensor in part.items():
-            assert torch.equal(tensor, whole[name][first:last])
-
-
 # ------------------------------------------------------------ rates
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 def test_rates_are_those_of_separate_runs(make):
@@ -275,12 +267,9 @@ def test_a_folder_of_starts_has_no_parts(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"first_member": -1}, "`first_member` must not be negative"),
         ({"member_rates": [1.0]}, "`member_rates` must be one for each of the 3 members"),
         ({"member_rates": 0.5}, "`member_rates` must be a list"),
         ({"member_rates": [1.0, -1.0, 1.0]}, "`member_rates` must be positive"),
-        ({"max_loss": 0.0}, "`max_loss` must be positive"),
-        ({"restarts": -1}, "`restarts` must not be negative"),
     ],
 )
 def test_bad_options(options, message):

@@ -285,10 +285,8 @@ def test_what_changes_the_target_is_said_once(module, run, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"burn_in": -1}, "`burn_in` must not be negative"),
         ({"every_n_steps": 2, "every_n_epochs": 1}, "Give exactly one of"),
         ({"likelihood": Gaussian("learned")}, "`likelihood` has parameters of its own"),
-        ({"every_n_steps": 0}, "`every_n_steps` must be at least 1"),
         ({"optimizer": torch.optim.Adam}, "`optimizer` Adam is no sampler"),
         (
             {"optimizer": lambda p: samplers.SGLD(p, weight_decay=1e-3)},

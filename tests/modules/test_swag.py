@@ -12,7 +12,7 @@ from torch.optim.swa_utils import update_bn
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.methods.swag import HighRate
-from lightning_bnn.modules import SWAG, DeepEnsemble
+from lightning_bnn.modules import SWAG
 from lightning_bnn.posteriors import LowRankGaussian, Mixture
 from weightsym import params as P
 from weightsym.batch_norms import refreshed
@@ -76,13 +76,6 @@ def test_frozen_weights_stay():
     drawn = module.posterior().sample(4)
     assert torch.equal(drawn["0.weight"], net[0].weight.expand(4, -1, -1))
     assert module.posterior().log_prob(drawn).isfinite().all()
-
-
-def test_weights_of_another_kind_of_module_are_missed():
-    module = SWAG(network(), start=0, optimizer=sgd)
-    found = module.load_state_dict(DeepEnsemble(network(), members=1).state_dict(), strict=False)
-    assert "mean.0.weight" in found.missing_keys
-    trainer(max_epochs=2).fit(module, Blobs())
 
 
 def test_small_variances_around_large_means_survive():
@@ -210,11 +203,7 @@ def test_while_it_trains_the_members_are_judged():
     ("options", "message"),
     [
         ({"rank": 1}, "`rank` must be at least 2"),
-        ({"scale": -1.0}, "`scale` must not be negative"),
-        ({"start": -1}, "`start` must not be negative"),
-        ({"swa_lr": 0.0}, "`swa_lr` must be positive"),
         ({"swa_lr": 0.1, "lr_interval": "step"}, "`swa_lr` needs `lr_interval='epoch'`"),
-        ({"every_n_epochs": 0}, "`every_n_epochs` must be at least 1"),
     ],
 )
 def test_bad_input(options, message):

@@ -4,9 +4,9 @@ import warnings
 
 import pytest
 import torch
-from module_cases import MODULES, Blobs, made, network, trainer
+from module_cases import OF_EACH_CLASS, Blobs, made, network, trainer
 
-from lightning_bnn.modules import SWAG, DeepEnsemble, MCDropout
+from lightning_bnn.modules import SWAG
 
 GIVEN_AS_IT_IS = {"map", "dropout"}
 """One network, which the user may have trained."""
@@ -19,7 +19,7 @@ def told(run, module):
     return [str(w.message) for w in caught if "has not been fitted" in str(w.message)]
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [*OF_EACH_CLASS, "map", "dropout"])
 def test_an_unfitted_module_says_so(name):
     run = trainer(max_epochs=1, limit_test_batches=1)
     module = made(name)
@@ -47,10 +47,3 @@ def test_after_a_fit_it_is_quiet(name, tmp_path):
     torch.save(network().state_dict(), tmp_path / "start.pt")
     start = SWAG(network(), start=0, start_from=str(tmp_path / "start.pt"))
     assert not told(lambda *a: run.test(*a, verbose=False), start)
-
-
-def test_one_network_may_have_been_trained_elsewhere():
-    torch.manual_seed(0)
-    run = trainer(limit_test_batches=1)
-    for module in (DeepEnsemble(network(), members=1), MCDropout(network(0.2))):
-        assert not told(lambda *a: run.test(*a, verbose=False), module)

@@ -186,10 +186,7 @@ def test_adaptation_is_dual_averaging(size):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"step_size": 0.0}, "`step_size` must be positive"),
         ({"temperature": 0.0}, "`temperature` must be positive"),
-        ({"leapfrog_steps": 0}, "`leapfrog_steps` must be at least 1"),
-        ({"adapt_steps": -1}, "`adapt_steps` must not be negative"),
         ({"target_acceptance": 1.0}, "`target_acceptance` must be between"),
         ({"jitter": 1.0}, "`jitter` must be"),
     ],

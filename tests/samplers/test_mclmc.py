@@ -271,14 +271,7 @@ def test_seeds_differ_and_the_global_random_state_is_left_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"step_size": 0.0}, "`step_size` must be positive"),
-        ({"energy_variance": -1.0}, "`energy_variance` must be positive"),
         ({"temperature": 0.0}, "`temperature` must be positive"),
-        ({"length": 0.0}, "`length` must be positive"),
-        ({"descent_lr": 0.0}, "`descent_lr` must be positive"),
-        ({"steps": 0}, "`steps` must be at least 1"),
-        ({"adapt_steps": -1}, "`adapt_steps` must not be negative"),
-        ({"descent_steps": -1}, "`descent_steps` must not be negative"),
     ],
 )
 def test_bad_arguments(options, message):

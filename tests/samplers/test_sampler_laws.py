@@ -289,13 +289,9 @@ def test_a_cycle_of_one_step_without_exploration_changes_nothing():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: SGLD(p, lr=-1.0), "`lr` must not be negative"),
-        (lambda p: SGHMC(p, temperature=-1.0), "`temperature` must not be negative"),
         (lambda p: SGHMC(p, momentum=1.0), "`momentum` must be at least 0 and below 1"),
         (lambda p: SGHMC(p, prior_precision=1.0, weight_decay=0.1), "are the same thing"),
         (lambda p: PreconditionedSGLD(p, alpha=1.0), "`alpha` must be"),
-        (lambda p: PreconditionedSGLD(p, eps=0.0), "`eps` must be positive"),
-        (lambda p: CyclicalSchedule(SGLD(p), 0), "`cycle_length` must be at least 1"),
         (lambda p: CyclicalSchedule(SGLD(p), 5, 1.0), "`exploration` must be"),
         (lambda p: CyclicalSchedule(torch.optim.SGD(p, 0.1), 5), "SGD has no temperature"),
     ],

@@ -1,13 +1,10 @@
 """Verdicts follow from numbers and their errors: other numbers, other verdicts."""
 
-import copy
 import inspect
 import math
 import re
-from pathlib import Path
 
 import pytest
-import yaml
 from pages import page
 from scipy.stats import ttest_1samp
 
@@ -19,7 +16,6 @@ from lightning_bnn.studies.claims.verdicts import (
     Evidence,
     Missing,
     Number,
-    _filled,
     answer,
     judged,
     over_seeds,
@@ -202,124 +198,6 @@ def test_tables_of_several_seeds_become_one():
 
 
 # ------------------------------------------------------------ claims, with numbers made up
-CASES = yaml.safe_load((Path(__file__).parent / "claims_cases.yaml").read_text(encoding="utf-8"))
-ROWS = {name: claim.row for name, claim in CLAIMED.items()}
-
-
-class Made:
-    """Results that have the numbers that a claim reads, where it reads them."""
-
-    def __init__(self):
-        self.settings, self.tables, self.rows = {}, {}, {}
-
-    def put(self, source, value):
-        """A number, or several for a wildcard."""
-        if isinstance(source, dict):
-            part = self.settings
-            *path, last = source["setting"].split(".")
-            for name in path:
-                part = part.setdefault(name, {})
-            part[last] = value
-            return
-        table_name, row, column = source
-        names = [row] if isinstance(row, str) else row
-        wild = [k for k, name in enumerate(names) if name.startswith("*")]
-        for k, one in enumerate(value if isinstance(value, list) else [value], start=1):
-            n = 1 if column == "*" else k
-            cells = [str(n) if j in wild else name for j, name in enumerate(names)]
-            heading = {"*": str(k), "first *": "1", "last *": "2"}.get(column, column)
-            self.cell(table_name, cells, heading, one)
-
-    def cell(self, name, cells, column, value):
-        """One cell, whose row begins with others."""
-        if name == "floor":
-            return self.cell("table1", ["Noise floor", "10 networks"], "MMD²", 100 * value)
-        if name in ("one", "multi"):
-            row = {"method": cells[0], "mode": name, "seeds": 5, "pooled": 10, "numbers": {}}
-            row = self.rows.setdefault((name, cells[0]), row)
-            row["numbers"][column] = [value, None]
-            return None
-        columns, rows = self.tables.setdefault(name, ({}, {}))
-        columns[column] = None
-        rows.setdefault(tuple(cells), {})[column] = value
-        return None
-
-    def results(self):
-        """As a study writes them."""
-        tables = {
-            name: table(
-                [*([""] * len(next(iter(rows)))), *columns],
-                *([*cells, *(row.get(c) for c in columns)] for cells, row in rows.items()),
-            )
-            for name, (columns, rows) in self.tables.items()
-        }
-        return stored(self.settings, [*self.rows.values()], **tables)
-
-
-def made_up(row, values):
-    """Results for all studies of a claim, with the same numbers in each."""
-    made = {}
-    for names in row.get("each", [{}]):
-        part = _filled(row, names)
-        results = made.setdefault(part["study"], Made())
-        if "count" in part:
-            results.put({"setting": part["count"]}, 5)
-        numbers = part["numbers"].values()
-        sources = [s for s in numbers if isinstance(s, list) or "setting" in (s or ())]
-        for source, value in zip(sources, values, strict=False):
-            results.put(source, value)
-    return {study: [one.results()] for study, one in made.items()}
-
-
-@pytest.mark.parametrize(
-    ("name", "answers"), [(name, answers) for name, cases in CASES.items() for answers in cases]
-)
-def test_verdicts_follow_from_the_numbers(name, answers):
-    row = ROWS[name]
-    results = made_up(row, CASES[name][answers])
-    kept = copy.deepcopy(results)
-    found = judged(CLAIMED[name], Evidence(results))
-    wanted = [letter == "y" for letter in answers] * len(row.get("each", [0]))
-    assert [*found.checks.values()] == wanted, found
-    assert found.ours
-    assert results == kept
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_every_criterion_has_both_answers(name):
-    for answers in zip(*CASES[name], strict=True):
-        assert {*answers} == {"y", "n"}
-
-
-def test_errors_of_the_numbers_leave_a_claim_undecided():
-    name, cases = "p1.dropout", CASES["p1.dropout"]
-    results = made_up(ROWS[name], cases["y"])
-    assert judged(CLAIMED[name], Evidence(results)).verdict == "holds"
-    for row in results["mnist/compare"][0]["rows"]:
-        row["numbers"]["acc"][1] = 0.2
-    assert judged(CLAIMED[name], Evidence(results)).verdict == "undecided: within the errors"
-
-
-def test_runs_that_differ_leave_a_claim_undecided():
-    runs = [made_up(ROWS["p1.converged"], [share])["toy"][0] for share in (0.2, 1.5, 0.7)]
-    found = judged(CLAIMED["p1.converged"], Evidence({"toy": runs}))
-    assert found.verdict == "undecided: within the errors"
-
-
-def test_a_study_that_has_not_been_run_leaves_the_judgement_to_the_other():
-    results = made_up(ROWS["p1.symmetric"], CASES["p1.symmetric"]["y"])
-    del results["mnist/collapse"]
-    found = judged(CLAIMED["p1.symmetric"], Evidence(results))
-    assert list(found.checks) == ["digits: the skewness is below 0.5 in every run"]
-
-
-def test_a_law_that_is_not_there_leaves_the_judgement_to_what_is():
-    name = "p1.several_are_closer"
-    results = made_up(ROWS[name], CASES[name]["y"])
-    for row in results["mnist/compare"][0]["rows"]:
-        row["numbers"].pop("law", None)
-    found = judged(CLAIMED[name], Evidence(results))
-    assert list(found.checks) == ["closer for every method, by the pooled MMD², as P1 measures it"]
 
 
 @pytest.mark.parametrize("name", CLAIMED)
