@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lightning_bnn.bank.disk import check_file
 from weightsym.files.writing import sync_folder
+from weightsym.loading import parse_json
 from weightsym.params import Params, is_weight
 
 __all__ = ["FORMAT", "Block", "Layout", "Manifest", "check_records", "header"]
@@ -86,8 +87,8 @@ class Manifest:
         try:
             if match is None or int(match[1], 16) != zlib.crc32(body, self._lines):
                 raise ValueError("it is not as it was written")
-            self._apply(json.loads(body))
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            self._apply(parse_json(body))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise ValueError(
                 f"Line {self._lines + 1} of {self.path} is damaged ({error}): put back a copy of "
                 "the file; nothing has been changed."

@@ -58,7 +58,10 @@ def bank_card(path: Path) -> dict[str, str]:
     'lightning_bnn.models.optunet(), 392 weights'
     """
     card = path / _CARD
-    return yaml.safe_load(card.read_text(encoding="utf-8")) if card.is_file() else {}
+    if path.parent != _root() or not card.is_file():  # a stranger's says what it likes
+        return {}
+    card_text: dict[str, str] = yaml.safe_load(card.read_text(encoding="utf-8"))
+    return card_text
 
 
 def digest_of_networks(bank: Path) -> str:

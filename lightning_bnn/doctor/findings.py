@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from weightsym.loading import json_text
+from weightsym.loading import json_text, parse_json
 
 __all__ = ["REPORT_FILE", "SEVERITIES", "Finding", "Report", "Severity", "shown", "words"]
 
@@ -138,7 +137,7 @@ class Report:
             path: the file.
         """
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = parse_json(path.read_text(encoding="utf-8"))
             findings = [Finding(**finding) for finding in content.pop("findings")]
             curves = {
                 name: [math.nan if value is None else float(value) for value in values]

@@ -38,6 +38,7 @@ from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.tables import Measured
 from weightsym import params as P
+from weightsym.loading import parse_json
 from weightsym.params import Params, is_weight
 from weightsym.randomness import keyed_generator
 
@@ -398,8 +399,8 @@ def _stored_or_computed(
 def _stored(path: Path) -> dict[str, Any]:
     """Read what an earlier call has written, unless it was interrupted."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        return dict(parse_json(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
         return {}
 
 

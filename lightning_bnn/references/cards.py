@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from lightning_bnn.references.diagnosis import Diagnosis
 from lightning_bnn.tables import Measured
-from weightsym.loading import json_text
+from weightsym.loading import json_text, parse_json
 
 __all__ = ["Card", "licence_of"]
 
@@ -104,7 +103,7 @@ class Card:
     def read(cls, path: Path) -> Card:
         """Read a file that `write` has written, with failures that follow from its numbers."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"), object_hook=_with_nan)
+            content = parse_json(path.read_text(encoding="utf-8"), object_hook=_with_nan)
             del content["failures"]
             diagnosis = content.pop("diagnosis")
             diagnosis["halves"] = _measured(diagnosis["halves"])

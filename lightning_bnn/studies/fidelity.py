@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from lightning_bnn.references.shipped import is_gold, reference_location
 from lightning_bnn.studies.compare import distance, numbers_table
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.tables import Cell, Measured, Table
+from weightsym.loading import read_json
 
 __all__ = [
     "HALVES", "LAWS", "UNKNOWN", "Numbers", "cost_of", "fidelity", "numbers_by_method",
@@ -132,7 +132,7 @@ def numbers_by_method(comparison: Comparison) -> dict[str, Numbers]:
 def cost_of(location: Location) -> dict[str, float]:
     """Read the cost of a run, if the callback `TrainingCost` has watched it."""
     file = location.beside(COST_FILE)
-    return {} if file is None else dict(json.loads(file.read_text(encoding="utf-8")))
+    return {} if file is None else read_json(file)
 
 
 # ------------------------------------------------------------ results

@@ -6,6 +6,7 @@ import pickle
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,14 @@ from module_cases import Blobs, network, trainer
 from small_runs import NET, bank, config
 
 from lightning_bnn.bank import CheckpointBank, import_files
+from lightning_bnn.bank.shipped import bank_card, shipped_path
 from lightning_bnn.cli import main
+from lightning_bnn.doctor.findings import Report
 from lightning_bnn.modules import DeepEnsemble, FromCheckpoints
-from weightsym.loading import load
+from lightning_bnn.references.cards import Card
+from weightsym.files.safetensors_format import save_tensors
+from weightsym.loading import load, read_json
+from weightsym.settings_files import settings_of_text
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -197,3 +203,76 @@ def test_a_flipped_byte_is_no_weight(tmp_path, where):
     assert not torch.equal(torch.load(path)["w"], torch.arange(1000.0))
     with pytest.raises(ValueError, match="it.pt is damaged: its bytes are not those"):
         load(path)
+
+
+# ------------------------------------------------------------ headers, depths, sizes
+def safetensors(path, header):
+    Path(path).write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+HEADERS = {
+    "huge": b'{"1.weight":{"dtype":"F32","shape":[0,18446744073709551615],"data_offsets":[0,0]}}',
+    "negative": b'{"1.weight":{"dtype":"F32","shape":[-1,4],"data_offsets":[0,0]}}',
+    "deep": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+}
+READERS = {
+    "symmetries": [
+        "symmetries", "lightning_bnn.models.optunet", "--input", "1,1,28,28", "--checkpoint",
+    ],
+    "mass": ["mass", "--like", "like.yaml", "--out", "out", "--networks"],
+    "compare": ["compare", "--like", "like.yaml", "--posteriors.A", "fine", "--reference"],
+    "doctor": ["doctor", "--settings", "like.yaml"],
+    "bank": ["bank", "new", "--add"],
+    "diff": ["diff", "fine.safetensors"],
+    "match": ["match", "fine.safetensors"],
+    "merge": ["merge", "fine.safetensors"],
+}  # fmt: skip
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("header", HEADERS)
+def test_every_command_refuses_a_bad_header_in_one_sentence(header, here, capsys):
+    safetensors("it.safetensors", HEADERS[header])
+    save_tensors(Path("fine.safetensors"), NET.state_dict())
+    for name, arguments in READERS.items():
+        with pytest.raises(SystemExit) as end:
+            main([*arguments, "it.safetensors"])
+        said = capsys.readouterr().err.strip().splitlines()
+        assert end.value.code == 2, name
+        assert len(said) == 1, name
+        assert "it.safetensors is " in said[0], name
+
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghijk")
+)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a: " + "[" * 9999 + "]" * 9999, "more than 100 levels"), (LAUGHS, "aliases included")],
+)
+def test_configurations_that_grow_are_refused_before_they_do(text, words, here, capsys):
+    Path("it.yaml").write_text(text)
+    for arguments in (["fit", "-c"], ["compare", *BANK_OF, "fine", "--like"]):
+        with pytest.raises(SystemExit):
+            main([*arguments, "it.yaml"])
+        assert words in capsys.readouterr().err
+    few = "\n".join(LAUGHS.splitlines()[:4])
+    assert len(settings_of_text(few, "few")["d"]) == 9  # the negative control
+
+
+@pytest.mark.bad_input
+def test_deep_json_is_damaged(here):
+    """The reports of a doctor, the rows of a comparison, the card of a reference."""
+    Path("deep.json").write_text("[" * 200_000 + "]" * 200_000)
+    for read in (Report.read, Card.read, read_json):
+        with pytest.raises(ValueError, match=r"deep\.json is "):
+            read(Path("deep.json"))
+
+
+def test_a_card_in_a_strangers_bank_is_not_the_packages(here):
+    Path("fine/card.yaml").write_text("network: trust me")
+    assert bank_card(Path("fine")) == {}
+    assert "network" in bank_card(shipped_path("mnist_optunets"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["describe_content", "is_whole", "json_text", "load", "read_json"]
+__all__ = ["describe_content", "is_whole", "json_text", "load", "parse_json", "read_json"]
 
 
 def load(path: str | Path, mmap: bool = False) -> Any:
@@ -59,12 +59,25 @@ def read_json(path: Path, remedy: str = "it must be an object of JSON") -> dict[
         remedy: what to do if it is damaged.
     """
     try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
+        content = parse_json(path.read_bytes())
+    except ValueError:
         content = None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is damaged: {remedy}.")
     return content
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """Parse JSON; what is nested too deeply is a `ValueError`, as all that is damaged.
+
+    >>> parse_json("[" * 100_000)
+    Traceback (most recent call last):
+    ValueError: it is nested too deeply
+    """
+    try:
+        return json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def json_text(content: Any) -> str:

@@ -14,7 +14,7 @@ __all__ = ["config_files", "read_settings", "settings_of_text"]
 
 _KEYS = {"class_path": str, "init_args": dict}
 """Keys that no class may misread, and what stands behind them."""
-_SHOWN = 60
+_SHOWN, _DEPTH, _SIZE = 60, 100, 10**6
 _NEARLY = 0.85
 
 
@@ -41,6 +41,7 @@ def settings_of_text(text: str, name: str) -> dict[str, Any]:
         name: of the file, for messages.
     """
     try:
+        _check_size(text, name)
         settings = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"`config`: {name} is no YAML file ({_syntax(error)}).") from error
@@ -53,6 +54,29 @@ def settings_of_text(text: str, name: str) -> dict[str, Any]:
         )
     _check_keys(settings, name)
     return settings
+
+
+def _check_size(text: str, name: str) -> None:
+    """Refuse what is nested deeply, or grows when its aliases are followed."""
+    sizes: dict[str | None, int] = {}
+    groups: list[tuple[str | None, int]] = []  # those that are open: anchor, and size so far
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            groups.append((event.anchor, 1))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            sizes[groups[-1][0]] = groups[-1][1]
+            _add(groups, groups.pop()[1])
+        elif isinstance(event, yaml.AliasEvent | yaml.ScalarEvent):
+            _add(groups, sizes.get(event.anchor, 1) if isinstance(event, yaml.AliasEvent) else 1)
+        if len(groups) > _DEPTH:
+            raise ValueError(f"`config`: {name} is nested in more than {_DEPTH} levels.")
+        if groups and groups[-1][1] > _SIZE:
+            raise ValueError(f"`config`: {name} holds more than {_SIZE} values, aliases included.")
+
+
+def _add(groups: list[tuple[str | None, int]], size: int) -> None:
+    if groups:
+        groups[-1] = groups[-1][0], groups[-1][1] + size
 
 
 def config_files(typed: Sequence[str]) -> list[str]:

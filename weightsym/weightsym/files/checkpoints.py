@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from weightsym import params as P
 from weightsym.arguments import check_count
 from weightsym.files.names import NetworkNames, find_names
+from weightsym.files.safetensors_format import read_file
 from weightsym.loading import load
 from weightsym.params import Params
 
@@ -34,6 +35,7 @@ Networks = Iterator[tuple[Params, dict[str, Any]]]
 FORMATS = (".ckpt", ".pt", ".pth", ".safetensors")
 _NESTED = ("state_dict", "model_state_dict", "model")
 _MEMBERS = "networks."
+_DAMAGES = tarfile.TarError, EOFError, zlib.error, ValueError, TypeError, OSError
 """The prefix behind which modules of `lightning_bnn` keep their members."""
 
 
@@ -52,7 +54,7 @@ def read_state(path: Path, mmap: bool = False) -> tuple[Params, dict[str, Any]]:
     ({'net.w': tensor([1., 1.])}, {'step': 30, 'epoch': 2})
     """
     if path.suffix == ".safetensors":
-        return _read_safetensors(path), {}
+        return {name: tensor.read() for name, tensor in read_file(path).tensors.items()}, {}
     content = load(path, mmap=mmap)
     content = content if isinstance(content, dict) else {}
     nested = (content[key] for key in _NESTED if isinstance(content.get(key), dict))
@@ -62,16 +64,6 @@ def read_state(path: Path, mmap: bool = False) -> tuple[Params, dict[str, Any]]:
     numbers = {"global_step": "step", "epoch": "epoch"}
     record = {to: content[key] for key, to in numbers.items() if isinstance(content.get(key), int)}
     return {name.replace("_orig_mod.", ""): t for name, t in state.items()}, record
-
-
-def _read_safetensors(path: Path) -> Params:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file: {error}.") from error
 
 
 def strip_prefix(state: Params, prefix: str) -> Params:
@@ -134,7 +126,7 @@ def _archived(archive: Path) -> Iterator[tuple[str, Params]]:
                     content = tar.extractfile(member)
                     assert content is not None
                     yield member.name, load_tensors(content.read())
-    except (tarfile.TarError, EOFError, zlib.error, SafetensorError, ValueError, OSError) as error:
+    except (*_DAMAGES, SafetensorError) as error:
         raise ValueError(f"Archive {archive} is damaged: {error}.") from error
 
 

@@ -97,6 +97,8 @@ def _stored(path: Path, name: str, row: dict[str, object], data: int) -> StoredT
         raise ValueError(
             f"{path}: {name!r} is of type {type_name}, which this package cannot read."
         )
+    if max(shape, default=0) >= 2**63:
+        raise ValueError(f"{path} is damaged: {name!r} has a shape that no tensor can have.")
     dtype, size, start = _TYPES[type_name], torch.Size(shape), data + offsets[0]
     return StoredTensor(dtype, size, lambda: _read(path, start, dtype, size))
 
