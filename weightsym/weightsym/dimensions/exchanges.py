@@ -338,17 +338,19 @@ class _Search:
         self, level: list[int], found: dict[frozenset[frozenset[int]], list[list[int]]]
     ) -> list[int]:
         """One vertex of each family that a smallest exchange connects; families are noted."""
-        first = level[0]
-        images = {v: self._grown(first, v) for v in level[1:]}
-        sizes = [len(image) // 2 for image in images.values() if image]
-        if not sizes:
+        first, smallest = level[0], _LONGEST_EXCHANGE
+        images: dict[int, dict[int, int] | None] = {}
+        for v in level[1:]:  # none that is longer than one before it counts
+            images[v] = self._grown(first, v, smallest)
+            smallest = min(smallest, len(images[v] or range(smallest)))
+        if not any(images.values()):
             return level[1:]
-        smallest, kept, rest = min(sizes), [], list(level)
+        kept, rest = [], list(level)
         while rest:
             v = rest[0]
             if v != first:
-                images = {w: self._grown(v, w) for w in rest[1:]}
-            family = {w: i for w, i in images.items() if i and len(i) // 2 == smallest}
+                images = {w: self._grown(v, w, smallest) for w in rest[1:]}
+            family = {w: i for w, i in images.items() if i and len(i) == smallest}
             if family:
                 self._note(v, family, found)
             kept.append(v)
@@ -367,8 +369,8 @@ class _Search:
         if len(set(flat)) == len(flat) and any(self._placed[x] for x in unit):
             found[frozenset(frozenset(u) for u in units)] = units
 
-    def _grown(self, u: int, v: int) -> dict[int, int] | None:
-        """The smallest exchange that maps one vertex to another, if there is one."""
+    def _grown(self, u: int, v: int, most: int) -> dict[int, int] | None:
+        """The smallest exchange that maps one vertex to another, if it moves at most so many."""
         image = {u: v, v: u}
         pending = [(u, v)]
         while pending:
@@ -376,7 +378,7 @@ class _Search:
             forced = self._forced(a, b, image)
             if forced is None:
                 return None
-            new = self._extended(image, forced)
+            new = self._extended(image, forced, most)
             if new is None:
                 return None
             pending += new
@@ -386,7 +388,7 @@ class _Search:
         return image
 
     def _extended(
-        self, image: dict[int, int], pairs: Sequence[tuple[int, int]]
+        self, image: dict[int, int], pairs: Sequence[tuple[int, int]], most: int
     ) -> list[tuple[int, int]] | None:
         """Add pairs to an exchange; those that are new, or None where they contradict it."""
         new = []
@@ -394,7 +396,7 @@ class _Search:
             if image.get(x) == y:
                 continue
             is_taken = x in image or y in image or self._fixed[x] or self._fixed[y]
-            if is_taken or len(image) > _LONGEST_EXCHANGE:
+            if is_taken or len(image) >= most:
                 return None
             image[x], image[y] = y, x
             new.append((x, y))
