@@ -77,7 +77,7 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
     which depend on the signs and places of all numbers. They do not see
 
     - what changes these numbers by less than one in ten thousand, such as one weight among many;
-    - statistics of batch norms;
+    - statistics of batch norms, and but for their norm, biases that several branches share;
     - signs that only products of several vectors show, such as those of the gains of queries and
       keys behind their norms.
 
@@ -104,9 +104,10 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
     least, attained = at_least_mass(params, sym, mixing=True)
     norms = _norms(least, sym)
     floor = sum(norms.values()) / (10 * max(len(norms), 1)) or 1.0  # rounding is small beside it
-    sizes = {n: norms[_first_of(n, sym)] + floor for n, w in least.items() if _counts(n, w, sym)}
+    names = {n for n, w in least.items() if _counts(n, w, sym)} - _shared_biases(sym)
+    sizes = {n: norms[_first_of(n, sym)] + floor for n in least if n in names}
     paths: dict[str, float] = {}
-    for name, value in path_sums(_with_equal_shares(least, sym), sym, sizes).items():
+    for name, value in path_sums(least, sym, sizes).items():
         paths[_first_of(name, sym)] = paths.get(_first_of(name, sym), 0.0) + value
     logs = [math.log(norm + floor) for norm in norms.values()]
     code = _code(torch.tensor([*logs, *paths.values()], dtype=torch.float64))
@@ -145,17 +146,15 @@ def _norms(params: Params, sym: Symmetries) -> dict[str, float]:
     return {name: math.sqrt(value) for name, value in squares.items()}
 
 
-def _with_equal_shares(params: Params, sym: Symmetries) -> Params:
-    """Divide what several tensors that may change places take up for each other among all."""
-    result = dict(params)
+def _shared_biases(sym: Symmetries) -> set[str]:
+    """Biases that may change places, of which one has what another would take up for it."""
+    names: set[str] = set()
     for group in sym.shifts:
-        names = {sym.axes[placement.axis].tensor for placement in group.placements}
-        for name in names:
+        shifted = {sym.axes[placement.axis].tensor for placement in group.placements}
+        for name in shifted:
             others = sym.exchangeable_tensors.get(name, frozenset())
-            if len(others & names) > 1:
-                mean = torch.stack([params[other] for other in sorted(others)]).mean(0)
-                result |= dict.fromkeys(others, mean)
-    return result
+            names |= others if len(others & shifted) > 1 else set()
+    return names
 
 
 def _counts(name: str, w: Tensor, sym: Symmetries) -> bool:

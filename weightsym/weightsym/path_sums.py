@@ -160,15 +160,32 @@ def _atoms(sym: Symmetries) -> _Atoms:
     }
     orbits = {place: _orbits(sym, place, len(m)) for place, m in marks.items()}
     shares = {place: _shares(sym, place, orbit) for place, orbit in orbits.items()}
-    still = (different[swapped, 1:] == 0).all(-1)
+    classes = _classes(sym, at, orbits, len(different))
+    turned = np.zeros(len(different), bool)
+    np.logical_or.at(turned, classes, (different[swapped, 1:] != 0).any(-1))
     return _Atoms(
         sym,
         {place: torch.from_numpy(a) for place, a in at.items()},
         shares,
-        torch.from_numpy(_classes(sym, at, orbits, len(different))),
-        torch.from_numpy(still.astype(np.float64)),
-        torch.from_numpy(_pairs(different[swapped])),
+        torch.from_numpy(classes),
+        torch.from_numpy((~turned[classes]).astype(np.float64)),
+        torch.from_numpy(_even(_pairs(different[swapped]), classes)),
     )
+
+
+def _even(pairs: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Those rows of which all atoms that may change places have as many."""
+    _, kinds = np.unique(classes[pairs], axis=0, return_inverse=True)
+    kinds = kinds.reshape(-1)
+    sizes = np.bincount(classes, minlength=len(classes))
+    rows, counts = np.unique(np.stack([kinds, pairs[:, 2]], 1), axis=0, return_counts=True)
+    uneven = [
+        kind
+        for kind in np.unique(kinds).tolist()
+        if len(set(own := counts[rows[:, 0] == kind].tolist())) > 1
+        or len(own) < sizes[classes[rows[rows[:, 0] == kind][0, 1]]]
+    ]
+    return pairs[~np.isin(kinds, uneven)]
 
 
 def _pairs(marks: np.ndarray) -> np.ndarray:
@@ -221,14 +238,23 @@ def _orbits(sym: Symmetries, place: int | str, length: int) -> np.ndarray:
     """For every position of a place, the first one that may change places with it."""
     if isinstance(place, str):
         return np.arange(length)
-    pairs = []
-    for kind in ("permutations", "linear"):
-        for _, placement in sym.placements_by_axis(kind).get(place, ()):
-            rows = placement.positions.cpu().numpy()
-            rows = rows if kind == "permutations" else rows.transpose(1, 0, 2)
-            pairs.append(np.stack(np.broadcast_arrays(rows[:1], rows), -1).reshape(-1, 2))
-    edges = np.concatenate(pairs) if pairs else np.zeros((0, 2), np.int64)
-    return _first_of_component(edges, length)
+    axis, pairs = sym.axes[place], [np.zeros((0, 2), np.int64)]
+    for a in sym.axes_of[axis.tensor]:
+        other = sym.axes[a]
+        if axis.dim is None and other.dim is not None:  # of which all entries lie on this axis
+            shape = sym.shapes[axis.tensor]
+            where = other.labels(shape).expand(shape).reshape(-1).numpy()
+            at = where.argsort(kind="stable").reshape(other.length, -1)
+        elif a == place or (axis.dim, axis.blocks) == (other.dim, other.blocks):
+            at = np.arange(length)[:, None]
+        else:
+            continue
+        for kind in ("permutations", "linear"):
+            for _, placement in sym.placements_by_axis(kind).get(a, ()):
+                rows = placement.positions.cpu().numpy()
+                rows = at[rows if kind == "permutations" else rows.transpose(1, 0, 2)]
+                pairs.append(np.stack(np.broadcast_arrays(rows[:1], rows), -1).reshape(-1, 2))
+    return _first_of_component(np.concatenate(pairs), length)
 
 
 def _first_of_component(edges: np.ndarray, length: int) -> np.ndarray:
