@@ -273,14 +273,16 @@ def _classes(
     count: int,
 ) -> np.ndarray:  # fmt: skip
     """Number atoms so that those which may change places have one number."""
-    firsts: dict[tuple[object, ...], int] = {}
-    edges = [
-        (firsts.setdefault((*_place_key(sym, place), orbit), atom), atom)
-        for place, atoms in at.items()
-        for orbit, atom in zip(orbits[place].tolist(), atoms.tolist(), strict=True)
-        if atom > 0
+    keys = {key: k for k, key in enumerate(dict.fromkeys(_place_key(sym, p) for p in at))}
+    rows = [
+        np.stack([np.full(len(atoms), keys[_place_key(sym, p)]), orbits[p], atoms], 1)
+        for p, atoms in at.items()
     ]
-    return _first_of_component(np.array(edges, np.int64).reshape(-1, 2), count)
+    every = np.concatenate([np.zeros((0, 3), np.int64), *rows])
+    every = every[every[:, 2] > 0]
+    _, first, index = np.unique(every[:, :2], axis=0, return_index=True, return_inverse=True)
+    edges = np.stack([every[first[index.reshape(-1)], 2], every[:, 2]], 1)
+    return _first_of_component(edges, count)
 
 
 def _draw(count: int, *key: int | str) -> Tensor:
