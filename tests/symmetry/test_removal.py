@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cases import CASES
+from known_networks import NETWORKS
 
 from lightning_bnn import metrics, models
 from weightsym import (
@@ -64,6 +65,13 @@ def test_takes_the_options_of_canonicalise(form):
     removal = plan_removal(stack, sym, **form)
     for name, tensor in canonicalise(stack, sym, **form).items():
         torch.testing.assert_close(removal(name, stack[name]), tensor)
+
+
+@pytest.mark.bad_input
+def test_orbits_with_several_forms_are_refused():
+    model, _, sym = NETWORKS["a vector of a recurrence"].known()
+    with pytest.raises(ValueError, match="give networks of one orbit different forms of 'p'"):
+        plan_removal(P.stack([P.of(model)]), sym)
 
 
 @pytest.mark.bad_input
