@@ -26,7 +26,7 @@ from lightning_bnn.commands.training import training
 from lightning_bnn.harvest import ends
 from lightning_bnn.methods.health import Diverged, finite_members
 from lightning_bnn.quiet_runs import quiet
-from weightsym.loading import is_whole, read_json
+from weightsym.loading import load, read_json
 
 __all__ = ["CheckpointsBeforeTheEnd", "Part", "networks_of", "train_part"]
 
@@ -191,12 +191,17 @@ def _outcome(part: Part, module: Any) -> dict[str, Any]:
 
 
 def _whole_checkpoint(folder: Path) -> Path | None:
-    """Find the last checkpoint whose bytes are whole, and warn of damaged ones."""
+    """Find the last checkpoint that can be read, and warn of others."""
     newest_first = sorted(folder.glob("*.ckpt"), key=lambda p: p.stat().st_mtime, reverse=True)
     for path in newest_first:
-        if is_whole(path):
+        try:
+            load(path, mmap=True)
+        except ValueError:
+            _log.warning(
+                "%s is damaged, or holds other things than tensors and plain data: skipped.", path
+            )
+        else:
             return path
-        _log.warning("%s is damaged, and skipped.", path)
     return None
 
 

@@ -27,7 +27,7 @@ from weightsym.arguments import check_count, check_positive
 __all__ = ["population"]
 
 _PART = 1000
-_FOLDER = re.compile(r"(\d+)-(\d+)")
+_FOLDER = re.compile(r"(\d{7,8})-(\d{7,8})")
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} [{elapsed}<{remaining}{postfix}]"
 
 

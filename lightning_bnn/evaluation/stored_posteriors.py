@@ -47,7 +47,7 @@ class Location:
     @classmethod
     def of(cls, text: str) -> Location:
         """From what a user writes: a path or the name of a bank of the package, maybe with rows."""
-        match = re.fullmatch(r"(.+)\[(-?\d*):(-?\d*)\]", text)
+        match = re.fullmatch(r"(.+)\[(-?\d+)?:(-?\d+)?\]", text)
         if match is None:
             return cls(shipped_path(text))
         first, last = (int(number) if number else None for number in match.groups()[1:])
@@ -59,7 +59,8 @@ class Location:
             raise ValueError(f"There is nothing at {self.path}.")
         if self.path.is_file() or (self.path / "manifest.jsonl").is_file():
             return self.path
-        versions = [config.parent for config in self.path.rglob("config.yaml")]
+        own = (self.path / "config.yaml").is_file()  # what lies below a run belongs to it
+        versions = [self.path] if own else [c.parent for c in self.path.rglob("config.yaml")]
         banks = [manifest.parent for manifest in self.path.rglob("manifest.jsonl")]
         if not versions:
             return self._only(banks) if banks else self.path

@@ -37,7 +37,8 @@ def healthy(state: nn.Module) -> Tensor:
     finite = finite_members(state.parameters()).nonzero()[:, 0]
     if len(finite) == 0:
         raise Diverged(
-            "No member has finite weights, training has diverged: take a smaller learning rate."
+            "No member has finite weights: training has diverged (take a smaller learning rate), "
+            "or the data, or the network that it began with, hold NaN."
         )
     divergence: Divergence | None = getattr(state, "divergence", None)
     return finite if divergence is None else divergence.among(finite)

@@ -211,8 +211,9 @@ def values_for(values: Tensor, means: Tensor, name: str = "values") -> Tensor:
             f"`{name}` must have shape {tuple(means.shape[1:])}, as the means have without the "
             f"samples, got {tuple(values.shape)}."
         )
-    if bool(values.isnan().any()):
-        raise ValueError(f"`{name}` must not be NaN, {int(values.isnan().sum())} of them are.")
+    if not bool(values.isfinite().all()):
+        wrong = int((~values.isfinite()).sum())
+        raise ValueError(f"`{name}` must be finite, {wrong} of them are NaN or infinite.")
     return values.detach().double()
 
 

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from lightning_bnn import _compat
 from lightning_bnn.calibration import Calibrated
@@ -342,6 +343,7 @@ class Bayesian(Core):
         checkpoint[_NOTES] = _notes_of(self)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        _check_fit(self, checkpoint)
         self.fitting.stands_before_epoch_end = _compat.cuts_epoch(checkpoint)
         if self.fitting.stands_before_epoch_end:
             _compat.complete_last_batch(checkpoint)
@@ -414,6 +416,23 @@ def _recall(module: Core, notes: dict[str, Any]) -> None:
     module.divergence.load_state_dict(state)
     if module.population.share is not None:
         module.divergence.take_share(module.population.share.first, module.population.share.last)
+
+
+def _check_fit(module: Core, checkpoint: dict[str, Any]) -> None:
+    """Refuse a checkpoint of another method, or of other networks, in one sentence."""
+    saved = checkpoint["state_dict"]
+    kind, own = checkpoint.get(_NOTES, {}).get("class"), type(module).__name__
+    for name, tensor in module.named_parameters():
+        shape = tuple(saved[name].shape) if name in saved else None
+        if shape == tuple(tensor.shape) or is_lazy(tensor):
+            continue
+        if kind not in (None, own) and shape is None:
+            raise ValueError(f"The checkpoint is of {kind}, and this module is {own}.")
+        there = "nothing" if shape is None else f"numbers of shape {shape}"
+        raise ValueError(
+            f"The checkpoint is of other networks, or of another number of members: for {name!r} "
+            f"it has {there}, and this module has {tuple(tensor.shape)}."
+        )
 
 
 def _compare(module: Core, saved: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ from lightning_bnn.methods.health import finite_members
 from lightning_bnn.modules.core import Core, Part
 from lightning_bnn.modules.optimization import restart_members
 from lightning_bnn.modules.templates import fixed_names
-from lightning_bnn.modules.training_data import TrainingData, data_size
+from lightning_bnn.modules.training_data import TrainingData, data_size, fault_of
 from weightsym.params import Params
 from weightsym.randomness import key_of
 
@@ -79,6 +79,11 @@ class Fitting(Part):
         """Read N where it was not given, tell it to samplers, and let the method begin."""
         module, trainer = self.module, self.module.trainer
         self._refuse_averages(cast(Any, trainer).callbacks)
+        if trainer.global_step == 0 and not bool(finite_members(module.state.parameters()).any()):
+            raise ValueError(
+                f"{type(module).__name__} starts from weights that are not finite: look at the "
+                "network that it was given."
+            )
         self._known_to_be_broken = set()
         self.last_source = trainer.train_dataloader
         groups = [group for o in trainer.optimizers for group in o.param_groups]
@@ -190,10 +195,12 @@ class Fitting(Part):
         bad = (~finite_members(module.state.parameters())).nonzero().flatten().tolist()
         if set(bad) - self._known_to_be_broken:
             self._known_to_be_broken |= set(bad)
+            data = self.training_data() if trainer.world_size == 1 else None
+            fault = "" if data is None else fault_of(data)
+            reason = "the learning rate is too large, or the data are not finite or not scaled"
             rank_zero_warn(
                 f"Members {bad} of {module.members} have weights that are not finite after step "
-                f"{trainer.global_step}: the learning rate is too large, or the data are not "
-                "finite or not scaled."
+                f"{trainer.global_step}: {fault or reason}."
             )
         if len(bad) == module.members and module.population.share is None and not self.may_recover:
             trainer.should_stop = True

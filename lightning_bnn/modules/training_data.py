@@ -27,7 +27,7 @@ from lightning_bnn.methods import Batch
 from lightning_bnn.modules.core import Core
 from weightsym.randomness import keyed_randomness
 
-__all__ = ["TrainingData", "batch_for", "data_size", "in_order", "moved_by"]
+__all__ = ["TrainingData", "batch_for", "data_size", "fault_of", "in_order", "moved_by"]
 
 
 class TrainingData:
@@ -110,6 +110,26 @@ def _gathered(module: Core, value: Any, rows: Tensor) -> Any:
     return gathered.flatten(0, 1)[rows.to(gathered.device)]
 
 
+def fault_of(data: TrainingData) -> str:
+    """Tell which example holds what is not finite, and where, or nothing if none does.
+
+    Args:
+        data: the batches to look through.
+    """
+    place = 0
+    for batch in data:
+        for name, tensors in (("inputs", batch.inputs), ("targets", (batch.targets,))):
+            for tensor in tensors:
+                if isinstance(tensor, Tensor) and not bool(tensor.isfinite().all()):
+                    row = (~tensor.isfinite()).nonzero()[0, int(batch.per_member)]
+                    return (
+                        f"{name} of the training data hold NaN or infinite values, first in "
+                        f"example {place + int(row)}"
+                    )
+        place += batch.examples
+    return ""
+
+
 def data_size(loader: Any, batches: int | float | None = None) -> int:
     """Number of different examples that a loader gives, over all processes and epochs.
 
@@ -170,6 +190,11 @@ def batch_for(module: Core, raw: Any, number: int = 0) -> Batch:
         number: how many batches of the run came before.
     """
     inputs, targets = module.inputs_and_targets(raw)
+    if not isinstance(targets, Tensor):
+        raise ValueError(
+            f"The targets of a batch must be a tensor, got {type(targets).__name__}: give numbers "
+            "or classes from 0, or override `inputs_and_targets`."
+        )
     batch = Batch(module.cast(inputs), targets, isinstance(raw, MemberBatch), number)
     share = module.population.share
     if not batch.per_member:

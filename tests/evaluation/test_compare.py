@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+from pathlib import Path
 
 import lightning as L
 import pytest
@@ -389,6 +390,10 @@ def test_a_place_must_be_one_thing(here):
     assert Location.of("runs/one").file().name == "last.ckpt"
     with pytest.raises(ValueError, match="holds several things, name one of them"):
         Location.of("runs").file()
+    version = here / "runs/one/lightning_logs/version_0"
+    (version / "copy" / "deep").mkdir(parents=True)
+    (version / "copy" / "deep" / "config.yaml").write_text("")
+    assert Location.of(str(version)).file() == version / "checkpoints" / "last.ckpt"
     (here / "runs" / "two" / "other.ckpt").write_text("")
     with pytest.raises(ValueError, match="holds several things"):
         Location.of("runs/two").file()
@@ -397,6 +402,7 @@ def test_a_place_must_be_one_thing(here):
 def test_which_networks_belong_together():
     rows = {"a/b[:3]": slice(None, 3), "a/b[-3:]": slice(-3, None), "a/b": None}
     assert all(Location.of(text).rows == some for text, some in rows.items())
+    assert Location.of("a/b[-:]") == Location(Path("a/b[-:]"))
     assert chains_of([{"member": 0}, {"member": 1}, {"member": 0}]) == [0, 1, 0]
     assert chains_of([{"step": 1}, {"step": 2}]) == [0, 0]
     assert chains_of([{}, {}]) is None

@@ -1,6 +1,7 @@
 """A population of which a file is damaged, or that has no room: one sentence, and it goes on."""
 
 import errno
+import pickle
 import re
 import shutil
 
@@ -122,6 +123,7 @@ CHECKPOINTS = {
     "as it was": lambda content: content,
     **{kind: DAMAGE[kind] for kind in ("empty", "zeros", "cut")},
     "flipped": flipped,
+    "a pickle": lambda _: pickle.dumps(re.compile("anything")),
     "a hole": lambda content: content[:100] + bytes(50) + content[150:],
 }
 
@@ -135,7 +137,7 @@ def test_a_damaged_checkpoint_is_skipped(kind, checkpoint, caplog):
     finally:
         path.write_bytes(content)
     assert found == (path if kind == "as it was" else None)
-    assert ("is damaged, and skipped" in caplog.text) == (kind != "as it was")
+    assert ("plain data: skipped" in caplog.text) == (kind != "as it was")
 
 
 def test_a_part_with_a_damaged_checkpoint_is_trained_from_the_start(
@@ -144,7 +146,7 @@ def test_a_part_with_a_damaged_checkpoint_is_trained_from_the_start(
     folder, path, content = checkpoint
     path.write_bytes(flipped(content))
     same(whole[1], train(folder))
-    assert "is damaged, and skipped" in caplog.text
+    assert "plain data: skipped" in caplog.text
 
 
 # ------------------------------------------------------------ no room

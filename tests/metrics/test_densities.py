@@ -193,7 +193,7 @@ BAD = {
     "`stds` must be": (MEANS, STDS - 1, Y),
     "must be finite": (MEANS / 0, STDS, Y),
     "`targets` must have shape": (MEANS, STDS, Y[:, 0]),
-    "`targets` must not be NaN": (MEANS, STDS, Y * math.nan),
+    "`targets` must be finite": (MEANS, STDS, Y / 0),
     "of at least one sample": (MEANS[:0], STDS[:0], Y),
 }
 

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -32,7 +33,15 @@ from torch.utils.data import (
 
 from lightning_bnn import _compat
 from lightning_bnn.likelihoods import Categorical, Gaussian, IsotropicGaussianPrior
-from lightning_bnn.modules import MFVI, DeepEnsemble, MCDropout, SymmetrizedVI
+from lightning_bnn.modules import (
+    HMC,
+    MFVI,
+    SWAG,
+    DeepEnsemble,
+    Laplace,
+    MCDropout,
+    SymmetrizedVI,
+)
 from lightning_bnn.modules.training_data import TrainingData, data_size
 from weightsym import params as P
 
@@ -590,3 +599,66 @@ def test_what_only_trains_weights_is_averaged(name, average, tmp_path):
     assert not any(
         torch.equal(a, b) for a, b in zip(module.parameters(), alone.parameters(), strict=True)
     )
+
+
+# ------------------------------------------------------------ what is wrong, in one sentence
+@pytest.mark.parametrize("name", ["ensemble", "mfvi", "swag", "sgld"])
+@pytest.mark.parametrize("where", ["inputs", "targets"])
+def test_examples_that_are_not_finite_are_named(name, where):
+    x, y = rows().tensors
+    likelihood = {"likelihood": Gaussian()} if where == "targets" else {}
+    if where == "targets":
+        y = torch.randn(30, 3)
+    x, y = x.clone(), y.clone()
+    (x if where == "inputs" else y)[17, 1] = torch.inf
+    loader = DataLoader(TensorDataset(x, y), 10)
+    with pytest.warns(UserWarning, match=f"{where} of the training data .* first in example 17"):
+        trainer().fit(made(name, **likelihood), loader)
+
+
+class Told(Dataset):
+    """Targets that are no numbers."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, k):
+        return torch.randn(6), self.target
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("target", ["cat", {"a": 1}])
+def test_targets_that_are_no_numbers(target):
+    with pytest.raises(ValueError, match="The targets of a batch must be a tensor, got "):
+        trainer().fit(made("ensemble"), DataLoader(Told(target), 10))
+
+
+@pytest.mark.bad_input
+def test_weights_that_are_not_finite_at_the_start():
+    net = network()
+    next(net.parameters()).data[0, 0] = torch.nan
+    for make in (MFVI, HMC, Laplace):
+        with pytest.raises(ValueError, match=f"{make.__name__} starts from weights that are not"):
+            trainer(num_sanity_val_steps=0).fit(make(net), Blobs())
+    with pytest.raises(ValueError, match="or the network that it began with, hold NaN"):
+        trainer(num_sanity_val_steps=1).fit(MFVI(net), Blobs())
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda: MFVI(network(), members=2), "is of SWAG, and this module is MFVI"),
+        (lambda: SWAG(network(), members=3), "for 'networks.0.weight' it has .*2, 8, 6"),
+        (lambda: SWAG(nn.Sequential(*network(), nn.Linear(3, 3)), members=2), "it has nothing"),
+    ],
+)
+def test_checkpoints_of_others(other, words, tmp_path):
+    run = trainer()
+    run.fit(SWAG(network(), members=2, start=0), Blobs())
+    run.save_checkpoint(tmp_path / "it.ckpt")
+    with pytest.raises(ValueError, match=words):
+        trainer(max_epochs=3).fit(other(), Blobs(), ckpt_path=tmp_path / "it.ckpt")
