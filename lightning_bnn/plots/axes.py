@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -77,10 +78,23 @@ def panels_of(
     return figure, axes[:count]
 
 
-def _grid(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Axes]]:
+@functools.cache
+def _figure_class() -> Any:
+    """Figures in which names of the user are no formulas, whatever dollars they hold."""
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
-    figure = Figure(figsize=size, layout="constrained", dpi=150)
+    class PlainFigure(Figure):
+        def draw(self, renderer: Any) -> None:
+            for text in self.findobj(Text):
+                text.set_parse_math(text.get_text().startswith(r"$\mathdefault"))  # of an axis
+            super().draw(renderer)
+
+    return PlainFigure
+
+
+def _grid(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Axes]]:
+    figure = _figure_class()(figsize=size, layout="constrained", dpi=150)
     axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
@@ -204,7 +218,8 @@ def _inches(names: Collection[str] | Mapping[str, Any]) -> float:
     """The width of the longest of some names."""
     from matplotlib.textpath import TextPath
 
-    return max(TextPath((0, 0), name, size=TEXT).get_extents().width for name in names) / 72
+    plain = (name.replace("$", r"\$") for name in names)
+    return max(TextPath((0, 0), name, size=TEXT).get_extents().width for name in plain) / 72
 
 
 def span(values: Any) -> tuple[float, float]:

@@ -243,6 +243,19 @@ def test_every_command_refuses_a_bad_header_in_one_sentence(header, here, capsys
         assert "it.safetensors is " in said[0], name
 
 
+@pytest.mark.bad_input
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_names_cannot_command_a_terminal(suffix, here, capsys):
+    state = {**NET.state_dict(), "1.\x1b[31mweight": torch.ones(2)}
+    save_tensors(Path("it.safetensors"), state)
+    torch.save(state, "it.pt")
+    for arguments in READERS.values():
+        with pytest.raises(SystemExit):
+            main([*arguments, f"it.{suffix}"])
+        said = capsys.readouterr()
+        assert "\x1b[31m" not in said.out + said.err
+
+
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghijk")
 )

@@ -6,9 +6,23 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
 from lightning_bnn import plots
-from lightning_bnn.plots import predictions, weights
+from lightning_bnn.plots import Line, lines_figure, predictions, weights
+
+
+@pytest.mark.parametrize("name", ["a$b$", "$", "x_$^{", "$\\frac$"])
+def test_names_are_no_formulas(name, tmp_path):
+    curve = Line(torch.tensor([1.0, 1000.0]), torch.tensor([1.0, 1000.0]))
+    figure = lines_figure({name: {name: curve, "b": curve}}, (name, name), log="xy")
+    figure.savefig(tmp_path / "it.svg", metadata={"Date": None})
+    figure.savefig(tmp_path / "it.png")
+    shown = [t for t in figure.findobj(Text) if t.get_text() == name]
+    assert len(shown) >= 3
+    assert not any(t.get_parse_math() for t in shown)
+    ticks = [t for t in figure.findobj(Text) if t.get_text().startswith("$\\mathdefault")]
+    assert all(t.get_parse_math() for t in ticks)
 
 
 def test_curves():

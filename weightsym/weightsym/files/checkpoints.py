@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from weightsym import params as P
 from weightsym.arguments import check_count
 from weightsym.files.names import NetworkNames, find_names
-from weightsym.files.safetensors_format import read_file
+from weightsym.files.safetensors_format import check_names, read_file
 from weightsym.loading import load
 from weightsym.params import Params
 
@@ -61,6 +61,7 @@ def read_state(path: Path, mmap: bool = False) -> tuple[Params, dict[str, Any]]:
     state = next(nested, content)
     if not state or not all(isinstance(n, str) and isinstance(t, Tensor) for n, t in state.items()):
         raise ValueError(f"{path} is not a state dict: it must map names to tensors.")
+    check_names(path, state)
     numbers = {"global_step": "step", "epoch": "epoch"}
     record = {to: content[key] for key, to in numbers.items() if isinstance(content.get(key), int)}
     return {name.replace("_orig_mod.", ""): t for name, t in state.items()}, record

@@ -11,7 +11,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +19,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-__all__ = ["StoredTensor", "TensorFile", "read_file", "save_tensors", "write_file"]
+__all__ = ["StoredTensor", "TensorFile", "check_names", "read_file", "save_tensors", "write_file"]
 
 _TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
@@ -74,9 +74,17 @@ def read_file(path: Path) -> TensorFile:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
     metadata = header.pop("__metadata__", None) or {}
+    check_names(path, header)
     rows = sorted(header.items(), key=lambda row: row[1]["data_offsets"])
     tensors = {name: _stored(path, name, row, 8 + length) for name, row in rows}
     return TensorFile(path.name, tensors, metadata)
+
+
+def check_names(path: Path, names: Iterable[str]) -> None:
+    """Refuse names with control characters, which terminals obey when they are printed."""
+    bad = next((name for name in names if not name.isprintable()), None)
+    if bad is not None:
+        raise ValueError(f"{path} names a tensor {bad!r}, with characters that cannot be printed.")
 
 
 def _check(path: Path) -> None:
