@@ -100,8 +100,8 @@ def find_names(
         nearest = present.index(max(present))
         raise ValueError(f"{path} does not fit: {misfits[nearest]}.")
     if any(tables[k] != tables[fitting[0]] for k in fitting):
-        found = ", ".join(sorted({repr(renamings[k].prefix) for k in fitting}))
-        raise ValueError(f"Several networks in {path} fit: {found}. Choose one by its `prefix`.")
+        found = " or ".join(sorted({repr(renamings[k].prefix) for k in fitting}))
+        raise ValueError(f"Several networks in {path} fit: choose one by its `prefix`, {found}.")
     return tables[fitting[0]], renamings[fitting[0]]
 
 
