@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import multiprocessing
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,7 +128,32 @@ class Run:
         return module
 
 
-def run_jobs(jobs: Sequence[Job], folder: Path) -> dict[str, Run]:
+@contextmanager
+def beside(jobs: Sequence[Job], folder: Path) -> Iterator[None]:
+    """Train jobs in a process of their own, which is over at the end of the block.
+
+    What it leaves undone, for whatever reason, `run_jobs` does afterwards, or says why it cannot.
+
+    Args:
+        jobs: what to train.
+        folder: of all runs.
+    """
+    target = multiprocessing.get_context("spawn").Process
+    process = target(target=_run_beside, args=(jobs, folder), daemon=True)
+    process.start()
+    try:
+        yield
+        process.join()
+    finally:
+        process.terminate()
+
+
+def _run_beside(jobs: Sequence[Job], folder: Path) -> None:
+    with suppress(KeyboardInterrupt), one_thread():
+        run_jobs(jobs, folder, 1)
+
+
+def run_jobs(jobs: Sequence[Job], folder: Path, line: int = 0) -> dict[str, Run]:
     """Train all jobs, one after the other, with one progress bar.
 
     A job that is finished is not done again; one that was interrupted continues from its last
@@ -135,11 +162,14 @@ def run_jobs(jobs: Sequence[Job], folder: Path) -> dict[str, Run]:
     Args:
         jobs: what to train.
         folder: of all runs; each has a folder of its name in it.
+        line: of the bar, below those of others.
     """
     runs = {job.name: Run(job, folder / job.name) for job in jobs}
     waiting = [run for run in runs.values() if not _prepared(run)]
     total = sum(run.job.epochs for run in waiting)
-    with tqdm(total=total, desc="training", unit="epoch", disable=not waiting) as bar:
+    with tqdm(
+        total=total, desc="training", unit="epoch", disable=not waiting, position=line
+    ) as bar:
         for run in waiting:
             bar.set_postfix_str(run.job.name)
             _train(run, _Epochs(bar))

@@ -8,11 +8,13 @@ import signal
 import time
 
 import pytest
+import torch
 from processes import start
 
 from lightning_bnn.cli import main
 from lightning_bnn.studies import runs
 from lightning_bnn.studies.demo import METHODS, SAMPLED, demo_jobs
+from weightsym.loading import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -142,3 +144,26 @@ def test_restart_removes_the_runs_of_a_demo_only(tmp_path, monkeypatch, capsys):
     assert end.value.code == 2
     assert (tmp_path / "runs").exists()
     assert "choose a new folder" in capsys.readouterr().err
+
+
+@pytest.mark.e2e
+def test_jobs_beside_others_are_as_if_they_were_alone(tmp_path):
+    first, second = demo_jobs("smallest")[1:3]
+    with runs.beside([first], tmp_path / "both"):
+        runs.run_jobs([second], tmp_path / "both")
+        assert (tmp_path / "both" / second.name / "finished").exists()
+    assert (tmp_path / "both" / first.name / "finished").exists()
+    weights = [
+        load(next((tmp_path / place / first.name).rglob("*.ckpt")))["state_dict"]
+        for place, _ in (("both", 0), ("alone", runs.run_jobs([first], tmp_path / "alone")))
+    ]
+    assert all(torch.equal(weights[0][name], tensor) for name, tensor in weights[1].items())
+
+
+@pytest.mark.e2e
+def test_what_a_process_leaves_undone_is_done_or_explained(tmp_path, capfd):
+    job = runs.Job("bad", "demo_ensemble", {"model.init_args.members": 0})
+    with runs.beside([job], tmp_path):
+        pass
+    with pytest.raises((ValueError, SystemExit)):
+        runs.run_jobs([job], tmp_path)
