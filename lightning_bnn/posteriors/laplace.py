@@ -56,15 +56,21 @@ class CurvatureBlock:
 
     def rotated(self, coordinates: Tensor) -> Tensor:
         """From coordinates ``(n, rows, columns)`` to rows of weights ``(n, numbers)``."""
-        values = coordinates if self.left is None else self.left @ coordinates
+        values = coordinates if self.left is None else _times(self.left, coordinates)
         values = values if self.right is None else values @ self.right.mT
         return values.flatten(1)
 
     def coordinates(self, rows: Tensor) -> Tensor:
         """From rows of weights to coordinates, the inverse of `rotated`."""
         values = rows.view(len(rows), *self.eigenvalues.shape)
-        values = values if self.left is None else self.left.mT @ values
+        values = values if self.left is None else _times(self.left.mT, values)
         return values if self.right is None else values @ self.right
+
+
+def _times(matrix: Tensor, values: Tensor) -> Tensor:
+    """A matrix times each of ``(n, rows, columns)``, few columns as one product of two matrices."""
+    few = values.shape[2] <= 8
+    return torch.einsum("ij,njk->nik", matrix, values) if few else matrix @ values
 
 
 class LaplaceGaussian(Posterior):
