@@ -51,13 +51,18 @@ def sources(folder: str) -> list[Path]:
     return sorted(p for p in CORE.rglob("*.py") if p.relative_to(CORE).parts[0] not in APART)
 
 
+def place(path: Path) -> str:
+    """A path as the copy of the package knows it."""
+    return str(path.relative_to(ROOT))
+
+
 def draw(folders: list[str], number: int, seed: int) -> list[Fault]:
     """From every folder in turn: first the kind of fault, then the place."""
     dice, drawn = random.Random(seed), []
     pools: dict[str, dict[str, list[Fault]]] = {folder: {} for folder in folders}
     for folder, pool in pools.items():
         for path in sources(folder):
-            for fault in faults_of(path.read_text(), str(path.relative_to(ROOT))):
+            for fault in faults_of(path.read_text(), place(path)):
                 pool.setdefault(fault.kind, []).append(fault)
     while len(drawn) < number and any(pools.values()):
         pool = pools[folders[len(drawn) % len(folders)]]
@@ -79,7 +84,7 @@ def tests_of(file: str, folder: str, more: list[str]) -> list[str]:
         return path.stem in test.stem, len(count.findall(test.read_text()))
 
     mirrored = sorted((ROOT / "tests" / folder).glob("test_*.py"), key=relevance)[::-1]
-    return [file, *(str(test.relative_to(ROOT)) for test in mirrored), *more]
+    return [file, *map(place, mirrored), *more]
 
 
 # ------------------------------------------------------------ one run of pytest
@@ -170,7 +175,7 @@ def try_all(faults: list[Fault], options: argparse.Namespace) -> Iterator[tuple[
         ProcessPoolExecutor(options.jobs, context) as pool,
     ):
         run = partial(pool.submit, run_tests, snapshot(Path(folder)))
-        tests = [[f"tests/{n}", *map(str, sources(n)), *options.more] for n in folders]
+        tests = [[f"tests/{n}", *map(place, sources(n)), *options.more] for n in folders]
         whole = [run(each, set(), 10 * options.timeout) for each in tests]
         seconds = {}
         for job in tqdm(whole, "without faults"):

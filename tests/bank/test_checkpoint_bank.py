@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import random
-import resource
 import signal
 import time
 
@@ -229,42 +228,6 @@ def test_killed_at_any_moment(tmp_path):
     CheckpointBank(tmp_path / "bank").verify()
 
 
-def test_a_full_disk_leaves_the_manifest_whole(tmp_path):
-    """Half of an entry is taken back, or what comes next would be written behind it."""
-    stack = networks(8)
-    bank = CheckpointBank(tmp_path)
-    bank.extend(rows(stack, slice(0, 2)))
-    size, limits = (tmp_path / "manifest.jsonl").stat().st_size, resource.RLIMIT_FSIZE
-    previous, handler = resource.getrlimit(limits), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(limits, (size + 40, previous[1]))
-        with pytest.raises(OSError, match=r"part of an entry|too large"):
-            bank._manifest.write({"records": ["x" * 100]})
-    finally:
-        resource.setrlimit(limits, previous)
-        signal.signal(signal.SIGXFSZ, handler)
-    bank.extend(rows(stack, slice(2, 5)))
-    bank.extend(rows(stack, slice(5, 8)))
-    bank.close()
-    same(CheckpointBank(tmp_path)[:], stack)
-
-
-def test_what_a_crash_has_written_is_written_over(tmp_path, monkeypatch):
-    """Rows without a line in the manifest do not count."""
-    stack = networks(3)
-    with CheckpointBank(tmp_path) as bank:
-        bank.extend(rows(stack, slice(0, 2)))
-        with monkeypatch.context() as patch:
-            patch.setattr(bank._manifest, "write", lambda entry: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                bank.extend(networks(5, seed=1))
-    with CheckpointBank(tmp_path) as again:
-        same(again[:], rows(stack, slice(0, 2)))
-        again.append(rows(stack, 2))
-        same(again[:], stack)
-        again.verify()
-
-
 def test_files_without_a_manifest_are_not_touched(tmp_path):
     bank = CheckpointBank(tmp_path)
     bank.extend(networks(3))
@@ -327,30 +290,6 @@ def test_readers_while_a_bank_grows(tmp_path):
 
 
 # ------------------------------------------------------------ mistakes
-def test_corrupt_files_are_named(tmp_path):
-    with CheckpointBank(tmp_path) as bank:
-        bank.extend(networks(3))
-    path = tmp_path / "networks.bin"
-    content = path.read_bytes()
-    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    with pytest.raises(ValueError, match=r"networks.bin is corrupt: the checksum of"):
-        CheckpointBank(tmp_path, "r").verify()
-    path.write_bytes(b"\xff" * len(content))
-    with pytest.raises(ValueError, match=r"networks.bin is corrupt"):
-        CheckpointBank(tmp_path, "r")[0]
-    path.write_bytes(content[:-9])
-    with pytest.raises(ValueError, match=r"does not fit networks.bin, which has"):
-        CheckpointBank(tmp_path, "r")
-    path.unlink()
-    with pytest.raises(ValueError, match=r"does not fit networks.bin, which has 0 bytes"):
-        CheckpointBank(tmp_path, "r")
-    lines = (tmp_path / "manifest.jsonl").read_text().splitlines()
-    (tmp_path / "manifest.jsonl").write_text("\n".join(["{torn", *lines]) + "\n")
-    with pytest.raises(ValueError, match="Line 1 of .* is damaged"):
-        CheckpointBank(tmp_path, "r")
-    (tmp_path / "manifest.jsonl").write_text("\n".join([*lines, '{"records": 1}x']) + "\n")
-    with pytest.raises(ValueError, match="Line 3 of .* is damaged"):  # written to its end
-        CheckpointBank(tmp_path, "r")
 
 
 def test_one_writer(tmp_path):

@@ -59,12 +59,6 @@ def test_energy_distance_is_the_integral_between_distribution_functions(i, j):
     assert float(found) == pytest.approx(wanted, abs=1e-7)
 
 
-def test_energy_distance_of_points_is_that_of_scipy():
-    x, y = MEANS[:, 0, 0], OTHERS[0][:, 0, 0]
-    found = M.energy_distance(x[:, None], 0 * x[:, None], y[:, None], 0 * y[:, None])
-    assert float(found) == pytest.approx(stats.energy_distance(x, y) ** 2, abs=1e-12)
-
-
 def test_transform_density_and_moments_are_those_of_scipy():
     u, nll = M.pit(MEANS, STDS, Y), mixture_nll(MEANS, STDS, Y)
     mean, std = mixture_moments(MEANS, STDS)

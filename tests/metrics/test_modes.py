@@ -101,46 +101,6 @@ def test_the_law_of_single_networks_is_the_pooled_number(reduction):
     assert law.error > 0
 
 
-def of_law(modes, each, generator, width):
-    """Modes around random centres, so that a network of any mode is a standard Gaussian."""
-    centres = torch.randn(modes, 1, 8, generator=generator) * (1 - width**2) ** 0.5
-    noise = width * torch.randn(modes, each, 8, generator=generator)
-    return {"w": (centres + noise).flatten(0, 1)}, torch.arange(modes).repeat_interleave(each)
-
-
-def simulated(repeats=120, modes=5, each=4):
-    """Law, mixture less its floor, and pooled, for modes of the reference's own law."""
-    generator, rows = torch.Generator().manual_seed(0), []
-    for _ in range(repeats):
-        x = {"w": torch.randn(24, 8, generator=generator)}
-        y, labels = of_law(modes, each, generator, 0.1)
-        law = M.law_mmd(x, y, labels)
-        mixture, floor = M.mixture_mmd(x, of_law(modes, 1, generator, 0.1)[0], None)
-        rows.append([law.value, mixture.value - floor.value, M.mmd(x, y), law.error])
-    numbers = torch.tensor(rows)
-    return numbers.mean(0), numbers.std(0) / repeats**0.5, numbers.std(0)
-
-
-def test_unbiased_for_modes_of_the_references_own_law_and_pooled_networks_are_not():
-    mean, error, deviation = simulated()
-    assert abs(mean[0]) < 3 * error[0]
-    assert abs(mean[1]) < 3 * error[1]
-    assert mean[2] > 10 * error[2]
-    assert 0.8 < mean[3] / deviation[0] < 1.8  # the jackknife is on the safe side
-
-
-def test_chains_of_the_reference_are_not_pairs():
-    """A reference of tight chains looks like another law if its pairs within chains count."""
-    generator, values = torch.Generator().manual_seed(0), []
-    for _ in range(60):
-        x, chains = of_law(6, 5, generator, 0.1)
-        y, labels = of_law(6, 5, generator, 0.1)
-        values.append([M.law_mmd(x, y, labels, chains=c).value for c in (chains, None)])
-    right, wrong = torch.tensor(values).T
-    assert abs(right.mean()) < 3 * right.std() / 60**0.5
-    assert wrong.mean() > 5 * wrong.std() / 60**0.5
-
-
 def test_many_modes_are_left_out_in_parts():
     table = modes_table(draws(50), draws(90, seed=1), torch.arange(90) // 2)
     assert table.law.left_out == (20, 20)

@@ -40,13 +40,6 @@ def test_brier():
     assert metric.compute().item() == pytest.approx(0.52)
 
 
-def test_ensembles_are_averaged_before_scoring():
-    """The score of the mean prediction, which is no mean of scores."""
-    probs, labels = networks()
-    members = torch.stack([M.brier_score(p, labels) for p in probs]).mean()
-    assert M.brier_score(probs.mean(0), labels) < members
-
-
 # ------------------------------------------------------------ agreement
 def test_agreement_and_total_variation():
     probs, _ = networks()

@@ -35,16 +35,6 @@ def images(n=30):
     return list(zip(x.split(7), y.split(7), strict=True))
 
 
-@STRUCTURES
-def test_progress_is_shown_to_those_who_ask(structure, capsys):
-    for options in ({}, {"progress": True}):
-        net = nn.Linear(3, 2).double()
-        data = [(torch.randn(5, 3).double(), torch.randint(2, (5,)))]
-        curvature(net, P.of(net), data, Categorical(), structure, **options)
-        shown = capsys.readouterr().err
-        assert bool(shown) == bool(options)
-
-
 def theirs(net, batches, structure, **options):
     from laplace import Laplace
 
@@ -82,12 +72,6 @@ def test_the_precision_is_that_of_laplace_torch(structure):
     posterior = LaplaceGaussian(P.of(net), blocks, prior_precision=3.0)
     fit = theirs(net, batches, structure, subset_of_weights="all", prior_precision=3.0)
     assert_same_precision(posterior, fit, structure)
-
-
-@pytest.mark.parametrize("hidden", [[], [4], [4, 4], [4, 4, 4]])
-def test_the_last_layer_is_the_one_that_makes_the_outputs(hidden):
-    net = models.mlp(4, hidden, 3)
-    assert net.get_submodule(last_layer_name(net)).out_features == 3
 
 
 @STRUCTURES

@@ -31,24 +31,6 @@ def test_the_covariance_is_half_diagonal_and_half_of_the_last_networks(scale, ra
     torch.testing.assert_close(posterior.mean, rows.mean(0))
 
 
-def test_of_the_whole_trajectory_it_has_the_variances():
-    """Both halves are the variance then, up to K / (K - 1)."""
-    networks, rows = trajectory()
-    posterior = LowRankGaussian.fit(networks, rank=60)
-    found = P.ravel(posterior.sample(200_000), stacked=True)[0].var(0)
-    torch.testing.assert_close(found, rows.var(0), rtol=0.03, atol=0)
-
-
-def test_layers_move_together():
-    """One low-rank draw for all tensors; with one for each, correlations between them are lost."""
-    networks, rows = trajectory()
-    posterior = LowRankGaussian.fit(networks, rank=60)
-    samples = P.ravel(posterior.sample(50_000), stacked=True)[0]
-    found, planted = torch.corrcoef(samples.T)[:4, 4:], torch.corrcoef(rows.T)[:4, 4:]
-    assert planted.abs().max() > 0.8
-    torch.testing.assert_close(found, planted / 2, atol=0.03, rtol=0)
-
-
 @pytest.mark.parametrize("rank", [2, 10])
 def test_the_density_is_that_of_a_full_gaussian(rank):
     networks, rows = trajectory()

@@ -274,17 +274,6 @@ def test_cycles():
     assert sampling == [k % 10 >= 5 for k in range(25)]
 
 
-def test_a_cycle_of_one_step_without_exploration_changes_nothing():
-    sampler = SGLD([nn.Parameter(torch.zeros(2))], lr=0.3, num_data=10, temperature=0.7)
-    schedule = CyclicalSchedule(sampler, 1, exploration=0.0)
-    for _ in range(5):
-        assert schedule.sampling
-        assert sampler.param_groups[0]["lr"] == 0.3
-        assert sampler.param_groups[0]["temperature"] == 0.7
-        sampler.step()
-        schedule.step()
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("make", "message"),
