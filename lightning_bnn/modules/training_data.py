@@ -171,7 +171,7 @@ def in_order(loader: Any) -> bool:
 
 
 def _sampler_of(loader: Any) -> Any:
-    """What chooses the examples of a loader: below what batches them, or shares them out."""
+    """Find what chooses the examples of a loader, below what batches or shares them out."""
     batches = getattr(loader, "batch_sampler", None)
     if batches is not None and type(batches) is not BatchSampler:
         return batches

@@ -190,7 +190,7 @@ def shift_logits(
 
 
 def members_of(params: Params, sym: Symmetries) -> int | None:
-    """The number of networks of a stack, or None for one network; refuses anything else."""
+    """The number of networks of a stack, or None for one network. Refuses anything else."""
     return len(next(iter(params.values()))) if check_params(params, sym) else None
 
 

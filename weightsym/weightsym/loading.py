@@ -68,7 +68,7 @@ def read_json(path: Path, remedy: str = "it must be an object of JSON") -> dict[
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """Parse JSON; what is nested too deeply is a `ValueError`, as all that is damaged.
+    """Parse JSON. What is nested too deeply is a `ValueError`, as all that is damaged.
 
     >>> parse_json("[" * 100_000)
     Traceback (most recent call last):

@@ -57,7 +57,7 @@ def path_sums(params: Params, sym: Symmetries, sizes: Mapping[str, float]) -> di
 
 @dataclass(frozen=True, eq=False)
 class _Atoms:
-    """What positions of several axes have in common: the units that move and flip them.
+    """Positions of several axes, by the units that move and flip them.
 
     Places are axes, and tensors that belong to blocks as wholes.
 
@@ -114,7 +114,7 @@ class _Atoms:
         return found
 
     def products(self, numbers: Tensor) -> Tensor:
-        """What the parts of a unit that flip by themselves give to each other."""
+        """Products of the parts of a unit that flip by themselves."""
         bounded = numbers / (1 + numbers.square()).sqrt()
         a, b, result = self.pairs.unbind(-1)
         return torch.zeros_like(numbers).index_add(0, result, bounded[a] * bounded[b])

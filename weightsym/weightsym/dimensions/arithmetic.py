@@ -28,7 +28,7 @@ __all__ = ["gathered", "multiply", "sum_over", "unify"]
 
 # ------------------------------------------------------------ side by side
 def unify(system: System, values: Sequence[Value], is_linear: bool = True) -> Value:
-    """What is added, chosen from or compared entry by entry has one unit, and moves as one.
+    """Give one unit and one motion to what is added, chosen from or compared entry by entry.
 
     Args:
         system: takes the ties and equations.
@@ -105,7 +105,7 @@ def _unify_two(system: System, a: Value, b: Value) -> Value:
 
 
 def _as_wide(system: System, value: Value, other: Value) -> list[Part]:
-    """The parts; as one where the other operand has one label for every entry."""
+    """The parts. As one where the other operand has one label for every entry."""
     reach = frozenset[int]().union(*(x.dims for x in value.parts))
     if len(value.parts) > 1 and len(other.parts) == 1 and other.parts[0].dims == reach:
         return list(system.as_one_part(value).parts)
@@ -136,7 +136,7 @@ def _tied(system: System, x: Part, y: Part, is_partial: bool) -> Part:
 def _meet_numbers(
     system: System, parts: Iterable[Part], other: Value, others: Sequence[Part]
 ) -> None:
-    """What one operand has and the other has not stands beside the other's numbers."""
+    """Put what only one operand has beside the other's numbers."""
     for part in parts:
         own = [y for y in other.parts if y.dims and y.dims <= part.dims]
         own = [y for y in own if not any(y.dims & z.dims for z in others)]
@@ -170,7 +170,7 @@ def _across(system: System, a: Value, left: list[Part], right: list[Part]) -> li
 
 # ------------------------------------------------------------ products
 def multiply(system: System, a: Value, b: Value, power: int = 1) -> Value:
-    """``a * b ** power``: parts side by side; nothing is tied until something needs it."""
+    """``a * b ** power``: parts side by side. Nothing is tied until something needs it."""
     ndim = max(len(a.shape), len(b.shape))
     a, b = met([with_dims(a, ndim), with_dims(b, ndim)])
     shape = torch.broadcast_shapes(a.shape, b.shape)

@@ -44,7 +44,7 @@ _LARGEST_STORE = 1024
 
 
 class Decomposed(NamedTuple):
-    """What a program computes, in few kinds of operations.
+    """A program in few kinds of operations.
 
     Attributes:
         graph: the operations; placeholders have the names that they have in the program.
@@ -117,7 +117,7 @@ def _inlined(
 
 # ------------------------------------------------------------ one operation
 class _Fragment(NamedTuple):
-    """What one operation does: its graph, and the leaves and the structure of what it returns."""
+    """One operation: its graph, and the leaves and the structure of what it returns."""
 
     module: GraphModule
     results: Sequence[Any]
@@ -137,7 +137,7 @@ _fragments: dict[object, _Fragment] = {}
 
 
 def _fragment_of(node: Node, rules: Mapping[Any, Callable[..., Any]]) -> _Fragment | None:
-    """The fragment of a call that is written out; None for others, and where that is impossible."""
+    """The fragment of a call that is written out. None for others, and where that is impossible."""
     functions, table = _decompositions()
     target: Any = node.target
     if node.op != "call_function" or not isinstance(target, OpOverload):
@@ -159,7 +159,7 @@ def _fragment_of(node: Node, rules: Mapping[Any, Callable[..., Any]]) -> _Fragme
 
 
 def _input(x: Any) -> Any:
-    """What a fragment knows of an argument: numbers as they are, tensors by their shapes."""
+    """An argument as a fragment knows it: numbers as they are, tensors by their shapes."""
     val = x.meta.get("val") if isinstance(x, Node) else None
     if not isinstance(val, Tensor) or not all(isinstance(n, int) for n in val.shape):
         return x  # also a tensor whose sizes depend on numbers

@@ -1,4 +1,4 @@
-"""What follows from a reading: exchanges, scales, signs and matrices, each solved once."""
+"""Conclusions of a reading: exchanges, scales, signs and matrices, each solved once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Dimensions"]
 
 @dataclass(frozen=True, eq=False)
 class Dimensions:
-    """What was read of a network, and what follows from it."""
+    """The reading of a network, and what follows from it."""
 
     reading: Reading
 

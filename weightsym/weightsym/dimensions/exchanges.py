@@ -203,7 +203,7 @@ def _edges_of_operations(
     reading: Reading, vertex: dict[Node, int], tensors: dict[str, int], classes: Ints
 ) -> Iterator[Ints]:
     def vertex_of(node: Any) -> int | None:
-        """That of an operation, or of the tensor that a placeholder stands for."""
+        """The vertex of an operation, or of the tensor that a placeholder stands for."""
         name = reading.owners.get(node.name, "") if isinstance(node, Node) else ""
         return vertex.get(node, tensors.get(name)) if isinstance(node, Node) else None
 
@@ -337,7 +337,7 @@ class _Search:
     def _merged(
         self, level: list[int], found: dict[frozenset[frozenset[int]], list[list[int]]]
     ) -> list[int]:
-        """One vertex of each family that a smallest exchange connects; families are noted."""
+        """One vertex of each family that a smallest exchange connects. Families are noted."""
         first, smallest = level[0], _LONGEST_EXCHANGE
         images: dict[int, dict[int, int] | None] = {}
         for v in level[1:]:  # none that is longer than one before it counts
@@ -390,7 +390,7 @@ class _Search:
     def _extended(
         self, image: dict[int, int], pairs: Sequence[tuple[int, int]], most: int
     ) -> list[tuple[int, int]] | None:
-        """Add pairs to an exchange; those that are new, or None where they contradict it."""
+        """Add pairs to an exchange. Those that are new, or None where they contradict it."""
         new = []
         for x, y in pairs:
             if image.get(x) == y:
@@ -403,7 +403,7 @@ class _Search:
         return new
 
     def _forced(self, a: int, b: int, image: dict[int, int]) -> list[tuple[int, int]] | None:
-        """What must change places, too, so that neighbours of one are those of the other."""
+        """Find what must change places, too, so that neighbours of one are those of the other."""
         ours, theirs = self._next(a), self._next(b)
         left = [t for t in ours if (t[0], t[1], image.get(t[2], t[2])) not in theirs]
         right = [t for t in theirs if (t[0], t[1], image.get(t[2], t[2])) not in ours]
@@ -422,7 +422,7 @@ class _Search:
 
 
 def _is_known(level: list[int], found: Mapping[frozenset[frozenset[int]], object]) -> bool:
-    """Whether vertices are one of each unit of an exchange that has been found."""
+    """Tell whether vertices are one of each unit of an exchange that has been found."""
     return any(
         len(units) == len(level)
         and all(any(v in unit for unit in units) for v in level)

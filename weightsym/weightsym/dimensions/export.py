@@ -51,11 +51,11 @@ class Program(NamedTuple):
     constants: Mapping[str, Any]
 
     def is_parameter(self, node: Node) -> bool:
-        """Whether a placeholder stands for a parameter."""
+        """Tell whether a placeholder stands for a parameter."""
         return node.name in self.exported.graph_signature.inputs_to_parameters
 
     def is_buffer(self, node: Node) -> bool:
-        """Whether a placeholder stands for a buffer."""
+        """Tell whether a placeholder stands for a buffer."""
         return node.name in self.exported.graph_signature.inputs_to_buffers
 
     def constant_of(self, node: Node) -> Tensor | None:

@@ -20,7 +20,7 @@ _WRITERS = ("out", "raw", "gain")
 
 
 class Actions(NamedTuple):
-    """Which variable acts where, and by which power: four columns of one length."""
+    """Variables, the places where they act, and powers: four columns of one length."""
 
     variables: Ints
     positions: Ints
@@ -69,7 +69,7 @@ def factor_groups(kind: type[Group], axes: Sequence[Axis], acts: Actions) -> tup
 
 
 def _placements(axis_ids: Ints, powers: Ints, positions: Ints, rows: Ints) -> tuple[Placement, ...]:
-    """Where units act that all act on the same axes: one row of the table for each of them."""
+    """Places of units that all act on the same axes: one row of the table for each of them."""
     actions = np.stack([axis_ids[rows[0]], powers[rows[0]]], 1)
     places = []
     for axis, power in dict.fromkeys(map(tuple, actions.tolist())):

@@ -30,7 +30,7 @@ def only_moving(value: Value) -> Value:
 
 
 def contract(system: System, a: Value, b: Value) -> Value:
-    """Products of matrices and vectors; leading dimensions broadcast."""
+    """Products of matrices and vectors. Leading dimensions broadcast."""
     if len(a.shape) == 1:
         return squeezed(contract(system, unsqueezed(a, 0), b), max(len(b.shape) - 2, 0))
     if len(b.shape) == 1:
@@ -42,7 +42,7 @@ def contract(system: System, a: Value, b: Value) -> Value:
 
 
 def convolution(system: System, size: Any, args: Sequence[Any]) -> Value:
-    """A product over channels, group by group; positions of a kernel stay in their places."""
+    """A product over channels, group by group. Positions of a kernel stay in their places."""
     x, weight, bias, *_, transposed, _, groups = args
     space = len(x.shape) - 2
     batch, channels = x.shape[:2]

@@ -47,7 +47,7 @@ def mixings(spaces: Iterable[Space]) -> list[Mixing]:
 
 
 def spaces(reading: Reading, exchanges: Exchanges, scales: Units, signs: Units) -> list[Space]:
-    """The channels that matrices mix; rows that share their signs are one space."""
+    """The channels that matrices mix. Rows that share their signs are one space."""
     marked = {
         name: _marked(reading.system.marks.get(name, []), exchanges)
         for name in ("apart", "ones", "numbers")

@@ -33,7 +33,7 @@ class _Use(NamedTuple):
 
 
 class _Stack(NamedTuple):
-    """Where the entries of a tensor stand then."""
+    """The places of the entries of a tensor then."""
 
     places: Tensor
     lead: int
@@ -112,7 +112,7 @@ def _add(
 
 
 def _stacks(tensor: Tensor, uses: Iterable[_Use]) -> list[_Stack]:
-    """Where entries stand in all uses, each once."""
+    """The places of entries in all uses, each once."""
     stacks: list[_Stack] = []
     for moves, lead, groups in uses:
         at = torch.arange(tensor.numel()).reshape(tensor.shape)

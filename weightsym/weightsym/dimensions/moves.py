@@ -30,7 +30,7 @@ MOVES = _RESHAPES | UNCHANGED | frozenset(
 
 
 class Unfollowed(Exception):
-    """Why labels cannot be followed through an operation; they are held fixed."""
+    """Why labels cannot be followed through an operation. They are held fixed."""
 
 
 def move(system: System, node: Node, args: Sequence[Any], named: dict[str, Any]) -> Any:
@@ -52,7 +52,7 @@ def move(system: System, node: Node, args: Sequence[Any], named: dict[str, Any])
 
 
 def _is_emptied(value: Value, args: Sequence[Any], size: Tensor) -> bool:
-    """Whether a slice, such as ``x[:, 1:]``, is empty because an example is short.
+    """Tell whether a slice, such as ``x[:, 1:]``, is empty because an example is short.
 
     What another example would leave there moves as before. Channels are as many in all of them.
     """
@@ -118,7 +118,7 @@ def _function(
 
 
 def _padded(labels: Tensor, shape: Sequence[int], amounts: Sequence[int]) -> Tensor:
-    """Zeros around labels; along dimensions without labels they are entries like all others."""
+    """Zeros around labels. Along dimensions without labels they are entries like all others."""
     pairs = [amounts[k : k + 2] for k in range(0, len(amounts), 2)]
     own = []
     for d, (before, after) in zip(range(len(shape) - 1, -1, -1), pairs, strict=False):
@@ -167,7 +167,7 @@ def _among(part: Part, positions: Sequence[Tensor]) -> Part:
 
 
 def _unrolled(system: System, value: Value, shape: Sequence[int]) -> Value:
-    """What is broadcast and then flattened into channels becomes channels of its own."""
+    """Give channels of their own to what is broadcast and then flattened into channels."""
     for d, n in enumerate(value.shape):
         if n > 1 and not value.varies[d] and not _stays(value, d, shape):
             parts = tuple(_copied(system, value, part, d, n, shape) for part in value.parts)
@@ -188,7 +188,7 @@ def _copied(system: System, value: Value, part: Part, d: int, n: int, shape: Seq
 
 
 def _stays(value: Value, d: int, shape: Sequence[int]) -> bool:
-    """Whether a dimension is one dimension of the new shape, too."""
+    """Tell whether a dimension is one dimension of the new shape, too."""
     before, after = next(p for p in _pieces_of_view(value.shape, shape) if d in p[0])
     sizes = [value.shape[k] for k in before], [shape[k] for k in after]
     wide, new = ([n for n in own if n > 1] for own in sizes)
@@ -235,7 +235,7 @@ def reshaped(value: Value, *shape: int) -> Value:
 
 
 def expand(value: Value, shape: Sequence[int]) -> Value:
-    """The value broadcast to a shape; it does not vary along what is new."""
+    """The value broadcast to a shape. It does not vary along what is new."""
     value = with_dims(value, len(shape))
     constant = None if value.constant is None else value.constant.expand(tuple(shape))
     varies = tuple(v and value.shape[d] > 1 for d, v in enumerate(value.varies))
@@ -285,7 +285,7 @@ def _joined_beside_others(
 def _joined_entry_by_entry(
     system: System, values: Sequence[Value], d: int, shape: Sequence[int]
 ) -> Part | None:
-    """One label for every entry; nothing where no value has any, and none of them is zero."""
+    """One label for every entry. Nothing where no value has any, and none of them is zero."""
     values = [system.as_one_part(v) for v in values]
     powers = {(p.power, p.parity) for v in values for p in v.parts}
     if not powers and not any(v.is_zero for v in values):
@@ -306,7 +306,7 @@ def _joined_entry_by_entry(
 
 
 def _places_of(value: Value, k: int, shape: Sequence[int]) -> Tensor:
-    """The places of entries of one label; those of data and of constants are others in each piece.
+    """The places of entries of one label. Those of data and of constants are others in each piece.
 
     Constants that are equal are at one place.
     """
@@ -324,7 +324,7 @@ def _places_of(value: Value, k: int, shape: Sequence[int]) -> Tensor:
 
 
 def _with_copies(system: System, part: Part, pieces: Sequence[Tensor], d: int) -> Part:
-    """What stands in several pieces gets a label of its own in each of them."""
+    """Give a label of its own in each piece to what stands in several."""
     distinct = [torch.unique(piece[piece > 0]) for piece in pieces]
     if sum(map(len, distinct)) == len(torch.unique(torch.cat(distinct))):
         return part
@@ -338,7 +338,7 @@ def _with_copies(system: System, part: Part, pieces: Sequence[Tensor], d: int) -
 
 
 def _first_of(value: Value, d: int) -> Value:
-    """What stands first along a dimension without labels."""
+    """The first entries along a dimension without labels."""
     shape, varies = list(value.shape), list(value.varies)
     shape[d], varies[d] = 1, False
     return Value(tuple(shape), value.parts, None, tuple(varies))
@@ -422,7 +422,7 @@ def stacked(system: System, values: Sequence[Value], d: int, shape: Sequence[int
 
 
 def have_same_labels(a: Value, b: Value) -> bool:
-    """Whether two values have the same labels everywhere."""
+    """Tell whether two values have the same labels everywhere."""
     if len(a.parts) != len(b.parts):
         return False
     return all(

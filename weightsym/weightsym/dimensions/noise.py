@@ -26,12 +26,12 @@ _TYPES = ("_to_copy", "to", "clone", "detach", "alias", "lift_fresh_copy", "cont
 
 
 def is_pointwise(node: Node) -> bool:
-    """Whether an operation acts on single numbers."""
+    """Tell whether an operation acts on single numbers."""
     return torch.Tag.pointwise in getattr(node.target, "tags", ()) or operation_of(node) in _TYPES
 
 
 def is_noise(values: Sequence[Value]) -> bool:
-    """Whether all that moves in some values is noise."""
+    """Tell whether all that moves in some values is noise."""
     parts = [p for v in values for p in v.parts]
     return bool(parts) and all(p.is_noise for p in parts)
 

@@ -1,4 +1,4 @@
-"""What an operation does to units, measured on random numbers."""
+"""Effects of operations on units, measured on random numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NotSeparable(Exception):
 
 
 class Pointwise(NamedTuple):
-    """How a function of single numbers treats scales and signs.
+    """A function of single numbers, by how it treats scales and signs.
 
     Attributes:
         kind: ``each`` operand has its own power; ``joint`` powers of some operands together;
@@ -44,7 +44,7 @@ class Pointwise(NamedTuple):
 
 
 class Along(NamedTuple):
-    """Where an operation of one operand takes its dimensions, and what passes through it."""
+    """An operation of one operand: where it takes dimensions, and what passes through it."""
 
     dims: dict[int, int]
     has_scales: bool
@@ -196,7 +196,7 @@ class _Probe:
         return None
 
     def adds(self, which: set[int]) -> bool:
-        """Whether the function of a sum is the sum of the functions."""
+        """Tell whether the function of a sum is the sum of the functions."""
         others = [
             torch.randn(_COUNT, generator=self._generator, dtype=torch.float64) if k in which else x
             for k, x in enumerate(self.numbers)

@@ -75,7 +75,7 @@ class Touch(NamedTuple):
 
 
 class Reading:
-    """What a network says about its labels.
+    """The statements of a network about its labels.
 
     Attributes:
         system: ties and equations.
@@ -131,11 +131,11 @@ class Reading:
         )
 
     def value_of(self, node: Any) -> Value:
-        """What stands for the result of a node."""
+        """The value that stands for the result of a node."""
         return self._values[node]
 
     def is_parameter(self, node: Node) -> bool:
-        """Whether a node stands for a parameter."""
+        """Tell whether a node stands for a parameter."""
         name = self.owners.get(node.name, "") if node.op == "placeholder" else ""
         return name in self.parameters and not self.parameters[name].is_buffer
 
@@ -149,7 +149,7 @@ class Reading:
             self._call(node)
 
     def _finish(self, program: Program) -> None:
-        """What is returned stays as it is, and what is written is what later calls read."""
+        """Hold what is returned, and tie what is written to what later calls read."""
         for k, node in enumerate(program.results):
             value = self._values[node]
             if isinstance(value, Value):
@@ -491,7 +491,7 @@ class Reading:
         return replace(result, constant=None, shape=tuple(size.shape))
 
     def _each(self, kind: Pointwise, values: Sequence[Value]) -> Value:
-        """Every operand has its own power; where it has none, units stop."""
+        """Every operand has its own power. Where it has none, units stop."""
         system = self.system
         is_square = len(values) == 1 and kind.powers[0] == (2, 0)
         result: Value | None = None
@@ -516,7 +516,7 @@ class Reading:
         return result
 
     def _together(self, kind: Pointwise, values: Sequence[Value]) -> Value:
-        """Some operands have one unit, of which a power passes; others decide where."""
+        """Some operands have one unit, of which a power passes. Others decide where."""
         system = self.system
         power, parity = kind.powers[0] if kind.powers else (None, None)
         if power is None:
@@ -652,7 +652,7 @@ def _without_labels(size: Any) -> Any:
 
 
 def _has_copies(values: Sequence[Value]) -> bool:
-    """Whether something is broadcast along a dimension."""
+    """Tell whether something is broadcast along a dimension."""
     return any(
         n > 1 and not seen for v in values for n, seen in zip(v.shape, v.varies, strict=True)
     )
@@ -664,7 +664,7 @@ def _is_constant_index(name: str, args: Sequence[Any]) -> bool:
 
 
 def _literals(args: Any, named: Any, values: Sequence[Value]) -> tuple[object, ...]:
-    """What a measurement depends on beside the operation."""
+    """All that a measurement depends on beside the operation."""
     plain = tree_map(
         lambda x: None if isinstance(x, Value) else x,
         (args, named), is_leaf=lambda x: isinstance(x, Value),

@@ -1,4 +1,4 @@
-"""What is said of an operation that was not understood: what it is, and where it stands."""
+"""Reports of operations that were not understood: what they are, and where they stand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["check_sizes", "report"]
 
 
 def report(node: Node, reason: str) -> Frozen:
-    """Where an operation stands in the network and in the user's code."""
+    """The place of an operation in the network and in the user's code."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     module = re.sub(r"@\d+$", "", stack[-1][0]) if stack else ""
     lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")

@@ -113,7 +113,7 @@ class Layout:
     def placements(
         self, units: Sequence[Sequence[int]], without: frozenset[str] = frozenset()
     ) -> tuple[Placement, ...]:
-        """Where units, given as corresponding classes, lie on the axes."""
+        """Places of units, given as corresponding classes, on the axes."""
         columns: dict[int, list[Ints]] = defaultdict(list)
         for row in np.array(list(zip(*units, strict=True)), np.int64):
             first, last = (np.searchsorted(self._classes, row, side) for side in ("left", "right"))
@@ -214,7 +214,7 @@ def _permutations(layout: Layout) -> tuple[PermutationGroup, ...]:
 
 
 def _is_block(places: Sequence[Placement]) -> bool:
-    """Whether its units are several channels wherever they lie."""
+    """Tell whether its units are several channels wherever they lie."""
     return all(p.positions.shape[1] > 1 for p in places)
 
 
@@ -294,7 +294,7 @@ def _columns(
     terms: Sequence[tuple[int, int, Any]], plain: tuple[Ints, Ints, Ints], index: Ints,
     exponents: Sequence[Fraction], sizes: Sequence[int],
 ) -> Ints:  # fmt: skip
-    """Variable, position, axis and power of all actions; powers are integers by variable.
+    """Variable, position, axis and power of all actions. Powers are integers by variable.
 
     Args:
         terms: label, variable and coefficient of what acts on labels.
@@ -380,7 +380,7 @@ def _saving(row: Row, other: Row) -> tuple[int, Any]:
 
 
 def _alike(row: Row, other: Row, factor: Any, families: Mapping[int, object]) -> int:
-    """How much more a variable acts on labels of one family with a multiple of another one."""
+    """Find how much more a variable acts on labels of one family than on those of another."""
     counts, change = Counter(families[x] for x in row), Counter[object]()
     for x, c in other.items():
         gone = x in row and row[x] + factor * c == 0
@@ -498,7 +498,7 @@ def _rows(layout: Layout, space: Space) -> _Places:
 
 
 def _planes(layout: Layout, space: Space) -> _Places:
-    """Per axis the two sides of planes; nothing where a channel has no partner."""
+    """Per axis the two sides of planes. Nothing where a channel has no partner."""
     sides = _sides(layout)
     partner = {int(sides[a]): int(sides[b]) for a, b in space.pairs}
     classes = layout.read.exchanges.classes

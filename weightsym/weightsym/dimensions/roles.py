@@ -1,4 +1,4 @@
-"""What the axes of a tensor do: write channels, read them, scale them or add to them."""
+"""Roles of the axes of a tensor: they write channels, read, scale or add to them."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _meetings(reading: Reading, weights: set[Node]) -> dict[Node, int]:
 
 
 def _is_made_of(node: Node, weights: set[Node]) -> bool:
-    """Whether a node is a tensor, or a tuple of some, computed from weights alone."""
+    """Tell whether a node is a tensor, or a tuple of some, computed from weights alone."""
     inputs = node.all_input_nodes
     is_tensor = any(isinstance(t, Tensor) for t in tree_leaves(node.meta.get("val")))
     single = is_tensor or node.target is operator.getitem

@@ -40,7 +40,7 @@ _NUMBER = "an index among channels is used as a number"
 
 
 def is_routing(node: Node, args: Sequence[Any], values: Sequence[Value]) -> bool:
-    """Whether an operation makes a choice among labels, or takes one."""
+    """Tell whether an operation makes a choice among labels, or takes one."""
     name = operation_of(node)
     if any(v.choice is not None for v in values):
         return True
@@ -137,7 +137,7 @@ def _varies(mask: Tensor, d: int) -> bool:
 
 # ------------------------------------------------------------ to pick
 def _pick(system: System, node: Node, args: Sequence[Any]) -> Value:
-    """Entries of a tensor at the numbers of a choice; what they stand for moves with it."""
+    """Entries of a tensor at the numbers of a choice. What they stand for moves with it."""
     name, value, size = operation_of(node), args[0], node.meta["val"]
     if name == "index":
         indices = list(args[1])
@@ -190,7 +190,7 @@ def _placed(
 
 
 def _picked_by_data(system: System, node: Node, args: Sequence[Any]) -> Value:
-    """Rows of a parameter by the numbers of an input stay where they are; the rest passes."""
+    """Rows of a parameter by the numbers of an input stay where they are. The rest passes."""
     name, value = operation_of(node), args[0]
     indices = (
         list(args[1])
@@ -230,7 +230,7 @@ def _by_groups(system: System, x: Value, weight: Value, ends: Value) -> Value:
 
 # ------------------------------------------------------------ to compare and to count
 def _compared(node: Node, args: Sequence[Any]) -> Value:
-    """Whether a choice is a number, or each of several along a dimension of their own."""
+    """Tell whether a choice is a number, or each of several along a dimension of their own."""
     choice, other = _choice_of(args[0]), args[1]
     numbers = other.constant if isinstance(other, Value) else torch.tensor(other)
     size = node.meta["val"]
@@ -270,7 +270,7 @@ def _scattered(system: System, node: Node, args: Sequence[Any]) -> Value:
 
 
 def _counted(node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
-    """An operation on the numbers of a choice; they are an index as long as they only move."""
+    """An operation on the numbers of a choice. They are an index as long as they only move."""
     (first, *_) = (v.choice for v in values if v.choice is not None)
     name, target = operation_of(node), node.target
 

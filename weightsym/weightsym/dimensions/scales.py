@@ -59,7 +59,7 @@ class Units:
             self._eliminate(self._reduced(dict(items)))
 
     def of(self, label: int) -> Row:
-        """The unit of a label in terms of free variables; empty where it is one."""
+        """The unit of a label in terms of free variables. Empty where it is one."""
         root, sign = int(self._root[label]), int(self._sign[label])
         if root not in self._known:
             self._known[root] = self._reduced({root: 1}) if root else {}
@@ -86,7 +86,7 @@ class Units:
         return self._root[labels], self._sign[labels]
 
     def power_between(self, labels: Ints, others: Ints) -> int:
-        """The power, 1 or -1, of which some labels are others, but for one factor; 0 if of none."""
+        """The power, 1 or -1, of which some labels are others, but for one factor. 0 if of none."""
         (roots, signs), (same, directions) = map(self.representatives, (labels, others))
         powers = signs * directions
         if (roots == same).all() and (powers == powers[0]).all():
@@ -115,13 +115,13 @@ class Units:
 
     # -------------------------------------------------------------- labels that are joined
     def _short(self, terms: _Terms) -> NDArray[np.bool_]:
-        """Which equations make one label vanish, or two equal up to sign."""
+        """Find equations that make one label vanish, or two equal up to sign."""
         labels, sizes = terms[0], np.abs(terms[1])
         live = (labels > 0).sum(1)
         return (live == 1) | ((live == 2) & (sizes.max(1) * 2 == sizes.sum(1)))
 
     def _joined(self, left: Sequence[_Terms]) -> list[_Terms]:
-        """Join labels by all equations that are short enough; return the others, shortened."""
+        """Join labels by all equations that are short enough. Return the others, shortened."""
         count = self.count
         edges = [np.array([[0, count]])]
         rest = []
@@ -261,6 +261,6 @@ def units_at_entries(parts: Sequence[Part], over: Field) -> Ints:
 
 
 def _first_places(part: Part) -> Ints:
-    """Where each label of a part stands first."""
+    """The first place of each label of a part."""
     at = np.unique(part.labels.numpy(), return_index=True)[1]
     return np.stack(np.unravel_index(at, (1, *part.labels.shape)), 1)[:, 1:]

@@ -50,7 +50,7 @@ class Read(NamedTuple):
 
 
 class Expressions:
-    """Numbers for sums of unknown constants; number 0 stands for nothing.
+    """Numbers for sums of unknown constants. Number 0 stands for nothing.
 
     A number is that of an unknown, of the sum or the difference of two other numbers, or of
     something that vanishes with other numbers, such as their product with an activation.
@@ -85,7 +85,7 @@ class Expressions:
         self.stops.append(stopped)
 
     def live(self, numbers: Tensor) -> Tensor | None:
-        """The numbers without those that are stopped; None where nothing is left."""
+        """The numbers without those that are stopped. None where nothing is left."""
         left = numbers.masked_fill(torch.from_numpy(self._zero)[numbers], 0)
         return compress(left) if bool(left.any()) else None
 
@@ -153,16 +153,16 @@ class Expressions:
         return made
 
     def is_made(self, numbers: Tensor) -> Tensor:
-        """Whether a number stands for something of which it is only known when it vanishes."""
+        """Tell whether a number stands for something of which it is only known when it vanishes."""
         return torch.from_numpy(self._made)[numbers]
 
     def is_read(self, numbers: Tensor) -> Tensor:
-        """Whether a number stands for what layers make of their channels, and nothing else."""
+        """Tell whether a number stands for what layers make of their channels, and nothing else."""
         return torch.from_numpy(self._read)[numbers]
 
 
 class Solution:
-    """What may be added to every number, in terms of unknowns that are free.
+    """The constants that may be added to every number, in terms of unknowns that are free.
 
     Attributes:
         reads: the layers, without those that read the same as another one.
@@ -234,7 +234,7 @@ class Solution:
         return list(distinct.values())
 
     def _equations(self, stops: Ints) -> tuple[NDArray[np.bool_], csr_array]:
-        """What vanishes with others, and equations of all that does not.
+        """Find what vanishes with others, and the equations of all that does not.
 
         Something made of constants vanishes, and they do, where it is in an equation or reaches a
         layer. But multiples by one number fulfil the equations of what they are multiples of.
@@ -271,7 +271,7 @@ def _joined(arrays: Iterable[Ints]) -> Ints:
 
 
 def _without(equations: csr_array, is_zero: NDArray[np.bool_]) -> csr_array:
-    """Equations without unknowns that are zero; those that say nothing are left out."""
+    """Equations without unknowns that are zero. Those that say nothing are left out."""
     equations = csr_array(equations.multiply(~is_zero))
     equations.eliminate_zeros()
     return equations[np.flatnonzero(np.diff(equations.indptr))]
@@ -279,7 +279,7 @@ def _without(equations: csr_array, is_zero: NDArray[np.bool_]) -> csr_array:
 
 # ------------------------------------------------------------ elimination
 def _solved(equations: csr_array, is_zero: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Rows of an unknown, a free one that it contains, and how often; and which are not free.
+    """Rows of an unknown, a free one that it contains, and how often. And which are not free.
 
     Equations that share no unknown are solved apart, and those of one form, such as the equations
     of all channels of a layer, once.
@@ -313,7 +313,7 @@ def _solved(equations: csr_array, is_zero: NDArray[np.bool_]) -> tuple[Ints, NDA
 
 
 def _eliminated(pattern: _Pattern) -> list[tuple[int, _Row]]:
-    """Unknowns in terms of earlier ones; all are zero where some would be fractions of others."""
+    """Unknowns in terms of earlier ones. All are zero where some would be fractions of others."""
     solved: dict[int, _Row] = {}
     for items in sorted(pattern, key=lambda row: (len(row), sorted(row))):
         row = _reduced(dict(items), solved)

@@ -42,7 +42,7 @@ class _Taker(NamedTuple):
 
 
 class Uses:
-    """What is added to parameters, and what their entries take up.
+    """Constants that are added to parameters, and what their entries take up.
 
     Attributes:
         system: statements about numbers.
@@ -86,7 +86,7 @@ class Uses:
         return own.numbers[coords[kept]]
 
     def place(self, name: str, coords: tuple[Tensor, ...], out: int, groups: int) -> Read:
-        """Where a layer lies in its weight, whose view writes along dimension ``out``.
+        """The place of a layer in its weight, whose view writes along dimension ``out``.
 
         Raises:
             ValueError: if it is not a block of rows of a matrix.

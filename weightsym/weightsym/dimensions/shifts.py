@@ -66,7 +66,7 @@ def shifts_of(
 
 @dataclass(frozen=True, eq=False)
 class _Gain:
-    """What is added to a tensor: numbers in its shape, of size 1 where they are the same.
+    """Constants added to a tensor: numbers in its shape, of size 1 where they are the same.
 
     ``is_bias`` says that they are those of entries of parameters, to which nothing has happened.
     """
@@ -100,7 +100,7 @@ class _Reading:
         self._values: dict[Node, Any] = {}
 
     def follow(self, program: Program) -> None:
-        """Follow what is added through all operations; results and buffers must not see it."""
+        """Follow what is added through all operations. Results and buffers must not see it."""
         for node in program.nodes:
             if node.op == "placeholder" and program.is_parameter(node):
                 name, shape = program.owners[node.name], _size(node)
@@ -142,7 +142,7 @@ class _Reading:
         return value
 
     def _gain(self, value: Any, ndim: int) -> Any:
-        """What is added to a result, where anything is; all but numbers stays as it is."""
+        """Find what is added to a result. All but numbers stays as it is."""
         numbers = self.system.live(value) if isinstance(value, Tensor) else None
         if numbers is None:
             return None if isinstance(value, Tensor) else value
@@ -158,7 +158,7 @@ class _Reading:
                 self.system.stop(x.numbers)
 
     def _numbers(self, value: Any) -> Tensor | None:
-        """What is added to an operand, which takes nothing up."""
+        """Find what is added to an operand, which takes nothing up."""
         numbers = self._bias(value)
         if numbers is not None:
             self.uses.take_up(numbers, _ZERO)
@@ -175,7 +175,7 @@ class _Reading:
         return value.numbers if isinstance(value, _Gain) and value.is_bias else None
 
     def _equal(self, numbers: Tensor, size: Sequence[int], dims: Any = None) -> Tensor:
-        """What is added all along some dimensions, which become of size 1.
+        """Find what is added all along some dimensions, which become of size 1.
 
         Along a dimension of which the example has one, what is made of constants may differ.
         """
@@ -276,7 +276,7 @@ class _Reading:
         return self._sum(node, None, x)
 
     def _taken_up(self, numbers: Tensor | None, bias: Tensor) -> Tensor:
-        """A bias takes up what layers have made of constants; more may be added to both."""
+        """A bias takes up what layers have made of constants. More may be added to both."""
         numbers = _ZERO if numbers is None else numbers
         is_read = self.system.is_read(numbers)
         self.uses.take_up(bias, numbers.masked_fill(~is_read, 0))
@@ -329,7 +329,7 @@ class _Reading:
         return None if name in ("argmax", "argmin") else _squeezed(numbers, node, dims)
 
     def _mean(self, node: Node, x: Any, dims: Any = None, *args: Any, **named: Any) -> Any:
-        """Averages of what all gain; variances forget it."""
+        """Averages of what all gain. Variances forget it."""
         numbers, name = self._numbers(x), operation_of(node)
         if numbers is None:
             return None
@@ -370,7 +370,7 @@ class _Reading:
         self, node: Node, x: Any, weight: Any, bias: Any, stride: Any, padding: Any,
         dilation: Any, transposed: bool, output_padding: Any, groups: int,
     ) -> Tensor | None:  # fmt: skip
-        """A convolution reads what all places gain; zeros around them gain nothing."""
+        """A convolution reads what all places gain. Zeros around them gain nothing."""
         numbers, made = self._numbers(x), None
         if any(padding) or transposed or self._to_rows or not isinstance(weight, _View):
             self._see([x, weight])
@@ -400,7 +400,7 @@ class _Reading:
         return made
 
     def _factor(self, value: Any, dim: int) -> Tensor | None:
-        """What is added to a factor; to a weight, the same along all but a dimension."""
+        """Find what is added to a factor: to a weight, the same along all but a dimension."""
         if not isinstance(value, _View):
             return self._numbers(value)
         if self._to_rows:
@@ -409,7 +409,7 @@ class _Reading:
         return None
 
     def _through(self, numbers: Tensor, node: Node, at: int, value: Any) -> Tensor:
-        """What another matrix, or averages, make of rows of numbers."""
+        """Rows of numbers after another matrix, or averages."""
         own, other = (_size(node.args[k]) for k in (at, 1 - at))
         rows, size = (1, own[0]) if len(own) == 1 else own[-2:][:: -1 if at else 1]
         if _sums_to_one(node.args[1 - at], len(other) - (1 if at or len(other) == 1 else 2)):
@@ -425,7 +425,7 @@ class _Reading:
         return self.system.made_of(numbers, *lead, 1, width)
 
     def _read(self, numbers: Tensor, size: int, weight: _View, out: int, groups: int = 1) -> Tensor:
-        """What a weight makes of channels along the last dimension, by row."""
+        """Channels along the last dimension after a weight, by row."""
         self.uses.note(weight.name, "weight")
         place = self.uses.place(weight.name, weight.coords, out, groups)
         row = self.system.equate(numbers, range(numbers.ndim - 1)).reshape(-1)
@@ -434,7 +434,7 @@ class _Reading:
 
 # ------------------------------------------------------------ rules
 def _rule(node: Node) -> Callable[..., Any]:
-    """What an operation does with what is added; without a rule, it sees it."""
+    """What an operation does with what is added. Without a rule, it sees it."""
     name = operation_of(node)
     if "pool" in name or "upsample" in name:
         return _Reading._pooled
@@ -500,7 +500,7 @@ def _along(numbers: Tensor, dim: int, ndim: int) -> Tensor:
 
 
 def _is_lowest(node: Any) -> bool:
-    """Whether a tensor is minus infinity everywhere, or the least number of its kind."""
+    """Tell whether a tensor is minus infinity everywhere, or the least number of its kind."""
     while isinstance(node, Node) and operation_of(node) in _COPIES | _RESHAPES | {"expand"}:
         node = node.args[0]
     name = operation_of(node) if isinstance(node, Node) else ""
@@ -511,7 +511,7 @@ def _is_lowest(node: Any) -> bool:
 
 
 def _sums_to_one(node: Any, dim: int) -> bool:
-    """Whether the numbers along a dimension were divided by their sum."""
+    """Tell whether the numbers along a dimension were divided by their sum."""
     while isinstance(node, Node) and node.op == "call_function" and dim >= 0:
         name, size, source = operation_of(node), _size(node), node.args[0]
         if name == "div":
@@ -524,7 +524,7 @@ def _sums_to_one(node: Any, dim: int) -> bool:
 
 
 def _place_before(node: Node, dim: int, before: torch.Size, size: torch.Size) -> int:
-    """Where a dimension was before a move; negative where it was none."""
+    """The place of a dimension before a move, negative where it was none."""
     name = operation_of(node)
     if name == "permute":
         return int(node.args[1][dim]) % len(size)  # type: ignore[index, arg-type]
@@ -537,7 +537,7 @@ def _place_before(node: Node, dim: int, before: torch.Size, size: torch.Size) ->
 
 
 def _is_sum(node: Any, of: Any, dim: int) -> bool:
-    """Whether a tensor is the sum of another one along a dimension, which it keeps."""
+    """Tell whether a tensor is the sum of another one along a dimension, which it keeps."""
     if not isinstance(node, Node) or operation_of(node) != "sum" or node.args[0] is not of:
         return False
     dims, keepdim = (*node.args[1:], None, None)[:2]

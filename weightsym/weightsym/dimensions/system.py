@@ -1,4 +1,4 @@
-"""What a network says about labels: ties, equations of units, colours; and where each was said."""
+"""Statements of a network about labels: ties, equations of units, colours, and their origins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _IN_PLACE_ORDER = frozenset({"tie", "dot", "sum", "cat"})
 
 
 class Tie(NamedTuple):
-    """Pairs of labels of which one moves as the other; ``origin`` is the operation that says so."""
+    """Pairs of labels of which one moves as the other. ``origin`` is the operation that says so."""
 
     pairs: Ints
     origin: int
@@ -118,7 +118,7 @@ class System:
         return False
 
     def _tie_factor(self, labels: Tensor, part: Part, name: str, is_placed: bool = False) -> bool:
-        """Let products move with a factor; one factor of all entries stays a label of its own."""
+        """Let products move with a factor. One factor of all entries stays a label of its own."""
         if is_placed and part.places is not None:
             rows = label_rows(labels, part.labels, part.places)
             have_one_place = len(rows) == len(label_rows(labels, part.labels))
@@ -208,7 +208,7 @@ class System:
             self.padded.append(padded[~torch.isin(padded, labels[beside >= 0])].numpy())
 
     def hold_unread(self) -> None:
-        """What meets padding everywhere is read by nobody: it stays as it is."""
+        """Hold what meets padding everywhere, since nobody reads it."""
         pairs = [t.pairs for t in self.ties] + [rows for _, rows in self.relations]
         read = np.concatenate([np.zeros(0, np.int64), *(rows.ravel() for rows in pairs)])
         for labels in self.padded:
@@ -273,13 +273,13 @@ class System:
 
 
 def _is_grid(rows: Ints) -> bool:
-    """Whether each of several labels meets each of several others."""
+    """Tell whether each of several labels meets each of several others."""
     sizes = [len(np.unique(column)) for column in rows.T]
     return min(sizes) > 1 and len(rows) == sizes[0] * sizes[1]
 
 
 def _determines(wide: Tensor, narrow: Tensor) -> bool:
-    """Whether the first label of a place says what the second is."""
+    """Tell whether the first label of a place says what the second is."""
     rows = label_rows(wide, narrow)
     return len(np.unique(rows[:, 0])) == len(rows)
 

@@ -53,16 +53,16 @@ class Part:
 
     @property
     def only_moves(self) -> bool:
-        """Whether it says how entries move, and nothing about their units."""
+        """Tell whether it says how entries move, and nothing about their units."""
         return self.power == 0 and self.parity == 0
 
     @property
     def is_free(self) -> bool:
-        """Whether it is an axis of a parameter."""
+        """Tell whether it is an axis of a parameter."""
         return self.axis is not None
 
     def is_free_beside(self, others: Iterable[Part]) -> bool:
-        """Whether another axis of its parameter can take up its units."""
+        """Tell whether another axis of its parameter can take up its units."""
         return any(
             self.axis and x.axis and x.axis[0] == self.axis[0] and x.axis != self.axis
             for x in others
@@ -147,7 +147,7 @@ class Value:
 
     @property
     def is_zero(self) -> bool:
-        """Whether it is known to vanish."""
+        """Tell whether it is known to vanish."""
         if self.constant is None or not self.constant.numel():
             return False
         return not bool(once(self.constant).any())
@@ -155,7 +155,7 @@ class Value:
     def moved(
         self, shape: Sequence[int], move: Callable[[Tensor], Tensor], varies: Sequence[bool]
     ) -> Value:
-        """The value whose labels an operation has moved; numbers are dropped."""
+        """The value whose labels an operation has moved. Numbers are dropped."""
         parts = tuple(part.on(lambda labels: compress(move(labels))) for part in self.parts)
         return Value(tuple(shape), parts, None, tuple(varies))
 
@@ -206,7 +206,7 @@ def choice_of(labels: Tensor) -> bytes:
 
 
 def label_rows(*labels: Tensor) -> Ints:
-    """Rows of labels that stand at one place, each once; places of padding are left out."""
+    """Rows of labels that stand at one place, each once. Places of padding are left out."""
     rows = distinct_rows([t.numpy().ravel() for t in torch.broadcast_tensors(*labels)])
     return rows[(rows >= 0).all(1)]
 
@@ -232,7 +232,7 @@ def distinct_rows(columns: Sequence[Ints]) -> Ints:
 
 
 def occurrence(labels: Tensor) -> Tensor:
-    """How often the label of each place has stood at earlier places."""
+    """Count how often the label of each place has stood at earlier places."""
     flat = np.ascontiguousarray(labels.numpy()).ravel()
     order = np.argsort(flat, kind="stable")
     ordered = flat[order]

@@ -37,7 +37,7 @@ def recall(key: str) -> Symmetries | None:
 
 
 def remember(key: str, symmetries: Symmetries) -> None:
-    """Keep a result that was checked; those that were not depend on the example."""
+    """Keep a result that was checked. Those that were not depend on the example."""
     if key and not symmetries.unchecked:
         _results[key] = symmetries
         while len(_results) > _LIMIT:
@@ -50,7 +50,7 @@ def forget() -> None:
 
 
 def key_of(model: nn.Module, graphs: Graphs, batch_norm: str) -> str:
-    """A hash of what determines a result; empty where that cannot be told."""
+    """A hash of what determines a result. Empty where that cannot be told."""
     training = graphs.training
     rest = batch_norm, sorted(graphs.mutable), sorted(graphs.read), graphs.evaluation_only
     try:
@@ -106,7 +106,7 @@ def _described_node(node: Node, module: GraphModule) -> str:
 
 
 def _is_known(target: Any) -> bool:
-    """Operations of torch and Python keep their meaning; those of others may be defined anew."""
+    """Operations of torch and Python keep their meaning. Those of others may be defined anew."""
     if isinstance(target, torch._ops.OpOverload):
         return target.namespace in ("aten", "prims")
     return getattr(target, "__module__", "") in ("_operator", "math", "torch", "builtins") or (
@@ -115,7 +115,7 @@ def _is_known(target: Any) -> bool:
 
 
 def _value(source: Source) -> str:
-    """Shape of what moves; numbers, too, of what may be read as a constant."""
+    """Shape of what moves. Numbers, too, of what may be read as a constant."""
     if source.kind == "input":
         return ""
     if source.kind == "constant":

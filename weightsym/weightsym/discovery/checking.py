@@ -51,7 +51,7 @@ class Check:
 
     @cached_property
     def outputs(self) -> list[Tensor]:
-        """What the network returns at the random weights."""
+        """Outputs of the network at the random weights."""
         return self.run(self.read)
 
     @cached_property
@@ -67,7 +67,7 @@ class Check:
 
     @cached_property
     def measure(self) -> Comparison:
-        """How far wrong weights move every output."""
+        """Measure how far wrong weights move every output."""
         right, wrong = self.measured
         return Comparison.between(self.outputs, wrong, self.tolerance, right)
 
@@ -99,7 +99,7 @@ class Check:
         return cls(forward, weights, tolerance_in(torch.float64), torch.float64, measured)
 
     def holds(self, sym: Symmetries, rounding: float) -> bool:
-        """Whether two elements give the same, which is what was measured but for rounding.
+        """Tell whether two elements give the same, which is what was measured but for rounding.
 
         Args:
             sym: the groups.
@@ -147,7 +147,7 @@ class Check:
         return Comparison.between(old, wrong, self.tolerance, right).error(new)
 
     def repeatable(self) -> bool:
-        """Whether the same weights give the same outputs."""
+        """Tell whether the same weights give the same outputs."""
         return self.measure.error(self.run(self.read)) <= self.tolerance
 
     def raise_tolerance_to_noise(self) -> None:
@@ -168,7 +168,7 @@ class Check:
             self.tolerance = max(self.tolerance, *believed)
 
     def _growth(self, change: float) -> float:
-        """How many times larger a small change of the weights is in the outputs."""
+        """Measure how many times larger a small change of the weights is in the outputs."""
         return self.measure.error(self._perturbed(frozenset(), change)) / change
 
     def with_true_shift(self, sym: Symmetries) -> Symmetries:

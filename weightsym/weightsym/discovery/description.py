@@ -36,7 +36,7 @@ _NO_CHANNELS = (
 def symmetries_of(
     model: nn.Module, graphs: Graphs, read: Dimensions
 ) -> tuple[Symmetries, list[str]]:
-    """Describe the groups that were read of a network; also list what no result reads."""
+    """Describe the groups that were read of a network. Also list what no result reads."""
     first = owners(model)
     state = model.state_dict()
     shapes = {first.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
@@ -82,7 +82,7 @@ def read_graphs(
     _name_unused(rules, programs)
 
     def reading(kept: frozenset[str]) -> Dimensions:
-        """What follows if it matters what is written into some buffers."""
+        """Read the network if it matters what is written into some buffers."""
         pointwise = [name for name, rule in rules.items() if rule == "pointwise"]
         parts = (decompose(model, p, graphs.mutable, kept, rules) for p in programs)
         return Dimensions(Reading.of(*parts, is_fixed=batch_norm == "eval", pointwise=pointwise))

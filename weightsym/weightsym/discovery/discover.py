@@ -105,7 +105,7 @@ def discover(
 
 @contextmanager
 def _in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards modes and random numbers are as they were."""
+    """Evaluation mode for a while. Afterwards modes and random numbers are as they were."""
     was_training, state = [m for m in model.modules() if m.training], random.getstate()
     try:
         _evaluate(model)

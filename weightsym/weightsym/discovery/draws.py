@@ -39,7 +39,7 @@ _LAWS = frozenset(
 
 
 def draws_numbers(graph: Graph) -> bool:
-    """Whether what a network returns depends on random numbers."""
+    """Tell whether what a network returns depends on random numbers."""
     live = ancestors(graph.outputs)
     return any(node in live and _draws(node) for node in graph.module.graph.nodes)
 
@@ -57,12 +57,12 @@ def _draws(node: Node) -> bool:
 
 
 def _probability(node: Node) -> Any:
-    """How often an attention drops a weight."""
+    """The probability that an attention drops a weight."""
     return node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p")
 
 
 def evened(node: Node, args: Any, kwargs: Any, result: Any, pick: Pick) -> Any:
-    """What an operation that draws gives if all draws are one number; dropouts drop nothing."""
+    """Replace an operation that draws: all draws are one number, and dropouts drop nothing."""
     name = operation_of(node).removesuffix("_")
     if not _draws(node):
         return result

@@ -30,7 +30,7 @@ _PLAIN = (Tensor, bool, int, float, str, type(None))
 # ------------------------------------------------------------ rows
 @torch.no_grad()
 def two_rows(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The first two rows of a batch; the example itself where it is not certain to be a batch.
+    """The first two rows of a batch. The example itself where it is not certain to be a batch.
 
     At random weights, the outputs of two rows must be those rows of all outputs: of the first two,
     and of the last before the first, which would be another beginning of a sequence.
@@ -50,7 +50,7 @@ def two_rows(model: nn.Module, inputs: Inputs) -> Inputs:
 
 
 def _rows_of(inputs: Inputs) -> int:
-    """The number of rows that all tensors have; 0 where they differ, or rows cannot be told apart.
+    """The number of rows that all tensors have. 0 where they differ, or rows cannot be told apart.
 
     A tensor of floats with equal rows does not show whether rows depend on each other.
     """
@@ -114,7 +114,7 @@ def trace_with_two_tokens(
 
 
 def _tokens_for_choices(graph: Graph) -> int:
-    """How often an example must be repeated so that more tokens choose than there are choices."""
+    """Count how often an example must be repeated for more tokens to choose than choices."""
     times = 1
     for node in graph.module.graph.nodes:
         name = operation_of(node) if node.op == "call_function" else ""
@@ -143,7 +143,7 @@ def _repeated(inputs: Inputs, times: int) -> Inputs:
 
 
 def forgets(graph: Graph | None) -> bool:
-    """Whether a softmax runs over a single element, which becomes one whatever it was."""
+    """Tell whether a softmax runs over a single element, which becomes one whatever it was."""
     for node in () if graph is None else graph.module.graph.nodes:
         name = operation_of(node) if node.op == "call_function" else ""
         if name in ("softmax", "_softmax"):
@@ -173,7 +173,7 @@ def _twice(x: Any, dim: int, size: int) -> Any:
 
 
 def _another(token: Tensor) -> Tensor:
-    """Other numbers of the same kind; masks of ones and zeros stay what they are."""
+    """Other numbers of the same kind. Masks of ones and zeros stay what they are."""
     if token.is_floating_point() or token.is_complex():
         return token.flip(-1) - 0.5 * token.roll(1) + 0.1
     if token.dtype == torch.bool or bool(((token == 0) | (token == 1)).all()):

@@ -1,4 +1,4 @@
-"""From a module to its graphs in evaluation and in training, without side effects; or one error."""
+"""From a module to its graphs in evaluation and in training, without side effects. Or one error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _MEANINGS = {
 
 
 class Graphs(NamedTuple):
-    """What a network computes in evaluation, and in training where that can be traced.
+    """Graphs of a network in evaluation, and in training where that can be traced.
 
     Attributes:
         evaluation: the graph in evaluation mode.
@@ -239,7 +239,7 @@ def _is_module(module: GraphModule, x: Any) -> bool:
 
 # ------------------------------------------------------------ in-place operations
 def _is_functional(program: ExportedProgram) -> bool:
-    """Whether every in-place write hits a tensor that is not read again under its old name."""
+    """Tell whether every in-place write hits a tensor that is not read again under its old name."""
     order = {node: k for k, node in enumerate(program.graph.nodes)}
     for node in filter(writes, program.graph.nodes):
         target = node.args[0]
@@ -254,7 +254,7 @@ def _is_functional(program: ExportedProgram) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    """Whether a result of a node shares the memory of an argument that it does not write."""
+    """Tell whether a result of a node shares the memory of an argument that it does not write."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or writes(node):
         return node.target is operator.getitem

@@ -21,7 +21,7 @@ _NO_DROPOUT = re.compile(r"dropout\.default\((\w+), 0(?:\.0)?, (?:True|False)\)"
 
 
 class Source(NamedTuple):
-    """What a placeholder stands for: its name and numbers, where it is a part of the network."""
+    """The tensor behind a placeholder: its name and numbers, if it is a part of the network."""
 
     kind: Literal["parameter", "buffer", "constant", "input"]
     name: str = ""
@@ -30,7 +30,7 @@ class Source(NamedTuple):
 
 
 class Graph:
-    """What a network computes, in one mode.
+    """The operations of a network, in one mode.
 
     Attributes:
         module: the operations.
@@ -83,7 +83,7 @@ class Graph:
         return {source.name for source in sources if source.kind == "buffer"}
 
     def says_the_same(self, other: Graph) -> bool:
-        """Whether two graphs have the same operations, with the same literals."""
+        """Tell whether two graphs have the same operations, with the same literals."""
         if other is self:
             return True
         ours, theirs = self.program.constants, other.program.constants
@@ -92,7 +92,7 @@ class Graph:
         return all(_equal(x, theirs[name]) for name, x in ours.items())
 
     def _code(self) -> str:
-        """The operations in words; a dropout of nothing does nothing in both modes."""
+        """The operations in words. A dropout of nothing does nothing in both modes."""
         return _NO_DROPOUT.sub(r"dropout.default(\1)", self.module.code)
 
 
@@ -101,5 +101,5 @@ def _equal(x: Any, y: Any) -> bool:
 
 
 def _children(spec: Any) -> list[Any]:
-    """The parts of a structure; torch has called them in two ways."""
+    """The parts of a structure. Torch has called them in two ways."""
     return list(spec.children() if hasattr(spec, "children") else spec.children_specs)

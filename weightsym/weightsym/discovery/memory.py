@@ -85,7 +85,7 @@ def _stamp(x: Any) -> Any:
 
 
 def _repeats(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether three calls of one copy, at random weights, return the same."""
+    """Tell whether three calls of one copy, at random weights, return the same."""
     network, params = structural_copy(model), random_weights(model)
     try:
         first, *others = [_call(network, params, inputs) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Whether a forward asks for its mode: where it does not, it trains as it evaluates."""
+"""Tell whether a forward asks for its mode: where it does not, it trains as it evaluates."""
 
 from __future__ import annotations
 

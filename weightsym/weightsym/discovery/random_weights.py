@@ -45,7 +45,7 @@ class RandomWeights:
         return lambda name: read(self.sym.aliases.get(name, name))
 
     def all_by(self, read: Read) -> Params:
-        """All that is read at once; tensors that share their memory in the network do so again."""
+        """All that is read at once. Tensors that share their memory in the network do so again."""
         made = {name: read(name) for name in self.state if name not in self.sym.aliases}
         return {name: made[self.sym.aliases.get(name, name)] for name in self.state}
 
@@ -86,7 +86,7 @@ def random_weights(network: nn.Module) -> Params:
 def perturbing(
     read: Read, names: frozenset[str], size: float, precision: torch.dtype | None
 ) -> Read:
-    """How another function is read: some tensors (else all) times random positive factors."""
+    """Weights of another function: some tensors (else all) times random positive factors."""
 
     def perturbed(name: str) -> Tensor:
         t = in_precision(read(name), precision)

@@ -48,7 +48,7 @@ _ROUNDING = 1e-5
 def refute(
     model: nn.Module, sym: Symmetries, graphs: Graphs, inputs: Inputs, custom_rules: bool
 ) -> Symmetries:
-    """Test at random weights; drop and report groups that fail, refuse a user's wrong rule.
+    """Test at random weights. Drop and report groups that fail, refuse a user's wrong rule.
 
     Args:
         model: the network, in evaluation mode.
@@ -128,7 +128,7 @@ def _says_different_things(name: str) -> str:
 
 
 def _draws(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether two calls differ if nobody repeats the random numbers."""
+    """Tell whether two calls differ if nobody repeats the random numbers."""
     with same_noise(model.parameters()):
         calls = [structural_copy(model)(*inputs.args, **inputs.named) for _ in range(2)]
     first, second = ([as_real(t) for t in tensors_of(out)] for out in calls)
@@ -148,14 +148,14 @@ class _Case(NamedTuple):
 
 
 def _trains_as_it_evaluates(graphs: Graphs, inputs: Inputs) -> bool:
-    """Whether training could say nothing new."""
+    """Tell whether training could say nothing new."""
     if graphs.training is None or graphs.training_inputs is not inputs:
         return False
     return graphs.evaluation.says_the_same(graphs.training)
 
 
 def _refuted(case: _Case, sym: Symmetries, custom_rules: bool) -> Symmetries:
-    """By the graph, one weight at a time, if it is what the network does; else by the network."""
+    """By the graph, one weight at a time, if it is what the network does. Else by the network."""
     name = type(case.model).__name__
     judged = _judged_by_graph(case, sym, custom_rules, name)
     if judged is not None:
@@ -170,7 +170,7 @@ def _refuted(case: _Case, sym: Symmetries, custom_rules: bool) -> Symmetries:
 def _judged_by_graph(
     case: _Case, sym: Symmetries, custom_rules: bool, name: str
 ) -> Symmetries | None:
-    """What the graph says; None where the network itself must say what is wrong."""
+    """Judge by the graph. None where the network itself must say what is wrong."""
     if case.graph is None:
         return None
     try:
@@ -221,7 +221,7 @@ def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> Sym
 
 # ------------------------------------------------------------ the graph in place of the network
 def _measured(case: _Case, weights: RandomWeights) -> tuple[list[Tensor], list[Tensor]]:
-    """What a network returns at random weights and at perturbed ones, in its own precision."""
+    """Outputs of a network at random weights and at perturbed ones, in its own precision."""
     perturbed = perturbing(weights.read, weights.sym.touched, PERTURBED, None)
     with reused_memory():
         first, wrong = (
@@ -234,7 +234,7 @@ def _measured(case: _Case, weights: RandomWeights) -> tuple[list[Tensor], list[T
 def _is_of_network(
     case: _Case, graph: Graph, weights: RandomWeights, made: list[Tensor], first: list[Tensor]
 ) -> bool:
-    """Whether a graph made in float64 what the network returns, which may round and draw.
+    """Tell whether a graph made in float64 what the network returns, which may round and draw.
 
     Where they differ by more than rounding, both run in the precision of the network, and it runs
     twice: noise of a source of its own is no part of a graph.

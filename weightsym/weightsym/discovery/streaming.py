@@ -41,7 +41,7 @@ def streamed_outputs(
     precision: torch.dtype | None,
     even: Pick | None = None,
 ) -> list[Tensor]:
-    """All tensors that the network returns, as real numbers; every call draws the same noise.
+    """All tensors that the network returns, as real numbers. Every call draws the same noise.
 
     Args:
         graph: what `torch.export` has traced.
@@ -68,7 +68,7 @@ def streamed_outputs(
 
 
 def _given(graph: Graph, inputs: Inputs) -> Mapping[Node, Any]:
-    """What was passed, by the placeholders that stand for it."""
+    """The inputs by the placeholders that stand for them."""
     nodes = [n for n, s in graph.sources.items() if s.kind == "input"]
     named = {name: inputs.named[name] for name in graph.names_of_inputs if name in inputs.named}
     leaves = tree_leaves((inputs.args, named))
@@ -129,7 +129,7 @@ def _last_readers(module: GraphModule, live: set[Node]) -> Mapping[Node, set[Nod
 
 
 def _says_nothing(node: Node) -> bool:
-    """Whether a node only checks, such as that a precision is the one of the trace."""
+    """Tell whether a node only checks, such as that a precision is the one of the trace."""
     return operation_of(node) in _CHECKS
 
 

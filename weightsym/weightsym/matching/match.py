@@ -71,7 +71,7 @@ class Moves(Sequence[Tensor]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Tensor, ...]: ...
     def __getitem__(self, index: int | slice) -> Tensor | tuple[Tensor, ...]:
-        """The permutation of one group, or of several; of a stack, one row per network."""
+        """The permutation of one group, or of several. Of a stack, one row per network."""
         return self.permutations[index]
 
     def __len__(self) -> int:
