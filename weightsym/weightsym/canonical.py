@@ -157,7 +157,7 @@ def _without_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey
     )
 
     numbers = sum(shape.numel() for shape in sym.shapes.values())
-    members = min(max(_NUMBERS_TRIED // max(numbers, 1), 2), 16)
+    members = min(max(_NUMBERS_TRIED // max(numbers, 1), 1), 16)
     generator = torch.Generator().manual_seed(0)
     drawn = {
         name: torch.randn(members, *shape, generator=generator, dtype=torch.float64)
