@@ -4,7 +4,9 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+import known_networks
 import pytest
 import torch
 from jacobians import kernel_dimension
@@ -18,14 +20,22 @@ from weightsym.verify import random_element
 
 SORTED_BY = ("max", "first", "outgoing")
 COUNTED = [name for name, row in NETWORKS.items() if row.dimension is not None and row.kernel]
-marked = [
-    pytest.param(name, marks=pytest.mark.slow if row.slow else ()) for name, row in NETWORKS.items()
-]
+REPEATED = set((Path(known_networks.__file__).parent / "repeated.txt").read_text().splitlines())
+"""Networks of which every line of code that they run is run by three others at least."""
 
 
-@pytest.fixture(scope="module", params=marked)
+def marked(name):
+    late = [pytest.mark.e2e] if name in REPEATED else []
+    return pytest.param(name, marks=[pytest.mark.slow] if NETWORKS[name].slow else late)
+
+
+@pytest.fixture(scope="module", params=map(marked, NETWORKS))
 def network(request):
     return NETWORKS[request.param]
+
+
+def test_repeated_networks_are_there():
+    assert NETWORKS.keys() > REPEATED
 
 
 def test_all_that_is_known_is_found(network):
@@ -155,7 +165,7 @@ def test_the_refusal_sees_forms_that_differ(monkeypatch):
     assert any(not torch.allclose(form["p"], forms[0]["p"]) for form in forms)
 
 
-@pytest.mark.parametrize("network", COUNTED, indirect=True, ids=COUNTED)
+@pytest.mark.parametrize("network", map(marked, COUNTED), indirect=True, ids=COUNTED)
 def test_the_kernel_of_the_jacobian_has_as_many_dimensions(network):
     """Nothing of the package takes part in the count."""
     model, x, _ = network.known()
