@@ -264,7 +264,11 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a: " + "[" * 9999 + "]" * 9999, "more than 100 levels"), (LAUGHS, "aliases included")],
+    [
+        ("a: " + "[" * 9999 + "]" * 9999, "more than 100 levels"),
+        (LAUGHS, "aliases included"),
+        ("model: &a {b: [*a]}", "aliases included"),
+    ],
 )
 def test_configurations_that_grow_are_refused_before_they_do(text, words, here, capsys):
     Path("it.yaml").write_text(text)

@@ -40,21 +40,25 @@ def import_after(other: str, name: str) -> None:
 
 
 class _After(importlib.abc.MetaPathFinder):
-    """Finds one module as others would, once, and imports another behind it."""
+    """Finds one module as others would, and imports another behind it, once it has run."""
 
     def __init__(self, other: str, name: str) -> None:
-        self.other, self.name = other, name
+        self.other, self.name, self.asks_others = other, name, False
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname != self.other or self not in sys.meta_path:
+        if fullname != self.other or self.asks_others:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self.asks_others = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self.asks_others = False
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 run(module)
+                sys.meta_path.remove(self)  # not before: many only look whether it is there
                 importlib.import_module(self.name)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]

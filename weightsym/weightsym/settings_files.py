@@ -63,6 +63,7 @@ def _check_size(text: str, name: str) -> None:
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.CollectionStartEvent):
             groups.append((event.anchor, 1))
+            sizes[event.anchor] = _SIZE + 1  # until it ends: what holds itself has no end
         elif isinstance(event, yaml.CollectionEndEvent):
             sizes[groups[-1][0]] = groups[-1][1]
             _add(groups, groups.pop()[1])
