@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -78,23 +77,10 @@ def panels_of(
     return figure, axes[:count]
 
 
-@functools.cache
-def _figure_class() -> Any:
-    """Figures in which names of the user are no formulas, whatever dollars they hold."""
-    from matplotlib.figure import Figure
-    from matplotlib.text import Text
-
-    class PlainFigure(Figure):
-        def draw(self, renderer: Any) -> None:
-            for text in self.findobj(Text):
-                text.set_parse_math(text.get_text().startswith(r"$\mathdefault"))  # of an axis
-            super().draw(renderer)
-
-    return PlainFigure
-
-
 def _grid(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Axes]]:
-    figure = _figure_class()(figsize=size, layout="constrained", dpi=150)
+    from lightning_bnn.plots.plain_figure import PlainFigure
+
+    figure = PlainFigure(figsize=size, layout="constrained", dpi=150)
     axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)

@@ -1,10 +1,12 @@
 """What is drawn, read off the figures; and that it can be drawn."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
 import torch
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
@@ -23,6 +25,21 @@ def test_names_are_no_formulas(name, tmp_path):
     assert not any(t.get_parse_math() for t in shown)
     ticks = [t for t in figure.findobj(Text) if t.get_text().startswith("$\\mathdefault")]
     assert all(t.get_parse_math() for t in ticks)
+
+
+def test_ticks_are_formulas_when_a_figure_is_drawn_once(monkeypatch):
+    """As TensorBoard does, and of a figure that another process has sent."""
+    drawn = []
+    monkeypatch.setattr(Text, "draw", lambda t, _: drawn.append((t.get_text(), t.get_parse_math())))
+    curve = Line(torch.tensor([1.0, 1000.0]), torch.tensor([1e-5, 2e-5]))
+    with rc_context({"axes.formatter.use_mathtext": True}):  # for offsets, too
+        for log in ("xy", ""):
+            figure = lines_figure({"$a$": {"b": curve}}, ("", ""), log=log)
+            FigureCanvasAgg(pickle.loads(pickle.dumps(figure))).draw()
+    formulas = {words for words, parsed in drawn if parsed and words}
+    assert {words for words, _ in drawn if "\\mathdefault" in words} == formulas
+    assert any(words.startswith("$\\times") for words in formulas)
+    assert ("$a$", False) in drawn
 
 
 def test_curves():
