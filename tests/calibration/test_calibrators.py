@@ -10,7 +10,7 @@ from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 
 from lightning_bnn.calibration import fit_spread, fit_temperature, fit_vector, pooled
-from lightning_bnn.calibration.calibrators import class_logits
+from lightning_bnn.calibration.calibrators import class_logits, joint_log_prob
 from lightning_bnn.likelihoods import Bernoulli
 
 FITS = {
@@ -195,6 +195,7 @@ def test_the_mixture_fit_is_that_of_a_grid_in_scipy():
     def loss(s):
         return -np.log(norm.pdf(targets, centre + s * (means - centre), s * stds).mean(0)).mean()
 
+    assert -joint_log_prob(*mixture(150)).mean() == pytest.approx(loss(1))
     grid = np.linspace(0.5, 4, 3501)
     found = fit_spread(*mixture(150)).value
     assert found == pytest.approx(grid[np.argmin([loss(s) for s in grid])], abs=2e-3)

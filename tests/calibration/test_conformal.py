@@ -254,6 +254,12 @@ def test_what_conformal_prediction_refuses():
         conformal_sets(probs, labels)(torch.full((2, 4), 0.25))
     zeros = torch.zeros(12)
     band = Band(zeros, zeros, zeros + 1)
+    for odd in (
+        *({name: zeros[:3]} for name in Band._fields),
+        dict.fromkeys(Band._fields, zeros[0]),
+    ):
+        with pytest.raises(ValueError, match="`band` must be three tensors of one shape"):
+            conformal_intervals(band._replace(**odd), zeros)
     with pytest.raises(ValueError, match="`targets` must have shape"):
         conformal_intervals(band, zeros[:3])
     with pytest.raises(ValueError, match="`targets` must be finite"):

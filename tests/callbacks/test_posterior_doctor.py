@@ -56,6 +56,18 @@ def test_a_module_of_the_user_is_seen_as_one_network(tmp_path):
     assert len(doctor.curves["loss"]) == 3
 
 
+@pytest.mark.parametrize("members", [1, 3])
+def test_the_loss_is_that_of_one_of_the_networks(members, tmp_path):
+    class Sum(Plain):
+        def training_step(self, batch, index):
+            return 6 + 0 * super().training_step(batch, index)
+
+    module = Sum()
+    module.members = members
+    data = L.LightningDataModule.from_datasets(Points(200), Points(100), batch_size=20)
+    assert looked(module, tmp_path, data).curves["loss"] == [6 / members] * 3
+
+
 class Named(Plain):
     """Batches that are no tuples."""
 

@@ -42,9 +42,26 @@ def test_tau_is_averaged_between_logs():
     assert trainer.global_step == 12
 
 
-def test_tau_of_orders_further_apart():
+class Rules(Plain):
+    """The argument of the network has the name of an option of `discover`."""
+
+    class Net(torch.nn.Sequential):
+        def forward(self, rules):
+            return super().forward(rules)
+
+    def __init__(self):
+        super().__init__()
+        self.net = self.Net(*self.net)
+
+    def training_step(self, batch, _):
+        return torch.nn.functional.cross_entropy(self.net(rules=batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("cls", [Plain, Rules])
+def test_tau_of_orders_further_apart(cls):
     tau, recorder = PermutationTau(every_n_steps=3), Recorder()
-    fit(built(Plain), tau, recorder)
+    fit(built(cls), tau, recorder)
+    assert len(tau.history) == 4
     follows(tau, recorder, every=3)
 
 

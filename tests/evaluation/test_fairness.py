@@ -115,7 +115,20 @@ class WithTwo(WithoutValidation):
         return [self.test_dataloader(), self.test_dataloader()]
 
 
-@pytest.mark.parametrize(("data", "examples"), [(WithoutValidation, None), (WithTwo, 8)])
+class SetUp(WithTwo):
+    def prepare_data(self):
+        self.stages = []
+
+    def setup(self, stage):
+        self.stages.append(stage)
+
+    def val_dataloader(self):
+        return super().val_dataloader() if self.stages == ["fit"] else []
+
+
+@pytest.mark.parametrize(
+    ("data", "examples"), [(WithoutValidation, None), (WithTwo, 8), (SetUp, 8)]
+)
 def test_validation_data_of_any_datamodule(data, examples):
     found = Problem(nn.Linear(2, 2), data()).validation_set()
     assert (found if found is None else len(found.targets())) == examples

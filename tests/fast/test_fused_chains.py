@@ -11,6 +11,7 @@ from chain_networks import EXAMPLES, both, chains, error, looped, made
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from lightning_bnn import models
@@ -42,6 +43,12 @@ NETWORKS = {
     "overlapping": lambda: nn.Sequential(
         nn.Conv2d(2, 3, (2, 4), padding="same"), nn.Tanh(), nn.MaxPool2d(3, 2), nn.Flatten(),
         nn.Linear(60, 2, bias=False), nn.GELU(),
+    ),
+    "large maxima": lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 2, padding="same"), nn.MaxPool2d((5, 7), (2, 3))
+    ),
+    "large means": lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 2, padding="same"), nn.LeakyReLU(0.1), nn.AvgPool2d((5, 7), (2, 3))
     ),
     "words": Words,
 }  # fmt: skip
@@ -253,6 +260,10 @@ def test_transforms_of_functions_see_the_network():
     leaves = [stack["1.weight"].requires_grad_()]
     wanted = torch.autograd.grad(looped(model, stack, x.detach(), False)[1].sum(), leaves)[0]
     torch.testing.assert_close(found["1.weight"][1], wanted)
+    x, slope = x.detach(), torch.ones_like(x)
+    with forward_ad.dual_level():  # forward derivatives, of which machine code knows nothing
+        runs = P.apply(model, stack, dual := forward_ad.make_dual(x, slope)), model(dual)
+        assert all(forward_ad.unpack_dual(out).tangent is not None for out in runs)
 
 
 def test_weights_changed_before_the_backward_pass_are_refused():

@@ -98,6 +98,11 @@ def test_values_of_a_manifest_whose_checksums_are_right(sound, tmp_path, caplog)
         refused_or_read(tmp_path, states[-1:], caplog)
     restore(tmp_path, {**files, "manifest.jsonl": signed(unsigned(files["manifest.jsonl"]))})
     assert torch.equal(CheckpointBank(tmp_path, "r")[:]["w"], states[-1][0]["w"])  # the control
+    lines = unsigned(files["manifest.jsonl"])
+    lines[0]["dtype"] = "Tensor"
+    restore(tmp_path, {**files, "manifest.jsonl": signed(lines)})
+    with pytest.raises(ValueError, match="'Tensor' is no type of numbers"):
+        CheckpointBank(tmp_path, "r")
 
 
 def other_records(lines):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from weightsym.arguments import check_count
 from weightsym.composition import compose, invert
@@ -28,7 +30,8 @@ from weightsym.matching.matrices import (
 )
 from weightsym.matching.plan import plan_of
 from weightsym.mixing import identity_mixings
-from weightsym.params import Params, shares, stack_size, unstack
+from weightsym.params import Params, shares, stack_size, unstack, weighted_mean
+from weightsym.params import stack as join
 from weightsym.validation import check_finite, check_params, check_squares
 
 __all__ = ["Alignment", "align", "distance_to_mean"]
@@ -37,9 +40,12 @@ AlignMethod = Literal["joint", "reference"]
 _log = logging.getLogger(__name__)
 
 _STILL, _ROUNDING = 1e-4, 1e-12
-"""A sweep with matrices that takes less than these shares of it and of all squares off the spread
-is the last."""
+"""A sweep with matrices, or of many networks, that takes less than these shares of it and of all
+squares off the spread is the last."""
 _SWEEPS = 100  # of one ascent
+_PARTS = 64  # of a stack, whose networks move at once
+_SAMPLE = 256
+"""Networks whose frame a larger stack begins with, to end when a sweep gains little."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -104,7 +110,9 @@ def align(
     squared distance to the mean falls with every step. It begins once with the networks as they are
     and once with all matched to the first, and keeps the better end. Any two networks are then
     matched by way of the common frame, which is that of the first one: around every cycle the
-    permutations cancel. With matrices the second start is what permutations alone have found.
+    permutations cancel. With matrices the second start is what permutations alone have found. More
+    than 256 networks begin with all matched to the mean of 256 of them in their frame, move a part
+    at a time, and end once a sweep takes less than 1/10 000 off the distance.
 
     References:
         C2M3: Cycle-Consistent Multi-Model Merging (Crisostomi et al., 2024)
@@ -134,12 +142,7 @@ def align(
     if weights is not None:
         counts *= torch.tensor(shares(weights, len(counts))).double() * len(counts)
     check_squares(stack, "stack", plan_of(sym).compared)
-    first = {n: t[0] for n, t in stack.items()}
-    to_first = match(stack, first, sym, signs=signs, seed=seed)
-    starts = [to_first.element]
-    if method == "joint":
-        flips = [torch.ones(len(counts), g.units) for g in sym.signs] if signs else []
-        starts.append([p.repeat(len(counts), 1) for p in identity(sym)] + flips)
+    starts = _starts(stack, sym, method, signs, sweeps, seed, counts)
     rounds = sweeps if method == "joint" else 0
     frames = [_ByPermutations(stack, sym, start, counts) for start in starts]
     for frame in frames:
@@ -178,38 +181,70 @@ def _check(
         raise ValueError("`mixing` does not go with `signs`: matrices hold them.")
 
 
+def _starts(
+    stack: Params,
+    sym: Symmetries,
+    method: str,
+    signs: bool,
+    sweeps: int,
+    seed: int,
+    counts: Tensor,
+) -> list[list[Tensor]]:
+    """Elements for all networks: matched to the first and as they are, or matched to a sample."""
+    weighty = counts.nonzero().flatten()
+    if method == "joint" and len(weighty) > _SAMPLE:
+        rows = weighty[torch.linspace(0, len(weighty) - 1, _SAMPLE).long()]
+        some = {n: t[rows.to(t.device)] for n, t in stack.items()}
+        how: dict[str, Any] = {"signs": signs, "sweeps": sweeps, "seed": seed}
+        how["weights"] = counts[rows]
+        mean = weighted_mean(align(some, sym, **how).apply(some, sym), counts[rows])
+        return [match(stack, mean, sym, method="ascent", signs=signs, seed=seed).element]
+    first = {n: t[0] for n, t in stack.items()}
+    starts = [match(stack, first, sym, signs=signs, seed=seed).element]
+    if method == "joint":
+        flips = [torch.ones(len(counts), g.units) for g in sym.signs] if signs else []
+        starts.append([p.repeat(len(counts), 1) for p in identity(sym)] + flips)
+    return starts
+
+
 # ------------------------------------------------------------ sweeps
 class _Frame:
-    """Networks on their way to each other: each in turn goes to the sum of the others.
+    """Networks on their way to each other: part by part they go to the sums of all others.
 
     Attributes:
         standing: the tensors that count, of every network where it stands.
         counts: how often each network counts in the sum.
+        parts: the rows that move at once, of a small stack one by one.
         spread: sums of squared distances to the mean, at first and after every sweep.
     """
 
     still = 0.0  # share of the spread: a sweep that gains no more is the last
 
-    def __init__(self, standing: list[Params], counts: Tensor) -> None:
-        self.standing, self.counts = standing, counts.tolist()
-        self.spread = [self._spread(self._sum())]
+    def __init__(self, standing: Params, counts: Tensor, parts: Sequence[slice]) -> None:
+        self.standing, self.counts, self.parts = standing, counts, parts
+        self.spread = [self._spread()]
 
     @abstractmethod
-    def visit(self, m: int, others: Params) -> Params | None:
-        """Bring one network closer to the sum of the others, or return nothing if it stays."""
+    def visit(self, part: int, others: Params) -> Params | None:
+        """Bring networks closer to the sums of all others, or return nothing if they stay."""
 
     def run(self, sweeps: int, seed: int) -> None:
         """Sweep until no network moves, or hardly anything is gained."""
         self.generator, still = torch.Generator().manual_seed(seed), True
         for _ in range(sweeps):
-            total, still = self._sum(), True
-            for m in torch.randperm(len(self.standing), generator=self.generator).tolist():
-                others = {n: t - self.counts[m] * self.standing[m][n] for n, t in total.items()}
-                new = self.visit(m, others)
+            total, still = _sums(self.standing, self.counts), True
+            order = torch.randperm(len(self.parts), generator=self.generator).tolist()
+            for part in tqdm(order, "align", leave=False, disable=len(self.counts) <= _SAMPLE):
+                rows = self.parts[part]
+                counts, old = self.counts[rows], {n: t[rows] for n, t in self.standing.items()}
+                others = {n: t - _weighted(old[n], counts) for n, t in total.items()}
+                new = self.visit(part, others)
                 if new is not None:
-                    self.standing[m], still = new, False
-                    total = {n: t + self.counts[m] * new[n] for n, t in others.items()}
-            before, after = self.spread[-1], self._spread(self._sum())
+                    less, more, still = _sums(old, counts), _sums(new, counts), False
+                    total = {n: t - less[n] + more[n] for n, t in total.items()}
+                    for n, t in self.standing.items():
+                        t[rows] = new[n]
+            before, after = self.spread[-1], self._spread()
             self.spread.append(after)
             still = still or bool(self.still) and before - after <= self._least(before)
             if still:
@@ -217,27 +252,25 @@ class _Frame:
         if not still:
             _log.warning("align: networks still move after %d sweeps.", sweeps)
 
-    def _sum(self) -> Params:
-        """Without the rounding of many differences."""
-
-        def total(name: str) -> Tensor:
-            rows = torch.stack([w[name] for w in self.standing]).double()
-            return torch.tensordot(torch.tensor(self.counts).to(rows), rows, 1)
-
-        return {name: total(name) for name in self.standing[0]}
-
-    def _spread(self, total: Params) -> float:
-        return self._squares() - _square(total) / sum(self.counts)
+    def _spread(self) -> float:
+        total = _sums(self.standing, self.counts).values()
+        squares = sum(float(t.square().sum()) for t in total)
+        return self._squares() - squares / float(self.counts.sum())
 
     def _squares(self) -> float:
-        return sum((c * _square(w) for c, w in zip(self.counts, self.standing, strict=True)), 0.0)
+        each = (_weighted(t, self.counts).mul_(t).sum() for t in self.standing.values())
+        return sum(map(float, each), 0.0)
 
     def _least(self, spread: float) -> float:
         return max(self.still * spread, _ROUNDING * self._squares())
 
 
-def _square(network: Params) -> float:
-    return sum((float(t.double().square().sum()) for t in network.values()), 0.0)
+def _weighted(rows: Tensor, counts: Tensor) -> Tensor:
+    return rows.double() * counts.to(rows.device).reshape(-1, *[1] * (rows.ndim - 1))
+
+
+def _sums(networks: Params, counts: Tensor) -> Params:
+    return {n: torch.tensordot(counts.to(t.device), t.double(), 1) for n, t in networks.items()}
 
 
 class _ByPermutations(_Frame):
@@ -248,24 +281,25 @@ class _ByPermutations(_Frame):
     ) -> None:
         plan, groups = plan_of(sym), len(sym.permutations)
         nothing = {n: torch.zeros_like(stack[n][0]) for n in plan.compared}
-        self.ascents = []
-        for m in range(stack_size(stack)):
-            one, moving = {n: t[m : m + 1] for n, t in stack.items()}, [e[m : m + 1] for e in start]
-            self.ascents.append(Ascent(plan, one, nothing, moving[groups:] or None))
+        self.still = _STILL if len(counts) > _SAMPLE else 0.0
+        size = 1 if plan.branches else math.ceil(len(counts) / _PARTS)
+        parts = [slice(k, k + size) for k in range(0, len(counts), size)]
+        self.ascents = list[Ascent]()
+        for rows in parts:
+            some, moving = {n: t[rows] for n, t in stack.items()}, [e[rows] for e in start]
+            self.ascents.append(Ascent(plan, some, nothing, moving[groups:] or None))
             self.ascents[-1].stand(moving[:groups])
-        super().__init__([self._current(m) for m in range(len(self.ascents))], counts)
+        here = {n: torch.cat([a.current[n] for a in self.ascents]) for n in plan.compared}
+        super().__init__(here, counts, parts)
 
-    def _current(self, m: int) -> Params:
-        return {n: t[0] for n, t in self.ascents[m].current.items()}
-
-    def visit(self, m: int, others: Params) -> Params | None:
-        """Ascend from where the network stands."""
-        ascent, before = self.ascents[m], self.ascents[m].element
+    def visit(self, part: int, others: Params) -> Params | None:
+        """Ascend from where the networks stand."""
+        ascent, before = self.ascents[part], self.ascents[part].element
         ascent.look_at(others)
         ascent.climb(self.generator, _SWEEPS)
         ascent.exchange(self.generator, _SWEEPS)
         same = all(a is b or torch.equal(a, b) for a, b in zip(before, ascent.element, strict=True))
-        return None if same else self._current(m)
+        return None if same else ascent.current
 
     def element(self) -> list[Tensor]:
         """Permutations and signs of all networks."""
@@ -290,28 +324,28 @@ class _ByMatrices(_Frame):
         self.elements = [([p[m] for p in start[0]], [g[m] for g in start[1]]) for m in rows]
         every, rigid = ((ChannelView(s), SpaceMap(s)) for s in (sym, isometric(sym)))
         self.maps = [rigid if m == 0 else every for m in rows]
-        super().__init__([self._moved(m) for m in rows], counts)
+        parts = [slice(m, m + 1) for m in rows]
+        super().__init__(join([self._moved(m) for m in rows]), counts, parts)
 
     def _moved(self, m: int) -> Params:
         whole = moved(self.members[m], self.sym, self.elements[m])
         return {n: whole[n] for n in sorted(self.sym.touched)}
 
-    def visit(self, m: int, others: Params) -> Params | None:
+    def visit(self, part: int, others: Params) -> Params | None:
         """Bring one network closer to the mean of the others, from where it stands."""
-        left = sum(self.counts) - self.counts[m]
+        m, left = part, float(self.counts.sum() - self.counts[part])
         if left <= 0:
             return None
-        mean = {**self.members[m], **{n: t / left for n, t in others.items()}}
+        mean = {**self.members[m], **{n: t[0] / left for n, t in others.items()}}
         old = self.elements[m]
         pair = Pair(*self.maps[m], self.members[m], mean, old)
         pair.run(1, anchored=False)
         self.elements[m] = pair.element
         new = self._moved(m)
-        before, after = (
-            float(distance(w, mean, self.sym.touched)) for w in (self.standing[m], new)
-        )
+        here = {n: t[m] for n, t in self.standing.items()}
+        before, after = (float(distance(w, mean, self.sym.touched)) for w in (here, new))
         if after < before * (1 - 1e-9):
-            return new
+            return {n: t[None] for n, t in new.items()}
         self.elements[m] = old
         return None
 

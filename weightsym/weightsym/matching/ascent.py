@@ -188,20 +188,20 @@ class Ascent:
         self, tables: Sequence[np.ndarray], due: np.ndarray, flips: bool
     ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
         """The members that gain by the best orders of their units, the orders, and their signs."""
+        rows = np.flatnonzero(due)
+        values = [np.abs(t[rows]) if flips else t[rows] for t in tables]
+        every = [assign_blocks(*each) for each in zip(*values, strict=True)]
+        best = [np.stack(order) for order in zip(*every, strict=True)]
+        gains = sum(_picked(v, o).sum(1) for v, o in zip(values, best, strict=True))
+        gains -= sum(np.trace(t[rows], axis1=1, axis2=2) for t in tables)
+        least = self._least(1e-6) * sum(np.abs(v.max(2)).sum(1) for v in values)
         better = np.zeros(self.members, bool)
+        better[rows] = gains > least
         orders = [np.tile(np.arange(t.shape[1]), (self.members, 1)) for t in tables]
-        factors = np.ones(orders[0].shape)
-        for m in np.flatnonzero(due):
-            values = [np.abs(t[m]) if flips else t[m] for t in tables]
-            best = assign_blocks(*values)
-            gain = sum(v[np.arange(len(o)), o].sum() for v, o in zip(values, best, strict=True))
-            gain -= sum(t[m].trace() for t in tables)
-            if gain > self._least(1e-6) * sum(np.abs(v.max(1)).sum() for v in values):
-                better[m] = True
-                factors[m] = np.where(tables[0][m][np.arange(len(best[0])), best[0]] < 0, -1, 1)
-                for order, new in zip(orders, best, strict=True):
-                    order[m] = new
-        return better, orders, factors
+        for order, new in zip(orders, best, strict=True):
+            order[better] = new[better[rows]]
+        negative = better[:, None] & (_picked(tables[0], orders[0]) < 0)
+        return better, orders, np.where(negative, -1.0, 1.0)
 
     def _least(self, coarse: float) -> float:
         """The share of the similarity that is a gain and no rounding."""
@@ -347,3 +347,7 @@ def _doubled(params: Params, names: Sequence[str]) -> Params:
 def _where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Members of one stacked tensor or another."""
     return torch.where(mask.reshape(-1, *[1] * (a.ndim - 1)).to(a.device), a, b)
+
+
+def _picked(tables: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(tables, orders[..., None], 2)[..., 0]
