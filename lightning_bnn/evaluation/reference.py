@@ -25,6 +25,7 @@ from lightning_bnn.metrics.mmd import MMDTable, Reduction
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.tables import Measured, spread
 from weightsym import params as P
+from weightsym.forward import Inputs, in_precision, in_runnable_precision
 from weightsym.params import Params
 from weightsym.randomness import keyed_generator
 
@@ -35,6 +36,7 @@ __all__ = [
     "Options",
     "Reference",
     "have_converged",
+    "precise_outputs",
     "predictions_of_reference",
     "rhat_of_predictions",
 ]
@@ -91,11 +93,30 @@ def rhat_of_predictions(reference: StoredPosterior, problem: Problem) -> tuple[f
     last = [{name: t[-draws:] for name, t in chain.items()} for chain in chains]
     networks = {name: torch.cat([chain[name] for chain in last]) for name in last[0]}
     inputs, targets = next(iter(problem.test_set()))
-    outputs = P.apply(problem.network, networks, inputs[:_EXAMPLES])
+    outputs = precise_outputs(problem.network, networks, inputs[:_EXAMPLES])
     likelihood = cast(Likelihood, reference.likelihood)
-    values = likelihood.log_prob(outputs, targets[:_EXAMPLES]).double()
+    values = likelihood.log_prob(outputs, targets[:_EXAMPLES])
     reductions = rhat(values.view(len(chains), draws, -1))
     return float(reductions.median()), float(reductions.max())
+
+
+@torch.no_grad()
+def precise_outputs(network: nn.Module, networks: Params, inputs: Tensor) -> Tensor:
+    """Compute the outputs of a stack in float64, unless an operation of the network forbids that.
+
+    In float32 the log-densities of confident networks are ties, which ranks cannot order.
+
+    Args:
+        network: gives the computation.
+        networks: a stack.
+        inputs: of one batch.
+    """
+
+    def use(model: nn.Module, given: Inputs) -> Tensor:
+        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+        return P.apply(model, {n: in_precision(t, dtype) for n, t in networks.items()}, *given.args)
+
+    return in_runnable_precision(network, Inputs((inputs,)), use).double()
 
 
 _SUFFIXES: dict[Reduction, str] = {"median": "", "mean": "_mean", "max": "_max"}

@@ -1,6 +1,6 @@
 r"""Do parallel chains agree, how many independent draws are they worth, and what are means off by?
 
-On chains split in halves, with the numbers of arviz, after
+On chains split in halves, with the numbers of arviz (but R-hat of constant draws, NaN there), after
 
 | Rank-normalization, folding, and localization: An improved R-hat (Vehtari et al., 2021)
 | https://arxiv.org/abs/1903.08008
@@ -30,7 +30,8 @@ def rhat(draws: Draws) -> Tensor:
     .. math:: \hat R = \sqrt{\frac{(n - 1) W / n + B / n}{W}}
 
     with the variances between (B) and within (W) the halves of chains, of normal scores of ranks;
-    the larger one of the numbers and of their distances from the median.
+    the larger one of the numbers and of their distances from the median. Draws that are all the
+    same have 1, where arviz has NaN.
 
     Args:
         draws: of every chain, in order.

@@ -13,7 +13,7 @@ from lightning_bnn.callbacks.chain_diagnostics import diagnoses
 from lightning_bnn.evaluation import predictions_of_mode, reference_predictions
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.evaluation.protocols import PROTOCOLS
-from lightning_bnn.evaluation.reference import LARGEST, MEDIAN, Reference
+from lightning_bnn.evaluation.reference import LARGEST, MEDIAN, Reference, precise_outputs
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import Empirical
@@ -127,7 +127,7 @@ def followed(stored: StoredPosterior, problem: Problem, networks: Params) -> dic
     """The numbers of every network by which chains are compared, by space.
 
     Of predictions these are the logarithms of the probabilities of up to a hundred test targets,
-    or what is computed for their inputs if the likelihood is Gaussian.
+    or what is computed for their inputs if the likelihood is Gaussian. All of it in float64.
 
     Args:
         stored: gives the computation.
@@ -144,7 +144,7 @@ def followed(stored: StoredPosterior, problem: Problem, networks: Params) -> dic
 
 def _function(stored: StoredPosterior, problem: Problem, networks: Params) -> Tensor:
     inputs, targets = next(iter(problem.test_set()))
-    outputs = P.apply(stored.network, networks, inputs[:_POINTS])
+    outputs = precise_outputs(stored.network, networks, inputs[:_POINTS])
     likelihood: Any = stored.likelihood
     if isinstance(likelihood, Gaussian):
         return outputs.flatten(1)

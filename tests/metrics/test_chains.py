@@ -81,6 +81,7 @@ def test_shapes_and_constant_numbers():
     draws[..., 0, 0] = 1
     assert rhat(draws).shape == effective_sample_size(draws).shape == (2, 4)
     assert rhat(draws)[0, 0] == 1
+    assert math.isnan(array_stats.rhat(draws[..., 0, 0].numpy(), 0, 1))  # ours is 1
 
 
 @pytest.mark.bad_input

@@ -4,14 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn.datamodules import NoisySine
+from lightning_bnn.callbacks.chain_diagnostics import diagnoses
+from lightning_bnn.datamodules import NoisySine, TwoGaussians
 from lightning_bnn.evaluation.problem import Problem
+from lightning_bnn.evaluation.reference import rhat_of_predictions
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
-from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.metrics import rhat
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.references import diagnose
-from lightning_bnn.references.diagnosis import between
+from lightning_bnn.references.diagnosis import between, followed
 from weightsym import params as P
 from weightsym import permute, random_permutations
 
@@ -75,6 +78,39 @@ def test_laws_are_close_to_those_of_other_seeds_and_far_from_others(problem):
     for law in LAWS:
         assert near[law].value < 3 * near[law].error
         assert far[law].value > 4 * far[law].error
+
+
+def confident(likelihood):
+    """A problem, and draws whose logits are large enough for probabilities of almost one."""
+    classes = isinstance(likelihood, Categorical)
+    network = mlp(2, [3], 2, nn.Tanh) if classes else mlp(1, [3], 1, nn.Tanh)
+    data = TwoGaussians() if classes else NoisySine(test_size=40)
+    problem = Problem(network, data, likelihood)
+    return problem, {n: 8 * t for n, t in draws(problem).items()}
+
+
+@pytest.mark.parametrize("likelihood", [Categorical(), Gaussian(std=0.3)], ids=str)
+def test_networks_in_float32_and_float64_get_one_diagnosis(likelihood):
+    problem, networks = confident(likelihood)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        chains = stored(problem, {n: t.to(dtype) for n, t in networks.items()})
+        values = followed(chains, problem, chains.networks())
+        shaped = {space: v.unflatten(0, (CHAINS, DRAWS)) for space, v in values.items()}
+        median, largest = rhat_of_predictions(chains, problem)
+        found.append({**diagnoses(shaped), "median": median, "largest": largest})
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_log_probabilities_in_float32_are_ties_that_change_r_hat():
+    problem, networks = confident(Categorical())
+    flat = {n: t.flatten(0, 1) for n, t in networks.items()}
+    values = followed(stored(problem, networks), problem, flat)["function"]
+    inputs, targets = (t[:100] for t in next(iter(problem.test_set())))
+    coarse = Categorical().log_prob(P.apply(problem.network, flat, inputs), targets).double()
+    assert coarse.unique().numel() < values.unique().numel() / 2
+    fine, tied = (rhat(v.unflatten(0, (CHAINS, DRAWS))) for v in (values, coarse))
+    assert (fine - tied).abs().max() > 1e-3
 
 
 def test_too_few_draws_are_refused(problem):
