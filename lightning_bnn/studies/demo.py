@@ -192,8 +192,13 @@ def _comparison(findings: Findings) -> Section:
         "MMD compares weights with both references, as they are and with symmetries removed (NS). "
         "It is given for the law of a method (any of its networks), for one mode (one start), and "
         "for the mixture of all modes. A method that is near the trained networks is not "
-        "necessarily near the posterior. The next table judges predictions, in distribution and on "
-        "scrambled digits."
+        "necessarily near the posterior; one that is near by weights may be far by functions. The "
+        "next table judges predictions, in distribution and on scrambled digits."
+    )
+    laplace = (
+        "Laplace predicts with linearised networks and is still too uncertain: where a network is "
+        "confident its curvature vanishes, and the Gaussian is as wide as the prior. Samples of "
+        "this Gaussian, run as networks, are worse, since networks are not linear in their weights."
     )
     caption = (
         "Distances to the trained networks and four numbers of the predictions, with their "
@@ -201,7 +206,7 @@ def _comparison(findings: Findings) -> Section:
         "standard deviations."
     )
     figures = {caption: findings.figures["metrics"]}
-    return _section("How good are the posteriors?", [text], findings, figures)
+    return _section("How good are the posteriors?", [text, laplace], findings, figures)
 
 
 def _functions(reference: Population) -> list[Section]:
