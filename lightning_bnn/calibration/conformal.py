@@ -142,7 +142,7 @@ Score = Literal["thr", "aps", "raps"]
 
 
 _PENALTY, _FREE = 0.1, 1
-_DIGITS = 2**20  # what two runs of one network agree on
+_TOPS, _DIGITS, _LEAST = 4, 2**10, 1e-45  # what two runs of one network agree on
 
 
 def set_scores(probs: Tensor, score: Score, seed: int = 0) -> Tensor:
@@ -190,13 +190,17 @@ def set_scores(probs: Tensor, score: Score, seed: int = 0) -> Tensor:
 def uniform_numbers(probs: Tensor, seed: int) -> Tensor:
     """Mix the digits of each prediction into a number that is uniform in (0, 1), in float64.
 
+    They are those of its largest log-probabilities, which tell confident predictions apart and
+    hardly ever depend on what else is in a batch.
+
     Args:
         probs: predictions ``(batch, classes)``.
         seed: other numbers for another seed.
     """
     low, high = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
-    factors = torch.randint(low, high, probs.shape[-1:], generator=keyed_generator(seed, "sets"))
-    digits = (probs.double() * _DIGITS).round().long()
+    tops = probs.double().topk(min(_TOPS, probs.shape[-1])).values.clamp_min(_LEAST).log()
+    factors = torch.randint(low, high, tops.shape[-1:], generator=keyed_generator(seed, "sets"))
+    digits = (tops * _DIGITS).round().long()
     mixed = (digits * (factors | 1).to(digits.device)).sum(-1)  # modulo 2^64, as all below
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
         mixed = (mixed ^ ((mixed >> shift) & (2 ** (64 - shift) - 1))) * factor

@@ -424,7 +424,8 @@ def _check_fit(module: Core, checkpoint: dict[str, Any]) -> None:
     kind, own = checkpoint.get(_NOTES, {}).get("class"), type(module).__name__
     for name, tensor in module.named_parameters():
         shape = tuple(saved[name].shape) if name in saved else None
-        if shape == tuple(tensor.shape) or is_lazy(tensor):
+        left_out = shape is None and not module.strict_loading
+        if shape == tuple(tensor.shape) or is_lazy(tensor) or left_out:
             continue
         if kind not in (None, own) and shape is None:
             raise ValueError(f"The checkpoint is of {kind}, and this module is {own}.")

@@ -157,11 +157,12 @@ def data_size(loader: Any, batches: int | float | None = None) -> int:
             f"`num_data` cannot be read from a loader with {type(sampler).__name__}, which may "
             "leave examples out: pass the number of training examples to the module."
         )
+    count = len(getattr(sampler, "data_source", dataset))  # which may be the first rows only
     if in_order(loader) and batches is not None:
         size = getattr(loader, "batch_size", None)
-        if size is not None and batches * size < len(dataset):
+        if size is not None and batches * size < count:
             return int(batches * size)
-    return len(dataset)
+    return count
 
 
 def in_order(loader: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import lightning as L
 import pytest
@@ -223,6 +224,8 @@ def test_a_size_that_cannot_be_read_is_asked_for(loader):
         (plain(30), 3, 30),
         (plain(30, drop_last=True, batch_size=8, shuffle=True), 3, 30),
         (plain(30, sampler=SubsetRandomSampler(range(12))), 2, 12),
+        (plain(30, sampler=SequentialSampler(range(12))), 2, 12),
+        (plain(30, sampler=RandomSampler(range(12))), 2, 12),
         (Blobs().train_dataloader(), 2, 60),
         (plain(30, sampler=WeightedRandomSampler([0.0, 1.0, 2.0] * 10, 30)), 2, 20),
         (batched(BatchSampler(SubsetRandomSampler(range(12)), 5, False)), 2, 12),
@@ -662,3 +665,18 @@ def test_checkpoints_of_others(other, words, tmp_path):
     run.save_checkpoint(tmp_path / "it.ckpt")
     with pytest.raises(ValueError, match=words):
         trainer(max_epochs=3).fit(other(), Blobs(), ckpt_path=tmp_path / "it.ckpt")
+
+
+def test_checkpoints_without_some_weights_load_where_that_is_allowed(tmp_path):
+    """As Lightning does for networks of which only adapters are saved."""
+    run, path = trainer(), tmp_path / "it.ckpt"
+    run.fit(DeepEnsemble(network(), members=2), Blobs())
+    run.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)
+    del saved["state_dict"]["networks.0.weight"]
+    torch.save(saved, path)
+    for strict in (True, False):
+        module = DeepEnsemble(network(), members=2)
+        module.strict_loading = strict
+        with pytest.raises(ValueError, match="it has nothing") if strict else nullcontext():
+            module.on_load_checkpoint(saved)
