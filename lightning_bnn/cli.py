@@ -85,3 +85,7 @@ class Commands(Script):
             raise SystemExit(0)
         else:
             imported(module).training(args)
+
+
+if __name__ == "__main__":
+    main()

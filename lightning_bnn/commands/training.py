@@ -89,7 +89,8 @@ class TrainingCLI(LightningCLI):
         except UnpicklingError as error:  # of a URL
             raise ValueError(f"`ckpt_path`: {path} {describe_content(error)} ({_RUNS}).") from error
         except (RuntimeError, ValueError) as error:
-            if "ckpt_path=" not in str(error) and "loading state_dict" not in str(error):
+            causes = ("ckpt_path=", "loading state_dict", "The checkpoint is of")
+            if not any(cause in str(error) for cause in causes):
                 raise
             reason = " ".join(str(error).split())[:300]
             raise ValueError(f"`ckpt_path`: {path} does not fit: {reason}") from error

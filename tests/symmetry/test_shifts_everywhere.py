@@ -95,6 +95,17 @@ AVERAGED = {
     "the largest token": (
         lambda s, x: s.last(s.first(x).amax(1)), ROWS, OTHER_ROWS, {"first.bias"},
     ),
+    **{
+        f"{name} of tokens": (lambda s, x, f=f: s.last(f(s.first(x))), ROWS, OTHER_ROWS, shifted)
+        for name, f, shifted in (
+            ("cummax", lambda h: h.cummax(1).values, {"first.bias"}),
+            ("cummin", lambda h: h.cummin(1).values, {"first.bias"}),
+            ("kthvalue", lambda h: h.kthvalue(2, 1).values, {"first.bias"}),
+            ("median", lambda h: h.median(1).values, {"first.bias"}),
+            ("logcumsumexp", lambda h: h.logcumsumexp(1), {"first.bias"}),
+            ("cumprod", lambda h: h.cumprod(1), set()),
+        )
+    },
     "a temperature": (
         lambda s, x: s.last(torch.tanh((s.first(x) / 3).softmax(1))),
         ROWS, OTHER_ROWS, {"first.bias"},

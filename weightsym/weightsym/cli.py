@@ -193,3 +193,7 @@ def _parsed(command: Callable[..., Any], program: str, args: Sequence[str]) -> d
 def described(command: Callable[..., Any]) -> str:
     """Return what the docstring of a command says before its arguments."""
     return (inspect.getdoc(command) or "").partition("\n\nArgs:")[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -321,7 +321,7 @@ class _Reading:
     def _largest(self, node: Node, x: Any, *args: Any, **named: Any) -> Tensor | None:
         """The largest, the smallest or sorted numbers, where the same is added to all."""
         name, numbers = operation_of(node), self._numbers(x)
-        at, default = {"topk": (1, -1), "sort": (0, -1)}.get(name, (0, None))
+        at, default = {"topk": (1, -1), "kthvalue": (1, -1), "sort": (0, -1)}.get(name, (0, None))
         dims = named.get("dim", args[at] if len(args) > at else default)
         if numbers is None:
             return None
@@ -452,7 +452,11 @@ _ROWS: tuple[tuple[Collection[str], Callable[..., Any]], ...] = (
     (("neg",), _Reading._negated),
     (("mul", "div"), _Reading._product),
     (("where",), _Reading._chosen),
-    ("amax amin max min sort topk argmax argmin".split(), _Reading._largest),
+    (
+        "amax amin max min sort topk kthvalue median argmax argmin cummax cummin "
+        "logcumsumexp".split(),
+        _Reading._largest,
+    ),
     ("mean var std var_mean std_mean".split(), _Reading._mean),
     (
         "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
