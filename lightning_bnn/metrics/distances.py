@@ -84,8 +84,8 @@ class _Sums:
 
     def __init__(self, rows: tuple[int, int], within_first: bool, like: Tensor) -> None:
         m, n = rows
-        self._n, self._length = n, m if within_first else max(n, _SHORTEST_PIECE)
-        sizes = [min(self._length, m - k) + n for k in range(0, m, self._length)]
+        self._n, self._length = n, max(m, 1) if within_first else max(n, _SHORTEST_PIECE)
+        sizes = [min(self._length, m - k) + n for k in range(0, max(m, 1), self._length)]
         zeros = partial(torch.zeros, dtype=torch.float64, device=like.device)
         self._l1 = [zeros(size * (size - 1) // 2) for size in sizes]
         self._first = 0 if within_first else m

@@ -270,7 +270,7 @@ def test_grids_and_types_of_predictions():
 # ------------------------------------------------------------ distances
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("rows", [(19, 5), (40, 1), (1, 3), (7, 0), (33, 20)])
+@pytest.mark.parametrize("rows", [(19, 5), (40, 1), (1, 3), (7, 0), (0, 3), (33, 20)])
 def test_distances_are_those_of_scipy(rows, known, dtype):
     """In chunks, and for a first set that is cut into pieces."""
     g = torch.Generator().manual_seed(0)
