@@ -74,7 +74,7 @@ def test_a_step_that_fails_stops_no_other(fakes, capsys):
     )
     assert (
         "`mass` failed: RuntimeError: out of luck"
-        in found["trained networks are far above their minimum mass (digits)"]
+        in found["trained networks are far above their minimum mass (digits, by Adam)"]
     )
     assert "`mnist/mass` skipped: `mnist/runs` has not finished" in found["mass, minimum mass"]
     assert "mnist/runs skipped: no files" in printed + told

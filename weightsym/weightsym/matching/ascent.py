@@ -328,7 +328,8 @@ class Ascent:
     def _facing(self, group: int) -> Tensor:
         """Similarity of every branch with what stands in its place, with its rows in a router."""
         branches, compared = self.plan.groups[group], self.plan.compared
-        moving, goal = {n: t[0].double() for n, t in self.current.items()}, self.reference
+        moving = {n: t[0].double() for n, t in self.current.items()}
+        goal = {n: self.reference[n].reshape(t.shape) for n, t in moving.items()}
         total = torch.zeros(branches.units, dtype=torch.float64)
         for row in branches.tensors:
             if row[0] in compared:
