@@ -60,8 +60,8 @@ def bank_card(path: Path) -> dict[str, str]:
     card = path / _CARD
     if path.parent != _root() or not card.is_file():  # a stranger's says what it likes
         return {}
-    card_text: dict[str, str] = yaml.safe_load(card.read_text(encoding="utf-8"))
-    return card_text
+    content: dict[str, str] = yaml.safe_load(card.read_text(encoding="utf-8"))
+    return content
 
 
 def digest_of_networks(bank: Path) -> str:

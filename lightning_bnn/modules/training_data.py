@@ -111,21 +111,26 @@ def _gathered(module: Core, value: Any, rows: Tensor) -> Any:
 
 
 def fault_of(data: TrainingData) -> str:
-    """Tell which example holds what is not finite, and where, or nothing if none does.
+    """Tell which examples hold what is not finite, or nothing if none do.
+
+    Nothing, too, of data that a further pass would change: streams, and workers that persist.
 
     Args:
         data: the batches to look through.
     """
-    place = 0
+    loader, place = data.source, 0
+    dataset = getattr(loader, "dataset", None)
+    moves_on = isinstance(dataset, IterableDataset) or getattr(loader, "persistent_workers", False)
+    if moves_on or not isinstance(dataset, Sized):
+        return ""
+    is_ordered = in_order(loader) or hasattr(loader, "whole")
     for batch in data:
         for name, tensors in (("inputs", batch.inputs), ("targets", (batch.targets,))):
             for tensor in tensors:
                 if isinstance(tensor, Tensor) and not bool(tensor.isfinite().all()):
                     row = (~tensor.isfinite()).nonzero()[0, int(batch.per_member)]
-                    return (
-                        f"{name} of the training data hold NaN or infinite values, first in "
-                        f"example {place + int(row)}"
-                    )
+                    where = f", first in example {place + int(row)}" if is_ordered else ""
+                    return f"{name} of the training data hold NaN or infinite values{where}"
         place += batch.examples
     return ""
 

@@ -619,6 +619,36 @@ def test_examples_that_are_not_finite_are_named(name, where):
         trainer().fit(made(name, **likelihood), loader)
 
 
+class Endless(IterableDataset):
+    """Rows without an end, of which some hold NaN; it notes how many were asked for."""
+
+    def __init__(self):
+        self.given = 0
+
+    def __iter__(self):
+        while True:
+            self.given += 1
+            x = torch.randn(6)
+            yield (x * torch.nan if self.given % 3 == 0 else x), torch.tensor(1)
+
+
+def test_data_are_not_looked_through_where_that_would_change_them():
+    x, y = (t.clone() for t in rows().tensors)
+    x[17, 1] = torch.nan
+    shuffled = DataLoader(TensorDataset(x, y), 10, shuffle=True)
+    with pytest.warns(
+        UserWarning, match=r"inputs of the training data hold NaN or infinite .*\.$"
+    ) as said:
+        trainer().fit(made("ensemble"), shuffled)
+    assert "in example" not in "".join(str(w.message) for w in said)
+    stream = Endless()
+    with pytest.warns(UserWarning, match="the learning rate is too large, or the data are not"):
+        trainer(max_epochs=1, limit_train_batches=3, limit_val_batches=0).fit(
+            made("ensemble"), DataLoader(stream, 10)
+        )
+    assert stream.given <= 50
+
+
 class Told(Dataset):
     """Targets that are no numbers."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["describe_content", "is_whole", "json_text", "load", "parse_json", "read_json"]
+__all__ = ["describe_content", "json_text", "load", "parse_json", "read_json"]
 
 
 def load(path: str | Path, mmap: bool = False) -> Any:
@@ -25,7 +25,7 @@ def load(path: str | Path, mmap: bool = False) -> Any:
     Raises:
         ValueError: it is damaged, no such file, or holds other objects than tensors and plain data.
     """
-    if zipfile.is_zipfile(path) and not is_whole(path):
+    if zipfile.is_zipfile(path) and not _is_whole(path):
         raise ValueError(f"{path} is damaged: its bytes are not those that were written.")
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
@@ -35,7 +35,7 @@ def load(path: str | Path, mmap: bool = False) -> Any:
         raise ValueError(f"{path} {describe_content(error)}; save `model.state_dict()`.") from error
 
 
-def is_whole(path: str | Path) -> bool:
+def _is_whole(path: str | Path) -> bool:
     """Tell whether all parts of an archive fit their CRC, which torch writes and does not check."""
     try:
         with zipfile.ZipFile(path) as archive:
