@@ -92,7 +92,7 @@ class PretendedAccelerator(Accelerator):
         return NAME
 
 
-class _Generator(torch.Generator):
+class Generator(torch.Generator):
     """Draws on the CPU, whatever its device."""
 
     def __new__(cls, device="cpu"):
@@ -143,7 +143,7 @@ def register() -> None:
 
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
     _LIBRARY.fallback(_computed, "PrivateUse1")
-    torch.tensor, torch.Generator = _new_tensor, _Generator
+    torch.tensor, torch.Generator = _new_tensor, Generator
 
 
 def trainer_options() -> dict[str, Any]:

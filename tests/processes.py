@@ -20,7 +20,7 @@ from pathlib import Path
 import lightning_bnn
 import weightsym
 
-__all__ = ["fresh", "on_devices", "on_ranks", "result", "start"]
+__all__ = ["fresh", "on_devices", "on_ranks", "result", "serving", "start"]
 
 OURS = [
     found.name
@@ -68,6 +68,33 @@ def start(function, *arguments, environment=None, folder=None):
 def result(function, *arguments, environment=None, folder=None, timeout=300):
     """What ``function(*arguments)`` returns in a process of its own."""
     return start(function, *arguments, environment=environment, folder=folder).result(timeout)
+
+
+@contextlib.contextmanager
+def serving(function, around):
+    """Hand out a function that asks one process for ``function(argument)``, within ``around()``."""
+    ours, theirs = SERVER.Pipe()
+    process = SERVER.Process(target=_serve, args=(function, around, theirs), daemon=True)
+    process.start()
+    theirs.close()
+
+    def ask(argument):
+        ours.send(argument)
+        return ours.recv()
+
+    try:
+        yield ask
+    finally:
+        process.kill()
+
+
+def _serve(function, around, asked):
+    import torch
+
+    torch.set_num_threads(1)
+    with around():
+        while True:
+            asked.send(function(asked.recv()))
 
 
 def on_devices(count, function, *arguments):

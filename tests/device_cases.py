@@ -1,15 +1,21 @@
-"""The same computations on the CPU and on a pretended device."""
+"""Computations that are the same on every device, and how far another one is from the CPU.
 
+The device is a pretended one unless `LIGHTNING_BNN_DEVICE` names another, such as `cuda`.
+"""
+
+import contextlib
 import copy
 import logging
+import os
 import traceback
 import warnings
 
 import lightning as L
 import pretended
 import torch
+from cpu_draws import cpu_draws
 from metric_cases import METRICS
-from module_cases import MODULES, Blobs, made
+from module_cases import MODULES, Blobs, made, network
 from runs import QUIET, Plain, fit
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -20,6 +26,13 @@ from lightning_bnn.callbacks import MassGap, PermutationTau
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import SWAG, DeepEnsemble
 from weightsym import params as P
+
+DEVICE = os.environ.get("LIGHTNING_BNN_DEVICE", pretended.NAME)
+REAL = DEVICE != pretended.NAME
+PRECISION = "64-true" if REAL else "32-true"
+"""Of what is trained: rounding decides where Adam moves a weight that the loss does not see."""
+TOLERANCE = 1e-4 if REAL else 0.0
+"""Of differences, relative to 1 + size: sums of single precision have another order."""
 
 
 class Lost(nn.Module):
@@ -34,14 +47,18 @@ class Lost(nn.Module):
 
 
 def options(device):
-    place = {} if device == "cpu" else pretended.trainer_options()
-    return {**QUIET, "max_epochs": 2, **place}
+    place = {"accelerator": "gpu", "devices": 1}
+    if device == "cpu":
+        place = {}
+    elif device == pretended.NAME:
+        place = pretended.trainer_options()
+    return {**QUIET, "max_epochs": 2, "precision": PRECISION, **place}
 
 
-def trained(module, device):
+def trained(module, device, precision=PRECISION):
     """The state after training, and the numbers of a test; SWAG collects from a second epoch on."""
-    epochs = 2 if isinstance(module, SWAG) else 1
-    trainer, data = L.Trainer(**{**options(device), "max_epochs": epochs}), Blobs()
+    more = {"max_epochs": 2 if isinstance(module, SWAG) else 1, "precision": precision}
+    trainer, data = L.Trainer(**{**options(device), **more}), Blobs()
     trainer.fit(module, data)
     numbers = trainer.test(module, data, verbose=False)
     return module.state_dict(), {k: torch.tensor(v) for k, v in numbers[0].items()}
@@ -114,6 +131,12 @@ def matching(device):
     }
 
 
+def single_precision(device):
+    """The numbers of a test, which rounding moves less than weights."""
+    torch.manual_seed(0)
+    return trained(DeepEnsemble(network(), members=3), device, "32-true")[1]
+
+
 def lost(device):
     return trained(DeepEnsemble(Lost(), members=2), device)
 
@@ -123,24 +146,24 @@ OTHERS = {
     "images": images,
     "symmetries": symmetries,
     "matching": matching,
+    "single precision": single_precision,
     "lost": lost,
 }
-ALIKE = "map", "mfvi", "chains", "swag"
+ALIKE = {"map", "mfvi", "chains", "swag"}
 """Modules that compute nothing there which others do not."""
-BEYOND = ("laplace", "multi-laplace", "MMD")
+BEYOND = {"laplace", "multi-laplace", "MMD"}
 """What torch itself does below Python: forward-mode derivatives, indices that are lists."""
 
 
 def computations():
-    """Name -> what is computed on a device."""
+    """Name -> what is computed on a device; a real one computes everything."""
     modules = {
         name: lambda device, name=name: trained(made(name, batch_norm=True), device)
         for name in MODULES
-        if name not in ALIKE
     }
     metrics = {c.name: lambda device, case=c: metric(case, device) for c in METRICS}
     every = {**modules, **metrics, **OTHERS}
-    return {name: computation for name, computation in every.items() if name not in BEYOND}
+    return {name: every[name] for name in every if REAL or name not in ALIKE | BEYOND}
 
 
 def moved(tree, device):
@@ -148,20 +171,29 @@ def moved(tree, device):
 
 
 def difference(one, two):
-    """The largest, between trees of tensors."""
+    """The largest, between trees of tensors, relative to 1 + the size of a number."""
     pairs = zip(tree_leaves(one), tree_leaves(two), strict=True)
     tensors = [(a.cpu().double(), b.double()) for a, b in pairs if isinstance(b, torch.Tensor)]
     assert tensors
-    return max((a - b).abs().max().item() for a, b in tensors if a.numel())
+    return max(((a - b).abs() / (1 + b.abs())).max().item() for a, b in tensors if a.numel())
+
+
+@contextlib.contextmanager
+def ready():
+    """The device, as comparable with the CPU as it gets."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    if not REAL:
+        pretended.register()
+    torch.backends.cudnn.allow_tf32 = False
+    with cpu_draws(DEVICE) if REAL else contextlib.nullcontext():
+        yield
 
 
 def compared(name):
-    """The largest difference, or what went wrong; for a process of its own."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
-    pretended.register()
+    """The largest difference between the device and the CPU, or what went wrong."""
     computation = computations()[name]
     try:
-        return difference(computation(pretended.NAME), computation("cpu"))
+        return difference(computation(DEVICE), computation("cpu"))
     except Exception:
         return traceback.format_exc()
