@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_bnn.bank.checkpoint_bank import CheckpointBank
 from lightning_bnn.bank.disk import is_full, require_room
+from weightsym.devices import current_stream, elsewhere
 from weightsym.params import Params
 
 __all__ = ["BankWriter"]
@@ -67,9 +68,9 @@ class BankWriter:
                 self._queue.task_done()
         self._queue.task_done()
 
-    def _write(self, networks: Params, ready: Any, records: list[dict[str, Any]]) -> None:
-        if ready is not None:
-            ready.synchronize()
+    def _write(self, networks: Params, ready: list[Any], records: list[dict[str, Any]]) -> None:
+        for event in ready:
+            event.synchronize()
         try:
             require_room(self.bank.path, sum(t.nbytes for t in networks.values()))
             self.bank.extend(networks, records)
@@ -85,18 +86,14 @@ class BankWriter:
             raise RuntimeError(message) from self._error
 
 
-def _host_copy(tensors: Params) -> tuple[Params, Any]:
-    """Copy to the CPU, and return an event after which copies from a GPU are complete."""
+def _host_copy(tensors: Params) -> tuple[Params, list[Any]]:
+    """Copy to the CPU, and return events after which copies from other devices are complete."""
     copies = {name: _copied(t.detach()) for name, t in tensors.items()}
-    device = next((t.device for t in tensors.values() if t.is_cuda), None)
-    if device is None:
-        return copies, None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return copies, event
+    streams = [current_stream(device) for device in elsewhere(tensors.values())]
+    return copies, [stream.record_event() for stream in streams if stream is not None]
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    if not tensor.is_cuda:
+    if current_stream(tensor.device) is None:
         return tensor.to("cpu", copy=True)
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

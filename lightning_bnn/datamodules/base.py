@@ -17,6 +17,7 @@ from torch import Tensor
 from lightning_bnn.datamodules.preprocessing import CropFlip, normalise
 from lightning_bnn.member_batch import MemberBatch
 from weightsym.arguments import check_count
+from weightsym.devices import free_memory
 from weightsym.randomness import keyed_generator
 
 __all__ = ["DataModule", "MissingData", "Splits"]
@@ -331,12 +332,12 @@ class DataModule(L.LightningDataModule, ABC):
         return self.orders[first:last]
 
     def _placed(self, examples: Examples) -> Examples:
-        """Examples moved to the GPU that trains, if a quarter of its free memory holds them."""
+        """Examples moved to the device that trains, if a quarter of its free memory holds them."""
         device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
-        if device.type != "cuda":
+        if device.type == "cpu":
             return examples
         size = sum(t.nbytes for t in examples)
-        if 4 * size > torch.cuda.mem_get_info(device)[0]:
+        if 4 * size > free_memory(device):
             return examples
         inputs, targets = examples
         return inputs.to(device), targets.to(device)

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from lightning_bnn.doctor.checks import chains, predictions, training, weights
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import SEVERITIES, Finding, Report
+from weightsym.devices import elsewhere, random_numbers
 
 __all__ = ["CHECKS", "examine"]
 
@@ -37,6 +36,7 @@ def examine(evidence: Evidence, facts: Mapping[str, Any] | None = None) -> Repor
         evidence: a posterior and what is known of it.
         facts: what the report says of where it is from.
 
+    >>> import torch
     >>> from weightsym import params as P
     >>> from lightning_bnn.doctor import Examples
     >>> from lightning_bnn.likelihoods import Categorical
@@ -55,7 +55,7 @@ def examine(evidence: Evidence, facts: Mapping[str, Any] | None = None) -> Repor
     fine, skipped = [], {}
     training = evidence.network.training
     evidence.network.eval()
-    with torch.random.fork_rng(devices=[]):
+    with random_numbers(elsewhere(evidence.network.parameters())):
         for name, check in CHECKS.items():
             try:
                 finding = check(evidence)

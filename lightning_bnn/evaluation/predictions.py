@@ -256,7 +256,7 @@ def predictions_of_mode(
     sets: Sequence[Batches],
     counts: Sequence[int],
     *key: int | str,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
 ) -> list[list[Any]]:
     """For every data set and every count, predictions of the first so many networks of a mode.
 

@@ -25,6 +25,7 @@ from lightning_bnn.metrics.mmd import MMDTable, Reduction
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.tables import Measured, spread
 from weightsym import params as P
+from weightsym.devices import fastest
 from weightsym.forward import Inputs, in_precision, in_runnable_precision
 from weightsym.params import Params
 from weightsym.randomness import keyed_generator
@@ -147,7 +148,7 @@ class Reference:
         protocol: Protocol,
         samples: int = 100,
         seed: int = 0,
-        device: str = "cpu",
+        device: str | torch.device = "cpu",
         chains: Sequence[int] | None = None,
         predict: Callable[[Params], Tensor] | None = None,
     ) -> None:
@@ -180,7 +181,7 @@ class Reference:
             PROTOCOLS[options.protocol],
             options.samples,
             options.seed,
-            "cuda" if torch.cuda.is_available() else "cpu",
+            fastest(),
             stored.chains(),
             problem.probe(stored.likelihood) if options.functions else None,
         )

@@ -153,7 +153,7 @@ def pairwise_sum(probs: Tensor) -> Tensor:
     flat = probs.flatten(1).double()
     single = torch.special.xlogy(flat, flat).sum(-1) / 2
     result = flat.new_zeros(len(flat), len(flat))
-    size = max(1, _CHUNK[probs.device.type == "cuda"] // max(1, flat.shape[1]))
+    size = max(1, _CHUNK[probs.device.type != "cpu"] // max(1, flat.shape[1]))
     tiny = torch.finfo(flat.dtype).tiny
     for row in range(len(flat)):
         for start in range(row + 1, len(flat), size):

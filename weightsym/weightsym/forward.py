@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
+from weightsym.devices import elsewhere, random_numbers
 from weightsym.fresh_memory import copied
 from weightsym.params import Params
 from weightsym.shared_tensors import named_tensors, place_of
@@ -158,10 +159,7 @@ def outputs(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:
 @contextmanager
 def same_noise(tensors: Iterable[Any]) -> Iterator[None]:
     """Start the random numbers of torch anew, on every device that holds one of the tensors."""
-    devices = {t.device for t in tensors if isinstance(t, Tensor)}
-    on_gpu = {device.index or 0 for device in devices if device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(on_gpu)):
-        torch.manual_seed(0)
+    with random_numbers(elsewhere(tensors), seed=0):
         yield
 
 

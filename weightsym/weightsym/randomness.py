@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
+from weightsym.devices import elsewhere, random_numbers
+
 __all__ = ["key_of", "keyed_generator", "keyed_randomness"]
 
 Part = int | str
@@ -44,7 +46,7 @@ def keyed_randomness(*parts: Part, device: torch.device | str = "cpu") -> Iterat
 
     Args:
         *parts: the key.
-        device: whose generator is meant, besides that of the CPU.
+        device: whose generator is meant, besides that of the CPU; any kind of device.
 
     >>> with keyed_randomness(0, "noise"):
     ...     first = torch.rand(3)
@@ -53,17 +55,6 @@ def keyed_randomness(*parts: Part, device: torch.device | str = "cpu") -> Iterat
     >>> torch.equal(first, again)
     True
     """
-    generators = [torch.default_generator]
-    device = torch.device(device)
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators.append(torch.cuda.default_generators[index])
-    states = [generator.get_state() for generator in generators]
-    seed = key_of(*parts)
-    for generator in generators:
-        generator.manual_seed(seed)
-    try:
+    there = elsewhere([torch.empty(0, device=device)])  # it has the index of the current device
+    with random_numbers(there, key_of(*parts)):
         yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)

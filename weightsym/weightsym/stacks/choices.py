@@ -13,16 +13,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from weightsym.devices import elsewhere, random_numbers
+
 __all__ = ["fitting_chunk", "remember_loop", "runs_at_once", "work_of"]
 
-VMAP_LIMIT = {"cpu": 60_000, "cuda": 6_000_000}
+VMAP_LIMIT = 60_000, 6_000_000
 """Networks with more work than this run member by member, if they are no chains of stages
-(`fused`)."""
-BUDGET = {"cpu": 8 * 2**20, "cuda": 2**31}
+(`fused`): on the CPU, and on other devices."""
+BUDGET = 8 * 2**20, 2**31
 """Bytes of activations that run at once: on a CPU they should stay in its cache."""
-TRAINING_BUDGET = {"cpu": 64 * 2**20, "cuda": 2**33}
+TRAINING_BUDGET = 64 * 2**20, 2**33
 """The same with gradients, where every chunk has a graph of its own to be made."""
-NORMED_LIMIT = {"cpu": 2**20}
+NORMED_LIMIT = 2**20, math.inf
 """Bytes that batch norms of one network may give out in training: beyond them the copies that
 ``vmap`` makes for their statistics cost more than it spares."""
 _SIZES: weakref.WeakKeyDictionary[nn.Module, dict[Any, tuple[int, int]]] = (
@@ -44,8 +46,8 @@ def runs_at_once(model: nn.Module, chunk_size: int | None = None) -> bool:
     """
     if chunk_size == 1 or model in _NOT_VMAPPABLE:
         return False
-    device = next(model.parameters(), torch.zeros(0)).device.type
-    if chunk_size is None and work_of(model) > VMAP_LIMIT.get(device, VMAP_LIMIT["cuda"]):
+    device = next(model.parameters(), torch.zeros(0)).device
+    if chunk_size is None and work_of(model) > VMAP_LIMIT[device.type != "cpu"]:
         _announce(model, "is large: its members run one by one (pass `chunk_size` to batch them)")
         return False
     return True
@@ -92,15 +94,14 @@ def fitting_chunk(model: nn.Module, run: Callable[[], Any], inputs: Any, members
     key = tuple((x.shape, x.dtype, x.device) for x in tensors)
     sizes = _SIZES.setdefault(model, {})
     if key not in sizes:
-        cuda = [t.device for t in tensors if t.device.type == "cuda"][:1]
-        with _Bytes() as count, torch.no_grad(), torch.random.fork_rng(cuda):
+        with _Bytes() as count, torch.no_grad(), random_numbers(elsewhere(tensors)):
             run()
         sizes[key] = (count.total, count.normed)
     total, normed = sizes[key]
-    if model.training and normed > NORMED_LIMIT.get(tensors[0].device.type, math.inf):
+    is_elsewhere = tensors[0].device.type != "cpu"
+    if model.training and normed > NORMED_LIMIT[is_elsewhere]:
         return 1
-    budgets = TRAINING_BUDGET if torch.is_grad_enabled() else BUDGET
-    budget = budgets.get(tensors[0].device.type, budgets["cuda"])
+    budget = (TRAINING_BUDGET if torch.is_grad_enabled() else BUDGET)[is_elsewhere]
     chunk = max(1, budget // max(1, total))
     return members if chunk >= members else math.ceil(members / math.ceil(members / chunk))
 

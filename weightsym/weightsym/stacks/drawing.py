@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from weightsym.devices import elsewhere, random_numbers
+
 __all__ = ["block_of", "draw_blocks", "undrawn"]
 
 _NUMBERS, _MOST = 2**16, 256
@@ -30,7 +32,7 @@ def block_of(model: nn.Module, state: Mapping[str, Tensor]) -> int:
     block = min(_MOST, _NUMBERS // max(1, size))
     if block < 2:
         return 1
-    with torch.random.fork_rng(devices=_devices(model)):
+    with random_numbers(elsewhere(model.parameters())):
         one_by_one = [dict(_reset(copy.deepcopy(model), state)) for _ in range(2)]
         try:
             together = _vmapped(model, state, 3)
@@ -44,11 +46,9 @@ def draw_blocks(
     model: nn.Module, state: Mapping[str, Tensor], seeds: list[int], block: int
 ) -> dict[str, Tensor]:
     """Copies of the state with new weights, one block for each seed, as a stack."""
-    blocks = []
-    with torch.random.fork_rng(devices=_devices(model)):
-        network = copy.deepcopy(model)
-        for seed in seeds:
-            torch.manual_seed(seed)
+    blocks, network = [], copy.deepcopy(model)
+    for seed in seeds:
+        with random_numbers(elsewhere(model.parameters()), seed):
             if block > 1:
                 blocks.append(_vmapped(network, state, block))
             else:
@@ -77,11 +77,6 @@ def undrawn(
         if id(p) not in owned
         or (_varies(state[name].flatten()) and torch.equal(drawn[name][0], state[name]))
     ]
-
-
-def _devices(model: nn.Module) -> list[int]:
-    """Numbers of the GPUs that hold its parameters."""
-    return sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
 
 
 def _reset(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

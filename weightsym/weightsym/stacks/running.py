@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from weightsym.devices import elsewhere, remember_randomness
+
 __all__ = ["remember_vmap", "run_network", "undoing", "FastLayers"]
 
 _RECOMPUTES = (
@@ -82,16 +84,13 @@ def undoing(model: nn.Module, params: Mapping[str, Tensor]) -> Callable[[], None
     trained = {name for name, _ in model.named_parameters()}
     buffers = [t for n, t in params.items() if model.training and n not in trained]
     copies = [t.clone() for t in buffers]
-    on_gpu = sorted({t.device.index or 0 for t in params.values() if t.device.type == "cuda"})
-    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(k) for k in on_gpu)]
+    restore_randomness = remember_randomness(elsewhere(params.values()))
 
     @torch.no_grad()
     def undo() -> None:
         for tensor, copy in zip(buffers, copies, strict=True):
             tensor.copy_(copy)
-        torch.set_rng_state(states[0])
-        for k, state in zip(on_gpu, states[1:], strict=True):
-            torch.cuda.set_rng_state(state, k)
+        restore_randomness()
 
     return undo
 

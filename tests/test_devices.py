@@ -1,0 +1,106 @@
+"""Random numbers, memory and streams of devices other than the CPU, of any kind."""
+
+import types
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lightning_bnn.bank import writer
+from weightsym import devices
+from weightsym.forward import same_noise
+from weightsym.randomness import keyed_randomness
+
+EMPTY, GENERATOR = torch.empty, torch.Generator
+
+
+class Kind:
+    """Two devices of a kind, each with random numbers of its own."""
+
+    def __init__(self):
+        self.generators = [GENERATOR().manual_seed(k) for k in (10, 20)]
+
+    def get_rng_state(self, device):
+        return self.generators[device.index].get_state()
+
+    def set_rng_state(self, state, device):
+        self.generators[device.index].set_state(state)
+
+    def mem_get_info(self, device):
+        return 100 + device.index, 200
+
+    def drawn(self):
+        """Numbers of the CPU and of both devices."""
+        every = torch.default_generator, *self.generators
+        return [torch.rand(3, generator=generator).tolist() for generator in every]
+
+
+@pytest.fixture
+def kind(monkeypatch):
+    known = Kind()
+    monkeypatch.setattr(torch, "get_device_module", lambda _: known)
+    monkeypatch.setattr(torch, "Generator", lambda _="cpu": GENERATOR())
+    monkeypatch.setattr(torch, "empty", lambda *_, device: on(device)[0])
+    return known
+
+
+def on(*places):
+    with FakeTensorMode():
+        return [EMPTY(2, device=place) for place in places]
+
+
+def test_devices_are_found_whatever_their_kind():
+    tensors = on("xpu:1", "cpu", "cuda:0", "meta", "xpu:1")
+    assert devices.elsewhere([*tensors, 3]) == [torch.device("cuda:0"), torch.device("xpu:1")]
+
+
+STARTS = {
+    "noise": lambda: same_noise(on("xpu:1")),
+    "key": lambda: keyed_randomness(4, "x", device="xpu:1"),
+    "seed": lambda: devices.random_numbers([torch.device("xpu:1")], seed=2**62),
+}
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_numbers_of_a_device_start_anew_and_afterwards_go_on_as_before(kind, start):
+    restore = devices.remember_randomness([torch.device("xpu", k) for k in (0, 1)])
+    undisturbed = kind.drawn()
+    restore()
+    with start():
+        here, other, there = kind.drawn()
+    assert other == undisturbed[1]
+    assert [here, there] != undisturbed[::2]
+    assert kind.drawn()[::2] == undisturbed[::2]
+    with start():
+        assert kind.drawn()[::2] == [here, there]
+
+
+def test_keys_of_a_device_are_told_apart(kind):
+    numbers = []
+    for key in (1, 2):
+        with keyed_randomness(key, device="xpu:1"):
+            numbers.append(kind.drawn()[2])
+    assert numbers[0] != numbers[1]
+
+
+def test_the_fastest_device_is_the_accelerator_if_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    for has_one, wanted in ((True, "xpu"), (False, "cpu")):
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda has_one=has_one: has_one)
+        assert devices.fastest() == torch.device(wanted)
+
+
+def test_a_device_that_does_not_tell_its_memory_has_none(kind, monkeypatch):
+    assert devices.free_memory(torch.device("xpu:1")) == 101
+    monkeypatch.delattr(Kind, "mem_get_info")
+    assert devices.free_memory(torch.device("xpu:1")) == 0
+
+
+def test_copies_of_a_device_with_streams_are_waited_for(kind, monkeypatch):
+    """Without streams everything is done at once."""
+    event, tensors = object(), {"w": torch.ones(3)}
+    stream = types.SimpleNamespace(record_event=lambda: event)
+    monkeypatch.setattr(writer, "elsewhere", lambda _: [torch.device("xpu:1")])
+    assert writer._host_copy(tensors)[1] == []
+    monkeypatch.setattr(Kind, "current_stream", lambda *_: stream, raising=False)
+    assert writer._host_copy(tensors)[1] == [event]
