@@ -12,7 +12,7 @@ HIDDEN := bad_input or frames
 ANNOTATIONS := --jaxtyping-packages=lightning_bnn,weightsym,beartype.beartype
 
 .NOTPARALLEL:
-.PHONY: help demo docs test test-all check bench oldest loggers peers clean
+.PHONY: help demo docs test test-all check bench gpu oldest loggers peers clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "make %-9s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ bench: $(STAMP)  ## large networks, and all that is timed, into docs/benchmarks;
 	$(BIN)/python -m pip install --quiet --no-deps blitz-bayesian-pytorch==0.2.8 bayesian-torch==0.5.0 posteriors==0.1.3 optree==0.20.0 tensordict==0.15.3 torchopt==0.7.3 pyvers==0.2.3 numba==0.68.1
 	$(if $(ONLY),,$(BIN)/python -m pytest -m slow)
 	$(BIN)/python benchmarks/bench.py $(if $(ONLY),--only $(ONLY)) $(if $(AGAIN),--again)
+
+gpu: $(STAMP)  ## tests and times on the GPUs of this machine, into docs/benchmarks; ONLY=populations, QUICK=1
+	$(BIN)/python benchmarks/gpu.py --out runs/gpu --pages $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
 
 oldest:  ## the lowest versions that pyproject.toml allows, in an environment of their own; PYTHONS="python3.10 python3.13"
 	.ci/oldest $(PYTHONS)

@@ -1,6 +1,6 @@
 """The cost of callbacks in a step of a ResNet-18, with batches of 128 images of 32 x 32 pixels.
 
-python benchmarks/callbacks.py steps
+python benchmarks/callbacks.py steps [--precision bf16-mixed] [--channels-last] [--device cuda]
 """
 
 import tempfile
@@ -19,12 +19,12 @@ warnings.filterwarnings("ignore")
 
 
 class Classifier(L.LightningModule):
-    def __init__(self):
+    def __init__(self, layout):
         super().__init__()
-        self.net = models.resnet18(10)
+        self.net, self.layout = models.resnet18(10).to(memory_format=layout), layout
 
     def training_step(self, batch, _):
-        return cross_entropy(self.net(batch[0]), batch[1])
+        return cross_entropy(self.net(batch[0].to(memory_format=self.layout)), batch[1])
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.05, momentum=0.9, nesterov=True)
@@ -51,7 +51,8 @@ def watched(callback, times):
 
 
 def steps(options, record):
-    data = torch.utils.data.TensorDataset(torch.randn(128, 3, 32, 32), torch.randint(10, (128,)))
+    n = options.batch
+    data = torch.utils.data.TensorDataset(torch.randn(n, 3, 32, 32), torch.randint(10, (n,)))
     with tempfile.TemporaryDirectory() as folder:
         contestants = {
             "PermutationTau": (PermutationTau(), 1, 1),
@@ -70,8 +71,10 @@ def steps(options, record):
             enable_progress_bar=False,
             enable_model_summary=False,
             log_every_n_steps=50,
+            precision=options.precision,
         )
-        trainer.fit(Classifier(), torch.utils.data.DataLoader(data, 128))
+        layout = torch.channels_last if options.channels_last else torch.contiguous_format
+        trainer.fit(Classifier(layout), torch.utils.data.DataLoader(data, n))
     record.times({"step": found["step"].after(2)}, every=1)
     for name, (_, worked, every) in contestants.items():
         record.times(
@@ -81,6 +84,9 @@ def steps(options, record):
 
 def main():
     made = parser(__doc__, ("steps",), repeats=21)
+    made.add_argument("--batch", type=int, default=128)
+    made.add_argument("--precision", default="32-true")
+    made.add_argument("--channels-last", action="store_true")
     options = parsed(made)
     record = Record(options)
     steps(options, record)

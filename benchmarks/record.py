@@ -57,7 +57,8 @@ class Record:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.rows = options, list[Row]()
-        print(f"{options.threads} threads at most, {options.device}, torch {torch.__version__}")
+        device = _device(options.device)
+        print(f"{options.threads} threads at most, {device}, torch {torch.__version__}", flush=True)
 
     def times(self, found: Mapping[str, Times], **labels: Any) -> None:
         """One row for each contestant; the first is what the ratios that are printed are over."""
@@ -80,11 +81,17 @@ class Record:
         if self.options.record is None:
             return
         content = {"command": _command(), "date": date.today().isoformat(), **circumstances()}
-        content |= {"threads": self.options.threads, "device": self.options.device}
+        content |= {"threads": self.options.threads, "device": _device(self.options.device)}
         lines = ",\n  ".join(json.dumps(row) for row in self.rows)
         text = json.dumps(content, indent=1)[:-2] + f',\n "rows": [\n  {lines}\n ]\n}}\n'
         self.options.record.parent.mkdir(parents=True, exist_ok=True)
         self.options.record.write_text(text, encoding="utf-8")
+
+
+def _device(name: str) -> str:
+    """The CPU, or the names of the cards."""
+    cards = range(torch.cuda.device_count()) if name == "cuda" else ()
+    return ", ".join(torch.cuda.get_device_name(k) for k in cards) or name
 
 
 def _described(times: Times) -> Row:

@@ -1,0 +1,145 @@
+"""Everything that is tried and timed on a device, one step after the other: `make gpu`.
+
+python benchmarks/gpu.py --out FOLDER [--device cuda] [--only tests populations ...] [--quick]
+
+Each step is a process with a limit of its own and writes its files at once, so that what ends it
+costs nothing else. Tests, and the compilers of the populations, run side by side before what is
+timed; with `--quick`, which is for finding mistakes, all steps do.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tables import FILES, fill_pages
+
+SCRIPTS = Path(__file__).parent
+PYTEST = "-m pytest -m e2e -q --tb=short -p no:cacheprovider tests/test_another_device.py"
+STEPS = {
+    "tests": (PYTEST, 240),
+    "compile": ("gpu_populations.py torch --warm", 200),
+    "compile_jax": ("gpu_populations.py jax --warm", 200),
+    "populations": ("gpu_populations.py torch", 240),
+    "populations_jax": ("gpu_populations.py jax", 120),
+    "chains": ("gpu_stacks.py chains", 60),
+    "symmetries": ("gpu_stacks.py symmetries", 90),
+    "memory": ("gpu_stacks.py memory", 90),
+    "processes": ("gpu_stacks.py processes", 90),
+    "vi": ("vi.py steps", 60),
+    "samplers": ("samplers.py steps", 60),
+    "mmd": ("metrics.py mmd --rows 200 --others 50 --repeats 3", 60),
+    "callbacks": ("callbacks.py steps", 60),
+    "callbacks_bf16": ("callbacks.py steps --precision bf16-mixed --channels-last", 60),
+}
+"""What each step runs, and for how many seconds at most."""
+UNTIMED = ("tests", "compile", "compile_jax")
+QUICK = {
+    "mmd": "--features 500", "vi": "--repeats 3", "samplers": "--repeats 3",
+    "callbacks": "--repeats 11 --batch 8", "callbacks_bf16": "--repeats 11 --batch 8",
+}  # fmt: skip
+HAVE_QUICK = ("gpu_populations.py", "gpu_stacks.py")
+
+
+@dataclass
+class Step:
+    """A process, what it prints, and how it has ended."""
+
+    name: str
+    options: argparse.Namespace
+    process: subprocess.Popen = field(init=False)
+    started: float = field(init=False)
+
+    @property
+    def log(self):
+        return self.options.out / "logs" / f"{self.name}.log"
+
+    def command(self):
+        words, options = STEPS[self.name][0].split(), self.options
+        if self.name == "tests":
+            return [*words, "-n", str(options.workers)] if options.workers else words
+        words += ["--device", options.device]
+        if options.quick:
+            words += ["--quick"] * (words[0] in HAVE_QUICK) + QUICK.get(self.name, "").split()
+        if "--warm" not in words:
+            words += ["--record", str(options.out / f"gpu_{self.name}.json")]
+        return [str(SCRIPTS / words[0]), *words[1:]]
+
+    def start(self):
+        environment = {**os.environ, "LIGHTNING_BNN_DEVICE": self.options.device}
+        environment |= {"PYTHONPATH": os.pathsep.join([str(SCRIPTS), *sys.path[1:]])}
+        environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TORCH_LOGS": "-all"}
+        environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
+        environment |= {"JAX_COMPILATION_CACHE_DIR": str(self.options.cache / "jax")}
+        environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        environment |= {"TORCHINDUCTOR_CACHE_DIR": str(self.options.cache / "torch")}
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *self.command()], env=environment, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self.started = time.monotonic()
+        return self
+
+    def wait(self):
+        """Whether it has ended well, within its time."""
+        left = self.started + STEPS[self.name][1] - time.monotonic()
+        try:
+            code = self.process.wait(max(0.1, left))
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            code = "time is up"
+        print(f"\n== {self.name}: {time.monotonic() - self.started:.0f} s, ended with {code}")
+        print("\n".join(self.lines(60 if self.name == "tests" else 400)), flush=True)
+        return code == 0
+
+    def lines(self, last):
+        return self.log.read_text(errors="replace").splitlines()[-last:]
+
+
+def main():
+    options = _options()
+    names = options.only or [*STEPS]
+    together = [n for n in names if options.quick or n in UNTIMED]
+    groups = [together, *([n] for n in names if n not in together)]
+    failed = []
+    for group in groups:
+        started = [Step(name, options).start() for name in group]
+        for step in started:
+            failed += [] if step.wait() else [step]
+            if options.pack:
+                shutil.make_archive(str(options.pack), "gztar", options.out)
+    for step in failed:
+        print(f"\n-- failed: {step.name}\n" + "\n".join(step.lines(12)))
+    print(f"\n{len(names) - len(failed)} of {len(names)} steps ended well", flush=True)
+    if options.pages:
+        for file in options.out.glob("gpu_*.json"):
+            shutil.copy(file, FILES)
+        fill_pages()
+    raise SystemExit(bool(failed))
+
+
+def _options():
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--out", type=Path, required=True, help="folder for what is measured")
+    made.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    made.add_argument("--only", nargs="+", default=[], choices=STEPS, metavar="STEP")
+    made.add_argument("--quick", action="store_true", help="small problems, side by side")
+    made.add_argument("--pages", action="store_true", help="put what is measured on the pages")
+    made.add_argument("--pack", type=Path, help="archive of the folder, anew after every step")
+    made.add_argument("--workers", type=int, default=0, help="processes of the tests")
+    made.add_argument("--cache", type=Path, default=Path("/tmp/gpu-cache"), help="of compilers")
+    return made.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Sequential networks of torch in JAX: trained by `vmap` and `jit`, sampled by blackjax.
+
+Used by `gpu_populations.py` and `gpu_stacks.py`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+from torch import nn
+
+RATE, DECAY = 0.04, 2e-4
+AT_ONCE = 10_000
+SCANNED = 32
+
+
+def forward(network, params, x):
+    """What a `torch.nn.Sequential` returns."""
+    for name, layer in network.named_children():
+        own = {n: params[f"{name}.{n}"] for n, _ in layer.named_parameters()}
+        x = LAYERS[type(layer)](layer, own, x)
+    return x
+
+
+def _convolution(layer, own, x):
+    return lax.conv_general_dilated(
+        x, own["weight"], layer.stride, "VALID", feature_group_count=layer.groups,
+        dimension_numbers=("NCHW", "OIHW", "NCHW"),
+    )  # fmt: skip
+
+
+def _pooling(layer, own, x):
+    size = (1, 1, layer.kernel_size, layer.kernel_size)
+    return lax.reduce_window(x, -jnp.inf, lax.max, size, size, "VALID")
+
+
+LAYERS = {
+    nn.Conv2d: _convolution,
+    nn.MaxPool2d: _pooling,
+    nn.Linear: lambda layer, own, x: x @ own["weight"].T + own["bias"],
+    nn.ReLU: lambda layer, own, x: jax.nn.relu(x),
+    nn.Tanh: lambda layer, own, x: jnp.tanh(x),
+    nn.AdaptiveAvgPool2d: lambda layer, own, x: x.mean((2, 3), keepdims=True),
+    nn.Flatten: lambda layer, own, x: x.reshape(len(x), -1),
+}
+
+
+def array(tensor):
+    return jnp.array(tensor.detach().cpu().numpy())
+
+
+def _update(network):
+    """A step of SGD of a stack, in chunks where it is large."""
+
+    def loss(params, x, y):
+        logits = jax.nn.log_softmax(forward(network, params, x))
+        return -jnp.take_along_axis(logits, y[:, None], 1).mean()
+
+    def of_one(params, x, y):
+        grads = jax.grad(loss)(params, x, y)
+        return {n: (1 - RATE * DECAY) * t - RATE * grads[n] for n, t in params.items()}
+
+    def update(stack, x, y):
+        members = len(next(iter(stack.values())))
+        if members <= AT_ONCE:
+            return jax.vmap(of_one, (0, None, None))(stack, x, y)
+        return lax.map(lambda one: of_one(one, x, y), stack, batch_size=AT_ONCE)
+
+    return update
+
+
+def _started(network, stack):
+    return [{n: array(t) for n, t in stack.items()}]
+
+
+def _weights(box, names):
+    arrays = [np.asarray(box[0][n]).reshape(len(box[0][n]), -1) for n in names]
+    return torch.from_numpy(np.concatenate(arrays, 1).copy())
+
+
+def stepped(network, stack):
+    """A call for each step."""
+    box, update = _started(network, stack), jax.jit(_update(network), donate_argnums=0)
+    arrays = functools.cache(lambda x, y: (array(x), array(y)))
+
+    def step(x, y):
+        box[0] = update(box[0], *arrays(x, y))
+
+    step.wait, step.steps = lambda: jax.block_until_ready(box[0]), 1
+    return step, lambda: _weights(box, stack)
+
+
+def scanned(network, stack):
+    """A call for many steps, on the same batch."""
+    box, one = _started(network, stack), _update(network)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def update(stack, x, y):
+        return lax.scan(lambda s, _: (one(s, x, y), None), stack, length=SCANNED)[0]
+
+    arrays = functools.cache(lambda x, y: (array(x), array(y)))
+
+    def step(x, y):
+        box[0] = update(box[0], *arrays(x, y))
+
+    step.wait, step.steps = lambda: jax.block_until_ready(box[0]), SCANNED
+    return step, lambda: _weights(box, stack)
+
+
+def chains(network, stack, x, y, settings):
+    """Transitions of blackjax's HMC, and the acceptance of the last ones."""
+    import blackjax
+    from jax.flatten_util import ravel_pytree
+
+    x, y = array(x), array(y)
+    starts = {n: array(t) for n, t in stack.items()}
+    _, unravel = ravel_pytree({n: t[0] for n, t in starts.items()})
+    vectors = jax.vmap(lambda params: ravel_pytree(params)[0])(starts)
+
+    def log_density(vector):
+        logits = jax.nn.log_softmax(forward(network, unravel(vector), x))
+        return jnp.take_along_axis(logits, y[:, None], 1).sum() - (vector @ vector) / 2
+
+    kernel = blackjax.hmc(
+        log_density, settings["step_size"], jnp.ones(vectors.shape[1]), settings["leapfrog_steps"]
+    )
+
+    def of_one(state, key):
+        def transition(state, key):
+            state, info = kernel.step(key, state)
+            return state, info.acceptance_rate
+
+        state, rates = lax.scan(transition, state, jax.random.split(key, settings["transitions"]))
+        return state, rates.mean()
+
+    run = jax.jit(jax.vmap(of_one))
+    box = [jax.vmap(kernel.init)(vectors), None, jax.random.key(0)]
+
+    def step():
+        box[2], key = jax.random.split(box[2])
+        box[0], box[1] = run(box[0], jax.random.split(key, len(vectors)))
+
+    step.wait = lambda: jax.block_until_ready(box[0])
+    return step, lambda: float(box[1].mean())
