@@ -71,7 +71,9 @@ class Step:
         return [str(SCRIPTS / words[0]), *words[1:]]
 
     def start(self):
-        environment = {**os.environ, "LIGHTNING_BNN_DEVICE": self.options.device}
+        environment = dict(os.environ)
+        if self.options.device != "cpu":
+            environment["LIGHTNING_BNN_DEVICE"] = self.options.device
         environment |= {"PYTHONPATH": os.pathsep.join([str(SCRIPTS), *sys.path[1:]])}
         environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TORCH_LOGS": "-all"}
         environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
