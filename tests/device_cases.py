@@ -7,28 +7,43 @@ import contextlib
 import copy
 import logging
 import os
+import tempfile
 import traceback
 import warnings
 
 import lightning as L
-import pretended
 import torch
 from cpu_draws import cpu_draws
+from lightning.pytorch.loggers import TensorBoardLogger
 from metric_cases import METRICS
+from mixing_networks import Decoder
 from module_cases import MODULES, Blobs, made, network
 from runs import QUIET, Plain, fit
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lightning_bnn import metrics as M
+from lightning_bnn import posteriors, samplers, testing
 from lightning_bnn import symmetry as S
-from lightning_bnn.callbacks import MassGap, PermutationTau
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.callbacks import (
+    ChainDiagnostics,
+    CheckpointHarvester,
+    MassGap,
+    PermutationTau,
+    PosteriorDoctor,
+    PosteriorFigures,
+    TrainingCost,
+)
+from lightning_bnn.evaluation.predictions import predictions_of_mode
+from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import SWAG, DeepEnsemble
 from weightsym import params as P
+from weightsym.verify import random_element
 
-DEVICE = os.environ.get("LIGHTNING_BNN_DEVICE", pretended.NAME)
-REAL = DEVICE != pretended.NAME
+DEVICE = os.environ.get("LIGHTNING_BNN_DEVICE", "pretended")
+REAL = DEVICE != "pretended"
 PRECISION = "64-true" if REAL else "32-true"
 """Of what is trained: rounding decides where Adam moves a weight that the loss does not see."""
 TOLERANCE = 1e-4 if REAL else 0.0
@@ -50,8 +65,8 @@ def options(device):
     place = {"accelerator": "gpu", "devices": 1}
     if device == "cpu":
         place = {}
-    elif device == pretended.NAME:
-        place = pretended.trainer_options()
+    elif device == "pretended":
+        place = testing.trainer_options()
     return {**QUIET, "max_epochs": 2, "precision": PRECISION, **place}
 
 
@@ -131,43 +146,173 @@ def matching(device):
     }
 
 
+def acted(device):
+    """Symmetries that are read off a network there, of units, heads and channels."""
+    return {name: acted_on(*moved(case(), device)) for name, case in NETWORKS.items()}
+
+
+def acted_on(net, x):
+    net = net.double().eval()
+    sym, params = S.discover(net, x), P.of(net)
+    one, two = (random_element(params, sym, _generator(k), mixing=True) for k in (0, 1))
+    kinds = sym.permutations, sym.scalings, sym.signs, sym.linear, sym.shifts
+    return {
+        "groups": torch.tensor([len(groups) for groups in kinds]),
+        "moved": one,
+        "canonical": S.canonicalise(one, sym),
+        "norms": torch.tensor(list(S.fingerprint(one, sym).norms.values())),
+        "average": S.average(P.stack([one, two]), sym),
+    }
+
+
+def sampled(device):
+    """Samplers and schedules without a module."""
+    chains = {}
+    for name, build in SAMPLERS.items():
+        theta = nn.Parameter(torch.ones(4, 3, dtype=torch.float64).to(device))
+        sampler = build([theta])
+        schedule = samplers.CyclicalSchedule(sampler, 4) if "sg" in name else None
+
+        def energy(theta=theta):
+            theta.grad = theta.detach().clone()
+            return theta.detach().square().sum(1) / 2
+
+        for _ in range(5):
+            sampler.step(energy)
+            if schedule:
+                schedule.step()
+        chains[name] = theta
+    return chains
+
+
+def predicted(device):
+    """Predictions from a bank, and from posteriors that draw there."""
+    torch.manual_seed(0)
+    net, x = mlp(6, [8], 3).double().eval(), torch.randn(9, 6, dtype=torch.float64)
+    there, inputs = copy.deepcopy(net).to(device), x.to(device)
+    stack = moved(P.populate(net, 5, _generator(0)), device)
+    with tempfile.TemporaryDirectory() as folder:
+        with CheckpointBank(folder) as bank:
+            bank.extend(stack, [{} for _ in range(5)])
+        stored = CheckpointBank(folder, "r")[:]
+    gaussian = posteriors.DiagonalGaussian.fit(stack)
+    every = [
+        posteriors.Empirical(stack), gaussian, posteriors.LowRankGaussian.fit(stack, rank=2),
+        posteriors.Mixture([gaussian, posteriors.Empirical(stack)]),
+    ]  # fmt: skip
+    of = Categorical(), [[(x, torch.arange(9) % 3)]], (2, 4), 0
+    return {
+        "bank": P.apply(there, moved(stored, device), inputs),
+        "drawn": [p.predict(there, inputs, 4, generator=_generator(1, device)) for p in every],
+        "modes": [
+            predictions_of_mode(m, net, *of, 0, device=device)[0][1].probs for m in every[:3]
+        ],
+    }
+
+
+def observed(device):
+    """What every other callback sees, and what is harvested; figures go to TensorBoard."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        logger = TensorBoardLogger(folder)
+        for name in ("sghmc", "mfvi", "population"):
+            harvester = CheckpointHarvester(f"{folder}/{name}", every_n_steps=3)
+            looks = [harvester, PosteriorDoctor(), TrainingCost()]
+            looks += [ChainDiagnostics(), PosteriorFigures(9)] if name == "sghmc" else []
+            watching = {"callbacks": looks, "logger": logger}
+            module, trainer = made(name, batch_norm=True), L.Trainer(**options(device) | watching)
+            trainer.fit(module, Blobs())
+            numbers = {k: v for k, v in trainer.callback_metrics.items() if "cost" not in k}
+            found[name] = numbers, CheckpointBank(f"{folder}/{name}", "r")[:]
+    return found
+
+
+def continued(name, *devices, dropout=0.2):
+    """The state after an epoch on every one of some devices, in one run that is resumed there."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = None
+        for epochs, device in enumerate(devices, 1):
+            if device is None:  # without an interruption
+                continue
+            module = made(name, dropout=dropout, batch_norm=True)
+            trainer = L.Trainer(**{**options(device), "max_epochs": epochs})
+            trainer.fit(module, Blobs(), ckpt_path=path, weights_only=path and False)
+            trainer.save_checkpoint(path := f"{folder}/{epochs}.ckpt")
+    return module.state_dict()
+
+
+def carried(device):
+    """A run that goes on elsewhere, and one that comes back."""
+    return [continued("mfvi", device, "cpu"), continued("population", "cpu", device, dropout=0.0)]
+
+
 def single_precision(device):
     """The numbers of a test, which rounding moves less than weights."""
     torch.manual_seed(0)
     return trained(DeepEnsemble(network(), members=3), device, "32-true")[1]
 
 
+def autocast(device):
+    torch.manual_seed(0)
+    return trained(DeepEnsemble(network(), members=3), device, "bf16-mixed")[1]
+
+
 def lost(device):
     return trained(DeepEnsemble(Lost(), members=2), device)
 
 
+def _generator(seed, device="cpu"):
+    return torch.Generator(device).manual_seed(seed)
+
+
+NETWORKS = {
+    "relu": lambda: (mlp(6, [8, 5], 3), torch.randn(2, 6)),
+    "tanh": lambda: (nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), torch.randn(2, 6)),
+    "norms": lambda: (network(batch_norm=True), torch.randn(4, 6)),
+    "attention": lambda: (
+        nn.TransformerEncoderLayer(8, 2, 6, 0.0, batch_first=True),
+        torch.randn(2, 5, 8),
+    ),
+    "decoder": lambda: (Decoder(), torch.arange(10).reshape(2, 5) % 5),
+}
+SAMPLERS = {
+    "sgld": lambda p: samplers.SGLD(p, lr=0.05, num_data=10),
+    "sghmc": lambda p: samplers.SGHMC(p, lr=0.05, num_data=10),
+    "preconditioned": lambda p: samplers.PreconditionedSGLD(p, lr=0.003, num_data=10),
+    "hmc": lambda p: samplers.HMC(p, 0.1, 3, adapt_steps=3),
+    "mclmc": lambda p: samplers.MCLMC(p, 0.1, 1, descent_steps=1, adapt_steps=3),
+}
 OTHERS = {
     "callbacks": watched,
     "images": images,
     "symmetries": symmetries,
     "matching": matching,
+    "actions": acted,
+    "samplers": sampled,
+    "predictions": predicted,
+    "all callbacks": observed,
+    "another device": carried,
+    "autocast": autocast,
     "single precision": single_precision,
     "lost": lost,
 }
-ALIKE = {"map", "mfvi", "chains", "swag"}
-"""Modules that compute nothing there which others do not."""
-BEYOND = {"laplace", "multi-laplace", "MMD"}
-"""What torch itself does below Python: forward-mode derivatives, indices that are lists."""
 
 
 def computations():
-    """Name -> what is computed on a device; a real one computes everything."""
+    """Name -> what is computed on a device."""
     modules = {
         name: lambda device, name=name: trained(made(name, batch_norm=True), device)
         for name in MODULES
     }
     metrics = {c.name: lambda device, case=c: metric(case, device) for c in METRICS}
-    every = {**modules, **metrics, **OTHERS}
-    return {name: every[name] for name in every if REAL or name not in ALIKE | BEYOND}
+    return {**modules, **metrics, **OTHERS}
 
 
 def moved(tree, device):
-    return tree_map_only(torch.Tensor, lambda t: t.detach().to(device), tree)
+    def move(leaf):
+        return leaf.detach().to(device) if isinstance(leaf, torch.Tensor) else leaf.to(device)
+
+    return tree_map_only((torch.Tensor, nn.Module), move, tree)
 
 
 def difference(one, two):
@@ -184,7 +329,7 @@ def ready():
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     if not REAL:
-        pretended.register()
+        testing.register(draws_of_cpu=True)
     torch.backends.cudnn.allow_tf32 = False
     with cpu_draws(DEVICE) if REAL else contextlib.nullcontext():
         yield

@@ -13,7 +13,9 @@ pytestmark = [
         reason="this torch has no devices that are written in Python",
     ),
 ]
-EXACT = sorted(D.computations().keys() - PER_INPUT - {"lost", "images", "single precision"})
+ROUNDED = {"images": 1e-5, "predictions": 1e-12, "single precision": 1e-3, "autocast": 1e-2}
+"""Where the CPU has kernels of our own, or precision is low."""
+EXACT = sorted(D.computations().keys() - PER_INPUT - ROUNDED.keys() - {"lost"})
 
 
 def distance(compared, name):
@@ -39,12 +41,9 @@ def test_a_device_computes_what_the_cpu_does(compared, name):
     assert distance(compared, name) <= D.TOLERANCE
 
 
-def test_single_precision(compared):
-    assert distance(compared, "single precision") < 1e-3
-
-
-def test_convolutions_there_are_those_of_our_kernels(compared):
-    assert 0 < distance(compared, "images") < 1e-5
+@pytest.mark.parametrize("name", ROUNDED)
+def test_other_kernels_there_compute_nearly_the_same(compared, name):
+    assert 0 < distance(compared, name) < ROUNDED[name]
 
 
 @pytest.mark.parametrize("name", sorted(PER_INPUT))
@@ -54,5 +53,5 @@ def test_dropout_runs_there(compared, name):
 
 
 def test_a_tensor_that_was_left_behind_is_found(compared):
-    found = "tensors to be on the same device" if D.REAL else "tensors on the CPU and on pretended"
+    found = "tensors to be on the same device" if D.REAL else "tensors on pretended:0 and cpu"
     assert found in compared("lost")

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lightning_bnn import _compat
@@ -308,7 +307,7 @@ def _harvested_weights(
 
 def _refuse_parts(weights: Params) -> None:
     """Refuse networks without tensors, and tensors of which each process has only a part."""
-    sharded = [n for n, t in weights.items() if type(t) not in (Tensor, torch.nn.Parameter)]
+    sharded = any(hasattr(t, "to_local") or hasattr(t, "local_shards") for t in weights.values())
     if not weights:
         raise ValueError("CheckpointHarvester: the network has no tensors to keep.")
     if sharded:
