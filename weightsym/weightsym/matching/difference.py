@@ -358,7 +358,8 @@ def _closest(steps: Sequence[_Step]) -> _Step:
 
 
 def _pick(better: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return torch.where(better.reshape([*better.shape, *[1] * (x.ndim - better.ndim)]), x, y)
+    chosen = better.reshape([*better.shape, *[1] * (x.ndim - better.ndim)])
+    return torch.where(chosen.to(x.device), x, y)
 
 
 def _apart(step: _Step) -> Tensor:
