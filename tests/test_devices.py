@@ -83,11 +83,32 @@ def test_keys_of_a_device_are_told_apart(kind):
     assert numbers[0] != numbers[1]
 
 
-def test_the_fastest_device_is_the_accelerator_if_there_is_one(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
-    for has_one, wanted in ((True, "xpu"), (False, "cpu")):
-        monkeypatch.setattr(torch.accelerator, "is_available", lambda has_one=has_one: has_one)
-        assert devices.fastest() == torch.device(wanted)
+ACCELERATORS = {"cuda": "cuda", "mps": "cpu", None: "cpu"}
+"""Where is computed what needs float64."""
+
+
+@pytest.mark.parametrize("kind", ACCELERATORS)
+def test_what_is_precise_runs_on_the_accelerator_if_that_has_float64(monkeypatch, kind):
+    monkeypatch.setattr(devices, "_has_float64", lambda kind: kind != "mps")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+    assert devices.fastest() == torch.device(ACCELERATORS[kind])
+
+
+def test_a_device_without_float64_has_float32(monkeypatch):
+    zeros = torch.zeros
+
+    def refusing(*size, dtype=None, device="cpu"):
+        if (torch.device(device).type, dtype) == ("mps", torch.float64):
+            raise TypeError("no float64")
+        return zeros(*size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "zeros", refusing)
+    devices._has_float64.cache_clear()
+    found = {place: devices.widest(torch.device(place)) for place in ("cpu", "xpu", "mps")}
+    devices._has_float64.cache_clear()
+    assert found == {"cpu": torch.float64, "xpu": torch.float64, "mps": torch.float32}
+    assert devices.precise(zeros(1)).dtype == torch.float64
 
 
 def test_a_device_that_does_not_tell_its_memory_has_none(kind, monkeypatch):

@@ -122,7 +122,7 @@ class ChainDiagnostics(Callback):
         new = {name: t.flatten(0, 1) for name, t in chains.items()}
         rows = {"function": self._predictions(pl_module, new), **self._weights(pl_module, new)}
         for space, values in rows.items():
-            latest = values.flatten(1).double().cpu().unflatten(0, shape)
+            latest = values.flatten(1).cpu().double().unflatten(0, shape)
             before = self.values.get(space)
             self.values[space] = latest if before is None else torch.cat([before, latest], 1)
 

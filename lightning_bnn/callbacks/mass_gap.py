@@ -111,7 +111,7 @@ class MassGap(SymmetryCallback):
             minima += [heads.minimum, best.minimum]
         self._log(trainer, pl_module, weights, balanced, result.mass, minima)
         if self.apply:
-            self._replace(trainer, weights, lightest, best)
+            self._replace(trainer, lightest, best)
 
     def _check(self, network: Network) -> None:
         if not network.symmetries.scalings and not _mixes(network.symmetries):
@@ -139,7 +139,7 @@ class MassGap(SymmetryCallback):
         self._log_all(trainer, pl_module, values)
         self.history.append((figure_step(trainer), row))
 
-    def _replace(self, trainer: Any, weights: Params, balanced: Params, best: MinMass) -> None:
+    def _replace(self, trainer: Any, balanced: Params, best: MinMass) -> None:
         """Write the best weights over the live ones, and move the state of optimizers along."""
         assert self.network is not None
         names = dict(self.network.module.named_parameters())
@@ -153,8 +153,9 @@ class MassGap(SymmetryCallback):
                     scales=best.scales,
                     matrices=best.matrices or None,
                 )
+        live = self.network.weights()
         for name, tensor in balanced.items():
-            weights[name].copy_(tensor)
+            live[name].copy_(tensor)
         self._scales = tuple(torch.ones_like(scale) for scale in best.scales)
 
 

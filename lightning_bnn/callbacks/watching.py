@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from weightsym import Symmetries, UnsupportedModel, discover
 from weightsym import params as P
 from weightsym.arguments import check_count
+from weightsym.devices import where_precise
 from weightsym.forward import Inputs, first_line
 from weightsym.params import Params
 
@@ -283,7 +284,7 @@ class SymmetryCallback(Callback):
             assert self.network is not None
             try:
                 with torch.no_grad():
-                    self.look(trainer, pl_module, self.network.weights())
+                    self.look(trainer, pl_module, _measured(self.network.weights()))
             except ValueError as error:  # such as weights that have become NaN
                 self._switch_off(str(error))
 
@@ -304,7 +305,7 @@ class SymmetryCallback(Callback):
         except ValueError as error:
             self._switch_off(str(error))
         else:
-            self.begin(before(self.network))
+            self.begin(_measured(before(self.network)))
         self._capture, self._before = None, {}
 
     def _found_by_another(self, trainer: Any) -> Network | None:
@@ -356,6 +357,10 @@ class SymmetryCallback(Callback):
         if self._capture is not None:
             self._capture.close()
         self._capture, self._before = None, {}
+
+
+def _measured(weights: Params) -> Params:
+    return {name: where_precise(t) for name, t in weights.items()}
 
 
 def _plain_name(name: str) -> str:

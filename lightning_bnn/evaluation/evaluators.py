@@ -18,6 +18,7 @@ from lightning_bnn.likelihoods import Bernoulli, Gaussian, Likelihood
 from lightning_bnn.metrics.base import ExampleMean
 from lightning_bnn.metrics.gaussian_mixture import mixture_moments, mixture_nll
 from lightning_bnn.metrics.regression import PITCalibration, crps_of_each, inside, width_of_each
+from weightsym.devices import where_precise
 
 __all__ = [
     "ClassificationEvaluator",
@@ -95,7 +96,7 @@ class DensityScores:
         valid = (means.isfinite() & stds.isfinite() & (stds > 0)).all(0).all(-1)
         if targets is not None:
             _check_targets(targets, means)
-            targets = targets.detach().double()
+            targets = where_precise(targets.detach()).double()
             valid = valid & targets.isfinite().all(-1)
             targets = torch.where(valid[:, None], targets, 0.0)
         means = torch.where(valid[:, None], means, 0.0)
@@ -468,5 +469,5 @@ def class_numbers(
 
 def _negative_log_density(likelihood: Any, outputs: Tensor, targets: Tensor) -> Tensor:
     """Of the mixture of all networks, one number per example."""
-    log_probs = likelihood.log_prob(outputs, targets).double()
+    log_probs = where_precise(likelihood.log_prob(outputs, targets)).double()
     return math.log(len(log_probs)) - log_probs.logsumexp(0)

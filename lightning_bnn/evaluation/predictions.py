@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
 from weightsym import params as P
+from weightsym.devices import precise, where_precise
 from weightsym.params import Params
 from weightsym.randomness import keyed_generator, keyed_randomness
 
@@ -79,8 +80,8 @@ class GaussianPredictions(_Predictions):
     @classmethod
     def of_each(cls, likelihood: Any, outputs: Tensor) -> GaussianPredictions:
         """The prediction of every single network, ``(networks, examples, targets, 1)``."""
-        means, stds = likelihood.moments(outputs.detach().double())
-        return cls(means[..., None], stds.detach().double()[..., None])
+        moments = likelihood.moments(precise(outputs.detach()))
+        return cls(*(where_precise(t.detach()).double()[..., None] for t in moments))
 
     @property
     def examples(self) -> int:
@@ -160,7 +161,7 @@ class ClassPredictions(_Predictions):
     @classmethod
     def of_each(cls, likelihood: nn.Module, outputs: Tensor) -> ClassPredictions:
         """The prediction of every single network, not averaged yet."""
-        logits = outputs.double()
+        logits = where_precise(outputs).double()
         if isinstance(likelihood, Bernoulli):
             logits = torch.cat([torch.zeros_like(logits), logits], -1)
         probs = logits.softmax(-1)
@@ -199,7 +200,7 @@ def predictions_of_each(likelihood: Any, outputs: Tensor, targets: Tensor) -> An
         return ClassPredictions.of_each(likelihood, outputs)
     if isinstance(likelihood, Gaussian):
         return GaussianPredictions.of_each(likelihood, outputs)
-    return LogDensities(likelihood.log_prob(outputs, targets).detach().double())
+    return LogDensities(where_precise(likelihood.log_prob(outputs, targets).detach()).double())
 
 
 def draw(mode: Posterior, count: int, *key: int | str) -> Params:

@@ -28,6 +28,7 @@ from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpos
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
 from weightsym.arguments import check_positive
+from weightsym.devices import precise, widest
 from weightsym.params import Params
 
 __all__ = ["HMC", "MILE"]
@@ -153,14 +154,14 @@ class AllDataSampling(Method):
         run.network.eval()
         params = [p for p in state.parameters() if p.requires_grad]
         device = params[0].device
-        total = torch.zeros(state.count, dtype=torch.float64, device=device)
+        total = torch.zeros(state.count, dtype=widest(device), device=device)
         grads = [torch.zeros_like(p) for p in params]
         with torch.autocast(device.type, enabled=False):  # energies of two places are compared
             for batch in state.data:
                 if batch.examples:
                     nll = batch.examples * run.losses(state.trained_stack(), batch)
                     torch._foreach_add_(grads, torch.autograd.grad(nll.sum(), params))
-                    total += nll.detach().double()
+                    total += precise(nll.detach())
         if state.processes > 1:
             for tensor in (total, *grads):
                 dist.all_reduce(tensor)
@@ -168,12 +169,12 @@ class AllDataSampling(Method):
         for p, grad in zip(params, grads, strict=True):
             p.grad = grad
         with torch.no_grad():
-            squares = [p.double().square().flatten(1).sum(1) for p in params]
+            squares = [precise(p).square().flatten(1).sum(1) for p in params]
             return total + torch.stack(squares).sum(0) / (2 * self.prior.std**2)
 
     def _check(self, energies: Tensor, state: AllDataChains, run: Run) -> None:
         """A chain whose energy is no number never moves: every proposal is refused."""
-        broken = (~energies.isfinite()).nonzero().flatten().tolist()
+        broken = [k for k, well in enumerate(energies.isfinite().tolist()) if not well]
         message = (
             f"The energy of chains {broken} of {state.count} is not finite, so that no step will "
             "ever be accepted: look for NaN and huge values in the data, and in the weights that "
@@ -231,7 +232,8 @@ class HMC(AllDataSampling):
                 group["leapfrog_steps"] = 1
 
     def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
-        state.notes["acceptance"] = state.notes["acceptance"] + progress.optimizer.acceptance.cpu()
+        last = progress.optimizer.acceptance
+        state.notes["acceptance"] = state.notes["acceptance"].to(last.device) + last
         state.notes["transitions"] += 1
         return super().after_step(state, progress, run)
 

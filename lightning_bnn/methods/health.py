@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weightsym.arguments import check_count, check_positive
+from weightsym.devices import precise
 
 __all__ = ["Diverged", "Divergence", "finite_members", "healthy"]
 
@@ -82,7 +83,7 @@ class Divergence:
 
     def add(self, losses: Tensor) -> None:
         """Add the losses of a step, each taken before the weights move."""
-        losses = losses.detach().double()
+        losses = precise(losses.detach())
         self._sum = losses.clone() if self._sum is None else self._sum.to(losses.device) + losses
         self._steps += 1
 

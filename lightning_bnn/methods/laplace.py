@@ -36,6 +36,7 @@ from lightning_bnn.posteriors.dropout import Layers
 from lightning_bnn.posteriors.laplace import CurvatureBlock, Prediction
 from weightsym import params as P
 from weightsym.arguments import check_not_negative, check_positive
+from weightsym.devices import widest
 from weightsym.params import Params
 
 __all__ = ["Laplace"]
@@ -214,7 +215,7 @@ class Laplace(PenalisedTraining):
             for k, block in enumerate(blocks)
             for field in ("eigenvalues", "left", "right")
         }
-        named = {f"{m}/precision": torch.tensor(precision, dtype=torch.float64, device=device)}
+        named = {f"{m}/precision": torch.tensor(precision, dtype=widest(device), device=device)}
         return {**named, **{name: t for name, t in parts.items() if t is not None}}
 
     # ------------------------------------------------------------ the posterior

@@ -32,6 +32,7 @@ from lightning_bnn.posteriors.perturbations import (
 )
 from weightsym import params as P
 from weightsym.arguments import check_count, check_not_negative, check_positive
+from weightsym.devices import widest
 from weightsym.params import Params
 from weightsym.randomness import keyed_randomness
 
@@ -60,8 +61,9 @@ def choose_scale(method: Any, state: Any, fit: Fit, run: Run) -> float:
     candidates = _candidates(state)
     optimizer = torch.optim.Adam([candidates.mean, candidates.log_std], _RATE)
     steps = 1 if fit.trial else _STEPS
-    total = torch.zeros(len(CANDIDATES), dtype=torch.float64, device=candidates.mean.device)
-    with keyed_randomness("init_std", device=candidates.mean.device):
+    device = candidates.mean.device
+    total = torch.zeros(len(CANDIDATES), dtype=widest(device), device=device)
+    with keyed_randomness("init_std", device=device):
         for step, batch in enumerate(itertools.islice(_batches(fit), steps)):
             losses = method.terms(candidates, method.draw(candidates), batch, run)["loss"]
             grads = torch.autograd.grad(losses.sum(), [candidates.mean, candidates.log_std])

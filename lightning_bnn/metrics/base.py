@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric
 from torchmetrics.utilities.prints import rank_zero_warn
+
+from weightsym.devices import where_precise
 
 __all__ = ["ExactMetric", "ExampleMean", "PredictionMean", "collected"]
 
@@ -56,9 +60,23 @@ class ExactMetric(Metric):
 
         A process without data contributes an empty tensor of ``_dtype``, hence that stays float64.
         """
-        super()._apply(lambda t: t.to(fn(t.new_empty(0)).device), exclude_state)
+
+        def moved(state: Tensor) -> Tensor:
+            return state.to(where_precise(fn(torch.empty(0, device=state.device))).device)
+
+        super()._apply(moved, exclude_state)
         self._dtype = torch.float64
         return self
+
+    def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
+        """Take predictions to the states, which stay on the CPU where a device has no float64."""
+
+        @functools.wraps(update)
+        def measured(*args: Any, **kwargs: Any) -> None:
+            args, kwargs = tree_map_only(Tensor, where_precise, (args, kwargs))
+            update(*args, **kwargs)
+
+        return super()._wrap_update(measured)
 
     def _nan(self, reason: str) -> Tensor:
         if self.update_called:  # torchmetrics itself warns about a metric without any update

@@ -196,11 +196,15 @@ def components(means: Tensor, stds: Tensor, least: str = "positive") -> tuple[Te
             f"got {tuple(means.shape)} and {tuple(stds.shape)}."
         )
     means, stds = means.detach().double(), stds.detach().double()
-    if not bool((means + stds).isfinite().all()):
+    if not stds.numel():
+        return means, stds
+    are_finite = (means + stds).isfinite().all()
+    smallest = float(torch.where(are_finite, stds.min(), torch.nan))
+    if math.isnan(smallest):
         raise ValueError("`means` and `stds` must be finite, they hold NaN or infinite values.")
-    if stds.numel() and (stds.min() < 0 or (least == "positive" and stds.min() == 0)):
+    if smallest < 0 or (least == "positive" and smallest == 0):
         allowed = "positive" if least == "positive" else "not negative"
-        raise ValueError(f"`stds` must be {allowed}, the least is {float(stds.min())}.")
+        raise ValueError(f"`stds` must be {allowed}, the least is {smallest}.")
     return means, stds
 
 

@@ -83,8 +83,7 @@ class KernelGrid:
 
 
 def _smallest_positive(values: Tensor) -> Tensor:
-    positive = values[values > 0]
-    return positive.min() if len(positive) else values.new_ones(())
+    return torch.where(values > 0, values, torch.inf).min().nan_to_num(posinf=1.0)
 
 
 def kernel_bandwidths(cross: Distances, grid: KernelGrid) -> Tensor:

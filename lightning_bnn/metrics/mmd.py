@@ -157,7 +157,7 @@ def mmd_table(
     return MMDTable(
         tuple(layer.name for layer in compared),
         torch.tensor([layer.size for layer in compared]),
-        torch.stack([layer.values.cpu() for layer in compared]),
+        torch.stack([layer.values for layer in compared]).cpu(),
     )
 
 
@@ -257,9 +257,9 @@ class MMD(ExactMetric):
             layers: only these, where several processes share the work.
         """
         table = mmd_table(x, y, self.grid, layers)
-        for name, size, values in zip(table.layers, table.sizes, table.values, strict=True):
-            head = torch.tensor([key_of(name) >> 10, int(size)], dtype=torch.float64)
-            self.rows.append(torch.cat([head, values]).to(self.device))
+        keys = torch.tensor([key_of(name) >> 10 for name in table.layers])
+        heads = torch.stack([keys, table.sizes], 1)
+        self.rows.append(torch.cat([heads, table.values.double()], 1).flatten().to(self.device))
 
     def compute(self) -> Tensor:
         """MMD^2, or NaN before the first layer."""

@@ -320,7 +320,7 @@ class MMDReference:
         size = math.prod(self.source.shapes[name])
         chunks = self._chunks(name, size, beside)
         blocks = distance_blocks(chunks, rows, self._within.get(name))
-        if not all(bool(block.l1.isfinite().all()) for block in blocks):
+        if not bool(torch.stack([block.l1.isfinite().all() for block in blocks]).all()):
             raise ValueError(f"Layer {name!r} holds NaN or infinite weights.")
         self._within[name] = blocks.xx
         return blocks

@@ -102,7 +102,7 @@ def check_labels(labels: Tensor, probs: Tensor) -> None:
             f"`labels` must be {probs.shape[0]} integers, got {labels.dtype} {tuple(labels.shape)}."
         )
     if labels.numel():
-        low, high = (int(v) for v in labels.long().aminmax())
+        low, high = torch.stack(labels.long().aminmax()).tolist()
         if low < 0 or high >= probs.shape[-1]:
             raise ValueError(
                 f"`labels` must be in 0..{probs.shape[-1] - 1}, got {low if low < 0 else high}."

@@ -192,7 +192,8 @@ class Fitting(Part):
     def look_for_divergence(self) -> None:
         """Say which members have diverged, and end a run in which nobody is left."""
         module, trainer = self.module, self.module.trainer
-        bad = (~finite_members(module.state.parameters())).nonzero().flatten().tolist()
+        finite = finite_members(module.state.parameters()).tolist()
+        bad = [m for m, well in enumerate(finite) if not well]
         if set(bad) - self._known_to_be_broken:
             self._known_to_be_broken |= set(bad)
             data = self.training_data() if trainer.world_size == 1 else None

@@ -12,6 +12,7 @@ from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import epochs_of
 from lightning_bnn.modules.core import Core
 from lightning_bnn.samplers import EnergySampler, Langevin
+from weightsym.devices import kept_on
 
 __all__ = [
     "check_elementwise",
@@ -130,7 +131,7 @@ def rescale_steps(stacks: Sequence[Tensor], before: Sequence[Tensor], rates: Ten
         rates: for every member, what its step is multiplied by.
     """
     for after, start in zip(stacks, before, strict=True):
-        factors = rates.to(after).reshape(-1, *(1,) * (after.ndim - 1))
+        factors = kept_on(rates, after.device).to(after).reshape(-1, *(1,) * (after.ndim - 1))
         after.copy_(start + factors * (after - start))
 
 

@@ -27,6 +27,7 @@ from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.posteriors.laplace import CurvatureBlock, features_of
 from weightsym import params as P
+from weightsym.devices import precise
 from weightsym.extras import needed
 from weightsym.params import Params
 
@@ -336,7 +337,7 @@ def _blocks(
         ) from error
     if structure == "diag":
         return [CurvatureBlock(names, matrix[:, None])]
-    values, vectors = torch.linalg.eigh(matrix.double())
+    values, vectors = torch.linalg.eigh(precise(matrix))
     return [CurvatureBlock(names, values.clamp(min=0)[:, None].to(matrix), vectors.to(matrix))]
 
 
@@ -397,8 +398,8 @@ def log_marginal_likelihood(
         mean: one network.
         prior_precision: :math:`\lambda`.
     """
-    values = torch.cat([block.eigenvalues.flatten() for block in blocks]).double()
-    square = sum(mean[n].double().square().sum() for block in blocks for n in block.names)
+    values = precise(torch.cat([block.eigenvalues.flatten() for block in blocks]))
+    square = sum(precise(mean[n]).square().sum() for block in blocks for n in block.names)
     ratios = torch.log1p(values / prior_precision)
     return float(-(prior_precision * square + ratios.sum()) / 2)
 

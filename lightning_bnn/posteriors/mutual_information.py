@@ -21,6 +21,7 @@ from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_tra
 from lightning_bnn.posteriors.unit_layers import UnitLayer
 from weightsym import Symmetries, random_permutations
 from weightsym.actions import permute_some
+from weightsym.devices import precise, widest
 from weightsym.params import Params
 
 __all__ = [
@@ -164,7 +165,7 @@ def permanent_information(layer: UnitLayer, sampled: Sampled, bound: Bound) -> T
     """
     _, rows, squares = _screened(layer, sampled)
     first = next(iter(sampled.weights.values()))
-    full = torch.full((len(first),), layer.log_order, dtype=torch.float64, device=first.device)
+    full = torch.full_like(_zeros(first), layer.log_order)
     if rows is None:
         return full
     return full - bound(log_ratios_of(rows, squares)).to(full)
@@ -194,7 +195,7 @@ def information_bracket(
         sampled: networks.
     """
     first = next(iter(sampled.weights.values()))
-    zero = torch.zeros(len(first), dtype=torch.float64, device=first.device)
+    zero = _zeros(first)
     bethe, capacity, swaps, slack, order = zero, zero, zero, 0.0, 0.0
     for layer in layers:
         units = confusable_units(layer, sampled)
@@ -239,7 +240,8 @@ def draw_information(
     terms = [torch.zeros_like(unmoved)]
     size = len(unmoved)
     for _ in range(draws - 1):
-        element = [p.expand(size, -1) for p in random_permutations(sym, generator)]
+        drawn = random_permutations(sym, generator)
+        element = [p.to(unmoved.device).expand(size, -1) for p in drawn]
         image = permute_some({name: weights[name] for name in moved}, sym, element)
         terms.append(_log_density(image, sampled, moved) - unmoved)
     return math.log(draws) - torch.stack(terms).logsumexp(0)
@@ -257,7 +259,7 @@ def _log_density(weights: Params, sampled: Sampled, names: Sequence[str]) -> Ten
     parts = [
         (weights[name] - sampled.mean[name]) * (-sampled.log_std[name]).exp() for name in names
     ]
-    squares = [z.square().flatten(1).sum(1, dtype=torch.float64) for z in parts]
+    squares = [z.square().flatten(1).sum(1, dtype=widest(z.device)) for z in parts]
     return -torch.stack(squares).sum(0) / 2
 
 
@@ -273,8 +275,8 @@ class Rows(NamedTuple):
     log_std: Tensor
 
     def double(self) -> Rows:
-        """The same numbers in float64, with gradients."""
-        return Rows(*(t.double() for t in self))
+        """The same numbers in the `widest` type, with gradients."""
+        return Rows(*(precise(t) for t in self))
 
 
 class Squares(NamedTuple):
@@ -365,6 +367,11 @@ class _LogRatios(torch.autograd.Function):
         return of_weights, of_mean, of_log_std, None
 
 
+def _zeros(stack: Tensor) -> Tensor:
+    """One for each network, in the `widest` type."""
+    return torch.zeros(len(stack), dtype=widest(stack.device), device=stack.device)
+
+
 def interpolation(layers: Sequence[UnitLayer], mean: Params, log_std: Params) -> Tensor:
     """The measure for every Gaussian of a stack.
 
@@ -374,11 +381,11 @@ def interpolation(layers: Sequence[UnitLayer], mean: Params, log_std: Params) ->
         log_std: logarithms of their standard deviations.
     """
     first = next(iter(mean.values()))
-    signal = torch.zeros(len(first), dtype=torch.float64, device=first.device)
+    signal = _zeros(first)
     noise = signal.clone()
     for layer in layers:
-        rows = layer.rows(mean).double()
+        rows = precise(layer.rows(mean))
         signal += (rows - rows.mean(1, keepdim=True)).square().sum((1, 2))
-        variances = (2 * layer.rows(log_std).double()).exp()
+        variances = (2 * precise(layer.rows(log_std))).exp()
         noise += (1 - 1 / layer.units) * variances.sum((1, 2))
     return noise / (signal + noise)

@@ -25,6 +25,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from weightsym.devices import precise
+
 __all__ = [
     "bethe_functional",
     "likeliest_permutation",
@@ -173,7 +175,7 @@ def quick_bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor
 
 def _bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor, Tensor]:
     """Bound permanents by shares at which messages have settled, or by those they end with."""
-    matrices = logs.reshape(-1, *logs.shape[-2:]).double()
+    matrices = precise(logs.reshape(-1, *logs.shape[-2:]))
     regular = (matrices < math.inf).all(-1).all(-1)
     matrices = torch.where(regular[:, None, None], matrices, 0)
     rows, columns = _potentials(_with_a_floor(matrices))

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weightsym.devices import precise
+
 __all__ = ["EnergySampler"]
 
 
@@ -62,7 +64,7 @@ class EnergySampler(torch.optim.Optimizer):
                 f"with {sorted(map(tuple, chains))}. The modules HMC and MILE do so for any "
                 "network."
             )
-        return energies.detach().double()
+        return precise(energies.detach())
 
 
 def _shape(value: Any) -> Any:

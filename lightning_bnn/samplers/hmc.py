@@ -18,6 +18,7 @@ from weightsym.arguments import (
     check_positive,
     is_number,
 )
+from weightsym.devices import precise
 from weightsym.randomness import keyed_generator
 
 __all__ = ["HMC"]
@@ -130,8 +131,8 @@ class HMC(EnergySampler):
 
         change = (after - before) / group["temperature"] + _kinetic(momenta) - kinetic
         log_accept = torch.where(change.isfinite(), -change, -math.inf).clamp(max=0)
-        draws = torch.rand(len(change), generator=generator, device=change.device).double()
-        accepted = draws.log() < log_accept
+        draws = torch.rand(len(change), generator=generator, device=change.device)
+        accepted = precise(draws).log() < log_accept
         for p, old in zip(params, start, strict=True):
             p.copy_(torch.where(accepted.view(-1, *(1,) * (p.ndim - 1)), p, old))
         self.acceptance = log_accept.exp()
@@ -175,5 +176,5 @@ def _noise(params: list[Tensor], generator: torch.Generator) -> list[Tensor]:
 
 def _kinetic(momenta: list[Tensor]) -> Tensor:
     """Kinetic energy of every chain, in double precision."""
-    parts = [m.double().square().flatten(1).sum(1) for m in momenta]
+    parts = [precise(m).square().flatten(1).sum(1) for m in momenta]
     return torch.stack(parts).sum(0) / 2

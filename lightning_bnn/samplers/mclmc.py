@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_bnn.samplers.energy_sampler import EnergySampler
 from weightsym.arguments import check_count, check_integer, check_positive
+from weightsym.devices import where_precise, widest
 from weightsym.randomness import keyed_generator
 
 __all__ = ["MCLMC"]
@@ -280,9 +281,9 @@ def _add_to_spread(state: dict[str, Any], x: Tensor) -> None:
 
 def _total_spread(state: dict[str, Any]) -> Tensor:
     """Sum of the variances of all weights, of every chain."""
-    deviation = state.pop("deviation").sum(1, dtype=torch.float64)
+    deviation = state.pop("deviation")
     state.pop("mean")
-    return deviation / state.pop("count")
+    return deviation.sum(1, dtype=widest(deviation.device)) / state.pop("count")
 
 
 def _gradients(params: list[Tensor]) -> list[Tensor]:
@@ -370,11 +371,11 @@ def bend(direction: Tensor, gradient: Tensor, sizes: Tensor) -> tuple[Tensor, Te
         gradient: of the energy.
         sizes: how long, ``(chains,)``.
     """
-    freedom = gradient.shape[1] - 1
-    norm = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64)
+    freedom, dtype = gradient.shape[1] - 1, widest(gradient.device)
+    norm = torch.linalg.vector_norm(gradient, dim=1, dtype=dtype)
     down = -gradient / torch.where(norm > 0, norm, 1.0).to(gradient.dtype)[:, None]
     angle = sizes * norm / freedom
-    cosine = (down * direction).sum(1, dtype=torch.float64).clamp(-1, 1)
+    cosine = (down * direction).sum(1, dtype=dtype).clamp(-1, 1)
     fade = (-angle).exp()
     along = (1 - fade) * (1 + fade + cosine * (1 - fade))
     turned = along.to(down.dtype)[:, None] * down + (2 * fade).to(down.dtype)[:, None] * direction
@@ -404,7 +405,7 @@ _LEAST_TRACE = 16
 
 @dataclass
 class Tuning:
-    """The step sizes of every chain and what they rest on, each field ``(chains,)`` and float64.
+    """The step sizes of every chain and what they rest on, each field ``(chains,)`` and precise.
 
     Attributes:
         sizes: of steps.
@@ -438,7 +439,7 @@ class Tuning:
             device: where the tensors are.
         """
         first = [size, torch.inf, 0.0, 0.0, length, 0.0, 0.0, 0.0]
-        return cls(*(torch.full((chains,), v, dtype=torch.float64, device=device) for v in first))
+        return cls(*(torch.full((chains,), v, dtype=widest(device), device=device) for v in first))
 
     @classmethod
     def from_lists(cls, lists: dict[str, list[float]], device: torch.device) -> Tuning:
@@ -448,12 +449,14 @@ class Tuning:
             lists: of every field.
             device: where the tensors are.
         """
-        numbers = {n: torch.tensor(v, dtype=torch.float64) for n, v in lists.items()}
-        return cls(**{n: t.to(device) for n, t in numbers.items()})
+        rows = torch.tensor(list(lists.values()), dtype=torch.float64).to(device, widest(device))
+        return cls(**dict(zip(lists, rows, strict=True)))
 
     def as_lists(self) -> dict[str, list[float]]:
         """Plain numbers, which checkpoints keep in double precision."""
-        return {name: tensor.tolist() for name, tensor in asdict(self).items()}
+        names = [field.name for field in fields(self)]
+        rows = torch.stack([getattr(self, name) for name in names]).tolist()
+        return dict(zip(names, rows, strict=True))
 
     def adapt(self, errors: Tensor, wanted: float) -> None:
         """Take the errors of one step into account, and choose the sizes of the next.
@@ -504,6 +507,6 @@ def memory_length(trace: Tensor, sizes: Tensor) -> Tensor:
     chains, steps, _ = trace.shape
     if steps < _LEAST_TRACE:
         return torch.full_like(sizes, torch.nan)
-    series = trace.transpose(0, 1)[None].double()
+    series = where_precise(trace.transpose(0, 1)[None]).double()
     apart = steps / effective_sample_size(series)
     return 0.4 * sizes * apart.to(sizes.device).reshape(chains, -1).nanmean(1)

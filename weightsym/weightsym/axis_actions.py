@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from weightsym.devices import kept_on
 from weightsym.groups import Axis, Placement, Symmetries
 
 __all__ = [
@@ -50,7 +51,7 @@ def axis_permutation(
     lead = max((permutations[g].shape[:-1] for g, _ in pairs), default=())
     index = torch.arange(sym.axes[axis].length, device=device).repeat(*lead, 1)
     for g, placement in pairs:
-        positions = placement.positions.to(index.device)
+        positions = kept_on(placement.positions, index.device)
         moved = positions[permutations[g].to(index.device)].flatten(-2)
         index[..., positions.reshape(-1)] = take_along_last(index, moved)
     return index
@@ -111,7 +112,7 @@ def axis_factors(
     lead = max(value.shape[:-1] for value in powers)
     factors = torch.ones(*lead, sym.axes[axis].length, dtype=dtype, device=device)
     for (_, placement), value in zip(pairs, powers, strict=True):
-        positions = placement.positions.reshape(-1).to(device)
+        positions = kept_on(placement.positions, factors.device).reshape(-1)
         each = value.repeat_interleave(placement.positions.shape[1], -1).expand(*lead, -1)
         if placement.meets_itself:
             index = positions.expand(*lead, -1)

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = [
     "current_stream",
     "elsewhere",
     "fastest",
     "free_memory",
+    "has_float64",
+    "kept_on",
+    "precise",
     "random_numbers",
     "remember_randomness",
+    "where_precise",
+    "widest",
 ]
 
 
 def elsewhere(tensors: Iterable[Any]) -> list[torch.device]:
-    """The devices, other than the CPU, that hold tensors.
-
-    Args:
-        tensors: objects of other types are passed over.
-
-    >>> elsewhere([torch.zeros(1), torch.zeros(1, device="meta"), "text"])
-    []
-    """
+    """The devices, other than the CPU, that hold tensors; other objects are passed over."""
     devices = {t.device for t in tensors if isinstance(t, Tensor)}
     return sorted((d for d in devices if d.type not in ("cpu", "meta")), key=str)
 
@@ -37,12 +37,6 @@ def remember_randomness(devices: Iterable[torch.device]) -> Callable[[], None]:
 
     Args:
         devices: see `elsewhere`.
-
-    >>> restore = remember_randomness([])
-    >>> first = torch.rand(3)
-    >>> restore()
-    >>> torch.equal(torch.rand(3), first)
-    True
     """
     here = torch.get_rng_state()
     states = [(d, torch.get_device_module(d).get_rng_state(d)) for d in devices]
@@ -62,13 +56,6 @@ def random_numbers(devices: Iterable[torch.device], seed: int | None = None) -> 
     Args:
         devices: see `elsewhere`.
         seed: starts them anew.
-
-    >>> with random_numbers([], seed=0):
-    ...     first = torch.rand(3)
-    >>> with random_numbers([], seed=0):
-    ...     again = torch.rand(3)
-    >>> torch.equal(first, again)
-    True
     """
     devices = list(devices)
     restore = remember_randomness(devices)
@@ -84,9 +71,61 @@ def random_numbers(devices: Iterable[torch.device], seed: int | None = None) -> 
 
 
 def fastest() -> torch.device:
-    """The accelerator that torch uses, or the CPU where there is none."""
+    """The accelerator that torch uses, or the CPU where there is none that has float64."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return found or torch.device("cpu")
+    return torch.device("cpu") if found is None or not has_float64(found) else found
+
+
+def has_float64(device: torch.device | str) -> bool:
+    """Tell whether a device computes in float64: MPS and some XPU do not."""
+    return _has_float64(torch.device(device).type)
+
+
+@functools.cache
+def _has_float64(kind: str) -> bool:
+    try:
+        torch.zeros(1, dtype=torch.float64, device=kind)
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The type in which training computes sums and energies: float64 where the device has it.
+
+    Where it has not, that is float32, and what measures (metrics, callbacks that look at weights,
+    comparisons) computes on the CPU, see `where_precise`.
+    """
+    return torch.float64 if has_float64(device) else torch.float32
+
+
+def where_precise(tensor: Tensor) -> Tensor:
+    """A tensor where float64 is: on its device, or else on the CPU."""
+    return tensor if has_float64(tensor.device) else tensor.cpu()
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """A tensor in the `widest` type of its device."""
+    return tensor.to(widest(tensor.device))
+
+
+def kept_on(table: Tensor, device: torch.device) -> Tensor:
+    """A table that never changes on a device, to which it is copied once.
+
+    Args:
+        table: is not written to.
+        device: where it is needed.
+    """
+    if table.device == device:
+        return table
+    copies = _COPIES.setdefault(table, {})
+    if device not in copies:
+        wide = table.dtype == torch.float64
+        copies[device] = table.to(device, widest(device) if wide else table.dtype)
+    return copies[device]
+
+
+_COPIES: Any = WeakIdKeyDictionary()
 
 
 def free_memory(device: torch.device) -> int:

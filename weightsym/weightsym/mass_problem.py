@@ -25,6 +25,7 @@ from scipy.sparse import coo_matrix, csr_matrix
 from torch import Tensor
 
 from weightsym.axis_actions import axes_by_tensor
+from weightsym.devices import kept_on
 from weightsym.groups import Axis, Symmetries
 from weightsym.params import Params, is_stacked
 from weightsym.validation import check_finite, check_params, check_squares
@@ -244,12 +245,12 @@ def mass_problem(params: Params, sym: Symmetries) -> Posynomial:
     for name in sym.weights:
         if name in params:
             w, recipe = params[name] if offset else params[name][None], recipes[name]
-            squares, ends = _squares(w, recipe), [f.to(device) for f in recipe.factors]
+            squares, ends = _squares(w, recipe), [kept_on(f, device) for f in recipe.factors]
             if len(ends) == 2:
                 shapes.setdefault(squares.shape[2:], []).append(Matrix(squares, *ends))
             else:
                 single.scatter_add_(1, ends[0].expand_as(squares), squares)
-    problem = Posynomial(single, tuple(map(_beside, shapes.values())), powers.to(device))
+    problem = Posynomial(single, tuple(map(_beside, shapes.values())), kept_on(powers, device))
     if not bool(problem.value.isfinite().all()):
         check_finite(params, sym)
         check_squares(params, tensors=[n for n in sym.weights if n in params])
@@ -386,6 +387,8 @@ def square_sums(w: Tensor, keep: Sequence[int]) -> Tensor:
     w = w.detach()
     if w.dtype in (torch.float16, torch.bfloat16):  # squares need more than these hold
         w = w.float()
+    if w.device.type != "cpu":  # float64 throughout costs less than to ask
+        return _summed(w.double().square(), keep)
     total = _summed(w.square(), keep)
     if w.dtype != torch.float64 and bool((total < _FLUSHED).any()):
         return _summed(w.double().square(), keep)

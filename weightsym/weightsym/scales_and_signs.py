@@ -68,13 +68,16 @@ def canonical_scales_and_signs(
     check_finite(params, sym)
     if not 0 < target < float("inf"):
         raise ValueError(f"`target` must be positive and finite, got {target}.")
+    device = next(iter(params.values())).device
     factors: dict[Kind, list[Tensor]] = {
-        "scalings": [torch.ones(g.units) for g in sym.scalings],
-        "signs": [torch.ones(g.units) for g in sym.signs],
+        "scalings": [torch.ones(g.units, device=device) for g in sym.scalings],
+        "signs": [torch.ones(g.units, device=device) for g in sym.signs],
     }
     if scaling == "min-mass" and sym.scalings:
         factors["scalings"] = list(min_mass(params, sym, tolerance=1e-16).scales)
-    dead, axes, offset = 0, reached_axes(sym, factors), int(is_stacked(params, sym.shapes))
+    axes, offset = reached_axes(sym, factors), int(is_stacked(params, sym.shapes))
+    dead: list[Tensor] = []
+    sizes: list[tuple[str, Tensor]] = []
     for _, kind, index, placement in _in_order(sym, scaling, held):
         group = sym.scalings[index] if kind == "scalings" else sym.signs[index]
         names = [sym.axes[p.axis].tensor for p in twin_places(sym, group, placement)]
@@ -84,20 +87,24 @@ def canonical_scales_and_signs(
             factors[kind][index] = _sign_of_largest(params, sym, sym.signs[index], placement, w)
         elif scaling in ("unit-norm", "unit-std"):
             size = statistic(params, sym, placement, "norm" if scaling == "unit-norm" else "std", w)
-            _check_sizes(size, sym.axes[placement.axis].tensor)
+            sizes.append((sym.axes[placement.axis].tensor, size))
             usable = size > 0
             fixed = torch.zeros_like(usable) if held is None else held[index].to(usable.device)
             scale = torch.where(usable, target / torch.where(usable, size, 1), 1)
             there = (scale - 1).abs() <= _ROUNDING * torch.finfo(size.dtype).eps
             factors[kind][index] = torch.where(there | fixed, 1, scale)  # again changes nothing
-            dead += int((~usable & ~fixed).sum())
-    if dead:
-        _log.warning("%d units have no incoming weight: their scale is left alone.", dead)
+            dead.append((~usable & ~fixed).sum())
+    _check_sizes(sizes)
+    count = int(torch.stack(dead).sum()) if dead else 0
+    if count:
+        _log.warning("%d units have no incoming weight: their scale is left alone.", count)
     return factors["scalings"], factors["signs"]
 
 
-def _check_sizes(size: Tensor, name: str) -> None:
-    if not bool(torch.isfinite(size).all()):
+def _check_sizes(sizes: Sequence[tuple[str, Tensor]]) -> None:
+    finite = [size.isfinite().all() for _, size in sizes]
+    if finite and not bool(torch.stack(finite).all()):
+        name, size = next(pair for pair, well in zip(sizes, finite, strict=True) if not well)
         raise ValueError(f"`params`: the squares of {name!r} overflow in {size.dtype}.")
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from weightsym.axis_actions import axis_permutation, permute_axis
 from weightsym.counting import count_ranks, dense_ranks
+from weightsym.devices import kept_on
 from weightsym.groups import PermutationGroup, Placement, Symmetries
 from weightsym.params import Params, is_stacked
 from weightsym.units import (
@@ -250,7 +251,7 @@ class _State:
         weight = common_weight(self.params, sym, group, placement) if twins else None
 
         def rows_of(units: Tensor, w: Tensor | None = weight) -> Tensor:
-            positions = placement.positions[units.to(placement.positions.device)]
+            positions = kept_on(placement.positions, units.device)[units]
             return unit_rows(self.params, sym, replace(placement, positions=positions), w)
 
         def sums(units: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from weightsym.devices import kept_on
 from weightsym.groups import Axis, Group, Placement, Symmetries
 from weightsym.params import Params
 
@@ -97,7 +98,7 @@ def unit_rows(
     axis = sym.axes[placement.axis]
     w = params[axis.tensor] if weight is None else weight
     offset = w.ndim - len(sym.shapes[axis.tensor])
-    positions = placement.positions.to(w.device)
+    positions = kept_on(placement.positions, w.device)
     if axis.dim is None:
         rows = w.reshape(*w.shape[:offset], -1)[..., positions.reshape(-1)]
     elif axis.blocks > 1:

@@ -116,13 +116,12 @@ def check_finite(params: Params, sym: Symmetries, name: str = "params") -> None:
     Biases and statistics count as well; buffers that were read as constants may be infinite.
     """
     check_some(params, sym, name)
-    for tensor in sym.shapes:
-        w = None if tensor in sym.constants else params.get(tensor)
-        if w is None or not w.is_floating_point():
-            continue
-        total = w.detach().sum(dtype=torch.promote_types(w.dtype, torch.float32))
-        if math.isfinite(total):  # the fastest way to see that all of them are
-            continue
+    names = [n for n in sym.shapes if n in params and n not in sym.constants]
+    weights = {n: params[n].detach() for n in names if params[n].is_floating_point()}
+    sums = [w.sum(dtype=torch.promote_types(w.dtype, torch.float32)) for w in weights.values()]
+    if math.isfinite(sum(t.to(sums[0]) for t in sums)):  # the fastest way to see that all are
+        return
+    for tensor, w in weights.items():
         bad = ~torch.isfinite(w)
         if bool(bad.any()):
             where = "holds NaN or infinite values"

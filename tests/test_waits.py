@@ -1,0 +1,77 @@
+"""The host waits for a device where that is needed, and nowhere else: every place has a reason."""
+
+import device_cases as D
+import pytest
+import waits as W
+from processes import serving
+from test_another_device import pytestmark  # noqa: F401
+
+ASKED_FOR = "what is given is checked, once"
+KEPT = "a network that is kept is looked at"
+LOOK = "a look at weights is logged at once"
+TRANSITION = "a transition, with passes through all data, has one answer for the host"
+REASONS = {
+    "lightning_bnn/callbacks/mass_gap.py _log": LOOK,
+    "lightning_bnn/callbacks/mass_gap.py look": LOOK,
+    "lightning_bnn/callbacks/watching.py _log_all": LOOK,
+    "lightning_bnn/methods/all_data.py _check": TRANSITION,
+    "lightning_bnn/methods/chains.py any_finite": KEPT,
+    "lightning_bnn/methods/kept_networks.py finite_networks": KEPT,
+    "lightning_bnn/metrics/gaussian_mixture.py components": ASKED_FOR,
+    "lightning_bnn/metrics/gaussian_mixture.py values_for": ASKED_FOR,
+    "lightning_bnn/metrics/kernels.py bandwidths": "few distances need sorting",
+    "lightning_bnn/metrics/mmd.py update": "results are on the CPU, states on the device",
+    "lightning_bnn/metrics/mmd.py mmd_table": "results are on the CPU",
+    "lightning_bnn/metrics/reference.py blocks": ASKED_FOR,
+    "lightning_bnn/metrics/reference.py _warn_about_duplicates": ASKED_FOR,
+    "lightning_bnn/metrics/regression.py update": ASKED_FOR,
+    "lightning_bnn/metrics/validation.py check_distributions": ASKED_FOR,
+    "lightning_bnn/metrics/validation.py check_labels": ASKED_FOR,
+    "lightning_bnn/metrics/validation.py check_scores": ASKED_FOR,
+    "lightning_bnn/modules/bayesian.py _transition": TRANSITION,
+    "lightning_bnn/modules/fitting.py look_for_divergence": KEPT,
+    "lightning_bnn/posteriors/mutual_information.py _near": "most layers need no further product",
+    "lightning_bnn/posteriors/mutual_information.py draw_information": "the CPU draws permutations",
+    "lightning_bnn/samplers/hmc.py _jitter": TRANSITION,
+    "lightning_bnn/samplers/hmc.py step": TRANSITION,
+    "lightning_bnn/samplers/mclmc.py as_lists": TRANSITION,
+    "lightning_bnn/samplers/mclmc.py from_lists": TRANSITION,
+    "weightsym/balancing.py balance": "iterations end where nothing is left to gain",
+    "weightsym/mass_problem.py slopes": "a sparse matrix has a size",
+    "weightsym/mass_problem.py mass_problem": ASKED_FOR,
+    "weightsym/min_mass.py _over_scales": "iterations end where nothing is left to gain",
+    "weightsym/recession.py minimise": "a linear program is solved on the CPU",
+    "weightsym/recession.py no_worse": "a linear program is solved on the CPU",
+    "weightsym/recession.py one_sided": "a linear program is solved on the CPU",
+    "weightsym/scales_and_signs.py _check_sizes": ASKED_FOR,
+    "weightsym/scales_and_signs.py canonical_scales_and_signs": "dead units are warned of",
+    "weightsym/sorting.py places": "ties, which are rare, cost as much as all else",
+    "weightsym/validation.py check_finite": ASKED_FOR,
+    "weightsym/validation.py problem": ASKED_FOR,
+}
+"""Places that wait, each for a reason that is not laziness."""
+READING = "lightning_bnn/methods/health.py take"
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What is found on each path, which is run once."""
+    with W.ready() if D.REAL else serving(W.waits_of, W.ready) as ask:
+        known = {}
+        yield lambda name: known.setdefault(name, (ask or W.waits_of)(name))
+
+
+@pytest.mark.parametrize("name", sorted(W.PATHS.keys() - {"reading"}))
+def test_the_host_waits_only_where_it_must(found, name):
+    if "laplace" in name:
+        pytest.importorskip("curvlinops")
+    assert set(found(name)) <= REASONS.keys()
+
+
+def test_a_wait_is_found(found):
+    assert found("reading") == [READING]
+
+
+@pytest.mark.skipif(D.REAL, reason="a GPU does without some of them")
+def test_every_reason_is_needed(found):
+    assert REASONS.keys() == {place for name in W.PATHS for place in found(name)} - {READING}
