@@ -8,12 +8,13 @@ also replayed as CUDA graphs, and the latter compiled by `torch.compile`. In JAX
 from the same networks, and are compared after 32 steps.
 """
 
-import copy
 import functools
 import logging
 import os
 import time
+import traceback
 import warnings
+from pathlib import Path
 
 import torch
 from population import SGD, Batches, cases, fitted
@@ -118,38 +119,8 @@ class Replay:
             self.step(*self.held)
 
 
-class Unfolded(nn.Module):
-    """A convolution as a product of matrices, which stays one for many networks."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.weight, self.groups, self.size = layer.weight, layer.groups, layer.kernel_size
-
-    def forward(self, x):
-        height, width = (n - k + 1 for n, k in zip(x.shape[2:], self.size, strict=True))
-        columns = nn.functional.unfold(x, self.size).unflatten(1, (self.groups, -1))
-        products = self.weight.flatten(1).unflatten(0, (self.groups, -1)) @ columns
-        return products.flatten(1, 2).unflatten(-1, (height, width))
-
-
-def unfolded(make):
-    """The same way with convolutions as products, if there are any."""
-
-    def made(network, stack):
-        network = copy.deepcopy(network)
-        for name, layer in list(network.named_children()):
-            if isinstance(layer, nn.Conv2d):
-                setattr(network, name, Unfolded(layer))
-        return make(network, stack)
-
-    return made
-
-
-def ways(device, network):
+def ways(device):
     found = {"ours": ours, "torch.func": by_hand, "torch.func, compiled": compiled}
-    if any(isinstance(m, nn.Conv2d) for m in network.modules()):
-        found["unfolded"] = unfolded(by_hand)
-        found["unfolded, compiled"] = unfolded(compiled)
     if device == "cuda":
         found |= {f"{who}, graph": replayed(make) for who, make in found.items()}
     return found
@@ -187,13 +158,15 @@ def measured(step, batches, device, repeats):
 def reason(error):
     """Why something could not be measured, in a few words."""
     first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}"[:160]
+    frame = traceback.extract_tb((error.__cause__ or error).__traceback__)[-1]
+    place = f"{Path(frame.filename).name}:{frame.lineno}"
+    return f"{type(error).__name__} at {place}: {first}"[:160]
 
 
 def of_a_size(options, record, name, network, batches, stack):
     """All ways with so many members: rates, and how far apart their networks are in the end."""
     members, after = P.stack_size(stack), {}
-    every = jax_ways(members) if options.part == "jax" else ways(options.device, network)
+    every = jax_ways(members) if options.part == "jax" else ways(options.device)
     labels = {"network": name, "members": members}
     for who, make in every.items():
         if "compiled" not in who or members in COMPILED:

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lightning_bnn import methods, models
 from lightning_bnn.bank import writer
+from lightning_bnn.metrics.reference import MMDReference
 from weightsym import devices
+from weightsym import params as P
 from weightsym.forward import same_noise
 from weightsym.randomness import keyed_randomness
 
@@ -115,6 +118,49 @@ def test_a_device_that_does_not_tell_its_memory_has_none(kind, monkeypatch):
     assert devices.free_memory(torch.device("xpu:1")) == 101
     monkeypatch.delattr(Kind, "mem_get_info")
     assert devices.free_memory(torch.device("xpu:1")) == 0
+
+
+class Large:
+    """The rows of a source that would never fit."""
+
+    rows, shapes = 10**7, {"w": torch.Size([1])}
+
+    def read(self, name, rows, columns):
+        raise AssertionError("nothing is read")
+
+
+def keep_often(times):
+    net = models.mlp(2, [8], 2)
+    state = methods.SGMCMC(keeping=methods.Keeping(every_n_steps=1)).init(net, P.populate(net, 5))
+    fit = methods.Fit(steps=times, epochs=1)
+    methods.Keeping(every_n_steps=1).begin(state, fit, methods.Run(net), "SGHMC")
+
+
+IMPOSSIBLE = {
+    "Drawing 1000000000000 networks": lambda: P.populate(models.mlp(64, [32], 10), 10**12),
+    "Distances of 10000000 networks in 1 layers": lambda: MMDReference(Large()),
+    "Keeping 5 chains 1000000000000 times": lambda: keep_often(10**12),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_what_no_memory_can_hold_is_refused_before_it_is_tried(what):
+    with pytest.raises(ValueError, match=rf"{what}.* takes \d+ TB of memory, and cpu has \d+ GB"):
+        IMPOSSIBLE[what]()
+
+
+def test_what_fits_or_cannot_be_known_is_not_refused(kind, monkeypatch):
+    device = torch.device("xpu:1")
+    with pytest.raises(ValueError, match="It takes 0 GB of memory, and xpu:1 has 0 GB: wait"):
+        devices.check_memory(201, device, "It", "wait")
+    devices.check_memory(200, device, "It", "wait")
+    monkeypatch.delattr(Kind, "mem_get_info")
+    devices.check_memory(201, device, "It", "wait")
+
+
+def test_chains_that_fit_are_kept():
+    keep_often(3)
 
 
 def test_copies_of_a_device_with_streams_are_waited_for(kind, monkeypatch):

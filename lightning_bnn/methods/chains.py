@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import nn
@@ -14,6 +15,7 @@ from lightning_bnn.methods.networks import Networks
 from lightning_bnn.methods.run import Run
 from lightning_bnn.posteriors import Empirical
 from weightsym.arguments import check_count
+from weightsym.devices import check_memory
 from weightsym.params import Params, stack_size
 
 __all__ = ["Keeping"]
@@ -127,7 +129,15 @@ class Keeping:
         if fit.anew:
             state.samples.forget()
         state.samples.open(fit.rank == 0)
-        if self.schedule.count(fit.steps, fit.epochs) < 1:
+        count = self.schedule.count(fit.steps, fit.epochs)
+        if self.bank is None and count < math.inf:
+            tensors = [*state.stack().values()]
+            size, what = (
+                sum(t.nbytes for t in tensors),
+                f"Keeping {state.count} chains {count} times",
+            )
+            check_memory(count * size, tensors[0].device, what, "give a `bank`, or keep fewer")
+        if count < 1:
             run.warn(
                 f"{name} will keep nothing: `burn_in` is as long as the run, or the networks are "
                 "kept too seldom. The chains are then judged as they are at the end."

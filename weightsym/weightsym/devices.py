@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = [
+    "check_memory",
     "current_stream",
     "elsewhere",
     "fastest",
@@ -132,6 +134,35 @@ def free_memory(device: torch.device) -> int:
     """Bytes that a device can still hold, 0 if it does not say."""
     ask = getattr(torch.get_device_module(device), "mem_get_info", None)
     return 0 if ask is None else int(ask(device)[0])
+
+
+def check_memory(size: int | float, device: torch.device, what: str, instead: str) -> None:
+    """Refuse what a device can never hold, in a sentence that says what to do instead.
+
+    Args:
+        size: bytes that it takes at least.
+        device: which is to hold it.
+        what: takes them.
+        instead: advice.
+
+    >>> check_memory(1e18, torch.device("cpu"), "A matrix", "take a smaller one")
+    Traceback (most recent call last):
+    ValueError: A matrix takes 1000000 TB of memory, and cpu has ... GB: take a smaller one.
+    """
+    memory = _memory(device)
+    if 0 < memory < size:
+        takes = f"{size / 1e9:.0f} GB" if size < 1e13 else f"{size / 1e12:.0f} TB"
+        has = f"{memory / 1e9:.0f} GB"
+        raise ValueError(f"{what} takes {takes} of memory, and {device} has {has}: {instead}.")
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes of a device, 0 if nobody says."""
+    if device.type == "cpu":
+        known = {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(getattr(os, "sysconf_names", ()))
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else 0
+    ask = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return 0 if ask is None else int(ask(device)[1])
 
 
 def current_stream(device: torch.device) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weightsym.devices import check_memory
 from weightsym.params.networks import Params, of
 from weightsym.stacks.drawing import block_of, draw_blocks, undrawn
 
@@ -45,6 +46,7 @@ def populate(
     if members < 1:
         raise ValueError(f"`members` must be at least 1, got {members}.")
     state = of(model)
+    _check_room(state, members)
     block = block_of(model, state)
     first, last = skip // block, -(-(skip + members) // block)
     seeds = torch.randint(2**62, (last,), generator=generator).tolist()[first:]
@@ -54,6 +56,14 @@ def populate(
         _log.warning("No `reset_parameters` draws %s: all members share its value.", names)
     start = skip - first * block
     return {name: t[start : start + members].clone() for name, t in drawn.items()}
+
+
+def _check_room(state: Params, members: int) -> None:
+    """Refuse stacks that do not fit twice: blocks are drawn, and then joined."""
+    for tensor in list(state.values())[:1]:
+        size = members * sum(t.nbytes for t in state.values())
+        what = f"Drawing {members} networks of {size / members / 1e6:.3g} MB"
+        check_memory(2 * size, tensor.device, what, "draw fewer at a time, see `skip`")
 
 
 def stacked_copy(model: nn.Module, params: Params) -> nn.Module:
