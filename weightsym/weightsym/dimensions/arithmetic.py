@@ -205,20 +205,32 @@ def sum_over(
     rest = [x for x in value.parts if not x.dims & over]
     places = [x for x in consumed if x.only_moves]
     consumed = list(system.absorb(consumed)) if len(consumed) > 1 else consumed
-    if len(consumed) > 2:
-        free = [x for x in consumed if x.is_free_beside(rest)][:1]
-        others = tuple(x for x in consumed if x not in free)
-        consumed = [*free, *system.as_one_part(Value(value.shape, others)).parts]
-    if len(consumed) == 2:
-        new, rest = _contract(system, consumed[0], consumed[1], rest, over, places)
-    else:
-        new = [y for x in consumed for y in _use_up(system, x, rest, over)]
+    new: list[Part] = []
+    for own in _meeting(consumed):
+        if len(own) > 2:
+            free = [x for x in own if x.is_free_beside(rest)][:1]
+            others = tuple(x for x in own if x not in free)
+            own = [*free, *system.as_one_part(Value(value.shape, others)).parts]
+        if len(own) == 2:
+            sums, rest = _contract(system, own[0], own[1], rest, over, places)
+        else:
+            sums = [y for x in own for y in _use_up(system, x, rest, over)]
+        new += sums
     for row in new:
         for y in rest:
             if row.dims and row.dims <= y.dims:
                 system.tie(y.labels, row.labels, "row")
     new = [x for x in new if not (x.only_moves and any(x.dims <= y.dims for y in rest))]
     return reduced(value, system.absorb(rest + new), over, keepdim)
+
+
+def _meeting(parts: Iterable[Part]) -> list[list[Part]]:
+    """Parts that share dimensions, directly or by others."""
+    groups: list[list[Part]] = []
+    for part in parts:
+        near = [g for g in groups if any(x.dims & part.dims for x in g)]
+        groups = [g for g in groups if g not in near] + [[*(x for g in near for x in g), part]]
+    return groups
 
 
 def _contract(

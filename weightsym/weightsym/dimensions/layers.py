@@ -145,7 +145,7 @@ def _affine(system: System, y: Value, gain: Value | None, bias: Value | None) ->
 
 
 def _squared(system: System, value: Value) -> Value:
-    parts = tuple(p.to_power(Fraction(2), 0) for p in system.as_one_part(value).parts)
+    parts = tuple(p.to_power(Fraction(2), 0) for p in system.absorb(value.parts))
     return replace(value, parts=parts, constant=None)
 
 
@@ -169,8 +169,8 @@ def variance(
 ) -> Value:
     """The mean square of what is left of a mean, or its root."""
     dims = list(dims) if dims is not None else list(range(len(x.shape)))
-    squares = _squared(system, _centred(system, x, dims))
-    total = sum_over(system, squares, dims, keepdim)
+    sum_over(system, x, dims)  # the mean
+    total = sum_over(system, _squared(system, x), dims, keepdim)
     half = Fraction(1, 2)
     return (
         replace(total, parts=tuple(p.to_power(half, 1) for p in total.parts)) if is_root else total

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weightsym.dimensions.shift_expressions import Expressions, Read, Solution
-from weightsym.dimensions.values import Ints
+from weightsym.dimensions.values import Ints, distinct_rows, label_rows
 from weightsym.groups import Axis, ShiftGroup
 from weightsym.placements import Placement
 from weightsym.shift_groups import Reader
@@ -122,15 +122,14 @@ class Uses:
 
     def take_up(self, bias: Tensor, made: Tensor) -> None:
         """Let entries of parameters take up what layers have made of constants."""
-        pairs = torch.stack(torch.broadcast_tensors(bias, made), -1).reshape(-1, 2)
-        pairs = torch.unique(pairs, dim=0)
-        self._taken.append(pairs[pairs[:, 0] > 0].numpy())
+        pairs = label_rows(bias, made)
+        self._taken.append(pairs[pairs[:, 0] > 0])
 
     # -------------------------------------------------------------- what uses say together
     def solved(self) -> tuple[Solution, list[_Tensor], list[_Taker]]:
         """Solve for everything that is stated."""
         self._hold()
-        pairs = np.unique(np.concatenate(self._taken), axis=0)
+        pairs = distinct_rows([*np.concatenate(self._taken).T])
         _, first, index = np.unique(pairs[:, 0], return_index=True, return_inverse=True)
         bias, made = torch.from_numpy(pairs[first]).T
         again = torch.from_numpy(pairs[:, 1])
@@ -172,7 +171,7 @@ class Uses:
         terms = solution.terms(made).tocoo()
         at, what = terms.coords
         takers = []
-        for k, j in np.unique(np.stack([owner[bias[at]], layer_of[what]], 1), axis=0).tolist():
+        for k, j in distinct_rows([owner[bias[at]], layer_of[what]]).tolist():
             here = (owner[bias[at]] == k) & (layer_of[what] == j)
             entries, rows = place[bias[at[here]]], row_of[what[here]]
             own, layer = tensors[k], solution.reads[j]
