@@ -9,6 +9,9 @@ import torch
 _KEYS = {"cuda": "CUDA", "mps": "MPS", "xpu": "XPU"}
 
 
+_TorchGenerator = torch.Generator
+
+
 class _Generator(torch.Generator):
     """Draws on the CPU, whatever its device."""
 
@@ -20,6 +23,12 @@ class _Generator(torch.Generator):
     @property
     def device(self):
         return self.place
+
+    def get_state(self):
+        """What the device's own generator of this seed would have, as nothing is drawn from it."""
+        if self.place.type == "cpu":
+            return super().get_state()
+        return _TorchGenerator(self.place).manual_seed(self.initial_seed()).get_state()
 
 
 @contextlib.contextmanager

@@ -170,8 +170,8 @@ for standardise in (by_variance, by_both, by_deviation, by_batch_norm):
 for standardise in (by_both, by_batch_norm):
 
     @filters("2b 2*2 3b 2*3", 6, 5, name=f"filters between group norms, {standardise.__name__}",
-             h=lambda: nn.Conv2d(4, 6, 3), g=lambda: nn.GroupNorm(2, 4), n=lambda: nn.GroupNorm(3, 6),
-             c=(6, 2))  # fmt: skip
+             c=(6, 2), h=lambda: nn.Conv2d(4, 6, 3),
+             g=lambda: nn.GroupNorm(2, 4), n=lambda: nn.GroupNorm(3, 6))  # fmt: skip
     def grouped(s, x, f=standardise):
         h = torch.relu(s.g(F.conv2d(x, f(s.a.weight), s.a.bias)))
         h = F.conv2d(h, f(s.h.weight), s.h.bias)

@@ -376,9 +376,9 @@ class _Table:
         ]
         rows, columns, values = torch.tensor(entries, dtype=torch.int64).reshape(-1, 3).unbind(1)
         size = len(self.known), self.scales
-        return torch.sparse_coo_tensor(
-            torch.stack([rows, columns]), values.double(), size, check_invariants=True
-        ).coalesce()
+        with torch.sparse.check_sparse_tensor_invariants():
+            places = torch.stack([rows, columns])
+            return torch.sparse_coo_tensor(places, values.double(), size).coalesce()
 
 
 # ------------------------------------------------------------ sums of squares

@@ -206,16 +206,13 @@ def sum_over(
     places = [x for x in consumed if x.only_moves]
     consumed = list(system.absorb(consumed)) if len(consumed) > 1 else consumed
     new: list[Part] = []
-    for own in _meeting(consumed):
-        if len(own) > 2:
-            free = [x for x in own if x.is_free_beside(rest)][:1]
-            others = tuple(x for x in own if x not in free)
-            own = [*free, *system.as_one_part(Value(value.shape, others)).parts]
+    for group in _meeting(consumed):
+        own = _at_most_two(system, value, group, rest)
         if len(own) == 2:
             sums, rest = _contract(system, own[0], own[1], rest, over, places)
+            new += sums
         else:
-            sums = [y for x in own for y in _use_up(system, x, rest, over)]
-        new += sums
+            new += _use_up(system, own[0], rest, over)
     for row in new:
         for y in rest:
             if row.dims and row.dims <= y.dims:
@@ -231,6 +228,17 @@ def _meeting(parts: Iterable[Part]) -> list[list[Part]]:
         near = [g for g in groups if any(x.dims & part.dims for x in g)]
         groups = [g for g in groups if g not in near] + [[*(x for g in near for x in g), part]]
     return groups
+
+
+def _at_most_two(
+    system: System, value: Value, parts: Sequence[Part], rest: Sequence[Part]
+) -> Sequence[Part]:
+    """A part that is free, if there is one, and the product of the others where they are many."""
+    if len(parts) <= 2:
+        return parts
+    free = [x for x in parts if x.is_free_beside(rest)][:1]
+    others = tuple(x for x in parts if x not in free)
+    return [*free, *system.as_one_part(Value(value.shape, others)).parts]
 
 
 def _contract(
