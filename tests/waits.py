@@ -11,7 +11,6 @@ from pathlib import Path
 
 import device_cases as D
 import lightning as L
-import pretended
 import torch
 from metric_cases import METRICS
 from module_cases import MODULES, Blobs, made
@@ -21,6 +20,7 @@ import lightning_bnn
 import weightsym
 from lightning_bnn import metrics as M
 from lightning_bnn import symmetry as S
+from lightning_bnn import testing
 from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, TrainingCost
 from lightning_bnn.methods.health import Divergence
 from lightning_bnn.models import mlp
@@ -35,7 +35,7 @@ READS = (
 found = set()
 """File and function of every wait, while somebody listens."""
 _listens = False
-_computed = pretended._computed
+_computed = testing._computed
 
 
 def listen(on):
@@ -48,7 +48,7 @@ def listen(on):
 @contextlib.contextmanager
 def ready():
     """The device, with somebody who hears its host wait."""
-    pretended._computed = computed
+    testing._computed = computed
     with D.ready(), warnings.catch_warnings():
         if D.REAL:
             warnings.simplefilter("always")
@@ -74,24 +74,20 @@ def waits(name, args, kwargs):
     if name.startswith(("aten::index.", "aten::index_put", "aten::_index_put")):
         return any(t is not None and t.dtype == torch.bool for t in args[1])
     if name.startswith("aten::copy_"):
-        return is_there(args[0]) != is_there(args[1]) and True not in args[2:]
+        return args[0].device != args[1].device and True not in args[2:]
     if name.startswith("aten::_to_copy"):
-        place = kwargs.get("device") or args[0].device
-        return is_there(args[0]) != (torch.device(place).type == pretended.NAME)
+        return args[0].device.type != torch.device(kwargs.get("device") or args[0].device).type
     return False
 
 
-def is_there(tensor):
-    return isinstance(tensor, pretended.Pretended)
-
-
 def note():
-    """Note the innermost function of ours."""
+    """Note the innermost function of ours, beyond those of the device."""
     frame = sys._getframe(1)
     while frame is not None:
         path, name = Path(frame.f_code.co_filename), frame.f_code.co_name
         for package in PACKAGES:
-            if path.is_relative_to(package) and not name.startswith("<"):
+            ours = path.is_relative_to(package) and path.name != "testing.py"
+            if ours and not name.startswith("<"):
                 found.add(f"{path.relative_to(package.parent)} {name}")
                 return
         frame = frame.f_back
@@ -174,7 +170,7 @@ if D.REAL:  # the tensors of a pretended device are of a class that is not writt
         f"{folder}/bank", every_n_steps=2
     )
 PATHS = {
-    **{name: lambda name=name: training(name) for name in MODULES if name != "multi-laplace"},
+    **{name: lambda name=name: training(name) for name in MODULES},
     **{name: lambda make=make: watching(make) for name, make in CALLBACKS.items()},
     **{case.name: lambda case=case: measuring(case) for case in METRICS},
     **{name: lambda act=act: acting(act) for name, act in ACTS.items()},
