@@ -1,10 +1,10 @@
-"""Everything that is tried and timed on a device, one step after the other: `make gpu`.
+"""Everything that is tried and timed on a device: `make gpu`.
 
 python benchmarks/gpu.py --out FOLDER [--device cuda] [--only tests populations ...] [--quick]
 
 Each step is a process with a limit of its own and writes its files at once, so that what ends it
-costs nothing else. Tests, and the compilers of the populations, run side by side before what is
-timed; with `--quick`, which is for finding mistakes, all steps do.
+costs nothing else. Tests, and the compilers of the populations, run first and side by side. What is
+timed is then started at once, too, but takes turns; not so with `--quick`, which is for mistakes.
 """
 
 import argparse
@@ -80,6 +80,9 @@ class Step:
         environment |= {"JAX_COMPILATION_CACHE_DIR": str(self.options.cache / "jax")}
         environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         environment |= {"TORCHINDUCTOR_CACHE_DIR": str(self.options.cache / "torch")}
+        if not (self.options.quick or self.name in UNTIMED):
+            environment["BENCHMARK_TURN"] = str(self.options.out / "turn.lock")
+            environment["BENCHMARK_LIMIT"] = str(STEPS[self.name][1])
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -87,11 +90,14 @@ class Step:
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self.started = time.monotonic()
+        time.sleep(0.5)  # so that turns are taken in order, mostly
         return self
 
     def wait(self):
-        """Whether it has ended well, within its time."""
-        left = self.started + STEPS[self.name][1] - time.monotonic()
+        """Whether it has ended well, within its time, which begins with its turn."""
+        turn = not (self.options.quick or self.name in UNTIMED)
+        limit = self.options.seconds if turn else STEPS[self.name][1]
+        left = self.started + limit - time.monotonic()
         try:
             code = self.process.wait(max(0.1, left))
         except subprocess.TimeoutExpired:
@@ -109,10 +115,9 @@ class Step:
 def main():
     options = _options()
     names = options.only or [*STEPS]
-    together = [n for n in names if options.quick or n in UNTIMED]
-    groups = [together, *([n] for n in names if n not in together)]
+    first = [n for n in names if options.quick or n in UNTIMED]
     failed = []
-    for group in groups:
+    for group in (first, [n for n in names if n not in first]):
         started = [Step(name, options).start() for name in group]
         for step in started:
             failed += [] if step.wait() else [step]
@@ -138,6 +143,7 @@ def _options():
     made.add_argument("--quick", action="store_true", help="small problems, side by side")
     made.add_argument("--pages", action="store_true", help="put what is measured on the pages")
     made.add_argument("--pack", type=Path, help="archive of the folder, anew after every step")
+    made.add_argument("--seconds", type=int, default=540, help="of all that is timed, at most")
     made.add_argument("--workers", type=int, default=0, help="processes of the tests")
     made.add_argument("--cache", type=Path, default=Path("/tmp/gpu-cache"), help="of compilers")
     return made.parse_args()

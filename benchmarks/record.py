@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ import torch
 from turns import Times
 
 Row = dict[str, Any]
+_TURNS = list[Any]()
 NAMED = ("torch", "lightning", "llvmlite", "lightning_bnn", "weightsym")
 """Packages whose versions belong to every file."""
 
@@ -56,6 +58,7 @@ class Record:
     """The rows of one run; each is printed as it is found."""
 
     def __init__(self, options: argparse.Namespace) -> None:
+        _take_turn()
         self.options, self.rows = options, list[Row]()
         device = _device(options.device)
         print(f"{options.threads} threads at most, {device}, torch {torch.__version__}", flush=True)
@@ -86,6 +89,17 @@ class Record:
         text = json.dumps(content, indent=1)[:-2] + f',\n "rows": [\n  {lines}\n ]\n}}\n'
         self.options.record.parent.mkdir(parents=True, exist_ok=True)
         self.options.record.write_text(text, encoding="utf-8")
+
+
+def _take_turn() -> None:
+    """Wait until no other process is timed, where several are started at once, and end in time."""
+    path, limit = os.environ.pop("BENCHMARK_TURN", None), os.environ.pop("BENCHMARK_LIMIT", "0")
+    if path is not None:
+        import fcntl
+
+        _TURNS.append(open(path, "a"))  # noqa: SIM115  # it is held until the process ends
+        fcntl.flock(_TURNS[0], fcntl.LOCK_EX)
+        signal.alarm(int(limit))
 
 
 def _device(name: str) -> str:
