@@ -25,6 +25,7 @@ from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.chains import Chains, Keeping
 from lightning_bnn.methods.mc_dropout import has_dropout
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
+from lightning_bnn.methods.recording import Recorded
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
 from weightsym.arguments import check_positive
@@ -46,6 +47,7 @@ class AllDataChains(Chains):
         processes: how many processes share the data.
         stuck: chains whose energy was no number, as far as the user was warned of them.
         sampler: what moves the chains of this fit.
+        sums: energies and gradients of this fit.
         notes: ``"acceptance"``, the sum of the acceptance probabilities of every chain, where
             proposals are tested, and ``"transitions"``, how many they are of.
     """
@@ -56,6 +58,7 @@ class AllDataChains(Chains):
         self.processes = 1
         self.stuck: set[int] = set()
         self.sampler: Any = None
+        self.sums: Callable[[], list[Tensor]] | None = None
         self.notes |= {"acceptance": torch.zeros(self.count), "transitions": 0}
 
 
@@ -128,6 +131,8 @@ class AllDataSampling(Method):
             )
         state.data = [_share(batch, fit) for batch in batches]
         state.processes, state.sampler, state.stuck = fit.processes, fit.optimizer, set()
+        sums = partial(self._sums, state, run)
+        state.sums = Recorded(sums, _moving(state)) if fit.processes == 1 else sums
         run.inform(
             f"{name}: every gradient takes {examples} examples, {batches[0].examples} at a time."
         )
@@ -152,7 +157,16 @@ class AllDataSampling(Method):
     def energies(self, state: AllDataChains, run: Run) -> Tensor:
         """Negative log posterior of every chain. Its gradients become those of the parameters."""
         run.network.eval()
-        params = [p for p in state.parameters() if p.requires_grad]
+        evaluated = run.evaluated + state.count * sum(batch.examples for batch in state.data)
+        energies, *grads = state.sums() if state.sums else self._sums(state, run)
+        run.evaluated = evaluated  # a replay counts nothing
+        for p, grad in zip(_moving(state), grads, strict=True):
+            p.grad = grad
+        return energies.clone()
+
+    def _sums(self, state: AllDataChains, run: Run) -> list[Tensor]:
+        """The energies, and the gradient of every tensor."""
+        params = _moving(state)
         device = params[0].device
         total = torch.zeros(state.count, dtype=widest(device), device=device)
         grads = [torch.zeros_like(p) for p in params]
@@ -166,11 +180,9 @@ class AllDataSampling(Method):
             for tensor in (total, *grads):
                 dist.all_reduce(tensor)
         torch._foreach_add_(grads, [p.detach() for p in params], alpha=self.prior.std**-2)
-        for p, grad in zip(params, grads, strict=True):
-            p.grad = grad
         with torch.no_grad():
             squares = [precise(p).square().flatten(1).sum(1) for p in params]
-            return total + torch.stack(squares).sum(0) / (2 * self.prior.std**2)
+            return [total + torch.stack(squares).sum(0) / (2 * self.prior.std**2), *grads]
 
     def _check(self, energies: Tensor, state: AllDataChains, run: Run) -> None:
         """A chain whose energy is no number never moves: every proposal is refused."""
@@ -192,7 +204,7 @@ class AllDataSampling(Method):
 
     def after_fit(self, state: AllDataChains, run: Run) -> None:
         self.keeping.close(state, run, type(self).__name__)
-        state.data, state.sampler = [], None
+        state.data, state.sampler, state.sums = [], None, None
 
     def posterior(self, state: Chains, run: Run, purpose: Purpose = AS_IT_IS) -> Empirical:
         return state.kept(purpose.choose)
@@ -318,6 +330,10 @@ class MILE(AllDataSampling):
                 f"Chains {failed} of {state.count} have left the finite numbers while sampling, "
                 f"{int(failures.sum())} times in all; these steps were undone."
             )
+
+
+def _moving(state: AllDataChains) -> list[Tensor]:
+    return [p for p in state.parameters() if p.requires_grad]
 
 
 def _share(batch: Batch, fit: Fit) -> Batch:
