@@ -37,6 +37,11 @@ class Recorded:
         self._results: list[Tensor] = []
         self._places: list[int] = []
 
+    @property
+    def is_replayed(self) -> bool:
+        """Check whether there is a record, from the second call on."""
+        return self._graph is not None
+
     def __call__(self) -> list[Tensor]:
         """The results; those of the call before are overwritten."""
         places = [t.data_ptr() for t in self._reads] if self._possible else []

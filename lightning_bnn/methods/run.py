@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.methods.graphs import Graphs
 from lightning_bnn.metrics.validation import are_distributions
 from weightsym import params as P
 from weightsym.params import Params
@@ -249,18 +250,26 @@ class Run:
         self.example = example
         self.evaluated = 0
         self._outputs_seen = False
+        self._graphs = Graphs()
 
     def losses(self, stack: Params, batch: Batch) -> Tensor:
         """Mean negative log-likelihood of every network of a stack, with gradients."""
         self.evaluated += torch.is_grad_enabled() * P.stack_size(stack) * batch.examples
-        return member_losses(
-            self.network,
-            stack,
-            batch,
-            self.nll_each if batch.per_member else self.nll,
-            list(self.likelihood.parameters()),
-            self.chunk_size,
-        )
+        loss = self.nll_each if batch.per_member else self.nll
+        shared = list(self.likelihood.parameters())
+
+        def losses(params: Params, inputs: tuple[Any, ...], targets: Tensor) -> Tensor:
+            some = Batch(inputs, targets, batch.per_member)
+            return member_losses(self.network, params, some, loss, shared, self.chunk_size)
+
+        def run_at_once() -> bool:
+            chunk = P.chunk_of(self.network, stack, batch.of(0).inputs, self.chunk_size)
+            return chunk >= P.stack_size(stack)
+
+        x, y = batch.inputs, batch.targets
+        graphs, laws = self._graphs, (self.network, self.likelihood)
+        found = graphs.losses(losses, run_at_once, *laws, stack, x, y)
+        return losses(stack, x, y) if found is None else found
 
     def nll(self, outputs: Any, targets: Tensor) -> Tensor:
         """Mean negative log-likelihood of a batch, for outputs of every network."""

@@ -108,8 +108,12 @@ def chunk_of(model: nn.Module, params: Params, x: Any, chunk_size: int | None = 
         return 1
     if chunk_size is not None:
         return min(chunk_size, members)
-    first = {name: t[0].clone() for name, t in params.items()}  # its statistics must not change
-    size = fitting_chunk(model, lambda: run_network(model, first, x), x, members)
+
+    def run_first() -> Any:
+        first = {name: t[0].clone() for name, t in params.items()}  # its statistics must not change
+        return run_network(model, first, x)
+
+    size = fitting_chunk(model, run_first, x, members)
     return max(size, min(members, 2)) if is_chain else size
 
 

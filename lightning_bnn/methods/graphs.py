@@ -1,0 +1,179 @@
+"""Losses of small networks and their gradients as CUDA graphs: one launch in place of a hundred.
+
+A graph repeats the operations of one run on other numbers, without Python. It is used only for what
+cannot compute anything else next time: layers of torch without randomness, buffers and hooks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.methods.recording import Recorded
+from weightsym.params import Params
+
+__all__ = ["Graphs"]
+
+_AFTER, _MOST = 3, 8
+_LARGEST = 2**26
+"""Bytes of the weights of a stack; those of more keep a GPU busy as it is."""
+_TOLERANCE = 1e-3
+_log = logging.getLogger("lightning_bnn")
+
+Compute = Callable[[Params, tuple[Tensor, ...], Tensor], Tensor]
+"""From a stack, inputs and targets to a loss for every member."""
+
+
+class Graphs:
+    """The graphs of one network, made when it is run a third time on tensors of the same shapes.
+
+    Copies have none: a graph belongs to its tensors.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, _Graph | int | None] = {}
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(self), ()
+
+    def losses(
+        self,
+        compute: Compute,
+        may_repeat: Callable[[], bool],
+        model: nn.Module,
+        likelihood: nn.Module,
+        params: Params,
+        inputs: Any,
+        targets: Tensor,
+    ) -> Tensor | None:
+        """The losses by a graph, or None where there is none.
+
+        Args:
+            compute: what to repeat.
+            may_repeat: is asked once for every graph.
+            model: gives the computation.
+            likelihood: gives the losses of its outputs.
+            params: a stack.
+            inputs: of the networks.
+            targets: of the networks.
+        """
+        tensors = [*params.values(), *inputs, targets]
+        if not (_may_be_repeated(tensors) and _repeats_itself(model, likelihood, params)):
+            return None
+        places = tuple(p.data_ptr() for p in likelihood.parameters())
+        modes = tuple(module.training for module in model.modules())
+        precise = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        shapes = tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in tensors)
+        key = places, modes, precise, shapes
+        known = self._known.get(key, 0)
+        if isinstance(known, int):
+            known += 1
+            if known >= _AFTER and sum(isinstance(g, _Graph) for g in self._known.values()) < _MOST:
+                known = _graph(compute, params, inputs, targets) if may_repeat() else None
+            self._known[key] = known
+        if not isinstance(known, _Graph):
+            return None
+        return _Replayed.apply(known, len(params), *tensors)
+
+
+def _may_be_repeated(tensors: Sequence[Any]) -> bool:
+    """Check whether these are tensors of a card in a plain run with gradients."""
+    if not all(isinstance(t, Tensor) and t.device.type == "cuda" for t in tensors):
+        return False
+    return (
+        torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cuda")
+        and not torch.cuda.is_current_stream_capturing()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and _get_current_dispatch_mode() is None
+    )
+
+
+def _repeats_itself(model: nn.Module, likelihood: nn.Module, params: Params) -> bool:
+    """Check that everything is made of layers which compute the same every time."""
+    if type(likelihood) not in (Categorical, Gaussian):  # others may wait for the device
+        return False
+    if any(p.requires_grad for p in likelihood.parameters()):
+        return False
+    if params.keys() != {name for name, _ in model.named_parameters()}:  # it has buffers
+        return False
+    if sum(t.nbytes for t in params.values()) > _LARGEST:
+        return False
+    return all(
+        type(m).__module__.startswith("torch.nn.modules")
+        and not isinstance(m, nn.modules.dropout._DropoutNd)
+        and not (m._forward_hooks or m._forward_pre_hooks or m._backward_hooks)
+        for m in model.modules()
+    )
+
+
+class _Graph:
+    """Tensors that a recorded run reads, and its losses and gradients, which a replay renews."""
+
+    def __init__(self, compute: Compute, params: Params, inputs: Any, targets: Tensor) -> None:
+        self.read = [t.detach().clone() for t in (*params.values(), *inputs, targets)]
+        for mine, t in zip(self.read, params.values(), strict=False):
+            mine.requires_grad_(t.requires_grad)
+        own, count = dict(zip(params, self.read, strict=False)), len(params)
+        wanted = [t for t in own.values() if t.requires_grad]
+
+        @torch.enable_grad()
+        def run() -> list[Tensor]:
+            losses = compute(own, tuple(self.read[count:-1]), self.read[-1])
+            grads = torch.autograd.grad(
+                losses.sum(), wanted, materialize_grads=True, allow_unused=True
+            )
+            return [losses.detach(), *grads]
+
+        self.recorded = Recorded(run, self.read)
+
+    def is_right(self) -> bool:
+        """Check that there is a record, which gives the numbers of a run without it."""
+        before = [t.clone() for t in self.recorded()]
+        for result in self.recorded():  # so that a replay that does nothing is seen
+            result.fill_(12345)
+        pairs = zip(self.recorded(), before, strict=True)
+        return self.recorded.is_replayed and all(_agree(a, b) for a, b in pairs)
+
+    @torch.no_grad()
+    def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The losses and gradients of other tensors of the same shapes."""
+        torch._foreach_copy_(self.read, list(tensors))
+        return [t.clone() for t in self.recorded()]
+
+
+def _graph(compute: Compute, params: Params, inputs: Any, targets: Tensor) -> _Graph | None:
+    graph = _Graph(compute, params, inputs, targets)
+    if graph.is_right():
+        return graph
+    _log.info("Losses are computed without a CUDA graph.")
+    return None
+
+
+def _agree(a: Tensor, b: Tensor) -> bool:
+    finite = b[b.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    return torch.allclose(a, b, _TOLERANCE, _TOLERANCE * scale, equal_nan=True)
+
+
+class _Replayed(torch.autograd.Function):
+    """Losses of a graph, which come with their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: _Graph, count: int, *tensors: Tensor) -> Tensor:
+        losses, *ctx.grads = graph.run(tensors)
+        ctx.others = len(tensors) - count
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, weight: Tensor) -> tuple[Tensor | None, ...]:
+        rows = [weight.to(g).view(-1, *(1,) * (g.ndim - 1)) for g in ctx.grads]
+        found = iter(torch._foreach_mul(ctx.grads, rows))
+        wanted = ctx.needs_input_grad[2 : len(ctx.needs_input_grad) - ctx.others]
+        return (None, None, *(next(found) if w else None for w in wanted), *[None] * ctx.others)

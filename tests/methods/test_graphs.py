@@ -1,0 +1,135 @@
+"""Losses by CUDA graphs, on the CPU: what a graph would repeat is computed anew by every replay."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn import likelihoods, methods, models
+from lightning_bnn.methods import graphs
+from weightsym import params as P
+
+
+class Repeated:
+    """A record on the CPU: the results of one run, which every replay renews in place."""
+
+    is_replayed = True
+
+    def __init__(self, compute, reads):
+        self.compute, self.results, self.calls = compute, None, 0
+
+    def __call__(self):
+        self.calls += 1
+        if self.calls < 3:
+            self.results = self.compute()
+        else:
+            self.replay()
+        return self.results
+
+    def replay(self):
+        for old, new in zip(self.results, self.compute(), strict=True):
+            old.copy_(new)
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """Graphs are made on the CPU, too; the list grows by every losses that come from one."""
+    seen, apply = [], graphs._Replayed.apply
+    monkeypatch.setattr(graphs, "Recorded", Repeated)
+    monkeypatch.setattr(graphs, "_may_be_repeated", lambda _: torch.is_grad_enabled())
+    monkeypatch.setattr(
+        graphs._Replayed, "apply", lambda *args: seen.append(1) or apply(*args), raising=False
+    )
+    return seen
+
+
+def trained(network, members, steps=8, batch=20, **options):
+    """The stack after some steps of training, with another batch in each."""
+    torch.manual_seed(0)
+    method, run = methods.DeepEnsemble(), methods.Run(network, **options)
+    state = method.init(network, P.populate(network, members))
+    optimizer = torch.optim.SGD(state.parameters(), 0.1, momentum=0.9)
+    for k in range(steps):
+        x = torch.randn(batch - (k == 4), 6)
+        losses = method.losses(state, methods.Batch((x,), x[:, :3].argmax(1)), run)["loss"]
+        optimizer.zero_grad()
+        (losses * torch.arange(1.0, members + 1)).sum().backward()
+        optimizer.step()
+    return P.ravel(state.stack(), stacked=True)[0]
+
+
+@pytest.mark.parametrize("members", [1, 5])
+def test_training_by_graphs_is_training(replays, members):
+    network = models.mlp(6, [8], 3)
+    by_graph = trained(network, members)
+    assert len(replays) == 5  # neither the first two nor the batch of another size
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "_AFTER", 100)
+        assert torch.allclose(trained(network, members), by_graph, atol=1e-6)
+    assert len(replays) == 5
+
+
+class Own(nn.Sequential):
+    """A forward of one's own may do anything."""
+
+
+UNSUITABLE = {
+    "buffers": nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)),
+    "randomness": nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
+    "a forward of one's own": Own(nn.Linear(6, 3)),
+}
+
+
+@pytest.mark.parametrize("name", UNSUITABLE)
+def test_what_may_compute_something_else_is_not_repeated(replays, name):
+    trained(UNSUITABLE[name], 3)
+    assert not replays
+
+
+class Learned(likelihoods.Categorical):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def log_prob(self, outputs, targets):
+        return super().log_prob(self.scale * outputs, targets)
+
+
+def test_hooks_members_in_turn_and_what_members_share_run_as_usual(replays):
+    hooked = models.mlp(6, [8], 3)
+    hooked[1].register_forward_hook(lambda *_: None)
+    trained(hooked, 3)
+    trained(models.mlp(6, [8], 3), 3, chunk_size=1)
+    trained(models.mlp(6, [8], 3), 3, likelihood=Learned())
+    assert not replays
+
+
+class OtherNumbers(Repeated):
+    def replay(self):
+        super().replay()
+        self.results[0] *= 1.1
+
+
+class Idle(Repeated):
+    """A replay of another stream than that of the operations does nothing."""
+
+    def replay(self):
+        pass
+
+
+class NotRecorded(Repeated):
+    is_replayed = False
+
+
+@pytest.mark.parametrize("kind", [OtherNumbers, Idle, NotRecorded])
+def test_a_graph_that_is_not_right_is_not_used(replays, monkeypatch, kind):
+    monkeypatch.setattr(graphs, "Recorded", kind)
+    trained(models.mlp(6, [8], 3), 3)
+    assert not replays
+
+
+def test_copies_have_no_graphs(replays):
+    found = graphs.Graphs()
+    found._known["some"] = 2
+    assert copy.deepcopy(found)._known == {}
