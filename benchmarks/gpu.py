@@ -21,6 +21,7 @@ from tables import FILES, fill_pages
 
 SCRIPTS = Path(__file__).parent
 PYTEST = "-m pytest -m e2e -q --tb=short -p no:cacheprovider tests/test_another_device.py"
+PYTEST += " tests/methods/test_graphs.py"
 STEPS = {
     "tests": (PYTEST, 240),
     "compile": ("gpu_populations.py torch --warm", 200),

@@ -44,18 +44,21 @@ def replays(monkeypatch):
     return seen
 
 
-def trained(network, members, steps=8, batch=20, **options):
+def trained(network, members, steps=8, batch=20, seen=None, **options):
     """The stack after some steps of training, with another batch in each."""
     torch.manual_seed(0)
+    device = next(network.parameters()).device
     method, run = methods.DeepEnsemble(), methods.Run(network, **options)
     state = method.init(network, P.populate(network, members))
     optimizer = torch.optim.SGD(state.parameters(), 0.1, momentum=0.9)
     for k in range(steps):
-        x = torch.randn(batch - (k == 4), 6)
+        x = torch.randn(batch - (k == 4), 6).to(device)
         losses = method.losses(state, methods.Batch((x,), x[:, :3].argmax(1)), run)["loss"]
         optimizer.zero_grad()
-        (losses * torch.arange(1.0, members + 1)).sum().backward()
+        (losses * torch.arange(1.0, members + 1, device=device)).sum().backward()
         optimizer.step()
+    if seen is not None:
+        seen.extend(g for g in run._graphs._known.values() if isinstance(g, graphs._Graph))
     return P.ravel(state.stack(), stacked=True)[0]
 
 
@@ -68,6 +71,18 @@ def test_training_by_graphs_is_training(replays, members):
         patch.setattr(graphs, "_AFTER", 100)
         assert torch.allclose(trained(network, members), by_graph, atol=1e-6)
     assert len(replays) == 5
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are of CUDA devices")
+@pytest.mark.parametrize("members", [1, 5])
+def test_training_by_graphs_of_a_card_is_training(monkeypatch, members):
+    network, seen = models.mlp(6, [8], 3).cuda(), []
+    by_graph = trained(network, members, seen=seen)
+    assert len(seen) == 1
+    monkeypatch.setattr(graphs, "_AFTER", 100)
+    assert torch.allclose(trained(network, members, seen=seen), by_graph, atol=1e-5)
+    assert len(seen) == 1
 
 
 class Own(nn.Sequential):
