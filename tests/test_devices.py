@@ -1,12 +1,15 @@
 """Random numbers, memory and streams of devices other than the CPU, of any kind."""
 
+import contextlib
 import types
 
+import device_cases as D
 import pytest
 import torch
+from processes import serving
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lightning_bnn import methods, models
+from lightning_bnn import methods, models, testing
 from lightning_bnn.bank import writer
 from lightning_bnn.metrics.reference import MMDReference
 from weightsym import devices
@@ -171,3 +174,41 @@ def test_copies_of_a_device_with_streams_are_waited_for(kind, monkeypatch):
     assert writer._host_copy(tensors)[1] == []
     monkeypatch.setattr(Kind, "current_stream", lambda *_: stream, raising=False)
     assert writer._host_copy(tensors)[1] == [event]
+
+
+# ------------------------------------------------------------ no float64
+@contextlib.contextmanager
+def no_float64():
+    """A pretended device that refuses it, as MPS does."""
+    new = testing.PretendedTensor.__new__
+
+    def refusing(cls, memory, device):
+        if memory.dtype == torch.float64:
+            raise TypeError("no float64 there")
+        return new(cls, memory, device)
+
+    testing.PretendedTensor.__new__ = staticmethod(refusing)
+    with D.ready():
+        yield
+
+
+@pytest.fixture(scope="module")
+def computed_without():
+    with serving(D.compared, no_float64) as ask:
+        yield ask
+
+
+TRAINED = {"ensemble": 0.0, "bethe": 0.0, "hmc": 1e-6, "laplace": 1e-3, "callbacks": 0.0}
+MEASURED = {"ECE": 0.0, "CRPS": 0.0, "MMD": 0.0}
+"""Metrics are computed on the CPU, and so are the numbers of callbacks."""
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("name", "most"), {**TRAINED, **MEASURED}.items())
+def test_a_device_without_float64_trains_and_measures(computed_without, name, most):
+    assert computed_without(name) <= most
+
+
+@pytest.mark.e2e
+def test_a_tensor_in_float64_is_refused_there(computed_without):
+    assert "no float64 there" in computed_without("symmetries")

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Float64, Integer, Real, Shaped
 from torch import Tensor
 
+from weightsym.devices import precise
+
 __all__ = ["are_distributions", "check_choice", "logits_of", "probabilities"]
 
 Value = TypeVar("Value")
@@ -84,7 +86,7 @@ def are_distributions(values: Tensor) -> bool:
     """
     if values.ndim < 2 or values.shape[-1] < 2 or values.numel() == 0:
         return False
-    off = (values.double().sum(-1) - 1).abs().max()
+    off = (precise(values).sum(-1) - 1).abs().max()
     return bool((values.min() >= 0) & (off < SUM_TOLERANCE))
 
 

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
 from weightsym import params as P
+from weightsym.devices import widest
 from weightsym.params import Params, stack_size
 from weightsym.randomness import keyed_generator
 
@@ -165,9 +166,9 @@ def spread(
         weights: positive numbers, one for each component.
         generator: by default components draw from the global random state.
     """
-    device = generator.device if generator is not None else None
-    shares = weights.double().cpu() / weights.sum().double().cpu()
-    offset = torch.rand((), generator=generator, device=device, dtype=torch.float64).cpu()
+    device = generator.device if generator is not None else torch.get_default_device()
+    shares = weights.cpu().double() / weights.cpu().double().sum()
+    offset = torch.rand((), generator=generator, device=device, dtype=widest(device)).cpu()
     edges = (n * shares.cumsum(0) + offset).floor()
     edges[-1] = n
     counts = edges.diff(prepend=edges.new_zeros(1)).long().tolist()
