@@ -24,10 +24,8 @@ PYTEST = "-m pytest -m e2e -q --tb=short -p no:cacheprovider tests/test_another_
 PYTEST += " tests/methods/test_graphs.py"
 STEPS = {
     "tests": (PYTEST, 240),
-    "compile": ("gpu_populations.py torch --warm", 200),
-    "compile_jax": ("gpu_populations.py jax --warm", 200),
-    "populations": ("gpu_populations.py torch", 240),
-    "populations_jax": ("gpu_populations.py jax", 120),
+    "compile": ("gpu_populations.py --warm", 150),
+    "populations": ("gpu_populations.py", 240),
     "chains": ("gpu_stacks.py chains", 60),
     "symmetries": ("gpu_stacks.py symmetries", 90),
     "memory": ("gpu_stacks.py memory", 90),
@@ -39,7 +37,7 @@ STEPS = {
     "callbacks_bf16": ("callbacks.py steps --precision bf16-mixed --channels-last", 60),
 }
 """What each step runs, and for how many seconds at most."""
-UNTIMED = ("tests", "compile", "compile_jax")
+UNTIMED = ("tests", "compile")
 QUICK = {
     "mmd": "--features 500", "vi": "--repeats 3", "samplers": "--repeats 3",
     "callbacks": "--repeats 11 --batch 8", "callbacks_bf16": "--repeats 11 --batch 8",

@@ -1,6 +1,6 @@
 """Populations of 1 to 100 000 networks on a device: members x steps per second of every way.
 
-python benchmarks/gpu_populations.py torch|jax [--device cuda] [--quick] [--warm]
+python benchmarks/gpu_populations.py [--device cuda] [--quick] [--warm]
 
 Ways in torch are our stack, in a Trainer and without one, and twenty lines with `torch.func`; both
 also replayed as CUDA graphs, and the latter compiled by `torch.compile`. In JAX it is `vmap` and
@@ -9,6 +9,7 @@ from the same networks, and are compared after 32 steps.
 """
 
 import functools
+import importlib.util
 import logging
 import os
 import time
@@ -121,20 +122,17 @@ class Replay:
             self.step(*self.held)
 
 
-def ways(device):
+def ways(device, members):
     found = {"ours": ours, "torch.func": by_hand, "torch.func, compiled": compiled}
     if device == "cuda":
         found |= {f"{who}, graph": replayed(make) for who, make in found.items()}
         found["ours, no graphs"] = functools.partial(ours, has_graphs=False)
-    return found
+    if importlib.util.find_spec("jax"):
+        import gpu_jax
 
-
-# ------------------------------------------------------------ ways in JAX
-def jax_ways(members):
-    import gpu_jax
-
-    found = {"JAX": gpu_jax.stepped, "JAX, scan": gpu_jax.scanned}
-    return {"torch.func": by_hand, **found} if members in COMPARED else found
+        found |= {"JAX": gpu_jax.stepped, "JAX, scan": gpu_jax.scanned}
+    left_out = "compiled" if members not in COMPILED else "nothing"
+    return {who: make for who, make in found.items() if left_out not in who}
 
 
 # ------------------------------------------------------------ measuring
@@ -168,18 +166,14 @@ def reason(error):
 
 def of_a_size(options, record, name, network, batches, stack):
     """All ways with so many members: rates, and how far apart their networks are in the end."""
-    members, after = P.stack_size(stack), {}
-    every = jax_ways(members) if options.part == "jax" else ways(options.device)
-    labels = {"network": name, "members": members}
-    for who, make in every.items():
-        if "compiled" not in who or members in COMPILED:
-            try:
-                weights = of_a_way(options, record, who, make(network, stack), batches, labels)
-                after |= weights
-            except Exception as error:
-                record.value(who, reason(error), **labels)
-            if options.device == "cuda":
-                torch.cuda.empty_cache()
+    after, labels = {}, {"network": name, "members": P.stack_size(stack)}
+    for who, make in ways(options.device, labels["members"]).items():
+        try:
+            after |= of_a_way(options, record, who, make(network, stack), batches, labels)
+        except Exception as error:
+            record.value(who, reason(error), **labels)
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
     for who, weights in after.items():
         far = (weights - next(iter(after.values()))).abs().max()
         record.value(f"{who}: apart", float(far), **labels)
@@ -211,7 +205,7 @@ def in_trainer(options, record, name, network, shape, classes, members):
 
 
 def main():
-    made = parser(__doc__, ("torch", "jax"), repeats=3)
+    made = parser(__doc__, repeats=3)
     made.add_argument("--quick", action="store_true", help="only one and a hundred members")
     made.add_argument("--warm", action="store_true", help="only fill the caches of compilers")
     options = parsed(made)
@@ -227,7 +221,7 @@ def main():
             stack = P.populate(network, members, torch.Generator().manual_seed(0))
             torch._dynamo.reset()
             of_a_size(options, record, name, network, batches, stack)
-            if options.part == "torch" and not options.warm:
+            if not options.warm:
                 in_trainer(options, record, name, network, shape, classes, members)
             record.write()
 

@@ -188,7 +188,8 @@ class _ByChunks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor) -> tuple[Tensor | None, ...]:
-        summed = bool((weight == 1).all())  # as nearly always: spare a copy of all gradients
+        # as nearly always: spare a copy of all gradients, where it can be seen without waiting
+        summed = weight.device.type == "cpu" and bool((weight == 1).all())
 
         def weighed(grad: Tensor) -> Tensor:
             return grad if summed else grad * weight.to(grad).reshape(-1, *(1,) * (grad.ndim - 1))
