@@ -24,7 +24,7 @@ PYTEST = "-m pytest -m e2e -q --tb=short -p no:cacheprovider tests/test_another_
 PYTEST += " tests/methods/test_graphs.py"
 STEPS = {
     "tests": (PYTEST, 240),
-    "compile": ("gpu_populations.py --warm", 150),
+    **{f"compile{k}": (f"gpu_populations.py --warm --case {k}", 120) for k in range(3)},
     "populations": ("gpu_populations.py", 240),
     "chains": ("gpu_stacks.py chains", 60),
     "symmetries": ("gpu_stacks.py symmetries", 90),
@@ -37,7 +37,7 @@ STEPS = {
     "callbacks_bf16": ("callbacks.py steps --precision bf16-mixed --channels-last", 60),
 }
 """What each step runs, and for how many seconds at most."""
-UNTIMED = ("tests", "compile")
+UNTIMED = ("tests", "compile0", "compile1", "compile2")
 QUICK = {
     "mmd": "--features 500", "vi": "--repeats 3", "samplers": "--repeats 3",
     "callbacks": "--repeats 11 --batch 8", "callbacks_bf16": "--repeats 11 --batch 8",

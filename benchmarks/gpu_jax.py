@@ -14,7 +14,8 @@ from torch import nn
 
 RATE, DECAY = 0.04, 2e-4
 AT_ONCE = 10_000
-SCANNED = 32
+SCANNED, FEW = 32, 2
+"""Steps of a scan of few networks, and of many."""
 
 
 def forward(network, params, x):
@@ -95,18 +96,19 @@ def stepped(network, stack):
 
 def scanned(network, stack):
     """A call for many steps, on the same batch."""
+    steps = SCANNED if len(next(iter(stack.values()))) < AT_ONCE else FEW
     box, one = _started(network, stack), _update(network)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def update(stack, x, y):
-        return lax.scan(lambda s, _: (one(s, x, y), None), stack, length=SCANNED)[0]
+        return lax.scan(lambda s, _: (one(s, x, y), None), stack, length=steps)[0]
 
     arrays = functools.cache(lambda x, y: (array(x), array(y)))
 
     def step(x, y):
         box[0] = update(box[0], *arrays(x, y))
 
-    step.wait, step.steps = lambda: jax.block_until_ready(box[0]), SCANNED
+    step.wait, step.steps = lambda: jax.block_until_ready(box[0]), steps
     return step, lambda: _weights(box, stack)
 
 

@@ -29,14 +29,14 @@ from lightning_bnn.modules import DeepEnsemble
 from weightsym import params as P
 
 SIZES = (1, 10, 100, 1_000, 10_000, 100_000)
-COMPILED = (1, 100, 10_000, 100_000)
-"""Compilation takes seconds for each size."""
+COMPILED = (100, 10_000, 100_000)
+"""Compilation takes seconds for each size, and steps of JAX are compiled, too."""
 COMPARED, STEPS = (1, 100), 32
 """Sizes whose networks are compared after so many steps."""
 AT_ONCE = 10_000
 """Networks in a chunk of the plain ways."""
 RATE, DECAY = 0.04, 2e-4
-SECONDS = 0.15
+SECONDS = 0.1
 """Of a round, at least."""
 
 
@@ -131,8 +131,9 @@ def ways(device, members):
         import gpu_jax
 
         found |= {"JAX": gpu_jax.stepped, "JAX, scan": gpu_jax.scanned}
-    left_out = "compiled" if members not in COMPILED else "nothing"
-    return {who: make for who, make in found.items() if left_out not in who}
+    if members in COMPILED:
+        return found
+    return {who: make for who, make in found.items() if "compiled" not in who and who != "JAX"}
 
 
 # ------------------------------------------------------------ measuring
@@ -140,12 +141,12 @@ def measured(step, batches, device, repeats):
     """Rounds of as many calls as take long enough, and their number."""
     wait = getattr(step, "wait", lambda: None)
     start, k = time.perf_counter(), 0
-    while k < 2 or (time.perf_counter() - start < SECONDS / 3 and k < 50):
+    while k < 1 or (time.perf_counter() - start < SECONDS / 3 and k < 50):
         step(*batches[k % len(batches)])
         wait()
         synchronise(device)
         k += 1
-    count = max(2, round(k * SECONDS / (time.perf_counter() - start)))
+    count = max(1, round(k * SECONDS / (time.perf_counter() - start)))
     times = Times(1, device)
     for _ in range(repeats):
         times.start()
@@ -168,6 +169,8 @@ def of_a_size(options, record, name, network, batches, stack):
     """All ways with so many members: rates, and how far apart their networks are in the end."""
     after, labels = {}, {"network": name, "members": P.stack_size(stack)}
     for who, make in ways(options.device, labels["members"]).items():
+        if options.warm and not ("compiled" in who or "JAX" in who):
+            continue
         try:
             after |= of_a_way(options, record, who, make(network, stack), batches, labels)
         except Exception as error:
@@ -183,7 +186,7 @@ def of_a_way(options, record, who, made, batches, labels):
     """The rate of one of them, and its networks after some steps where they are compared."""
     (step, weights), after = made, {}
     each, compared = getattr(step, "steps", 1), labels["members"] in COMPARED
-    for _ in range(STEPS // each if compared else 2):
+    for _ in range(STEPS // each if compared else 1):
         step(*batches[0])
     if compared:
         after[who] = weights()
@@ -194,9 +197,10 @@ def of_a_way(options, record, who, made, batches, labels):
 
 
 def in_trainer(options, record, name, network, shape, classes, members):
-    times, batches = Times(1, options.device), Batches(shape, classes, 23, options.device)
+    count, repeats = (23, options.repeats) if members < AT_ONCE else (6, 1)
+    times, batches = Times(1, options.device), Batches(shape, classes, count, options.device)
     try:
-        for _ in range(options.repeats):
+        for _ in range(repeats):
             fitted(DeepEnsemble(network, members, optimizer=SGD), batches, times)
         labels = {"network": name, "members": members, "steps": (len(batches) - 3) * members}
         record.times({"ours, in a Trainer": times}, **labels)
@@ -208,13 +212,16 @@ def main():
     made = parser(__doc__, repeats=3)
     made.add_argument("--quick", action="store_true", help="only one and a hundred members")
     made.add_argument("--warm", action="store_true", help="only fill the caches of compilers")
+    made.add_argument("--case", type=int, help="only one of the networks")
     options = parsed(made)
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     torch.set_float32_matmul_precision("high")  # as JAX does, and cuDNN
-    record = Record(options)
-    for name, network, shape, classes, _ in cases():
+    record, chosen = Record(options), [*cases()]
+    if options.case is not None:
+        chosen = chosen[options.case : options.case + 1]
+    for name, network, shape, classes, _ in chosen:
         network = network.to(options.device)
         batches = Batches(shape, classes, 8, options.device).batches
         for members in (1, 100) if options.quick else SIZES:

@@ -163,7 +163,7 @@ def symmetries(options, record):
 
 def _timed_call(options, record, who, call, device, **labels):
     try:
-        rounds = 1 if options.quick or who == "match of 20" else 3
+        rounds = 1 if options.quick or device == "cpu" or who == "match of 20" else 3
         (times,) = taking_turns({who: call}, rounds, device, warm=1).values()
     except Exception as error:
         record.value(who, reason(error), on=device, **labels)
