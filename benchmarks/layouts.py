@@ -154,6 +154,46 @@ def population(rows: list[Row]) -> Table:
 
 
 @layout
+def gpu_populations(rows: list[Row]) -> Table:
+    """Steps of members per second, of what could be measured."""
+    names = {
+        "ours, in a Trainer": "ours, in a Trainer", "ours": "without one",
+        "ours, graph": "the whole step as a graph", "torch.func": "`torch.func`",
+        "torch.func, compiled, graph": "compiled, as a graph", "JAX, scan": "JAX, steps in a scan",
+    }  # fmt: skip
+    table = [["", "members", *names.values()]]
+    for network in every(rows, "network"):
+        for members in (n for n in every(rows, "members") if n in (1, 100, 10_000, 100_000)):
+            labels = {"network": network, "members": members}
+            cells = [_rate(rows, "steps", who=who, **labels) for who in names]
+            table.append([network.split(",")[0], thousands(members), *cells])
+    return table
+
+
+@layout
+def gpu_chains(rows: list[Row]) -> Table:
+    """Gradients per second, of all data and for one chain each."""
+    names = ["ours", "torch.func", "torch.func, graph", "blackjax"]
+    table = [["chains", *names]]
+    for members in every(rows, "members"):
+        cells = [_rate(rows, "gradients", who=who, members=members) for who in names]
+        table.append([thousands(members), *cells])
+    return table
+
+
+def _rate(rows: Sequence[Row], what: str, **labels: Any) -> str:
+    row = pick(rows, **labels) if any(_has(r, labels) for r in rows) else {}
+    if what not in row:
+        return "-"
+    rate = row[what] / seconds(row)
+    return f"{digits(rate / 1e6)} M" if rate >= 1e6 else f"{thousands(int(float(f'{rate:.2g}')))}"
+
+
+def _has(row: Row, labels: Row) -> bool:
+    return all(row.get(name) == value for name, value in labels.items())
+
+
+@layout
 def own_batches(rows: list[Row]) -> Table:
     table = [["batches", "a step of a member", "/ shared"]]
     return table + [[r["who"], shown(seconds(r) / r["steps"]), over(r, rows[0])] for r in rows]
