@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning.pytorch.utilities.model_helpers import _restricted_classmethod as only_of_classes
+
 __all__ = [
     "complete_last_batch",
     "cuts_epoch",
     "end_restored_epoch",
     "figure_step",
     "made_by_cli",
+    "only_of_classes",
     "should_log",
     "tests_datamodule",
     "trainer_of",

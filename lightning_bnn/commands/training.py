@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lightning_bnn.commands.class_parser import ClassParser, import_exports
 from lightning_bnn.modules.bayesian import Bayesian
+from lightning_bnn.modules.checkpoints import kind_of
 from lightning_bnn.modules.judging import Prediction
 from lightning_bnn.tables import results_table
 from weightsym.commands.mistakes import building
@@ -278,4 +279,4 @@ def _kind_in(path: Path) -> str | None:
         content = load(path, mmap=True)
     except ValueError:  # whoever loads it says what is wrong
         return None
-    return content.get("lightning_bnn", {}).get("class") if isinstance(content, dict) else None
+    return kind_of(content)

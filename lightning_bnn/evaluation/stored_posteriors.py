@@ -18,6 +18,7 @@ from lightning_bnn import modules
 from lightning_bnn.bank import read_networks
 from lightning_bnn.bank.shipped import shipped_path
 from lightning_bnn.evaluation.problem import Problem
+from lightning_bnn.modules.checkpoints import kind_of
 from lightning_bnn.posteriors import Empirical, Posterior
 from weightsym.loading import load
 from weightsym.params import Params
@@ -299,9 +300,7 @@ def read_module(file: Path, problem: Problem) -> Any:
 
 def _class_of(content: Mapping[str, Any]) -> type | None:
     """The class of this package that has written a checkpoint."""
-    note = content.get("lightning_bnn")
-    name = note.get("class") if isinstance(note, dict) else None
-    module_class = getattr(modules, str(name), None)
+    module_class = getattr(modules, str(kind_of(content)), None)
     return module_class if _is_ours(module_class) else None
 
 

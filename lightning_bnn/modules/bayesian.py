@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from lightning_bnn import _compat
 from lightning_bnn.calibration import Calibrated
@@ -20,7 +19,7 @@ from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.methods import Batch, Method, Run
 from lightning_bnn.metrics.validation import check_choice
-from lightning_bnn.modules import batches, sharing
+from lightning_bnn.modules import batches, checkpoints, sharing
 from lightning_bnn.modules.arguments import values_of
 from lightning_bnn.modules.core import Core
 from lightning_bnn.modules.fitting import EndsFit, Fitting
@@ -340,14 +339,28 @@ class Bayesian(Core):
         if self.judging.fits_now and not self.state.is_complete and ends(self.trainer):
             self.fitting.complete()  # a callback may have ended the run since
             checkpoint["state_dict"].update(self.state.state_dict())
-        checkpoint[_NOTES] = _notes_of(self)
+        checkpoint[checkpoints.NOTES] = checkpoints.notes_of(self)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        _check_fit(self, checkpoint)
+        checkpoints.check(self, checkpoint)
         self.fitting.stands_before_epoch_end = _compat.cuts_epoch(checkpoint)
         if self.fitting.stands_before_epoch_end:
             _compat.complete_last_batch(checkpoint)
-        _recall(self, checkpoint.get(_NOTES, {}))
+        checkpoints.recall(self, checkpoint.get(checkpoints.NOTES, {}))
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        checkpoints.check_weights(self, state_dict, strict)
+        return super().load_state_dict(state_dict, strict, assign)
+
+    @_compat.only_of_classes
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        except Exception as error:
+            checkpoints.explain(error, cls, checkpoint_path)
+            raise
 
 
 def _names_of_method(module: Bayesian) -> set[str]:
@@ -374,83 +387,3 @@ def _check(method: Any, likelihood: Any, optimizer: Any, lr_interval: Any) -> No
             "`optimizer` must make an optimizer from parameters, such as "
             f"`lambda p: torch.optim.Adam(p, 1e-3)`, got a {type(optimizer).__name__}."
         )
-
-
-# ------------------------------------------------------------ notes in checkpoints
-_NOTES = "lightning_bnn"
-"""Where our notes are in a checkpoint."""
-
-
-def _notes_of(module: Core) -> dict[str, Any]:
-    """The notes of a module.
-
-    Args:
-        module: what is saved.
-    """
-    example = [x.detach().cpu() if isinstance(x, Tensor) else x for x in module.known_example]
-    notes = {"class": type(module).__name__, "made_of": _parts(module), "example": example}
-    if module.divergence is not None:
-        strategy: Any = None if module.population.share is None else module.trainer.strategy
-        gather = None if strategy is None else strategy.gather_members
-        notes["divergence"] = sharing.divergence_state(module, gather)
-    return {**notes, **module.state.notes}
-
-
-def _recall(module: Core, notes: dict[str, Any]) -> None:
-    """Go on from notes, and warn if the module targets another posterior than was saved.
-
-    Args:
-        module: what is loaded.
-        notes: of the checkpoint.
-    """
-    _compare(module, notes.get("made_of", {}))
-    example = notes.get("example", ())
-    if not module.known_example:
-        module.known_example = tuple(
-            x.to(module.device) if isinstance(x, Tensor) else x for x in example
-        )
-    module.state.recall(notes)
-    state = notes.get("divergence")
-    if module.divergence is None or state is None or len(state["left_out"]) < module.members:
-        return
-    module.divergence.load_state_dict(state)
-    if module.population.share is not None:
-        module.divergence.take_share(module.population.share.first, module.population.share.last)
-
-
-def _check_fit(module: Core, checkpoint: dict[str, Any]) -> None:
-    """Refuse a checkpoint of another method, or of other networks, in one sentence."""
-    saved = checkpoint["state_dict"]
-    kind, own = checkpoint.get(_NOTES, {}).get("class"), type(module).__name__
-    for name, tensor in module.named_parameters():
-        shape = tuple(saved[name].shape) if name in saved else None
-        left_out = shape is None and not module.strict_loading
-        if shape == tuple(tensor.shape) or is_lazy(tensor) or left_out:
-            continue
-        if kind not in (None, own) and shape is None:
-            raise ValueError(f"The checkpoint is of {kind}, and this module is {own}.")
-        there = "nothing" if shape is None else f"numbers of shape {shape}"
-        raise ValueError(
-            f"The checkpoint is of other networks, or of another number of members: for {name!r} "
-            f"it has {there}, and this module has {tuple(tensor.shape)}."
-        )
-
-
-def _compare(module: Core, saved: dict[str, str]) -> None:
-    current = _parts(module)
-    for name, text in saved.items():
-        if current.get(name) == text:
-            continue
-        message = (
-            f"The checkpoint was trained with {name} {text}, this module has {current.get(name)}: "
-            f"pass `{name}` to `load_from_checkpoint`."
-        )
-        if name == "likelihood":  # its parameters would not fit
-            raise ValueError(message)
-        rank_zero_warn(message)
-
-
-def _parts(module: Core) -> dict[str, str]:
-    """Likelihood and prior in words."""
-    parts = {name: getattr(module, name) for name in ("likelihood", "prior")}
-    return {n: " ".join(repr(p).split()) for n, p in parts.items() if isinstance(p, nn.Module)}

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from contextlib import nullcontext
 
 import lightning as L
 import pytest
@@ -37,7 +36,6 @@ from lightning_bnn.likelihoods import Categorical, Gaussian, IsotropicGaussianPr
 from lightning_bnn.modules import (
     HMC,
     MFVI,
-    SWAG,
     DeepEnsemble,
     Laplace,
     MCDropout,
@@ -678,35 +676,3 @@ def test_weights_that_are_not_finite_at_the_start():
             trainer(num_sanity_val_steps=0).fit(make(net), Blobs())
     with pytest.raises(ValueError, match="or the network that it began with, hold NaN"):
         trainer(num_sanity_val_steps=1).fit(MFVI(net), Blobs())
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (lambda: MFVI(network(), members=2), "is of SWAG, and this module is MFVI"),
-        (lambda: SWAG(network(), members=3), "for 'networks.0.weight' it has .*2, 8, 6"),
-        (lambda: SWAG(nn.Sequential(*network(), nn.Linear(3, 3)), members=2), "it has nothing"),
-    ],
-)
-def test_checkpoints_of_others(other, words, tmp_path):
-    run = trainer()
-    run.fit(SWAG(network(), members=2, start=0), Blobs())
-    run.save_checkpoint(tmp_path / "it.ckpt")
-    with pytest.raises(ValueError, match=words):
-        trainer(max_epochs=3).fit(other(), Blobs(), ckpt_path=tmp_path / "it.ckpt")
-
-
-def test_checkpoints_without_some_weights_load_where_that_is_allowed(tmp_path):
-    """As Lightning does for networks of which only adapters are saved."""
-    run, path = trainer(), tmp_path / "it.ckpt"
-    run.fit(DeepEnsemble(network(), members=2), Blobs())
-    run.save_checkpoint(path)
-    saved = torch.load(path, weights_only=True)
-    del saved["state_dict"]["networks.0.weight"]
-    torch.save(saved, path)
-    for strict in (True, False):
-        module = DeepEnsemble(network(), members=2)
-        module.strict_loading = strict
-        with pytest.raises(ValueError, match="it has nothing") if strict else nullcontext():
-            module.on_load_checkpoint(saved)

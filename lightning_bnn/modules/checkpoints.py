@@ -1,0 +1,154 @@
+"""What checkpoints note beside weights, and which of them a module takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from lightning_bnn.modules import sharing
+from lightning_bnn.modules.core import Core
+from weightsym.loading import load
+
+__all__ = ["NOTES", "check", "check_weights", "explain", "kind_of", "notes_of", "recall"]
+
+NOTES = "lightning_bnn"
+"""Where our notes are in a checkpoint."""
+
+
+def notes_of(module: Core) -> dict[str, Any]:
+    """The notes of a module.
+
+    Args:
+        module: what is saved.
+    """
+    example = [x.detach().cpu() if isinstance(x, Tensor) else x for x in module.known_example]
+    notes = {
+        "class": type(module).__name__, "method": type(module.method).__name__,
+        "made_of": _parts(module), "example": example,
+    }  # fmt: skip
+    if module.divergence is not None:
+        strategy: Any = None if module.population.share is None else module.trainer.strategy
+        gather = None if strategy is None else strategy.gather_members
+        notes["divergence"] = sharing.divergence_state(module, gather)
+    return {**notes, **module.state.notes}
+
+
+def recall(module: Core, notes: dict[str, Any]) -> None:
+    """Go on from notes, and warn if the module targets another posterior than was saved.
+
+    Args:
+        module: what is loaded.
+        notes: of the checkpoint.
+    """
+    _compare(module, notes.get("made_of", {}))
+    example = notes.get("example", ())
+    if not module.known_example:
+        module.known_example = tuple(
+            x.to(module.device) if isinstance(x, Tensor) else x for x in example
+        )
+    module.state.recall(notes)
+    state = notes.get("divergence")
+    if module.divergence is None or state is None or len(state["left_out"]) < module.members:
+        return
+    module.divergence.load_state_dict(state)
+    if module.population.share is not None:
+        module.divergence.take_share(module.population.share.first, module.population.share.last)
+
+
+def check(module: Core, checkpoint: dict[str, Any]) -> None:
+    """Refuse a checkpoint of another method, or of other networks, in one sentence.
+
+    Args:
+        module: what is loaded.
+        checkpoint: as Lightning has read it.
+    """
+    notes, weights = checkpoint.get(NOTES, {}), checkpoint["state_dict"]
+    method, own = notes.get("method"), [c.__name__ for c in type(module.method).__mro__]
+    foreign = not notes and weights.keys().isdisjoint(module.state.state_dict())
+    if method not in (None, *own) or foreign:
+        there, here = kind_of(checkpoint), type(module).__name__
+        raise _of_another(*((there, here) if there != here else (method, own[0])))
+    check_weights(module, weights, strict=False)
+
+
+def check_weights(module: Core, weights: Mapping[str, Any], strict: bool) -> None:
+    """Refuse weights of other networks in one sentence.
+
+    Args:
+        module: what is loaded.
+        weights: a state dict.
+        strict: whether weights may not be missing.
+    """
+    for name, tensor in module.named_parameters():
+        shape = tuple(weights[name].shape) if name in weights else None
+        left_out = shape is None and not strict
+        if shape == tuple(tensor.shape) or is_lazy(tensor) or left_out:
+            continue
+        there = "nothing" if shape is None else f"numbers of shape {shape}"
+        raise ValueError(
+            f"The checkpoint is of other networks, or of another number of members: for {name!r} "
+            f"it has {there}, and this module has {tuple(tensor.shape)}."
+        )
+
+
+def explain(error: Exception, module: type, path: Any) -> None:
+    """Raise what a file is if that is why a class of modules could not load it.
+
+    Args:
+        error: what loading it has raised.
+        module: the class.
+        path: the file, or what else Lightning reads.
+    """
+    if not isinstance(path, str | Path) or not Path(path).is_file():
+        return
+    try:
+        content = load(path, mmap=True)
+    except ValueError as unreadable:
+        if "an object of" in str(unreadable):  # Lightning reads such files, too
+            return
+        raise unreadable from error
+    if not isinstance(content, dict) or "pytorch-lightning_version" not in content:
+        raise ValueError(f"{path} is not a checkpoint that Lightning has written.") from error
+    kind = kind_of(content)
+    if kind not in [c.__name__ for c in module.__mro__]:
+        raise _of_another(kind, module.__name__) from error
+
+
+def kind_of(checkpoint: Any) -> str | None:
+    """Read the class of modules that a checkpoint names, if it names one.
+
+    Args:
+        checkpoint: what a file holds.
+    """
+    notes = checkpoint.get(NOTES) if isinstance(checkpoint, dict) else None
+    return notes.get("class") if isinstance(notes, dict) else None
+
+
+def _of_another(there: str | None, here: str) -> ValueError:
+    kind = there or "another LightningModule"
+    return ValueError(f"The checkpoint is of {kind}, and this module is {here}.")
+
+
+def _compare(module: Core, saved: dict[str, str]) -> None:
+    current = _parts(module)
+    for name, text in saved.items():
+        if current.get(name) == text:
+            continue
+        message = (
+            f"The checkpoint was trained with {name} {text}, this module has {current.get(name)}: "
+            f"pass `{name}` to `load_from_checkpoint`."
+        )
+        if name == "likelihood":  # its parameters would not fit
+            raise ValueError(message)
+        rank_zero_warn(message)
+
+
+def _parts(module: Core) -> dict[str, str]:
+    """Likelihood and prior in words."""
+    parts = {name: getattr(module, name) for name in ("likelihood", "prior")}
+    return {n: " ".join(repr(p).split()) for n, p in parts.items() if isinstance(p, nn.Module)}

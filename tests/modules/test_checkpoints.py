@@ -1,0 +1,184 @@
+"""Which checkpoints a module takes, and what it says of those that it does not take."""
+
+from contextlib import nullcontext
+
+import lightning as L
+import pytest
+import torch
+from module_cases import OF_EACH_CLASS, Blobs, made, network, trainer
+from torch import nn
+
+from lightning_bnn import methods
+from lightning_bnn.modules import MFVI, SWAG, Bayesian, DeepEnsemble, checkpoints
+
+CLASSES = {type(made(name)).__name__: name for name in OF_EACH_CLASS}
+"""The name of one module of each class."""
+
+
+def saved(module, path):
+    """A checkpoint of a module that is not trained."""
+    run = trainer()
+    run.strategy.connect(module)
+    run.save_checkpoint(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def of_each_class(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {k: saved(made(name), folder / f"{k}.ckpt") for k, name in CLASSES.items()}
+
+
+class Plain(L.LightningModule):
+    def __init__(self, width=8):
+        super().__init__()
+        self.save_hyperparameters()
+        self.networks = network(width=width)
+
+
+# ------------------------------------------------------------ other classes
+def loads_as(kind):
+    """The classes whose checkpoints are Gaussians, or networks, as this one has them."""
+    return {kind, "MFVI"} if kind == "SymmetrizedVI" else {kind}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_checkpoints_of_other_classes_are_named(kind, of_each_class):
+    """However it is loaded. Where parameters have the same names and shapes, too."""
+    module = made(CLASSES[kind])
+    for other, path in of_each_class.items():
+        content = torch.load(path, weights_only=True)
+        if other in loads_as(kind):
+            type(module).load_from_checkpoint(
+                path, network=network(dropout=0.2 * (kind[:2] == "MC"))
+            )
+            continue
+        words = f"^The checkpoint is of {other}, and this module is {kind}.$"
+        with pytest.raises(ValueError, match=words):
+            module.on_load_checkpoint(content)
+        with pytest.raises(ValueError, match=words):
+            type(module).load_from_checkpoint(path, network=network())
+
+
+def test_without_its_note_a_checkpoint_of_another_sampler_is_taken(of_each_class):
+    """The negative control: names and shapes of parameters do not tell these apart."""
+    content = torch.load(of_each_class["HMC"], weights_only=True)
+    del content[checkpoints.NOTES]["method"]
+    made("mile").on_load_checkpoint(content)
+
+
+class Own(MFVI):
+    """A class of a user."""
+
+
+class Faster(methods.MFVI):
+    """A method of a user."""
+
+
+def test_classes_of_users_load_as_what_they_are_made_of(tmp_path):
+    path = saved(Own(network()), tmp_path / "it.ckpt")
+    for load in (Own, MFVI):
+        load.load_from_checkpoint(path, network=network())
+    for method in (methods.MFVI(), Faster()):
+        Bayesian.load_from_checkpoint(path, network=network(), method=method)
+    general = saved(Bayesian(network(), methods.SGMCMC()), tmp_path / "general.ckpt")
+    with pytest.raises(ValueError, match="is of SGMCMC, and this module is HMC"):
+        Bayesian.load_from_checkpoint(general, network=network(), method=methods.HMC())
+
+
+# ------------------------------------------------------------ other files
+@pytest.mark.bad_input
+def test_what_is_no_checkpoint_is_said(tmp_path):
+    path, words = tmp_path / "it.ckpt", "is not a checkpoint that Lightning has written"
+    for content in ({"state_dict": network().state_dict()}, [1, 2]):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=words):
+            MFVI.load_from_checkpoint(path, network=network())
+    for text in (b"", b"no file of torch", saved(MFVI(network()), path).read_bytes()[:900]):
+        path.write_bytes(text)
+        with pytest.raises(ValueError, match="holds no plain tensors that torch can read"):
+            MFVI.load_from_checkpoint(path, network=network())
+    with pytest.raises(FileNotFoundError):
+        MFVI.load_from_checkpoint(tmp_path / "nowhere.ckpt", network=network())
+
+
+@pytest.mark.bad_input
+def test_checkpoints_of_plain_modules_are_not_ours(tmp_path):
+    path, words = saved(Plain(), tmp_path / "it.ckpt"), "is of another LightningModule, and this"
+    with pytest.raises(ValueError, match=words):
+        MFVI.load_from_checkpoint(path, network=network())
+    with pytest.raises(ValueError, match=words):
+        MFVI(network()).on_load_checkpoint(torch.load(path))
+
+
+@pytest.mark.bad_input
+def test_other_mistakes_keep_their_words(tmp_path, of_each_class):
+    """The negative control: of the same class, what went wrong is said as it is."""
+    path = of_each_class["MFVI"]
+    with pytest.raises(TypeError, match="MFVI has no argument `rank`"):
+        MFVI.load_from_checkpoint(path, network=network(), rank=3)
+    with pytest.raises(ValueError, match="for 'mean' it has numbers of shape"):
+        MFVI.load_from_checkpoint(path, network=network(width=9))
+    with pytest.raises(TypeError, match="cannot be called on an instance"):
+        MFVI(network()).load_from_checkpoint(path)
+    odd = torch.load(path) | {"callbacks": {"odd": Odd()}}
+    torch.save(odd, tmp_path / "odd.ckpt")
+    with pytest.raises(TypeError, match="MFVI has no argument `rank`"):
+        MFVI.load_from_checkpoint(
+            tmp_path / "odd.ckpt", network=network(), rank=3, weights_only=False
+        )
+
+
+class Odd:
+    """No plain data."""
+
+
+# ------------------------------------------------------------ other networks
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda: MFVI(network(), members=2), "is of SWAG, and this module is MFVI"),
+        (lambda: SWAG(network(), members=3), "for 'networks.0.weight' it has .*2, 8, 6"),
+        (lambda: SWAG(nn.Sequential(*network(), nn.Linear(3, 3)), members=2), "it has nothing"),
+    ],
+)
+def test_checkpoints_of_others(other, words, tmp_path):
+    run = trainer()
+    run.fit(SWAG(network(), members=2, start=0), Blobs())
+    run.save_checkpoint(tmp_path / "it.ckpt")
+    with pytest.raises(ValueError, match=words):
+        trainer(max_epochs=3).fit(other(), Blobs(), ckpt_path=tmp_path / "it.ckpt")
+
+
+class Adapted(DeepEnsemble):
+    """A class of a user that has got another parameter since."""
+
+    def __init__(self, network, **kwargs):
+        super().__init__(network, **kwargs)
+        self.scale = nn.Parameter(torch.full((2,), 3.0))
+
+
+@pytest.mark.parametrize("missing", ["a new parameter", "a weight"])
+def test_checkpoints_without_some_weights_load_where_that_is_allowed(missing, tmp_path):
+    """As Lightning does for networks of which only adapters are saved."""
+    options = {"network": network(), "members": 2}
+    path = saved(DeepEnsemble(**options), tmp_path / "it.ckpt")
+    content = torch.load(path, weights_only=True)
+    if missing == "a weight":
+        del content["state_dict"]["networks.0.weight"]
+        torch.save(content, path)
+    kind = Adapted if missing == "a new parameter" else DeepEnsemble
+    with pytest.raises(ValueError, match="it has nothing"):
+        kind.load_from_checkpoint(path, **options)
+    with pytest.warns(UserWarning, match="in the model state dict but not in the checkpoint"):
+        loaded = kind.load_from_checkpoint(path, strict=False, **options)
+    bias = content["state_dict"]["networks.0.bias"]
+    assert torch.equal(loaded.state_dict()["networks.0.bias"], bias)
+    for strict in (True, False):
+        module = kind(**options)
+        module.strict_loading = strict
+        with pytest.raises(ValueError, match="it has nothing") if strict else nullcontext():
+            trainer(max_epochs=0).fit(module, Blobs(), ckpt_path=path)
+    with pytest.raises(ValueError, match="it has numbers of shape"):  # as torch has it
+        kind.load_from_checkpoint(path, **options | {"network": network(width=9)}, strict=False)
