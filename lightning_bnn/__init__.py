@@ -27,6 +27,7 @@ __all__ = [
     "strategies",
     "studies",
     "symmetry",
+    "testing",
 ]
 __version__ = "0.1.0"
 

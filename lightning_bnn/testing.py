@@ -1,10 +1,11 @@
 """A device called "pretended" for machines without any: memory of the CPU that only meets its own.
 
 What would fail on a GPU because one of its tensors is on the CPU, or on another GPU, fails here,
-too, and the numbers are those of the CPU. There are two such devices, with random numbers of their
-own. Registering them changes the process for good: give such tests a process of their own.
+too; the numbers are those of the CPU. Registering it changes a process for good: tests with it
+need one of their own.
 
 >>> import torch
+>>> from lightning import Trainer
 >>> from lightning_bnn import testing
 >>> testing.register()
 >>> x = torch.ones(3, device="pretended:0")
@@ -13,6 +14,8 @@ own. Registering them changes the process for good: give such tests a process of
 >>> x + torch.ones(3)
 Traceback (most recent call last):
 RuntimeError: aten::add.Tensor: tensors on pretended:0 and cpu
+>>> Trainer(**testing.trainer_options(), logger=False).strategy.root_device
+device(type='pretended', index=0)
 """
 
 from __future__ import annotations
@@ -23,43 +26,37 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-__all__ = ["register", "trainer_options"]
+__all__ = ["PretendedAccelerator", "register", "trainer_options"]
 
-NAME = "pretended"
-COUNT = 2
+NAME, COUNT = "pretended", 2
 _CPU = torch.device("cpu")
-_KEY: Any = torch._C._parse_dispatch_key("AutocastPrivateUse1")
-_AUTOCAST = torch._C.DispatchKeySet(_KEY)
 _MAY_MEET_ANY = "aten::copy_", "aten::_to_copy"
 _MAY_MEET_CPU = "aten::index.", "aten::index_put", "aten::_index_put"
-"""Operations that GPUs, too, allow with tensors of the CPU."""
-_LOWER = (
-    "addmm addmv addbmm baddbmm bmm mm mv matmul linear prelu conv1d conv2d conv3d convolution "
-    "conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention"
-).split()
-_SINGLE = (
-    "softmax log_softmax cross_entropy_loss nll_loss mse_loss kl_div layer_norm group_norm norm "
-    "cumsum cumprod prod exp log log1p expm1 pow"
-).split()
-"""Operations that autocast computes in lower, and in single precision."""
+"""Operations that GPUs, too, allow with tensors of other devices."""
+_LOWER = """addmm addmv addbmm baddbmm bmm mm mv matmul linear prelu conv1d conv2d conv3d
+convolution conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention"""
+_SINGLE = """softmax log_softmax cross_entropy_loss nll_loss mse_loss kl_div layer_norm group_norm
+norm cumsum cumprod prod exp log log1p expm1 pow"""
+"""What autocast computes in lower, and what in single precision."""
+_AUTOCAST: Any = torch._C._parse_dispatch_key("AutocastPrivateUse1")
 _libraries: list[torch.library.Library] = []
 _generators: list[torch.Generator] = []
 _places: dict[int, torch.device] = {}
 """Devices of generators by their addresses: they lose their class when they are handed over."""
 _tensor = torch.tensor
 _TorchGenerator: Any = torch.Generator
-_TorchKind: Any = type(_TorchGenerator)
+_GeneratorKind: Any = type(torch.Generator)
 
 
 def register(draws_of_cpu: bool = False) -> None:
-    """Make the devices known to torch.
+    """Make two such devices known to torch, and start their random numbers anew.
 
     Args:
-        draws_of_cpu: have the random numbers of the CPU go on there, so that results can be equal.
+        draws_of_cpu: share the random numbers of the CPU, so that results can be equal to its.
 
     >>> register()
     >>> torch.get_device_module("pretended").device_count()
@@ -69,12 +66,15 @@ def register(draws_of_cpu: bool = False) -> None:
 
     if not _libraries:
         _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
+        torch.autograd.set_multithreading_enabled(
+            False
+        )  # it has a thread for the first device only
+        torch.distributed.Backend.backend_capability["gloo"].append(NAME)
         _libraries.extend(torch.library.Library(name, "IMPL") for name in ("_", "aten"))
         _libraries[0].fallback(_computed, "PrivateUse1")
         _libraries[0].fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-        for name in (*_LOWER, *_SINGLE):
-            dtype = None if name in _LOWER else torch.float32
-            for operation in _overloads(name):
+        for names, dtype in (_LOWER, None), (_SINGLE, torch.float32):
+            for operation in (o for name in names.split() for o in _overloads(name)):
                 cast = functools.partial(_autocast, operation, dtype)
                 _libraries[1].impl(operation, cast, "AutocastPrivateUse1")
         torch.tensor, torch.Generator = _new_tensor, _Generator  # type: ignore[misc,assignment]
@@ -83,39 +83,56 @@ def register(draws_of_cpu: bool = False) -> None:
 
 
 def trainer_options(index: int = 0) -> dict[str, Any]:
-    """What a Trainer on this device gets.
+    """What a Trainer on one of the devices gets.
 
-    Args:
-        index: which of the two it is. For a strategy of several processes, override ``strategy``
-            and give ``devices``.
+    For several processes, give it ``accelerator=PretendedAccelerator()``, ``devices`` and a
+    strategy.
 
-    >>> Trainer(**trainer_options(1), logger=False).strategy.root_device
+    >>> trainer_options(1)["strategy"].root_device
     device(type='pretended', index=1)
     """
     strategy = SingleDeviceStrategy(device=torch.device(NAME, index))
     return {"accelerator": PretendedAccelerator(), "strategy": strategy}
 
 
+class PretendedAccelerator(CPUAccelerator):
+    """What a Trainer needs to know of the devices.
+
+    >>> PretendedAccelerator.get_parallel_devices(1)
+    [device(type='pretended', index=0)]
+    """
+
+    def setup_device(self, device: torch.device) -> None:
+        pass
+
+    @staticmethod
+    def get_parallel_devices(devices: Any) -> list[torch.device]:
+        return [torch.device(NAME, k) for k in range(int(devices))]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        return COUNT
+
+    @staticmethod
+    def name() -> str:
+        return NAME
+
+
 class PretendedTensor(torch.Tensor):
-    """A tensor of this device, and the tensor of the CPU that is its memory."""
+    """A tensor of a device, and the tensor of the CPU that is its memory."""
 
     memory: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as in torch
 
     @staticmethod
     def __new__(cls, memory: torch.Tensor, device: torch.device) -> PretendedTensor:
         with torch.inference_mode(False):
             made = torch.Tensor._make_wrapper_subclass(
-                cls,
-                memory.size(),
-                strides=memory.stride(),
-                storage_offset=memory.storage_offset(),
-                dtype=memory.dtype,
-                device=device,
-            )
+                cls, memory.size(), memory.stride(), memory.storage_offset(),
+                dtype=memory.dtype, device=device,
+            )  # fmt: skip
         made.memory = memory
         return made
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as in torch
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no class method
@@ -129,7 +146,7 @@ class PretendedTensor(torch.Tensor):
 
     @data.setter
     def data(self, value: Any) -> None:
-        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]  # a descriptor
         self.memory = value.memory
 
     def __getitem__(self, index: Any) -> Any:
@@ -137,14 +154,14 @@ class PretendedTensor(torch.Tensor):
         parts = index if isinstance(index, tuple) else (index,)
         return super().__getitem__(tuple(_tensor(p) if type(p) is list else p for p in parts))
 
-    def tolist(self) -> Any:
-        return self.cpu().tolist()
-
     def data_ptr(self) -> int:
         return self.memory.data_ptr()
 
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"{self.cpu()!r}.to({str(self.device)!r})"
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def __repr__(self) -> str:  # type: ignore[override]  # torch's has an argument
+        return f"{self.detach().cpu()!r}.to({str(self.device)!r})"
 
     def __format__(self, spec: str) -> str:
         return format(self.detach().cpu(), spec)
@@ -160,39 +177,6 @@ class PretendedTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.memory.detach().__reduce_ex__(protocol)
-
-
-class PretendedAccelerator(Accelerator):
-    """What a Trainer needs to know of the device."""
-
-    def setup_device(self, device: torch.device) -> None:
-        pass
-
-    def get_device_stats(self, device: Any) -> dict[str, Any]:
-        return {}
-
-    def teardown(self) -> None:
-        pass
-
-    @staticmethod
-    def parse_devices(devices: Any) -> list[int]:
-        return devices if isinstance(devices, list) else list(range(int(devices)))
-
-    @staticmethod
-    def get_parallel_devices(devices: Any) -> list[torch.device]:
-        return [torch.device(NAME, k) for k in devices]
-
-    @staticmethod
-    def auto_device_count() -> int:
-        return COUNT
-
-    @staticmethod
-    def is_available() -> bool:
-        return True
-
-    @staticmethod
-    def name() -> str:
-        return NAME
 
 
 class _Backend:
@@ -217,30 +201,25 @@ class _Backend:
             generator.manual_seed(seed)
 
     def get_rng_state(self, device: Any = NAME) -> torch.Tensor:
-        return _generators[torch.device(device).index or 0].get_state()
+        return _generators[_numbered(device).index].get_state()
 
     def set_rng_state(self, state: torch.Tensor, device: Any = NAME) -> None:
-        _generators[torch.device(device).index or 0].set_state(state)
+        _generators[_numbered(device).index].set_state(state)
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
 
-class _Kind(_TorchKind):
+class _AnyGenerator(_GeneratorKind):
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _TorchGenerator)
 
 
-class _Generator(_TorchGenerator, metaclass=_Kind):
-    """Of the device or, as usual, of another."""
+class _Generator(_TorchGenerator, metaclass=_AnyGenerator):
+    """Of these devices or, as usual, of others."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        device = torch.device(device)
-        if device.type != NAME:
-            made = _TorchGenerator(device)
-            _places.pop(made._cdata, None)
-            return made
-        made = super().__new__(cls)
+        made = super().__new__(cls) if _is_ours(device) else _TorchGenerator(device)
         _places[made._cdata] = _numbered(device)
         return made
 
@@ -251,20 +230,19 @@ class _Generator(_TorchGenerator, metaclass=_Kind):
 
 # ------------------------------------------------------------ operations
 def _computed(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result of an operation, on this device if its tensors or the wanted device are."""
+    """The result of an operation, on a device if its tensors or the wanted device are ours."""
     name, draws, aliases, composite = _facts(operation)
-    if composite:
+    if composite:  # in inference mode
         return operation.decompose(*args, **kwargs)
     met: dict[torch.device, None] = {}
     inner, options = _inside(args, met), {k: _inside(v, met) for k, v in kwargs.items()}
     _check_devices(name, list(met))
-    ours = [device for device in met if device.type == NAME]
     wanted = kwargs.get("device")
-    device = _numbered(wanted) if wanted is not None else ours[0] if ours else _CPU
+    device = next(filter(_is_ours, met), _CPU) if wanted is None else _numbered(wanted)
     generator = kwargs.get("generator")
     if generator is not None and _places.get(generator._cdata, _CPU) != device:
         raise RuntimeError(f"{name}: a generator of another device than {device}")
-    if device.type != NAME:
+    if not _is_ours(device):
         return operation(*inner, **options)
     if wanted is not None:
         options["device"] = _CPU
@@ -274,13 +252,16 @@ def _computed(operation: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _inside(value: Any, met: dict[torch.device, None]) -> Any:
-    """Arguments with the memory of our tensors, whose devices, and others', are noted."""
-    if isinstance(value, PretendedTensor):
+    """Arguments with the memory of our tensors; devices that can disagree are noted."""
+    kind = type(value)
+    if kind is PretendedTensor:
         met[value.device] = None
         return value.memory
+    if kind is list or kind is tuple:
+        return kind([_inside(v, met) for v in value])
     if isinstance(value, torch.Tensor) and value.dim():
         met[value.device] = None
-    return type(value)(_inside(v, met) for v in value) if type(value) in (list, tuple) else value
+    return value
 
 
 def _outside(value: Any, device: torch.device) -> Any:
@@ -288,24 +269,21 @@ def _outside(value: Any, device: torch.device) -> Any:
         if value._is_zerotensor():  # which has no memory
             value = torch.zeros(value.shape, dtype=value.dtype)
         return PretendedTensor(value, device)
-    return (
-        type(value)(_outside(v, device) for v in value)
-        if isinstance(value, list | tuple)
-        else value
-    )
+    several = type(value) in (list, tuple)
+    return type(value)(_outside(v, device) for v in value) if several else value
 
 
 @functools.cache
 def _facts(operation: Any) -> tuple[str, bool, bool, bool]:
     """Its name, and whether it draws, may return memory of an argument, and consists of others."""
-    name, draws = operation.name(), torch.Tag.nondeterministic_seeded in operation.tags
+    name, key = operation.name(), "CompositeImplicitAutograd"
     aliases = any(argument.alias_info for argument in operation._schema.arguments)
-    key = "CompositeImplicitAutograd"
+    draws = torch.Tag.nondeterministic_seeded in operation.tags
     return name, draws, aliases, torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
 def _check_devices(name: str, met: list[torch.device]) -> None:
-    indexed = name.startswith(_MAY_MEET_CPU) and len([d for d in met if d != _CPU]) == 1
+    indexed = name.startswith(_MAY_MEET_CPU) and sum(map(_is_ours, met)) == 1
     if len(met) > 1 and not indexed and not name.startswith(_MAY_MEET_ANY):
         raise RuntimeError(f"{name}: tensors on {' and '.join(map(str, met))}")
 
@@ -314,19 +292,28 @@ def _check_devices(name: str, met: list[torch.device]) -> None:
 def _draws_of(device: torch.device) -> Iterator[None]:
     """Meanwhile the CPU, which computes, draws from the generator of a device."""
     own, of_cpu = _generators[device.index], torch.default_generator
+    if own is of_cpu:
+        yield
+        return
     before = of_cpu.get_state()
     of_cpu.set_state(own.get_state())
     try:
         yield
     finally:
         own.set_state(of_cpu.get_state())
-        if own is not of_cpu:
-            of_cpu.set_state(before)
+        of_cpu.set_state(before)
+
+
+def _is_ours(device: Any) -> bool:
+    return torch.device(device).type == NAME
 
 
 def _numbered(device: Any) -> torch.device:
-    device = torch.device(device)
-    return torch.device(NAME, device.index or 0) if device.type == NAME else device
+    return (
+        torch.device(NAME, torch.device(device).index or 0)
+        if _is_ours(device)
+        else torch.device(device)
+    )
 
 
 def _overloads(name: str) -> list[Any]:
@@ -342,13 +329,13 @@ def _autocast(operation: Any, dtype: torch.dtype | None, *args: Any, **kwargs: A
         floats = isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.to(dtype) if floats and value.dtype != torch.float64 else value
 
-    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_AUTOCAST)):
         return operation(*map(cast, args), **{k: cast(v) for k, v in kwargs.items()})
 
 
 def _new_tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
     """`torch.tensor`, which torch does not send to devices in Python."""
-    if device is None or torch.device(device).type != NAME:
+    if device is None or not _is_ours(device):
         return _tensor(data, device=device, **options)
-    requires_grad = options.pop("requires_grad", False)
-    return _tensor(data, **options).to(device).requires_grad_(requires_grad)
+    trained = options.pop("requires_grad", False)
+    return _tensor(data, **options).to(device).requires_grad_(trained)

@@ -10,15 +10,17 @@ import os
 import tempfile
 import traceback
 import warnings
+from functools import partial
 
 import lightning as L
 import torch
 from cpu_draws import cpu_draws
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins import MixedPrecision
 from metric_cases import METRICS
 from mixing_networks import Decoder
 from module_cases import MODULES, Blobs, made, network
-from runs import QUIET, Plain, fit
+from runs import QUIET, Plain, built, fit
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -40,6 +42,8 @@ from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import SWAG, DeepEnsemble
 from weightsym import params as P
+from weightsym.forward import same_noise
+from weightsym.randomness import keyed_randomness
 from weightsym.verify import random_element
 
 DEVICE = os.environ.get("LIGHTNING_BNN_DEVICE", "pretended")
@@ -70,10 +74,10 @@ def options(device):
     return {**QUIET, "max_epochs": 2, "precision": PRECISION, **place}
 
 
-def trained(module, device, precision=PRECISION):
+def trained(module, device, **more):
     """The state after training, and the numbers of a test; SWAG collects from a second epoch on."""
-    more = {"max_epochs": 2 if isinstance(module, SWAG) else 1, "precision": precision}
-    trainer, data = L.Trainer(**{**options(device), **more}), Blobs()
+    epochs = {"max_epochs": 2 if isinstance(module, SWAG) else 1}
+    trainer, data = L.Trainer(**{**options(device), **epochs, **more}), Blobs()
     trainer.fit(module, data)
     numbers = trainer.test(module, data, verbose=False)
     return module.state_dict(), {k: torch.tensor(v) for k, v in numbers[0].items()}
@@ -228,14 +232,14 @@ def observed(device):
     return found
 
 
-def continued(name, *devices, dropout=0.2):
-    """The state after an epoch on every one of some devices, in one run that is resumed there."""
+def continued(make, *devices):
+    """The state after an epoch on every one of some devices, in a run that is resumed on each."""
     with tempfile.TemporaryDirectory() as folder:
         path = None
         for epochs, device in enumerate(devices, 1):
-            if device is None:  # without an interruption
+            if device is None:  # this epoch is not interrupted
                 continue
-            module = made(name, dropout=dropout, batch_norm=True)
+            module = make()
             trainer = L.Trainer(**{**options(device), "max_epochs": epochs})
             trainer.fit(module, Blobs(), ckpt_path=path, weights_only=path and False)
             trainer.save_checkpoint(path := f"{folder}/{epochs}.ckpt")
@@ -244,18 +248,20 @@ def continued(name, *devices, dropout=0.2):
 
 def carried(device):
     """A run that goes on elsewhere, and one that comes back."""
-    return [continued("mfvi", device, "cpu"), continued("population", "cpu", device, dropout=0.0)]
+    parts = {"mfvi": (device, "cpu"), "population": ("cpu", device)}
+    return {n: continued(partial(made, n, batch_norm=True), *places) for n, places in parts.items()}
 
 
 def single_precision(device):
     """The numbers of a test, which rounding moves less than weights."""
     torch.manual_seed(0)
-    return trained(DeepEnsemble(network(), members=3), device, "32-true")[1]
+    return trained(DeepEnsemble(network(), members=3), device, precision="32-true")[1]
 
 
 def autocast(device):
     torch.manual_seed(0)
-    return trained(DeepEnsemble(network(), members=3), device, "bf16-mixed")[1]
+    lower = MixedPrecision("bf16-mixed", torch.device(device).type)
+    return trained(DeepEnsemble(network(), members=3), device, precision=None, plugins=lower)[1]
 
 
 def lost(device):
@@ -325,14 +331,14 @@ def difference(one, two):
 
 
 @contextlib.contextmanager
-def ready():
+def ready(draws_of_cpu=True):
     """The device, as comparable with the CPU as it gets."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     if not REAL:
-        testing.register(draws_of_cpu=True)
+        testing.register(draws_of_cpu)
     torch.backends.cudnn.allow_tf32 = False
-    with cpu_draws(DEVICE) if REAL else contextlib.nullcontext():
+    with cpu_draws(DEVICE) if REAL and draws_of_cpu else contextlib.nullcontext():
         yield
 
 
@@ -340,6 +346,63 @@ def compared(name):
     """The largest difference between the device and the CPU, or what went wrong."""
     computation = computations()[name]
     try:
-        return difference(computation(DEVICE), computation("cpu"))
+        return difference(moved(computation(DEVICE), "cpu"), computation("cpu"))
     except Exception:
         return traceback.format_exc()
+
+
+# ------------------------------------------------------------ with its own random numbers
+def resumed(make):
+    return difference(continued(make, DEVICE, DEVICE), moved(continued(make, None, DEVICE), "cpu"))
+
+
+def drawn_again(beginning):
+    """The difference between draws that begin alike, and between states before and after."""
+    module, draws, states = torch.get_device_module(DEVICE), [], []
+    for _ in range(2):
+        torch.rand(3, device=DEVICE)
+        states.append((module.get_rng_state(), torch.get_rng_state()))
+        with beginning():
+            draws.append(moved((draws_like(), draws_like().bernoulli()), "cpu"))
+        states.append((module.get_rng_state(), torch.get_rng_state()))
+    return difference([draws[0], *states[::2]], [draws[1], *states[1::2]])
+
+
+def draws_like():
+    return torch.rand(50, device=DEVICE)
+
+
+def draws_of_the_cpu():
+    """What the CPU draws, less what it does while the device draws, too."""
+    torch.manual_seed(0)
+    alone = torch.rand(3)
+    torch.manual_seed(0)
+    torch.rand(3, device=DEVICE)
+    return difference(torch.rand(3), alone)
+
+
+LAWS = {
+    **{
+        f"resumed {name}": partial(resumed, partial(made, name, dropout=0.2, batch_norm=True))
+        for name in ("population", "mfvi", "sghmc", "hmc", "multi-dropout", "multi-swag")
+    },
+    "a key": lambda: drawn_again(lambda: keyed_randomness(1, device=DEVICE)),
+    "same noise": lambda: drawn_again(lambda: same_noise([torch.ones(1, device=DEVICE)])),
+    "the CPU": draws_of_the_cpu,
+}
+CONTROLS = {
+    "resumed dropout of others": lambda: resumed(partial(built, Plain, 0.5)),
+    "no key": lambda: drawn_again(contextlib.nullcontext),
+}
+
+
+def kept(name):
+    """How far a law is from being kept by a device with its own random numbers."""
+    try:
+        return (LAWS | CONTROLS)[name]()
+    except Exception:
+        return traceback.format_exc()
+
+
+def ready_with_own_draws():
+    return ready(draws_of_cpu=False)

@@ -1,12 +1,14 @@
 """Modules, metrics, callbacks and symmetries on a device that is not the CPU."""
 
 import device_cases as D
+import lightning as L
 import pytest
 import torch
-from module_cases import PER_INPUT
-from processes import serving
+from module_cases import PER_INPUT, Blobs, made
+from processes import on_devices, serving
 from torch.utils import backend_registration
 
+from lightning_bnn import testing
 from lightning_bnn.methods.recording import Recorded
 
 pytestmark = [
@@ -21,22 +23,31 @@ ROUNDED = {"images": 1e-5, "predictions": 1e-12, "single precision": 1e-3, "auto
 EXACT = sorted(D.computations().keys() - PER_INPUT - ROUNDED.keys() - {"lost"})
 
 
-def distance(compared, name):
-    if "laplace" in name:
-        pytest.importorskip("curvlinops")
-    found = compared(name)
-    return pytest.fail(found) if isinstance(found, str) else found
+def asked(function, around):
+    """Computes there; a pretended device has a process of its own."""
+    if not D.REAL:
+        with serving(function, around) as ask:
+            yield ask
+    else:
+        with around():
+            yield function
 
 
 @pytest.fixture(scope="module")
 def compared():
-    """Compares a computation on the device with the CPU; a pretended one has its own process."""
-    if D.REAL:
-        with D.ready():
-            yield D.compared
-    else:
-        with serving(D.compared, D.ready) as ask:
-            yield ask
+    yield from asked(D.compared, D.ready)
+
+
+@pytest.fixture(scope="module")
+def kept():
+    yield from asked(D.kept, D.ready_with_own_draws)
+
+
+def distance(ask, name):
+    if "laplace" in name:
+        pytest.importorskip("curvlinops")
+    found = ask(name)
+    return pytest.fail(found) if isinstance(found, str) else found
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -77,3 +88,37 @@ def test_what_is_recorded_is_what_is_computed(possible):
     if possible:
         x.set_(torch.zeros(3, 5, device=D.DEVICE))  # it is recorded anew
         assert recorded()[0].eq(0).all()
+
+
+# ------------------------------------------------------------ with its own random numbers
+@pytest.mark.parametrize("name", D.LAWS)
+def test_random_numbers_of_a_device_have_their_keys(kept, name):
+    """Resumed runs go on as if uninterrupted, and what draws for itself leaves no mark."""
+    assert distance(kept, name) <= D.TOLERANCE
+
+
+@pytest.mark.parametrize("name", D.CONTROLS)
+def test_without_keys_they_differ(kept, name):
+    assert distance(kept, name) > 0.1
+
+
+# ------------------------------------------------------------ two devices
+def shared_out(precision):
+    """An ensemble over two processes with a pretended device each, and where each was."""
+    testing.register(draws_of_cpu=True)
+    two = {"accelerator": testing.PretendedAccelerator(), "devices": 2, "strategy": "members"}
+    module = made("population", batch_norm=True)
+    trainer = L.Trainer(**{**D.options("cpu"), **two, "precision": precision})
+    trainer.fit(module, Blobs())
+    return str(trainer.strategy.root_device), D.moved(module.state_dict(), "cpu")
+
+
+@pytest.mark.skipif(D.REAL, reason="these two are pretended")
+def test_members_on_two_devices():
+    places, states = zip(*on_devices(2, shared_out, "64-true"), strict=True)
+    assert places == ("pretended:0", "pretended:1")
+    module = made("population", batch_norm=True)
+    L.Trainer(**{**D.options("cpu"), "precision": "64-true"}).fit(module, Blobs())
+    for state in states:
+        assert D.difference(state, module.state_dict()) < 1e-9
+    assert D.difference(states[0], made("population", batch_norm=True).state_dict()) > 1e-2

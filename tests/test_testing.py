@@ -1,0 +1,200 @@
+"""The pretended device is as strict as a GPU, and draws and computes as one."""
+
+import contextlib
+import copy
+import doctest
+import io
+import traceback
+
+import pytest
+import torch
+from processes import result, serving
+from torch import nn
+from torch.utils import backend_registration
+
+from lightning_bnn import testing
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(
+        not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+        reason="this torch has no devices that are written in Python",
+    ),
+]
+ONE, TWO = "pretended:0", "pretended:1"
+
+
+def ones(device="cpu", *shape):
+    return torch.ones(shape or 3, device=device)
+
+
+def generator(device):
+    return torch.Generator(device).manual_seed(0)
+
+
+def network(device):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).to(device)
+
+
+REFUSED = {
+    "the CPU": (lambda: ones(ONE) + ones(), "tensors on pretended:0 and cpu"),
+    "another index": (lambda: ones(ONE) * ones(TWO), "tensors on pretended:0 and pretended:1"),
+    "one of several": (lambda: torch.cat([ones(TWO), ones()]), "tensors on pretended:1 and cpu"),
+    "in place": (lambda: ones().add_(ones(ONE)), "tensors on cpu and pretended:0"),
+    "indices": (lambda: ones(ONE)[torch.tensor([0], device=TWO)], "pretended:0 and pretended:1"),
+    "a network": (lambda: network(ONE)(ones(TWO)), "tensors on pretended"),
+    "draws of the CPU": (
+        lambda: torch.rand(3, device=ONE, generator=generator("cpu")),
+        "generator",
+    ),
+    "draws of another": (lambda: torch.rand(3, device=ONE, generator=generator(TWO)), "generator"),
+    "numpy": (lambda: ones(ONE).numpy(), "numpy|storage"),
+}
+"""What a GPU refuses, and a part of what is said."""
+
+
+def refusal(name):
+    """What was said, or "" if nothing was refused."""
+    try:
+        REFUSED[name][0]()
+    except (RuntimeError, TypeError) as error:
+        return str(error)
+    return ""
+
+
+def met():
+    """Numbers, copies, and indices on the CPU."""
+    x, y = ones(ONE), ones(TWO)
+    x[torch.tensor([0])] = 2.0
+    x.copy_(x + torch.tensor(1.0) + 1.0)
+    ours = x[[0, 1]].device, (x.to(TWO) + y).device, ones().copy_(y).device
+    return x.tolist() == [4.0, 3.0, 3.0] and list(map(str, ours)) == [ONE, TWO, "cpu"]
+
+
+def drawn():
+    """Every device has numbers of its own, which one seed starts and a state brings back."""
+
+    def several():
+        x = ones(ONE, 9)
+        return nn.functional.dropout(x), torch.rand_like(x), torch.randperm(9, device=ONE)
+
+    torch.manual_seed(3)
+    before, backend = torch.get_rng_state(), torch.get_device_module("pretended")
+    first, other = torch.randn(9, device=ONE), torch.randn(9, device=TWO)
+    state = backend.get_rng_state(ONE)
+    second = (
+        nn.functional.dropout(ones(ONE, 9)),
+        torch.rand_like(first),
+        torch.randperm(9, device=ONE),
+    )
+    backend.set_rng_state(state, ONE)
+    again = (
+        nn.functional.dropout(ones(ONE, 9)),
+        torch.rand_like(first),
+        torch.randperm(9, device=ONE),
+    )
+    untouched = torch.equal(before, torch.get_rng_state())
+    torch.randn(9)
+    torch.manual_seed(3)
+    return (
+        untouched
+        and first.tolist() == other.tolist() == torch.randn(9, device=ONE).tolist()
+        and all(a.tolist() == b.tolist() for a, b in zip(second, again, strict=True))
+        and first.tolist() != torch.randn(9, device=ONE).tolist()
+    )
+
+
+def cast():
+    """Sums of products in half precision, and what needs more in single precision."""
+    net, x = network(ONE), ones(ONE, 5, 3)
+    with torch.autocast("pretended", torch.bfloat16):
+        y = net(x)
+        kinds = y.dtype, y.softmax(-1).dtype, nn.functional.mse_loss(y, ones(ONE, 5, 1)).dtype
+    y.sum().backward()
+    single = torch.float32, torch.float32
+    return kinds == (torch.bfloat16, *single) and net[0].weight.grad.dtype == torch.float32
+
+
+def inferred():
+    with torch.inference_mode():
+        y = network(ONE)(ones(ONE, 5, 3)).relu_()
+        y += 1
+        return str(y.to(TWO).device) == TWO and y.min() >= 1
+
+
+def stored():
+    """Copies and casts keep their numbers, and files can be read without the device."""
+    net, file = network(TWO), io.BytesIO()
+    torch.save(net.state_dict(), file)
+    file.seek(0)
+    found = torch.load(file, weights_only=True)
+    wide = copy.deepcopy(net).double()
+    wide[0].weight.data.add_(1.0)
+    moved = wide[0].weight.cpu() - net[0].weight.cpu()
+    return (
+        all(
+            t.device.type == "cpu" and torch.equal(t, net.state_dict()[n].cpu())
+            for n, t in found.items()
+        )
+        and wide[0].weight.dtype is torch.float64
+        and (moved - 1).abs().max() < 1e-12
+    )
+
+
+def learned():
+    """The gradients of the CPU, on either index."""
+    grads = []
+    for place in ("cpu", ONE, TWO):
+        net = network(place)
+        net(ones(place, 5, 3)).square().sum().backward()
+        grads.append([p.grad.tolist() for p in net.parameters()])
+    return grads[0] == grads[1] == grads[2] and any(map(any, grads[0][3:]))
+
+
+HOLDS = {f.__name__: f for f in (met, drawn, cast, inferred, stored, learned)}
+
+
+def holds(name):
+    try:
+        return bool(HOLDS[name]())
+    except Exception:
+        return traceback.format_exc()
+
+
+def answer(question):
+    kind, name = question
+    return refusal(name) if kind == "refused" else holds(name)
+
+
+@contextlib.contextmanager
+def registered():
+    testing.register()
+    yield
+
+
+@pytest.fixture(scope="module")
+def ask():
+    with serving(answer, registered) as asked:
+        yield asked
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_gpu_refuses_is_refused(ask, name):
+    found = ask(("refused", name))
+    assert any(part in found for part in REFUSED[name][1].split("|"))
+
+
+@pytest.mark.parametrize("name", HOLDS)
+def test_it_does_what_a_gpu_does(ask, name):
+    assert ask(("holds", name)) is True
+
+
+def examples():
+    found = doctest.testmod(testing)
+    return found.attempted, found.failed
+
+
+def test_examples_in_docstrings():
+    attempted, failed = result(examples)
+    assert attempted > failed == 0
