@@ -22,7 +22,7 @@ from mixing_networks import Decoder
 from module_cases import MODULES, Blobs, made, network
 from runs import QUIET, Plain, built, fit
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
 from lightning_bnn import metrics as M
 from lightning_bnn import posteriors, samplers, testing
@@ -40,7 +40,7 @@ from lightning_bnn.callbacks import (
 from lightning_bnn.evaluation.predictions import predictions_of_mode
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.models import mlp
-from lightning_bnn.modules import SWAG, DeepEnsemble
+from lightning_bnn.modules import SWAG, DeepEnsemble, Laplace
 from weightsym import params as P
 from weightsym.forward import same_noise
 from weightsym.randomness import keyed_randomness
@@ -79,8 +79,19 @@ def trained(module, device, **more):
     epochs = {"max_epochs": 2 if isinstance(module, SWAG) else 1}
     trainer, data = L.Trainer(**{**options(device), **epochs, **more}), Blobs()
     trainer.fit(module, data)
+    if REAL and isinstance(module, Laplace):  # the signs of eigenvectors decide what is drawn
+        return densities(module)
     numbers = trainer.test(module, data, verbose=False)
     return module.state_dict(), {k: torch.tensor(v) for k, v in numbers[0].items()}
+
+
+def densities(module):
+    """Those of five networks around the first, by every mode of a posterior."""
+    around = {
+        n: t[:1] + 0.1 * torch.randn(5, *t.shape[1:], generator=_generator(0)).to(t)
+        for n, t in module.state.stack().items()
+    }
+    return [mode.log_prob(around) for mode in module.posterior().modes()]
 
 
 def metric(case, device):
@@ -152,19 +163,23 @@ def matching(device):
 
 def acted(device):
     """Symmetries that are read off a network there, of units, heads and channels."""
-    torch.manual_seed(0)
-    return {name: acted_on(*moved(case(), device)) for name, case in NETWORKS.items()}
+    found = {}
+    for name, case in NETWORKS.items():
+        torch.manual_seed(0)
+        found[name] = acted_on(*moved(case(), device))
+    return found
 
 
 def acted_on(net, x):
     net = net.double().eval()
     sym, params = S.discover(net, x), P.of(net)
     one, two = (random_element(params, sym, _generator(k), mixing=True) for k in (0, 1))
+    canonical = S.canonicalise(one, sym)
     kinds = sym.permutations, sym.scalings, sym.signs, sym.linear, sym.shifts
     return {
         "groups": torch.tensor([len(groups) for groups in kinds]),
         "moved": one,
-        "canonical": S.canonicalise(one, sym),
+        "canonical": S.mass(canonical, sym) if sym.linear else canonical,  # up to rotations
         "norms": torch.tensor(list(S.fingerprint(one, sym).norms.values())),
         "average": S.average(P.stack([one, two]), sym),
     }
@@ -323,17 +338,21 @@ def moved(tree, device):
 
 
 def difference(one, two):
-    """The largest, between trees of tensors, relative to 1 + the size of a number."""
-    pairs = zip(tree_leaves(one), tree_leaves(two), strict=True)
-    tensors = [(a.cpu().double(), b.double()) for a, b in pairs if isinstance(b, torch.Tensor)]
-    assert tensors
-    return max(((a - b).abs() / (1 + b.abs())).max().item() for a, b in tensors if a.numel())
+    """The largest between trees of tensors, relative to 1 + the size of a number; it is printed."""
+    (found, _), (wanted, spec) = tree_flatten_with_path(one), tree_flatten_with_path(two)
+    assert len(found) == len(wanted) > 0, spec
+    worst = 0.0, "everywhere"
+    for (path, a), (_, b) in zip(found, wanted, strict=True):
+        if isinstance(b, torch.Tensor) and b.numel():
+            a, b = a.cpu().double(), b.double()
+            worst = max(worst, (((a - b).abs() / (1 + b.abs())).max().item(), keystr(path)))
+    print("largest difference:", *worst)
+    return worst[0]
 
 
 @contextlib.contextmanager
 def ready(draws_of_cpu=True):
     """The device, as comparable with the CPU as it gets."""
-    warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     if not REAL:
         testing.register(draws_of_cpu)
@@ -344,11 +363,7 @@ def ready(draws_of_cpu=True):
 
 def compared(name):
     """The largest difference between the device and the CPU, or what went wrong."""
-    computation = computations()[name]
-    try:
-        return difference(moved(computation(DEVICE), "cpu"), computation("cpu"))
-    except Exception:
-        return traceback.format_exc()
+    return _answer(lambda: difference(computations()[name](DEVICE), computations()[name]("cpu")))
 
 
 # ------------------------------------------------------------ with its own random numbers
@@ -398,10 +413,16 @@ CONTROLS = {
 
 def kept(name):
     """How far a law is from being kept by a device with its own random numbers."""
-    try:
-        return (LAWS | CONTROLS)[name]()
-    except Exception:
-        return traceback.format_exc()
+    return _answer((LAWS | CONTROLS)[name])
+
+
+def _answer(compute):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return compute()
+        except Exception:
+            return traceback.format_exc()
 
 
 def ready_with_own_draws():
