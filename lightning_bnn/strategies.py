@@ -11,7 +11,13 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor, nn
 
-__all__ = ["MembersStrategy"]
+__all__ = ["MembersStrategy", "sharding"]
+
+_SHARDING = {
+    "FSDPStrategy": "FSDP",
+    "ModelParallelStrategy": "FSDP2",
+    "DeepSpeedStrategy": "DeepSpeed",
+}
 
 
 class MembersStrategy(DDPStrategy):
@@ -147,6 +153,18 @@ class MembersStrategy(DDPStrategy):
         tensors = {id(p) for p in module.state.parameters()}
         every = [p for group in optimizer.param_groups for p in group["params"]]
         return {k: p for k, p in enumerate(every) if id(p) in tensors}
+
+
+def sharding(trainer: Any) -> str | None:
+    """Name what leaves every process with a piece of the weights, or None if they are whole.
+
+    >>> from lightning import Trainer
+    >>> off = {"logger": False, "enable_checkpointing": False, "accelerator": "cpu"}
+    >>> sharding(Trainer(**off)) is None
+    True
+    """
+    kinds = (base.__name__ for base in type(trainer.strategy).__mro__)
+    return next((_SHARDING[kind] for kind in kinds if kind in _SHARDING), None)
 
 
 def _changed(state: Mapping[str, Any], stacked: Mapping[int, Any], change: Any) -> dict[str, Any]:

@@ -1,16 +1,24 @@
 """Two processes that share members out give what one process gives."""
 
+from types import SimpleNamespace
+
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+)
 from module_cases import Blobs, made, network, trainer
 from processes import on_devices
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.modules import SWAG, DeepEnsemble
-from lightning_bnn.strategies import MembersStrategy
+from lightning_bnn.strategies import MembersStrategy, sharding
 from weightsym import params as P
 
 MEMBERS = 5
@@ -171,6 +179,58 @@ def test_a_share_and_back():
     assert (module.members, module.population.first, module.population.share) == (4, 0, None)
     assert module.population.rates.tolist() == whole.population.rates.tolist()
     assert module.healthy().tolist() == [0, 1, 2, 3]
+
+
+# ------------------------------------------------------------ pieces of weights
+class DeepSpeedStrategy(SingleDeviceStrategy):
+    """Has the name of the one whose package is not there."""
+
+
+SHARDING = {
+    "FSDP": lambda: object.__new__(FSDPStrategy),
+    "FSDP2": ModelParallelStrategy,
+    "DeepSpeed": lambda: DeepSpeedStrategy("cpu"),
+}
+
+
+@pytest.mark.parametrize("name", SHARDING)
+def test_what_cuts_weights_into_pieces_has_a_name(name):
+    assert sharding(SimpleNamespace(strategy=SHARDING[name]())) == name
+
+
+@pytest.mark.parametrize(
+    "strategy", [DDPStrategy, MembersStrategy, lambda: SingleDeviceStrategy("cpu")]
+)
+def test_whole_weights_have_none(strategy):
+    assert sharding(SimpleNamespace(strategy=strategy())) is None
+
+
+def refused(method):
+    """What a module says to a strategy of pieces, in each of its stages."""
+    cut = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    fitted, said = trainer(strategy=cut, devices=2), []
+    module = made(method)
+    for stage in (fitted.fit, fitted.test, fitted.predict):
+        with pytest.raises(ValueError, match="not supported under FSDP2") as error:
+            stage(module, Blobs())
+        said.append(str(error.value))
+    return said
+
+
+@pytest.mark.e2e
+def test_our_modules_refuse_pieces_in_one_sentence():
+    """Whatever they do with whole networks, they would do with a piece of each."""
+    for said in on_devices(2, refused, "mfvi"):
+        assert set(said) == {
+            "MFVI is not supported under FSDP2: the network's weights are in pieces; take "
+            "`strategy='ddp'`, or 'members' to share members out."
+        }
+
+
+@pytest.mark.bad_input
+def test_a_module_under_a_strategy_of_pieces():
+    with pytest.raises(ValueError, match="DeepEnsemble is not supported under DeepSpeed"):
+        trainer(strategy=DeepSpeedStrategy("cpu")).fit(made("ensemble"), Blobs())
 
 
 # ------------------------------------------------------------ bad input

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lightning_bnn.strategies import sharding
 from weightsym import Symmetries, UnsupportedModel, discover
 from weightsym import params as P
 from weightsym.arguments import check_count
@@ -375,7 +376,4 @@ def _live_weights(pl_module: Any) -> Params:
 
 def shards_weights(trainer: Any, module: torch.nn.Module) -> bool:
     """Tell whether every process has only a part of the weights."""
-    strategies = {base.__name__ for base in type(trainer.strategy).__mro__}
-    return bool(strategies & {"FSDPStrategy", "DeepSpeedStrategy"}) or any(
-        isinstance(p, DTensor) for p in module.parameters()
-    )
+    return sharding(trainer) is not None or any(isinstance(p, DTensor) for p in module.parameters())

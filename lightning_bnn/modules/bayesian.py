@@ -29,6 +29,7 @@ from lightning_bnn.modules.optimization import clip_members, configured_optimize
 from lightning_bnn.modules.templates import TemplateMode, explaining_misfits, template_of
 from lightning_bnn.modules.training_data import batch_for
 from lightning_bnn.posteriors import Posterior
+from lightning_bnn.strategies import sharding
 from weightsym.arguments import check_count, check_integer
 
 __all__ = ["Bayesian"]
@@ -139,6 +140,13 @@ class Bayesian(Core):
         self.fitting.last_source = source
 
     # ------------------------------------------------------------ training
+    def setup(self, stage: str) -> None:
+        if cut := sharding(self.trainer):
+            raise ValueError(
+                f"{type(self).__name__} is not supported under {cut}: the network's weights are in "
+                "pieces; take `strategy='ddp'`, or 'members' to share members out."
+            )
+
     def configure_callbacks(self) -> list[Callback]:
         trainer: Any = self.trainer  # is asked again for every run
         present = any(isinstance(callback, EndsFit) for callback in trainer.callbacks)
