@@ -82,18 +82,6 @@ def _weights(box, names):
     return torch.from_numpy(np.concatenate(arrays, 1).copy())
 
 
-def stepped(network, stack):
-    """A call for each step."""
-    box, update = _started(network, stack), jax.jit(_update(network), donate_argnums=0)
-    arrays = functools.cache(lambda x, y: (array(x), array(y)))
-
-    def step(x, y):
-        box[0] = update(box[0], *arrays(x, y))
-
-    step.wait, step.steps = lambda: jax.block_until_ready(box[0]), 1
-    return step, lambda: _weights(box, stack)
-
-
 def scanned(network, stack):
     """A call for many steps, on the same batch."""
     steps = SCANNED if len(next(iter(stack.values()))) < AT_ONCE else FEW

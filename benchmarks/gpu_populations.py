@@ -1,13 +1,13 @@
 """Populations of 1 to 100 000 networks on a device: members x steps per second of every way.
 
-python benchmarks/gpu_populations.py [--device cuda] [--quick] [--warm]
+python benchmarks/gpu_populations.py [--device cuda] [--quick] [--case 0]
 
 Ways in torch are our stack, in a Trainer and without one, and twenty lines with `torch.func`; both
 also replayed as CUDA graphs, and the latter compiled by `torch.compile`. In JAX it is `vmap` and
-`jit`, a step at a time or 32 in one scan. `--warm` only fills the caches of compilers. All start
-from the same networks, and are compared after 32 steps.
+`jit`, 32 steps in one scan. All start from the same networks, and are compared after 32 steps.
 """
 
+import contextlib
 import functools
 import importlib.util
 import logging
@@ -30,13 +30,17 @@ from weightsym import params as P
 
 SIZES = (1, 10, 100, 1_000, 10_000, 100_000)
 COMPILED = (100, 10_000, 100_000)
-"""Compilation takes seconds for each size, and steps of JAX are compiled, too."""
+"""Compilation takes seconds for each size, and convolutions of JAX half a minute."""
+SLOW = ("torch.func", "torch.func, compiled", "torch.func, graph", "ours, no graphs")
+"""Ways that the largest population is not trained by."""
+PREPARATION = 50
+"""Seconds for compilers, before what is timed waits for its turn."""
 COMPARED, STEPS = (1, 100), 32
 """Sizes whose networks are compared after so many steps."""
 AT_ONCE = 10_000
 """Networks in a chunk of the plain ways."""
 RATE, DECAY = 0.04, 2e-4
-SECONDS = 0.1
+SECONDS = 0.08
 """Of a round, at least."""
 
 
@@ -122,18 +126,22 @@ class Replay:
             self.step(*self.held)
 
 
-def ways(device, members):
+def ways(device, network, members):
     found = {"ours": ours, "torch.func": by_hand, "torch.func, compiled": compiled}
     if device == "cuda":
         found |= {f"{who}, graph": replayed(make) for who, make in found.items()}
         found["ours, no graphs"] = functools.partial(ours, has_graphs=False)
-    if importlib.util.find_spec("jax"):
+    convolves = any(isinstance(m, nn.Conv2d) for m in network.modules())
+    if importlib.util.find_spec("jax") and not (convolves and members not in (100, 10_000)):
         import gpu_jax
 
-        found |= {"JAX": gpu_jax.stepped, "JAX, scan": gpu_jax.scanned}
-    if members in COMPILED:
-        return found
-    return {who: make for who, make in found.items() if "compiled" not in who and who != "JAX"}
+        found["JAX, scan"] = gpu_jax.scanned
+    skipped = SLOW if members > AT_ONCE else ()
+    return {
+        who: make
+        for who, make in found.items()
+        if who not in skipped and ("compiled" not in who or members in COMPILED)
+    }
 
 
 # ------------------------------------------------------------ measuring
@@ -168,9 +176,7 @@ def reason(error):
 def of_a_size(options, record, name, network, batches, stack):
     """All ways with so many members: rates, and how far apart their networks are in the end."""
     after, labels = {}, {"network": name, "members": P.stack_size(stack)}
-    for who, make in ways(options.device, labels["members"]).items():
-        if options.warm and not ("compiled" in who or "JAX" in who):
-            continue
+    for who, make in ways(options.device, network, labels["members"]).items():
         try:
             after |= of_a_way(options, record, who, make(network, stack), batches, labels)
         except Exception as error:
@@ -190,10 +196,22 @@ def of_a_way(options, record, who, made, batches, labels):
         step(*batches[0])
     if compared:
         after[who] = weights()
-    if not options.warm:
-        times, calls = measured(step, batches, options.device, options.repeats)
-        record.times({who: times}, **labels, steps=calls * each * labels["members"])
+    times, calls = measured(step, batches, options.device, options.repeats)
+    record.times({who: times}, **labels, steps=calls * each * labels["members"])
     return after
+
+
+def fill_caches(options, network, batches, sizes):
+    """Let compilers do, and keep on disk, what they will be asked for, as far as time allows."""
+    start = time.perf_counter()
+    for members in sizes:
+        stack = P.populate(network, members, torch.Generator().manual_seed(0))
+        for who, make in ways(options.device, network, members).items():
+            if who in ("torch.func, compiled", "JAX, scan"):
+                with contextlib.suppress(Exception):  # it will be recorded
+                    make(network, stack)[0](*batches[0])
+            if time.perf_counter() - start > PREPARATION:
+                return
 
 
 def in_trainer(options, record, name, network, shape, classes, members):
@@ -211,25 +229,28 @@ def in_trainer(options, record, name, network, shape, classes, members):
 def main():
     made = parser(__doc__, repeats=3)
     made.add_argument("--quick", action="store_true", help="only one and a hundred members")
-    made.add_argument("--warm", action="store_true", help="only fill the caches of compilers")
-    made.add_argument("--case", type=int, help="only one of the networks")
+    made.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    made.add_argument("--case", type=int, nargs="+", default=(0, 1, 2), help="networks")
     options = parsed(made)
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     torch.set_float32_matmul_precision("high")  # as JAX does, and cuDNN
-    record, chosen = Record(options), [*cases()]
-    if options.case is not None:
-        chosen = chosen[options.case : options.case + 1]
-    for name, network, shape, classes, _ in chosen:
+    sizes = (1, 100) if options.quick else options.sizes
+    chosen = []
+    for case in options.case:
+        name, network, shape, classes, _ = [*cases()][case]
         network = network.to(options.device)
         batches = Batches(shape, classes, 8, options.device).batches
-        for members in (1, 100) if options.quick else SIZES:
+        fill_caches(options, network, batches, sizes)
+        chosen.append((name, network, batches, shape, classes))
+    record = Record(options)
+    for name, network, batches, shape, classes in chosen:
+        for members in sizes:
             stack = P.populate(network, members, torch.Generator().manual_seed(0))
             torch._dynamo.reset()
             of_a_size(options, record, name, network, batches, stack)
-            if not options.warm:
-                in_trainer(options, record, name, network, shape, classes, members)
+            in_trainer(options, record, name, network, shape, classes, members)
             record.write()
 
 

@@ -26,7 +26,6 @@ import torch
 from turns import Times
 
 Row = dict[str, Any]
-_TURNS = list[Any]()
 NAMED = ("torch", "lightning", "llvmlite", "lightning_bnn", "weightsym")
 """Packages whose versions belong to every file."""
 
@@ -85,20 +84,24 @@ class Record:
             return
         content = {"command": _command(), "date": date.today().isoformat(), **circumstances()}
         content |= {"threads": self.options.threads, "device": _device(self.options.device)}
-        lines = ",\n  ".join(json.dumps(row) for row in self.rows)
-        text = json.dumps(content, indent=1)[:-2] + f',\n "rows": [\n  {lines}\n ]\n}}\n'
-        self.options.record.parent.mkdir(parents=True, exist_ok=True)
-        self.options.record.write_text(text, encoding="utf-8")
+        write(self.options.record, {**content, "rows": self.rows})
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file with a row on each line."""
+    lines = ",\n  ".join(json.dumps(row) for row in content["rows"])
+    head = json.dumps({k: v for k, v in content.items() if k != "rows"}, indent=1)[:-2]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{head},\n "rows": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
 
 
 def _take_turn() -> None:
-    """Wait until no other process is timed, where several are started at once, and end in time."""
-    path, limit = os.environ.pop("BENCHMARK_TURN", None), os.environ.pop("BENCHMARK_LIMIT", "0")
-    if path is not None:
+    """Wait until no other process is timed or prepares, where several were started at once."""
+    number, limit = os.environ.pop("BENCHMARK_TURN", None), os.environ.pop("BENCHMARK_LIMIT", "0")
+    if number is not None:
         import fcntl
 
-        _TURNS.append(open(path, "a"))  # noqa: SIM115  # it is held until the process ends
-        fcntl.flock(_TURNS[0], fcntl.LOCK_EX)
+        fcntl.flock(int(number), fcntl.LOCK_EX)
         signal.alarm(int(limit))
 
 
