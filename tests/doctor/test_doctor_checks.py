@@ -12,6 +12,7 @@ from torch import nn
 
 from lightning_bnn.doctor import Evidence, Examples, Settings, examine
 from lightning_bnn.doctor.checks import weights
+from lightning_bnn.doctor.checks.predictions import draws_alike
 from lightning_bnn.doctor.evidence import NotPossible
 from lightning_bnn.doctor.examine import CHECKS
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
@@ -351,6 +352,15 @@ def test_faults_come_first_and_consequences_are_not_said():
     )
     assert "draws_alike" in report.names()
     assert "chains_not_converged" not in report.names()
+
+
+def test_the_steps_that_a_norm_counts_hide_no_chain_that_stands():
+    stuck = chained(stuck=True)
+    chains, draws = next(iter(stuck.chains.values())).shape[:2]
+    counter = torch.arange(draws).expand(chains, -1)
+    counted = replace(stuck, chains={**stuck.chains, "norm.num_batches_tracked": counter})
+    assert draws_alike(counted).name == draws_alike(stuck).name == "draws_alike"
+    assert draws_alike(chained()) is None
 
 
 def test_the_network_is_left_in_its_mode_and_random_numbers_as_they_were():
