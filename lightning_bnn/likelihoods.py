@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weightsym.arguments import check_count, check_positive
+from weightsym.devices import at_least_single
 from weightsym.params import Params, is_weight
 
 __all__ = [
@@ -107,7 +108,8 @@ class Bernoulli(Likelihood):
                 "`outputs` must be one logit for each target, got "
                 f"{tuple(outputs.shape)} for targets {tuple(targets.shape)}."
             )
-        if bool(((targets != 0) & (targets != 1)).any()):
+        on_cpu = targets.device.type == "cpu"
+        if on_cpu and bool(((targets != 0) & (targets != 1)).any()):
             raise ValueError("`targets` must be 0 or 1.")
         signed = torch.where(targets == 1, 1, -1) * outputs[..., 0]
         return nn.functional.logsigmoid(signed)
@@ -244,6 +246,6 @@ class IsotropicGaussianPrior(nn.Module):
         chosen = [n for n, t in params.items() if is_weight(n, t)] if names is None else names
         lead = 1 if stacked else 0
         rows = [params[name].reshape(*params[name].shape[:lead], -1) for name in chosen]
-        squares = torch.stack([row.square().sum(-1) for row in rows]).sum(0)
+        squares = torch.stack([at_least_single(row).square().sum(-1) for row in rows]).sum(0)
         count = sum(row.shape[-1] for row in rows)
         return -squares / (2 * self.std**2) - count * (math.log(self.std) + _LOG_2PI / 2)

@@ -32,7 +32,7 @@ from lightning_bnn.posteriors.perturbations import (
 )
 from weightsym import params as P
 from weightsym.arguments import check_count, check_not_negative, check_positive
-from weightsym.devices import widest
+from weightsym.devices import at_least_single, widest
 from weightsym.params import Params
 from weightsym.randomness import keyed_randomness
 
@@ -304,8 +304,9 @@ class MFVI(Method):
         prior: Any = self.prior
         log_prior = prior.log_prob(drawn.weights, state.spec.names, stacked=True)
         cross = -log_prior.view(self.elbo_samples, -1).mean(0)
-        squares = drawn.noise.square().sum(-1).mean(0) / 2
-        entropy = squares + state.log_std.sum(1) + state.mean.shape[1] * _LOG_2PI / 2
+        noise, log_std = at_least_single(drawn.noise), at_least_single(state.log_std)
+        squares = noise.square().sum(-1).mean(0) / 2
+        entropy = squares + log_std.sum(1) + state.mean.shape[1] * _LOG_2PI / 2
         return cross, entropy
 
     def _nll(self, state: Gaussians, drawn: Draw, batch: Batch, run: Run) -> Tensor:

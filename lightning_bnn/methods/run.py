@@ -17,6 +17,7 @@ from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.methods.graphs import Graphs
 from lightning_bnn.metrics.validation import are_distributions
 from weightsym import params as P
+from weightsym.devices import at_least_single
 from weightsym.params import Params
 from weightsym.stacks.process import keep_freed_memory
 from weightsym.stacks.threads import in_threads, threads_for
@@ -274,12 +275,14 @@ class Run:
 
     def nll(self, outputs: Any, targets: Tensor) -> Tensor:
         """Mean negative log-likelihood of a batch, for outputs of every network."""
-        return -self.likelihood.log_prob(self.one_tensor(outputs), targets).mean(-1)
+        outputs = at_least_single(self.one_tensor(outputs))
+        return -self.likelihood.log_prob(outputs, targets).mean(-1)
 
     def nll_each(self, outputs: Any, targets: Tensor) -> Tensor:
         """The same where every network has targets of its own."""
-        flat = self.one_tensor(outputs).flatten(0, 1), targets.flatten(0, 1)
-        return -self.likelihood.log_prob(*flat).unflatten(0, targets.shape[:2]).mean(-1)
+        flat = at_least_single(self.one_tensor(outputs)).flatten(0, 1)
+        logs = self.likelihood.log_prob(flat, targets.flatten(0, 1))
+        return -logs.unflatten(0, targets.shape[:2]).mean(-1)
 
     def one_tensor(self, outputs: Any) -> Tensor:
         """The outputs of networks, if they are what a likelihood takes."""

@@ -33,6 +33,7 @@ from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, un
 from weightsym import Symmetries, discover, permute, random_permutations
 from weightsym import params as P
 from weightsym.arguments import check_count
+from weightsym.devices import at_least_single
 from weightsym.params import Params
 from weightsym.randomness import keyed_generator
 
@@ -247,7 +248,8 @@ def _sampled(state: Gaussians, drawn: Draw) -> Sampled:
         for t in (state.mean, state.log_std)
     )
     noise = P.unravel(drawn.noise.flatten(0, 1), state.spec)
-    return Sampled(drawn.weights, mean, log_std, noise)
+    parts = (drawn.weights, mean, log_std, noise)
+    return Sampled(*({n: at_least_single(t) for n, t in part.items()} for part in parts))
 
 
 def _of_trained_units(sym: Symmetries, network: nn.Module) -> Symmetries:

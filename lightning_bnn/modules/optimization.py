@@ -12,7 +12,7 @@ from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import epochs_of
 from lightning_bnn.modules.core import Core
 from lightning_bnn.samplers import EnergySampler, Langevin
-from weightsym.devices import kept_on
+from weightsym.devices import at_least_single, kept_on
 
 __all__ = [
     "check_elementwise",
@@ -115,7 +115,7 @@ def clip_members(stacks: Iterable[Tensor], limit: float) -> None:
     grads = [t.grad for t in stacks if t.grad is not None]
     if not grads:
         return
-    norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
+    norms = torch.stack([at_least_single(g).flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
     factors = (limit / (norms + 1e-6)).clamp(max=1)
     for grad in grads:
         grad *= factors.to(grad).reshape(-1, *(1,) * (grad.ndim - 1))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.posteriors.base import Posterior, check_count, standard_normal, with_constants
+from weightsym.devices import at_least_single
 from weightsym.params import Params, RavelSpec, is_weight, ravel, stack_size, unravel
 
 __all__ = ["DiagonalGaussian", "LowRankGaussian"]
@@ -115,12 +116,13 @@ class DiagonalGaussian(Posterior):
     def log_prob(self, params: Params) -> Tensor:
         """Log-density of every network of a stack."""
         rows, _ = ravel(params, self.spec.names, stacked=True)
-        z = (rows - self.mean) / self.log_std.exp()
-        return -(z.square() / 2 + self.log_std + _LOG_2PI / 2).sum(-1)
+        rows, mean, log_std = map(at_least_single, (rows, self.mean, self.log_std))
+        z = (rows - mean) / log_std.exp()
+        return -(z.square() / 2 + log_std + _LOG_2PI / 2).sum(-1)
 
     def entropy(self) -> Tensor:
         """Differential entropy of the Gaussian, in nats."""
-        return (self.log_std + (1 + _LOG_2PI) / 2).sum()
+        return (at_least_single(self.log_std) + (1 + _LOG_2PI) / 2).sum()
 
 
 def _deviations(std: Params | float, spec: RavelSpec, like: Tensor) -> Tensor:
@@ -221,10 +223,11 @@ class LowRankGaussian(Posterior):
 
     def log_prob(self, params: Params) -> Tensor:
         """Log-density of every network of a stack."""
-        rows, _ = ravel(params, self.spec.names, stacked=True)
-        factor = self.deviations.T * math.sqrt(self.scale / (2 * (len(self.deviations) - 1)))
+        rows = at_least_single(ravel(params, self.spec.names, stacked=True)[0])
+        mean, std, deviations = map(at_least_single, (self.mean, self.std, self.deviations))
+        factor = deviations.T * math.sqrt(self.scale / (2 * (len(deviations) - 1)))
         return torch.distributions.LowRankMultivariateNormal(
-            self.mean, factor, self.scale / 2 * self.std.square()
+            mean, factor, self.scale / 2 * std.square()
         ).log_prob(rows)
 
 

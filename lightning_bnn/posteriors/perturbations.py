@@ -128,7 +128,7 @@ class _Draw(torch.autograd.Function):
         size = mean.shape[1]
         squares = _squares(mean) + _squares(std)
         cross = squares * (ctx.precision / 2) + size * (math.log(prior_std) + _LOG_2PI / 2)
-        entropy = log_std.sum(1) + size * (1 + _LOG_2PI) / 2
+        entropy = log_std.sum(1, dtype=squares.dtype) + size * (1 + _LOG_2PI) / 2
         rows = weights.view(-1, size)
         pieces = rows.split([s.numel() for s in spec.shapes], 1)
         tensors = [
@@ -143,6 +143,7 @@ class _Draw(torch.autograd.Function):
             raise RuntimeError("Weights were drawn again before the gradient of the first draw.")
         std, noise, _ = ctx.scratch._held
         joined = torch.cat([g.reshape(len(g), -1) for g in grads], 1).view_as(noise)
+        of_cross, of_entropy = of_cross.to(std), of_entropy.to(std)
         weight = of_cross[:, None] * ctx.precision
         if len(noise) == 1:
             of_mean = joined[0]
@@ -156,7 +157,9 @@ class _Draw(torch.autograd.Function):
 
 
 def _squares(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows, dim=1).square()
+    """In float32 at least."""
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    return torch.linalg.vector_norm(rows, dim=1, dtype=dtype).square()
 
 
 Reparameterisation = Literal["weight", "local", "flipout"]

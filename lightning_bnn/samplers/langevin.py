@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -161,6 +162,12 @@ class Langevin(torch.optim.Optimizer):
             )
         if any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
             raise ValueError(f"{type(self).__name__} cannot take sparse gradients.")
+        half = {p.dtype for p in group["params"]} & {torch.bfloat16, torch.float16}
+        if half and group["step"] == 0:
+            warnings.warn(
+                f"Small steps are rounded away in {half.pop()}: take a mixed precision.",
+                stacklevel=3,
+            )
 
 
 def temperature_of(group: dict[str, Any]) -> float:

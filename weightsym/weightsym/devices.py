@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = [
+    "at_least_single",
     "check_memory",
     "current_stream",
     "elsewhere",
@@ -128,6 +129,11 @@ def kept_on(table: Tensor, device: torch.device) -> Tensor:
 
 
 _COPIES: Any = WeakIdKeyDictionary()
+
+
+def at_least_single(tensor: Tensor) -> Tensor:
+    """A tensor in float32 at least: half precision is for networks, not for sums of many terms."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def free_memory(device: torch.device) -> int:
