@@ -225,11 +225,9 @@ def statistics_of_other_networks(e: Evidence) -> Finding | None:
 # ------------------------------------------------------------ copies
 def _standing(e: Evidence) -> float:
     """Compute the share of intervals in which chains have not moved, 0 without chains."""
-    same = [
-        (t.diff(dim=1) == 0).reshape(len(t), t.shape[1] - 1, -1).all(2)
-        for t in e.chains.values()
-        if t.shape[1] > 1
-    ]
+    weights = (t[..., None] for t in e.chains.values() if t.is_floating_point())  # no counters
+    moves = (t.diff(dim=1) for t in weights if t.shape[1] > 1)
+    same = [(move == 0).flatten(2).all(2) for move in moves]
     return float(torch.stack(same).all(0).double().mean()) if same else 0.0
 
 
