@@ -7,22 +7,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.figure_logging import log_folder
-from lightning_bnn.callbacks.watching import shards_weights
-from lightning_bnn.member_batch import MemberBatch
+from lightning_bnn.callbacks.seen_examples import ExampleStore, seen_by_module, seen_in_call
+from lightning_bnn.callbacks.watching import Capture, shards_weights
 from weightsym.arguments import check_count
 
 __all__ = ["PosteriorDoctor"]
-
-_Examples = tuple[tuple[Tensor, ...], Tensor]
-"""Inputs and targets."""
 
 
 class PosteriorDoctor(Callback):
@@ -78,11 +73,12 @@ class PosteriorDoctor(Callback):
         self.report: Any = None
         self.seconds = 0.0
         self.curves: dict[str, list[float]] = {}
-        self._training, self._training_is_whole = _ExampleStore(training_examples), False
-        self._held_out = _ExampleStore(held_out_examples)
+        self._training, self._training_is_whole = ExampleStore(training_examples), False
+        self._held_out = ExampleStore(held_out_examples)
         self._loss: Tensor | None = None
         self._steps = 0
         self._active = True
+        self._capture: Capture | None = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"curves": self.curves}
@@ -109,14 +105,17 @@ class PosteriorDoctor(Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
         """Keep examples of the first batches."""
         if self._active and not self._training_is_whole:
-            begun = time.process_time()
-            self._training.add(pl_module, batch)
-            self.seconds += time.process_time() - begun
+            self._listen(self._training, pl_module, batch)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any
+    ) -> None:
         """Add to the loss of this epoch."""
+        self._hear(self._training)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if self._active and isinstance(loss, Tensor) and loss.numel() == 1:
+            if pl_module.automatic_optimization:  # Lightning has divided it
+                loss = loss * trainer.accumulate_grad_batches
             loss = loss.detach()
             self._loss = loss.clone() if self._loss is None else self._loss + loss
             self._steps += 1
@@ -146,7 +145,11 @@ class PosteriorDoctor(Callback):
     ) -> None:
         """Keep examples of the first loader."""
         if self._active and not trainer.sanity_checking and dataloader_idx == 0:
-            self._held_out.add(pl_module, batch)
+            self._listen(self._held_out, pl_module, batch)
+
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """Keep what the network was called with."""
+        self._hear(self._held_out)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Look, if it is time."""
@@ -162,8 +165,30 @@ class PosteriorDoctor(Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Say what may be the reason, where a run breaks off with an error."""
+        self._hear(self._held_out if trainer.validating else self._training)
         if isinstance(exception, Exception) and not trainer.fast_dev_run:
             self.look(trainer, pl_module)
+
+    def _listen(self, store: ExampleStore, pl_module: Any, batch: Any) -> None:
+        """Keep the examples of a batch, or listen to what a network is called with."""
+        if store.is_full:
+            return
+        begun = time.process_time()
+        self._batch, self._seen = batch, seen_by_module(pl_module, batch)
+        if callable(getattr(pl_module, "inputs_and_targets", None)):
+            store.add(self._seen)
+        else:
+            self._capture = Capture(pl_module, self.module)
+        self.seconds += time.process_time() - begun
+
+    def _hear(self, store: ExampleStore) -> None:
+        """Keep what a network was called with in this batch, if it is known."""
+        if self._capture is None:
+            return
+        self._capture.close()
+        calls = (seen_in_call(*call, self._batch) for call in self._capture.called())
+        store.add(next(filter(None, calls), self._seen))
+        self._capture = self._batch = self._seen = None
 
     def _follow(self, name: str, value: float) -> None:
         self.curves.setdefault(name, []).append(value)
@@ -174,11 +199,9 @@ class PosteriorDoctor(Callback):
         if not self._active or not hasattr(self, "_folder"):
             return
         from lightning_bnn.callbacks.run_evidence import examine_run
-        from lightning_bnn.doctor import Examples
 
         begun = time.process_time()
-        examples = (store.examples() for store in (self._training, self._held_out))
-        training, held_out = (None if pair is None else Examples(*pair) for pair in examples)
+        training, held_out = self._training.examples(), self._held_out.examples()
         curves = {name: list(values) for name, values in self.curves.items()}
         self.report = examine_run(trainer, pl_module, self.module, training, held_out, curves)
         self._tell(trainer, self.report)
@@ -197,56 +220,6 @@ class PosteriorDoctor(Callback):
         for finding in report.faults:
             rank_zero_warn(f"{finding.says} {finding.fix}")
         rank_zero_info(f"PosteriorDoctor: {report.headline()} ({file}).")
-
-
-class _ExampleStore:
-    """The first examples of some batches, as inputs and targets, until there are enough."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._parts: list[_Examples] = []
-        self._count = 0
-
-    def clear(self) -> None:
-        """Forget the examples that were kept."""
-        self._parts, self._count = [], 0
-
-    def add(self, pl_module: Any, batch: Any) -> None:
-        """Keep the examples of a batch, unless its layout is not known."""
-        if self._count >= self.most:
-            return
-        examples = _examples(pl_module, batch)
-        if examples is None:
-            return
-        left = self.most - self._count
-        inputs, targets = tree_map(lambda t: t[:left].detach(), examples)
-        self._parts.append((inputs, targets))
-        self._count += len(targets)
-
-    def examples(self) -> _Examples | None:
-        """Join all that was kept, if anything was."""
-        if not self._parts:
-            return None
-        inputs = zip(*(inputs for inputs, _ in self._parts), strict=True)
-        targets = torch.cat([targets for _, targets in self._parts])
-        return tuple(torch.cat(list(column)) for column in inputs), targets
-
-
-def _examples(pl_module: Any, batch: Any) -> _Examples | None:
-    """Read inputs and targets from a batch, the first one where every member has its own."""
-    if isinstance(batch, MemberBatch):
-        batch = tree_map(lambda t: t[0] if isinstance(t, Tensor) else t, tuple(batch))
-    reader = getattr(pl_module, "inputs_and_targets", None)
-    if callable(reader):
-        inputs, targets = reader(batch)
-        inputs = pl_module.cast(inputs)
-    elif isinstance(batch, (tuple, list)) and len(batch) > 1:
-        inputs, targets = tuple(batch[:-1]), batch[-1]
-    else:
-        return None
-    sizes = {len(t) for t in (*inputs, targets) if isinstance(t, Tensor) and t.ndim}
-    are_tensors = isinstance(targets, Tensor) and all(isinstance(t, Tensor) for t in inputs)
-    return (tuple(inputs), targets) if are_tensors and len(sizes) == 1 else None
 
 
 def _of_samplers(optimizers: Any) -> dict[str, float]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.callbacks.seen_examples import Seen, is_named_as_targets
 from lightning_bnn.callbacks.watching import whole_network
 from lightning_bnn.doctor import Evidence, Examples, Finding, Report, Settings, examine
 from lightning_bnn.likelihoods import Categorical, Gaussian
@@ -29,8 +31,8 @@ def examine_run(
     trainer: Any,
     pl_module: Any,
     network: str | None,
-    training: Examples | None,
-    held_out: Examples | None,
+    training: Seen | None,
+    held_out: Seen | None,
     curves: Mapping[str, Sequence[float]],
 ) -> Report:
     """Examine the posterior of a run as it is now.
@@ -46,7 +48,8 @@ def examine_run(
     settings = _settings(trainer, pl_module)
     try:
         if callable(getattr(pl_module, "judged_modes", None)):
-            evidence = _of_module(pl_module, training, held_out, settings, curves)
+            examples = _of_one(training), _of_one(held_out)
+            evidence = _of_module(pl_module, *examples, settings, curves)
         else:
             evidence = _of_network(pl_module, network, training, held_out, settings, curves)
     except ValueError as error:
@@ -108,43 +111,114 @@ def _of_module(
 def _of_network(
     pl_module: nn.Module,
     name: str | None,
-    training: Examples | None,
-    held_out: Examples | None,
+    training: Seen | None,
+    held_out: Seen | None,
     settings: Settings,
     curves: Mapping[str, Sequence[float]],
 ) -> Evidence:
     """Collect the evidence on any module: one network, and the likelihood that targets suggest."""
-    network = copy.deepcopy(whole_network(pl_module, name)[1]).eval()
-    weights = {n: t.detach() for n, t in P.of(network).items()}
-    mode = Empirical({n: t[None] for n, t in weights.items()})
-    examples = held_out or training
-    if examples is None:
-        raise ValueError("no batch was a tuple of inputs and targets")
-    likelihood = _likelihood(network, examples)
-    return Evidence(
-        network, likelihood, [mode], [mode], training, held_out, settings, curves, alone=True
+    seen = held_out or training
+    if seen is None:
+        raise ValueError("no network was called with the tensors of a batch that holds targets")
+    called = name if seen.network is None else seen.network
+    network = copy.deepcopy(whole_network(pl_module, called or None)[1]).eval()
+    likelihood, targets = _read_as_one_tensor(network, seen)
+    mode = Empirical({n: t.detach()[None] for n, t in P.of(network).items()})
+    examples = _of_one(training, targets), _of_one(held_out, targets)
+    return Evidence(network, likelihood, [mode], [mode], *examples, settings, curves, alone=True)
+
+
+def _of_one(seen: Seen | None, targets: int | str | None = None) -> Examples | None:
+    """Inputs in order, and the targets of a name, by default the likeliest."""
+    if seen is None:
+        return None
+    name = next(iter(seen.targets)) if targets is None else targets
+    return (
+        Examples(tuple(seen.inputs.values()), seen.targets[name]) if name in seen.targets else None
     )
 
 
 @torch.no_grad()
-def _likelihood(network: nn.Module, examples: Examples) -> nn.Module:
-    """Choose a likelihood for targets: classes, or numbers with noise as large as the errors."""
-    targets = examples.targets
+def _read_as_one_tensor(network: nn.Module, seen: Seen) -> tuple[nn.Module, int | str]:
+    """Let a network return the outputs for which there are targets.
+
+    Returns:
+        A likelihood for these, and the name of the targets.
+    """
+    call = partial(_call, network.forward, tuple(seen.inputs), seen.others)
     try:
-        outputs = network(*examples.inputs)
+        outputs = call(*seen.inputs.values())
     except Exception as reason:  # whatever the user's forward raises
         raise ValueError(
             f"the network cannot be called with the inputs of a batch: {first_line(reason)}"
         ) from None
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
+    usual = [k for k, out in enumerate(outputs) if out.ndim == 2 and out.is_floating_point()]
+    if not usual:
         raise ValueError("the network's outputs are not (batch, numbers)")
+    for part in usual:
+        fitting = {n: _likelihood(outputs[part], t) for n, t in seen.targets.items()}
+        names = [name for name, likelihood in fitting.items() if likelihood is not None]
+        unclear = [str(n) for n in names if not (_is_place(n) or is_named_as_targets(n))]
+        if len(names) == len(unclear) > 1:
+            raise ValueError(
+                f"tensors of a batch that may be the targets are {', '.join(unclear)}: call one of "
+                "them labels or targets"
+            )
+        if names:
+            network.forward = partial(_part, call, part)
+            likelihood = fitting[names[0]]
+            assert likelihood is not None
+            return likelihood, names[0]
+    raise ValueError("targets are neither class indices nor numbers in the shape of the outputs")
+
+
+def _is_place(name: int | str) -> bool:
+    """Tell whether a tensor of a batch stands in a tuple, where the last ones are targets."""
+    return str(name).rpartition(".")[2].isdigit()
+
+
+def _call(
+    forward: Any, names: Sequence[int | str], others: Mapping[int | str, Any], *inputs: Tensor
+) -> list[Tensor]:
+    """The tensors that a network returns, logits first."""
+    arguments = {**others, **dict(zip(names, inputs, strict=True))}
+    places = sorted(k for k in arguments if isinstance(k, int))
+    named = {k: v for k, v in arguments.items() if isinstance(k, str)}
+    return list(_tensors(forward(*(arguments[k] for k in places), **named)))
+
+
+def _part(call: Any, part: int, *inputs: Tensor) -> Tensor:
+    return call(*inputs)[part]
+
+
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    """The tensors inside outputs: of dictionaries, tuples and objects, what is called logits first.
+
+    >>> [t.item() for t in _tensors({"loss": torch.tensor(1), "logits": torch.tensor(2)})]
+    [2, 1]
+    """
+    if isinstance(outputs, Tensor):
+        yield outputs
+        return
+    if isinstance(outputs, Mapping):
+        items = outputs
+    elif isinstance(outputs, (tuple, list)):
+        items = dict(zip(getattr(outputs, "_fields", range(len(outputs))), outputs, strict=True))
+    else:
+        items = getattr(outputs, "__dict__", {})
+    for key in sorted(items, key=lambda key: key != "logits"):
+        yield from _tensors(items[key])
+
+
+def _likelihood(outputs: Tensor, targets: Tensor) -> nn.Module | None:
+    """Choose a likelihood for targets: classes, or numbers with noise as large as the errors."""
     whole = not targets.is_floating_point() and targets.ndim == 1
     if whole and 1 < outputs.shape[1] <= _FEW_CLASSES:
         return Categorical()
     if targets.is_floating_point() and targets.shape == outputs.shape:
         error = float((outputs - targets).square().mean().sqrt())
         return Gaussian(std=error if 0 < error < float("inf") else 1.0)
-    raise ValueError("targets are neither class indices nor numbers in the shape of the outputs")
+    return None
 
 
 def _unexaminable(

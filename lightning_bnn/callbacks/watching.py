@@ -27,7 +27,7 @@ from weightsym.devices import where_precise
 from weightsym.forward import Inputs, first_line
 from weightsym.params import Params
 
-__all__ = ["Network", "SymmetryCallback", "shards_weights", "stack_of", "whole_network"]
+__all__ = ["Capture", "Network", "SymmetryCallback", "shards_weights", "stack_of", "whole_network"]
 
 _EXAMPLE_ROWS = 2
 _log = logging.getLogger(__name__)
@@ -140,6 +140,10 @@ class Capture:
         """Stop recording what the network is called with."""
         for handle in self._handles:
             handle.remove()
+
+    def called(self) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+        """Names and arguments of the networks that were called, the likeliest first."""
+        return [(name, *self.calls[name]) for name, _ in self._modules if name in self.calls]
 
     def network(self, batch_norm: Literal["carrier", "eval"]) -> Network:
         """The first candidate that was called and whose symmetries can be found."""

@@ -91,6 +91,9 @@ class Report:
         looked = len(self.fine) + len(self.names())
         if not looked:
             return "nothing could be looked at"
+        reasons = set(self.skipped.values())
+        if not self.findings and len(self.skipped) > looked and len(reasons) == 1:
+            return f"only {looked} of {looked + len(self.skipped)} checks possible: {min(reasons)}"
         return f"{listed}; {looked} checks made, {len(self.skipped)} not possible"
 
     def text(self) -> str:

@@ -1,7 +1,9 @@
 """The doctor in runs: of every kind of module of ours, and of modules as users write them."""
 
 import dataclasses
+import functools
 import json
+import tempfile
 
 import lightning as L
 import pytest
@@ -9,7 +11,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from module_cases import MODULES, Blobs, adam, network, trainer
 from processes import on_devices
-from runs import QUIET, Plain, Points
+from runs import Plain, Points
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader
@@ -21,11 +23,11 @@ from lightning_bnn.modules import SGHMC, DeepEnsemble
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
 
 
-def looked(module, folder, data=None, epochs=3, **options):
+def looked(module, folder, data=None, epochs=3, val=None, **options):
     """What the doctor says of a short run."""
     doctor = PosteriorDoctor(**options.pop("doctor", {}))
     run = trainer(doctor, max_epochs=epochs, default_root_dir=folder, **options)
-    run.fit(module, Blobs() if data is None else data)
+    run.fit(module, Blobs() if data is None else data, val)
     return doctor
 
 
@@ -68,27 +70,139 @@ def test_the_loss_is_that_of_one_of_the_networks(members, tmp_path):
     assert looked(module, tmp_path, data).curves["loss"] == [6 / members] * 3
 
 
-class Named(Plain):
-    """Batches that are no tuples."""
+# ------------------------------------------------------------ how batches and outputs look
+class Sure(nn.Module):
+    """Classes of which no input says anything, by a network that is sure of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def forward(self, x, labels=None, shape=lambda z: z, scale=1.0, like_transformers=False):
+        z = scale * self.layers(x)
+        if not like_transformers:
+            return shape(z)
+        return Outputs({} if labels is None else {"loss": entropy(z, labels)}, logits=z)
+
+
+class Outputs(dict):
+    """As transformers have them."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Layout(L.LightningModule):
+    def __init__(self, layout, manual=False):
+        super().__init__()
+        self.net, self.layout, self.automatic_optimization = Sure(), layout, not manual
+
+    def loader(self, seed):
+        x, y = torch.randn(200, 2, generator=torch.Generator().manual_seed(seed)), Y[seed]
+        return DataLoader([self.layout[0](*pair) for pair in zip(x, y, strict=True)], 20)
 
     def train_dataloader(self):
-        return DataLoader(Points(36, as_dict=True), 12)
-
-    def training_step(self, batch, _):
-        return nn.functional.cross_entropy(self.net(batch["x"]), batch["y"])
+        return self.loader(0)
 
     def val_dataloader(self):
-        return []
+        return self.loader(1)
+
+    def training_step(self, batch, _):
+        loss = self.layout[1](self.net, batch)
+        if self.automatic_optimization:
+            return loss
+        self.optimizers().zero_grad()
+        self.manual_backward(loss)
+        return self.optimizers().step()
+
+    def validation_step(self, batch, _):
+        self.layout[1](self.net, batch)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 0.1)
 
 
-def test_what_cannot_be_read_is_said_and_stops_nothing(tmp_path):
-    doctor = PosteriorDoctor()
-    run = L.Trainer(**QUIET, max_epochs=5, callbacks=[doctor], default_root_dir=tmp_path)
-    run.fit(Named())
-    assert run.state.finished
-    assert "no batch was a tuple" in doctor.report.skipped["miscalibrated"]
-    report = doctor.report
+Y = torch.randint(3, (2, 200), generator=torch.Generator().manual_seed(2))
+entropy = nn.functional.cross_entropy
+
+
+LAYOUTS = {
+    "a tuple": (lambda x, y: (x, y), lambda net, b: entropy(net(b[0]), b[1])),
+    "names": (lambda x, y: {"x": x, "y": y}, lambda net, b: entropy(net(b["x"]), b["y"])),
+    "other names": (
+        lambda x, y: {"kind": y, "place": x}, lambda net, b: entropy(net(b["place"]), b["kind"]),
+    ),
+    "labels that the network is given": (
+        lambda x, y: {"x": x, "labels": y}, lambda net, b: net(**b, like_transformers=True).loss,
+    ),
+    "a tuple inside a tuple": (
+        lambda x, y: ((x, x + 1), y), lambda net, b: entropy(net(b[0][0]), b[1]),
+    ),
+    "inputs that the step prepares": (
+        lambda x, y: {"x": x[None] / 2, "y": y},
+        lambda net, b: entropy(net(2 * b["x"].flatten(1)), b["y"]),
+    ),
+    "several outputs": (
+        lambda x, y: (x, y),
+        lambda net, b: entropy(net(b[0], shape=lambda z: (z.sum(), {"head": z}))[1]["head"], b[1]),
+    ),
+    "an option": (lambda x, y: (x, y), lambda net, b: entropy(net(b[0], scale=1.0), b[1])),
+    "numbers beside the targets": (
+        lambda x, y: (x, torch.rand(()), y), lambda net, b: entropy(net(b[0]), b[2]),
+    ),
+}  # fmt: skip
+
+
+@functools.cache
+def report_on(name, manual):
+    torch.manual_seed(0)
+    module = Layout(LAYOUTS[name], manual)
+    with tempfile.TemporaryDirectory() as folder:
+        return looked(module, folder, module.loader(0), 6, val=module.loader(1)).report
+
+
+@pytest.mark.parametrize("manual", [False, True])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_findings_are_the_same_for_every_layout(name, manual):
+    plain, other = report_on("a tuple", manual), report_on(name, manual)
+    assert plain.findings  # there is something to be found
+    assert [f.says for f in other.findings] == [f.says for f in plain.findings]
+    assert (other.fine, other.skipped) == (plain.fine, plain.skipped)
+
+
+UNCLEAR = {
+    "nothing but inputs": (
+        lambda x, y: {"x": x}, lambda net, b: net(b["x"]).square().mean(),
+        "batch that holds targets",
+    ),
+    "two that may be targets": (
+        lambda x, y: {"x": x, "a": y, "b": y}, lambda net, b: entropy(net(b["x"]), b["a"]),
+        "b, a: call one of them labels or targets",
+    ),
+    "sequences": (
+        lambda x, y: (x.expand(4, 2), y.expand(4)),
+        lambda net, b: entropy(net(b[0]).mT, b[1]), "outputs are not (batch, numbers)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNCLEAR)
+def test_what_cannot_be_read_is_said_and_stops_nothing(name, tmp_path):
+    *layout, reason = UNCLEAR[name]
+    module = Layout(layout)
+    report = looked(module, tmp_path, module.loader(0), 5, val=module.loader(1)).report
+    assert reason in report.skipped["miscalibrated"]
+    assert report.findings or report.headline().startswith("only 2 of 17 checks possible: ")
     assert "loss_not_converged" in {*report.fine, *report.names()}  # of any run
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_accumulated_gradients_leave_the_loss_as_it_is(every, tmp_path):
+    module = Layout(LAYOUTS["a tuple"])
+    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), 0.0)
+    doctor = looked(module, tmp_path, module.loader(0), accumulate_grad_batches=every)
+    with torch.no_grad():
+        loss = sum(LAYOUTS["a tuple"][1](module.net, b) for b in module.loader(0)) / 10
+    assert doctor.curves["loss"] == pytest.approx([float(loss)] * 3)
 
 
 def test_training_is_the_same_with_and_without(tmp_path):

@@ -1,0 +1,141 @@
+"""Examples of a run: what its network was called with, and what in a batch may be the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lightning_bnn.member_batch import MemberBatch
+
+__all__ = ["ExampleStore", "Seen", "is_named_as_targets", "seen_by_module", "seen_in_call"]
+
+_NAMES = "label", "target"
+_PLACES = 2
+"""Dimensions of targets, at most."""
+
+
+class Seen(NamedTuple):
+    """Examples as a network was called with them.
+
+    Attributes:
+        inputs: tensors of examples, by place or keyword.
+        others: arguments that are none, by place or keyword.
+        targets: tensors of the batch that may be the targets, by name, the likeliest first.
+        network: name of the network in its LightningModule, if it is known.
+    """
+
+    inputs: dict[int | str, Tensor]
+    others: dict[int | str, Any]
+    targets: dict[int | str, Tensor]
+    network: str | None = None
+
+    def shapes(self) -> list[Any]:
+        """What two batches must have in common to be joined."""
+        named = [*self.inputs.items(), *self.targets.items()]
+        return [self.network, *((name, t.shape[1:]) for name, t in named)]
+
+
+class ExampleStore:
+    """The first examples of some batches, until there are enough."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._parts: list[Seen] = []
+        self._count = 0
+
+    def clear(self) -> None:
+        """Forget the examples that were kept."""
+        self._parts, self._count = [], 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more are wanted."""
+        return self._count >= self.most
+
+    def add(self, seen: Seen | None) -> None:
+        """Keep the examples of a batch, unless they are not known, or others than before."""
+        known = seen is not None and seen.inputs and seen.targets and not self.is_full
+        if seen is None or not known or (self._parts and seen.shapes() != self._parts[0].shapes()):
+            return
+        left = self.most - self._count
+        inputs, targets = (
+            {name: t[:left].detach() for name, t in tensors.items()}
+            for tensors in (seen.inputs, seen.targets)
+        )
+        self._parts.append(seen._replace(inputs=inputs, targets=targets))
+        self._count += len(next(iter(inputs.values())))
+
+    def examples(self) -> Seen | None:
+        """Join all that was kept, if anything was."""
+        if not self._parts:
+            return None
+        first = self._parts[0]
+        inputs = {n: torch.cat([p.inputs[n] for p in self._parts]) for n in first.inputs}
+        targets = {n: torch.cat([p.targets[n] for p in self._parts]) for n in first.targets}
+        return first._replace(inputs=inputs, targets=targets)
+
+
+def seen_by_module(pl_module: Any, batch: Any) -> Seen | None:
+    """Read inputs and targets as a module says, or as tuples have them, for the first member."""
+    if isinstance(batch, MemberBatch):
+        batch = tree_map(lambda t: t[0] if isinstance(t, Tensor) else t, tuple(batch))
+    reader = getattr(pl_module, "inputs_and_targets", None)
+    if callable(reader):
+        inputs, targets = reader(batch)
+        inputs = pl_module.cast(inputs)
+    elif isinstance(batch, (tuple, list)) and len(batch) > 1:
+        inputs, targets = tuple(batch[:-1]), batch[-1]
+    else:
+        return None
+    tensors = *inputs, targets
+    if not all(isinstance(t, Tensor) for t in tensors) or len({len(t) for t in tensors}) > 1:
+        return None
+    return Seen(dict(enumerate(inputs)), {}, {"targets": targets})
+
+
+def seen_in_call(
+    network: str, args: tuple[Any, ...], kwargs: Mapping[Any, Any], batch: Any
+) -> Seen | None:
+    """Read inputs off a call of a network, and what may be targets off the batch."""
+    arguments: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    tensors = {k: v for k, v in arguments.items() if isinstance(v, Tensor) and v.ndim}
+    others = {k: v for k, v in arguments.items() if k not in tensors}
+    rows = next((len(t) for t in tensors.values()), 0)
+    inside = any(isinstance(leaf, Tensor) and leaf.ndim for leaf in tree_leaves(others))
+    if inside or any(len(t) != rows for t in tensors.values()):
+        return None
+    given = {k: t for k, t in tensors.items() if is_named_as_targets(k)}
+    inputs = {k: t for k, t in tensors.items() if k not in given}
+    found = {
+        name: t for name, t in _named_tensors(batch)
+        if 0 < t.ndim <= _PLACES and len(t) == rows
+        and not any(t is x for x in tensors.values())
+    }  # fmt: skip
+    order = sorted(found, key=is_named_as_targets, reverse=True)
+    return Seen(inputs, others, given | {name: found[name] for name in order}, network)
+
+
+def is_named_as_targets(name: int | str) -> bool:
+    """Tell whether a name says that its tensor holds targets.
+
+    >>> [is_named_as_targets(name) for name in ("labels", "0.y", "input_ids", 1)]
+    [True, True, False, False]
+    """
+    last = str(name).rpartition(".")[2].lower()
+    return last == "y" or any(word in last for word in _NAMES)
+
+
+def _named_tensors(batch: Any, *path: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a batch, from the last to the first, with their names."""
+    if isinstance(batch, Tensor):
+        yield ".".join(map(str, path)), batch
+    elif isinstance(batch, Mapping):
+        for key in reversed([*batch]):
+            yield from _named_tensors(batch[key], *path, key)
+    elif isinstance(batch, (tuple, list)):
+        for k in reversed(range(len(batch))):
+            yield from _named_tensors(batch[k], *path, k)
