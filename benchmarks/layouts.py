@@ -155,29 +155,18 @@ def population(rows: list[Row]) -> Table:
 
 @layout
 def gpu_populations(rows: list[Row]) -> Table:
-    """Steps of members per second, of what could be measured."""
+    """Thousands of steps of networks per second, of few and of many networks."""
     names = {
-        "ours, in a Trainer": "ours, in a Trainer", "ours": "without one",
-        "ours, graph": "the whole step as a graph", "torch.func": "`torch.func`",
-        "torch.func, compiled, graph": "compiled, as a graph", "JAX, scan": "JAX, steps in a scan",
+        "ours, in a Trainer": "a Trainer", "ours": "without one", "ours, graph": "all as a graph",
+        "torch.func": "`torch.func`", "torch.func, graph": "that as a graph",
+        "torch.func, compiled, graph": "and compiled", "JAX, scan": "JAX, in a scan",
     }  # fmt: skip
-    table = [["", "members", *names.values()]]
-    for network in every(rows, "network"):
-        for members in (n for n in every(rows, "members") if n in (1, 100, 10_000, 100_000)):
-            labels = {"network": network, "members": members}
-            cells = [_rate(rows, "steps", who=who, **labels) for who in names]
-            table.append([network.split(",")[0], thousands(members), *cells])
-    return table
-
-
-@layout
-def gpu_chains(rows: list[Row]) -> Table:
-    """Gradients per second, of all data and for one chain each."""
-    names = ["ours", "torch.func", "torch.func, graph", "blackjax"]
-    table = [["chains", *names]]
-    for members in every(rows, "members"):
-        cells = [_rate(rows, "gradients", who=who, members=members) for who in names]
-        table.append([thousands(members), *cells])
+    columns = [(network, n) for network in every(rows, "network") for n in (100, 10_000)]
+    titles = [f"{network.split()[0].strip(',')}, {thousands(n)}" for network, n in columns]
+    table = [["", *titles]]
+    for who, name in names.items():
+        labels = [{"network": network, "members": n, "who": who} for network, n in columns]
+        table.append([name, *(_rate(rows, "steps", **label) for label in labels)])
     return table
 
 
@@ -185,8 +174,7 @@ def _rate(rows: Sequence[Row], what: str, **labels: Any) -> str:
     row = pick(rows, **labels) if any(_has(r, labels) for r in rows) else {}
     if what not in row:
         return "-"
-    rate = row[what] / seconds(row)
-    return f"{digits(rate / 1e6)} M" if rate >= 1e6 else f"{thousands(int(float(f'{rate:.2g}')))}"
+    return digits(float(f"{row[what] / seconds(row) / 1000:.2g}"))
 
 
 def _has(row: Row, labels: Row) -> bool:
