@@ -22,6 +22,7 @@ from lightning_bnn import metrics as M
 from lightning_bnn import symmetry as S
 from lightning_bnn import testing
 from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, TrainingCost
+from lightning_bnn.likelihoods import Bernoulli, Gaussian
 from lightning_bnn.methods.health import Divergence
 from lightning_bnn.models import mlp
 from weightsym import params as P
@@ -146,6 +147,14 @@ def acting(act):
     listen(False)
 
 
+def judging(likelihood, targets):
+    there = likelihood.to(D.DEVICE)
+    outputs, targets = D.moved((torch.zeros(3, 6, 1), targets), D.DEVICE)
+    listen(True)
+    there.log_prob(outputs, targets)
+    listen(False)
+
+
 def reading():
     """A question on purpose: what the members' losses have been."""
     divergence = Divergence(2)
@@ -174,6 +183,8 @@ PATHS = {
     **{name: lambda make=make: watching(make) for name, make in CALLBACKS.items()},
     **{case.name: lambda case=case: measuring(case) for case in METRICS},
     **{name: lambda act=act: acting(act) for name, act in ACTS.items()},
+    "Bernoulli": lambda: judging(Bernoulli(), torch.arange(6) % 2),
+    "Gaussian": lambda: judging(Gaussian(), torch.zeros(6, 1)),
     "reading": reading,
 }
 
