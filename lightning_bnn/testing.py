@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch.utils import backend_registration
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 __all__ = ["PretendedAccelerator", "register", "trainer_options"]
@@ -62,13 +63,12 @@ def register(draws_of_cpu: bool = False) -> None:
     >>> torch.get_device_module("pretended").device_count()
     2
     """
-    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-
+    setup = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
+    if setup is None:
+        raise ImportError("This torch has no devices that are written in Python: take a newer one.")
     if not _libraries:
-        _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
-        torch.autograd.set_multithreading_enabled(
-            False
-        )  # it has a thread for the first device only
+        setup(NAME, backend_module=_Backend())
+        torch.autograd.set_multithreading_enabled(False)  # it has threads for one device
         torch.distributed.Backend.backend_capability["gloo"].append(NAME)
         _libraries.extend(torch.library.Library(name, "IMPL") for name in ("_", "aten"))
         _libraries[0].fallback(_computed, "PrivateUse1")

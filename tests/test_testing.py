@@ -190,6 +190,12 @@ def test_it_does_what_a_gpu_does(ask, name):
     assert ask(("holds", name)) is True
 
 
+def test_a_torch_that_is_too_old(monkeypatch):
+    monkeypatch.delattr(backend_registration, "_setup_privateuseone_for_python_backend")
+    with pytest.raises(ImportError, match="take a newer one"):
+        testing.register()
+
+
 def examples():
     found = doctest.testmod(testing)
     return found.attempted, found.failed
