@@ -165,7 +165,8 @@ class PosteriorFigures(SymmetryCallback):
         ]
         step = figure_step(trainer)
         for name, panels, draw in drawn:
-            log_panels(trainer, self._folder, f"posterior/{name}", panels, draw, step)
+            tag = f"{self._prefix(trainer)}posterior/{name}"
+            log_panels(trainer, self._folder, tag, panels, draw, step)
 
 
 def _finite(points: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.seen_examples import ExampleStore, seen_by_module, seen_in_call
-from lightning_bnn.callbacks.watching import Capture, shards_weights
+from lightning_bnn.callbacks.watching import Capture, prefix_among_others, shards_weights
 from weightsym.arguments import check_count
 
 __all__ = ["PosteriorDoctor"]
@@ -30,7 +30,8 @@ class PosteriorDoctor(Callback):
 
     Findings have a number, a reason and a remedy, and are faults, warnings or notes. They are
     printed, logged as text and scalars (``doctor/faults``, ``doctor/warnings``), and written to
-    ``doctor.json``. `docs/doctor.md` says how often each verdict is right.
+    ``doctor.json``, or ``doctor-<module>.json`` if there are several doctors. `docs/doctor.md` says
+    how often each verdict is right.
 
     Args:
         every_n_epochs: look after so many epochs, too; by default only at the end, also if the
@@ -79,6 +80,10 @@ class PosteriorDoctor(Callback):
         self._steps = 0
         self._active = True
         self._capture: Capture | None = None
+
+    @property
+    def state_key(self) -> str:
+        return f"PosteriorDoctor(module={self.module!r})"
 
     def state_dict(self) -> dict[str, Any]:
         return {"curves": self.curves}
@@ -208,15 +213,17 @@ class PosteriorDoctor(Callback):
         self.seconds += time.process_time() - begun
 
     def _tell(self, trainer: Any, report: Any) -> None:
-        file = report.write(self._folder)
+        prefix = prefix_among_others(self, trainer, self.module)
+        file = report.write(self._folder, prefix[:-1])
         step = figure_step(trainer)
         warnings = sum(f.severity == "warning" for f in report.findings)
         numbers = {"doctor/faults": len(report.faults), "doctor/warnings": warnings}
+        numbers = {prefix + tag: number for tag, number in numbers.items()}
         for logger in trainer.loggers:
             logger.log_metrics(numbers, step=step)
             experiment: Any = getattr(logger, "experiment", None)
             if hasattr(experiment, "add_text"):
-                experiment.add_text("doctor", report.markdown(), global_step=step)
+                experiment.add_text(f"{prefix}doctor", report.markdown(), global_step=step)
         for finding in report.faults:
             rank_zero_warn(f"{finding.says} {finding.fix}")
         rank_zero_info(f"PosteriorDoctor: {report.headline()} ({file}).")

@@ -27,7 +27,10 @@ from weightsym.devices import where_precise
 from weightsym.forward import Inputs, first_line
 from weightsym.params import Params
 
-__all__ = ["Capture", "Network", "SymmetryCallback", "shards_weights", "stack_of", "whole_network"]
+__all__ = [
+    "Capture", "Network", "SymmetryCallback", "prefix_among_others", "shards_weights", "stack_of",
+    "whole_network",
+]  # fmt: skip
 
 _EXAMPLE_ROWS = 2
 _log = logging.getLogger(__name__)
@@ -343,11 +346,12 @@ class SymmetryCallback(Callback):
             for name, tensor in network.weights().items()
         }
 
+    def _prefix(self, trainer: Any) -> str:
+        return prefix_among_others(self, trainer, self.network.name if self.network else "")
+
     def _log_all(self, trainer: Any, pl_module: Any, values: dict[str, float]) -> None:
         """Log from the first process, behind names of networks if two callbacks are alike."""
-        same = [c for c in trainer.callbacks if type(c) is type(self)]
-        name = self.network.name if self.network else ""
-        prefix = f"{name}/" if len(same) > 1 and name else ""
+        prefix = self._prefix(trainer)
         for key, value in values.items():
             pl_module.log(prefix + key, value, on_step=True, on_epoch=False, rank_zero_only=True)
 
@@ -362,6 +366,12 @@ class SymmetryCallback(Callback):
         if self._capture is not None:
             self._capture.close()
         self._capture, self._before = None, {}
+
+
+def prefix_among_others(callback: Callback, trainer: Any, name: str | None) -> str:
+    """Begin tags with the name of a network where the run has several callbacks of one kind."""
+    same = [c for c in trainer.callbacks if type(c) is type(callback)]
+    return f"{name}/" if len(same) > 1 and name else ""
 
 
 def _measured(weights: Params) -> Params:

@@ -117,14 +117,15 @@ class Report:
             lines += [f"Fine: {', '.join(map(words, self.fine))}.", ""]
         return "\n".join(lines)
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder: Path, network: str = "") -> Path:
         """Write the report as JSON, and return the file.
 
         Args:
             folder: of the file; it is made.
+            network: that is named in the file's name, if there are several.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / REPORT_FILE
+        file = folder / (f"doctor-{network}.json" if network else REPORT_FILE)
         file.write_text(self.to_json() + "\n", encoding="utf-8")
         return file
 
