@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from inspect import Parameter
 from typing import Any
 
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import IterableDataset
 
-__all__ = ["first_rows", "inputs_and_targets", "inputs_only", "left_over", "positional"]
+__all__ = [
+    "first_rows",
+    "inputs_and_targets",
+    "inputs_only",
+    "left_over",
+    "only_loader",
+    "positional",
+]
 
 _INPUTS = ("x", "input", "inputs", "image", "images", "features", "data")
 _TARGETS = ("y", "target", "targets", "label", "labels")
@@ -96,16 +105,30 @@ def positional(
     return _in_order({**first, **named}, parameters, network)
 
 
+def only_loader(loader: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """The loader in a collection of one, and what makes its batches those of the collection.
+
+    Args:
+        loader: or a list, a dict or a `CombinedLoader`. One of several loaders stays what it is.
+    """
+    whole = loader.iterables if isinstance(loader, CombinedLoader) else loader
+    loaders, spec = tree_flatten(whole)
+    if len(loaders) != 1:
+        return whole, lambda batch: batch
+    return loaders[0], lambda batch: tree_unflatten([batch], spec)
+
+
 def first_rows(loader: Any, rows: int) -> Any:
     """A small batch as a loader would make it, without starting it, None if that cannot be."""
+    loader, wrap = only_loader(loader)
     if hasattr(loader, "example"):
-        return loader.example(rows)
+        return wrap(loader.example(rows))
     dataset = getattr(loader, "dataset", None)
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         return None
     if getattr(loader, "batch_sampler", None) is None:  # its data set holds whole batches
-        return loader.dataset[0]
-    return loader.collate_fn([loader.dataset[k] for k in range(min(rows, len(dataset)))])
+        return wrap(loader.dataset[0])
+    return wrap(loader.collate_fn([loader.dataset[k] for k in range(min(rows, len(dataset)))]))
 
 
 # ------------------------------------------------------------ names

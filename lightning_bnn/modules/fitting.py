@@ -15,6 +15,7 @@ from lightning_bnn import _compat
 from lightning_bnn.harvest import ends, epochs_of
 from lightning_bnn.methods import Fit, Method, Progress
 from lightning_bnn.methods.health import finite_members
+from lightning_bnn.modules.batches import only_loader
 from lightning_bnn.modules.core import Core, Part
 from lightning_bnn.modules.optimization import restart_members
 from lightning_bnn.modules.templates import fixed_names
@@ -111,7 +112,7 @@ class Fitting(Part):
             )
 
     def _read_num_data(self) -> None:
-        module, loader = self.module, cast(Any, self.module.trainer.train_dataloader)
+        module, (loader, _) = self.module, only_loader(self.module.trainer.train_dataloader)
         count = data_size(loader, module.trainer.num_training_batches)
         module.run.num_data = count
         message = f"{type(module).__name__}: the training set has {count} examples"

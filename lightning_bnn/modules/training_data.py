@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice
 from typing import Any
 
@@ -24,10 +24,14 @@ from torch.utils.data import (
 from lightning_bnn._compat import trainer_of
 from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.methods import Batch
+from lightning_bnn.modules.batches import only_loader
 from lightning_bnn.modules.core import Core
 from weightsym.randomness import keyed_randomness
 
 __all__ = ["TrainingData", "batch_for", "data_size", "fault_of", "in_order", "moved_by"]
+
+_GIVEN = list | tuple | range
+"""Numbers of examples, or batches of them, that are given in place of a sampler."""
 
 
 class TrainingData:
@@ -51,12 +55,13 @@ class TrainingData:
         if hasattr(source, "train_dataloader"):
             source.setup("fit")
             loader, move = source.train_dataloader(), moved_by(module, source)
+        loader, wrap = only_loader(loader)
         whole, place = getattr(loader, "whole", None), 0
         sampler = None if whole is not None else getattr(loader, "sampler", None)
         with keyed_randomness(module.seed, "training batches", device=module.device):
             batches = loader if whole is None else whole()
             for raw in islice(batches, _limit(module, loader)):
-                batch = batch_for(module, move(raw))
+                batch = batch_for(module, move(wrap(raw)))
                 if isinstance(sampler, DistributedSampler):
                     rows, place = _first_times(sampler, place, len(batch.targets))
                     inputs = tuple(_gathered(module, x, rows) for x in batch.inputs)
@@ -118,12 +123,12 @@ def fault_of(data: TrainingData) -> str:
     Args:
         data: the batches to look through.
     """
-    loader, place = data.source, 0
+    (loader, _), place = only_loader(data.source), 0
     dataset = getattr(loader, "dataset", None)
     moves_on = isinstance(dataset, IterableDataset) or getattr(loader, "persistent_workers", False)
     if moves_on or not isinstance(dataset, Sized):
         return ""
-    is_ordered = in_order(loader) or hasattr(loader, "whole")
+    is_ordered = isinstance(_chooser_of(loader), SequentialSampler) or hasattr(loader, "whole")
     for batch in data:
         for name, tensors in (("inputs", batch.inputs), ("targets", (batch.targets,))):
             for tensor in tensors:
@@ -143,6 +148,7 @@ def data_size(loader: Any, batches: int | float | None = None) -> int:
         batches: how many batches of an epoch are used. A loader that shuffles gives other examples
             in every epoch, so this only matters for those that do not.
     """
+    loader, _ = only_loader(loader)
     dataset = getattr(loader, "dataset", None)
     batched = isinstance(loader, DataLoader) and loader.batch_size is None
     batched = batched and loader.batch_sampler is None
@@ -153,8 +159,15 @@ def data_size(loader: Any, batches: int | float | None = None) -> int:
         )
     is_stream = isinstance(dataset, IterableDataset) or not isinstance(loader, DataLoader)
     sampler = None if is_stream else _sampler_of(loader)
+    used = len(dataset)
+    if in_order(loader) and batches is not None and batches < math.inf:
+        size = getattr(loader, "batch_size", None)  # a sampler may have it; given batches are rows
+        used = int(batches * (size or getattr(loader.batch_sampler, "batch_size", 1)))
+    if isinstance(sampler, _GIVEN):
+        rows = sampler[:used] if in_order(loader) else sampler
+        return len({k for row in rows for k in (row if isinstance(row, Iterable) else [row])})
     if isinstance(sampler, SubsetRandomSampler):
-        return len(sampler)
+        return len(set(sampler.indices))
     if isinstance(sampler, WeightedRandomSampler):
         return int((sampler.weights > 0).sum())
     if not isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler | None):
@@ -163,28 +176,28 @@ def data_size(loader: Any, batches: int | float | None = None) -> int:
             "leave examples out: pass the number of training examples to the module."
         )
     count = len(getattr(sampler, "data_source", dataset))  # which may be the first rows only
-    if in_order(loader) and batches is not None:
-        size = getattr(loader, "batch_size", None)
-        if size is not None and batches * size < count:
-            return int(batches * size)
-    return count
+    return min(count, used)
 
 
 def in_order(loader: Any) -> bool:
     """Check whether a loader gives the same batches in every epoch."""
-    sampler = _sampler_of(loader)
-    return isinstance(sampler, SequentialSampler) or getattr(loader, "training", None) is False
+    given = isinstance(_chooser_of(loader), SequentialSampler | _GIVEN)
+    return given or getattr(loader, "training", None) is False
 
 
 def _sampler_of(loader: Any) -> Any:
     """Find what chooses the examples of a loader, below what batches or shares them out."""
-    batches = getattr(loader, "batch_sampler", None)
-    if batches is not None and type(batches) is not BatchSampler:
-        return batches
-    sampler = getattr(loader if batches is None else batches, "sampler", None)
+    sampler = _chooser_of(loader)
     if isinstance(sampler, DistributedSampler):  # Lightning shares out what another one chooses
         return getattr(sampler.dataset, "_sampler", sampler)
     return sampler
+
+
+def _chooser_of(loader: Any) -> Any:
+    batches = getattr(loader, "batch_sampler", None)
+    if batches is not None and type(batches) is not BatchSampler:
+        return batches
+    return getattr(loader if batches is None else batches, "sampler", None)
 
 
 def batch_for(module: Core, raw: Any, number: int = 0) -> Batch:

@@ -80,10 +80,10 @@ def test_classes_of_users_load_as_what_they_are_made_of(tmp_path):
     for load in (Own, MFVI):
         load.load_from_checkpoint(path, network=network())
     for method in (methods.MFVI(), Faster()):
-        Bayesian.load_from_checkpoint(path, network=network(), method=method)
+        Bayesian(network(), method).on_load_checkpoint(torch.load(path))
     general = saved(Bayesian(network(), methods.SGMCMC()), tmp_path / "general.ckpt")
     with pytest.raises(ValueError, match="is of SGMCMC, and this module is HMC"):
-        Bayesian.load_from_checkpoint(general, network=network(), method=methods.HMC())
+        Bayesian(network(), methods.HMC()).on_load_checkpoint(torch.load(general))
 
 
 # ------------------------------------------------------------ other files

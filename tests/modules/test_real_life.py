@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from itertools import islice
 
 import lightning as L
 import pytest
@@ -14,7 +15,8 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
-from module_cases import MODULES, Blobs, adam, made, network, trainer
+from lightning.pytorch.utilities import CombinedLoader
+from module_cases import MODULES, Blobs, adam, made, network, same, trainer
 from processes import on_devices
 from torch import nn
 from torch.utils.data import (
@@ -41,6 +43,7 @@ from lightning_bnn.modules import (
     MCDropout,
     SymmetrizedVI,
 )
+from lightning_bnn.modules.batches import only_loader
 from lightning_bnn.modules.training_data import TrainingData, data_size
 from weightsym import params as P
 
@@ -205,7 +208,8 @@ def test_streams():
         DataLoader(Stream(), 10),
         DataLoader([(torch.randn(5, 6), torch.ones(5).long())], None),
         plain(30, sampler=Evens()),
-        batched([[0, 2], [4, 6]]),
+        batched(BatchSampler(Evens(), 5, False)),
+        [plain(30), plain(20)],
         batched(Sorted(SequentialSampler(range(30)), 10, False)),
     ],
 )
@@ -228,12 +232,53 @@ def test_a_size_that_cannot_be_read_is_asked_for(loader):
         (plain(30, sampler=WeightedRandomSampler([0.0, 1.0, 2.0] * 10, 30)), 2, 20),
         (batched(BatchSampler(SubsetRandomSampler(range(12)), 5, False)), 2, 12),
         (batched(BatchSampler(RandomSampler(range(30)), 5, False)), 2, 30),
-        (plain(30, sampler=DistributedSampler(range(31), 2, 0)), 2, 30),
+        (batched(BatchSampler(SequentialSampler(range(30)), 5, False)), 2, 10),
+        (plain(30, sampler=DistributedSampler(range(30), 2, 0)), 2, 30),
         (plain(30, sampler=DistributedSamplerWrapper(SubsetRandomSampler(range(13)), 2, 0)), 2, 13),
+        (plain(30, sampler=SubsetRandomSampler([3, 3, 4])), 1, 2),
+        (plain(30, sampler=[3, 3, *range(12)]), 1, 8),
+        (plain(30, sampler=(3, 3, *range(12))), None, 12),
+        (plain(30, sampler=range(1, 30, 2), batch_size=4), float("inf"), 15),
+        (plain(30, sampler=DistributedSamplerWrapper([*range(11)] * 2, 2, 0)), 1, 11),
+        (batched([[0, 2], [4, 6, 2], [8]]), 2, 4),
+        (batched([[0, 2], [4, 6, 2], [8]]), None, 5),
+        (batched(BatchSampler([*range(9), 8], 4, False)), 2, 8),
+        ([plain(30)], 2, 20),
+        ({"a": plain(30, shuffle=True)}, 2, 30),
+        (CombinedLoader([plain(30, sampler=[1, 2, 1])]), 2, 2),
+        (CombinedLoader(plain(30), "max_size"), 2, 20),
     ],
 )
 def test_how_many_examples_a_loader_has(loader, batches, expected):
-    assert data_size(loader, batches) == expected
+    assert data_size(loader, batches) == expected == len(seen_in(loader, batches))
+
+
+def seen_in(loader, batches, epochs=40):
+    """The examples that a loader gives, by brute force."""
+    (loader, _), seen = only_loader(loader), set()
+    for epoch in range(epochs):
+        for part in (loader, getattr(loader, "sampler", None)):
+            getattr(part, "set_epoch", int)(epoch)
+        for inputs, *_ in islice(loader, None if batches == float("inf") else batches):
+            seen |= set(map(tuple, inputs.tolist()))
+    return seen
+
+
+@pytest.mark.parametrize("collect", [list, CombinedLoader], ids=["a list", "combined"])
+def test_one_loader_in_a_collection_is_that_loader(collect):
+    """Also where all batches are gone through, whose layout is that of the collection."""
+
+    class Unpacks(Laplace):
+        def inputs_and_targets(self, batch):
+            ((inputs, targets),) = batch
+            return (inputs,), targets
+
+    found, net = {}, network()
+    for kind, loader in ((Laplace, plain()), (Unpacks, collect([plain()]))):
+        found[kind] = kind(net, prior_std=1.0, structure="diag", optimizer=adam)
+        trainer().fit(found[kind], loader)
+    assert found[Unpacks].num_data == 30
+    assert same(found[Laplace].state_dict(), found[Unpacks].state_dict())
 
 
 LOADERS = {
