@@ -212,8 +212,8 @@ def _announced(network: Network) -> Network:
 class SymmetryCallback(Callback):
     """Finds the network and its symmetries in the first batch, then looks at it after steps.
 
-    What one callback of a run has found, the others take. A network that cannot be traced is
-    reported once and left alone; training goes on. Under several processes only the first one
+    What one callback of a run has found, or why it has not, the others take. A network that cannot
+    be traced is left alone; training goes on. Under several processes only the first one
     looks.
     """
 
@@ -228,6 +228,7 @@ class SymmetryCallback(Callback):
             raise ValueError(f"`batch_norm` must be 'carrier' or 'eval', got {batch_norm!r}.")
         self.module, self.every_n_steps, self.batch_norm = module, every_n_steps, batch_norm
         self.network: Network | None = None
+        self._failure: str | None = None
         self._capture: Capture | None = None
         self._before: Params = {}
         self._step = 0
@@ -249,12 +250,12 @@ class SymmetryCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for a spawned process, which finds the network itself."""
-        return {**self.__dict__, "network": None, "_capture": None, "_seen": None}
+        return {**self.__dict__, **dict.fromkeys(("network", "_failure", "_capture", "_seen"))}
 
     # -------------------------------------------------------- hooks
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
-            self.network = None
+            self.network = self._failure = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if not self._restored and self._seen is not None and self._seen() is not pl_module:
@@ -308,7 +309,7 @@ class SymmetryCallback(Callback):
     ) -> None:
         """Find the network, and begin with its weights before the first step."""
         try:
-            self.network = self._found_by_another(trainer) or find()
+            self.network = self._found_by_another(trainer) or self._found(find)
             self._check(self.network)
         except ValueError as error:
             self._switch_off(str(error))
@@ -317,11 +318,20 @@ class SymmetryCallback(Callback):
         self._capture, self._before = None, {}
 
     def _found_by_another(self, trainer: Any) -> Network | None:
-        """The network that a callback before this one has found by the same arguments."""
+        """What a callback before this one has found by the same arguments, or has failed by."""
         asked = self.module, self.batch_norm
-        others = (c for c in trainer.callbacks if isinstance(c, SymmetryCallback))
-        found = (c.network for c in others if (c.module, c.batch_norm) == asked and c.network)
-        return next(found, None)
+        others = [c for c in trainer.callbacks if isinstance(c, SymmetryCallback)]
+        others = [c for c in others if (c.module, c.batch_norm) == asked]
+        if failures := [c._failure for c in others if c._failure]:
+            raise UnsupportedModel(failures[0])
+        return next((c.network for c in others if c.network), None)
+
+    def _found(self, find: Callable[[], Network]) -> Network:
+        try:
+            return find()
+        except ValueError as error:  # whose frames would keep tensors alive
+            self._failure = str(error)
+            raise
 
     def _watch_called(self, trainer: Any, capture: Capture) -> None:
         """The network is one that the first batch has called."""

@@ -80,6 +80,48 @@ def test_callbacks_of_one_run_find_its_network_once(cls, second, times, monkeypa
     assert len(found) == 2 * times
 
 
+class Branching(torch.nn.Sequential):
+    """Cannot be traced, since what it computes depends on its numbers."""
+
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+class Alone(Plain):
+    def __init__(self, _=None):
+        super().__init__()
+        self.net = Branching(*self.net)
+
+
+class Several(Stacked):
+    def __init__(self, _=None):
+        super().__init__()
+        self.__dict__["template"] = Branching(*self.template)
+
+
+@pytest.mark.parametrize("cls", [Alone, Several])
+def test_callbacks_of_one_run_share_why_they_find_nothing(cls, monkeypatch):
+    """Not one that asks otherwise, which is the negative control, and not another run."""
+    attempts = []
+    monkeypatch.setattr(
+        watching, "discover", lambda *args, **more: attempts.append(1) or discover(*args, **more)
+    )
+
+    def attempts_of(*looks):
+        attempts.clear()
+        with pytest.warns(UserWarning, match="switched off") as said:
+            fit(cls(), *looks)
+        reasons = [str(w.message) for w in said if "switched off" in str(w.message)]
+        assert len(reasons) == len(looks)
+        assert len({reason.partition(":")[2] for reason in reasons}) == 1
+        return len(attempts)
+
+    looks = [PermutationTau(), PermutationTau(every_n_steps=2), MassGap(3)]
+    once = attempts_of(PermutationTau())
+    assert once == attempts_of(*looks) == attempts_of(*looks) > 0
+    assert attempts_of(*looks[:2], MassGap(3, batch_norm="eval")) > once
+
+
 def test_several_networks_side_by_side():
     tau, gap, recorder = PermutationTau(), MassGap(3), Recorder("")
     fit(built(Stacked), tau, gap, recorder)
