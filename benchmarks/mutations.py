@@ -175,6 +175,7 @@ def try_all(faults: list[Fault], options: argparse.Namespace) -> Iterator[tuple[
         ProcessPoolExecutor(options.jobs, context) as pool,
     ):
         run = partial(pool.submit, run_tests, snapshot(Path(folder)))
+        of_faults = [tests_of(f.file, f.folder, options.more) for f in faults]  # as they are now
         tests = [[f"tests/{n}", *map(place, sources(n)), *options.more] for n in folders]
         whole = [run(each, set(), 10 * options.timeout) for each in tests]
         seconds = {}
@@ -184,8 +185,8 @@ def try_all(faults: list[Fault], options: argparse.Namespace) -> Iterator[tuple[
                 sys.exit(f"{failed} fails without a fault, too.\n{job.result()['log']}")
         slow = {test for test, took in seconds.items() if took > SLOW}
         jobs = {
-            run(tests_of(f.file, f.folder, options.more), slow, options.timeout, f): f
-            for f in faults
+            run(tests, slow, options.timeout, f): f
+            for f, tests in zip(faults, of_faults, strict=True)
         }
         try:
             for job in tqdm(as_completed(jobs), "faults", len(jobs)):
