@@ -161,8 +161,8 @@ def data_size(loader: Any, batches: int | float | None = None) -> int:
     sampler = None if is_stream else _sampler_of(loader)
     used = len(dataset)
     if in_order(loader) and batches is not None and batches < math.inf:
-        size = getattr(loader, "batch_size", None)  # a sampler may have it; given batches are rows
-        used = int(batches * (size or getattr(loader.batch_sampler, "batch_size", 1)))
+        sizes: Any = loader if loader.batch_size else loader.batch_sampler
+        used = int(batches * getattr(sizes, "batch_size", 1))  # of batches that are given, one each
     if isinstance(sampler, _GIVEN):
         rows = sampler[:used] if in_order(loader) else sampler
         return len({k for row in rows for k in (row if isinstance(row, Iterable) else [row])})

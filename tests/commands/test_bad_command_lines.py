@@ -149,7 +149,11 @@ CHECKPOINTS = [
     ("predict -c good.yaml --ckpt_path weights.ckpt", "weights.ckpt"),
     ("fit -c good.yaml --ckpt_path folder", "folder"),
     ("validate -c good.yaml --ckpt_path best", "best"),
-    ("validate -c good.yaml --ckpt_path other.ckpt", "other.ckpt does not fit", "other networks"),
+    (
+        "validate -c good.yaml --ckpt_path other.ckpt",
+        "other.ckpt does not fit",
+        "another LightningModule",
+    ),
 ]
 
 
