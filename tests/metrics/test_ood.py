@@ -217,6 +217,10 @@ def test_scores():
     ("call", "message"),
     [
         (lambda s, o: M.auroc(s * torch.nan, o), "`scores` must not be NaN, 120 of them are"),
+        (
+            lambda s, o: M.auroc(s.index_fill(0, torch.tensor([3, 5]), torch.nan), o),
+            "`scores` must not be NaN, 2 of them are",
+        ),
         (lambda s, o: M.auroc(s, o[:-1]), "must have the same shape"),
         (lambda s, o: M.auroc(s, 2 * o.long()), "`is_ood` must be boolean"),
         (lambda s, o: M.aupr(s, o, "in"), "`positive` must be one of ood, id, got 'in'"),
