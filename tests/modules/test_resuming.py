@@ -4,6 +4,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from module_cases import Blobs, made, network, same, trainer
 from runs import Plain, Points
 from torch.utils.data import DataLoader
 
@@ -107,3 +108,45 @@ def test_modules_of_others_are_warned(tmp_path):
     run()
     with pytest.warns(UserWarning, match="in the last batch of an epoch"):
         run(ckpt_path=tmp_path / "it.ckpt")
+
+
+# ------------------------------------------------------------ other modules, other checkpoints
+def from_a_file(folder):
+    """A module that starts from weights in a file."""
+    path = folder / "weights.pt"
+    if not path.exists():
+        torch.manual_seed(1)
+        torch.save(network().state_dict(), path)
+    return made("multi-mfvi", start_from=str(path))
+
+
+KINDS = {"mile": lambda _: made("mile"), "hmc": lambda _: made("hmc"), "from a file": from_a_file}
+
+
+def trained(folder, files, make, stop=None, resumed=None):
+    """A run with two callbacks that write checkpoints, one of which names its newest ``last``."""
+    callbacks = [
+        ModelCheckpoint(folder, every_n_train_steps=1, save_last=True),
+        ModelCheckpoint(folder / "second", filename="{step}-second"),
+        StopsBefore(stop or 999),
+    ]
+    module = make(files)
+    options = {"enable_checkpointing": True, "limit_train_batches": 3, "max_epochs": 4}
+    try:
+        trainer(*callbacks, **options).fit(module, Blobs(), ckpt_path=resumed, weights_only=True)
+    except (KeyboardInterrupt, SystemExit):
+        assert stop
+    return module.state_dict()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_of_two_kinds_of_checkpoints_goes_on(tmp_path, kind):
+    """The negative control is a run that begins anew where it was interrupted."""
+    make = KINDS[kind]
+    whole = trained(tmp_path / "whole", tmp_path, make)
+    parts = tmp_path / "parts"
+    for stop, resumed in ((5, None), (8, "last"), (None, "last")):
+        again = trained(parts, tmp_path, make, stop, resumed)
+    cut = trained(tmp_path / "cut", tmp_path, make, 8)
+    assert same(whole, again)
+    assert not same(whole, cut)
