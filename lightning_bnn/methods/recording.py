@@ -68,6 +68,8 @@ class Recorded:
                 self._results = self._compute()
         except RuntimeError as error:
             self._possible = False
+            generator = torch.cuda.default_generators[device.index or 0]
+            generator.graphsafe_set_state(generator.clone_state())  # it still waits for the graph
             _log.info("Gradients are computed kernel by kernel: %s", str(error).splitlines()[0])
         else:
             self._graph = graph
