@@ -11,6 +11,7 @@ import argparse
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -146,7 +147,7 @@ def to_pages(folder):
     parts = [contents.pop(name) for name in sorted(contents) if "populations" in name]
     if parts:
         rows = [row for part in parts for row in part["rows"]]
-        command = "python benchmarks/gpu_populations.py --device cuda"
+        command = re.sub(r" --case \d", "", parts[0]["command"])
         contents["gpu_populations"] = {**parts[0], "command": command, "rows": rows}
     for name, content in contents.items():
         write(FILES / f"{name}.json", content)
