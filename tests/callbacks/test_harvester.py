@@ -335,6 +335,10 @@ def test_a_disk_that_is_too_small(tmp_path, monkeypatch):
     trainer = fit(built(Plain), CheckpointHarvester(tmp_path, every_n_steps=1, limit=2))
     assert trainer.global_step == 12
     assert len(reading(tmp_path)) == 2
+    free.free = 1500  # enough for the three that are missing, too little for five
+    with pytest.warns(UserWarning, match="has 2 networks of another run"):
+        fit(built(Plain), CheckpointHarvester(tmp_path, every_n_steps=1, limit=5))
+    assert len(reading(tmp_path)) == 5
 
 
 def test_a_lost_bank_is_reported(tmp_path):

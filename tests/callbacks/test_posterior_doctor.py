@@ -50,6 +50,17 @@ def test_modules_of_every_kind_are_examined(kind, tmp_path):
     assert doctor.seconds > 0
 
 
+def test_curves_of_samplers_are_means_over_chains(tmp_path):
+    """Of one epoch, after which the sampler is as it was seen."""
+    torch.manual_seed(0)
+    doctor, module = PosteriorDoctor(), MODULES["hmc"](network())
+    run = trainer(doctor, max_epochs=3, default_root_dir=tmp_path)
+    run.fit(module, Blobs())
+    acceptance = run.optimizers[0].acceptance
+    assert acceptance.shape == (2,)
+    assert doctor.curves["acceptance"][-1] == pytest.approx(float(acceptance.double().mean()))
+
+
 def test_a_module_of_the_user_is_seen_as_one_network(tmp_path):
     data = L.LightningDataModule.from_datasets(Points(200), Points(100), batch_size=20)
     doctor = looked(Plain(), tmp_path, data)
