@@ -171,7 +171,7 @@ def acted(device):
 
 
 def acted_on(net, x):
-    net = net.double().eval()
+    net, x = net.double().eval(), x.double() if x.is_floating_point() else x
     sym, params = S.discover(net, x), P.of(net)
     one, two = (random_element(params, sym, _generator(k), mixing=True) for k in (0, 1))
     canonical = S.canonicalise(one, sym)
@@ -182,6 +182,8 @@ def acted_on(net, x):
         "canonical": S.mass(canonical, sym) if sym.linear else canonical,  # up to rotations
         "norms": torch.tensor(list(S.fingerprint(one, sym).norms.values())),
         "average": S.average(P.stack([one, two]), sym),
+        "function": net(x) - torch.func.functional_call(net, one, (x,)),
+        "rest": torch.tensor(S.difference(one, params, sym, nulls=2).rest),
     }
 
 

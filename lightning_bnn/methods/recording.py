@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -59,17 +61,41 @@ class Recorded:
         device = self._reads[0].device
         side, here = torch.cuda.Stream(device), torch.cuda.current_stream(device)
         side.wait_stream(here)
-        with torch.cuda.stream(side):  # libraries set themselves up for this stream
-            self._compute()
-        here.wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        try:  # threads that load data may go on
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-                self._results = self._compute()
+        try:
+            with torch.cuda.stream(side), _without_waiting():  # which no graph can do
+                self._compute()
+            self._graph, self._results = _recorded(self._compute, side)
         except RuntimeError as error:
             self._possible = False
-            generator = torch.cuda.default_generators[device.index or 0]
-            generator.graphsafe_set_state(generator.clone_state())  # it still waits for the graph
             _log.info("Gradients are computed kernel by kernel: %s", str(error).splitlines()[0])
-        else:
-            self._graph = graph
+        here.wait_stream(side)
+
+
+def _recorded(
+    compute: Callable[[], list[Tensor]], stream: torch.cuda.Stream
+) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+    """A graph of what is computed, and where it writes its results."""
+    graph, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[stream.device.index]
+    state = generator.get_state()
+    try:  # threads that load data may go on
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            results = compute()
+    except RuntimeError:  # it would be in the middle of this graph forever
+        fresh = torch.Generator(stream.device)
+        fresh.set_state(state)
+        generator.graphsafe_set_state(fresh.graphsafe_get_state())
+        raise
+    return graph, results
+
+
+@contextmanager
+def _without_waiting() -> Iterator[None]:
+    """Raise an error where Python waits for the device."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it does not see all there is
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

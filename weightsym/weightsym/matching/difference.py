@@ -15,6 +15,7 @@ from weightsym.actions import multiply, permute_some
 from weightsym.arguments import check_count
 from weightsym.canonical import balanced_together
 from weightsym.composition import compose
+from weightsym.devices import precise, widest
 from weightsym.elements import identity, random_permutations
 from weightsym.fingerprint import at_least_mass
 from weightsym.groups import LinearGroup, PermutationGroup, SignGroup, Symmetries
@@ -517,11 +518,12 @@ def _gain(sym: Symmetries, group: SignGroup) -> Placement | None:
 
 def _similarity(params: Params, reference: Params, sym: Symmetries, group: SignGroup) -> Tensor:
     """Inner products of units with those of a reference, over all weights that they flip."""
-    total = torch.zeros(group.units, dtype=torch.float64)
+    device = next(iter(params.values())).device
+    total = torch.zeros(group.units, dtype=widest(device), device=device)
     for placement in group.placements:
         name = sym.axes[placement.axis].tensor
         if is_weight(name, params[name]) and placement.exponent % 2:
-            rows = (unit_rows(p, sym, placement).double() for p in (params, reference))
+            rows = (precise(unit_rows(p, sym, placement)) for p in (params, reference))
             total = total + (next(rows) * next(rows)).sum(-1)
     return total
 
