@@ -43,7 +43,7 @@ def traces(folder, kind, *networks):
         callbacks=[kind(module=name, **KINDS[kind]) for name in networks],
         default_root_dir=folder,
     )  # fmt: skip
-    run.fit(Pair(), DataLoader(TensorDataset(torch.randn(60, 4), torch.arange(60) % 2), 20))
+    run.fit(Pair(), DataLoader(TensorDataset(torch.randn(60, 4), torch.arange(60) % 2), 60))
     run.save_checkpoint(folder / "run.ckpt")
     states = torch.load(folder / "run.ckpt", weights_only=False)["callbacks"]
     (events,) = folder.glob("events*")
