@@ -135,7 +135,7 @@ def _without_private_bases(module: griffe.Object) -> None:
 def _take_over(cls: griffe.Class) -> None:
     """Replace private bases by theirs, and their public members by members of the class."""
     for base in [*cls.resolved_bases]:
-        if not base.name.startswith("_") or base.is_alias:
+        if not base.name.startswith("_") or base.is_alias or not base.is_class:
             continue
         _take_over(base)
         kept = [b for b in cls.bases if str(b).rpartition(".")[2].partition("[")[0] != base.name]

@@ -129,7 +129,7 @@ for name, (norm, *counts) in NORMS.items():
         lambda s, x: s.c(torch.relu(s.h(torch.relu(s.a(x)))))
     )
 CONVOLUTIONS = (
-    (parametrizations.weight_norm, 1, "4 5", 10, 5),
+    (parametrizations.weight_norm, 1, "4 5", 11, 5),
     (parametrizations.weight_norm, 4, "4", 12, 4),
     (parametrizations.spectral_norm, 1, "4 5", 0, 0),
 )
