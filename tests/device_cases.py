@@ -121,13 +121,18 @@ def images(device):
     return module.state_dict()
 
 
-def symmetries(device):
-    """Every way to act on a stack, in one tree."""
+def populated(members, device):
+    """A network, its symmetries, a stack of such networks there, and the first two of them."""
     torch.manual_seed(0)
     net = mlp(6, [8, 5], 3)
-    stack = moved(P.populate(net, 4, torch.Generator().manual_seed(0)), device)
-    sym = S.discover(net, torch.randn(2, 6))
-    one, two = ({k: v[i] for k, v in stack.items()} for i in (0, 1))
+    stack = moved(P.populate(net, members, torch.Generator().manual_seed(0)), device)
+    pair = ({k: v[i] for k, v in stack.items()} for i in (0, 1))
+    return net, S.discover(net, torch.randn(2, 6)), stack, *pair
+
+
+def symmetries(device):
+    """Every way to act on a stack, in one tree."""
+    net, sym, stack, one, two = populated(4, device)
     draw = torch.Generator().manual_seed(1)
     return {
         "canonical": S.canonicalise(stack, sym),
@@ -145,11 +150,7 @@ def symmetries(device):
 
 def matching(device):
     """Permutations by data, and a network on a line that is repaired."""
-    torch.manual_seed(0)
-    net = mlp(6, [8, 5], 3)
-    stack = moved(P.populate(net, 2, torch.Generator().manual_seed(0)), device)
-    sym = S.discover(net, torch.randn(2, 6))
-    a, b = ({k: v[i] for k, v in stack.items()} for i in (0, 1))
+    net, sym, _, a, b = populated(2, device)
     batches = moved([(torch.randn(9, 6), torch.randint(3, (9,))) for _ in range(3)], device)
     net = copy.deepcopy(net).to(device)
     data = {"model": net, "batches": batches, "loss": torch.nn.functional.cross_entropy}

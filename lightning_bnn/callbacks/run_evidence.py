@@ -156,19 +156,18 @@ def _read_as_one_tensor(network: nn.Module, seen: Seen) -> tuple[nn.Module, int 
     if not usual:
         raise ValueError("the network's outputs are not (batch, numbers)")
     for part in usual:
-        fitting = {n: _likelihood(outputs[part], t) for n, t in seen.targets.items()}
-        names = [name for name, likelihood in fitting.items() if likelihood is not None]
-        unclear = [str(n) for n in names if not (_is_place(n) or is_named_as_targets(n))]
-        if len(names) == len(unclear) > 1:
+        chosen = ((n, _likelihood(outputs[part], t)) for n, t in seen.targets.items())
+        fitting = [(name, likelihood) for name, likelihood in chosen if likelihood is not None]
+        unclear = [str(n) for n, _ in fitting if not (_is_place(n) or is_named_as_targets(n))]
+        if len(fitting) == len(unclear) > 1:
             raise ValueError(
                 f"tensors of a batch that may be the targets are {', '.join(unclear)}: call one of "
                 "them labels or targets"
             )
-        if names:
+        if fitting:
+            name, likelihood = fitting[0]
             network.forward = partial(_part, call, part)
-            likelihood = fitting[names[0]]
-            assert likelihood is not None
-            return likelihood, names[0]
+            return likelihood, name
     raise ValueError("targets are neither class indices nor numbers in the shape of the outputs")
 
 

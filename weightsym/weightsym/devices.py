@@ -138,8 +138,7 @@ def at_least_single(tensor: Tensor) -> Tensor:
 
 def free_memory(device: torch.device) -> int:
     """Bytes that a device can still hold, 0 if it does not say."""
-    ask = getattr(torch.get_device_module(device), "mem_get_info", None)
-    return 0 if ask is None else int(ask(device)[0])
+    return _free_and_whole_memory(device)[0]
 
 
 def check_memory(size: int | float, device: torch.device, what: str, instead: str) -> None:
@@ -155,20 +154,24 @@ def check_memory(size: int | float, device: torch.device, what: str, instead: st
     Traceback (most recent call last):
     ValueError: A matrix takes 1000000 TB of memory, and cpu has ... GB: take a smaller one.
     """
-    memory = _memory(device)
+    memory = _whole_memory(device)
     if 0 < memory < size:
         takes = f"{size / 1e9:.0f} GB" if size < 1e13 else f"{size / 1e12:.0f} TB"
         has = f"{memory / 1e9:.0f} GB"
         raise ValueError(f"{what} takes {takes} of memory, and {device} has {has}: {instead}.")
 
 
-def _memory(device: torch.device) -> int:
+def _whole_memory(device: torch.device) -> int:
     """Bytes of a device, 0 if nobody says."""
-    if device.type == "cpu":
-        known = {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(getattr(os, "sysconf_names", ()))
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else 0
+    if device.type != "cpu":
+        return _free_and_whole_memory(device)[1]
+    known = {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(getattr(os, "sysconf_names", ()))
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else 0
+
+
+def _free_and_whole_memory(device: torch.device) -> tuple[int, int]:
     ask = getattr(torch.get_device_module(device), "mem_get_info", None)
-    return 0 if ask is None else int(ask(device)[1])
+    return (0, 0) if ask is None else ask(device)
 
 
 def current_stream(device: torch.device) -> Any:
