@@ -137,3 +137,27 @@ def test_explain_says_what_only_training_does(capsys):
 def test_explain_refuses_a_tensor_that_is_not_there():
     with pytest.raises(ValueError, match=r"tensor 'wieght', but on \['bias', 'weight'\]"):
         discover(nn.Linear(3, 4), torch.randn(5, 3), explain="wieght")
+
+
+class Standardised(nn.Conv2d):
+    """A convolution whose filters have mean 0 and variance 1."""
+
+    def forward(self, x):
+        variance, mean = torch.var_mean(self.weight, (1, 2, 3), keepdim=True)
+        return self._conv_forward(x, (self.weight - mean) / variance.sqrt(), self.bias)
+
+
+def test_groups_of_wide_standardised_filters_are_exchanged():
+    """Such an exchange moves thousands of weights, which have no label of their own."""
+    layers = [
+        layer
+        for width in (3, 32, 32)
+        for layer in (Standardised(width, 32, 3), nn.GroupNorm(8, 32), nn.ReLU())
+    ]
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 2))
+    sym = discover(net, torch.randn(2, 3, 8, 8))
+    assert (
+        sorted((g.kind, g.units) for g in sym.permutations if g.kind == "block")
+        == [("block", 8)] * 3
+    )
+    assert sum(g.units == 4 for g in sym.permutations) == 3 * 8
