@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ class Entry:
         settings: its arguments; a number with a percent sign is a share of the epochs.
         batch: examples in a batch, as a share of the data.
         gradients_per_epoch: of one member.
-        per_reference: other settings for some references, by their names.
+        candidates: rows that may take its place, each by what it changes: fields of this row.
     """
 
     title: str
@@ -38,32 +38,42 @@ class Entry:
     settings: Mapping[str, Any] = field(default_factory=dict)
     batch: str | int = "100%"
     gradients_per_epoch: int = 1
-    per_reference: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    candidates: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def read(cls, path: Path) -> Entry:
-        """One row from its YAML file."""
+        """Read one row, with its candidates, from its YAML file."""
         title = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
         try:
             entry = cls(title, **read_settings(path))
+            if not all(isinstance(x, dict) for x in [entry.settings, *entry.candidates]):
+                raise ValueError(f"`settings` and each of `candidates` of {path} must be groups.")
+            entries = entry.alternatives()
         except TypeError as error:
-            raise ValueError(f"{path} is no row of the leaderboard: {error}.") from None
-        groups = [entry.settings, entry.per_reference]
-        if not all(isinstance(group, dict) for group in groups):
-            raise ValueError(f"`settings` and `per_reference` of {path} must be groups.")
+            raise ValueError(f"{path} is not a row of the leaderboard: {error}.") from None
+        for each in entries:
+            each._check(path)
+        return entry
+
+    def _check(self, path: Path) -> None:
+        members = self.settings.get("members", 1)
         checks: dict[str, tuple[Any, bool]] = {
-            "method": (entry.method, isinstance(entry.method, str)),
-            "batch": (entry.batch, bool(_SHARE.fullmatch(str(entry.batch)))),
-            "gradients_per_epoch": (
-                entry.gradients_per_epoch,
-                _is_count(entry.gradients_per_epoch),
-            ),
-            "members": (m := entry.settings.get("members", 1), _is_count(m)),
+            "method": (self.method, isinstance(self.method, str)),
+            "batch": (self.batch, bool(_SHARE.fullmatch(str(self.batch)))),
+            "gradients_per_epoch": (self.gradients_per_epoch, _is_count(self.gradients_per_epoch)),
+            "members": (members, _is_count(members)),
         }
         for name, (value, holds) in checks.items():
             if not holds:
                 raise ValueError(f"`{name}` of {path} cannot be {value!r}.")
-        return entry
+
+    def alternatives(self) -> list[Entry]:
+        """The row itself, and then its candidates as rows."""
+        alike = {"title": self.title, "candidates": ()}
+        return [
+            Entry(**{**_merged(asdict(self), changes), **alike})
+            for changes in ({}, *self.candidates)
+        ]
 
     def epochs(self, budget: int) -> int:
         """Compute the number of epochs that cost the budget, with all members.
@@ -74,17 +84,10 @@ class Entry:
         members = self.settings.get("members", 1)
         return max(1, round(budget / (members * self.gradients_per_epoch)))
 
-    def settings_for(self, name: str) -> dict[str, Any]:
-        """The settings for a reference, by its name."""
-        return _merged(self.settings, self.per_reference.get(name, {}))
-
-    def configuration(
-        self, name: str, reference: Mapping[str, Any], budget: int, examples: int
-    ) -> str:
+    def configuration(self, reference: Mapping[str, Any], budget: int, examples: int) -> str:
         """Return a configuration for `fit` with the network, prior and data of the reference.
 
         Args:
-            name: of the reference.
             reference: its settings.
             budget: gradients of one network for all the data, of all members together.
             examples: training examples.
@@ -96,7 +99,7 @@ class Entry:
         batch = max(_LEAST_BATCH, round(_of(str(self.batch), examples)))
         data["init_args"] = {**data.get("init_args", {}), "batch_size": min(batch, examples)}
         trainer = {"max_epochs": epochs, "limit_val_batches": 0, "enable_model_summary": False}
-        arguments = {**shared, "seed": 1, **_in_epochs(self.settings_for(name), epochs)}
+        arguments = {**shared, "seed": 1, **_in_epochs(self.settings, epochs)}
         settings = {
             "seed_everything": 1,
             "model": {"class_path": self.method, "init_args": arguments},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +33,14 @@ from weightsym.settings_files import read_settings
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Outcome", "board_table", "leaderboard", "rank_correlation"]
+__all__ = ["Outcome", "board_table", "closest", "leaderboard", "rank_correlation"]
 
 _SHOWN = ("acc", "rmse", "nll", "crps", "ece", "cover90")
 _QUALITIES = ("acc", "rmse", "nll", "crps", "ece", "brier")
 """Numbers of the test."""
 _HIGH_IS_GOOD = ("acc",)
+_TUNING = 100
+"""The first of the seeds by which settings are chosen."""
 _NOTE = (
     "Mean and standard deviation over the seeds that did not fail. Laws: MMD² x 100 between the "
     "networks of a method and draws of the posterior, by what they predict, without symmetries "
@@ -58,10 +60,12 @@ class Outcome:
     Attributes:
         numbers: with every seed that did not fail.
         failures: the others, and why.
+        choice: the place of its settings among the candidates of its row.
     """
 
     numbers: list[Mapping[str, float]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    choice: int = 0
 
     def over_seeds(self) -> dict[str, Measured]:
         """Every number that all seeds have, or none without any seed."""
@@ -86,6 +90,7 @@ class _Plan:
     seeds: int
     samples: int
     folder: Path
+    tuning: int = 0
 
 
 def leaderboard(
@@ -94,21 +99,26 @@ def leaderboard(
     methods: list[str] | None = None,
     rows: str | None = None,
     seeds: int = 3,
+    tuning: int = 2,
     samples: int = 50,
     out: str = "studies/leaderboard",
 ) -> None:
     """Train every method with equal numbers of gradients, and score it against the references.
 
-    A row is a YAML file with a method and its settings. The rows of the package lie in
-    lightning_bnn/references/rows; to add one, nothing else is needed. If the command is
-    interrupted, the next call continues where it stopped.
+    A row is a YAML file with a method, its settings, and candidates for other settings. The rows of
+    the package lie in lightning_bnn/references/rows; to add one, nothing else is needed. For every
+    reference and budget, a method takes the settings whose networks are closest to the reference as
+    functions in the mean of other seeds than those that are scored; settings that fail for one of
+    these seeds are out. If the command is interrupted, the next call continues where it stopped.
 
     Args:
         references: names of references; by default all that are gold.
         budgets: numbers of gradients: those of one network for all the data, summed over members.
         methods: names of rows; by default all.
         rows: folder with your own rows; by default those of the package.
-        seeds: number of runs of every method.
+        seeds: number of runs of every method that are scored.
+        tuning: number of other runs of every candidate, by which settings are chosen; with 0 each
+            method takes the settings of its row.
         samples: number of networks drawn from every mode.
         out: folder for the results.
     """
@@ -125,34 +135,77 @@ def leaderboard(
         raise ValueError(f"No reference is gold: name some as `--references`, of {available}.")
     chosen = {name: entries[name] for name in methods or entries}
     folder = results_folder(out, "leaderboard")
-    plan = _Plan(chosen, seeds, samples, folder)
+    if tuning < 0:
+        raise ValueError(f"`tuning` must not be negative, got {tuning}.")
+    plan = _Plan(chosen, seeds, samples, folder, tuning)
     with one_thread():
         boards = {(name, b): _board(name, b, plan) for name in names for b in budgets}
     publish(_findings(boards, plan), folder)
 
 
 def _board(name: str, budget: int, plan: _Plan) -> Board:
-    """Train and score all methods beside one reference, for one budget."""
+    """Choose the settings of all methods beside one reference, train and score them."""
+    rows = {key: entry.alternatives() for key, entry in plan.entries.items()}
+    choices = dict.fromkeys(rows, 0)
+    if plan.tuning:
+        tried = {
+            f"{key}-{k}": replace(entry, title=f"{key}-{k}")
+            for key, entries in rows.items()
+            for k, entry in enumerate(entries)
+            if len(entries) > 1
+        }
+        seeds = range(_TUNING, _TUNING + plan.tuning)
+        outcomes = _outcomes(name, budget, plan, tried, seeds) if tried else {}
+        for key, entries in rows.items():
+            of_row = [outcomes.get(f"{key}-{k}", Outcome()) for k in range(len(entries))]
+            choices[key] = closest(of_row)
+    chosen = {key: entries[choices[key]] for key, entries in rows.items()}
+    board = _outcomes(name, budget, plan, chosen, range(plan.seeds))
+    return {
+        chosen[key].title: replace(outcome, choice=choices[key]) for key, outcome in board.items()
+    }
+
+
+def closest(outcomes: Sequence[Outcome]) -> int:
+    """The index of the outcome whose mean distance is least; those with failures are out.
+
+    Args:
+        outcomes: of the candidates of one row; the first is taken if all have failed.
+
+    >>> closest([Outcome([{"f_law": 0.2}]), Outcome([{"f_law": 0.1}]), Outcome([], ["diverged"])])
+    1
+    """
+    distances = [
+        math.inf if outcome.failures else _distance(outcome.over_seeds()) for outcome in outcomes
+    ]
+    return distances.index(min(distances))
+
+
+def _outcomes(
+    name: str, budget: int, plan: _Plan, entries: Mapping[str, Entry], seeds: Sequence[int]
+) -> dict[str, Outcome]:
+    """Train and score rows with several seeds, one after the other."""
     settings = read_settings(reference_folder(name) / "config.yaml")
     data: Any = read_reference(name)[1].source
-    board = {entry.title: Outcome() for entry in plan.entries.values()}
-    for seed in range(plan.seeds):
+    outcomes = {key: Outcome() for key in entries}
+    keys = {entry.title: key for key, entry in entries.items()}
+    for seed in seeds:
         jobs = []
-        for key, entry in plan.entries.items():
-            text = entry.configuration(name, settings, budget, data.num_data)
+        for key, entry in entries.items():
+            text = entry.configuration(settings, budget, data.num_data)
             jobs.append(reseeded(Job(key, key, {}, [TrainingCost()], text), seed))
         folder = f"{name}-{budget}-{seed}"
         runs = run_jobs(jobs, plan.folder / "runs" / folder)
-        by_title = {plan.entries[key].title: run for key, run in runs.items()}
-        places = {title: str(run.folder) for title, run in by_title.items()}
+        places = {title: str(runs[key].folder) for title, key in keys.items()}
         scores, options = plan.folder / "scores" / folder, options_for(plan.samples, seed)
         comparison = scored(name, places, scores, options)
         for title, numbers in numbers_by_method(comparison).items():
             values = {name: number.value for name, number in numbers.items()}
-            board[title].numbers.append({**values, **cost_of(by_title[title].place)})
+            cost = cost_of(runs[keys[title]].place)
+            outcomes[keys[title]].numbers.append({**values, **cost})
         for title, reason in comparison.failures().items():
-            board[title].failures.append(f"seed {seed}: {reason}")
-    return board
+            outcomes[keys[title]].failures.append(f"seed {seed}: {reason}")
+    return outcomes
 
 
 def _findings(boards: Boards, plan: _Plan) -> Findings:
@@ -163,6 +216,8 @@ def _findings(boards: Boards, plan: _Plan) -> Findings:
         for (name, budget), board in boards.items()
     }
     figures = {}
+    if plan.tuning:
+        tables["settings"] = _settings_table(boards, plan)
     if gold:
         tables["correlations"] = _correlations(gold)
         figures = {"laws": _laws_figure(gold), "quality": _quality_figure(gold)}
@@ -173,7 +228,7 @@ def _findings(boards: Boards, plan: _Plan) -> Findings:
         for reason in outcome.failures
     ]
     title = "Which method is closest to the posterior, for the same number of gradients?"
-    settings = {"seeds": plan.seeds, "samples": plan.samples}
+    settings = {"seeds": plan.seeds, "tuning": plan.tuning, "samples": plan.samples}
     return Findings("leaderboard", title, tables, figures, notes, settings)
 
 
@@ -189,11 +244,9 @@ def board_table(name: str, budget: int, board: Board, gold: bool) -> Table:
     """
     numbers = {title: outcome.over_seeds() for title, outcome in board.items()}
 
-    def distance(title: str) -> float:
-        laws = [numbers[title][law].value for law in LAWS if law in numbers[title]]
-        return laws[0] if laws else math.inf
-
-    order = sorted(numbers, key=distance) if gold else list(numbers)
+    order = list(numbers)
+    if gold:
+        order.sort(key=lambda title: _distance(numbers[title]))
     failed: dict[str, Cell] = {
         title: f"{len(scores.failures)} of {len(scores.failures) + len(scores.numbers)}"
         for title, scores in board.items()
@@ -202,6 +255,35 @@ def board_table(name: str, budget: int, board: Board, gold: bool) -> Table:
     note = f"{_NOTE} Sorted by function law." if gold else _NOTE
     rows = {title: numbers[title] for title in order}
     return scores_table(title, rows, _SHOWN, note, {"failed": failed})
+
+
+def _distance(numbers: Mapping[str, Measured]) -> float:
+    """The distance to the reference by functions, or by weights if there is no other."""
+    laws = [numbers[law].value for law in LAWS if law in numbers]
+    return laws[0] if laws and not math.isnan(laws[0]) else math.inf
+
+
+def _settings_table(boards: Boards, plan: _Plan) -> Table:
+    """The settings that methods took, by what they change in the row."""
+    rows: list[list[Cell]] = []
+    for (name, budget), board in boards.items():
+        for entry in plan.entries.values():
+            choice = board[entry.title].choice
+            changes = entry.candidates[choice - 1] if choice else "as in its row"
+            text = changes if isinstance(changes, str) else _in_one_line(changes)
+            rows.append([f"{name}, {budget}", entry.title, len(entry.candidates) + 1, text])
+    title = f"Settings chosen by {plan.tuning} other seeds"
+    return Table(title, ["posterior, gradients", "method", "candidates", "chosen"], rows)
+
+
+def _in_one_line(changes: Mapping[str, Any], prefix: str = "") -> str:
+    """Name settings by their dotted names."""
+    return ", ".join(
+        _in_one_line(value, f"{prefix}{name}.")
+        if isinstance(value, Mapping)
+        else f"{prefix}{name} {value}"
+        for name, value in changes.items()
+    )
 
 
 def _correlations(boards: Boards) -> Table:

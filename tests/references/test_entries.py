@@ -13,7 +13,7 @@ REFERENCE = {
 
 def test_a_budget_is_shared_by_the_members_and_shares_become_epochs():
     entry = Entry("X", "SWAG", {"members": 5, "start": "50%", "optimizer": {"T": "10%"}}, "25%")
-    settings = yaml.safe_load(entry.configuration("digits", REFERENCE, 1000, 1078))
+    settings = yaml.safe_load(entry.configuration(REFERENCE, 1000, 1078))
     assert settings["trainer"]["max_epochs"] == 200
     assert settings["model"]["init_args"]["start"] == 100
     assert settings["model"]["init_args"]["optimizer"] == {"T": 20}
@@ -21,19 +21,20 @@ def test_a_budget_is_shared_by_the_members_and_shares_become_epochs():
 
 
 def test_network_and_prior_are_those_of_the_reference_and_nothing_else():
-    settings = yaml.safe_load(Entry("X", "MFVI").configuration("digits", REFERENCE, 10, 40))
+    settings = yaml.safe_load(Entry("X", "MFVI").configuration(REFERENCE, 10, 40))
     arguments = settings["model"]["init_args"]
     assert arguments == {"network": {"class_path": "net"}, "prior_std": 0.5, "seed": 1}
     assert settings["data"]["init_args"]["batch_size"] == 40
 
 
-def test_a_reference_may_have_settings_of_its_own():
+def test_candidates_change_what_they_name_and_nothing_else():
     given = {"optimizer": {"class_path": "SGD", "init_args": {"lr": 0.1, "momentum": 0.9}}}
-    other = {"optimizer": {"init_args": {"lr": 0.01}}}
-    entry = Entry("X", "SWAG", given, per_reference={"sine": other})
-    assert entry.settings_for("digits") == given
+    other = {"settings": {"optimizer": {"init_args": {"lr": 0.01}}}, "gradients_per_epoch": 9}
+    row, candidate = Entry("X", "SWAG", given, "25%", candidates=[other]).alternatives()
+    assert row == Entry("X", "SWAG", given, "25%")
     chosen = {"lr": 0.01, "momentum": 0.9}
-    assert entry.settings_for("sine") == {"optimizer": {"class_path": "SGD", "init_args": chosen}}
+    settings = {"optimizer": {"class_path": "SGD", "init_args": chosen}}
+    assert candidate == Entry("X", "SWAG", settings, "25%", 9)
 
 
 def test_samplers_pay_for_every_step_of_a_transition():
@@ -41,16 +42,19 @@ def test_samplers_pay_for_every_step_of_a_transition():
     assert entry.epochs(12_400) == 100
 
 
-@pytest.mark.parametrize("name", sorted(read_entries()))
-def test_every_row_of_the_package_is_a_module_with_arguments_that_it_takes(name):
+@pytest.mark.parametrize(
+    ("name", "candidate"),
+    [(name, k) for name, row in read_entries().items() for k in range(len(row.alternatives()))],
+)
+def test_every_row_of_the_package_is_a_module_with_arguments_that_it_takes(name, candidate):
     from jsonargparse import ArgumentParser
 
     from lightning_bnn import modules
 
-    entry = read_entries()[name]
+    entry = read_entries()[name].alternatives()[candidate]
     given = {"network": {"class_path": "lightning_bnn.models.mlp",
                          "init_args": {"inputs": 64, "hidden": [3], "outputs": 10}}}  # fmt: skip
-    text = entry.configuration("digits", {**REFERENCE, "model": {"init_args": given}}, 1000, 1078)
+    text = entry.configuration({**REFERENCE, "model": {"init_args": given}}, 1000, 1078)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(getattr(modules, entry.method), "model")
     parser.parse_object({"model": yaml.safe_load(text)["model"]})
@@ -69,8 +73,11 @@ def test_every_row_of_the_package_is_a_module_with_arguments_that_it_takes(name)
         ("# A\nmethod: A\nsettings: {members: 0}\n", "`members` of .* cannot be 0"),
         ("# A\nmethod: A\nsettings: {members: x}\n", "`members` of .* cannot be 'x'"),
         ("# A\nmethod: A\ngradients_per_epoch: 0\n", "cannot be 0"),
-        ("# A\nmethod: A\nper_reference: 3\n", "must be groups"),
-        ("# A\n1: A\nmethod: A\n", "is no row"),
+        ("# A\nmethod: A\ncandidates: 3\n", "is not a row"),
+        ("# A\nmethod: A\ncandidates: [3]\n", "must be groups"),
+        ("# A\nmethod: A\ncandidates: [{rate: 3}]\n", "unexpected .* 'rate'"),
+        ("# A\nmethod: A\ncandidates: [{settings: {members: 0}}]\n", "`members` of .* be 0"),
+        ("# A\n1: A\nmethod: A\n", "is not a row"),
     ],
 )
 def test_what_is_no_row_is_refused(tmp_path, text, message):
@@ -78,11 +85,6 @@ def test_what_is_no_row_is_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         Entry.read(path)
-
-
-def test_a_reference_may_have_settings_that_others_have_not():
-    entry = Entry("X", "SWAG", {"a": 1}, per_reference={"sine": {"b": {"c": 2}, "a": {"d": 3}}})
-    assert entry.settings_for("sine") == {"a": {"d": 3}, "b": {"c": 2}}
 
 
 @pytest.mark.bad_input

@@ -8,7 +8,7 @@ from small_runs import numbers, results
 
 from lightning_bnn.cli import main
 from lightning_bnn.studies import leaderboard
-from lightning_bnn.studies.leaderboard import Outcome, board_table, rank_correlation
+from lightning_bnn.studies.leaderboard import Outcome, board_table, closest, rank_correlation
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NEAR, FAR = {"f_law": 0.1, "nll": 2.0, "acc": 0.5}, {"f_law": 0.2, "nll": 1.0, "acc": 0.6}
@@ -87,6 +87,34 @@ def test_no_gold_reference_at_all_is_refused_in_one_sentence(monkeypatch, tmp_pa
         "No reference is gold: name some as `--references`, of airfoil, concrete"
         in capsys.readouterr().err
     )
+
+
+def test_settings_are_chosen_by_the_mean_distance_and_never_with_a_failure():
+    near, far, lucky = ([{"f_law": d} for d in ds] for ds in ((0.2, 0.3), (0.4, 0.5), (0.1, 0.9)))
+    assert closest([Outcome(far), Outcome(near), Outcome(lucky)]) == 1
+    assert closest([Outcome(far), Outcome(near, ["seed 100: no memory."])]) == 0
+    assert closest([Outcome([], ["diverged"]), Outcome([], ["diverged"])]) == 0
+    assert closest([Outcome([{"f_law": math.nan}]), Outcome(far)]) == 1
+
+
+@pytest.mark.e2e
+def test_a_row_is_scored_with_the_settings_that_other_seeds_choose(tmp_path):
+    """A rate that diverges loses against one that does not, wherever it stands in the row."""
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    sampler = "optimizer: {class_path: lightning_bnn.samplers.SGHMC, init_args: {lr: %s}}"
+    (rows / "a.yaml").write_text(
+        "# A\nmethod: SGHMC\nsettings:\n  members: 2\n  " + sampler % "1.0e+6" + "\n"
+        "candidates:\n  - settings: {optimizer: {init_args: {lr: 0.01}}}\n"
+    )
+    common = ["leaderboard", "--references", "[two_gaussians]", "--rows", str(rows), "--samples",
+              "4", "--seeds", "1", "--budgets", "[40]"]  # fmt: skip
+    main([*common, "--tuning", "1", "--out", str(tmp_path / "tuned")])
+    (row,) = numbers(tmp_path / "tuned", "settings")
+    assert row["chosen"] == "settings.optimizer.init_args.lr 0.01"
+    assert numbers(tmp_path / "tuned", "two_gaussians-40")[0]["failed"] == "0 of 1"
+    main([*common, "--tuning", "0", "--out", str(tmp_path / "plain")])
+    assert numbers(tmp_path / "plain", "two_gaussians-40")[0]["failed"] == "1 of 1"
 
 
 @pytest.mark.e2e
