@@ -15,6 +15,7 @@ from lightning_bnn.callbacks.figure_logging import log_folder, log_panels
 from weightsym import Symmetries, canonicalise, discover
 from weightsym import params as P
 from weightsym.arguments import check_count
+from weightsym.devices import where_precise
 from weightsym.params import Params
 
 __all__ = ["ChainDiagnostics"]
@@ -136,6 +137,7 @@ class ChainDiagnostics(Callback):
         outputs = P.apply(template.eval(), networks, *inputs)
         template.train(training)
         is_categorical = isinstance(pl_module.likelihood, Categorical)
+        outputs = where_precise(outputs).double()  # in float32 sure predictions are all 1
         return outputs.softmax(-1) if is_categorical else outputs
 
     def _weights(self, pl_module: Any, networks: Params) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ def test_the_numbers_are_those_of_the_metrics(tmp_path):
     run.fit(module, Blobs())
     held = module.chains()
     flat = {n: t.flatten(0, 1) for n, t in held.items()}
-    outputs = P.apply(module.template.eval(), flat, *look._probe).softmax(-1)
+    outputs = P.apply(module.template.eval(), flat, *look._probe).double().softmax(-1)
     symmetries = discover(module.template, *module.example())
     spaces = {
         "function": outputs.flatten(1),
@@ -50,6 +50,16 @@ def test_the_numbers_are_those_of_the_metrics(tmp_path):
     cards = {f"posterior/chains/{name}" for name in ("function", "weights", "canonical", "rhat")}
     assert set(events.Tags()["images"]) == cards
     assert "posterior/rhat_median/canonical" in events.Tags()["scalars"]
+
+
+def test_sure_predictions_are_told_apart():
+    """Their probabilities are all 1 in float32, and constant chains have no R-hat to speak of."""
+    module, look = chains(), ChainDiagnostics(inputs=5)
+    trainer(look, max_epochs=1).fit(module, Blobs())
+    sure = {n: (60 * t if n[0] == "3" else t).float() for n, t in module.member_stack().items()}
+    outputs = P.apply(module.template.eval(), sure, look._probe[0].float())
+    module.float()
+    assert len(outputs.softmax(-1).unique()) < len(look._predictions(module, sure).unique())
 
 
 def test_chains_in_permuted_copies_of_one_mode_agree_once_canonical():
