@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import modern_networks
 import torch
 import torch.nn.functional as F
 import torchvision
@@ -226,12 +227,28 @@ def randomise(model):
     return model
 
 
+class Nested(nn.Module):
+    """Channels in convolution groups, four of which are a normalisation group."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.o = nn.Conv1d(3, 16, 1), nn.Conv1d(16, 2, 1)
+        self.g, self.norm = nn.Conv1d(16, 16, 1, groups=8), nn.GroupNorm(2, 16)
+
+    def forward(self, x):
+        return self.o(torch.tanh(self.norm(self.g(torch.tanh(self.a(x))))))
+
+
 def vector(n):
     return lambda: torch.randn(4, n)
 
 
 def image(size, batch=2):
     return lambda: torch.randn(batch, 3, size, size)
+
+
+def rows():
+    return torch.randn(2, 5, 10)
 
 
 def torchvision_model(name):
@@ -260,6 +277,18 @@ CASES = [
     Case("convnext", narrow_convnext, image(32, 1), 5, 2 * (8 + 8 + 16) + 8 + 16),
     # streams of 16, 8 and 8 channels, the stem, an expansion in 3 blocks, the last convolution
     Case("mobilenet", narrow_mobilenet, image(32), 8, 16 + 8 + 8),
+]
+
+
+def nested(*args, **options):
+    return lambda: modern_networks.Attention(*args, **options)
+
+
+NESTED = [  # blocks inside blocks, as heads that share keys are
+    Case("grouped", nested(10, heads=4, width=3, kv_heads=2), rows, 7, 12, 12),
+    Case("rotary", nested(10, heads=6, width=4, kv_heads=2, rotary="half"), rows, 5, 12, 12),
+    Case("one key", nested(10, heads=4, width=3, kv_heads=1), rows, 3, 6, 6),
+    Case("three levels", Nested, lambda: torch.randn(2, 3, 7), 19, 0, 34),
 ]
 
 LARGE_CASES = [

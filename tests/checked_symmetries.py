@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from weightsym import compose, discover, verify
+from weightsym.actions import multiply
+from weightsym.mixing import mix_some
 
 
 def exact(model, *x, others=(), tolerance=1e-11):
@@ -44,3 +46,35 @@ def cycle_error(between, sym):
         for order in compose(there, between[c, a], sym):
             astray += (order != torch.arange(len(order))).tolist()
     return sum(astray) / len(astray)
+
+
+def least_by_descent(params, sym, seed):
+    """The mass at a random start, minimised by quasi-Newton over log scales and matrices."""
+    g = torch.Generator().manual_seed(seed)
+    logs = [0.3 * torch.randn(s.units, generator=g, dtype=torch.float64) for s in sym.scalings]
+    free = [
+        torch.eye(s.size).double()
+        + 0.2 * torch.randn(s.spaces, s.size, s.size, generator=g).double()
+        for s in sym.linear
+    ]
+    variables = [t.requires_grad_() for t in (*logs, *free)]
+    optimizer = torch.optim.LBFGS(
+        variables, max_iter=2000, tolerance_grad=1e-9, tolerance_change=0, history_size=30,
+        line_search_fn="strong_wolfe",
+    )  # fmt: skip
+    names = {n: params[n] for n in sym.shapes}
+
+    def value():
+        optimizer.zero_grad()
+        matrices = [
+            t if s.kind == "general" else torch.eye(s.size).double().expand_as(t)
+            for t, s in zip(free, sym.linear, strict=True)
+        ]
+        moved = multiply(names, sym, {"scalings": [u.exp() for u in logs]})
+        moved = mix_some(moved, sym, matrices)
+        total = sum(moved[n].square().sum() for n in sym.weights)
+        total.backward()
+        return total
+
+    optimizer.step(value)
+    return float(value().detach())

@@ -20,6 +20,7 @@ from weightsym import (
     transform_optimizer_state,
 )
 from weightsym import params as P
+from weightsym.actions import permute_some
 
 SMALL = CASES[:10]
 KINDS = {
@@ -30,10 +31,10 @@ KINDS = {
 
 
 def ids(case):
-    return case.name
+    return getattr(case, "name", "branches")
 
 
-@pytest.mark.parametrize("case", SMALL, ids=ids)
+@pytest.mark.parametrize("case", [*SMALL, NETWORKS["branches, summed"]], ids=ids)
 @pytest.mark.parametrize("kind", KINDS)
 def test_acting_on_a_stack_is_acting_on_every_member(case, kind):
     act, draw = KINDS[kind]
@@ -265,6 +266,10 @@ def test_errors():
     stack = P.populate(model, 3)
     with pytest.raises(ValueError, match=r"for each of 3 members, got shape \(2, 5\)"):
         permute(stack, sym, random_permutations(sym, members=2))
+    branches, _, groups = NETWORKS["branches, summed"].known()
+    some = {"e.0.0.weight": P.of(branches)["e.0.0.weight"]}
+    with pytest.raises(ValueError, match=r"must hold 'e.1.0.weight'"):
+        permute_some(some, groups, random_permutations(groups))
     plain = discover(nn.Sequential(model, nn.Tanh()), torch.randn(1, 6))
     with pytest.raises(ValueError, match="does not end in a layer"):
         shift_logits(params, plain, torch.zeros(4))

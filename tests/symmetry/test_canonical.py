@@ -3,7 +3,7 @@ import logging
 import pytest
 import torch
 import torchvision
-from cases import CASES, randomise
+from cases import CASES, NESTED, randomise
 from torch import nn
 
 from lightning_bnn import models
@@ -52,7 +52,7 @@ def test_scalings_are_canonical(case, scaling):
     check_form(model, x, sym, P.of(model), scaling=scaling, permutation="max")
 
 
-@pytest.mark.parametrize("case", SMALL, ids=ids)
+@pytest.mark.parametrize("case", [*SMALL, *NESTED], ids=ids)
 @pytest.mark.parametrize("permutation", KEYS)
 def test_sort_keys_are_canonical(case, permutation):
     model, x, sym = case.known()

@@ -13,7 +13,6 @@ from lightning_bnn import models
 from weightsym import Fingerprint, discover, fingerprint, min_mass, permute
 from weightsym import params as P
 from weightsym.fingerprint import _STEP, _code, at_least_mass
-from weightsym.motions import covering_motions
 from weightsym.verify import random_element
 
 BY_NAME = {case.name: case for case in CASES}
@@ -105,17 +104,6 @@ def test_no_fingerprint_of_what_is_no_network():
         fingerprint({**params, "1.weight": params["1.weight"] / 0}, sym)
     with pytest.raises(ValueError, match="must be one network"):
         fingerprint(P.stack([params, params]), sym)
-
-
-@pytest.mark.parametrize("name", [c.name for c in CASES] + list({**NETWORKS, **WITH_PRODUCTS}))
-def test_networks_of_an_orbit_have_one(name):
-    """Also where every unit moves; `test_known_networks` has many more networks."""
-    sym, params = network(name)
-    own = fingerprint(params, sym)
-    for motion in covering_motions(sym, torch.Generator().manual_seed(5)):
-        found = fingerprint(motion.applied(params), sym)
-        assert own.agrees(found)
-        assert found.paths == pytest.approx(own.paths, abs=1e-5)
 
 
 # ------------------------------------------------------------ what they see

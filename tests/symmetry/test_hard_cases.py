@@ -4,37 +4,13 @@ import pytest
 import torch
 from cases import Forward
 from checked_symmetries import exact, units
-from test_min_mass import least_by_cvxpy
 from torch import nn
 
-from weightsym import canonicalise, discover, min_mass
+from weightsym import canonicalise, discover
 from weightsym import params as P
 from weightsym.verify import random_element
 
 lin = nn.Linear
-
-
-class LowPrecisionNorm(nn.Module):
-    """Normalises in float32 whatever comes in, as language models do."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.o = lin(8, 32), lin(32, 32), lin(32, 4)
-        self.gain = nn.Parameter(torch.ones(32))
-
-    def norm(self, x):
-        y = x.float()
-        return self.gain * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
-
-    def forward(self, x):
-        x = self.a(x)
-        return self.o(self.norm(x + self.b(self.norm(x))))
-
-
-def test_computing_in_float32_inside_is_no_reason_to_refuse():
-    sym = discover(LowPrecisionNorm(), torch.randn(3, 8))
-    assert (32, "channel") in units(sym)
-    assert not sym.frozen
 
 
 # ---------------------------------------------------------------------- logits
@@ -62,36 +38,7 @@ def test_no_shift_where_it_would_change_the_function(model, x):
     assert discover(model, x).softmax_shift is None
 
 
-# ---------------------------------------------------------------------- never a raw exception
-
-
-@pytest.mark.slow
-def test_auxiliary_heads_of_googlenet():
-    import torchvision
-
-    model = torchvision.models.googlenet(init_weights=False, aux_logits=True).eval()
-    sym = discover(model, torch.randn(1, 3, 96, 96))
-    assert any(a.tensor.startswith("aux1.conv") for a in sym.axes)
-
-
-# ---------------------------------------------------------------------- canonical forms, oracle
-
-
-def test_latents_in_the_oracle():
-    class Latents(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.latents, self.b = nn.Parameter(torch.randn(1, 5, 7)), lin(7, 3)
-
-        def forward(self, x):
-            return self.b(torch.relu(self.latents)) + x
-
-    model = Latents().double()
-    sym, params = discover(model, torch.randn(2, 5, 3).double()), P.of(model)
-    found = min_mass(params, sym)
-    a, c = params["latents"].norm(dim=(0, 1)), params["b.weight"].norm(dim=0)
-    torch.testing.assert_close(found.minimum, 2 * (a * c).sum(), rtol=1e-10, atol=0)
-    assert float(found.minimum) == pytest.approx(least_by_cvxpy(params, sym), rel=1e-8)
+# ---------------------------------------------------------------------- canonical forms
 
 
 def film(s, x):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from cases import Forward
+from checked_symmetries import least_by_descent
 from known_networks import NETWORKS
-from test_joint_mass import least_by_descent
 from torch import nn
 
 from weightsym import canonicalise, discover, min_mass, random_scales, rescale

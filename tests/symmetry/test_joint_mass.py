@@ -1,50 +1,17 @@
 import cvxpy
 import pytest
 import torch
+from checked_symmetries import least_by_descent
 from mixing_networks import NETWORKS, WITH_PRODUCTS, Decoder, known
 from torch import nn
 
 from weightsym import discover, mass, min_mass, mix, random_mixings, rescale
 from weightsym import params as P
-from weightsym.actions import multiply
-from weightsym.mixing import mix_some
 from weightsym.verify import random_element
 
 
 def generator(seed=5):
     return torch.Generator().manual_seed(seed)
-
-
-def least_by_descent(params, sym, seed, start=None):
-    """The mass at a random start, minimised by quasi-Newton over log scales and matrices."""
-    g = generator(seed)
-    logs = [0.3 * torch.randn(s.units, generator=g, dtype=torch.float64) for s in sym.scalings]
-    free = [
-        torch.eye(s.size).double()
-        + 0.2 * torch.randn(s.spaces, s.size, s.size, generator=g).double()
-        for s in sym.linear
-    ]
-    variables = [t.requires_grad_() for t in (*logs, *free)]
-    optimizer = torch.optim.LBFGS(
-        variables, max_iter=2000, tolerance_grad=1e-9, tolerance_change=0, history_size=30,
-        line_search_fn="strong_wolfe",
-    )  # fmt: skip
-    names = {n: params[n] for n in sym.shapes}
-
-    def value():
-        optimizer.zero_grad()
-        matrices = [
-            t if s.kind == "general" else torch.eye(s.size).double().expand_as(t)
-            for t, s in zip(free, sym.linear, strict=True)
-        ]
-        moved = multiply(names, sym, {"scalings": [u.exp() for u in logs]})
-        moved = mix_some(moved, sym, matrices)
-        total = sum(moved[n].square().sum() for n in sym.weights)
-        total.backward()
-        return total
-
-    optimizer.step(value)
-    return float(value())
 
 
 @pytest.mark.parametrize("name", ["heads", "grouped queries", "rotary", "chain", "products"])

@@ -58,6 +58,15 @@ def test_all_that_is_known_is_found(network):
         assert all(re.search(network.held, report) for report in reports), reports
 
 
+def test_blocks_inside_blocks_are_listed_from_inside(network):
+    *_, sym = network.known()
+    for index, group in enumerate(sym.permutations):
+        for row in group.inner:
+            assert len(row) == group.units
+            assert max(row) < index
+            assert len({sym.permutations[g].units for g in row}) == 1
+
+
 def test_no_element_changes_the_function(network):
     model, x, sym = network.known()
     if network.random:

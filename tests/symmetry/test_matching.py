@@ -3,7 +3,7 @@ import logging
 import pytest
 import torch
 import torchvision
-from cases import CASES, randomise
+from cases import CASES, NESTED, randomise
 from torch import nn
 
 from lightning_bnn import models
@@ -21,6 +21,7 @@ from weightsym import params as P
 from weightsym.matching.plan import Plan
 
 PLANTED = [c for c in CASES if c.name not in ("convnext", "mobilenet", "resnet")]
+PLANTED += NESTED
 
 
 def ids(case):

@@ -90,7 +90,14 @@ def recurrent():
     )
 
 
+def latents():
+    net = Forward(lambda s, x: s.b(torch.relu(s.latents)) + x, b=nn.Linear(7, 3))
+    net.latents = nn.Parameter(torch.randn(1, 5, 7))
+    return net
+
+
 NETWORKS = {
+    "latents": (latents, (2, 5, 3), "carrier"),
     "mlp": (lambda: models.mlp(6, [5, 4], 3), (2, 6), "carrier"),
     "deep mlp": (lambda: models.mlp(4, [5, 6, 5, 4], 2), (2, 4), "carrier"),
     "optunet": (models.optunet, (1, 1, 28, 28), "carrier"),
@@ -172,6 +179,27 @@ def test_it_stops_where_the_certificate_allows_it(name):
         steps.append(found.iterations)
     assert steps == sorted(steps)
     assert steps[0] < steps[2] <= steps[3] < 40
+
+
+@pytest.mark.parametrize("name", ["self-feeding", "batch norm eval", "two streams"])
+def test_both_ways_to_a_step_lead_to_the_same_minimum(name, monkeypatch):
+    """Solved as they are or by conjugate gradients, and those only as far as a step needs."""
+    build, shape, batch_norm = NETWORKS[name]
+    _, sym, params = setup(build(), torch.randn(shape), batch_norm=batch_norm)
+    stack = {n: torch.stack([t, 2 * t + 0.1]) for n, t in params.items()}
+    first = min_mass(stack, sym)
+    monkeypatch.setattr(balancing, "_LARGEST", 0)
+    products, multiply = [], balancing.Posynomial.laplacian
+    monkeypatch.setattr(
+        balancing.Posynomial, "laplacian", lambda *a: products.append(1) or multiply(*a)
+    )
+    rough, count = min_mass(stack, sym), len(products)
+    monkeypatch.setattr(balancing, "_ROUGHEST", 1e-13)
+    products.clear()
+    exact = min_mass(stack, sym)
+    torch.testing.assert_close(rough.minimum, first.minimum, rtol=1e-14, atol=0)
+    torch.testing.assert_close(rough.minimum, exact.minimum, rtol=1e-14, atol=0)
+    assert count < 0.9 * len(products)
 
 
 @pytest.mark.parametrize("largest", [0, 2**16], ids=["conjugate gradients", "dense"])

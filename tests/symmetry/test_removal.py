@@ -67,6 +67,12 @@ def test_takes_the_options_of_canonicalise(form):
         torch.testing.assert_close(removal(name, stack[name]), tensor)
 
 
+def test_tensors_that_are_taken_one_by_one_stay_in_place():
+    model, _, sym = NETWORKS["branches, summed"].known()
+    removal = plan_removal(P.populate(model, 3), sym)
+    assert torch.equal(removal.permutations[-1], torch.arange(3).expand(3, -1))
+
+
 @pytest.mark.bad_input
 def test_orbits_with_several_forms_are_refused():
     model, _, sym = NETWORKS["a vector of a recurrence"].known()
