@@ -24,6 +24,19 @@ def patches_merged(s, x):
     return s.o(torch.relu(s.r(s.n(torch.cat([h[:, 0::2], h[:, 1::2]], -1)))))
 
 
+@network("5 6 7", e=(3, 6), l=(6, 2), m=lambda: nn.LayerNorm(6), n=lambda: nn.LayerNorm(6),
+         u=(4, 5), v=(5, 4), a=(6, 7), b=(7, 6), inputs=(2, 4, 3))  # fmt: skip
+def tokens_and_channels_mixed_in_turns(s, x):
+    h = s.e(x)
+    h = h + s.v(F.gelu(s.u(s.m(h).mT))).mT
+    return s.l((h + s.b(F.gelu(s.a(s.n(h))))).mean(1))
+
+
+@network("7", 7, 0, a=(5, 7), b=(7, 2), inputs=(20, 5, 4))
+def a_map_over_tokens_of_the_input(s, x):
+    return s.b(torch.relu(s.a(x.mT)))
+
+
 @two("4*2", 8, 4)
 def half_relu(s, x):
     h = s.a(x)

@@ -163,6 +163,8 @@ def test_errors():
         match(params, params, sym, max_sweeps=0)
     with pytest.raises(ValueError, match="`batches` is empty"):
         match_activations(model, params, params, sym, [])
+    with pytest.raises(ValueError, match="put one tensor into a list"):
+        match_activations(model, params, params, sym, torch.randn(2, 4))
     with pytest.raises(ValueError, match="`points` must be at least 3, got 1"):
         barrier(model, params, params, [], points=1)
     with pytest.raises(ValueError, match="`batches` is empty"):

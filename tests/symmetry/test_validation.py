@@ -11,7 +11,6 @@ from weightsym import (
     discover,
     flip,
     mass,
-    match_activations,
     min_mass,
     permute,
     rescale,
@@ -88,12 +87,6 @@ def test_options_of_min_mass(setup):
     _, _, sym, params = setup
     with pytest.raises(ValueError, match="`max_iterations` at least 1, got 1e-10 and 0"):
         min_mass(params, sym, max_iterations=0)
-
-
-def test_batches_that_are_one_tensor(setup):
-    whole, x, sym, params = setup
-    with pytest.raises(ValueError, match="put one tensor into a list"):
-        match_activations(whole.net, params, params, sym, x)
 
 
 def test_examples_that_do_not_fit():
