@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from weightsym.cli import COMMANDS as CORE
@@ -84,7 +85,18 @@ class Commands(Script):
             print(f"{first}\n\n{described(declared(module))}")
             raise SystemExit(0)
         else:
+            _check_configs(args)
             imported(module).training(args)
+
+
+def _check_configs(args: Sequence[str]) -> None:
+    """Refuse a configuration that cannot be read, before anything heavy is imported."""
+    settings = imported("weightsym.settings_files")
+    for name in settings.named_configs(args):
+        if not os.path.exists(name):
+            hint = imported("lightning_bnn.commands.presets").HINT
+            raise ValueError(f"`config`: there is no file {name}. {hint}")
+        settings.read_settings(name)
 
 
 if __name__ == "__main__":

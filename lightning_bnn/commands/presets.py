@@ -6,7 +6,9 @@ from importlib.resources import files
 
 from weightsym.commands.parsers import did_you_mean
 
-__all__ = ["preset_names", "preset_text", "presets"]
+__all__ = ["HINT", "preset_names", "preset_text", "presets"]
+
+HINT = "`lightning-bnn presets NAME > FILE` writes a preset."
 
 
 def presets(name: str | None = None) -> None:

@@ -20,6 +20,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from lightning_bnn.commands.class_parser import ClassParser, import_exports
+from lightning_bnn.commands.presets import HINT
 from lightning_bnn.modules.bayesian import Bayesian
 from lightning_bnn.modules.checkpoints import kind_of
 from lightning_bnn.modules.judging import Prediction
@@ -27,11 +28,10 @@ from lightning_bnn.tables import results_table
 from weightsym.commands.mistakes import building
 from weightsym.commands.parsers import Refusal
 from weightsym.loading import describe_content, load
-from weightsym.settings_files import config_files, read_settings
+from weightsym.settings_files import config_files
 
 __all__ = ["TrainingCLI", "checkpoint_folders", "newest_checkpoint", "training"]
 
-_PRESETS = "`lightning-bnn presets NAME > FILE` writes a preset."
 _RUNS = "`--weights_only false` runs what is in it"
 
 
@@ -157,14 +157,11 @@ def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
     Returns:
         The command line of Lightning, which holds trainer, model and data.
     """
-    files = config_files(args)
-    for file in files:
-        read_settings(file)
     try:
         return _command_line(args, callbacks)
     except Refusal as refusal:
-        if not files:
-            refusal.meant = f"{refusal.meant or '.'} {_PRESETS}"
+        if not config_files(args):
+            refusal.meant = f"{refusal.meant or '.'} {HINT}"
         raise
 
 

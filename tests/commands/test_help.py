@@ -50,6 +50,7 @@ def test_help_and_mistakes_import_nothing_heavy():
     """All in one interpreter, which has imported neither torch nor numpy nor Lightning."""
     lines = [[name, "--help"] for name in (*PLACES, "fit")]
     lines += [["--help"], ["--version"], ["mass", "--membres", "3"], ["population"], ["toyy"]]
+    lines += [["fit", "-c", "nowhere.yaml"], ["test", "--config=/"]]
     code = (
         "import sys\n"
         "from lightning_bnn.cli import main\n"
@@ -59,7 +60,9 @@ def test_help_and_mistakes_import_nothing_heavy():
         "assert not {'torch', 'numpy', 'scipy', 'lightning'} & sys.modules.keys()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr.count("lightning-bnn: ")) == (0, 3), done.stderr
+    assert (done.returncode, done.stderr.count("lightning-bnn: ")) == (0, 5), done.stderr
+    assert "no file nowhere.yaml. `lightning-bnn presets NAME > FILE` writes" in done.stderr
+    assert "`config`: / is a folder" in done.stderr
     assert done.stdout.count("ended None") + done.stdout.count("ended 0") == len(PLACES) + 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-__all__ = ["config_files", "read_settings", "settings_of_text"]
+__all__ = ["config_files", "named_configs", "read_settings", "settings_of_text"]
 
 _KEYS = {"class_path": str, "init_args": dict}
 """Keys that no class may misread, and what stands behind them."""
@@ -86,9 +86,17 @@ def config_files(typed: Sequence[str]) -> list[str]:
     Args:
         typed: the command line.
     """
+    return [name for name in named_configs(typed) if os.path.isfile(name)]
+
+
+def named_configs(typed: Sequence[str]) -> list[str]:
+    """Everything that a command line names as a configuration.
+
+    Args:
+        typed: the command line.
+    """
     named = [typed[k + 1] for k, word in enumerate(typed[:-1]) if word in ("-c", "--config")]
-    named += [word.partition("=")[2] for word in typed if word.startswith(("-c=", "--config="))]
-    return [name for name in named if os.path.isfile(name)]
+    return named + [w.partition("=")[2] for w in typed if w.startswith(("-c=", "--config="))]
 
 
 def _check_keys(settings: dict[str, Any], name: str) -> None:
