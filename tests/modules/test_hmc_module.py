@@ -6,7 +6,6 @@ from module_cases import Blobs, network, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import samplers
-from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.modules import HMC
 from weightsym import params as P
 
@@ -103,32 +102,3 @@ def test_chains_that_can_never_move_are_named():
     told = [str(w.message) for w in said if "ever be accepted" in str(w.message)]
     assert len(told) == 1
     assert "chains [1] of 2 " in told[0]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: HMC(network(0.2)), "`network` has dropout"),
-        (
-            lambda: HMC(network(), likelihood=Gaussian("learned")).configure_optimizers(),
-            "parameters of its own",
-        ),
-        (
-            lambda: HMC(network(), optimizer=samplers.SGHMC).configure_optimizers(),
-            "`optimizer` SGHMC is not",
-        ),
-        (
-            lambda: HMC(network(), lr_scheduler=lambda o: o).configure_optimizers(),
-            "`lr_scheduler` means nothing to HMC",
-        ),
-        (lambda: HMC(network(), max_loss=1.0), "HMC has no argument `max_loss`"),
-        (
-            lambda: HMC(network(), members=2, member_rates=[1.0, 2.0]).configure_optimizers(),
-            "`member_rates` are for optimizers",
-        ),
-    ],
-)
-def test_bad_input(make, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        make()

@@ -4,7 +4,7 @@ import pytest
 from module_cases import Blobs, network, trainer
 
 from lightning_bnn import samplers
-from lightning_bnn.modules import HMC, MILE
+from lightning_bnn.modules import MILE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -47,23 +47,3 @@ def test_energy_errors_beyond_what_was_asked_for_are_stated(recwarn):
     told = [str(w.message) for w in recwarn if "more than 10 times" in str(w.message)]
     assert len(told) == 1
     assert "chains [0, 1] of 2" in told[0]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: MILE(network(0.2)), "`network` has dropout"),
-        (
-            lambda: MILE(network(), optimizer=samplers.HMC).configure_optimizers(),
-            "`optimizer` HMC is not lightning_bnn.samplers.MCLMC",
-        ),
-        (
-            lambda: HMC(network(), optimizer=samplers.MCLMC).configure_optimizers(),
-            "`optimizer` MCLMC is not lightning_bnn.samplers.HMC",
-        ),
-    ],
-)
-def test_bad_input(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -264,20 +264,6 @@ def test_a_folder_of_starts_has_no_parts(tmp_path):
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"member_rates": [1.0]}, "`member_rates` must be one for each of the 3 members"),
-        ({"member_rates": 0.5}, "`member_rates` must be a list"),
-        ({"member_rates": [1.0, -1.0, 1.0]}, "`member_rates` must be positive"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        DeepEnsemble(net(), members=3, **options)
-
-
-@pytest.mark.bad_input
 def test_rates_of_samplers_are_refused():
     chains = SGHMC(network(), members=2, member_rates=[1.0, 2.0])
     with pytest.raises(ValueError, match="not for samplers"):

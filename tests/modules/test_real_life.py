@@ -98,17 +98,6 @@ def test_tied_weights_stay_tied(make, members):
     torch.testing.assert_close(module.predictive()(x), module.eval()(x))
 
 
-def test_frozen_normalisation_layers_stay_in_evaluation_mode():
-    net = network(batch_norm=True)
-    net[1].eval()
-    module = DeepEnsemble(net, members=2, optimizer=adam)
-    trainer().fit(module, Blobs())
-    assert torch.equal(module.member_stack()["1.running_mean"], torch.zeros(2, 8))
-    live = DeepEnsemble(network(batch_norm=True), members=2, optimizer=adam)
-    trainer().fit(live, Blobs())
-    assert live.member_stack()["1.running_mean"].abs().min() > 0
-
-
 def test_tensors_that_no_state_dict_names_follow_to_the_precision():
     class Offset(nn.Module):
         def __init__(self):
@@ -425,11 +414,6 @@ def test_a_prior_may_learn():
 # ------------------------------------------------------------ divergence
 
 
-def test_half_precision_is_warned_about():
-    with pytest.warns(UserWarning, match="hardly train in torch.bfloat16"):
-        trainer(precision="bf16-true", max_epochs=1).fit(made("mfvi"), Blobs())
-
-
 def test_deviations_may_underflow():
     module = made("mfvi")
     with torch.no_grad():
@@ -526,63 +510,6 @@ def test_wrong_inputs_do_not_change_how_a_network_runs():
 def test_networks_and_files_that_cannot_be_used(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-# ------------------------------------------------------------ noise for every example
-class Folded(nn.Module):
-    """Tokens folded into the batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x):
-        b, t, f = x.shape
-        return self.layer(x.reshape(b * t, f)).reshape(b, -1)
-
-
-class TimeFirst(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.layer(x.transpose(0, 1)).transpose(0, 1).flatten(1)
-
-
-@pytest.mark.parametrize(("net", "kind"), [(Folded(), "local"), (TimeFirst(), "flipout")])
-def test_other_layouts_keep_the_law_of_a_weight_sample(net, kind):
-    torch.manual_seed(0)
-    n, x = 4000, torch.randn(2, 4, 3)
-    module = MFVI(net, reparameterisation=kind, init_std=0.4, elbo_samples=n, num_data=10)
-    seen = []
-    module.likelihood.log_prob = lambda z, y: (seen.append(z.detach()), z.sum((-1, -2))[:, None])[1]
-    with torch.no_grad():
-        module.losses((x,), torch.zeros(2))
-        plain_outputs = module.posterior().predict(net, x, 40_000)
-    found = torch.cat(seen)
-    for k in range(2):
-        wanted, drawn = (torch.cov(z[:, k].T) for z in (plain_outputs, found))
-        assert (drawn - wanted).abs().max() < 0.12 * wanted.diagonal().max()
-
-
-class Mixed(nn.Module):
-    """A weight of a layer that is used in another way, too."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.layer(x) + x @ self.layer.weight
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("kind", ["local", "flipout"])
-def test_a_weight_in_two_roles_is_refused(kind):
-    module = MFVI(Mixed(), reparameterisation=kind, num_data=10)
-    with pytest.raises(ValueError, match="layer.weight is the weight of a layer and is used in"):
-        module.losses((torch.randn(2, 3),), torch.randint(3, (2,)))
 
 
 # ------------------------------------------------------------ tests of several loaders

@@ -196,19 +196,3 @@ def test_while_it_trains_the_members_are_judged():
     assert set(seen) == {3}
     run.validate(module, Blobs(), verbose=False)
     assert seen[-1] == 7
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rank": 1}, "`rank` must be at least 2"),
-        ({"swa_lr": 0.1, "lr_interval": "step"}, "`swa_lr` needs `lr_interval='epoch'`"),
-    ],
-)
-def test_bad_input(options, message):
-    with pytest.raises(ValueError, match=message):
-        SWAG(network(), **options)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
-    with pytest.raises(ValueError, match="ReduceLROnPlateau cannot go before"):
-        SWAG(network(), swa_lr=0.1, lr_scheduler=plateau).configure_optimizers()
