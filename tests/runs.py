@@ -80,6 +80,52 @@ class Attributes(Plain):
         return F.cross_entropy(self(batch[0]), batch[1])
 
 
+class Rules(Plain):
+    """The argument of the network has the name of an option of `discover`."""
+
+    class Net(nn.Sequential):
+        def forward(self, rules):
+            return super().forward(rules)
+
+    def __init__(self):
+        super().__init__()
+        self.net = self.Net(*self.net)
+
+    def training_step(self, batch, _):
+        return F.cross_entropy(self.net(rules=batch[0]), batch[1])
+
+
+class Encoder(Plain):
+    """An encoder and a head: which one is the network is known after the first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Linear(3, 3)
+
+    def training_step(self, batch, _):
+        return F.cross_entropy(self.scale(self.net(batch[0])), batch[1])
+
+
+class Picky(Plain):
+    """A forward that fails on two rows, and takes by name which rows it returns."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x, *, rows):
+            return self.b(torch.relu(self.a(x)))[rows]
+
+    def __init__(self):
+        super().__init__()
+        self.net = self.Net()
+
+    def training_step(self, batch, _):
+        rows = [0, 1, 2, 5]
+        return F.cross_entropy(self.net(batch[0], rows=rows), batch[1][rows])
+
+
 class TwoOptimizers(Plain):
     """Manual optimization, two steps per batch."""
 
@@ -179,6 +225,9 @@ RUNS = {
     "compiled in place": (CompiledInPlace, {}),
     "dict batches": (Dict, {}),
     "layers as attributes": (Attributes, {}),
+    "an argument named as an option": (Rules, {}),
+    "an encoder and a head": (Encoder, {}),
+    "a forward that fails on two rows": (Picky, {}),
     "no validation, no logger": (Plain, {"limit_val_batches": 0}),
 }
 """Kinds of runs: a LightningModule and what its Trainer gets."""

@@ -13,6 +13,7 @@ from module_cases import network as small_network
 from runs import (
     RUNS,
     Attributes,
+    Encoder,
     Normed,
     Plain,
     Recorder,
@@ -65,7 +66,7 @@ def trained(name, folder):
     torch.set_num_threads(1)
     alone, module = built(cls), built(cls)
     fit(alone, **options)
-    recorder = Recorder("" if cls in (Attributes, TwoOptimizers) else "net")
+    recorder = Recorder("" if cls in (Attributes, Encoder, TwoOptimizers) else "net")
     looks = PermutationTau(), MassGap(every_n_steps=2)
     others = [CheckpointHarvester(folder / "bank", every_n_steps=1)]
     others += [PosteriorFigures(4, 100)] if name in DRAWN else []

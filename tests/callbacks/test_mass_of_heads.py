@@ -64,9 +64,16 @@ def test_excess_by_kind_of_group(scales):
     assert [len(row) for _, row in gap.history] == [5, 5]
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
-def test_applying_the_minimum_keeps_the_function(optimizer):
-    module, plain = Heads(optimizer=optimizer), Heads(optimizer=optimizer)
+def units():
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "net"),
+    [(torch.optim.SGD, None), (torch.optim.Adam, None), (torch.optim.SGD, units)],
+)
+def test_applying_the_minimum_keeps_the_function(optimizer, net):
+    module, plain = (Heads(optimizer=optimizer, net=net) for _ in range(2))
     outputs = []
 
     class Look(L.Callback):

@@ -6,29 +6,13 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from runs import Plain, Recorder, Stacked, built, fit
 from scipy.stats import kendalltau
+from test_callback_laws import order
 
 from lightning_bnn.callbacks import MassGap, PermutationTau, watching
-from weightsym import discover, min_mass
+from weightsym import discover
 from weightsym import params as P
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-
-
-def layers(recorder):
-    return [k for k in recorder.weights[0] if k.endswith("weight") and "scale" not in k][:-1]
-
-
-def order(weights, layer):
-    return (-weights[layer].amax(1)).argsort(stable=True).argsort()
-
-
-def follows(tau, recorder, every=1):
-    """Kendall's tau of scipy, of weights that were recorded step by step."""
-    names = [name.removeprefix("net.") for name in tau.layers]
-    for k, (_, found) in enumerate(tau.history):
-        before, after = recorder.weights[every * k], recorder.weights[every * (k + 1)]
-        expected = [kendalltau(order(before, n), order(after, n)).statistic for n in names]
-        assert found == pytest.approx(expected, abs=1e-9)
 
 
 def test_tau_is_averaged_between_logs():
@@ -40,29 +24,6 @@ def test_tau_is_averaged_between_logs():
     for (_, found), mean in zip(some.history, expected, strict=True):
         assert found == pytest.approx(mean)
     assert trainer.global_step == 12
-
-
-class Rules(Plain):
-    """The argument of the network has the name of an option of `discover`."""
-
-    class Net(torch.nn.Sequential):
-        def forward(self, rules):
-            return super().forward(rules)
-
-    def __init__(self):
-        super().__init__()
-        self.net = self.Net(*self.net)
-
-    def training_step(self, batch, _):
-        return torch.nn.functional.cross_entropy(self.net(rules=batch[0]), batch[1])
-
-
-@pytest.mark.parametrize("cls", [Plain, Rules])
-def test_tau_of_orders_further_apart(cls):
-    tau, recorder = PermutationTau(every_n_steps=3), Recorder()
-    fit(built(cls), tau, recorder)
-    assert len(tau.history) == 4
-    follows(tau, recorder, every=3)
 
 
 @pytest.mark.parametrize("cls", [Plain, Stacked])
@@ -137,51 +98,17 @@ def test_several_networks_side_by_side():
     assert len(gap.history) == 4
 
 
-def test_beside_weight_averaging():
-    tau, recorder = PermutationTau(), Recorder()
-    trainer = fit(built(Plain), EMAWeightAveraging(decay=0.5), tau, recorder)
-    assert trainer.global_step == 12
-    follows(tau, recorder)
-
-
-def test_applying_the_minimum():
-    """The function stays when the weights are replaced, and the mass is the least."""
-    module = built(Plain, 0.0)
-    outputs = []
-
-    class Compare(L.Callback):
-        def on_train_batch_start(self, trainer, pl_module, *_):
-            outputs.append(pl_module.net(torch.ones(2, 6)).detach())
-
-    class After(L.Callback):
-        def on_train_batch_end(self, trainer, pl_module, *_):
-            outputs.append(pl_module.net(torch.ones(2, 6)).detach())
-
-    gap = MassGap(1, apply=True)
-    fit(module, After(), gap, Compare())
-    for after_step, before_next in zip(outputs[1::2], outputs[2::2], strict=False):
-        torch.testing.assert_close(after_step, before_next, rtol=1e-4, atol=1e-5)
-    sym = discover(module.net, torch.randn(2, 6))
-    assert min_mass(P.of(module.net), sym).excess < 1e-3
-    plain = MassGap(1)
-    fit(built(Plain, 0.0), plain)
-    assert gap.history[-1][1][0] < plain.history[-1][1][0]
-
-
-def test_the_first_step_of_an_encoder_and_a_head():
-    """Several submodules: which one is the network is known after the first step."""
-
-    class Encoder(Plain):
-        def __init__(self):
-            super().__init__()
-            self.head = torch.nn.Linear(3, 3)
-
-        def training_step(self, batch, _):
-            return torch.nn.functional.cross_entropy(self.head(self.net(batch[0])), batch[1])
-
-    tau, recorder = PermutationTau(), Recorder()
-    fit(built(Encoder), tau, recorder)
-    follows(tau, recorder)
+@pytest.mark.parametrize(("every", "others"), [(3, []), (1, [EMAWeightAveraging(decay=0.5)])])
+def test_tau_of_orders_further_apart_and_beside_weight_averaging(every, others):
+    """Kendall's tau of scipy, of weights that were recorded step by step."""
+    tau, recorder = PermutationTau(every_n_steps=every), Recorder()
+    assert fit(built(Plain), *others, tau, recorder).global_step == 12
+    names = [name.removeprefix("net.") for name in tau.layers]
+    assert len(tau.history) == 12 // every
+    for k, (_, found) in enumerate(tau.history):
+        before, after = recorder.weights[every * k], recorder.weights[every * (k + 1)]
+        expected = [kendalltau(order(before, n), order(after, n)).statistic for n in names]
+        assert found == pytest.approx(expected, abs=1e-9)
 
 
 def test_two_networks_keep_their_names_apart():
@@ -217,43 +144,6 @@ def test_momentum_is_carried_along():
 
 
 # ------------------------------------------------------------ what cannot be watched
-
-
-def test_whatever_a_forward_raises_on_two_rows():
-    class Picky(Plain):
-        def training_step(self, batch, _):
-            return torch.nn.functional.cross_entropy(self.pick(batch[0]), batch[1][[0, 1, 2, 5]])
-
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.a, self.b = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
-
-            def forward(self, x, *, rows):
-                return self.b(torch.relu(self.a(x)))[rows]
-
-        def __init__(self):
-            super().__init__()
-            self.net = self.Net()
-
-        def pick(self, x):
-            return self.net(x, rows=[0, 1, 2, 5])
-
-    by_name = PermutationTau()
-    fit(built(Picky), by_name)
-    assert by_name.network is not None
-
-    class Indexing(Picky):
-        class Net(Picky.Net):
-            def forward(self, x):
-                return self.b(torch.relu(self.a(x)))[[0, 1, 2, 5]]
-
-        def pick(self, x):
-            return self.net(x)
-
-    tau = PermutationTau()
-    fit(built(Indexing), tau)  # two rows fail, the whole batch does not
-    assert len(tau.history) == 12
 
 
 def test_nothing_to_exchange():
