@@ -6,11 +6,12 @@ from weightsym._lazy import lazy_package
 
 if TYPE_CHECKING:
     from lightning_bnn.bank.checkpoint_bank import CheckpointBank
-    from lightning_bnn.bank.folders import export_files, import_files, read_networks
+    from lightning_bnn.bank.folders import chains_of, export_files, import_files, read_networks
     from lightning_bnn.bank.shipped import shipped_bank, shipped_banks
 
 __all__ = [
     "CheckpointBank",
+    "chains_of",
     "export_files",
     "import_files",
     "read_networks",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from weightsym.files.checkpoints import FORMATS, checkpoint_files, networks_in
 from weightsym.files.safetensors_format import save_tensors
 from weightsym.params import Params
 
-__all__ = ["export_files", "import_files", "read_networks"]
+__all__ = ["chains_of", "export_files", "import_files", "read_networks"]
 
 _BATCH_BYTES, _BATCH_NETWORKS = 2**26, 1024
 
@@ -122,6 +123,28 @@ def read_networks(
     if last is not None:
         check_count("last", last)
     return _of_bank(CheckpointBank(path, "r"), like, last)
+
+
+def chains_of(records: Sequence[Mapping[str, Any]]) -> list[int] | None:
+    """Group networks that belong together: those of one member, or of one run.
+
+    Networks of different folders are of different runs; those of one folder, or of a bank, are of
+    one run if each is of another step.
+
+    >>> chains_of([{"step": 1}, {"step": 2}]), chains_of([{"step": 2}, {"step": 2}])
+    ([0, 0], None)
+    """
+    members = [record.get("member", 0) for record in records]
+    if len(set(members)) > 1:
+        return members
+    folders = [str(Path(record.get("file", "")).parent) for record in records]
+    steps: dict[str, list[Any]] = {}
+    for folder, record in zip(folders, records, strict=True):
+        steps.setdefault(folder, []).append(record.get("step"))
+    one_run = all(None not in s and len(set(s)) == len(s) for s in steps.values())
+    if len(records) == 1 or not one_run or len(steps) == len(records):
+        return None
+    return [list(steps).index(folder) for folder in folders]
 
 
 def _of_bank(

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.evaluation.predictions import has_classes, predictor_of
-from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors.sources import network_of
 from weightsym.forward import first_line
 from weightsym.params import Params
 
@@ -131,6 +132,27 @@ class Evidence:
     draws: int = 20
     alone: bool = False
     _known: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        source: Any,
+        network: nn.Module | None = None,
+        likelihood: nn.Module | None = None,
+        **known: Any,
+    ) -> Evidence:
+        """Collect what is known of a list of modules, or of whatever `Posterior.of` takes.
+
+        Args:
+            source: holds the networks.
+            network: a module of their kind, by default the first.
+            likelihood: what outputs say about targets, by default `Categorical`.
+            **known: other fields, such as ``held_out``.
+        """
+        modes = Posterior.of(source, network).modes()
+        alone = len(modes) == 1 and getattr(modes[0], "size", 0) == 1
+        network = network or network_of([source])
+        return cls(network, likelihood or Categorical(), modes, modes, **{"alone": alone, **known})
 
     def once(self, compute: Callable[[Evidence], T]) -> T:
         """Return the result of a function of this evidence, computed for the first check that asks.

@@ -29,12 +29,14 @@ _CONSEQUENCES = {
 """Verdicts that are not reported beside their cause."""
 
 
-def examine(evidence: Evidence, facts: Mapping[str, Any] | None = None) -> Report:
+def examine(evidence: Any, facts: Mapping[str, Any] | None = None, **known: Any) -> Report:
     """Look at everything that can be looked at.
 
     Args:
-        evidence: a posterior and what is known of it.
+        evidence: a posterior and what is known of it; or a list of modules, or whatever
+            `Posterior.of` takes.
         facts: what the report says of where it is from.
+        **known: arguments of `Evidence.of`, if there is no evidence yet.
 
     >>> import torch
     >>> from weightsym import params as P
@@ -51,6 +53,7 @@ def examine(evidence: Evidence, facts: Mapping[str, Any] | None = None) -> Repor
     'probabilities_as_logits'
     """
     begun = time.process_time()
+    evidence = evidence if isinstance(evidence, Evidence) else Evidence.of(evidence, **known)
     findings: dict[str, Finding] = {}
     fine, skipped = [], {}
     training = evidence.network.training

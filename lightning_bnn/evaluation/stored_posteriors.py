@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from lightning_bnn import modules
-from lightning_bnn.bank import read_networks
+from lightning_bnn.bank import chains_of, read_networks
 from lightning_bnn.bank.shipped import shipped_path
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.modules.checkpoints import kind_of
@@ -26,7 +26,6 @@ from weightsym.params import Params
 __all__ = [
     "Location",
     "StoredPosterior",
-    "chains_of",
     "digest_of_file",
     "posterior_of",
     "read_module",
@@ -207,17 +206,19 @@ def posterior_of(name: str, module: Any, samples: int = 100, **origin: Any) -> S
 
 
 def read_posterior(
-    name: str, location: Location, problem: Problem, samples: int = 100
+    name: str, source: Location | Any, problem: Problem, samples: int = 100
 ) -> StoredPosterior:
-    """A posterior from disk.
+    """A posterior from disk, or from what `Posterior.of` takes.
 
     Args:
         name: in tables.
-        location: where it is.
+        source: where it is, or what holds its networks.
         problem: a network of its kind, and data for what needs them to predict.
         samples: networks of each mode that will predict.
     """
-    file, rows = location.file(), location.rows or slice(None)
+    if not isinstance(source, Location):
+        return _in_memory(name, source, problem, samples)
+    location, file, rows = source, source.file(), source.rows or slice(None)
     origin: dict[str, Any] = {"path": str(file), "sha256": location.digest()}
     if location.rows is not None:
         origin["rows"] = f"{rows.start or 0}:{rows.stop or ''}"
@@ -237,30 +238,17 @@ def read_posterior(
     return StoredPosterior(name, modes, modes, problem.network, problem.likelihood, origin)
 
 
+def _in_memory(name: str, source: Any, problem: Problem, samples: int) -> StoredPosterior:
+    """A posterior that was not read from disk, whose weights must be numbers."""
+    if _is_ours(source):
+        return posterior_of(name, source, samples, kind=type(source).__name__)
+    posterior = Posterior.of(source, problem.network)
+    modes, kind = posterior.modes(), type(source).__name__
+    return StoredPosterior(name, modes, modes, problem.network, problem.likelihood, {"kind": kind})
+
+
 def _no_rows(location: Location, content: str) -> ValueError:
     return ValueError(f"{location.path} has {content}, none of them in the rows asked for.")
-
-
-def chains_of(records: Sequence[Mapping[str, Any]]) -> list[int] | None:
-    """Group networks that belong together: those of one member, or of one run.
-
-    Networks of different folders are of different runs; those of one folder, or of a bank, are of
-    one run if each is of another step.
-
-    >>> chains_of([{"step": 1}, {"step": 2}]), chains_of([{"step": 2}, {"step": 2}])
-    ([0, 0], None)
-    """
-    members = [record.get("member", 0) for record in records]
-    if len(set(members)) > 1:
-        return members
-    folders = [str(Path(record.get("file", "")).parent) for record in records]
-    steps: dict[str, list[Any]] = {}
-    for folder, record in zip(folders, records, strict=True):
-        steps.setdefault(folder, []).append(record.get("step"))
-    one_run = all(None not in s and len(set(s)) == len(s) for s in steps.values())
-    if len(records) == 1 or not one_run or len(steps) == len(records):
-        return None
-    return [list(steps).index(folder) for folder in folders]
 
 
 def read_module(file: Path, problem: Problem) -> Any:

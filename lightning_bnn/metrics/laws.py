@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_bnn.metrics.kernels import KernelGrid, Modes, left_out_parts
 from lightning_bnn.metrics.mmd import Estimate, MMDTable, Reduction
 from lightning_bnn.metrics.reference import MMDReference, WeightSource, as_reference, as_source
-from weightsym.params import Params
+from weightsym.params import Networks
 
 __all__ = ["law_mmd", "mixture_mmd"]
 
@@ -41,8 +41,8 @@ class ModesTables(NamedTuple):
 
 # ------------------------------------------------------------ functions
 def modes_table(
-    x: Params | WeightSource | MMDReference,
-    y: Params | WeightSource,
+    x: Networks | WeightSource | MMDReference,
+    y: Networks | WeightSource,
     modes: Sequence[int] | Tensor | None,
     grid: KernelGrid | None = None,
     layers: Sequence[str] | None = None,
@@ -67,8 +67,8 @@ def modes_table(
 
 
 def law_mmd(
-    x: Params | WeightSource | MMDReference,
-    y: Params | WeightSource,
+    x: Networks | WeightSource | MMDReference,
+    y: Networks | WeightSource,
     modes: Sequence[int] | Tensor | None,
     reduction: Reduction = "median",
     **options: Any,
@@ -95,8 +95,8 @@ def law_mmd(
 
 
 def mixture_mmd(
-    x: Params | WeightSource | MMDReference,
-    y: Params | WeightSource,
+    x: Networks | WeightSource | MMDReference,
+    y: Networks | WeightSource,
     modes: Sequence[int] | Tensor | None,
     reduction: Reduction = "median",
     **options: Any,

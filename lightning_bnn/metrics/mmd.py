@@ -23,7 +23,7 @@ from lightning_bnn.metrics.kernels import (
 from lightning_bnn.metrics.reference import MMDReference, WeightSource, as_reference
 from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.tables import text_table
-from weightsym.params import Params
+from weightsym.params import Networks
 from weightsym.randomness import key_of
 
 __all__ = ["MMD", "function_space_mmd", "mmd", "mmd_table"]
@@ -107,21 +107,21 @@ def jackknife_variance(left: Tensor) -> Tensor:
 
 # ------------------------------------------------------------ over weights
 def mmd(
-    x: Params | WeightSource | MMDReference,
-    y: Params | WeightSource,
+    x: Networks | WeightSource | MMDReference,
+    y: Networks | WeightSource,
     reduction: Reduction = "median",
     grid: KernelGrid | None = None,
     **options: Any,
 ) -> Tensor:
-    r"""Unbiased MMD^2 between two posteriors over weights, given as stacks of networks.
+    r"""Unbiased MMD^2 between two posteriors over weights, given as stacks or lists of networks.
 
     .. math::
         \frac{\sum_{i \ne j} k(x_i, x_j)}{m (m - 1)} + \frac{\sum_{i \ne j} k(y_i, y_j)}{n (n - 1)}
         - \frac{2}{m n} \sum_{i, j} k(x_i, y_j)
 
     Args:
-        x: the reference: a stack, a `WeightSource`, or an `MMDReference`, which remembers its own
-            distances for the next comparison.
+        x: the reference: a stack, a list of modules, a `WeightSource`, or an `MMDReference`, which
+            remembers its own distances for the next comparison.
         y: the approximation.
         reduction: over the twenty kernels of each layer, before layers are averaged, as Laurent et
             al. (2024) do.
@@ -140,8 +140,8 @@ def mmd(
 
 
 def mmd_table(
-    x: Params | WeightSource | MMDReference,
-    y: Params | WeightSource,
+    x: Networks | WeightSource | MMDReference,
+    y: Networks | WeightSource,
     grid: KernelGrid | None = None,
     layers: Sequence[str] | None = None,
     **options: Any,
@@ -244,8 +244,8 @@ class MMD(ExactMetric):
 
     def update(
         self,
-        x: Params | WeightSource | MMDReference,
-        y: Params | WeightSource,
+        x: Networks | WeightSource | MMDReference,
+        y: Networks | WeightSource,
         layers: Sequence[str] | None = None,
     ) -> None:
         """Compare two stacks.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from lightning_bnn.metrics.distances import Blocks, Distances, distance_blocks
@@ -30,7 +30,7 @@ from lightning_bnn.metrics.kernels import (
     mmd_of_modes,
 )
 from weightsym.devices import check_memory
-from weightsym.params import Params, is_weight, stack_size
+from weightsym.params import Networks, Params, is_weight, stack, stack_size
 
 __all__ = ["MMDReference", "Transformed"]
 
@@ -115,7 +115,7 @@ class Transformed:
     """
 
     def __init__(
-        self, source: Params | WeightSource, transform: RowTransform, memory: int = 2**30
+        self, source: Networks | WeightSource, transform: RowTransform, memory: int = 2**30
     ) -> None:
         self._source, self._transform, self._memory = as_source(source), transform, memory
         self.rows, self.shapes = self._source.rows, self._source.shapes
@@ -150,17 +150,20 @@ class Transformed:
         return flat.reshape(self.rows, size)
 
 
-def as_source(weights: Params | WeightSource, layers: Sequence[str] | None = None) -> WeightSource:
-    """Wrap a stack as a source, and return sources as they are.
+def as_source(
+    weights: Networks | WeightSource, layers: Sequence[str] | None = None
+) -> WeightSource:
+    """Wrap a stack or a list of networks as a source, and return sources as they are.
 
     >>> as_source({"w": torch.ones(2, 3)}).rows
     2
     """
-    if isinstance(weights, dict):
-        return StackSource(weights, layers)
+    if isinstance(weights, (dict, list, tuple, nn.ModuleList)):
+        return StackSource(stack(weights), layers)
     if not isinstance(weights, WeightSource):
         raise ValueError(
-            "Weights must be a stack (a dict of tensors with a leading dimension for networks) or "
+            "Weights must be a stack (a dict of tensors with a leading dimension for networks), a "
+            "list of networks, or "
             f"have `rows`, `shapes` and `read`, got {type(weights).__name__}."
         )
     return weights
@@ -198,7 +201,7 @@ class MMDReference:
     Its weights must not change in place afterwards: the distances between them are kept.
 
     Args:
-        x: a stack of networks, or a `WeightSource` that reads them in slices.
+        x: a stack or a list of networks, or a `WeightSource` that reads them in slices.
         grid: the rule for bandwidths.
         layers: names of the tensors to compare; by default all weights.
         device: where distances are computed; by default where the weights are.
@@ -214,7 +217,7 @@ class MMDReference:
 
     def __init__(
         self,
-        x: Params | WeightSource,
+        x: Networks | WeightSource,
         grid: KernelGrid | None = None,
         *,
         layers: Sequence[str] | None = None,
@@ -225,6 +228,7 @@ class MMDReference:
     ) -> None:
         if memory < 1:
             raise ValueError(f"`memory` must be a number of bytes, got {memory}.")
+        x = stack(x) if isinstance(x, (list, tuple, nn.ModuleList)) else x
         self.source = as_source(x, layers)
         self.layers = tuple(layers if layers is not None else self.source.shapes)
         self.grid = grid or KernelGrid()
@@ -240,7 +244,7 @@ class MMDReference:
             raise ValueError("`chains` must name at least two chains: pairs of one are no law.")
 
     def compare(
-        self, y: Params | WeightSource, layers: Sequence[str] | None = None
+        self, y: Networks | WeightSource, layers: Sequence[str] | None = None
     ) -> Iterator[LayerMMD]:
         """MMD^2 to another posterior, layer by layer.
 
@@ -251,7 +255,7 @@ class MMDReference:
         for name, size, blocks in self._layers_beside(y, layers):
             yield LayerMMD(name, size, mmd2_by_kernel(blocks, self.grid))
 
-    def compare_parts(self, y: Params | WeightSource, parts: Sequence[Tensor]) -> Tensor:
+    def compare_parts(self, y: Networks | WeightSource, parts: Sequence[Tensor]) -> Tensor:
         """MMD^2 to several parts of another posterior, whose distances are computed once.
 
         Args:
@@ -278,7 +282,7 @@ class MMDReference:
         return torch.stack(layers, 1)
 
     def compare_modes(
-        self, y: Params | WeightSource, modes: Modes, layers: Sequence[str] | None = None
+        self, y: Networks | WeightSource, modes: Modes, layers: Sequence[str] | None = None
     ) -> Iterator[LayerModes]:
         """MMD^2 to the law, and to the mixture, of the modes of another posterior.
 
@@ -299,7 +303,7 @@ class MMDReference:
             yield LayerModes(name, size, mmd_of_modes(sums, self.chains, modes))
 
     def _layers_beside(
-        self, y: Params | WeightSource, layers: Sequence[str] | None, least: int = 2
+        self, y: Networks | WeightSource, layers: Sequence[str] | None, least: int = 2
     ) -> Iterator[tuple[str, int, Blocks]]:
         """Name, size and distances of every layer. Networks on both sides are warned of."""
         names = self._names(layers)
@@ -331,11 +335,11 @@ class MMDReference:
         return blocks
 
     def other(
-        self, y: Params | WeightSource, layers: Sequence[str] | None = None, least: int = 2
+        self, y: Networks | WeightSource, layers: Sequence[str] | None = None, least: int = 2
     ) -> WeightSource:
         """Another posterior of so many networks at least as a source, once it is sure to fit."""
         names = self.layers if layers is None else layers
-        source = as_source(y, names if isinstance(y, dict) else None)
+        source = as_source(y, None if isinstance(y, WeightSource) else names)
         _check_fit(self.source, source, names, least)
         return source
 
@@ -399,7 +403,7 @@ class MMDReference:
 
 
 def as_reference(
-    x: Params | WeightSource | MMDReference,
+    x: Networks | WeightSource | MMDReference,
     grid: KernelGrid | None = None,
     layers: Sequence[str] | None = None,
     **options: Any,

@@ -131,6 +131,14 @@ class Bayesian(Core):
             self.adopt(method.init(self.template, starts))
         self.__dict__["_arguments"] = _names_of_method(self)
 
+    def __repr__(self) -> str:
+        weights = sum(p.numel() for p in self.template.parameters())
+        network = f"{type(self.template).__name__} of {weights} weights"
+        data = "any number" if self.num_data is None else f"{self.num_data}"
+        members = f"{self.members} member{'s' if self.members > 1 else ''}"
+        parts = [members, network, str(self.likelihood), f"prior {self.prior}", f"{data} examples"]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
     def use_training_data(self, source: Any) -> None:
         """Name the training data, where no trainer knows them.
 

@@ -33,6 +33,29 @@ class Posterior(nn.Module, ABC):
     (torch.Size([50, 3, 1]), [-1.0, 1.0])
     """
 
+    @staticmethod
+    def of(source: Any, network: nn.Module | None = None, draws: bool = False) -> Posterior:
+        """Make a posterior from whatever holds networks.
+
+        Args:
+            source: a list of modules, a stack, a bank, a folder or a file of networks, a module of
+                this package, a matrix of draws (one vector of weights a row, in the order of
+                ``parameters()``), a fitted object of laplace-torch, or a posterior.
+            network: a module of their kind, which files and vectors need.
+            draws: whether the networks are draws of one posterior; by default each was found
+                independently of the others, as the members of an ensemble.
+
+        >>> from lightning_bnn.posteriors import Posterior
+        >>> networks = [nn.Linear(2, 1) for _ in range(4)]
+        >>> len(Posterior.of(networks).modes()), len(Posterior.of(networks, draws=True).modes())
+        (4, 1)
+        >>> Posterior.of(torch.randn(20, 3), nn.Linear(2, 1), draws=True).networks["weight"].shape
+        torch.Size([20, 1, 2])
+        """
+        from lightning_bnn.posteriors.sources import posterior_from
+
+        return posterior_from(source, network, draws)
+
     @abstractmethod
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n networks.
@@ -41,6 +64,9 @@ class Posterior(nn.Module, ABC):
             n: how many.
             generator: makes the draw repeatable; by default the global random state.
         """
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
 
     def predictor(
         self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None

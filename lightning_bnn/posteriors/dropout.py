@@ -180,6 +180,10 @@ class Dropout(Posterior):
         self.size, self.sites, self.layers = stack_size(networks), sites, layers
         self.constants = NamedTensors(networks)
 
+    def extra_repr(self) -> str:
+        """Describe the posterior in the brackets that ``print`` shows."""
+        return f"{self.size} networks, units of {self.layers} layers dropped"
+
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n networks with units dropped."""
         check_count(n)

@@ -13,7 +13,7 @@ from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
 from weightsym import params as P
 from weightsym.devices import widest
-from weightsym.params import Params, stack_size
+from weightsym.params import Networks, Params, is_weight, stack, stack_size
 from weightsym.randomness import keyed_generator
 
 __all__ = ["Empirical", "Mixture"]
@@ -27,7 +27,7 @@ class Empirical(Posterior):
     Networks are drawn without replacement: one that is there twice would bias a comparison.
 
     Args:
-        networks: a stack.
+        networks: a stack, or a list of modules.
         chains: for every network, the chain that it belongs to; by default each was found
             independently of the others.
 
@@ -38,8 +38,9 @@ class Empirical(Posterior):
     [[0.0, 2.0], [1.0]]
     """
 
-    def __init__(self, networks: Params, chains: Sequence[int] | None = None) -> None:
+    def __init__(self, networks: Networks, chains: Sequence[int] | None = None) -> None:
         super().__init__()
+        networks = stack(networks)
         self.size = stack_size(networks)
         if chains is not None and len(chains) != self.size:
             raise ValueError(f"`chains` must be {self.size} numbers, got {len(chains)}.")
@@ -59,7 +60,10 @@ class Empirical(Posterior):
 
     def extra_repr(self) -> str:
         """Describe the posterior in the brackets that ``print`` shows."""
-        return f"{self.size} networks"
+        modes = len(set(self.chains))
+        weights = sum(t[0].numel() for n, t in self.networks.items() if is_weight(n, t))
+        alone = "" if modes == self.size else f" in {modes} modes"
+        return f"{self.size} networks of {weights} weights{alone}"
 
     @property
     def networks(self) -> Params:
@@ -109,6 +113,10 @@ class Mixture(Posterior):
             )
         self.components = nn.ModuleList(components)
         self.register_buffer("weights", (values / values.sum()).double())
+
+    def extra_repr(self) -> str:
+        """Describe the posterior in the brackets that ``print`` shows."""
+        return f"{len(self.components)} components, the first {self.components[0]}"
 
     def modes(self) -> list[Posterior]:
         """The components, each with one mode or several."""

@@ -190,6 +190,10 @@ class LowRankGaussian(Posterior):
         self.scale, self.order = scale, tuple(mean)
         self.constants = NamedTensors({n: t for n, t in mean.items() if n not in weights})
 
+    def extra_repr(self) -> str:
+        """Describe the posterior in the brackets that ``print`` shows."""
+        return f"{self.mean.numel()} weights, rank {len(self.deviations)}"
+
     @classmethod
     def fit(
         cls,

@@ -129,6 +129,11 @@ class LaplaceGaussian(Posterior):
             parts |= {f"{k}.{name}": t for name, t in pieces.items() if t is not None}
         self.curvature = NamedTensors(parts)
 
+    def extra_repr(self) -> str:
+        """Describe the posterior in the brackets that ``print`` shows."""
+        names = [name for block in self._names for name in block]
+        return f"{len(names)} tensors, {self.prediction} prediction"
+
     # -------------------------------------------------------- the Gaussian
     @property
     def is_linearised(self) -> bool:

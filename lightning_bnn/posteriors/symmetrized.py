@@ -63,6 +63,10 @@ class Symmetrized(Posterior):
             raise ValueError(f"`draws` must be at least 1, got {draws}.")
         self.base, self.sym, self.draws = base, sym, draws
 
+    def extra_repr(self) -> str:
+        """Describe the posterior in the brackets that ``print`` shows."""
+        return f"{self.base}, over 10^{self.sym.log10_permutations:.1f} permutations"
+
     @property
     def order(self) -> float:
         """Number of permutations in the group, infinite above 1e300."""

@@ -7,6 +7,7 @@ with them.
 
 from weightsym.params.averages import shares, weighted_mean
 from weightsym.params.networks import (
+    Networks,
     Params,
     RavelSpec,
     is_stacked,
@@ -24,6 +25,7 @@ from weightsym.params.prediction import apply, apply_each, chunk_of
 from weightsym.stacks.choices import runs_at_once
 
 __all__ = [
+    "Networks",
     "Params",
     "RavelSpec",
     "apply",

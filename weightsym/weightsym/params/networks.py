@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "Networks",
     "Params",
     "RavelSpec",
     "is_stacked",
@@ -24,6 +25,8 @@ __all__ = [
 ]
 
 Params = dict[str, Tensor]
+Networks = Params | Sequence[Params | nn.Module] | nn.ModuleList
+"""A stack, or a list of networks as dicts or modules: `stack` makes one stack of both."""
 
 
 def of(module: nn.Module) -> Params:
@@ -50,22 +53,56 @@ def weight_names(module: nn.Module) -> list[str]:
     return [name for name, p in module.named_parameters() if p.is_floating_point()]
 
 
-def stack(networks: Sequence[Params]) -> Params:
-    """Join networks into a stack.
+def stack(networks: Networks) -> Params:
+    """Join networks, given as dicts or as modules, into a stack. A stack is returned as it is.
 
     >>> stack([{"w": torch.zeros(3)}, {"w": torch.ones(3)}])["w"].shape
     torch.Size([2, 3])
+    >>> stack([torch.nn.Linear(2, 1) for _ in range(5)])["weight"].shape
+    torch.Size([5, 1, 2])
     """
-    if not networks:
-        raise ValueError("`networks` must hold at least one network.")
-    names = networks[0].keys()
-    for k, network in enumerate(networks):
-        if network.keys() != names:
-            odd = sorted(names ^ network.keys())[0]
+    if isinstance(networks, dict):
+        stack_size(networks)
+        return networks
+    every = [_network(k, network) for k, network in enumerate(_listed(networks))]
+    first = every[0]
+    for k, network in enumerate(every):
+        if odd := sorted(first.keys() ^ network.keys()):
             raise ValueError(
-                f"`networks[{k}]` has other names than the first: {odd!r} is only in one of them."
+                f"`networks[{k}]` has other names than the first: {odd[0]!r} is only in one of "
+                "them."
             )
-    return {name: torch.stack([network[name] for network in networks]) for name in names}
+        for name, tensor in network.items():
+            if tensor.shape != first[name].shape:
+                shapes = f"{tuple(tensor.shape)}, not {tuple(first[name].shape)}"
+                raise ValueError(
+                    f"`networks[{k}]` is another network than the first: {name!r} has shape "
+                    f"{shapes}."
+                )
+    return {name: torch.stack([network[name] for network in every]) for name in first}
+
+
+def _listed(networks: Any) -> Sequence[Any]:
+    """Return a list of networks, and refuse what is none."""
+    if not isinstance(networks, (list, tuple, nn.ModuleList)):
+        raise ValueError(
+            "`networks` must be a stack (a dict of tensors with a leading dimension) or a list of "
+            f"networks, got one {type(networks).__name__}."
+        )
+    if not len(networks):
+        raise ValueError("`networks` must hold at least one network.")
+    return cast(Sequence[Any], networks)
+
+
+def _network(k: int, network: Any) -> Params:
+    if isinstance(network, nn.Module):
+        return of(network)
+    if not isinstance(network, dict):
+        raise ValueError(
+            f"`networks[{k}]` must be a module or a dict of tensors, got a "
+            f"{type(network).__name__}."
+        )
+    return network
 
 
 def unstack(params: Params) -> list[Params]:
