@@ -33,7 +33,7 @@ _TRAINING, _HELD_OUT = 512, 2000
 
 def doctor(
     place: str,
-    settings: str | None = None,
+    data: str | None = None,
     samples: int = 20,
     out: str | None = None,
 ) -> None:
@@ -48,18 +48,18 @@ def doctor(
         place: a run (a folder that `fit` has written), a checkpoint, a bank, or a folder of
             checkpoints; path[10:40] selects some of its members or networks. For example:
             lightning-bnn doctor lightning_logs/version_0
-        settings: a configuration with the network and its data, as for `fit`; needed if there is
+        data: a configuration with the network and its data, as for `fit`; needed if there is
             none beside the posterior.
         samples: number of networks drawn from every mode.
         out: folder for doctor.json; by default the text is only printed.
     """
     check_count("samples", samples)
     where = Location.of(place)
-    config = Path(settings) if settings is not None else where.config()
+    config = Path(data) if data is not None else where.config()
     if config is None:
         raise ValueError(
             f"{place} has no configuration beside it that names network and data: pass one, "
-            "`--settings my.yaml`."
+            "`--data my.yaml`."
         )
     with one_thread():
         evidence = _evidence(where, config, samples)

@@ -21,7 +21,7 @@ __all__ = ["collapse", "collapse_findings"]
 
 def collapse(
     networks: str | None = None,
-    like: str | None = None,
+    data: str | None = None,
     scale: Literal["small", "paper"] = "small",
     members: int | None = None,
     epochs: int | None = None,
@@ -40,7 +40,7 @@ def collapse(
     Args:
         networks: a run, a bank or a folder of checkpoints whose networks are used; by default
             networks are trained.
-        like: the configuration of these networks, if none lies beside them.
+        data: a configuration with their network and data, if none lies beside them.
         scale: small, which runs in minutes, or paper, the paper's recipe.
         members: number of networks to train.
         epochs: epochs of training.
@@ -49,7 +49,7 @@ def collapse(
         out: folder for the results.
     """
     ensemble = population(
-        "collapse", out, ENSEMBLES, scale, networks, like, seed, members=members, epochs=epochs
+        "collapse", out, ENSEMBLES, scale, networks, data, seed, members=members, epochs=epochs
     )
     publish(collapse_findings(ensemble, ood), ensemble.folder)
 

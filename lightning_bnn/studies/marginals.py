@@ -29,7 +29,7 @@ _COMPONENTS = 20
 
 def marginals(
     networks: str | None = None,
-    like: str | None = None,
+    data: str | None = None,
     scale: Literal["small", "paper"] = "small",
     members: int | None = None,
     epochs: int | None = None,
@@ -47,7 +47,7 @@ def marginals(
     Args:
         networks: a run, a bank or a folder of checkpoints whose networks are used; by default
             networks are trained.
-        like: the configuration of these networks, if none lies beside them.
+        data: a configuration with their network and data, if none lies beside them.
         scale: small, which runs in minutes, or paper, the paper's recipe.
         members: number of networks to train.
         epochs: epochs of training.
@@ -55,7 +55,7 @@ def marginals(
         out: folder for the results.
     """
     ensemble = population(
-        "marginals", out, RECIPES, scale, networks, like, seed, members=members, epochs=epochs
+        "marginals", out, RECIPES, scale, networks, data, seed, members=members, epochs=epochs
     )
     publish(marginals_findings(ensemble), ensemble.folder)
 

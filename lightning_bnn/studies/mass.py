@@ -20,7 +20,7 @@ __all__ = ["mass", "mass_findings"]
 
 def mass(
     networks: str | None = None,
-    like: str | None = None,
+    data: str | None = None,
     scale: Literal["small", "paper"] = "small",
     members: int | None = None,
     epochs: int | None = None,
@@ -36,7 +36,7 @@ def mass(
     Args:
         networks: a run, a bank or a folder of checkpoints whose networks are used; by default
             networks are trained.
-        like: the configuration of these networks, if none lies beside them.
+        data: a configuration with their network and data, if none lies beside them.
         scale: small, which runs in minutes, or paper, the paper's recipe.
         members: number of networks to train.
         epochs: epochs of training.
@@ -44,7 +44,7 @@ def mass(
         out: folder for the results.
     """
     ensemble = population(
-        "mass", out, ENSEMBLES, scale, networks, like, seed, members=members, epochs=epochs
+        "mass", out, ENSEMBLES, scale, networks, data, seed, members=members, epochs=epochs
     )
     publish(mass_findings(ensemble), ensemble.folder)
 

@@ -292,7 +292,7 @@ def population(
     recipes: Mapping[str, Recipe],
     scale: str,
     networks: str | None,
-    like: str | None,
+    data: str | None,
     seed: int = 0,
     **changes: int | None,
 ) -> Population:
@@ -304,7 +304,7 @@ def population(
         recipes: how they are trained, by scale.
         scale: which of the recipes.
         networks: a run, bank or folder of networks, in place of training.
-        like: its configuration, if it has none with it.
+        data: a configuration with network and data, if none lies beside it.
         seed: of the training, if there is any.
         **changes: fields of the recipe to replace.
     """
@@ -320,9 +320,9 @@ def population(
     else:
         location = Location.of(networks)
         settings, note = {"networks": networks}, f"Networks: {networks}"
-    config = location.config() if like is None else Path(like)
+    config = location.config() if data is None else Path(data)
     if config is None:
-        raise ValueError(f"{location.path} has no `config.yaml` with it: pass one as `--like`.")
+        raise ValueError(f"{location.path} has no `config.yaml` with it: pass one as `--data`.")
     problem = read_problem(config)
     stack = read_posterior("networks", location, problem).networks()
     return Population(stack, problem, {**settings, "sha256": location.digest()}, (note,), folder)

@@ -53,9 +53,7 @@ def sampled(folder):
 
 def test_a_bank_of_networks_that_know_nothing(tmp_path, capsys):
     bank(tmp_path / "bank", 4)
-    code = code_of(
-        "doctor", tmp_path / "bank", "--settings", config(tmp_path), "--out", tmp_path / "o"
-    )
+    code = code_of("doctor", tmp_path / "bank", "--data", config(tmp_path), "--out", tmp_path / "o")
     assert code == FAULTY
     said = capsys.readouterr().out
     report = Report.read(tmp_path / "o" / "doctor.json")
@@ -66,15 +64,15 @@ def test_a_bank_of_networks_that_know_nothing(tmp_path, capsys):
 
 def test_rows_of_a_bank_are_chosen(tmp_path, capsys):
     bank(tmp_path / "bank", 6)
-    code_of("doctor", f"{tmp_path / 'bank'}[1:3]", "--settings", config(tmp_path))
+    code_of("doctor", f"{tmp_path / 'bank'}[1:3]", "--data", config(tmp_path))
     assert "modes 2" in capsys.readouterr().out
 
 
 def test_chains_are_known_by_the_configuration(tmp_path, capsys):
     chains(tmp_path / "bank", 0.05, drift=0.2)
-    assert code_of("doctor", tmp_path / "bank", "--settings", sampled(tmp_path)) == FAULTY
+    assert code_of("doctor", tmp_path / "bank", "--data", sampled(tmp_path)) == FAULTY
     assert "R-hat" in capsys.readouterr().out
-    code_of("doctor", tmp_path / "bank", "--settings", config(tmp_path))
+    code_of("doctor", tmp_path / "bank", "--data", config(tmp_path))
     assert "R-hat" not in capsys.readouterr().out  # an ensemble is no chain
 
 
@@ -83,7 +81,7 @@ def test_a_folder_of_plain_files(tmp_path, capsys):
     folder.mkdir()
     for k in range(2):
         torch.save(P.of(NET), folder / f"{k}.pt")
-    assert code_of("doctor", folder, "--settings", config(tmp_path)) == FAULTY
+    assert code_of("doctor", folder, "--data", config(tmp_path)) == FAULTY
     assert "predict the same" in capsys.readouterr().out
 
 
@@ -109,7 +107,7 @@ def test_numbers_that_yaml_takes_for_words_are_numbers(decay, shown, tmp_path, c
     arguments = {**CONFIG["model"]["init_args"], "prior_std": "1e-1", "optimizer": optimizer}
     model = {"class_path": "DeepEnsemble", "init_args": arguments}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({**CONFIG, "model": model}, default_style=None))
-    code_of("doctor", tmp_path / "bank", "--settings", tmp_path / "c.yaml")
+    code_of("doctor", tmp_path / "bank", "--data", tmp_path / "c.yaml")
     said = capsys.readouterr().out
     found = f"weight decay of {shown} beside a prior of standard deviation 0.1"
     assert (found in said) == (shown is not None)
@@ -128,13 +126,13 @@ def message(capsys, *args):
 def test_mistakes_are_told_in_a_sentence(tmp_path, capsys):
     bank(tmp_path / "bank", 2)
     like = config(tmp_path)
-    assert "nothing at" in message(capsys, "doctor", tmp_path / "none", "--settings", like)
+    assert "nothing at" in message(capsys, "doctor", tmp_path / "none", "--data", like)
     assert "no configuration beside it" in message(capsys, "doctor", tmp_path / "bank")
-    few = ("doctor", tmp_path / "bank", "--settings", like, "--samples", "0")
+    few = ("doctor", tmp_path / "bank", "--data", like, "--samples", "0")
     assert "`samples`" in message(capsys, *few)
     other = {**CONFIG, "data": {"class_path": "TwoGaussians"}}
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
-    wrong = ("doctor", tmp_path / "bank", "--settings", tmp_path / "other.yaml")
+    wrong = ("doctor", tmp_path / "bank", "--data", tmp_path / "other.yaml")
     assert message(capsys, *wrong)
 
 
@@ -142,5 +140,5 @@ def test_mistakes_are_told_in_a_sentence(tmp_path, capsys):
 def test_a_damaged_report_beside_a_run_is_refused(tmp_path, capsys):
     bank(tmp_path / "bank", 2)
     (tmp_path / "bank" / "doctor.json").write_text(json.dumps({"findings": 3}))
-    said = message(capsys, "doctor", tmp_path / "bank", "--settings", config(tmp_path))
+    said = message(capsys, "doctor", tmp_path / "bank", "--data", config(tmp_path))
     assert "not a report of the doctor" in said

@@ -66,15 +66,15 @@ def test_such_a_file_would_have_run(here):
 
 
 FIT = ["-c", "like.yaml", "--trainer.accelerator", "cpu", "--trainer.fast_dev_run", "1"]
-BANK_OF = ["--reference", "fine", "--like", "like.yaml", "--posteriors.A"]
+BANK_OF = ["fine", "--data", "like.yaml", "--posteriors.A"]
 COMMANDS = {
     "compare": ["compare", *BANK_OF, "bad/it.ckpt"],
     "compare, a folder": ["compare", *BANK_OF, "bad_pt"],
     "compare, the reference": [
-        "compare", "--reference", "bad/it.ckpt", "--like", "like.yaml", "--posteriors.A", "fine",
+        "compare", "bad/it.ckpt", "--data", "like.yaml", "--posteriors.A", "fine",
     ],
     **{
-        name: [name, "--networks", "bad/it.ckpt", "--like", "like.yaml", "--out", "out"]
+        name: [name, "--networks", "bad/it.ckpt", "--data", "like.yaml", "--out", "out"]
         for name in ("mass", "collapse", "marginals")
     },
     "symmetries": [
@@ -172,8 +172,8 @@ def test_a_checkpoint_may_not_name_the_function_that_makes_its_module(
     )
     torch.save(held, "bad/it.ckpt")
     options = {
-        "mass": ["--networks", "bad/it.ckpt", "--out", "out", "--like", "like.yaml"],
-        "doctor": ["bad/it.ckpt", "--settings", "like.yaml"],
+        "mass": ["--networks", "bad/it.ckpt", "--out", "out", "--data", "like.yaml"],
+        "doctor": ["bad/it.ckpt", "--data", "like.yaml"],
     }
     with pytest.raises(SystemExit):
         main([command, *options[command]])
@@ -219,9 +219,9 @@ READERS = {
     "symmetries": [
         "symmetries", "lightning_bnn.models.optunet", "--input", "1,1,28,28", "--checkpoint",
     ],
-    "mass": ["mass", "--like", "like.yaml", "--out", "out", "--networks"],
-    "compare": ["compare", "--like", "like.yaml", "--posteriors.A", "fine", "--reference"],
-    "doctor": ["doctor", "--settings", "like.yaml"],
+    "mass": ["mass", "--data", "like.yaml", "--out", "out", "--networks"],
+    "compare": ["compare", "--data", "like.yaml", "--posteriors.A", "fine"],
+    "doctor": ["doctor", "--data", "like.yaml"],
     "bank": ["bank", "new", "--add"],
     "diff": ["diff", "fine.safetensors"],
     "match": ["match", "fine.safetensors"],
@@ -272,7 +272,7 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 def test_configurations_that_grow_are_refused_before_they_do(text, words, here, capsys):
     Path("it.yaml").write_text(text)
-    for arguments in (["fit", "-c"], ["compare", *BANK_OF, "fine", "--like"]):
+    for arguments in (["fit", "-c"], ["compare", *BANK_OF, "fine", "--data"]):
         with pytest.raises(SystemExit):
             main([*arguments, "it.yaml"])
         assert words in capsys.readouterr().err

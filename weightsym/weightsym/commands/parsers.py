@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin
@@ -23,6 +23,7 @@ __all__ = ["Refusal", "StrictParser", "did_you_mean", "refusal_of"]
 # Names that argparse and jsonargparse tell nowhere but in their messages.
 _UNKNOWN = re.compile(r"(?:unrecognized arguments: (?=--)|option ')([^\s=']+)", re.IGNORECASE)
 _MISSING = re.compile(r"arguments are required: (.*)")
+_TOO_MANY = re.compile(r"unrecognized arguments: ([^-\s]\S*)", re.IGNORECASE)
 _COMMAND = re.compile(r"^(fit|validate|test|predict)\.")
 _SUBCLASSES = re.compile(r", known subclasses: [^)]*")
 _NAMES = {NoneType: "null", bool: "true or false"}
@@ -77,10 +78,16 @@ class StrictParser(ArgumentParser):
 
     _refusals: ClassVar[list[Refusal]] = []
     _typed: tuple[argparse.Action, Any, int] | None = None
+    _words: Sequence[str] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         ours = {"allow_abbrev": False, "exit_on_error": False, "formatter_class": _ShortHelp}
         super().__init__(*args, **{**kwargs, **ours})
+
+    def parse_args(self, args: Any = None, *others: Any, **options: Any) -> Any:
+        """Parse words, and remember which options were meant."""
+        self._words = [str(word).partition("=")[0] for word in args or ()]
+        return super().parse_args(args, *others, **options)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         self._typed = action, " ".join(arg_strings), len(self._refusals)
@@ -131,9 +138,18 @@ class StrictParser(ArgumentParser):
         return refusal_of(hint, value)
 
     def _wrong_name(self, message: str) -> Refusal | None:
+        places = [action.dest for action in self._actions if not action.option_strings]
+        for name in places:
+            if f"--{name}" in self._words:
+                text = f"`{name}` is no option: write it without `--{name}`, behind the command"
+                return Refusal(text, f"--{name}")
         if missing := _MISSING.search(message):
             names = [f"`{_COMMAND.sub('', name)}`" for name in missing[1].split(", ")]
             return Refusal(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} missing")
+        if extra := _TOO_MANY.search(message):
+            known = ", ".join(f"`{name}`" for name in places) or "nothing"
+            reason = f"{extra[1]!r} has no option before it, and only {known} can be without one"
+            return Refusal(reason, extra[1], _an_option(self))
         if not (unknown := _UNKNOWN.search(message)):
             return None
         name, typed = unknown[1], unknown[1].startswith("--")
@@ -141,6 +157,16 @@ class StrictParser(ArgumentParser):
         quote = "`" if typed else "'"
         meant = did_you_mean(name, options, quote)
         return Refusal(f"there is no option {quote}{name}{quote}", name, meant)
+
+
+def _an_option(parser: argparse.ArgumentParser) -> str:
+    """Show an option that takes several things by name, in half a sentence, if there is one."""
+    for action in parser._actions:
+        if get_origin(getattr(action, "_typehint", None)) in (Union, UnionType):
+            kinds = [get_origin(kind) for kind in get_args(getattr(action, "_typehint", None))]
+            if dict in kinds:
+                return f"; name it, as in --{action.dest}.NAME PLACE"
+    return ""
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
