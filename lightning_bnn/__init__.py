@@ -12,6 +12,7 @@ from typing import Any
 __all__ = [
     "bank",
     "callbacks",
+    "compare",
     "datamodules",
     "engines",
     "evaluation",
@@ -36,6 +37,8 @@ if "lightning.pytorch" in sys.modules:  # its Trainer is to know our strategy by
 
 
 def __getattr__(name: str) -> Any:
+    if name == "compare":
+        return importlib.import_module("lightning_bnn.studies.comparisons").compare
     if name in __all__:
         return importlib.import_module(f"lightning_bnn.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import html
+import importlib
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -10,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from weightsym.extras import needed
 
 __all__ = ["Cell", "Measured", "Table", "interval", "results_table", "spread", "text_table"]
 
@@ -121,6 +125,33 @@ class Table:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
         return text.getvalue()
+
+    def html(self, folded: bool = False) -> str:
+        """For a page or a notebook.
+
+        Args:
+            folded: whether only the title is shown until somebody clicks on it.
+
+        >>> Table("Errors", ["method", "error"], [["SWAG", 1.0]], 1).html()[:50]
+        '<div class="wide"><table><caption>Errors</caption>'
+        """
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.header)
+        rows = ["".join(f"<td>{html.escape(c)}</td>" for c in row) for row in self.cells()]
+        body = "\n".join(f"<tr>{row}</tr>" for row in (head, *rows))
+        title = html.escape(self.title)
+        caption = "" if folded or not title else f"<caption>{title}</caption>"
+        note = f'<p class="about">{html.escape(self.note)}</p>' if self.note else ""
+        table = f'<div class="wide"><table>{caption}\n{body}\n</table></div>{note}'
+        return f"<details><summary>{title}</summary>{table}</details>" if folded else table
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def to_pandas(self) -> Any:
+        """All digits as a ``pandas.DataFrame``, errors in columns of their own."""
+        with needed("A data frame"):
+            pandas = importlib.import_module("pandas")
+        return pandas.read_csv(io.StringIO(self.csv()))
 
     def json(self) -> dict[str, Any]:
         """All digits as plain types, with null for what is not finite."""

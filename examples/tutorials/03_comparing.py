@@ -115,37 +115,24 @@ print("outputs are the same but for rounding:", torch.allclose(before, after, at
 #
 # ## All folders in one table
 #
-# `compare` takes any number of folders, banks and runs, and a reference. Where no configuration
-# lies beside the networks, a short file names network and data. It prints tables, and writes them
-# into a folder together with a figure; here only some columns are shown. (From a shell:
-# `lightning-bnn compare`.)
+# `compare` takes any number of posteriors by name, and a reference: folders, banks and runs, and
+# also lists of modules, stacks and draws of other libraries. The result shows its tables and
+# cautions, also in a notebook; here only some columns are printed. (From a shell: `lightning-bnn
+# compare`.)
 
 # %%
-import contextlib
 import csv
-import io
-import shutil
 
-from lightning_bnn.studies.compare import compare
+import lightning_bnn
 
-Path("problem.yaml").write_text("""
-model:
-  init_args:
-    network:
-      class_path: lightning_bnn.models.mlp
-      init_args: {inputs: 64, hidden: [16], outputs: 10}
-data:
-  class_path: lightning_bnn.datamodules.Digits
-""")
 places = {"Again": "again", "Short": "short", "Late": "late"}
-with contextlib.redirect_stdout(io.StringIO()):
-    compare("ours", places, like="problem.yaml", reference_is="trained", out="compared")
+result = lightning_bnn.compare("ours", places, data, network=network, reference_is="trained")
 
 
-def show(file, columns):
-    """Some columns of a table that was written, as means and errors."""
+def show(table, columns):
+    """Some columns of a table, as means and errors."""
     print(" " * 35, *(f"{column:>14s}" for column in columns))
-    for row in csv.DictReader(Path(file).read_text().splitlines()):
+    for row in csv.DictReader(table.splitlines()):
         pairs = [(row[column], row[f"{column} (error)"]) for column in columns]
         shown = [f"{float(v):.2f} ± {float(e):.2f}" if v else "" for v, e in pairs]
         name = " ".join(row[key] for key in ("mode", "method", "posterior") if key in row)
@@ -153,10 +140,10 @@ def show(file, columns):
         print(f"{name:35s}", *(f"{text:>14s}" for text in shown))
 
 
-show("compared/distances.csv", ("law", "NS law", "TV"))
+show(result.tables["distances"].csv(), ("law", "NS law", "TV"))
 print()
-show("compared/predictions.csv", ("Acc", "NLL", "FPR95"))
-shutil.copy("compared/metrics.png", "distances_and_predictions.png")
+show(result.tables["predictions"].csv(), ("Acc", "NLL", "FPR95"))
+result.figures["metrics"].savefig("distances_and_predictions.png", dpi=150)
 
 # %% [markdown]
 # - *law* is the distribution over networks that a recipe leads to; the column is MMD² x 100 to that
@@ -187,6 +174,8 @@ shutil.copy("compared/metrics.png", "distances_and_predictions.png")
 # of settling.
 
 # %%
+import contextlib
+import io
 from functools import partial
 
 from lightning_bnn import samplers
@@ -208,7 +197,7 @@ trainer.save_checkpoint("chains.ckpt")
 
 with contextlib.redirect_stdout(io.StringIO()):
     fidelity("digits", {"Ours": "ours", "Chains": "chains.ckpt"}, samples=40, out="scored")
-show("scored/fidelity.csv", ("function law", "NS law", "TV", "Acc", "NLL"))
+show(Path("scored/fidelity.csv").read_text(), ("function law", "NS law", "TV", "Acc", "NLL"))
 
 # %% [markdown]
 # *Function law* is the same distance between what networks predict instead of between their

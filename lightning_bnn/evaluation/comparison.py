@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from tqdm.auto import tqdm
 
 import lightning_bnn
@@ -18,7 +19,7 @@ from lightning_bnn.bank.disk import write_whole
 from lightning_bnn.evaluation.errors import Numbers, bootstrap, jackknife, left_out, over_modes
 from lightning_bnn.evaluation.evaluators import Score
 from lightning_bnn.evaluation.predictions import draw, has_classes, predictions_of_mode
-from lightning_bnn.evaluation.problem import StoredBatches, read_problem
+from lightning_bnn.evaluation.problem import Problem, StoredBatches, read_problem
 from lightning_bnn.evaluation.reference import (
     Options,
     Reference,
@@ -35,6 +36,7 @@ from lightning_bnn.evaluation.stored_posteriors import (
 )
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import Empirical
+from lightning_bnn.posteriors.sources import network_of
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.tables import Measured
 from weightsym import params as P
@@ -255,35 +257,38 @@ class Comparison:
 
 
 def collect(
-    reference: str,
-    posteriors: Mapping[str, str],
-    folder: Path,
-    like: str | None = None,
+    reference: Any,
+    posteriors: Mapping[str, Any],
+    folder: Path | None = None,
+    data: Any = None,
     options: Options | None = None,
+    network: nn.Module | None = None,
+    likelihood: nn.Module | None = None,
 ) -> Comparison:
     """Compare posteriors with a reference, with a row for each that fails, too.
 
     Args:
-        reference: networks that stand for the posterior.
-        posteriors: locations by name.
-        folder: rows are kept in ``folder/rows``.
-        like: a configuration with network and data, by default that of the first run.
+        reference: networks that stand for the posterior: a location, or what `Posterior.of` takes.
+        posteriors: the same by name.
+        folder: rows of what is on disk are kept in ``folder/rows``.
+        data: a configuration with network and data, by default that of the first run; or test data.
         options: how they are compared.
+        network: one of their kind, by default that of the first that has one.
+        likelihood: says what outputs mean, by default that of the first module that has one.
     """
     options = options or Options()
-    first, locations = Location.of(reference), _locations(posteriors, options)
-    config = _config([first, *locations.values()]) if like is None else Path(like)
-    problem = read_problem(config)
+    first, sources = _source(reference), _sources(posteriors, options)
+    config, problem = _problem(data, [first, *sources.values()], network, likelihood)
     settings = {
-        "reference": reference,
-        "reference_sha256": first.digest(),
-        "config": str(config),
-        "config_sha256": digest_of_file(config),
+        "reference": str(reference) if isinstance(first, Location) else _kind(first),
+        "reference_sha256": first.digest() if isinstance(first, Location) else "in memory",
+        "config": None if config is None else str(config),
+        "config_sha256": None if config is None else digest_of_file(config),
         "version": lightning_bnn.__version__,
         "format": _FORMAT,
         **{k: v for k, v in asdict(options).items() if k != "reference_is"},
     }
-    _check_disjoint(first, locations)
+    _check_disjoint(first, sources)
     whole = read_posterior("reference", first, problem)
     stored = whole.thinned(options.reference_samples)
     networks = Reference.of(stored, problem, options)
@@ -298,6 +303,7 @@ def collect(
     sets = [problem.test_set(), *([] if ood is None else [ood[1]])]
     settings["test_examples"] = len(sets[0].targets())
     validation = problem.validation_set()
+    settings["validation_examples"] = None if validation is None else len(validation.targets())
     every = [*sets, *([] if validation is None else [validation])]
     settings["data_sha256"] = [batches.digest() for batches in every]
 
@@ -305,14 +311,16 @@ def collect(
     def predicted() -> Any:
         return predictions_of_reference(stored, sets[0], networks, stored.likelihood)
 
-    def compute(name: str, location: Location) -> RowsAndOrigin:
-        posterior = read_posterior(name, location, problem, samples=options.samples)
-        has_other = has_other_data(location, config)
+    def compute(name: str, source: Location | Any) -> RowsAndOrigin:
+        posterior = read_posterior(name, source, problem, samples=options.samples)
+        on_disk = config if isinstance(source, Location) else None
+        has_other = on_disk is not None and has_other_data(source, on_disk)
         held_out = None if has_other else validation
         rows = rows_of(posterior, networks, sets, options.score, predicted(), held_out)
         return rows, {**posterior.origin, "modes": len(posterior.modes), "other_data": has_other}
 
-    rows, origins = _all_rows(locations, settings, folder / "rows", compute)
+    keep = None if folder is None or config is None else folder / "rows"
+    rows, origins = _all_rows(sources, settings, keep, compute)
     counts = {row.seeds for row in rows if "law" in row.numbers}
     counts |= {row.pooled for row in rows if "mmd" in row.numbers}
     if networks.size < 4 or networks.has_chains:  # cannot be split into parts of one law
@@ -322,48 +330,87 @@ def collect(
 
 
 def _all_rows(
-    locations: Mapping[str, Location],
+    sources: Mapping[str, Location | Any],
     settings: Mapping[str, Any],
-    folder: Path,
-    compute: Callable[[str, Location], RowsAndOrigin],
+    folder: Path | None,
+    compute: Callable[[str, Location | Any], RowsAndOrigin],
 ) -> tuple[list[Row], dict[str, Mapping[str, Any]]]:
     """The rows of all posteriors, one after the other, and where each is from."""
     rows: list[Row] = []
     origins: dict[str, Mapping[str, Any]] = {}
-    for name, location in (bar := tqdm(list(locations.items()), desc="posteriors")):
+    for name, source in (bar := tqdm(list(sources.items()), desc="posteriors")):
         bar.set_postfix_str(name)
-        identity = {"name": name, "sha256": location.digest(), "rows": str(location.rows)}
-        key = {**settings, "posterior": identity}
-        new, origins[name] = _stored_or_computed(
-            folder / f"{name}.json", key, functools.partial(compute, name, location)
-        )
+        make = functools.partial(_computed, name, functools.partial(compute, name, source))
+        if folder is not None and isinstance(source, Location):
+            identity = {"name": name, "sha256": source.digest(), "rows": str(source.rows)}
+            key = {**settings, "posterior": identity}
+            new, origins[name] = _stored_or_computed(folder / f"{name}.json", key, make)
+        else:
+            new, origins[name] = make()
         rows += new
     return rows, origins
 
 
-def _locations(posteriors: Mapping[str, str], options: Options) -> dict[str, Location]:
+def _source(source: Any) -> Location | Any:
+    """What is on disk, or what holds networks, as it is."""
+    return Location.of(str(source)) if isinstance(source, (str, Path)) else source
+
+
+def _kind(source: Any) -> str:
+    """Name what holds networks.
+
+    >>> _kind([nn.Linear(2, 1)])
+    'a list'
+    """
+    kind = type(source).__name__
+    return f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
+
+
+def _sources(posteriors: Mapping[str, Any], options: Options) -> dict[str, Location | Any]:
+    if not isinstance(posteriors, Mapping) or not posteriors:
+        raise ValueError(
+            "`posteriors` must name what is compared, as in {'SWAG': swag}, got "
+            f"{'none' if isinstance(posteriors, Mapping) else _kind(posteriors)}."
+        )
     if options.samples < 2:
         raise ValueError(f"`samples` must be at least 2, got {options.samples}.")
     for name in posteriors:
         if not re.fullmatch(r"[^/\\\x00]+", name):
             raise ValueError(f"`posteriors`: names go into file names, {name!r} cannot.")
-    return {name: Location.of(text) for name, text in posteriors.items()}
+    return {name: _source(source) for name, source in posteriors.items()}
 
 
-def _config(locations: Sequence[Location]) -> Path:
-    for location in locations:
-        config = location.config()
+def _problem(
+    data: Any,
+    sources: Sequence[Location | Any],
+    network: nn.Module | None,
+    likelihood: nn.Module | None,
+) -> tuple[Path | None, Problem]:
+    """The problem that sources share, and the configuration that it was read from, if any."""
+    if data is None or isinstance(data, (str, Path)):
+        config = _config(sources) if data is None else Path(data)
+        return config, read_problem(config)
+    module = next((s for s in sources if hasattr(s, "judged_modes")), None)
+    likelihood = likelihood or getattr(module, "likelihood", None)
+    return None, Problem.of(data, network or network_of(sources), likelihood)
+
+
+def _config(sources: Sequence[Location | Any]) -> Path:
+    for source in sources:
+        config = source.config() if isinstance(source, Location) else None
         if config is not None:
             return config
     raise ValueError(
-        "None of the posteriors has a `config.yaml`: pass a configuration with network and data as "
-        "`--like`."
+        "None of the posteriors has a `config.yaml`: pass `data`, a configuration with network and "
+        "data, or, in Python, test data."
     )
 
 
-def _check_disjoint(reference: Location, locations: Mapping[str, Location]) -> None:
-    """Refuse networks that are in both sets: they bias the MMD."""
-    for name, location in locations.items():
+def _check_disjoint(reference: Location | Any, sources: Mapping[str, Location | Any]) -> None:
+    """Refuse rows that are in both sets, before they are read: they bias the MMD."""
+    for name, location in sources.items():
+        if not isinstance(reference, Location) or not isinstance(location, Location):
+            continue
         if location.file().resolve() != reference.file().resolve():
             continue
         rows, taken = (set(range(10**6)[p.rows or slice(None)]) for p in (location, reference))
@@ -382,18 +429,24 @@ def _stored_or_computed(
     stored = _stored(path)
     if stored.get("key") == json.loads(json.dumps(key)):
         return [_row(**row) for row in stored["rows"]], stored["origin"]
-    name = key["posterior"]["name"]
-    try:
-        with quiet():
-            rows, origin = compute()
-    except (ValueError, RuntimeError, OSError) as error:
-        message = " ".join(str(error).split())
-        tqdm.write(f"{name} failed: {message}")
-        return [Row(name, FAILED, {}, 0)], {"failed": message}
+    rows, origin = compute()
+    if "failed" in origin:
+        return rows, origin
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"key": key, "origin": origin, "rows": [asdict(row) for row in rows]}
     write_whole(path, json.dumps(content, indent=1) + "\n", wait=False)
     return rows, origin
+
+
+def _computed(name: str, compute: Callable[[], RowsAndOrigin]) -> RowsAndOrigin:
+    """Compute the rows of a posterior, or one that says why it failed."""
+    try:
+        with quiet():
+            return compute()
+    except (ValueError, RuntimeError, OSError) as error:
+        message = " ".join(str(error).split())
+        tqdm.write(f"{name} failed: {message}")
+        return [Row(name, FAILED, {}, 0)], {"failed": message}
 
 
 def _stored(path: Path) -> dict[str, Any]:

@@ -7,12 +7,13 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn.calibration.calibrated import validation_loaders
 from lightning_bnn.evaluation.evaluators import named_sets
@@ -20,11 +21,13 @@ from lightning_bnn.evaluation.predictions import ClassPredictions, has_classes
 from lightning_bnn.likelihoods import Categorical
 from weightsym import Symmetries, discover
 from weightsym import params as P
+from weightsym.forward import first_line
 from weightsym.params import Params
 from weightsym.settings_files import read_settings
 
 __all__ = ["Problem", "StoredBatches", "read_problem"]
 
+_AT_ONCE = 1000
 _PROBED = 100
 """Test inputs by which functions are compared."""
 
@@ -66,6 +69,38 @@ class StoredBatches:
         return digest.hexdigest()[:12]
 
 
+class _OnlyTests(L.LightningDataModule):
+    """Test data without any others.
+
+    Args:
+        data: a loader, or inputs and targets; or several by name, the first in distribution.
+    """
+
+    def __init__(self, data: Any) -> None:
+        super().__init__()
+        sets = data if isinstance(data, dict) and data else {"test": data}
+        self._loaders = {name: _loader(examples) for name, examples in sets.items()}
+
+    def test_dataloader(self) -> Any:
+        return self._loaders
+
+
+def _loader(data: Any) -> Any:
+    """Batches of inputs and targets from two tensors, or those of a loader."""
+    pair = isinstance(data, (tuple, list)) and len(data) == 2
+    if pair and all(isinstance(t, Tensor) for t in data):
+        inputs, targets = data
+        if len(inputs) != len(targets):
+            raise ValueError(f"`data` has {len(inputs)} inputs, but {len(targets)} targets.")
+        return DataLoader(TensorDataset(inputs, targets), _AT_ONCE)
+    if not hasattr(data, "__iter__") or isinstance(data, (dict, Tensor, nn.Module)):
+        raise ValueError(
+            "`data` must be a datamodule, a loader, a pair (inputs, targets) or a configuration, "
+            f"got {type(data).__name__}."
+        )
+    return data
+
+
 class _Joined:
     """Several loaders, one after the other."""
 
@@ -89,6 +124,33 @@ class Problem:
     network: nn.Module
     source: L.LightningDataModule
     likelihood: nn.Module = field(default_factory=Categorical)
+
+    @classmethod
+    def of(cls, data: Any, network: nn.Module, likelihood: nn.Module | None = None) -> Problem:
+        """From test data as a notebook has them.
+
+        Args:
+            data: a datamodule, a loader of inputs and targets, or both as two tensors; or a dict of
+                such sets by name, of which all but the first are out of distribution.
+            network: gives the computation.
+            likelihood: what outputs say about targets, by default `Categorical`.
+        """
+        source = data if isinstance(data, L.LightningDataModule) else _OnlyTests(data)
+        problem = cls(network.eval(), source, likelihood or Categorical())
+        problem.check()
+        return problem
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Refuse data that do not fit the network."""
+        try:
+            inputs, targets = next(iter(self.test_set()))
+            outputs = self.network(inputs[:2])
+            cast(Any, self.likelihood).log_prob(outputs[None], targets[:2])
+        except (RuntimeError, TypeError, ValueError, IndexError, StopIteration) as error:
+            none = isinstance(error, StopIteration)
+            reason = "there are no examples." if none else first_line(error)
+            raise ValueError(f"`data` do not fit the network: {reason}") from None
 
     def training_set(self, most: int) -> StoredBatches:
         """The first batches of the training data."""

@@ -18,6 +18,8 @@ __all__ = [
     "Column",
     "DISTANCES",
     "PREDICTIONS",
+    "advice_table",
+    "cautions_of",
     "columns_of",
     "distances_table",
     "is_regression",
@@ -285,3 +287,106 @@ def _blank(cells: Any) -> list[Cell]:
 
 def _symmetries(settings: Mapping[str, Any]) -> str:
     return f"NS: {PROTOCOLS[settings['protocol']].about}."
+
+
+# ------------------------------------------------------------ what follows from the numbers
+_NEEDS = {
+    "acc": "the right class",
+    "rmse": "the smallest errors",
+    "nll": "probabilities to act on",
+    "ece": "confidence that is right as often as it says",
+    "crps": "a distribution of every number",
+    "aupr": "warnings of inputs that are unlike the training data",
+    "tv": "the mean prediction of the reference",
+    "energy": "the predictions of the reference",
+    "ns_law": "networks that vary as those of the reference",
+}
+"""What a number decides, in the words of who needs it."""
+_DIFFERENT = 2
+"""Standard errors by which two posteriors must differ to count as different."""
+
+
+def advice_table(comparison: Comparison) -> Table:
+    """Name the best posterior for every need, and those that cannot be told from it.
+
+    Args:
+        comparison: of two posteriors at least; else the table has no rows.
+    """
+    rows: list[list[Cell]] = []
+    numbers = {
+        name: _of_all(modes)
+        for name, modes in _by_method(comparison.rows).items()
+        if FAILED not in modes
+    }
+    columns = {**columns_of(name for row in numbers.values() for name in row)}
+    columns["ns_law"] = Column("NS law", "x 100 ↓", 100, 2)
+    for key, need in _NEEDS.items():
+        values = {m: row[key] for m, row in numbers.items() if key in row}
+        values = {m: value for m, value in values.items() if math.isfinite(value.value)}
+        if key in columns and len(values) > 1:
+            rows.append([need, *_best(values, columns[key])])
+    note = (
+        f"Level: within {_DIFFERENT} standard errors of the difference, or of unknown error. All "
+        "modes together."
+    )
+    return Table(
+        "What to take", ["if you need", "take", "level with it", "number"], rows, note=note
+    )
+
+
+def _best(values: Mapping[str, Measured], column: Column) -> list[Cell]:
+    """The best of some posteriors, those level with it, and its number."""
+    sign = -1 if column.unit.endswith("↑") else 1
+    order = sorted(values, key=lambda name: sign * values[name].value)
+    best, *others = order
+    level = [name for name in others if not _differ(values[best], values[name])]
+    if len(level) == len(others) and len(level) > 1:
+        level = ["all others"]
+    shown = column.shown(values[best])
+    text = Table("", ["n"], [[shown]], column.digits).cells()[0][0]
+    unit = column.unit.rstrip("↑↓ ")
+    return [best, ", ".join(level) or "none", f"{column.title} {text} {unit}".rstrip()]
+
+
+def _differ(one: Measured, other: Measured) -> bool:
+    """Tell whether two numbers differ by more than their errors, which must be known."""
+    return abs(one.value - other.value) > _DIFFERENT * math.hypot(one.error, other.error)
+
+
+_FEW_EXAMPLES = 100
+"""Examples below which a temperature, or a calibration error, is mostly noise."""
+
+
+def cautions_of(comparison: Comparison) -> list[str]:
+    """State what a reader must know before the numbers are believed.
+
+    Args:
+        comparison: any.
+    """
+    settings, rows = comparison.settings, comparison.rows
+    texts = [f"{name} failed: {reason}" for name, reason in comparison.failures().items()]
+    texts += [
+        f"{name} was trained with other settings of the data than it is judged by: it may have "
+        "seen test examples, and is not calibrated on validation data."
+        for name, origin in settings["posteriors"].items()
+        if origin.get("other_data")
+    ]
+    modes = {row.method: row.seeds for row in rows if row.mode != FAILED}
+    for count, text in (
+        (1, "one mode: its law is not known, and its errors are over test examples only"),
+        (2, "two modes have no error: train a third to see whether differences are noise"),
+    ):
+        names = [name for name, seeds in modes.items() if seeds == count]
+        texts += [f"{', '.join(names)}: {text}."] if names else []
+    for key, kind, use in (
+        ("test_examples", "test", "for differences between posteriors"),
+        ("validation_examples", "validation", "for a temperature or sets"),
+    ):
+        size = settings.get(key)
+        if size is not None and size < _FEW_EXAMPLES:
+            texts.append(f"{size} {kind} examples are too few {use}.")
+    if settings["reference_networks"] < 4:
+        texts.append(
+            f"A reference of {settings['reference_networks']} networks has no noise floor."
+        )
+    return texts

@@ -8,7 +8,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,28 +27,16 @@ th, td { padding: .2rem .34rem; text-align: right; white-space: nowrap }
 th { border-bottom: 2px solid #888 } tr + tr td { border-top: 1px solid #eee }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left }
 caption { text-align: left; font-weight: 600; padding: .4rem 0 }
+details { margin: .6rem 0 } summary { cursor: pointer; font-weight: 600 }
 pre { background: #f5f5f5; padding: .7rem .9rem; overflow-x: auto; font-size: .85rem }
 """
 
 
-@runtime_checkable
 class Tabular(Protocol):
     """The interface of a table on a page."""
 
-    @property
-    def title(self) -> str:
-        """The title above the table."""
-
-    @property
-    def header(self) -> Sequence[str]:
-        """The titles of all columns."""
-
-    @property
-    def note(self) -> str:
-        """The note below the table."""
-
-    def cells(self) -> Sequence[Sequence[str]]:
-        """All rows, as they are shown."""
+    def html(self, folded: bool = False) -> str:
+        """Write the table, or its title to click on, as HTML."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +47,9 @@ class Section:
         title: its heading.
         text: paragraphs.
         code: what is shown as typed.
-        tables: one below the other.
+        tables: one below the other, under the figures.
         figures: by caption.
+        folds: whether tables are opened by a click.
     """
 
     title: str
@@ -68,14 +57,15 @@ class Section:
     code: str = ""
     tables: Sequence[Tabular] = ()
     figures: Mapping[str, Figure] = field(default_factory=dict)
+    folds: bool = True
 
     def html(self) -> str:
         """The section of the page, as HTML."""
         parts = [_element("h2", self.title), *(_element("p", text) for text in self.text)]
         if self.code:
             parts.append(_element("pre", self.code))
-        parts += [_table(table) for table in self.tables]
         parts += [_figure(caption, figure) for caption, figure in self.figures.items()]
+        parts += [table.html(self.folds) for table in self.tables]
         return "\n".join(parts)
 
 
@@ -102,15 +92,6 @@ def _element(tag: str, text: str, options: str = "") -> str:
     if tag == "p":  # names of code
         content = re.sub(r"`([^`]+)`", r"<code>\1</code>", content)
     return f"<{tag}{options}>{content}</{tag}>"
-
-
-def _table(table: Tabular) -> str:
-    head = "".join(_element("th", name) for name in table.header)
-    rows = ["".join(_element("td", cell) for cell in row) for row in table.cells()]
-    body = "\n".join(f"<tr>{row}</tr>" for row in (head, *rows))
-    note = _element("p", table.note, ' class="about"') if table.note else ""
-    caption = _element("caption", table.title)
-    return f'<div class="wide"><table>{caption}\n{body}\n</table></div>{note}'
 
 
 def _figure(caption: str, figure: Figure) -> str:

@@ -1,61 +1,19 @@
-"""Posteriors against a reference, in weights and in predictions (P1, tables 1 and 2)."""
+"""Posteriors on disk against a reference, in weights and in predictions (P1, tables 1 and 2)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from lightning_bnn.evaluation.comparison import FAILED, Comparison, collect
-from lightning_bnn.evaluation.protocols import PROTOCOLS
-from lightning_bnn.evaluation.reference import Options
-from lightning_bnn.evaluation.report import (
-    CLASSES,
-    Column,
-    columns_of,
-    distances_table,
-    is_regression,
-    note_of,
-    percent,
-    predicted_and_calibrated,
-    reference_text,
-)
-from lightning_bnn.plots import dots_figure
-from lightning_bnn.studies.findings import Findings, publish, results_folder
-from lightning_bnn.tables import Cell, Measured, Table
+from lightning_bnn.studies import comparisons
+from lightning_bnn.studies.findings import report, results_folder
 
-__all__ = ["COLUMNS", "compare", "distance", "findings_of", "numbers_table"]
-
-
-def distance(title: str) -> Column:
-    """The column of an MMD², which is shown times a hundred."""
-    return Column(title, "x 100 ↓", 100, 2)
-
-
-POOLED = {"mmd": distance("MMD²"), "ns": distance("NS-MMD²")}
-"""Distances of all networks alike, as P1 measures them."""
-_KERNELS = {
-    "mmd": distance("MMD² median"), "mmd_mean": distance("mean"), "mmd_max": distance("max"),
-    "ns": distance("NS median"), "ns_mean": distance("NS mean"), "ns_max": distance("NS max"),
-}  # fmt: skip
-COLUMNS = {
-    **POOLED, "law": distance("law MMD²"), "ns_law": distance("NS law"),
-    "mixture": distance("mixture MMD²"), "ns_mixture": distance("NS mixture"), **CLASSES,
-}  # fmt: skip
-"""Of classification, distances before predictions."""
-_POOLED_NOTE = (
-    "MMD² x 100 of all networks alike, as P1 measures it: of K modes of several networks each, "
-    "about 1/K of one mode's MMD² is left even if they are drawn from the reference's law, and "
-    "none of one network each. A maximum over kernels has its zero at the noise floor, which is "
-    "over splits of the reference, scaled to so many networks against all of it."
-)
-_MODES = {"one": "One mode", "multi": "Multi mode"}
+__all__ = ["compare"]
 
 
 def compare(
-    reference: str = "",
+    reference: str,
     posteriors: dict[str, str] | None = None,
-    like: str | None = None,
+    data: str | None = None,
     protocol: Literal["full", "p1"] = "full",
     samples: int = 100,
     ood: str | None = None,
@@ -73,13 +31,13 @@ def compare(
     row for a single mode (mean and standard deviation over modes) and one for all together
     (standard error by the jackknife over modes); a posterior of one mode has errors by a bootstrap
     over test examples. Rows that were computed before with the same settings are read, not
-    computed.
+    computed. In Python: `lightning_bnn.compare`.
 
     Args:
         reference: the networks that represent the posterior: a bank, an ensemble, a folder.
         posteriors: the posteriors by name, e.g. --posteriors.SWAG runs/swag --posteriors.MFVI
             runs/mfvi
-        like: a configuration with network and data; by default that of the reference, or of the
+        data: a configuration with network and data; by default that of the reference, or of the
             first posterior that has one.
         protocol: full removes all symmetries that were found; p1 does what P1's code does, and also
             prints its two tables.
@@ -91,170 +49,10 @@ def compare(
             what the run says.
         out: folder for the results.
     """
-    if not reference:
-        raise ValueError("`--reference` is missing: a bank, an ensemble or a folder of networks.")
     if not posteriors:
         raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")
-    folder = results_folder(out, "compare")
-    options = Options(protocol, samples, ood, score, seed, reference_is)
-    publish(
-        findings_of(collect(reference, posteriors, folder, like, options).require_one()), folder
-    )
-
-
-# ------------------------------------------------------------ tables and figures
-def findings_of(comparison: Comparison) -> Findings:
-    """Tables of distances and of predictions, what was compared, and their picture."""
-    settings = comparison.settings
-    notes = [f"{name} failed: {reason}" for name, reason in comparison.failures().items()]
-    notes += [
-        f"{name} was trained with other settings of the data than it is judged by: it may have "
-        "seen test examples, and is not calibrated on validation data."
-        for name, origin in settings["posteriors"].items()
-        if origin.get("other_data")
-    ]
-    tables = {
-        "distances": distances_table(comparison),
-        **_predictions(comparison),
-        "compared": _compared(settings),
-    }
-    figures = {"metrics": _figure(comparison)}
-    title = "Posteriors against a reference"
-    return Findings("compare", title, tables, figures, notes, settings)
-
-
-def _predictions(comparison: Comparison) -> dict[str, Table]:
-    """The quality of predictions, also once calibrated, or P1's two tables under its protocol."""
-    settings = comparison.settings
-    names = {name for row in comparison.rows for name in row.numbers}
-    predicted, calibrated = predicted_and_calibrated(names)
-    about = _note(note_of(predicted, settings))
-    tables = {}
-    if PROTOCOLS[settings["protocol"]].pools:
-        pooled = f"{reference_text(settings)} {_POOLED_NOTE} {about}"
-        tables["table1"] = _table("P1, table 1", comparison, {**POOLED, **predicted}, pooled)
-        title = "P1, table 2: over kernels"
-        tables["table2"] = _table(title, comparison, _KERNELS, _POOLED_NOTE)
-    else:
-        tables["predictions"] = _table("Predictions", comparison, predicted, about)
-    if calibrated:
-        about = _note(note_of(calibrated, settings))
-        tables["calibrated"] = _table("Calibrated", comparison, calibrated, about)
-    return tables
-
-
-def _table(title: str, comparison: Comparison, columns: Mapping[str, Column], note: str) -> Table:
-    """Rows of one mode, of all modes, of what has failed, and noise floors of pooled networks."""
-    order = [*_MODES, FAILED]
-    rows: list[tuple[dict[str, Cell], Mapping[str, Any]]] = [
-        ({"mode": _MODES.get(row.mode, ""), "method": row.method}, row.numbers)
-        for row in sorted(comparison.rows, key=lambda row: order.index(row.mode))
-        if columns is not _KERNELS or "mmd" in row.numbers
-    ]
-    pooled = {row.pooled for row in comparison.rows} if "mmd" in columns else set()
-    for count, floor in comparison.floors.items():
-        if count in pooled:
-            cells = {**dict.fromkeys(columns, ""), **floor}
-            rows.append(({"mode": "Noise floor", "method": f"{count} networks"}, cells))
-    return numbers_table(title, rows, columns, note)
-
-
-def numbers_table(
-    title: str,
-    rows: Sequence[tuple[Mapping[str, Cell], Mapping[str, Any]]],
-    columns: Mapping[str, Column],
-    note: str,
-) -> Table:
-    """A table of numbers by name, each in the unit of its column.
-
-    Args:
-        title: of the table.
-        rows: first cells by their headings, and numbers; text stays as it is.
-        columns: by the name of the number.
-        note: below the table.
-    """
-    cells = [
-        {**first, **{c.title: _cell(numbers, name, c) for name, c in columns.items()}}
-        for first, numbers in rows
-    ]
-    return Table.of(title, cells, {c.title: c.digits for c in columns.values()}, note)
-
-
-def _cell(numbers: Mapping[str, Any], name: str, column: Column) -> Any:
-    """A number as tables show it, or NaN where there is none."""
-    number = numbers.get(name, Measured(math.nan))
-    return number if isinstance(number, str) else column.shown(number)
-
-
-def _note(of_predictions: str) -> str:
-    return (
-        f"{of_predictions} ±: over modes (One mode), by the jackknife over modes (Multi mode), "
-        "over test examples (a posterior of one mode). /: not defined, or failed."
-    )
-
-
-def _compared(settings: Mapping[str, Any]) -> Table:
-    """The origin of every number."""
-    keys = ("kind", "made", "modes", "rows", "sha256", "path")
-    rows: list[list[Cell]] = [
-        [name, *(str(origin.get(key, "")) for key in keys)]
-        for name, origin in settings["posteriors"].items()
-    ]
-    note = (
-        f"Reference: {settings['reference_networks']} networks of {settings['reference']} "
-        f"({settings['reference_sha256']}). Out of distribution: {settings['ood_set']}."
-    )
-    return Table("What was compared", ["method", *keys], rows, note=note)
-
-
-# ------------------------------------------------------------ figures
-def _figure(comparison: Comparison) -> Any:
-    """Four distances and four numbers of predictions with their errors, and noise."""
-    rows = {(row.method, row.mode): row.numbers for row in comparison.rows}
-    names = {name for numbers in rows.values() for name in numbers}
-    chosen = ["law", "ns_law", *(POOLED if "mmd" in names else ("mixture", "ns_mixture"))]
-    gaussian = ("rmse", "nll", "crps", "cover90")
-    chosen += gaussian if is_regression(names) else ("acc", "nll", "ece", "aupr")
-    columns = {k: c for k, c in {**COLUMNS, **columns_of(names)}.items() if k in names}
-    columns = {name: columns[name] for name in chosen if name in columns}
-    methods = list(dict.fromkeys(method for method, mode in rows if mode != FAILED))
-    panels = {
-        column.title: {
-            text: [_cell(rows.get((method, mode), {}), name, column) for method in methods]
-            for mode, text in _MODES.items()
-        }
-        for name, column in columns.items()
-    }
-    floors = _bands(comparison)
-    for name, key in (("mixture", "floor"), ("ns_mixture", "ns_floor")):
-        of_methods = [percent(rows.get((method, "multi"), {}), key) for method in methods]
-        floors[name] = [(floor.value, 2 * floor.error) for floor in of_methods]
-    return dots_figure(
-        panels,
-        methods,
-        {columns[name].title: band for name, band in floors.items() if name in columns},
-        label={column.title: _in_words(column.unit) for column in columns.values()},
-    )
-
-
-def _bands(comparison: Comparison) -> dict[str, Any]:
-    """Noise around zero, two deviations of it: of the most networks, or of the fewest modes."""
-    floors, modes = comparison.floors, {row.seeds for row in comparison.rows}
-    bands = {}
-    for name, key in (("law", "mmd"), ("ns_law", "ns"), ("mmd", "mmd"), ("ns", "ns")):
-        counts = set(floors) & modes if name.endswith("law") else set(floors)
-        if counts:
-            floor = floors[min(counts) if name.endswith("law") else max(counts)][key]
-            bands[name] = (100 * floor.value, 200 * floor.error)
-    return bands
-
-
-def _in_words(unit: str) -> str:
-    """Arrows as words.
-
-    >>> _in_words("% ↑"), _in_words("↓"), _in_words("nats x 100")
-    ('%, more is better', 'less is better', 'nats x 100')
-    """
-    arrows = {"↑": "more is better", "↓": "less is better"}
-    words = [unit.rstrip("↑↓ "), arrows.get(unit[-1:], "")]
-    return ", ".join(word for word in words if word)
+    findings = comparisons.compare(
+        reference, posteriors, data, protocol=protocol, samples=samples, ood=ood, score=score,
+        seed=seed, reference_is=reference_is, out=out,
+    )  # fmt: skip
+    report(findings, results_folder(out, "compare"))

@@ -19,7 +19,7 @@ from lightning_bnn.plots.page import Section, html_report
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.studies.collapse import collapse_findings
-from lightning_bnn.studies.compare import findings_of
+from lightning_bnn.studies.comparisons import findings_of
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.marginals import forms_of, units_figure
 from lightning_bnn.studies.mass import mass_findings
@@ -127,7 +127,7 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
             "orders of units. In the folder of this page, run"
         ],
         "tensorboard --logdir runs\nlightning-bnn presets\n"
-        f"lightning-bnn compare --reference {places[REFERENCE]} --posteriors.MFVI {places['mfvi']}",
+        f"lightning-bnn compare {places[REFERENCE]} --posteriors.MFVI {places['mfvi']}",
     )
     words = Section("Terms", [f"{word}: {meaning}." for word, meaning in GLOSSARY.items()])
     sections = [

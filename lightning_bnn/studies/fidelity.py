@@ -23,7 +23,7 @@ from lightning_bnn.evaluation.stored_posteriors import Location
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import reference_names
 from lightning_bnn.references.shipped import is_gold, reference_location
-from lightning_bnn.studies.compare import distance, numbers_table
+from lightning_bnn.studies.comparisons import distance, numbers_table
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.tables import Cell, Measured, Table
 from weightsym.loading import read_json
@@ -115,9 +115,7 @@ def scored(
         options: how they are compared.
     """
     location = reference_location(reference)
-    like = location.config()
-    config = None if like is None else str(like)
-    return collect(str(location.path), posteriors, folder, config, options)
+    return collect(str(location.path), posteriors, folder, location.config(), options)
 
 
 def numbers_by_method(comparison: Comparison) -> dict[str, Numbers]:

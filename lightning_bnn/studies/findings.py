@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Findings",
     "publish",
+    "report",
     "results_folder",
     "settings_of",
     "write_findings",
@@ -28,7 +30,7 @@ _MARKER = ".lightning_bnn"
 """In folders that a study may write to, and remove things from: its name."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Findings:
     """Tables and figures of one study.
 
@@ -37,7 +39,7 @@ class Findings:
         title: one line.
         tables: by file name.
         figures: by file name.
-        notes: what a reader must know, such as a substitute for data that are not there.
+        cautions: what a reader must know, such as a substitute for data that are not there.
         settings: everything that decides the numbers.
     """
 
@@ -45,18 +47,32 @@ class Findings:
     title: str
     tables: Mapping[str, Table]
     figures: Mapping[str, Figure]
-    notes: Sequence[str] = ()
+    cautions: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        first, *others = self.tables.values()
+        tables = [first.html(), *(table.html(folded=True) for table in others)]
+        cautions = [f"<p>{html.escape(text)}</p>" for text in self.cautions]
+        title = f"<h3>{html.escape(self.title)}</h3>"
+        return "\n".join([title, *tables, *cautions])
+
+    def to_pandas(self) -> dict[str, Any]:
+        """All tables as data frames, by name."""
+        return {name: table.to_pandas() for name, table in self.tables.items()}
+
     def text(self) -> str:
-        """Title, tables and notes as they are printed."""
-        return "\n\n".join([self.title, *(t.text() for t in self.tables.values()), *self.notes])
+        """Title, tables and cautions as they are printed."""
+        return "\n\n".join([self.title, *(t.text() for t in self.tables.values()), *self.cautions])
 
     def markdown(self) -> str:
-        """Tables, figures and notes as one document."""
+        """Tables, figures and cautions as one document."""
         pictures = [f"![{name}]({name}.png)" for name in self.figures]
         tables = [table.markdown() for table in self.tables.values()]
-        return "\n\n".join([f"# {self.title}", *tables, *pictures, *self.notes]) + "\n"
+        return "\n\n".join([f"# {self.title}", *tables, *pictures, *self.cautions]) + "\n"
 
     def json(self) -> dict[str, Any]:
         """All numbers, and what decides them, as plain types."""
@@ -65,7 +81,7 @@ class Findings:
             "version": lightning_bnn.__version__,
             "settings": dict(self.settings),
             "tables": {name: table.json() for name, table in self.tables.items()},
-            "notes": list(self.notes),
+            "cautions": list(self.cautions),
         }
 
 
@@ -77,6 +93,16 @@ def publish(findings: Findings, folder: Path) -> None:
         folder: where the files go.
     """
     write_findings(findings, folder)
+    report(findings, folder)
+
+
+def report(findings: Findings, folder: Path) -> None:
+    """Print the tables, and name the folder in which they are.
+
+    Args:
+        findings: of a study.
+        folder: where the files are.
+    """
     print(findings.text())
     print(f"\nwrote {folder.resolve()}")
 

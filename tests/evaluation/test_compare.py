@@ -12,7 +12,7 @@ from runs import QUIET
 from small_runs import NET, bank, config, numbers, results
 from torch import nn
 
-from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.bank import CheckpointBank, chains_of
 from lightning_bnn.cli import main
 from lightning_bnn.datamodules import Digits
 from lightning_bnn.evaluation import comparison, draw
@@ -24,7 +24,6 @@ from lightning_bnn.evaluation.report import predicted_and_calibrated
 from lightning_bnn.evaluation.stored_posteriors import (
     Location,
     StoredPosterior,
-    chains_of,
     posterior_of,
     read_posterior,
 )
@@ -33,7 +32,7 @@ from lightning_bnn.metrics import law_mmd, mixture_mmd, mmd, mmd_table
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import MFVI, SWAG, Laplace, MCDropout
 from lightning_bnn.posteriors import Empirical
-from lightning_bnn.studies.compare import COLUMNS
+from lightning_bnn.studies.comparisons import COLUMNS
 from weightsym import canonicalise, discover
 from weightsym import params as P
 
@@ -48,7 +47,7 @@ def here(tmp_path, monkeypatch):
 
 
 def compare(**more):
-    args = ["compare", "--like", "like.yaml", "--out", "out"]
+    args = ["compare", more.pop("reference"), "--data", "like.yaml", "--out", "out"]
     for name, value in more.items():
         args += [f"--{name.replace('__', '.')}", str(value)]
     main(args)
@@ -87,8 +86,8 @@ def compared(tmp_path_factory, undrawn):
             places = {"E": "ens", "R": "run", "C": "chains", "O|1": "one", "copy": "copy"}
             places |= {"many": "many", "part": "ens[1:4]", "bad": "empty"}
             posteriors = [w for name, at in places.items() for w in (f"--posteriors.{name}", at)]
-            args = ["--reference", "ref", "--protocol", protocol, "--samples", str(samples)]
-            main(["compare", "--like", "like.yaml", "--out", "out", *args, *posteriors])
+            args = ["ref", "--protocol", protocol, "--samples", str(samples)]
+            main(["compare", "--data", "like.yaml", "--out", "out", *args, *posteriors])
         found[protocol] = folder / "out", stacks, out.getvalue()
     return found
 
@@ -264,7 +263,7 @@ def test_a_fresh_run_is_read_with_its_own_configuration(here):
                 "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false",
             ]
         )  # fmt: skip
-    main(["compare", "--reference", "ref", "--posteriors.E", "run", "--out", "out"])
+    main(["compare", "ref", "--posteriors.E", "run", "--out", "out"])
     assert results("out")["settings"]["posteriors"]["E"]["kind"] == "DeepEnsemble"
     assert results("out")["settings"]["config"].startswith("ref")
     assert row(numbers("out", "predictions"), "Multi mode", "E")["Acc"] > 0
@@ -417,16 +416,22 @@ def test_which_networks_belong_together():
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["--posteriors.A", "a"], "`--reference` is missing"),
-        (["--reference", "ref"], "`--posteriors` is missing"),
-        (["--reference", "nowhere", "--posteriors.A", "a"], "There is nothing at nowhere"),
-        (["--reference", "ref[50:]", "--posteriors.A", "a"], "none of them in the rows"),
-        (["--reference", "ref", "--posteriors.A", "ref"], "A shares networks with the reference"),
-        (["--reference", "ref[0:3]", "--posteriors.A", "ref[2:]"], "A shares networks with the"),
-        (["--reference", "ref", "--posteriors.A", "a", "--ood", "svhn"], "`ood` must be one of"),
-        (["--reference", "ref", "--posteriors.A", "a", "--samples", "1"], "`samples` must be at"),
-        (["--reference", "ref", "--posteriors.x/y", "a"], "names go into file names"),
-        (["--reference", "ref", "--posteriors.A", "nan"], "Every posterior failed"),
+        (["--posteriors.A", "a"], "`reference` is missing"),
+        (
+            ["--reference", "ref"],
+            "`reference` is no option: write it without `--reference`, behind the command",
+        ),
+        (["ref", "a"], "'a' has no option before it, and only `reference` can be without one"),
+        (["ref", "a"], "name it, as in --posteriors.NAME PLACE"),
+        (["ref"], "`--posteriors` is missing"),
+        (["nowhere", "--posteriors.A", "a"], "There is nothing at nowhere"),
+        (["ref[50:]", "--posteriors.A", "a"], "none of them in the rows"),
+        (["ref", "--posteriors.A", "ref"], "A shares networks with the reference"),
+        (["ref[0:3]", "--posteriors.A", "ref[2:]"], "A shares networks with the"),
+        (["ref", "--posteriors.A", "a", "--ood", "svhn"], "`ood` must be one of"),
+        (["ref", "--posteriors.A", "a", "--samples", "1"], "`samples` must be at"),
+        (["ref", "--posteriors.x/y", "a"], "names go into file names"),
+        (["ref", "--posteriors.A", "nan"], "Every posterior failed"),
     ],
 )
 def test_bad_arguments(here, args, sentence, capsys):
@@ -434,7 +439,7 @@ def test_bad_arguments(here, args, sentence, capsys):
     bank("a", 3, seed=2)
     (here / "nan").mkdir()
     with pytest.raises(SystemExit) as end:
-        main(["compare", *args, "--like", "like.yaml"])
+        main(["compare", *args, "--data", "like.yaml"])
     assert end.value.code == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
 
@@ -443,11 +448,11 @@ def test_bad_arguments(here, args, sentence, capsys):
 def test_a_configuration_must_be_there_and_say_what_is_needed(here, capsys):
     bank("ref", 6, seed=1)
     bank("a", 3, seed=2)
-    args = ["compare", "--reference", "ref", "--posteriors.A", "a"]
+    args = ["compare", "ref", "--posteriors.A", "a"]
     (here / "empty.yaml").write_text(json.dumps({"model": {}}))
     for more, sentence in (
         ([], "has a `config.yaml`"),
-        (["--like", "empty.yaml"], "must be a configuration with `model.init_args.network`"),
+        (["--data", "empty.yaml"], "must be a configuration with `model.init_args.network`"),
     ):
         with pytest.raises(SystemExit):
             main([*args, *more])

@@ -46,7 +46,7 @@ def test_numbers_of_an_ensemble_are_those_computed_by_hand(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "like.yaml").write_text(yaml.safe_dump(CONFIG))
     reference, ensemble = bank("ref", 6, 1), bank("ens", 4, 2)
-    main(["compare", "--like", "like.yaml", "--reference", "ref", "--posteriors.E", "ens"])
+    main(["compare", "--data", "like.yaml", "ref", "--posteriors.E", "ens"])
     (row,) = (r for r in numbers("studies/compare", "predictions") if r["mode"] == "Multi mode")
     data = Diabetes()
     x, y = data.load().test

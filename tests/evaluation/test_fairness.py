@@ -55,7 +55,7 @@ def test_files_of_networks_hold_no_learned_noise(tmp_path):
 
 
 def compared(capsys, **posteriors):
-    arguments = ["compare", "--like", "like.yaml", "--reference", "ref", "--out", "out"]
+    arguments = ["compare", "--data", "like.yaml", "ref", "--out", "out"]
     main([*arguments, *(x for n, p in posteriors.items() for x in (f"--posteriors.{n}", p))])
     return capsys.readouterr().out
 

@@ -67,7 +67,7 @@ def test_draws_of_the_posterior_itself_are_closest(beside_agreeing):
     assert [row["posterior"] for row in rows] == ["chains", "shrunken", HALVES]
     assert abs(rows[0]["NS law"]) < 0.3 < 2 < rows[1]["NS law"]
     assert rows[1]["function law"] - rows[0]["function law"] > 1
-    assert not found["notes"]
+    assert not found["cautions"]
     assert "R-hat of its predictions: median" in found["tables"]["fidelity"]["note"]
 
 
@@ -101,7 +101,7 @@ def test_of_a_regression_calibration_stands_beside_distances(tmp_path):
 def test_beside_chains_that_do_not_agree_nothing_is_ranked(places, tmp_path, capsys):
     rows, found = fidelity(places, "disagree", tmp_path, "shrunken", "chains")
     assert [row["posterior"] for row in rows] == ["shrunken", "chains", HALVES]
-    (note,) = found["notes"]
+    (note,) = found["cautions"]
     assert note.endswith("/disagree/bank have not converged: distances to it rank nothing.")
     assert found["settings"]["reference_rhat"][1] > 1.05
     printed = capsys.readouterr().out
@@ -120,7 +120,7 @@ def test_networks_of_which_nobody_knows_whether_they_agree_rank_nothing(places, 
     known = {**places, "single": single}
     rows, found = fidelity(known, "single", tmp_path / "out", "shrunken", "chains")
     assert [row["posterior"] for row in rows] == ["shrunken", "chains"]
-    assert found["notes"][0].startswith("Nobody knows whether")
+    assert found["cautions"][0].startswith("Nobody knows whether")
 
 
 def test_what_is_of_another_posterior_is_named(places, tmp_path):
@@ -138,7 +138,7 @@ def test_what_is_of_another_posterior_is_named(places, tmp_path):
         (tmp_path / name / "config.yaml").write_text(text.replace(old, new))
         runs[name] = str(tmp_path / name / "bank")
     _, found = fidelity({**places, **runs}, "agree", tmp_path / "out", *runs)
-    assert found["notes"] == [
+    assert found["cautions"] == [
         "prior has `prior_std` 0.5, the reference 1.0: it is of another posterior.",
         "data has `data` TwoGaussians(size=20), the reference TwoGaussians(size=30): it is of "
         "another posterior. It may have seen examples that it is judged by.",

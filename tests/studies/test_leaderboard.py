@@ -59,8 +59,8 @@ def test_only_gold_compares_methods(monkeypatch, undrawn):
         titles = {axis.get_title() for axis in figure.axes}
         assert any("digits" in title for title in titles)
         assert not any("concrete" in title for title in titles)
-    assert "digits, 20 gradients: near failed, seed 1: no memory." in found.notes
-    assert "concrete, 10 gradients: broken failed, seed 0: it diverged." in found.notes
+    assert "digits, 20 gradients: near failed, seed 1: no memory." in found.cautions
+    assert "concrete, 10 gradients: broken failed, seed 0: it diverged." in found.cautions
 
 
 def test_without_any_gold_there_are_tables_only(monkeypatch):
@@ -134,7 +134,7 @@ def test_a_method_that_diverges_is_told_of(tmp_path, capsys):
     assert (found["Wild"]["failed"], found["Tame"]["failed"]) == ("1 of 1", "0 of 1")
     assert found["Wild"]["function law"] is None
     assert math.isfinite(found["Tame"]["function law"])
-    (note,) = results(tmp_path / "both")["notes"]
+    (note,) = results(tmp_path / "both")["cautions"]
     assert note.startswith("two_gaussians, 40 gradients: Wild failed, seed 0: ")
     assert note in capsys.readouterr().out
     main([*common, "--budgets", "[40]", "--methods", "[wild]", "--out", str(tmp_path / "one")])

@@ -238,7 +238,7 @@ def test_methods_are_scored_at_equal_budgets_and_by_hand_alike(tmp_path):
           "--out", str(tmp_path / "one")])  # fmt: skip
     row, half = numbers(tmp_path / "one", "fidelity")
     assert half["posterior"] == HALVES
-    assert not results(tmp_path / "one")["notes"]
+    assert not results(tmp_path / "one")["cautions"]
     for column in ("gradients", "function law", "NS law", "TV", "NLL"):
         assert row[column] == pytest.approx(rows["Ensemble"][column], rel=1e-4), column
     assert results(out)["study"] == "leaderboard"

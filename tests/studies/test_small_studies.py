@@ -39,13 +39,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 EPOCHS = ["--epochs", "1"]
 SMALLEST = {
     "demo": ["--size", "smallest"],
-    "compare": ["--like", "like.yaml", "--reference", "three", "--posteriors.A", "other"],
+    "compare": ["--data", "like.yaml", "three", "--posteriors.A", "other"],
     "calibrate": ["three", "--data", "like.yaml"],
     "toy": None,
-    "mass": ["--like", "like.yaml", "--networks", "three"],
-    "collapse": ["--like", "like.yaml", "--networks", "three"],
+    "mass": ["--data", "like.yaml", "--networks", "three"],
+    "collapse": ["--data", "like.yaml", "--networks", "three"],
     "permutations": ["--members", "3", *EPOCHS],
-    "marginals": ["--like", "like.yaml", "--networks", "three"],
+    "marginals": ["--data", "like.yaml", "--networks", "three"],
     "interpolation": None,
     "width": None,
     "transpositions": None,

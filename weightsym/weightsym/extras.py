@@ -14,6 +14,7 @@ _EXTRAS = {
     "curvlinops": ("curvlinops", "lightning_bnn[laplace]"),
     "lightning_bnn": ("lightning_bnn", "lightning_bnn"),
     "llvmlite": ("llvmlite", "weightsym[fast]"),
+    "pandas": ("pandas", "pandas"),
     "ray": ("ray", "lightning_bnn[ray]"),
     "sklearn": ("scikit-learn", "lightning_bnn[data]"),
     "submitit": ("submitit", "lightning_bnn[slurm]"),

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from lightning_bnn.studies.compare import COLUMNS
+from lightning_bnn.studies.comparisons import COLUMNS
 
 __all__ = [
     "CLAIMS", "DERIVED", "RELATIONS", "Answer", "Claim", "Evidence", "Judged", "Missing", "Number",

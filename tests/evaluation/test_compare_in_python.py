@@ -1,0 +1,246 @@
+"""`lightning_bnn.compare` and `Posterior.of`: from Python, whatever holds the networks."""
+
+import copy
+
+import pytest
+import torch
+from laplace import Laplace
+from small_runs import NET, bank, config, numbers
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lightning_bnn
+from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.cli import main
+from lightning_bnn.datamodules import Digits
+from lightning_bnn.doctor import Examples, examine
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.metrics import law_mmd, mmd
+from lightning_bnn.models import mlp
+from lightning_bnn.modules import DeepEnsemble
+from lightning_bnn.posteriors import Empirical, Posterior
+from weightsym import params as P
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
+
+
+def stack(count, seed):
+    return P.populate(NET, count, torch.Generator().manual_seed(seed))
+
+
+def listed(networks):
+    """The networks of a stack as modules."""
+    modules = []
+    for one in P.unstack(networks):
+        module = copy.deepcopy(NET)
+        module.load_state_dict(one)
+        modules.append(module)
+    return modules
+
+
+@pytest.fixture(scope="module")
+def compared(undrawn):
+    """The same five networks as everything that can hold them, and as draws of one posterior."""
+    five = stack(5, seed=2)
+    rows = torch.stack([nn.utils.parameters_to_vector(m.parameters()) for m in listed(five)])
+    sources = {
+        "stack": five,
+        "modules": listed(five),
+        "list": nn.ModuleList(listed(five)),
+        "dicts": P.unstack(five),
+        "posterior": Empirical(five),
+        "vectors": Posterior.of(rows.detach(), NET),
+        "draws": Posterior.of(listed(five), draws=True),
+    }
+    return lightning_bnn.compare(stack(12, seed=1), sources, Digits(), network=NET)
+
+
+def rows_of(findings, table):
+    names = findings.tables[table].header
+    return [dict(zip(names, row, strict=True)) for row in findings.tables[table].rows]
+
+
+def test_what_holds_the_networks_changes_no_number(compared):
+    first, *others = (
+        {name: cell for name, cell in row.items() if name != "method"}
+        for row in rows_of(compared, "distances")[:6]
+    )
+    assert all(repr(other) == repr(first) for other in others)
+    assert first["modes"] == 5
+    law = law_mmd(stack(12, seed=1), stack(5, seed=2), None)
+    assert first["law"].value == pytest.approx(100 * float(law.value))
+
+
+def test_draws_of_one_posterior_are_one_mode(compared):
+    (draws,) = (r for r in rows_of(compared, "distances") if r["method"] == "draws")
+    assert (draws["modes"], draws["networks"]) == (1, 5)
+    assert draws["law"].value != draws["law"].value  # not known
+    assert any(text.startswith("draws: one mode") for text in compared.cautions)
+
+
+def test_the_command_calls_the_same_function(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config(tmp_path)
+    reference, networks = bank("ref", 6, seed=1), bank("a", 3, seed=2)
+    main(["compare", "ref", "--posteriors.A", "a", "--data", "like.yaml", "--out", "out"])
+    here = lightning_bnn.compare(reference, {"A": networks}, Digits(), network=NET)
+    there = lightning_bnn.compare("ref", {"A": CheckpointBank("a", "r")}, "like.yaml")
+    for name in ("distances", "predictions", "calibrated"):
+        (written, *_), (row, *_) = numbers("out", name), rows_of(here, name)
+        assert {k: getattr(v, "value", v) for k, v in row.items()} == pytest.approx(
+            {k: float("nan") if v is None else v for k, v in written.items()}, nan_ok=True
+        )
+        assert repr(rows_of(there, name)) == repr(rows_of(here, name))
+
+
+def test_a_module_is_read_as_its_checkpoint_is():
+    ensemble = DeepEnsemble(NET, members=3)
+    findings = lightning_bnn.compare(stack(8, seed=1), {"E": ensemble}, Digits())
+    assert rows_of(findings, "distances")[0]["modes"] == 3
+
+
+def test_a_fitted_laplace_is_one_posterior():
+    torch.manual_seed(0)
+    network, x, y = mlp(4, [5], 3), torch.randn(120, 4), torch.randint(3, (120,))
+    loader = DataLoader(TensorDataset(x, y), 40)
+    for part, names in (("all", ["1.weight", "3.weight"]), ("last_layer", ["3.weight"])):
+        fitted = Laplace(copy.deepcopy(network), "classification", part, hessian_structure="diag")
+        fitted.fit(loader)
+        posterior = Posterior.of(fitted)
+        assert len(posterior.modes()) == 1
+        draws = posterior.sample(400, torch.Generator().manual_seed(1))
+        again = posterior.sample(400, torch.Generator().manual_seed(1))
+        assert all(torch.equal(t, again[name]) for name, t in draws.items())
+        moved = {name for name, t in draws.items() if float(t.std(0).max()) > 1e-6}
+        assert moved & {"1.weight", "3.weight"} == set(names)
+        exact = fitted.posterior_variance[-3:].sqrt()  # of the last bias
+        assert torch.allclose(draws["3.bias"].std(0), exact, rtol=0.15)
+    assert torch.equal(draws["1.weight"][0], network[1].weight)
+    findings = lightning_bnn.compare(
+        [mlp(4, [5], 3) for _ in range(6)], {"L": fitted}, (x, y), network=network
+    )
+    assert rows_of(findings, "distances")[0]["modes"] == 1
+
+
+def test_lists_of_modules_are_stacks():
+    first, second = stack(5, seed=1), stack(4, seed=2)
+    assert float(mmd(listed(first), listed(second))) == float(mmd(first, second))
+    assert Empirical(listed(first)).size == 5
+    assert P.stack(first) is first
+    examples = Examples((torch.randn(40, 1, 8, 8),), torch.randint(10, (40,)))
+    report = examine(listed(first), likelihood=Categorical(), held_out=examples)
+    assert report.facts["modes"] == 5
+    assert report.names() == examine(Empirical(first), network=NET, held_out=examples).names()
+
+
+def test_advice_names_the_best_and_what_is_level_with_it(compared):
+    advice = {row["if you need"]: row for row in rows_of(compared, "advice")}
+    assert advice["the right class"]["take"] == "stack"
+    assert advice["probabilities to act on"]["level with it"] == "all others"
+
+
+def test_a_clear_winner_stands_alone():
+    """Of networks that were trained and some that were not."""
+    data = Digits()
+    data.setup("fit")
+    reference = stack(6, seed=3)
+    trained = []
+    for network in listed(stack(3, seed=4)):
+        optimizer = torch.optim.Adam(network.parameters(), 0.02)
+        for _ in range(4):
+            for x, y in data.prepared(data.train_dataloader()):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(network(x), y).backward()
+                optimizer.step()
+        trained.append(network)
+    found = lightning_bnn.compare(reference, {"not": stack(3, seed=5), "yes": trained}, data)
+    advice = {row["if you need"]: row for row in rows_of(found, "advice")}
+    assert advice["the right class"]["take"] == "yes"
+    assert advice["probabilities to act on"]["level with it"] == "none"
+
+
+def test_cautions_say_what_numbers_cannot_carry():
+    x, y = torch.randn(15, 1, 8, 8), torch.randint(10, (15,))
+    few = lightning_bnn.compare(stack(3, seed=1), {"two": stack(2, seed=2)}, (x, y), network=NET)
+    words = " ".join(few.cautions)
+    assert "two: two modes have no error" in words
+    assert "15 test examples are too few" in words
+    assert "A reference of 3 networks has no noise floor" in words
+    many = lightning_bnn.compare(stack(8, seed=1), {"A": stack(3, seed=2)}, Digits(), network=NET)
+    assert not many.cautions
+
+
+def test_sets_by_name_are_out_of_distribution_but_for_the_first():
+    data = Digits()
+    data.setup("test")
+    id_set, ood = (
+        (torch.randn(200, 1, 8, 8), torch.randint(10, (200,))),
+        5 * torch.randn(99, 1, 8, 8),
+    )
+    sets = {"test": id_set, "far": (ood, torch.zeros(99))}
+    found = lightning_bnn.compare(listed(stack(5, seed=1)), {"A": stack(3, seed=2)}, sets)
+    assert "AUPR" in found.tables["predictions"].header
+    assert found.settings["ood_set"] == "far"
+
+
+def test_a_result_shows_itself(compared):
+    page = compared._repr_html_()
+    assert page.count("<details>") == len(compared.tables) - 1
+    assert page.count("<table>") == page.count("</table>") == len(compared.tables)
+    assert all(text in repr(compared) for text in compared.cautions)
+    assert "metrics" in compared.figures
+
+
+NAN = [{n: torch.full_like(t, torch.nan) for n, t in one.items()} for one in P.unstack(stack(3, 3))]
+IMAGES = torch.randn(20, 1, 8, 8), torch.randint(10, (20,))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"posteriors": {}}, "`posteriors` must name what is compared, .*, got none"),
+        ({"posteriors": [NET]}, "`posteriors` must name what is compared, .*, got a list"),
+        ({"posteriors": {"A": []}}, "Every posterior failed: `networks` must hold at least one"),
+        ({"posteriors": {"A": NAN}}, "Every posterior failed: .* holds NaN or infinite weights"),
+        ({"posteriors": {"A": NET}}, "or a list of networks, got one Sequential"),
+        (
+            {"posteriors": {"A": [NET, mlp(64, [5], 10)]}},
+            r"`networks\[1\]` is another network than the first: '1.weight' has shape .5, 64.",
+        ),
+        ({"posteriors": {"A": [NET, nn.Linear(1, 2)]}}, r"`networks\[1\]` has other names"),
+        ({"posteriors": {"A": [mlp(64, [5], 10)]}}, "A has other networks than the reference"),
+        ({"posteriors": {"A": [NET, "b"]}}, r"`networks\[1\]` must be a module or a dict"),
+        ({"posteriors": {"A": torch.ones(3, 7)}}, "Draws of 7 weights do not fit the network"),
+        ({"posteriors": {"A": torch.ones(3)}}, "Draws must be a matrix .*, got shape .3,."),
+        ({"posteriors": {"A": "nowhere"}}, "There is nothing at nowhere"),
+        ({"posteriors": {"A": str(__file__)}}, "Every posterior failed"),
+        ({"reference": []}, "`networks` must hold at least one network"),
+        ({"reference": NAN}, "holds NaN or infinite values"),
+        ({"data": None}, "pass `data`, a configuration .*, or, in Python, test data"),
+        ({"data": 3}, "`data` must be a datamodule, a loader, .*, got int"),
+        ({"data": (IMAGES[0], IMAGES[1][:5])}, "`data` has 20 inputs, but 5 targets"),
+        ({"data": (IMAGES[0][..., :4], IMAGES[1])}, "`data` do not fit the network: mat1 and mat2"),
+        ({"data": (IMAGES[0], IMAGES[1] / 2)}, "`data` do not fit the network: `targets` must be"),
+        ({"data": []}, "`data` do not fit the network: there are no examples"),
+        ({"data": "none.yaml"}, "none.yaml must be a configuration"),
+        ({"protocol": "p2"}, "`protocol` must be one of full, p1, got 'p2'"),
+        ({"network": None}, "`network` is missing: pass a module of the kind that is compared"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_one_sentence(changes, sentence):
+    given = {"reference": stack(4, 1), "posteriors": {"A": stack(3, 2)}, "data": IMAGES}
+    with pytest.raises(ValueError, match=sentence):
+        lightning_bnn.compare(**{**given, "network": NET, **changes})
+
+
+@pytest.mark.bad_input
+def test_what_holds_no_networks_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="`network` is missing: files do not say"):
+        Posterior.of(tmp_path)
+    with pytest.raises(ValueError, match="There is no .* file in"):
+        Posterior.of(tmp_path, NET)
+    fitted = type("Fitted", (), {"sample": None, "model": NET, "mean": torch.ones(10)})()
+    fitted.sample = lambda n: torch.ones(n, 10)
+    with pytest.raises(ValueError, match="The mean of Fitted is not the weights of the network"):
+        Posterior.of(fitted)
