@@ -1,9 +1,12 @@
 """Every figure of the package on a few numbers, some of which lie on each other."""
 
+from functools import partial
+
 import torch
 
 from lightning_bnn import plots
 from lightning_bnn.plots import Line, predictions, weights
+from lightning_bnn.plots.axes import ask, short_names
 
 X = torch.linspace(0, 1, 50)
 FEW = torch.tensor([1.0, 2.0, 5.0])
@@ -13,6 +16,31 @@ DOTS = {"one": [(1.0, 0.1), (2.0, 0.1)], "all": [(1.5, 0.1), (0.5, 0.2)]}
 WEIGHTS = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
 BINS = (torch.tensor([2, 0, 6]), torch.tensor([0.3, 0.0, 0.9]), torch.tensor([0.2, 0.0, 0.8]))
 CHAINS = torch.randn(4, 30, 5, generator=torch.Generator().manual_seed(1))
+
+NAMES = {
+    "MLP": [f"model.{k}.weight" for k in range(0, 24, 2)],
+    "ResNet": ["conv1.weight", *(
+        f"layer{k}.{block}.conv{n}.weight" for k in range(1, 5) for block in "01" for n in "12"
+    )],
+    "BERT": ["bert.embeddings.word_embeddings.weight", *(
+        f"bert.encoder.layer.{k}.{name}.weight{kind}" for k in range(12)
+        for name, kind in (
+            ("attention.self.query", ""), ("attention.self.query", "/block"),
+            ("attention.self.value", ""), ("attention.output.dense", ""),
+            ("intermediate.dense", ""), ("output.dense", ""),
+        )
+    ), "bert.pooler.dense.weight"],
+}  # fmt: skip
+"""Tensors of networks that people train."""
+
+
+def tau(network):
+    """A curve for each layer of a network, with a question above."""
+    names = short_names(NAMES[network]).values()
+    curves = {name: 1 - torch.rand(2) / (k + 1) for k, name in enumerate(names)}
+    return ask(
+        weights.curves_figure([1, 2], curves, "tau"), "Do units move? Flat at 1: no.", network
+    )
 
 
 def barred(y):
@@ -70,6 +98,7 @@ FIGURES = {
         label={"Acc": "%", "MMD": "x 100", "NS": "x 100"},
     ),
     "curves": lambda: weights.curves_figure([1, 2], {n: torch.rand(2) for n in "ab"}, "tau"),
+    **{f"tau of {network}": partial(tau, network) for network in NAMES},
     "trajectories": lambda: weights.trajectories_figure(
         [1, 2], {"raw": torch.rand(2, 3), "sorted": torch.rand(2, 3)}, ["u", "v", "w"]
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.figure_logging import log_folder, log_layout, log_panels
-from lightning_bnn.callbacks.watching import SymmetryCallback
+from lightning_bnn.callbacks.mass_gap import MassGap
+from lightning_bnn.callbacks.permutation_tau import PermutationTau
+from lightning_bnn.callbacks.watching import Network, SymmetryCallback
 from weightsym import canonicalise
 from weightsym.arguments import check_count
 from weightsym.params import Params
@@ -20,11 +23,22 @@ _FORMS = ("raw", "scaled", "sorted")
 _LAYERS, _SAMPLES, _POINTS = 6, 10_000, 4000
 _LAYOUT = {
     "symmetry": {
-        "tau": ["Multiline", ["tau.*"]],
-        "mass": ["Multiline", ["mass", "mass_minimum"]],
-        "largest weight": ["Multiline", ["largest_weight/.*"]],
-        "largest weight at the minimum": ["Multiline", ["largest_weight_at_minimum/.*"]],
+        title: ["Multiline", [rf"(.+/)?{tags}$"]]  # behind the name of a network
+        for title, tags in {
+            "tau": "tau(/.+)?",
+            "mass": "mass(_minimum)?",
+            "excess mass, %": "mass_excess(/.+)?",
+            "largest weight": "largest_weight/.+",
+            "largest weight at the minimum": "largest_weight_at_minimum/.+",
+        }.items()
     }
+}
+_ASKS = {
+    "trajectories": "Do weights settle? Level lines: yes.",
+    "pair": "Where were two weights? One spot: one mode.",
+    "marginals": "How large are weights? No far tails: good.",
+    "tau": "Do units still change places? Flat at 1: no.",
+    "mass": "Can rescaling save penalty? Lines meet: no.",
 }
 
 
@@ -139,15 +153,18 @@ class PosteriorFigures(SymmetryCallback):
 
     def _draw(self, trainer: Any, weights: Params) -> None:
         from lightning_bnn.plots import hexbin_figure, histograms_figure
+        from lightning_bnn.plots.axes import ask, short_names
         from lightning_bnn.plots.weights import trajectories_figure
 
         assert self.network is not None
+        network, sym = self.network, self.network.symmetries
         followed = torch.stack(self._followed, 1)  # (forms, times, members, weights)
-        places = [str(int(index)) for index in self._places]
-        labels = f"{self._layer}[{places[0]}]", f"{self._layer}[{places[-1]}]"
+        places = [_index(int(k), sym.shapes[self._layer]) for k in self._places]
         by_form = dict(zip(_FORMS, followed, strict=True))
         pairs = {form: _finite(v[..., [0, -1]].flatten(0, 1)) for form, v in by_form.items()}
-        layers = list(self.network.symmetries.weights)[:_LAYERS]
+        names = short_names([_path(network, name) for name in sym.weights])
+        short = dict(zip(sym.weights, names.values(), strict=True))
+        layers = _some([name for name in sym.weights if len(sym.shapes[name]) > 1], _LAYERS)
         marginals = {
             layer: {
                 form: _sample(w[layer])
@@ -156,17 +173,43 @@ class PosteriorFigures(SymmetryCallback):
             for layer in layers
         }
         first = {form: v[:, 0] for form, v in by_form.items()}
-        axis = f"weights of {self._layer}"
+        labels = f"weight {places[0]}", f"weight {places[-1]}"
         drawn: list[tuple[str, dict[str, Any], Any]] = [
-            ("trajectories", first, lambda f: trajectories_figure(self._steps, f, places, axis)),
+            ("trajectories", first, lambda f: trajectories_figure(self._steps, f, places)),
             ("pair", pairs, lambda f: hexbin_figure(f, labels)),
-            ("marginals", marginals, histograms_figure),
-            *((name, {"": figure}, lambda f: f[""]) for name, figure in _curves(trainer).items()),
+            (
+                "marginals",
+                marginals,
+                lambda f: histograms_figure({short[layer]: v for layer, v in f.items()}),
+            ),
+            *((n, {"": f}, lambda f: f[""]) for n, f in _curves(trainer, network).items()),
         ]
-        step = figure_step(trainer)
+        step, title = figure_step(trainer), network.title(trainer.lightning_module)
+        about = dict.fromkeys(("trajectories", "pair"), f"{short[self._layer]} of {title}")
+        about |= {"marginals": f"{_FORMS[0]} and {_FORMS[1]} of {title}"}
+
+        def asked(name: str, draw: Any, panels: dict[str, Any]) -> Any:
+            return ask(draw(panels), _ASKS[name], about.get(name, title))
+
         for name, panels, draw in drawn:
             tag = f"{self._prefix(trainer)}posterior/{name}"
-            log_panels(trainer, self._folder, tag, panels, draw, step)
+            log_panels(trainer, self._folder, tag, panels, partial(asked, name, draw), step)
+
+
+def _path(network: Network, name: str) -> str:
+    """The name of a tensor inside of the LightningModule."""
+    return f"{network.name}.{name}" if network.name else name
+
+
+def _index(place: int, shape: torch.Size) -> str:
+    """The index of a number in a tensor, as torch writes it."""
+    return str([int(k) for k in torch.unravel_index(torch.tensor(place), shape)])
+
+
+def _some(names: list[str], count: int) -> list[str]:
+    """So many names, from the first layer to the last."""
+    steps = torch.linspace(0, len(names) - 1, min(count, len(names)))
+    return [names[int(k)] for k in steps.round()]
 
 
 def _finite(points: Tensor) -> Tensor:
@@ -179,20 +222,25 @@ def _sample(weights: Tensor) -> Tensor:
     return some[some.isfinite()]
 
 
-def _curves(trainer: Any) -> dict[str, Any]:
-    """Draw the curves of the callbacks that keep a history."""
+def _curves(trainer: Any, network: Network) -> dict[str, Any]:
+    """Draw the curves of the callbacks that keep a history of the same network."""
+    from lightning_bnn.plots.axes import short_names
     from lightning_bnn.plots.weights import curves_figure
 
     figures = {}
     for callback in trainer.callbacks:
-        history = getattr(callback, "history", None)
-        if not history or not isinstance(callback, SymmetryCallback):
+        if not isinstance(callback, (PermutationTau, MassGap)) or not callback.history:
             continue
-        steps = [step for step, _ in history]
-        names = getattr(callback, "layers", ()) or ("mass", "minimum", "excess")
-        rows = torch.tensor([row[: len(names)] for _, row in history])
-        columns = {name: rows[:, k] for k, name in enumerate(names)}
-        columns.pop("excess", None)
-        tag = "tau" if hasattr(callback, "layers") else "mass"
-        figures[tag] = curves_figure(steps, columns, tag)
+        if callback.network is None or callback.network.name != network.name:
+            continue
+        if isinstance(callback, PermutationTau):
+            tag, names = (
+                "tau",
+                [*short_names([_path(network, n) for n in callback.layers]).values()],
+            )
+        else:
+            tag, names = "mass", ["as trained", "minimum"]
+        steps = [step for step, _ in callback.history]
+        columns = torch.tensor([row[: len(names)] for _, row in callback.history]).T
+        figures[tag] = curves_figure(steps, dict(zip(names, columns, strict=True)), tag)
     return figures

@@ -26,7 +26,8 @@ class PermutationTau(SymmetryCallback):
     changed places, 0 that half of all pairs have. Logged at the trainer's ``log_every_n_steps``,
     averaged over the steps since the last time:
 
-    - ``tau`` and ``tau/<layer>``, the mean over layers and each,
+    - ``tau`` and ``tau/<layer>``, the mean over layers and each, the heads of a layer as one mean,
+      and ``tau/<layer>/<kind>``, the order of whole blocks such as heads or experts,
     - ``tau_moved``, the fraction of units that have another place,
     - ``tau_transpositions``, swaps of units since the start of training, of all layers together.
 
@@ -84,7 +85,10 @@ class PermutationTau(SymmetryCallback):
         assert self.network is not None
         device = next(iter(weights.values())).device
         self._orders = UnitOrders(self.network.symmetries, self.by).to(device)
-        self.layers = self._orders.names
+        groups = self._orders.groups
+        names = [g.name if g.kind == "channel" else f"{g.name}/{g.kind}" for g in groups]
+        self.layers = tuple(dict.fromkeys(names))
+        self._layer_of = [self.layers.index(name) for name in names]
         orders = self._orders(weights)
         restored = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self._state.items()}
         fits = restored.get("last", orders[..., :0]).shape == orders.shape
@@ -117,7 +121,11 @@ class PermutationTau(SymmetryCallback):
         table = torch.cat([sums, swaps[None]])
         if table.ndim > 2:  # several networks side by side
             table = table.mean(1)
-        tau, moved, swaps = table.tolist()
+        each, moved, swaps = table.tolist()
+        numbers: list[list[float]] = [[] for _ in self.layers]
+        for layer, value in zip(self._layer_of, each, strict=True):
+            numbers[layer].append(value)
+        tau = [sum(values) / len(values) for values in numbers]
         values = {f"tau/{name}": value for name, value in zip(self.layers, tau, strict=True)}
         values |= {
             "tau": sum(tau) / len(tau),

@@ -7,13 +7,13 @@ import logging
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
@@ -48,6 +48,20 @@ class Network:
     weights: Callable[[], Params]
     symmetries: Symmetries
     inputs: Inputs
+    left_out: tuple[str, ...] = ()
+    """Other modules with weights beside it."""
+
+    def title(self, root: nn.Module) -> str:
+        """Say which network of a module is watched, and what is left out.
+
+        Args:
+            root: the LightningModule.
+        """
+        kind = type(self.module).__name__
+        name = f"{self.name} ({kind})" if self.name else type(root).__name__
+        others = [*self.left_out[:2], f"{len(self.left_out) - 2} more"]
+        others = others if len(self.left_out) > 2 else list(self.left_out)
+        return f"{name}, without {' and '.join(others)}" if others else name
 
 
 class Stack(NamedTuple):
@@ -167,7 +181,8 @@ class Capture:
                     continue
                 if symmetries.permutations or symmetries.scalings or len(self._modules) == 1:
                     weights = partial(P.of, inner)
-                    return _announced(Network(name, inner, weights, symmetries, inputs))
+                    network = Network(name, inner, weights, symmetries, inputs)
+                    return _announced(replace(network, left_out=_left_out(self.root, name)))
         raise UnsupportedModel("; ".join(dict.fromkeys(reasons)))
 
 
@@ -194,6 +209,16 @@ def _rows(value: Any, rows: torch.Size) -> Any:
     if isinstance(value, Tensor) and value.shape[:1] == rows:
         return value.detach()[:_EXAMPLE_ROWS]
     return value
+
+
+def _left_out(root: nn.Module, name: str) -> tuple[str, ...]:
+    """Modules with weights that are neither inside of the named one nor around it."""
+    others, parent, prefix = [], root, ""
+    for word in name.split(".") if name else ():
+        siblings = ((n, m) for n, m in parent.named_children() if n != word and _size(m))
+        others += [prefix + n for n, _ in siblings]
+        parent, prefix = parent.get_submodule(word), f"{prefix}{word}."
+    return tuple(others)
 
 
 def _announced(network: Network) -> Network:
@@ -336,7 +361,17 @@ class SymmetryCallback(Callback):
     def _watch_called(self, trainer: Any, capture: Capture) -> None:
         """The network is one that the first batch has called."""
         capture.close()
-        self._watch(trainer, partial(capture.network, self.batch_norm), self._weights_before)
+        self._watch(trainer, partial(self._likeliest, capture), self._weights_before)
+
+    def _likeliest(self, capture: Capture) -> Network:
+        """Find the network, and say what is left out if nobody has chosen it."""
+        network = capture.network(self.batch_norm)
+        if network.left_out and self.module is None:
+            rank_zero_info(
+                f"Callbacks without `module` watch {network.title(capture.root)}: pass for example "
+                f"module={network.left_out[0]!r} to watch another network."
+            )
+        return network
 
     def _watch_stack(self, trainer: Any, pl_module: Any, stack: Stack) -> None:
         """Our own modules know their networks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,15 @@ __all__ = [
     "MARKERS",
     "TEXT",
     "TITLE",
+    "ask",
     "axes_of",
     "colours",
     "label_edges",
+    "label_ends",
     "legend",
     "legend_below",
     "panels_of",
+    "short_names",
     "span",
     "titled_panels",
 ]
@@ -43,6 +47,8 @@ _ALONG, _UP = 2.3, 1.9
 """Inches of a panel's axes, which labels do not exceed."""
 _ALONG_CARD, _UP_CARD = 3.4, 1.2
 """The same of axes alone, with a title and two rows of a legend."""
+_LEADER, _LETTERS = 1.05, 0.17
+"""Shares of axes: where names at the ends of lines begin, and how far apart these are."""
 _ROW = 0.22
 """Inches of a row of a legend."""
 _HANDLE, _BESIDE = 0.5, 0.6
@@ -145,6 +151,103 @@ def colours(names: Iterable[str]) -> dict[str, str]:
     every = list(dict.fromkeys(names))
     named = [name for name in every if name]
     return {name: f"C{named.index(name) % 10}" if name else "0.35" for name in every}
+
+
+def ask(figure: Any, question: str, subject: str) -> Any:
+    """Write above a figure what it asks, with the sign of a good answer, and what it is about.
+
+    The title of axes alone becomes a part of the subject.
+
+    Args:
+        figure: with its axes.
+        question: for example "Do units still change places? Flat at 1: no."
+        subject: the network, and what is left out of it.
+    """
+    axes = [ax for ax in figure.axes if ax.get_title()]
+    if len(axes) == 1:
+        subject = f"{axes[0].get_title()}, {subject}"
+        axes[0].set_title("")
+    inches = figure.bbox_inches.width - 0.2
+    lines = [_wrapped(line, inches) for line in (question, subject)]
+    figure.suptitle("\n".join(lines), x=0.02, ha="left", fontsize=TEXT)
+    return figure
+
+
+def label_ends(ax: Axes) -> None:
+    """Write the names of lines where these end, at the right of the axes and apart from each other.
+
+    Args:
+        ax: with finished lines.
+    """
+    lines: list[Any] = [
+        line for line in ax.get_lines() if not str(line.get_label()).startswith("_")
+    ]
+    low, high = ax.get_ylim()
+    ends = [_end(line, low) for line in lines]
+    order = sorted(range(len(lines)), key=lambda k: ends[k][1])
+    heights = _spread([(ends[k][1] - low) / (high - low) for k in order])
+    for k, height in zip(order, heights, strict=True):
+        colour = lines[k].get_color()
+        leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "alpha": 0.6}
+        ax.annotate(
+            lines[k].get_label(), ends[k], (_LEADER, height), "data", "axes fraction",
+            leader | {"relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 1},
+            annotation_clip=False, color=colour, fontsize=TEXT, va="center",
+        )  # fmt: skip
+
+
+def _end(line: Any, otherwise: float) -> tuple[float, float]:
+    """The last point of a line that is finite."""
+    points = [(float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)]
+    return next((p for p in points[::-1] if math.isfinite(p[1])), (points[-1][0], otherwise))
+
+
+def _spread(aims: Sequence[float]) -> list[float]:
+    """Ascending heights as near to the aims as the height of letters allows, within the axes."""
+    gap = min(_LETTERS, 1 / max(1, len(aims)))
+    heights: list[float] = []
+    for aim in aims:
+        heights.append(max(aim, heights[-1] + gap if heights else 0.0))
+    tops = [1 - gap * k for k in range(len(aims))][::-1]
+    return [min(height, top) for height, top in zip(heights, tops, strict=True)]
+
+
+def short_names(names: Sequence[str], most: int = 16) -> dict[str, str]:
+    """Shorten paths of tensors to what differs, and long ones to their ends.
+
+    Args:
+        names: paths such as "bert.encoder.layer.0.attention.self.query.weight"; what follows a
+            slash stays.
+        most: letters of a name that may stay whole.
+
+    >>> short_names(["net.block.conv1.weight", "net.block.conv2.weight"])
+    {'net.block.conv1.weight': 'conv1', 'net.block.conv2.weight': 'conv2'}
+    >>> queries = [f"bert.encoder.layer.{k}.attention.self.query.weight" for k in range(12)]
+    >>> short_names([*queries, "bert.pooler.dense.weight"])[queries[10]]
+    'layer.10…query'
+    """
+    paths = {stem: stem.split(".") for stem in dict.fromkeys(n.partition("/")[0] for n in names)}
+    while min(map(len, paths.values())) > 1 and len({p[-1] for p in paths.values()}) == 1:
+        paths = {stem: path[:-1] for stem, path in paths.items()}
+    while (
+        min(map(len, paths.values())) > 1
+        and len({p[0] for p in paths.values()}) == 1
+        and not any(p[1].isdigit() for p in paths.values())  # a number alone is no name
+    ):
+        paths = {stem: path[1:] for stem, path in paths.items()}
+    short: dict[str, str] = {}
+    for stem, path in paths.items():
+        forms = [".".join(path), *(_cut(path, k) for k in range(len(path) - 1, 0, -1))]
+        by_fit = sorted(forms, key=lambda form: max(0, len(form) - most))
+        short[stem] = next((f for f in by_fit if f not in short.values()), forms[0])
+    return {n: short[n.partition("/")[0]] + "".join(n.partition("/")[1:]) for n in names}
+
+
+def _cut(path: Sequence[str], last: int) -> str:
+    """The last words of a path, behind its first number and the word before that."""
+    number = next((k for k, word in enumerate(path[:-last]) if word.isdigit()), -1)
+    head = ".".join(path[max(0, number - 1) : number + 1])
+    return f"{head}…{'.'.join(path[-last:])}"
 
 
 def legend(axes: Sequence[Axes], least: int = 2, last: str = "") -> None:

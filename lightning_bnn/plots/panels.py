@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,12 +39,12 @@ def hexbin_figure(
 ) -> Figure:
     """Density of two weights, one panel for each form (raw, scaled, sorted).
 
-    All panels have the same limits, the same in both directions, and the same colours.
+    All panels have the same limits and colours.
 
     Args:
         forms: ``(points, 2)`` by name.
         labels: names of the two weights.
-        diagonal: whether to draw where both are equal.
+        diagonal: whether to draw where both are equal, with the same limits in both directions.
         central: the central part of all coordinates; panels reach a third farther than these.
         mirror: what the diagonal is called, by default by both names.
 
@@ -54,18 +54,22 @@ def hexbin_figure(
     (['raw', 'sorted'], 'w2')
     """
     from matplotlib.colors import LogNorm
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure, axes = panels_of(len(forms), len(forms), 4.1, 2.5)
     every = torch.cat([points.double() for points in forms.values()])
-    ends = _limits(every, central)
+    ends = [_limits(every if diagonal else every[:, k], central) for k in range(2)]
     drawn = []
     for ax, (form, points) in zip(axes, forms.items(), strict=True):
         x, y = points.double().numpy().T
-        drawn.append(ax.hexbin(x, y, gridsize=45, mincnt=1, cmap=_shades(), extent=(*ends, *ends)))
+        drawn.append(
+            ax.hexbin(x, y, gridsize=45, mincnt=1, cmap=_shades(), extent=(*ends[0], *ends[1]))
+        )
         if diagonal:
             name = mirror or f"{labels[0]} = {labels[1]}"
             ax.axline((0, 0), slope=1, color="tab:red", linewidth=1.2, linestyle="--", label=name)
-        ax.set(xlim=ends, ylim=ends, aspect="equal", title=form)
+        aspect = "equal" if diagonal else "auto"
+        ax.set(xlim=ends[0], ylim=ends[1], aspect=aspect, title=form)
         ax.locator_params(nbins=5)
         ax.tick_params(labelleft=ax is axes[0])
     label_edges(axes, labels)
@@ -76,14 +80,15 @@ def hexbin_figure(
     where: dict[str, Any] = {"location": "bottom", "shrink": 0.6, "aspect": 40, "pad": 0.02}
     bar = figure.colorbar(drawn[0], ax=axes, **(where if len(axes) > 1 else {}))
     bar.set_label(f"networks in a cell{_outside(every, ends)}", fontsize=TEXT)
-    bar.formatter = "{x:g}"
+    bar.locator, bar.formatter = LogLocator(subs=(1, 2, 5), numticks=5), "{x:g}"
+    bar.minorformatter = NullFormatter()
     bar.ax.tick_params(labelsize=TEXT)
     legend(axes, 1)
     return figure
 
 
 def _limits(points: Tensor, central: float) -> tuple[float, float]:
-    """Of both coordinates: the central part of them, and some more."""
+    """The central part of coordinates, and some more."""
     import numpy as np
 
     every = points.flatten().numpy()
@@ -93,9 +98,10 @@ def _limits(points: Tensor, central: float) -> tuple[float, float]:
     return low - more, high + more
 
 
-def _outside(points: Tensor, ends: tuple[float, float]) -> str:
+def _outside(points: Tensor, ends: Sequence[tuple[float, float]]) -> str:
     """The number of points that are in no panel."""
-    out = ((points < ends[0]) | (points > ends[1])).any(1)
+    low, high = points.new_tensor(ends).T
+    out = ((points < low) | (points > high)).any(1)
     share = 100 * float(out.double().mean()) if len(points) else 0.0
     return f" ({share:.0f} % lie outside)" if share >= 0.5 else ""
 

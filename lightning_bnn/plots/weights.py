@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lightning_bnn.plots.axes import CARD, TEXT, axes_of, label_edges, legend, panels_of
+from lightning_bnn.plots.axes import (
+    CARD,
+    TEXT,
+    axes_of,
+    label_edges,
+    label_ends,
+    legend,
+    panels_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +31,10 @@ __all__ = [
 
 
 def curves_figure(steps: Sequence[int], values: Mapping[str, Tensor], label: str) -> Figure:
-    """Several curves over training steps.
+    """Several curves over training steps, with their names at their ends.
+
+    Of many curves the colours are a scale from the first to the last, and only the lowest and the
+    highest have names.
 
     Args:
         steps: the horizontal axis.
@@ -35,12 +46,30 @@ def curves_figure(steps: Sequence[int], values: Mapping[str, Tensor], label: str
     >>> figure.axes[0].get_ylabel(), [line.get_label() for line in figure.axes[0].lines]
     ("Kendall's tau", ['tau'])
     """
+    from matplotlib import colormaps
+
     figure, ax = axes_of(None, CARD)
-    for name, curve in values.items():
-        ax.plot(steps, curve.cpu().numpy(), linewidth=1.2, label=name)
-    ax.set(xlabel="step", ylabel=label)
-    legend([ax])
+    many = len(values) > _NAMED
+    ranks = sorted(values, key=lambda name: float(values[name].nanmean()))
+    named = {*ranks[: _NAMED - 2], ranks[-1]} if many else set(ranks)
+    for k, (name, curve) in enumerate(values.items()):
+        colour = colormaps["viridis"](0.85 * k / (len(values) - 1)) if many else f"C{k}"
+        ax.plot(
+            steps, curve.cpu().numpy(), linewidth=1.2, color=colour, marker=_marker(steps),
+            label=name if name in named else f"_{name}",
+        )  # fmt: skip
+    ax.set(xlabel="step (pale: last layers)" if many else "step", ylabel=label)
+    label_ends(ax)
     return figure
+
+
+_NAMED = 6
+"""Curves that all have names."""
+
+
+def _marker(steps: Sequence[int]) -> str | None:
+    """A point is no line."""
+    return "o" if len(steps) == 1 else None
 
 
 def distances_figure(
@@ -104,11 +133,11 @@ def trajectories_figure(
     figure, axes = panels_of(len(forms), len(forms), 3.2, 2.5)
     for ax, (form, values) in zip(axes, forms.items(), strict=True):
         for k, label in enumerate(labels):
-            marker = "o" if len(steps) == 1 else None
-            ax.plot(steps, values[:, k].numpy(), linewidth=1.2, label=label, marker=marker)
+            name = label if ax is axes[-1] else f"_{label}"
+            ax.plot(steps, values[:, k].numpy(), linewidth=1.2, label=name, marker=_marker(steps))
         ax.set_title(form)
     label_edges(axes, ("step", axis))
-    legend(axes)
+    label_ends(axes[-1])
     return figure
 
 

@@ -1,13 +1,17 @@
 """Pictures reach whatever logger there is."""
 
+import re
+
 import lightning as L
 import matplotlib.figure
 import pytest
+import torch
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from runs import Plain, Stacked, built, fit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
 
-from lightning_bnn.callbacks import MassGap, PermutationTau, PosteriorFigures
+from lightning_bnn.callbacks import MassGap, PermutationTau, PosteriorFigures, figures
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 FORMS = ("raw", "scaled", "sorted")
@@ -102,8 +106,6 @@ def test_other_services(tmp_path):
 
 
 def test_following_is_bounded(monkeypatch, tmp_path):
-    from lightning_bnn.callbacks import figures
-
     monkeypatch.setattr(figures, "_POINTS", 4)
     callback = PosteriorFigures(1, 100)
     fit(built(Plain), callback, default_root_dir=tmp_path)
@@ -116,3 +118,116 @@ def test_the_end_is_drawn(tmp_path):
     logger = WandbLike()
     fit(built(Plain), PosteriorFigures(2, 4), logger=logger, default_root_dir=tmp_path)
     assert [s for tag, _, s in logger.seen if tag == "posterior/pair/raw"] == [7, 12]
+
+
+# ------------------------------------------------------------ what pictures say
+class Gan(L.LightningModule):
+    """Two networks of one module, trained in turns."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 6))
+        self.discriminator = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 1))
+
+    def training_step(self, batch, _):
+        score = self.discriminator(self.generator(batch[0])).mean()
+        self.manual_backward(score)
+        for optimizer, sign in zip(self.optimizers(), (1, -1), strict=True):
+            optimizer.param_groups[0]["lr"] = 0.1 * sign
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(m.parameters()) for m in (self.generator, self.discriminator)]
+
+
+def pictures(tmp_path, module, *callbacks):
+    """The last figure of every tag."""
+    logger = WandbLike()
+    fit(module, *callbacks, logger=logger, default_root_dir=tmp_path)
+    return {tag: figure for tag, figure, _ in logger.seen}
+
+
+def heading(figure):
+    return figure.get_suptitle().replace("\n", " ")
+
+
+def heights(figure):
+    return {line.get_label(): line.get_ydata()[-1] for line in figure.axes[0].lines}
+
+
+def test_pictures_say_which_network_they_show_and_what_is_left_out(tmp_path, caplog):
+    callbacks = PermutationTau(), MassGap(2), PosteriorFigures(2, 3)
+    seen = pictures(tmp_path, Gan(), *callbacks)
+    assert caplog.text.count("without generator: pass for example module='generator'") == 1
+    assert set(seen) >= {"posterior/tau", "posterior/mass", "posterior/pair/raw"}
+    for tag, figure in seen.items():
+        assert "?" in heading(figure), tag
+        assert "discriminator (Sequential), without generator" in heading(figure)
+
+
+def test_a_network_that_is_all_there_is_or_was_chosen_needs_no_advice(tmp_path, caplog):
+    whole = pictures(tmp_path, built(Plain), PosteriorFigures(2, 3))
+    chosen = pictures(tmp_path, Gan(), PosteriorFigures(2, 3, module="generator"))
+    assert "Callbacks without" not in caplog.text
+    assert {heading(f).partition("without")[2] for f in whole.values()} == {""}
+    assert all("without discriminator" in heading(f) for f in chosen.values())
+
+
+def test_each_network_has_the_curves_of_its_own_callbacks(tmp_path):
+    names = "generator", "discriminator"
+    kinds = MassGap, PosteriorFigures
+    callbacks = {(kind, n): kind(2, module=n) for n in names for kind in kinds}
+    seen = pictures(tmp_path, Gan(), *callbacks.values())
+    for name in names:
+        mass, minimum, _ = callbacks[MassGap, name].history[-1][1]
+        found = heights(seen[f"{name}/posterior/mass"])
+        assert found == pytest.approx({"as trained": mass, "minimum": minimum})
+
+
+class Attention(nn.Module):
+    """Two heads of attention over three tokens, under names of BERT."""
+
+    def __init__(self):
+        super().__init__()
+        self.self = nn.ModuleDict({n: nn.Linear(2, 6) for n in ("query", "key", "value")})
+        self.dense = nn.Linear(6, 3)
+
+    def forward(self, x):
+        parts = self.self["query"], self.self["key"], self.self["value"]
+        tokens = x.unflatten(-1, (3, 2))
+        q, k, v = (part(tokens).unflatten(-1, (2, 3)).transpose(1, 2) for part in parts)
+        mixed = (q @ k.mT).softmax(-1) @ v
+        return self.dense(mixed.transpose(1, 2).flatten(2)).mean(1)
+
+
+def test_curves_of_heads_and_of_the_units_inside_of_them_are_apart(tmp_path):
+    module = built(Plain)
+    module.net = Attention()
+    tau = PermutationTau()
+    figure = pictures(tmp_path, module, tau, PosteriorFigures(2, 3))["posterior/tau"]
+    query = "self.query.weight"
+    assert {name for name in tau.layers if "query" in name} == {query, f"{query}/block"}
+    assert len(tau.layers) == len(set(tau.layers)) == len(tau.history[-1][1])
+    expected = dict(zip(tau.layers, tau.history[-1][1], strict=True))
+    found = {name.lstrip("_"): height for name, height in heights(figure).items()}
+    assert found["query/block"] == pytest.approx(expected[f"{query}/block"])
+    assert found["query"] == pytest.approx(expected[query])
+
+
+def test_charts_of_tensorboard_have_one_scale_and_all_networks(tmp_path):
+    names = "generator", "discriminator"
+    callbacks = [kind(1, module=n) for kind in (MassGap, PosteriorFigures) for n in names]
+    taus = [PermutationTau(module=n) for n in names]
+    logger = TensorBoardLogger(tmp_path)
+    trainer = fit(Gan(), *taus, *callbacks, logger=logger, default_root_dir=tmp_path)
+    tags = EventAccumulator(trainer.log_dir).Reload().Tags()["scalars"]
+    charts = {title: charted[1][0] for title, charted in figures._LAYOUT["symmetry"].items()}
+    shown = {title: {t for t in tags if re.match(tag, t)} for title, tag in charts.items()}
+    layers = ("", "/0.weight")
+    assert shown["tau"] == {f"{n}/tau{layer}" for n in names for layer in layers}
+    assert shown["mass"] == {f"{n}/{m}" for n in names for m in ("mass", "mass_minimum")}
+    assert shown["excess mass, %"] == {f"{n}/mass_excess" for n in names}
+    assert not any("_moved" in t or "transpositions" in t for t in shown["tau"])
+    assert all(shown.values())

@@ -9,11 +9,12 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
-from sample_figures import BINS, FEW, FIGURES, X, barred
+from matplotlib.text import Text
+from sample_figures import BINS, FEW, FIGURES, NAMES, X, barred
 
 from lightning_bnn import plots
 from lightning_bnn.plots import Line, lines_figure, predictions, weights
-from lightning_bnn.plots.axes import axes_of
+from lightning_bnn.plots.axes import axes_of, short_names
 
 CARD = (340, 213)
 """Pixels that TensorBoard has for a figure."""
@@ -40,6 +41,11 @@ def panels(figure):
 
 def legends(figure):
     return [*figure.legends, *(ax.get_legend() for ax in figure.axes if ax.get_legend())]
+
+
+def at_ends(figure):
+    """Names at the ends of lines."""
+    return [text for ax in figure.axes for text in ax.texts]
 
 
 def panel(figure):
@@ -80,12 +86,73 @@ def test_the_check_sees_a_legend_inside():
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_whatever_has_a_name_is_in_the_one_legend(name):
+def test_whatever_has_a_name_is_in_the_one_legend_or_at_the_end_of_its_line(name):
     figure = drawn(name)
     names = {n for ax in shown(figure) for n in ax.get_legend_handles_labels()[1]}
     told = [text.get_text() for one in legends(figure) for text in one.get_texts()]
+    told += [text.get_text() for text in at_ends(figure)]
     assert len(told) == len(set(told))
     assert set(told) == (names if len(names) > 1 or told else set())
+
+
+def crowded(figure):
+    """Names at the ends of lines that lie on lines or names, or beyond the figure."""
+    boxes = [Text.get_window_extent(text) for text in at_ends(figure)]  # without leaders
+    inside = [ax.get_window_extent() for ax in shown(figure)]
+    picture = figure.bbox.padded(1)
+    return [
+        box for k, box in enumerate(boxes)
+        if any(box.overlaps(other) for other in [*inside, *(b.padded(-2) for b in boxes[k + 1 :])])
+        or not (picture.fully_contains(*box.p0) and picture.fully_contains(*box.p1))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_names_at_the_ends_of_lines_are_apart_and_beside_them(name):
+    assert not crowded(drawn(name))
+
+
+@pytest.mark.parametrize("fault", ["inside", "on each other", "cut off"])
+def test_the_check_sees_names_that_are_crowded(fault):
+    figure = FIGURES["tau of MLP"]()
+    figure.draw_without_rendering()
+    first, second, *_ = at_ends(figure)
+    place = {"inside": (0.5, 0.5), "on each other": second.get_position(), "cut off": (1.5, 0)}
+    first.set_position(place[fault])
+    figure.set_layout_engine("none")
+    figure.draw_without_rendering()
+    assert crowded(figure)
+
+
+@pytest.mark.parametrize("network", NAMES)
+def test_curves_of_real_networks_have_most_of_the_card(network):
+    figure = drawn(f"tau of {network}")
+    (ax,) = figure.axes
+    box, card = ax.get_window_extent(), figure.bbox
+    assert box.width > 0.4 * card.width
+    assert box.height > 0.4 * card.height
+
+
+def test_a_long_legend_would_leave_less():
+    figure, ax = axes_of(None, (4.0, 2.5))
+    for name in NAMES["ResNet"]:
+        ax.plot([0, 1], [0, 1], label=name)
+    figure.legend(loc="outside right upper")
+    figure.draw_without_rendering()
+    assert ax.get_window_extent().width < 0.4 * figure.bbox.width
+
+
+@pytest.mark.parametrize("network", NAMES)
+def test_short_names_are_distinct_parts_of_paths_and_begin_with_words(network):
+    names = NAMES[network]
+    short = short_names([f"model.{name}" for name in names])
+    assert len(set(short.values())) == len(names)
+    for name, brief in short.items():
+        path, kind = name.partition("/")[::2]
+        assert all(part in path for part in brief.partition("/")[0].split("…"))
+        assert brief.partition("/")[2] == kind
+        assert not brief[0].isdigit()
+    assert max(map(len, short.values())) <= 26
 
 
 def test_a_legend_stands_in_a_cell_that_is_free():
@@ -218,7 +285,7 @@ def letters(figure):
     """Points of the smallest letters."""
     texts = [t for ax in shown(figure) for t in [*ax.get_xticklabels(), *ax.get_yticklabels()]]
     texts += [t for ax in shown(figure) for t in (ax.title, ax.xaxis.label, ax.yaxis.label)]
-    texts += [text for one in legends(figure) for text in one.get_texts()]
+    texts += [text for one in legends(figure) for text in one.get_texts()] + at_ends(figure)
     return min(text.get_fontsize() for text in texts if text.get_text())
 
 
@@ -230,7 +297,7 @@ CARDS = {
         {"raw": torch.randn(50, 2)}, ("0.weight[3]", "0.weight[9]")
     ),
     "marginals": FIGURES["histograms"],
-    "tau": FIGURES["curves"],
+    "tau": FIGURES["tau of BERT"],
     "chains": FIGURES["one chain space"],
     "rhat": lambda: weights.chains_figure({}, {"function": torch.rand(5)}),
 }
