@@ -1,7 +1,7 @@
 """`lightning-bnn bank` as a user calls it."""
 
-import pytest
 import torch
+from shell import failure
 
 from lightning_bnn import models
 from lightning_bnn.cli import main
@@ -25,7 +25,4 @@ def test_add_show_export(tmp_path, capsys):
 
 
 def test_mistakes(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["bank", str(tmp_path / "none")])
-    assert stopped.value.code == 2
-    assert "There is no bank at" in capsys.readouterr().err
+    assert "There is no bank at" in failure(capsys, "bank", tmp_path / "none")

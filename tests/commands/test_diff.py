@@ -9,8 +9,8 @@ import pytest
 import torch
 from disk_networks import NORMED, PLAIN, drawn, known, normed, orders, plain, write
 from PIL import Image
+from shell import code_of, failure
 
-from lightning_bnn.cli import main
 from weightsym import Difference, random_scales, rescale
 from weightsym import params as P
 from weightsym.commands.diff import EXIT_CODES, rounding_of, verdict_of
@@ -37,23 +37,6 @@ def files(tmp_path_factory):
         write(folder / f"{name}.safetensors", state)
     write(folder / "other.safetensors", P.of(drawn(plain, 5)))
     return folder
-
-
-def code_of(*args):
-    """What the shell is told."""
-    try:
-        main([str(a) for a in args])
-    except SystemExit as end:
-        return end.code
-    return 0
-
-
-def failure(capsys, *args):
-    assert code_of(*args) == 2
-    message = capsys.readouterr().err.strip()
-    assert "Traceback" not in message
-    assert message.count("\n") == 0
-    return message
 
 
 def compared(files, a, *more):

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import yaml
+from shell import code_of, failure
 from small_runs import CONFIG, NET, bank, config
 
 from lightning_bnn.cli import main
@@ -13,15 +14,6 @@ from lightning_bnn.doctor import Report
 from weightsym import params as P
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
-
-
-def code_of(*args):
-    """What the shell is told."""
-    try:
-        main([str(a) for a in args])
-    except SystemExit as end:
-        return end.code
-    return 0
 
 
 def chains(path, spread, drift=0.0, times=12, members=3):
@@ -114,31 +106,25 @@ def test_numbers_that_yaml_takes_for_words_are_numbers(decay, shown, tmp_path, c
 
 
 # ------------------------------------------------------------ what is refused
-def message(capsys, *args):
-    assert code_of(*args) == 2
-    said = capsys.readouterr().err.strip()
-    assert "Traceback" not in said
-    assert "\n" not in said
-    return said
 
 
 @pytest.mark.bad_input
 def test_mistakes_are_told_in_a_sentence(tmp_path, capsys):
     bank(tmp_path / "bank", 2)
     like = config(tmp_path)
-    assert "nothing at" in message(capsys, "doctor", tmp_path / "none", "--data", like)
-    assert "no configuration beside it" in message(capsys, "doctor", tmp_path / "bank")
+    assert "nothing at" in failure(capsys, "doctor", tmp_path / "none", "--data", like)
+    assert "no configuration beside it" in failure(capsys, "doctor", tmp_path / "bank")
     few = ("doctor", tmp_path / "bank", "--data", like, "--samples", "0")
-    assert "`samples`" in message(capsys, *few)
+    assert "`samples`" in failure(capsys, *few)
     other = {**CONFIG, "data": {"class_path": "TwoGaussians"}}
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
     wrong = ("doctor", tmp_path / "bank", "--data", tmp_path / "other.yaml")
-    assert message(capsys, *wrong)
+    assert failure(capsys, *wrong)
 
 
 @pytest.mark.bad_input
 def test_a_damaged_report_beside_a_run_is_refused(tmp_path, capsys):
     bank(tmp_path / "bank", 2)
     (tmp_path / "bank" / "doctor.json").write_text(json.dumps({"findings": 3}))
-    said = message(capsys, "doctor", tmp_path / "bank", "--data", config(tmp_path))
+    said = failure(capsys, "doctor", tmp_path / "bank", "--data", config(tmp_path))
     assert "not a report of the doctor" in said

@@ -25,6 +25,7 @@ from disk_networks import (
 )
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from shell import failure
 
 from lightning_bnn.cli import main
 from weightsym import mix, permute, random_mixings
@@ -33,16 +34,6 @@ from weightsym.commands.examples import examples_of, loss
 from weightsym.matching.repair import reestimated
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(5))
-
-
-def failure(capsys, *args):
-    with pytest.raises(SystemExit) as stopped:
-        main([str(a) for a in args])
-    assert stopped.value.code == 2
-    message = capsys.readouterr().err.strip()
-    assert "Traceback" not in message
-    assert message.count("\n") == 0
-    return message
 
 
 def loaded(build, path, prefix=""):

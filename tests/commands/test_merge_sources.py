@@ -5,6 +5,7 @@ import pytest
 import torch
 from disk_networks import PLAIN, drawn, orders, plain, write
 from safetensors.torch import load_file
+from shell import failure
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
@@ -114,9 +115,7 @@ def test_members_of_a_checkpoint_and_the_form_of_another_file(sources):
 def test_errors(sources, args, message, capsys, monkeypatch):
     folder, _ = sources
     monkeypatch.chdir(folder)
-    with pytest.raises(SystemExit):
-        main(["merge", "bank", *args, *PLAIN])
-    assert message in capsys.readouterr().err
+    assert message in failure(capsys, "merge", "bank", *args, *PLAIN)
 
 
 def cut(path):
@@ -134,12 +133,9 @@ def test_a_damaged_source_is_named_before_anything_else_is_asked_for(name, sourc
         cut(folder / damaged)
     whole = write(folder / "whole.safetensors", net)
     for line in (["merge", whole, str(folder / name)], ["merge", whole, whole, "--like"]):
-        with pytest.raises(SystemExit):
-            main([*line, *([str(folder / name)] if line[-1] == "--like" else [])])
-        message = capsys.readouterr().err
+        message = failure(capsys, *line, *([folder / name] if line[-1] == "--like" else []))
         assert "--network" not in message
         assert str(folder / damaged) in message
-        assert len(message.splitlines()) == 1
 
 
 def test_what_is_not_finite_is_named(sources, capsys):
@@ -147,6 +143,5 @@ def test_what_is_not_finite_is_named(sources, capsys):
     bad = {n: t.clone() for n, t in net.items()}
     bad["1.weight"][0, 0] = torch.nan
     name = write(folder / "bad.safetensors", bad)
-    with pytest.raises(SystemExit):
-        main(["merge", str(folder / "bank"), name, "--out", str(folder / "x.pt"), *PLAIN])
-    assert "bad.safetensors: '1.weight' holds NaN" in capsys.readouterr().err
+    line = ["merge", folder / "bank", name, "--out", folder / "x.pt", *PLAIN]
+    assert "bad.safetensors: '1.weight' holds NaN" in failure(capsys, *line)
