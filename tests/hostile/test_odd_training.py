@@ -107,15 +107,34 @@ def test_what_a_forward_leaves_behind_moves_with_its_units(kind):
     sym = discover(net, x)
     assert sum(g.units for g in sym.permutations) == units
     assert sym.scaling_dof == scales
-    moved = permute(P.of(net), sym, random_permutations(sym))
-    moved = flip(rescale(moved, sym, random_scales(sym)), sym, random_signs(sym))
+    orders, scales, flips = random_permutations(sym), random_scales(sym), random_signs(sym)
+
+    def moved(params):
+        return flip(rescale(permute(params, sym, orders), sym, scales), sym, flips)
+
     other = copy.deepcopy(net)
-    other.load_state_dict({n: t.clone() for n, t in moved.items()})
+    other.load_state_dict({n: t.clone() for n, t in moved(P.of(net)).items()})
     for one in (net, other):
         one.train()
         for k in range(3):
             one(torch.randn(6, 4, generator=torch.Generator().manual_seed(k)).double())
     torch.testing.assert_close(other.eval()(x), net.eval()(x), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(P.of(other), moved(P.of(net)), rtol=1e-10, atol=1e-12)
+    if "t" in sym.touched:  # a negative control
+        assert not torch.allclose(P.of(other)["t"], P.of(net)["t"])
+
+
+def without_scale(s, x):
+    h = torch.relu(s.a(x))
+    if s.training:
+        s.t.copy_((h.mean(0) / (1 + h.norm())).detach())
+    return s.c(h)
+
+
+def test_statistics_that_nothing_reads_take_no_scale_away():
+    sym = discover(three_layers(without_scale, t=torch.zeros(8)), torch.randn(6, 4).double())
+    assert "t" not in sym.touched
+    assert sym.scaling_dof == 8
 
 
 def test_counters_and_unread_buffers_are_no_constants():

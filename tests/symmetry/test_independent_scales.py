@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from cases import Forward
 from checked_symmetries import least_by_descent
 from known_networks import NETWORKS
-from torch import nn
 
 from weightsym import canonicalise, discover, min_mass, random_scales, rescale
 from weightsym.actions import permute
@@ -83,51 +81,3 @@ def test_norms_do_not_fix_scales_of_some_units_only():
     _, sym = known("a symmetric weight")
     with pytest.raises(ValueError, match=r"`scaling` must be 'min-mass' .* fix them all"):
         canonicalise(random_weights(sym), sym, scaling="unit-norm")
-
-
-# ------------------------------------------------------------ state that nothing reads
-def running(update):
-    """A network with a running number for every hidden unit, which no output depends on."""
-
-    def forward(self, x):
-        h = self.a(x).relu()
-        if self.training:
-            update(self.ema, h.detach())
-        return self.b(h)
-
-    def build():
-        network = Forward(forward, a=nn.Linear(4, 3), b=nn.Linear(3, 2))
-        network.register_buffer("ema", torch.zeros(3))
-        return network.double()
-
-    return build
-
-
-def after_a_step(build, params, x):
-    network = build().train()
-    network.load_state_dict(params)
-    network(x)
-    return {n: t.detach() for n, t in network.state_dict().items()}
-
-
-def test_statistics_that_nothing_reads_move_with_their_units():
-    build = running(lambda ema, h: ema.mul_(0.9).add_(h.mean(0), alpha=0.1))
-    x = torch.randn(5, 4).double()
-    sym = discover(build(), x)
-    weights, g = random_weights(sym), torch.Generator().manual_seed(0)
-    scales, orders = random_scales(sym, g), random_permutations(sym, g)
-    assert sym.scaling_dof == 3
-
-    def moved(params):
-        return permute(rescale(params, sym, scales), sym, orders)
-
-    first, second = moved(after_a_step(build, weights, x)), after_a_step(build, moved(weights), x)
-    torch.testing.assert_close(first["ema"], second["ema"])
-    assert not torch.allclose(after_a_step(build, weights, x)["ema"], second["ema"])
-
-
-def test_statistics_that_nothing_reads_take_no_scale_away():
-    build = running(lambda ema, h: ema.copy_(h.mean(0) / (1 + h.norm())))
-    sym = discover(build(), torch.randn(5, 4).double())
-    assert "ema" not in sym.touched
-    assert sym.scaling_dof == 3
