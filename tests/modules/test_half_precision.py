@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from module_cases import MODULES, Blobs, made, trainer
+from module_cases import MODULES, OF_EACH_CLASS, Blobs, made, trainer
 from torch import nn
 
 from lightning_bnn import posteriors as Q
@@ -112,7 +112,10 @@ def skip_without_peers(name):
         pytest.importorskip("curvlinops")
 
 
-@pytest.mark.parametrize("name", MODULES)
+EACH = [n if n in OF_EACH_CLASS else pytest.param(n, marks=pytest.mark.e2e) for n in MODULES]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_modules_learn_the_same_in_mixed_precision(name, single):
     skip_without_peers(name)
     assert loss(name, "bf16-mixed") == pytest.approx(single(name), abs=0.03)
