@@ -133,7 +133,7 @@ class Table:
             folded: whether only the title is shown until somebody clicks on it.
 
         >>> Table("Errors", ["method", "error"], [["SWAG", 1.0]], 1).html()[:50]
-        '<div class="wide"><table><caption>Errors</caption>'
+        '<div class="wide open"><table><caption>Errors</capti'
         """
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.header)
         rows = ["".join(f"<td>{html.escape(c)}</td>" for c in row) for row in self.cells()]
@@ -141,7 +141,8 @@ class Table:
         title = html.escape(self.title)
         caption = "" if folded or not title else f"<caption>{title}</caption>"
         note = f'<p class="about">{html.escape(self.note)}</p>' if self.note else ""
-        table = f'<div class="wide"><table>{caption}\n{body}\n</table></div>{note}'
+        kind = "wide" if folded else "wide open"
+        table = f'<div class="{kind}"><table>{caption}\n{body}\n</table></div>{note}'
         return f"<details><summary>{title}</summary>{table}</details>" if folded else table
 
     def _repr_html_(self) -> str:

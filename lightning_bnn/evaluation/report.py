@@ -17,6 +17,7 @@ __all__ = [
     "CLASSES",
     "Column",
     "DISTANCES",
+    "NEEDS",
     "PREDICTIONS",
     "advice_table",
     "cautions_of",
@@ -290,7 +291,7 @@ def _symmetries(settings: Mapping[str, Any]) -> str:
 
 
 # ------------------------------------------------------------ what follows from the numbers
-_NEEDS = {
+NEEDS = {
     "acc": "the right class",
     "rmse": "the smallest errors",
     "nll": "probabilities to act on",
@@ -320,7 +321,7 @@ def advice_table(comparison: Comparison) -> Table:
     }
     columns = {**columns_of(name for row in numbers.values() for name in row)}
     columns["ns_law"] = Column("NS law", "x 100 ↓", 100, 2)
-    for key, need in _NEEDS.items():
+    for key, need in NEEDS.items():
         values = {m: row[key] for m, row in numbers.items() if key in row}
         values = {m: value for m, value in values.items() if math.isfinite(value.value)}
         if key in columns and len(values) > 1:

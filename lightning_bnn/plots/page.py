@@ -25,6 +25,7 @@ img { max-width: 100%; height: auto } .wide { overflow-x: auto }
 table { border-collapse: collapse; font-size: .74rem; font-variant-numeric: tabular-nums }
 th, td { padding: .2rem .34rem; text-align: right; white-space: nowrap }
 th { border-bottom: 2px solid #888 } tr + tr td { border-top: 1px solid #eee }
+.open table { font-size: .9rem } .open td { white-space: normal }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left }
 caption { text-align: left; font-weight: 600; padding: .4rem 0 }
 details { margin: .6rem 0 } summary { cursor: pointer; font-weight: 600 }
@@ -44,7 +45,7 @@ class Section:
     """A part of a report.
 
     Attributes:
-        title: its heading.
+        title: its heading, if it has one.
         text: paragraphs.
         code: what is shown as typed.
         tables: one below the other, under the figures.
@@ -61,7 +62,8 @@ class Section:
 
     def html(self) -> str:
         """The section of the page, as HTML."""
-        parts = [_element("h2", self.title), *(_element("p", text) for text in self.text)]
+        heading = [_element("h2", self.title)] if self.title else []
+        parts = [*heading, *(_element("p", text) for text in self.text)]
         if self.code:
             parts.append(_element("pre", self.code))
         parts += [_figure(caption, figure) for caption, figure in self.figures.items()]
@@ -74,7 +76,7 @@ def html_report(title: str, about: str, sections: Sequence[Section]) -> str:
 
     Args:
         title: its heading.
-        about: one sentence below it.
+        about: one sentence at its end.
         sections: the parts.
     """
     body = "\n".join(section.html() for section in sections)
@@ -83,7 +85,7 @@ def html_report(title: str, about: str, sections: Sequence[Section]) -> str:
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{name}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f'<h1>{name}</h1>\n<p class="about">{html.escape(about)}</p>\n{body}\n</body>\n</html>\n'
+        f'<h1>{name}</h1>\n{body}\n<p class="about">{html.escape(about)}</p>\n</body>\n</html>\n'
     )
 
 

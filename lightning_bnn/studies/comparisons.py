@@ -30,7 +30,7 @@ from lightning_bnn.plots import dots_figure
 from lightning_bnn.studies.findings import Findings, results_folder, write_findings
 from lightning_bnn.tables import Cell, Measured, Table
 
-__all__ = ["COLUMNS", "compare", "distance", "findings_of", "numbers_table"]
+__all__ = ["COLUMNS", "compare", "distance", "findings_of", "metrics_figure", "numbers_table"]
 
 
 def distance(title: str) -> Column:
@@ -119,7 +119,7 @@ def findings_of(comparison: Comparison) -> Findings:
         **_predictions(comparison),
         "compared": _compared(settings),
     }
-    figures = {"metrics": _figure(comparison)}
+    figures = {"metrics": metrics_figure(comparison)}
     title = "Posteriors against a reference"
     return Findings("compare", title, tables, figures, cautions_of(comparison), settings)
 
@@ -209,13 +209,20 @@ def _compared(settings: Mapping[str, Any]) -> Table:
 
 
 # ------------------------------------------------------------ figures
-def _figure(comparison: Comparison) -> Any:
-    """Four distances and four numbers of predictions with their errors, and noise."""
+def metrics_figure(comparison: Comparison, chosen: Sequence[str] = ()) -> Any:
+    """Draw distances and numbers of predictions with their errors, and noise.
+
+    Args:
+        comparison: any.
+        chosen: names of numbers; by default four distances and four numbers of predictions.
+    """
     rows = {(row.method, row.mode): row.numbers for row in comparison.rows}
     names = {name for numbers in rows.values() for name in numbers}
-    chosen = ["law", "ns_law", *(POOLED if "mmd" in names else ("mixture", "ns_mixture"))]
     gaussian = ("rmse", "nll", "crps", "cover90")
-    chosen += gaussian if is_regression(names) else ("acc", "nll", "ece", "aupr")
+    chosen = chosen or (
+        *("law", "ns_law", *(POOLED if "mmd" in names else ("mixture", "ns_mixture"))),
+        *(gaussian if is_regression(names) else ("acc", "nll", "ece", "aupr")),
+    )
     columns = {k: c for k, c in {**COLUMNS, **columns_of(names)}.items() if k in names}
     columns = {name: columns[name] for name in chosen if name in columns}
     methods = list(dict.fromkeys(method for method, mode in rows if mode != FAILED))

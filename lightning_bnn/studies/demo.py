@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -14,19 +15,20 @@ import torch
 
 import lightning_bnn
 from lightning_bnn.evaluation.comparison import Comparison, collect
-from lightning_bnn.evaluation.report import distances_table, reference_text
+from lightning_bnn.evaluation.report import NEEDS, advice_table, distances_table, reference_text
 from lightning_bnn.plots.page import Section, html_report
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.studies.collapse import collapse_findings
-from lightning_bnn.studies.comparisons import findings_of
+from lightning_bnn.studies.comparisons import findings_of, metrics_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.marginals import forms_of, units_figure
 from lightning_bnn.studies.mass import mass_findings
 from lightning_bnn.studies.runs import Job, Population, Run, beside, run_jobs
+from lightning_bnn.tables import Table
 from weightsym import params as P
 
-__all__ = ["demo", "demo_jobs"]
+__all__ = ["demo", "demo_jobs", "explained"]
 
 METHODS = {
     "ensemble": "Ensemble",
@@ -118,37 +120,24 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
     posterior = run.module().posterior()
     assert isinstance(posterior, Empirical)
     reference = Population(posterior.networks, run.problem())
-    comparison, chains = _compared(runs, folder)
-    places = {name: runs[name].folder.relative_to(folder) for name in (REFERENCE, "mfvi")}
-    closing = Section(
-        "Next steps",
-        [
-            "TensorBoard shows the curves and figures of every run: losses, masses, tau of the "
-            "orders of units. In the folder of this page, run"
-        ],
-        "tensorboard --logdir runs\nlightning-bnn presets\n"
-        f"lightning-bnn compare {places[REFERENCE]} --posteriors.MFVI {places['mfvi']}",
-    )
-    words = Section("Terms", [f"{word}: {meaning}." for word, meaning in GLOSSARY.items()])
+    trained, sampled = _compared_with_trained(runs, folder), _compared_with_sampled(runs, folder)
+    findings = findings_of(trained)
+    tables = {"distances": findings.tables["distances"], "sampled": distances_table(sampled)}
+    tables |= {n: t for n, t in findings.tables.items() if n not in ("compared", "advice")}
+    findings = replace(findings, tables=tables)
     sections = [
-        *_opening(runs, reference, chains),
-        _comparison(comparison),
+        *_opening(sampled),
+        _comparison(findings),
+        _symmetries(reference),
         *_functions(reference),
-        closing,
-        words,
+        *_closing(runs, reference, sampled, folder),
     ]
-    return sections, comparison
+    return sections, findings
 
 
-def _compared(runs: Mapping[str, Run], folder: Path) -> tuple[Findings, str]:
-    """Compare all methods with both references, and describe the sampled one."""
-    trained = findings_of(_compared_with_trained(runs, folder))
-    sampled = collect(
-        str(runs[SAMPLED].folder), _places(runs), folder / "compare_sampled"
-    ).require_one()
-    tables = {"distances": trained.tables["distances"], "sampled": distances_table(sampled)}
-    tables |= {name: t for name, t in trained.tables.items() if name != "compared"}
-    return replace(trained, tables=tables), reference_text(sampled.settings)
+def _compared_with_sampled(runs: Mapping[str, Run], folder: Path) -> Comparison:
+    place = str(runs[SAMPLED].folder)
+    return collect(place, _places(runs), folder / "compare_sampled").require_one()
 
 
 def _compared_with_trained(runs: Mapping[str, Run], folder: Path) -> Comparison:
@@ -160,18 +149,64 @@ def _places(runs: Mapping[str, Run]) -> dict[str, str]:
     return {title: str(runs[name].folder) for name, title in METHODS.items()}
 
 
-def _opening(runs: Mapping[str, Run], reference: Population, chains: str) -> list[Section]:
-    """The runs, and the symmetries of the network."""
-    networks, sym = reference.networks, reference.problem.symmetries()
-    done = [
-        f"{P.stack_size(networks)} small networks (64-16-10) were trained on scikit-learn's digits "
-        "from different initialisations. P1 uses such networks as its stand-in for the posterior. "
-        f"A second reference are chains of Hamiltonian Monte Carlo. {chains} "
-        "Seven methods approximate the posterior, each from several starts; the callbacks "
-        "PermutationTau, MassGap and PosteriorFigures watched the runs.",
-        "Every run is a preset. These commands repeat the runs one by one:",
+def _opening(sampled: Comparison) -> list[Section]:
+    """Three sentences and a figure, and what to take."""
+    advice = advice_table(sampled)
+    take = {str(need): (str(best), str(level)) for need, best, level, _ in advice.rows}
+    closest = {name: _closest(sampled, name) for name in ("law", "ns_law")}
+    sentences = (
+        "Seven methods approximated the posterior of a small network that reads handwritten "
+        "digits: the distribution of all networks that explain the data. Weight by weight, "
+        f"{closest['law']} is closest to draws of the posterior; once interchangeable units are "
+        f"sorted and scaled alike, it is {closest['ns_law']}. For probabilities to act on take "
+        f"{_taken(take, 'nll')}; for warnings of images that are no digits, {_taken(take, 'aupr')}."
+    )
+    caption = (
+        "Left: distance to draws of the posterior, symmetries removed (MMD² x 100; around zero: "
+        "cannot be told apart). Right: negative log-likelihood of test images (NLL, in nats). "
+        "One mode: networks of one start; multi mode: of all starts. Lines are standard errors."
+    )
+    figures = {caption: metrics_figure(sampled, ("ns_law", "nll"))}
+    guide = (
+        "Find your need, and take the method beside it. What is level with it is as good within "
+        "the errors, so choose the cheaper one. The numbers are of this network and these data: "
+        "`lightning-bnn compare` makes the same table of yours."
+    )
+    return [
+        Section("", [sentences], figures=figures),
+        Section("What does this mean for me?", [guide], tables=[explained(advice)], folds=False),
     ]
-    symmetries = (
+
+
+def _closest(comparison: Comparison, name: str) -> str:
+    """The method with the smallest distance, and the distance."""
+    values = {row.method: row.numbers[name] for row in comparison.rows if name in row.numbers}
+    method = min(values, key=lambda m: values[m].value)
+    return f"{method} ({100 * values[method].value:.2f})"
+
+
+def _taken(take: Mapping[str, tuple[str, str]], name: str) -> str:
+    best, level = take[NEEDS[name]]
+    others = {"none": "", "all others": ", or any other, which is level with it"}
+    return best + others.get(level, f" (or {level}, level with it)")
+
+
+def explained(table: Table) -> Table:
+    """Begin the note of a table with the abbreviations that are in it.
+
+    Args:
+        table: any.
+    """
+    text = " ".join([*table.header, *(str(c) for row in table.rows for c in row)])
+    words = [w for w in GLOSSARY if re.search(rf"(?<!\w){re.escape(w)}(?!\w)", text)]
+    terms = "; ".join(f"{word}: {GLOSSARY[word]}" for word in words)
+    return replace(table, note=f"{terms}. {table.note}" if words else table.note)
+
+
+def _symmetries(reference: Population) -> Section:
+    """The symmetries of the network, and what they do to its units."""
+    networks, sym = reference.networks, reference.problem.symmetries()
+    text = (
         "Hidden units can be reordered and rescaled without changing the function. The package has "
         "found these symmetries in the network:"
     )
@@ -181,19 +216,44 @@ def _opening(runs: Mapping[str, Run], reference: Population, chains: str) -> lis
         "sorted, each unit has a distribution of its own; the functions are the same."
     )
     figures = {caption: units_figure(forms_of(networks, sym), sym)}
+    return Section("The same function many times", [text], str(sym), figures=figures)
+
+
+def _closing(
+    runs: Mapping[str, Run], reference: Population, sampled: Comparison, folder: Path
+) -> list[Section]:
+    """The runs, one by one, and what to do next."""
+    done = [
+        f"{P.stack_size(reference.networks)} small networks (64-16-10) were trained on "
+        "scikit-learn's digits from different initialisations: the trained reference, which P1 "
+        "takes for the posterior. Chains of Hamiltonian Monte Carlo (HMC) sampled the posterior "
+        f"itself. {reference_text(sampled.settings)} Each of the seven methods ran from several "
+        "starts; the callbacks PermutationTau, MassGap and PosteriorFigures watched the runs.",
+        "Every run is a preset. These commands repeat the runs one by one:",
+    ]
+    places = {name: runs[name].folder.relative_to(folder) for name in (REFERENCE, "mfvi")}
+    following = (
+        "TensorBoard shows the curves and figures of every run: losses, masses, and how often "
+        "units change places (tau). In the folder of this page, run"
+    )
     return [
         Section("What was done", done, "\n".join(run.job.command for run in runs.values())),
-        Section("The same function many times", [symmetries], str(sym), figures=figures),
+        Section(
+            "Next steps",
+            [following],
+            "tensorboard --logdir runs\nlightning-bnn presets\n"
+            f"lightning-bnn compare {places[REFERENCE]} --posteriors.MFVI {places['mfvi']}",
+        ),
     ]
 
 
 def _comparison(findings: Findings) -> Section:
     text = (
-        "MMD compares weights with both references, as they are and with symmetries removed (NS). "
-        "It is given for the law of a method (any of its networks), for one mode (one start), and "
-        "for the mixture of all modes. A method that is near the trained networks is not "
-        "necessarily near the posterior; one that is near by weights may be far by functions. The "
-        "next table judges predictions, in distribution and on scrambled digits."
+        "The tables compare weights with both references by the maximum mean discrepancy (MMD), "
+        "as they are and with symmetries removed (NS), and judge predictions of test images and "
+        "of scrambled ones, which are out of distribution (OOD). A method that is near the trained "
+        "networks is not necessarily near the posterior; one that is near by weights may be far by "
+        "functions. Click on a title to open its table."
     )
     laplace = (
         "Laplace predicts with linearised networks and is still too uncertain: where a network is "
@@ -231,28 +291,36 @@ def _functions(reference: Population) -> list[Section]:
 def _section(
     title: str, text: Sequence[str], findings: Findings, figures: Mapping[str, Any]
 ) -> Section:
-    return Section(title, text, tables=list(findings.tables.values()), figures=figures)
+    tables = [explained(table) for table in findings.tables.values()]
+    return Section(title, text, tables=tables, figures=figures)
 
 
 GLOSSARY = {
-    "posterior": "the distribution over the weights of a network, given data and a prior",
-    "mode": "a part of a posterior that was found independently, from a start of its own",
-    "law": "the distribution of a method's networks, over runs and draws",
-    "mixture": "the average of several modes as they are; a single network is a point in it",
-    "NS": "no symmetries: weights are compared with scales removed and units in order",
-    "floor": "the distance of as many networks drawn from the reference's own law",
-    "MMD²": "squared maximum mean discrepancy, a distance between two sets of networks; around "
-    "zero, and sometimes negative, if both have the same distribution",
-    "Agree, TV": "share of equal predicted classes; total variation between predictions",
-    "Acc, NLL, Brier": "accuracy; negative log-likelihood in nats; squared error of probabilities",
-    "ECE, ACE": "calibration errors: how far confidence is from accuracy",
-    "AUPR, FPR95": "how well out-of-distribution (OOD) examples are detected: area under the "
-    "precision-recall curve; rate of false positives where 95 % of them are found",
-    "IDMI, OODMI": "mutual information: how much networks disagree, in and out of distribution",
-    "tau": "Kendall's rank correlation of the orders of units before and after a step",
-    "mass": "the sum of squares of all weights, without biases",
-    "VI, MFVI": "variational inference; with independent Gaussians, mean-field",
-    "SWAG, SGHMC, HMC": "a Gaussian through the networks along a run; Hamiltonian Monte Carlo with "
-    "batches (SG) and with all data",
+    "law": "distribution of a method's networks, over runs and draws",
+    "NS": "no symmetries, scales removed and units sorted",
+    "mixture": "average of several modes as they are; a single network is a point in it",
+    "mode": "part of a posterior that was found from a start of its own",
+    "floor": "distance of as many networks drawn from the reference's own law",
+    "Acc": "accuracy, the share of right classes",
+    "ECE": "expected calibration error, how far confidence is from accuracy",
+    "ACE": "the same with equally filled bins",
+    "Brier": "squared error of probabilities",
+    "NLL": "negative log-likelihood of the true class, in nats",
+    "Agree": "share of classes predicted as the reference does",
+    "TV": "total variation, by how much probabilities differ from the reference's",
+    "KL": "Kullback-Leibler divergence from the reference's prediction",
+    "AUPR": "area under the precision-recall curve of finding OOD images",
+    "FPR95": "false alarms where 95 % of the OOD images are found",
+    "IDMI": "mutual information, how much networks disagree, in distribution",
+    "OODMI": "the same out of distribution",
+    "AURC": "error rate of the most confident predictions, averaged over their shares",
+    "Set90": "size of prediction sets that hold the true class nine times in ten",
+    "Held90": "how often they do",
+    "(T)": "after temperature scaling",
+    "mass": "sum of squares of all weights, without biases",
+    "MFVI": "mean-field variational inference, independent Gaussians",
+    "VI": "variational inference",
+    "SWAG": "a Gaussian through the networks along a training run",
+    "SGHMC": "Hamiltonian Monte Carlo with batches",
 }
-"""Words and acronyms of the page."""
+"""Abbreviations, explained below each table that has them."""

@@ -13,7 +13,8 @@ from processes import start
 
 from lightning_bnn.cli import main
 from lightning_bnn.studies import runs
-from lightning_bnn.studies.demo import METHODS, SAMPLED, demo_jobs
+from lightning_bnn.studies.demo import GLOSSARY, METHODS, SAMPLED, demo_jobs, explained
+from lightning_bnn.tables import Table
 from weightsym.loading import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -54,12 +55,37 @@ def test_one_page_with_everything(folder):
     for name in METHODS.values():
         assert f"<td>{name}</td>" in page
     assert "<th>NS law</th>" in page
+    opening, figure, _ = page.partition("<figure>")
+    assert figure
+    assert "<h2>" not in opening.partition("</style>")[2]
+    assert opening.count(". ") + opening.count(".</p>") <= 4  # sentences, numbers have no space
+    assert page.count("<details>") == page.count("<table>") - 1  # all but what to take
+    assert page.index("What to take") < page.index("<details>")
     assert "sampled: draws of the posterior itself" in page
     assert "networks of 3 chains, sampled" in page
     assert "NOT KNOWN whether chains agree" in page
     assert str(folder) not in page
     assert "lightning-bnn fit -c demo_swag.yaml" in page
     assert "nan" not in re.sub(r'base64,[^"]*', "", page).lower().replace("nanc", "")
+
+
+@pytest.mark.e2e
+def test_abbreviations_are_explained_where_they_stand(folder):
+    page = (folder / "report.html").read_text()
+    for table in re.findall(r"<table>.*?</table></div>(?:<p.*?</p>)?", page, re.DOTALL):
+        shown, _, note = table.partition("</table>")
+        headings = " ".join(re.findall(r"<th>(.*?)</th>", shown))
+        for word in GLOSSARY:
+            if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", headings):
+                assert f"{word}: " in note, word
+
+
+def test_only_what_a_table_has_is_explained():
+    table = Table("", ["method", "NLL"], [["SWAG", 1.0]], note="A note.")
+    note = explained(table).note
+    assert note.endswith(". A note.")
+    assert [word for word in GLOSSARY if f"{word}: " in note] == ["NLL", "SWAG"]
+    assert explained(Table("", ["method"], [["NLLs"]], note="A note.")).note == "A note."
 
 
 @pytest.mark.e2e
