@@ -231,7 +231,7 @@ def test_every_example_sees_the_law_of_a_weight_sample(name):
             scale = wanted.diagonal().max()
             assert (seen - wanted).abs().max() < 0.12 * scale
             assert (found[:, k].mean(0) - plain[:, k].mean(0)).abs().max() < 0.08 * scale.sqrt()
-        if name != "folded":  # whose rows are parts of examples: one weight sample for all
+        if name not in ("folded", "time first"):  # whose rows are parts of examples
             assert correlation(found) < 0.08
 
 

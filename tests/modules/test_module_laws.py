@@ -95,7 +95,12 @@ def trained(name, folder):
     return Run(name, module, data, run, folder, net, before, start, end, last)
 
 
-@pytest.fixture(scope="module", params=MODULES)
+LATE = "map", "chains", "uniform", "laplace full", "mfvi local"
+"""Variants of others, which are trained for the laws with those tests that start processes."""
+EACH = [pytest.param(n, marks=pytest.mark.e2e) if n in LATE else n for n in MODULES]
+
+
+@pytest.fixture(scope="module", params=EACH)
 def run(request, tmp_path_factory):
     return trained(request.param, tmp_path_factory.mktemp("run"))
 

@@ -31,6 +31,7 @@ def test_it_exports_to_one_file(name):
         torch.testing.assert_close(loaded(y), predictive(y))
 
 
+@pytest.mark.e2e
 def test_it_exports_to_onnx(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -1,5 +1,7 @@
 """A run that is interrupted twice, wherever that is, ends as if it had not been interrupted."""
 
+import itertools
+
 import lightning as L
 import pytest
 import torch
@@ -70,10 +72,15 @@ def fitted(folder, batch_size, stop=None, newest=None, hooks=None, **options):
     return module.state_dict(), max(folder.glob("*.ckpt"), key=lambda p: p.stat().st_mtime)
 
 
-@pytest.mark.parametrize("batch_size", [8, 4], ids=["an epoch is a batch", "four batches"])
-@pytest.mark.parametrize("first", [1, 3, 4])
-@pytest.mark.parametrize("then", [1, 2])
-@pytest.mark.parametrize("validation", VALIDATION)
+EVERY = list(itertools.product((8, 4), (1, 3, 4), (1, 2), VALIDATION))
+EARLY = {(b, (1, 3, 4)[k % 3], 1 + k // 2, v) for b in (8, 4) for k, v in enumerate(VALIDATION)}
+"""Interruptions of epochs of one batch and of four with every kind of validation."""
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "first", "then", "validation"),
+    [c if c in EARLY else pytest.param(*c, marks=pytest.mark.e2e) for c in EVERY],
+)
 def test_two_interruptions_change_nothing(tmp_path, batch_size, first, then, validation):
     """Weights, rates, and what is called when."""
     options, one, parts = VALIDATION[validation], Hooks(), Hooks()
@@ -139,7 +146,9 @@ def trained(folder, files, make, stop=None, resumed=None):
     return module.state_dict()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["mile", pytest.param("hmc", marks=pytest.mark.e2e), "from a file"]
+)
 def test_the_last_of_two_kinds_of_checkpoints_goes_on(tmp_path, kind):
     """The negative control is a run that begins anew where it was interrupted."""
     make = KINDS[kind]
