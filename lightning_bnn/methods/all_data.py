@@ -25,11 +25,13 @@ from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.chains import Chains, Keeping
 from lightning_bnn.methods.mc_dropout import has_dropout
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
-from lightning_bnn.methods.recording import Recorded
+from lightning_bnn.methods.recording import PlannedField, Recorded
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
+from lightning_bnn.samplers.energy_sampler import as_rows
 from weightsym.arguments import check_positive
 from weightsym.devices import precise, widest
+from weightsym.fast import Unsuitable
 from weightsym.params import Params
 
 __all__ = ["HMC", "MILE"]
@@ -45,6 +47,7 @@ class AllDataChains(Chains):
     Attributes:
         data: the share of this process of all batches.
         processes: how many processes share the data.
+        is_new: whether this fit has not made a transition yet.
         stuck: chains whose energy was no number, as far as the user was warned of them.
         sampler: what moves the chains of this fit.
         sums: energies and gradients of this fit.
@@ -55,7 +58,7 @@ class AllDataChains(Chains):
     def __init__(self, network: nn.Module, stack: Params, keeping: Keeping) -> None:
         super().__init__(network, stack, keeping)
         self.data: list[Batch] = []
-        self.processes = 1
+        self.processes, self.is_new = 1, False
         self.stuck: set[int] = set()
         self.sampler: Any = None
         self.sums: Callable[[], list[Tensor]] | None = None
@@ -131,6 +134,7 @@ class AllDataSampling(Method):
             )
         state.data = [_share(batch, fit) for batch in batches]
         state.processes, state.sampler, state.stuck = fit.processes, fit.optimizer, set()
+        state.is_new = True
         sums = partial(self._sums, state, run)
         state.sums = Recorded(sums, _moving(state)) if fit.processes == 1 else sums
         run.inform(
@@ -150,6 +154,9 @@ class AllDataSampling(Method):
         Returns:
             Terms that are worth logging.
         """
+        if state.is_new:
+            state.is_new = False
+            state.sampler.field = self.planned(state, run)
         energies = move(closure=lambda: self.energies(state, run))
         self._check(energies, state, run)
         return {"energy": energies}
@@ -163,6 +170,23 @@ class AllDataSampling(Method):
         for p, grad in zip(_moving(state), grads, strict=True):
             p.grad = grad
         return energies.clone()
+
+    def planned(self, state: AllDataChains, run: Run) -> PlannedField | None:
+        """Energies and gradients by a plan, if there is one, and it gives what `energies` does."""
+        params, evaluated = _moving(state), run.evaluated
+        if state.processes > 1 or any(p.device.type != "cpu" for p in params):
+            return None
+        run.network.eval()
+        energies, *grads = self._sums(state, run)  # says what is wrong with the data
+        run.evaluated = evaluated
+        names = [n for n, p in state.networks.named_parameters() if p.requires_grad]
+        rows, stack = as_rows(params), state.stack()
+        try:
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+                field = PlannedField(run, rows, names, stack, state.data, self.prior.std)
+                return field if field.agrees(rows, energies, as_rows(grads)) else None
+        except Unsuitable:
+            return None
 
     def _sums(self, state: AllDataChains, run: Run) -> list[Tensor]:
         """The energies, and the gradient of every tensor."""
@@ -204,6 +228,8 @@ class AllDataSampling(Method):
 
     def after_fit(self, state: AllDataChains, run: Run) -> None:
         self.keeping.close(state, run, type(self).__name__)
+        if state.sampler is not None:
+            state.sampler.field = None
         state.data, state.sampler, state.sums = [], None, None
 
     def posterior(self, state: Chains, run: Run, purpose: Purpose = AS_IT_IS) -> Empirical:

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from weightsym.devices import precise
 
-__all__ = ["EnergySampler"]
+__all__ = ["EnergySampler", "Field"]
+
+
+class Field(Protocol):
+    """Energies where chains are sent, computed without the parameters of a module."""
+
+    def look(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Precise energies and their gradients, which last until the next call.
+
+        Args:
+            rows: the numbers of every chain, ``(chains, numbers)``.
+        """
+
+    def slope(self, rows: Tensor) -> Tensor:
+        """The gradients alone."""
+
+    def leapfrog(self, x: Tensor, momenta: Tensor, steps: int, size: float, kick: float) -> None:
+        """Steps of `EnergySampler.leapfrog`."""
 
 
 class EnergySampler(torch.optim.Optimizer):
@@ -25,6 +42,9 @@ class EnergySampler(torch.optim.Optimizer):
         params: parameters, of one group.
         defaults: settings of the group.
 
+    Attributes:
+        field: computes what the closure does, if anything but the closure can.
+
     >>> from lightning_bnn.samplers import HMC
     >>> chains = torch.nn.Parameter(torch.tensor([[0.0, 1.0], [2.0, 2.0]]))
     >>> def closure():
@@ -36,6 +56,7 @@ class EnergySampler(torch.optim.Optimizer):
     """
 
     elementwise = True
+    field: Field | None = None
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)
@@ -45,6 +66,68 @@ class EnergySampler(torch.optim.Optimizer):
     def moving(self) -> list[Tensor]:
         """Parameters that the chains move."""
         return [p for p in self.param_groups[0]["params"] if p.requires_grad]
+
+    def rows(self) -> Tensor:
+        """One vector of all numbers for each chain."""
+        return as_rows(self.moving())
+
+    def put(self, rows: Tensor) -> None:
+        """Send the chains somewhere.
+
+        Args:
+            rows: the numbers of every chain, ``(chains, numbers)``.
+        """
+        params = self.moving()
+        pieces = rows.split([p[:1].numel() for p in params], 1)
+        shaped = [piece.view_as(p) for piece, p in zip(pieces, params, strict=True)]
+        torch._foreach_copy_(params, shaped)
+
+    def look(self, closure: Callable[[], Tensor] | None, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Energies of the chains at given places, and their gradients.
+
+        Args:
+            closure: see `energies`.
+            rows: the places, ``(chains, numbers)``.
+        """
+        if self.field is not None:
+            return self.field.look(rows)
+        self.put(rows)
+        energies = self.energies(closure)
+        return energies, as_rows(self.gradients())
+
+    def slope(self, closure: Callable[[], Tensor] | None, rows: Tensor) -> Tensor:
+        """The gradients alone, see `look`."""
+        return self.look(closure, rows)[1] if self.field is None else self.field.slope(rows)
+
+    def leapfrog(
+        self,
+        closure: Callable[[], Tensor] | None,
+        x: Tensor,
+        momenta: Tensor,
+        steps: int,
+        size: float,
+        kick: float,
+    ) -> None:
+        """Change momenta by the gradients and then places by the momenta, several times.
+
+        Args:
+            closure: see `energies`.
+            x: the places, ``(chains, numbers)``, which are changed.
+            momenta: of the same shape, which are changed.
+            steps: how many times.
+            size: factor of momenta.
+            kick: factor of gradients.
+        """
+        if self.field is not None:
+            self.field.leapfrog(x, momenta, steps, size, kick)
+            return
+        for _ in range(steps):
+            momenta.add_(self.slope(closure, x), alpha=kick)
+            x.add_(momenta, alpha=size)
+
+    def gradients(self) -> list[Tensor]:
+        """Gradients of the parameters that move, zero where a closure has set none."""
+        return [torch.zeros_like(p) if p.grad is None else p.grad for p in self.moving()]
 
     def energies(self, closure: Callable[[], Tensor] | None) -> Tensor:
         """Energies of the chains where they are, in double precision. The gradients are set, too.
@@ -65,6 +148,15 @@ class EnergySampler(torch.optim.Optimizer):
                 "network."
             )
         return precise(energies.detach())
+
+
+def as_rows(tensors: Iterable[Tensor]) -> Tensor:
+    """One vector for each chain.
+
+    Args:
+        tensors: whose first dimension counts chains.
+    """
+    return torch.cat([t.detach().reshape(len(t), -1) for t in tensors], 1)
 
 
 def _shape(value: Any) -> Any:

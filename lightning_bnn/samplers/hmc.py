@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.samplers.energy_sampler import EnergySampler
+from lightning_bnn.samplers.energy_sampler import EnergySampler, as_rows
 from lightning_bnn.samplers.langevin import cut
 from weightsym.arguments import (
     check_count,
@@ -117,34 +117,29 @@ class HMC(EnergySampler):
         """
         group, params = self.param_groups[0], self.moving()
         generator = keyed_generator(group["seed"] or 0, group["step"], device=params[0].device)
-        start = [p.clone() for p in params]
-        momenta = _noise(params, generator)
+        start = self.rows()
+        momenta = as_rows(_noise(params, generator))
         size = group["lr"] * self._jitter(group, generator)
+        inverse = 1 / group["temperature"]
 
-        before, kinetic = self.energies(closure), _kinetic(momenta)
-        self._kick(group, params, momenta, size / 2)
-        for step in range(group["leapfrog_steps"]):
-            torch._foreach_add_(params, momenta, alpha=size)
-            after = self.energies(closure)
-            last = step == group["leapfrog_steps"] - 1
-            self._kick(group, params, momenta, size / 2 if last else size)
+        before, gradients = self.look(closure, start)
+        kinetic = _kinetic(momenta)
+        momenta.add_(gradients, alpha=-size / 2 * inverse)
+        x = start.add(momenta, alpha=size)
+        steps = group["leapfrog_steps"] - 1
+        self.leapfrog(closure, x, momenta, steps, size, -size * inverse)
+        after, gradients = self.look(closure, x)
+        momenta.add_(gradients, alpha=-size / 2 * inverse)
 
-        change = (after - before) / group["temperature"] + _kinetic(momenta) - kinetic
+        change = (after - before) * inverse + _kinetic(momenta) - kinetic
         log_accept = torch.where(change.isfinite(), -change, -math.inf).clamp(max=0)
         draws = torch.rand(len(change), generator=generator, device=change.device)
         accepted = precise(draws).log() < log_accept
-        for p, old in zip(params, start, strict=True):
-            p.copy_(torch.where(accepted.view(-1, *(1,) * (p.ndim - 1)), p, old))
+        self.put(torch.where(accepted[:, None], x, start))
         self.acceptance = log_accept.exp()
         group["step"] += 1
         self._adapt(group, float(self.acceptance.mean()))
         return torch.where(accepted, after, before)
-
-    def _kick(
-        self, group: dict[str, Any], params: list[Tensor], momenta: list[Tensor], size: float
-    ) -> None:
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-        torch._foreach_add_(momenta, grads, alpha=-size / group["temperature"])
 
     def _jitter(self, group: dict[str, Any], generator: torch.Generator) -> float:
         draw = torch.rand((), generator=generator, device=generator.device)
@@ -174,7 +169,6 @@ def _noise(params: list[Tensor], generator: torch.Generator) -> list[Tensor]:
     return [piece.to(p.dtype) for piece, p in zip(cut(flat, params), params, strict=True)]
 
 
-def _kinetic(momenta: list[Tensor]) -> Tensor:
+def _kinetic(momenta: Tensor) -> Tensor:
     """Kinetic energy of every chain, in double precision."""
-    parts = [precise(m).square().flatten(1).sum(1) for m in momenta]
-    return torch.stack(parts).sum(0) / 2
+    return precise(momenta).square().sum(1) / 2

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_bnn.samplers.energy_sampler import EnergySampler
 from weightsym.arguments import check_count, check_integer, check_positive
-from weightsym.devices import where_precise, widest
+from weightsym.devices import precise, where_precise, widest
 from weightsym.randomness import keyed_generator
 
 __all__ = ["MCLMC"]
@@ -22,6 +23,9 @@ _SIZES_ONLY, _WITH_SPREAD = 0.8, 0.9
 _TRACED = 128
 """How many weights the length of memory is chosen by."""
 _BETA, _BETA_SQUARE, _EPS = 0.9, 0.999, 1e-8
+Array = Any
+"""Of numpy on the CPU, whose small operations take a third of the time of torch's, else a tensor.
+All are in the `widest` type."""
 
 
 class MCLMC(EnergySampler):
@@ -164,73 +168,72 @@ class MCLMC(EnergySampler):
 
     def _descend(self, group: dict[str, Any], closure: Callable[[], Tensor] | None) -> Tensor:
         """Adam, each chain for itself."""
-        params, each = self.moving(), 2 * group["steps"]
-        means, squares = (self._memory(params, name) for name in ("mean", "square"))
+        x, each, state = self.rows(), 2 * group["steps"], self.state[self.moving()[0]]
+        mean, square = (state.setdefault(name, torch.zeros_like(x)) for name in ("mean", "square"))
         energies = torch.zeros(0)
         for k in range(group["step"] * each, (group["step"] + 1) * each):
-            energies = self.energies(closure)
-            grads = _gradients(params)
+            energies, gradient = self.look(closure, x)
             rate = 1 + math.cos(math.pi * k / (group["descent_steps"] * each))
             rate *= group["descent_lr"] / 2 / (1 - _BETA ** (k + 1))
-            torch._foreach_lerp_(means, grads, 1 - _BETA)
-            torch._foreach_mul_(squares, _BETA_SQUARE)
-            torch._foreach_addcmul_(squares, grads, grads, 1 - _BETA_SQUARE)
-            sizes = torch._foreach_sqrt(squares)
-            torch._foreach_div_(sizes, math.sqrt(1 - _BETA_SQUARE ** (k + 1)))
-            torch._foreach_add_(sizes, _EPS)
-            torch._foreach_addcdiv_(params, means, sizes, -rate)
+            mean.lerp_(gradient, 1 - _BETA)
+            square.mul_(_BETA_SQUARE).addcmul_(gradient, gradient, value=1 - _BETA_SQUARE)
+            size = square.sqrt().div_(math.sqrt(1 - _BETA_SQUARE ** (k + 1))).add_(_EPS)
+            x.addcdiv_(mean, size, value=-rate)
+        self.put(x)
         if group["step"] + 1 == group["descent_steps"]:
             self.state.clear()
         return energies
 
-    def _memory(self, params: list[Tensor], name: str) -> list[Tensor]:
-        return [self.state[p].setdefault(name, torch.zeros_like(p)) for p in params]
-
     def _sample(self, group: dict[str, Any], closure: Callable[[], Tensor] | None) -> Tensor:
         """Some steps of the dynamics. Who leaves the finite numbers stays, and turns around."""
-        params, temperature = self.moving(), group["temperature"]
+        temperature, rows, state = group["temperature"], self.rows(), self.state[self.moving()[0]]
 
-        def look(x: Tensor) -> tuple[Tensor, Tensor]:
-            _put(params, x)
-            return self.energies(closure) / temperature, _rows(_gradients(params)) / temperature
+        def look(x: Array) -> tuple[Array, Array]:
+            energies, gradients = self.look(closure, torch.as_tensor(x))
+            return _array(energies) / temperature, _array(gradients) / temperature
 
-        position = self._place(params, look)
-        chains, numbers = position.x.shape
-        generator = self._generator(position.x, "steps")
-        tuning, state = self._tuning(chains, numbers, position.x.device), self.state[params[0]]
-        for _ in range(group["steps"]):
-            new, error = integrate(position, tuning.sizes, look)
-            errors = torch.where(_is_finite(new), error.square() / numbers, torch.nan)
-            position = new.where(
-                errors.isfinite(), position._replace(direction=-position.direction)
-            )
-            noise = torch.empty_like(position.x).normal_(generator=generator)
-            turned = refresh(position.direction, noise, tuning.sizes, tuning.lengths)
-            position = position._replace(direction=turned)
-            self._learn(tuning, errors, position.x, state)
+        def slope(x: Array) -> Array:
+            return _array(self.slope(closure, torch.as_tensor(x))) / temperature
+
+        with np.errstate(all="ignore"):
+            position = self._place(rows, look)
+            generator, tuning = self._generator(rows, "steps"), self._tuning(rows)
+            for _ in range(group["steps"]):
+                new, error = integrate(position, tuning.sizes, look, slope)
+                errors = error**2 / rows.shape[1] + 0 * new.total()  # NaN where that is not finite
+                position = new.where(
+                    _library(errors).isfinite(errors),
+                    position._replace(direction=-position.direction),
+                )
+                noise = _array(torch.empty_like(rows).normal_(generator=generator))
+                turned = refresh(position.direction, noise, tuning.sizes, tuning.lengths)
+                position = position._replace(direction=turned)
+                self._learn(tuning, errors, position.x, state)
         self._conclude(tuning, state)
-        group["tuning"], state["direction"] = tuning.as_lists(), position.direction
-        _put(params, position.x)
-        return position.energy * temperature
+        group["tuning"], state["direction"] = tuning.as_lists(), self._stored(position.direction)
+        self.put(torch.as_tensor(position.x))
+        return torch.as_tensor(position.energy) * temperature
 
-    def _place(self, params: list[Tensor], look: Callable[[Tensor], Any]) -> Place:
-        x = _rows(params)
-        if x.shape[1] < 2:
+    def _place(self, rows: Tensor, look: Callable[[Array], Any]) -> Place:
+        if rows.shape[1] < 2:
             raise ValueError("MCLMC needs at least two numbers in a chain, got one.")
-        direction = self.state[params[0]].get("direction")
+        direction = self.state[self.moving()[0]].get("direction")
         if direction is None:
-            direction = torch.empty_like(x).normal_(generator=self._generator(x, "directions"))
-        return Place(x, torch.nn.functional.normalize(direction, dim=1), *look(x))
+            direction = torch.empty_like(rows).normal_(
+                generator=self._generator(rows, "directions")
+            )
+        x = _array(rows)
+        return Place(x, _unit(_array(direction)), *look(x))
 
     def _generator(self, like: Tensor, name: str) -> torch.Generator:
         group = self.param_groups[0]
         return keyed_generator(group["seed"] or 0, group["step"], name, device=like.device)
 
-    def _tuning(self, chains: int, numbers: int, device: torch.device) -> Tuning:
-        group = self.param_groups[0]
+    def _tuning(self, rows: Tensor) -> Tuning:
+        group, (chains, numbers) = self.param_groups[0], rows.shape
         if group["tuning"]:
-            return Tuning.from_lists(group["tuning"], device)
-        return Tuning.start(chains, group["lr"], group["length"] or math.sqrt(numbers), device)
+            return Tuning.from_lists(group["tuning"], rows.device)
+        return Tuning.start(chains, group["lr"], group["length"] or numbers**0.5, rows.device)
 
     # ------------------------------------------------------------ adaptation
     def _phase(self, ahead: int = 0) -> str:
@@ -242,18 +245,22 @@ class MCLMC(EnergySampler):
         parts = (_SIZES_ONLY, "sizes"), (_WITH_SPREAD, "spread"), (1.0, "trace")
         return next(phase for share, phase in parts if after < math.ceil(share * adapting))
 
-    def _learn(self, tuning: Tuning, errors: Tensor, x: Tensor, state: dict[str, Any]) -> None:
+    def _learn(self, tuning: Tuning, errors: Array, x: Array, state: dict[str, Any]) -> None:
         """Learn from one step the size of the next, and the length of memory."""
         phase = self._phase()
         if phase == "sampling":
             tuning.watch(errors)
         elif phase == "trace":
-            positions = torch.linspace(0, x.shape[1] - 1, min(_TRACED, x.shape[1]), device=x.device)
-            state.setdefault("trace", []).append(x[:, positions.long()])
+            places = np.linspace(0, x.shape[1] - 1, min(_TRACED, x.shape[1])).astype(int)
+            state.setdefault("trace", []).append(self._stored(x[:, places]))
         else:
             tuning.adapt(errors, self.param_groups[0]["energy_variance"])
             if phase == "spread":
-                _add_to_spread(state, x)
+                _add_to_spread(state, self._stored(x))
+
+    def _stored(self, array: Array) -> Tensor:
+        """An array as the state keeps it: loading makes everything of the type of parameters."""
+        return torch.as_tensor(array).to(self.moving()[0].dtype)
 
     def _conclude(self, tuning: Tuning, state: dict[str, Any]) -> None:
         """Choose the length of memory where a phase ends that says something of it."""
@@ -263,10 +270,12 @@ class MCLMC(EnergySampler):
         if phase == "spread":
             lengths = _total_spread(state).sqrt()
         else:
-            lengths = memory_length(torch.stack(state.pop("trace"), 1), tuning.sizes)
+            lengths = memory_length(
+                torch.stack(state.pop("trace"), 1), torch.as_tensor(tuning.sizes)
+            )
         if self.param_groups[0]["length"] is None:
-            usable = lengths.isfinite() & (lengths > 0)
-            tuning.lengths = torch.where(usable, lengths, tuning.lengths)
+            usable, chosen = lengths.isfinite() & (lengths > 0), torch.as_tensor(tuning.lengths)
+            tuning.lengths = _array(torch.where(usable, lengths, chosen))
 
 
 def _add_to_spread(state: dict[str, Any], x: Tensor) -> None:
@@ -286,29 +295,31 @@ def _total_spread(state: dict[str, Any]) -> Tensor:
     return deviation.sum(1, dtype=widest(deviation.device)) / state.pop("count")
 
 
-def _gradients(params: list[Tensor]) -> list[Tensor]:
-    return [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-
-
-def _rows(tensors: list[Tensor]) -> Tensor:
-    """One vector for each chain."""
-    return torch.cat([t.detach().reshape(len(t), -1) for t in tensors], 1)
-
-
-def _put(params: list[Tensor], rows: Tensor) -> None:
-    pieces = rows.split([p[:1].numel() for p in params], 1)
-    for p, piece in zip(params, pieces, strict=True):
-        p.copy_(piece.view_as(p))
-
-
-def _is_finite(position: Place) -> Tensor:
-    """Chains whose numbers are all finite."""
-    tensors = (position.x, position.direction, position.gradient)
-    return torch.stack([t.isfinite().all(1) for t in tensors]).all(0) & position.energy.isfinite()
-
-
 _B = 0.1931833275037836
 """Of the splitting of second order whose error is least."""
+
+
+def _array(tensor: Tensor) -> Array:
+    """The array that computes on a device."""
+    return precise(tensor).numpy() if tensor.device.type == "cpu" else precise(tensor)
+
+
+def _library(array: Array) -> Any:
+    """The library whose functions take an array: both have the same."""
+    return torch if isinstance(array, Tensor) else np
+
+
+def _length(rows: Array) -> Array:
+    """The Euclidean length of every row."""
+    return _library(rows).sqrt((rows * rows).sum(1))
+
+
+def _unit(rows: Array) -> Array:
+    """Rows of unit length."""
+    return rows / (_length(rows) + _LEAST)[:, None]
+
+
+_LEAST = 1e-30
 
 
 class Place(NamedTuple):
@@ -321,41 +332,49 @@ class Place(NamedTuple):
         gradient: of the energy.
     """
 
-    x: Tensor
-    direction: Tensor
-    energy: Tensor
-    gradient: Tensor
+    x: Array
+    direction: Array
+    energy: Array
+    gradient: Array
 
-    def where(self, chains: Tensor, rejected: Place) -> Place:
+    def total(self) -> Array:
+        """The sum of all numbers of a chain, ``(chains,)``: finite if they all are."""
+        return (self.x + self.direction + self.gradient).sum(1) + self.energy
+
+    def where(self, chains: Array, rejected: Place) -> Place:
         """These for some chains, the other's for the rest.
 
         Args:
             chains: which, ``(chains,)``.
             rejected: of the same chains.
         """
-        pick = chains[:, None]
+        pick, where = chains[:, None], _library(chains).where
         return Place(
-            torch.where(pick, self.x, rejected.x),
-            torch.where(pick, self.direction, rejected.direction),
-            torch.where(chains, self.energy, rejected.energy),
-            torch.where(pick, self.gradient, rejected.gradient),
+            where(pick, self.x, rejected.x),
+            where(pick, self.direction, rejected.direction),
+            where(chains, self.energy, rejected.energy),
+            where(pick, self.gradient, rejected.gradient),
         )
 
 
 def integrate(
-    position: Place, sizes: Tensor, look: Callable[[Tensor], tuple[Tensor, Tensor]]
-) -> tuple[Place, Tensor]:
+    position: Place,
+    sizes: Array,
+    look: Callable[[Array], tuple[Array, Array]],
+    slope: Callable[[Array], Array],
+) -> tuple[Place, Array]:
     """One step of the minimal-norm integrator, which takes two gradients, and its energy error.
 
     Args:
         position: where the chains are.
         sizes: of the steps, ``(chains,)``.
         look: energies and their gradients at given positions.
+        slope: the gradients alone.
     """
-    half = (sizes / 2).to(position.x.dtype)[:, None]
+    half = (sizes / 2)[:, None]
     direction, first = bend(position.direction, position.gradient, _B * sizes)
     x = position.x + half * direction
-    direction, second = bend(direction, look(x)[1], (1 - 2 * _B) * sizes)
+    direction, second = bend(direction, slope(x), (1 - 2 * _B) * sizes)
     x = x + half * direction
     energy, gradient = look(x)
     direction, third = bend(direction, gradient, _B * sizes)
@@ -363,7 +382,7 @@ def integrate(
     return Place(x, direction, energy, gradient), error
 
 
-def bend(direction: Tensor, gradient: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+def bend(direction: Array, gradient: Array, sizes: Array) -> tuple[Array, Array]:
     """Directions after a time in which the gradient was the same, and what kinetic energy gained.
 
     Args:
@@ -371,19 +390,20 @@ def bend(direction: Tensor, gradient: Tensor, sizes: Tensor) -> tuple[Tensor, Te
         gradient: of the energy.
         sizes: how long, ``(chains,)``.
     """
-    freedom, dtype = gradient.shape[1] - 1, widest(gradient.device)
-    norm = torch.linalg.vector_norm(gradient, dim=1, dtype=dtype)
-    down = -gradient / torch.where(norm > 0, norm, 1.0).to(gradient.dtype)[:, None]
-    angle = sizes * norm / freedom
-    cosine = (down * direction).sum(1, dtype=dtype).clamp(-1, 1)
-    fade = (-angle).exp()
-    along = (1 - fade) * (1 + fade + cosine * (1 - fade))
-    turned = along.to(down.dtype)[:, None] * down + (2 * fade).to(down.dtype)[:, None] * direction
-    gain = angle - math.log(2) + ((1 + cosine) + (1 - cosine) * fade.square()).log()
-    return torch.nn.functional.normalize(turned, dim=1), freedom * gain
+    library, freedom = _library(gradient), gradient.shape[1] - 1
+    norm = _length(gradient)
+    safe = norm + _LEAST
+    angle = norm * (sizes / freedom)
+    cosine = ((gradient * direction).sum(1) / -safe).clip(-1, 1)
+    fade = library.exp(-angle)
+    rest = 1 - fade
+    along = rest * (1 + fade + cosine * rest) / -safe
+    turned = along[:, None] * gradient + (2 * fade)[:, None] * direction
+    gain = angle - math.log(2) + library.log((1 + cosine) + (1 - cosine) * fade * fade)
+    return _unit(turned), freedom * gain
 
 
-def refresh(direction: Tensor, noise: Tensor, sizes: Tensor, lengths: Tensor) -> Tensor:
+def refresh(direction: Array, noise: Array, sizes: Array, lengths: Array) -> Array:
     """Directions that forget themselves over some length.
 
     Args:
@@ -392,10 +412,9 @@ def refresh(direction: Tensor, noise: Tensor, sizes: Tensor, lengths: Tensor) ->
         sizes: of the step, ``(chains,)``.
         lengths: after which a direction is forgotten.
     """
-    variance = torch.expm1(2 * sizes / lengths) / direction.shape[1]
-    return torch.nn.functional.normalize(
-        direction + variance.sqrt().to(direction.dtype)[:, None] * noise, dim=1
-    )
+    library = _library(direction)
+    spread = library.sqrt(library.expm1(2 * sizes / lengths) / direction.shape[1])
+    return _unit(direction + spread[:, None] * noise)
 
 
 _FADE, _TRUST, _ORDER = 99 / 101, 9.0, 6
@@ -419,14 +438,14 @@ class Tuning:
         failed: how many more were undone since, as something was not finite.
     """
 
-    sizes: Tensor
-    largest: Tensor
-    weighted: Tensor
-    weights: Tensor
-    lengths: Tensor
-    squares: Tensor
-    steps: Tensor
-    failed: Tensor
+    sizes: Array
+    largest: Array
+    weighted: Array
+    weights: Array
+    lengths: Array
+    squares: Array
+    steps: Array
+    failed: Array
 
     @classmethod
     def start(cls, chains: int, size: float, length: float, device: torch.device) -> Tuning:
@@ -436,10 +455,11 @@ class Tuning:
             chains: how many.
             size: of their steps.
             length: after which directions are forgotten.
-            device: where the tensors are.
+            device: where the arrays are.
         """
-        first = [size, torch.inf, 0.0, 0.0, length, 0.0, 0.0, 0.0]
-        return cls(*(torch.full((chains,), v, dtype=widest(device), device=device) for v in first))
+        first = [size, math.inf, 0.0, 0.0, length, 0.0, 0.0, 0.0]
+        names = [field.name for field in fields(cls)]
+        return cls.from_lists({n: [v] * chains for n, v in zip(names, first, strict=True)}, device)
 
     @classmethod
     def from_lists(cls, lists: dict[str, list[float]], device: torch.device) -> Tuning:
@@ -447,18 +467,19 @@ class Tuning:
 
         Args:
             lists: of every field.
-            device: where the tensors are.
+            device: where the arrays are.
         """
-        rows = torch.tensor(list(lists.values()), dtype=torch.float64).to(device, widest(device))
+        rows = torch.tensor(list(lists.values()), dtype=torch.float64)
+        rows = _array(rows.to(device, widest(device)))
         return cls(**dict(zip(lists, rows, strict=True)))
 
     def as_lists(self) -> dict[str, list[float]]:
         """Plain numbers, which checkpoints keep in double precision."""
         names = [field.name for field in fields(self)]
-        rows = torch.stack([getattr(self, name) for name in names]).tolist()
+        rows = _library(self.sizes).stack([getattr(self, name) for name in names]).tolist()
         return dict(zip(names, rows, strict=True))
 
-    def adapt(self, errors: Tensor, wanted: float) -> None:
+    def adapt(self, errors: Array, wanted: float) -> None:
         """Take the errors of one step into account, and choose the sizes of the next.
 
         A step that failed makes all later ones of its chain smaller.
@@ -467,25 +488,27 @@ class Tuning:
             errors: squares over the number of weights; not finite where a step has failed.
             wanted: their mean.
         """
-        well = errors.isfinite()
-        ratio = torch.where(well, errors, wanted) / wanted + 1e-8
-        trust = torch.where(well, (-0.5 * (ratio.log() / _TRUST).square()).exp(), 0.0)
-        fade = torch.where(well, _FADE, 1.0)
+        library = _library(errors)
+        well = library.isfinite(errors)
+        ratio = library.where(well, errors, wanted) / wanted + 1e-8
+        trust = library.where(well, library.exp(-0.5 * (library.log(ratio) / _TRUST) ** 2), 0.0)
+        fade = library.where(well, _FADE, 1.0)
         self.weighted = fade * self.weighted + trust * ratio / self.sizes**_ORDER
         self.weights = fade * self.weights + trust
-        self.largest = torch.where(well, self.largest, _SHRINK * self.sizes)
+        self.largest = library.where(well, self.largest, _SHRINK * self.sizes)
         lengths = (self.weighted / self.weights) ** (-1 / _ORDER)
-        lengths = torch.where(self.weights > 0, lengths, self.sizes)
-        self.sizes = torch.minimum(lengths, self.largest)
+        lengths = library.where(self.weights > 0, lengths, self.sizes)
+        self.sizes = library.minimum(lengths, self.largest)
 
-    def watch(self, errors: Tensor) -> None:
+    def watch(self, errors: Array) -> None:
         """Count the errors of one step of the sampling.
 
         Args:
             errors: as in `adapt`.
         """
-        well = errors.isfinite()
-        self.squares = self.squares + torch.where(well, errors, 0.0)
+        library = _library(errors)
+        well = library.isfinite(errors)
+        self.squares = self.squares + library.where(well, errors, 0.0)
         self.steps = self.steps + well
         self.failed = self.failed + ~well
 

@@ -76,6 +76,12 @@ class Chain:
         stages = [layer.stage for layer in self.layers if isinstance(layer, Layer)]
         return stages[-1].out_size
 
+    def bytes_of(self, examples: int, size: int) -> int:
+        """Bytes of the activations of one member, in numbers of so many bytes."""
+        stages = [layer.stage for layer in self.layers if isinstance(layer, Layer)]
+        numbers = sum(s.outputs * math.prod(s.out_padded) for s in stages)
+        return numbers * examples * size
+
     def __deepcopy__(self, memo: Any) -> Chain:
         return self
 

@@ -6,7 +6,7 @@ import logging
 import pickle
 import random
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, singledispatch
 from typing import Any
@@ -21,16 +21,18 @@ from torch.nn.modules import module as hooks_of_all
 from weightsym.fast.chains import Chain, Unsuitable
 from weightsym.fast.machine_code import has_compiler, lanes_of
 from weightsym.fast.reading import read_chain
-from weightsym.fast.running import run_chain
+from weightsym.fast.running import Plan, run_chain
 from weightsym.stacks.choices import work_of
 from weightsym.stacks.running import run_network
 from weightsym.stacks.threads import known_of
 
-__all__ = ["chain_of", "fused_outputs", "has_hooks", "settings_of"]
+__all__ = ["chain_of", "fused_outputs", "has_hooks", "plan_of", "settings_of"]
 
 Params = dict[str, Tensor]
 LIMIT = 10**6
 """Networks with more work than this run by torch, see `choices.work_of`."""
+LARGEST_PLAN = 2**26
+"""Bytes of activations that stay in memory, so that gradients are computed without Python."""
 MOST_SETTINGS = 32
 """Networks whose attributes take more values run by torch, since each has to be read anew."""
 _log = logging.getLogger("weightsym.params")
@@ -80,6 +82,27 @@ def fused_outputs(
         return out
 
     return run_chain(chain, x[0], [params[n] for n in chain.weights], own, again)
+
+
+def plan_of(model: nn.Module, params: Params, x: Tensor, gradients: Mapping[str, Tensor]) -> Plan:
+    """Plan the outputs and gradients of a small stack, once for many times.
+
+    Args:
+        model: gives the computation.
+        params: a stack, whose numbers may change in place; the numbers of a member lie together.
+        x: inputs, the same for all members.
+        gradients: where those of weights go, by name.
+
+    Raises:
+        Unsuitable: if the stack is too large, or does not run as a chain that uses weights once.
+    """
+    chain = chain_of(model, params, (x,))
+    if chain is None or len(chain.uses) > len(chain.weights):
+        raise Unsuitable("it does not run as a chain that uses every weight once")
+    size = chain.bytes_of(len(x), x.element_size()) * len(next(iter(params.values())))
+    if not gradients.keys() <= {*chain.weights} or size > LARGEST_PLAN:
+        raise Unsuitable("it has weights without use, or many activations")
+    return Plan(chain, x.detach(), {n: params[n].detach() for n in chain.weights}, gradients)
 
 
 def _tell(model: nn.Module, reason: str) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weightsym.fast.chains import Chain, Layer, examples_first, examples_last
-from weightsym.fast.machine_code import compiled, lanes_of
+from weightsym.fast.chains import Chain, Elementwise, Layer, examples_first, examples_last
+from weightsym.fast.machine_code import Call, Step, compiled, lanes_of
 from weightsym.stacks.process import end_waiting_threads
 from weightsym.stacks.threads import pool
 
-__all__ = ["run_chain"]
+__all__ = ["Plan", "adding", "run_chain"]
 
 AT_ONCE = 4 * 2**20
 """Bytes of activations at once where no gradients are wanted: they should stay in the cache."""
+SMALL = 10**6
+"""Numbers that go into a stage of a plan, of all members, for which one thread is enough."""
 
 
 def run_chain(
@@ -53,10 +55,10 @@ class _Chain(torch.autograd.Function):
         run = _Run(chain, x if own else x[None], named)
         size = run.members if keeps else run.members_at_once()
         if size >= run.members:
-            out = run.forward()
+            out = run.outputs()
         else:
             starts = range(0, run.members, size)
-            out = torch.cat([run.of(slice(k, k + size)).forward() for k in starts])
+            out = torch.cat([run.of(slice(k, k + size)).outputs() for k in starts])
         if keeps:
             ctx.save_for_backward(x, *weights)
             ctx.run, ctx.own, ctx.by_torch = run, own, by_torch
@@ -70,7 +72,7 @@ class _Chain(torch.autograd.Function):
             return None, None, None, *_by_autograd(ctx.by_torch, tensors, wanted, g)
         run: _Run = ctx.run
         names = [n for n, needed in zip(run.weights, wanted[1:], strict=True) if needed]
-        gx, gradients = run.backward(g, wanted[0], names)
+        gx, gradients = run.backward(run.laid_out(g), wanted[0], names)
         if gx is not None and not ctx.own:
             gx = gx.sum(0)
         return None, None, None, gx, *(gradients.get(n) for n in run.weights)
@@ -92,8 +94,75 @@ def _is_batched(g: Tensor) -> bool:
     return not torch._C._has_storage(g)
 
 
+class Plan:
+    """Outputs and gradients of a stack, computed again and again in the same memory.
+
+    Args:
+        chain: what the members compute. It uses every weight once.
+        x: inputs, the same for all members.
+        weights: those of ``chain.weights``, stacked; they may change in place.
+        gradients: where those of weights go, by name.
+
+    Attributes:
+        outputs: ``(members, blocks, channels, rows, columns, lanes)``; lanes without examples are
+            zero.
+        slopes: gradients of the outputs, to be filled in between.
+        forward: steps that compute the outputs.
+        backward: steps that compute the gradients of weights, and change the slopes.
+    """
+
+    def __init__(
+        self, chain: Chain, x: Tensor, weights: dict[str, Tensor], gradients: Mapping[str, Tensor]
+    ) -> None:
+        run = _Run(chain, x[None], weights)
+        self.forward: list[Step] = []
+        self.backward: list[Step] = []
+        run.into, run.steps = gradients, self.forward
+        self.outputs, self.examples = run.forward(), run.examples
+        self.slopes, run.steps = torch.zeros_like(self.outputs), self.backward
+        run.backward(self.slopes, False, [*gradients])
+        self._run = run
+
+    def difference(self, targets: Tensor, scale: Tensor, into: Tensor) -> Call:
+        """The step that subtracts targets from outputs, and makes that times a number the slopes.
+
+        Args:
+            targets: laid out.
+            scale: a single number.
+            into: where the differences go.
+        """
+        count, lanes = len(self.outputs), self._run.lanes
+        tensors = [self.outputs, targets, scale, into, self.slopes]
+        return Call.of_numbers("difference", tensors, count, targets.numel() // lanes)
+
+    def laid_out(self, values: Tensor) -> Tensor:
+        """Put numbers ``(members or one, examples, ...)`` where outputs are; others are zero."""
+        return self._run.laid_out(values)
+
+    def examples_first(self) -> Tensor:
+        """A copy of the outputs, ``(members, examples, ...)``."""
+        chain = self._run.chain
+        return examples_first(
+            self.outputs, self.examples, chain.out_shape, chain.out_size, (0, 0, 0, 0)
+        )
+
+
+def adding(x: Tensor, scale: Tensor, into: Tensor) -> Call:
+    """The step that adds a multiple of some numbers to others.
+
+    Args:
+        x: whole vectors of numbers.
+        scale: a single number.
+        into: as many, in a row.
+    """
+    return Call.of_numbers("add", [x, None, scale, into, None], x.numel() // lanes_of(x.itemsize))
+
+
 class _Run:
-    """The activations of a chain, and what its stages note for the way back."""
+    """The activations of a chain, and what its stages note for the way back.
+
+    What it does is kept in ``steps``, if that is a list: they do the same again.
+    """
 
     def __init__(self, chain: Chain, x: Tensor, weights: dict[str, Tensor]) -> None:
         self.chain, self.weights = chain, weights
@@ -103,6 +172,8 @@ class _Run:
         first = chain.first
         inputs = examples_last(x, first.channels, first.size, first.pads, self.lanes)
         self.activations, self.notes = [inputs], [inputs[:0]]
+        self.into: Mapping[str, Tensor] = {}
+        self.steps: list[Step] | None = None
 
     def of(self, some: slice) -> _Run:
         """The same for some of the members."""
@@ -117,23 +188,25 @@ class _Run:
 
     def members_at_once(self) -> int:
         """Count the members whose activations fit into the cache together."""
-        stages = [layer.stage for layer in self.chain.layers if isinstance(layer, Layer)]
-        numbers = sum(s.outputs * math.prod(s.out_padded) for s in stages)
-        chunk = AT_ONCE // (numbers * self.activations[0].shape[1] * self.lanes * self.size)
+        chunk = AT_ONCE // self.chain.bytes_of(self.activations[0].shape[1] * self.lanes, self.size)
         return max(chunk, 1) * torch.get_num_threads()
 
     # ------------------------------------------------------------ forwards
+    def outputs(self) -> Tensor:
+        """The outputs, examples first."""
+        size, out = self.chain.out_size, self.forward()
+        return examples_first(out, self.examples, self.chain.out_shape, size, (0, 0, 0, 0))
+
     def forward(self) -> Tensor:
-        """The outputs. Activations and notes are kept."""
+        """The outputs, examples last. Activations and notes are kept."""
         for layer in self.chain.layers:
             x = self.activations[-1]
             if isinstance(layer, Layer):
                 self._stage(layer, x)
             else:
-                self.activations.append(layer.forward(x))
+                self.activations.append(self._computed(layer, "forward", x))
                 self.notes.append(x[:0])
-        size, out = self.chain.out_size, self.activations[-1]
-        return examples_first(out, self.examples, self.chain.out_shape, size, (0, 0, 0, 0))
+        return self.activations[-1]
 
     def _stage(self, layer: Layer, x: Tensor) -> None:
         stage, blocks = layer.stage, x.shape[1]
@@ -150,30 +223,52 @@ class _Run:
         """Run a function of a stage, the members shared among as many threads as torch has."""
         function = compiled(layer.stage, name, self.size)
         places = [0 if t is None else t.data_ptr() for t in tensors]
+        apart = [0 if t is None else t.stride(0) for t in tensors[1:3]]
         shared, blocks = int(len(x) > 1), x.shape[1]
 
-        def some(first: int, last: int) -> None:
-            function(*places, shared, first, last, blocks, self.examples)
+        def some(first: int, last: int, held: Any = tensors) -> None:
+            function(*places, shared, first, last, blocks, self.examples, *apart)
 
-        _over_members(some, self.members)
+        call = partial(_over_members, some, self.members)
+        call()
+        if self.steps is not None:
+            every = (shared, 0, self.members, blocks, self.examples, *apart)
+            is_small = x.numel() * self.members < SMALL
+            self.steps.append(Call(function, tensors, every) if is_small else call)
+
+    def _computed(self, layer: Elementwise, name: str, *tensors: Tensor) -> Tensor:
+        """What torch computes. Later it goes to the same place."""
+        compute = partial(getattr(layer, name), *tensors)
+        result: Tensor = compute()
+        if self.steps is not None:
+            in_code = layer.name == "tanh" and self.size == 4 and not result.numel() % self.lanes
+            code, last = ("tanh", None) if name == "forward" else ("tanh_backward", tensors[-1])
+            places, count = [tensors[0], last, None, result, None], result.numel() // self.lanes
+            again = Call.of_numbers(code, places, count) if in_code else None
+            self.steps.append(again or (lambda: result.copy_(compute())))
+        return result
 
     # ------------------------------------------------------------ backwards
+    def laid_out(self, g: Tensor) -> Tensor:
+        """Gradients of the outputs, examples last."""
+        channels = self.activations[-1].shape[2]
+        return examples_last(g, channels, self.chain.out_size, (0, 0, 0, 0), self.lanes)
+
     def backward(
         self, g: Tensor, wants_inputs: bool, wanted: Sequence[str]
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Gradients of the inputs, if they are wanted, and of weights by name."""
-        last = self.activations[-1]
-        g = examples_last(g, last.shape[2], self.chain.out_size, (0, 0, 0, 0), self.lanes)
         gradients: dict[str, Tensor] = {}
         layers = self.chain.layers
         earliest = 0 if wants_inputs else self.chain.earliest(wanted)
         for k in reversed(range(earliest, len(layers))):
             layer, x, y = layers[k], self.activations[k], self.activations[k + 1]
             if not isinstance(layer, Layer):
-                g = layer.backward(g, x, y)
+                g = self._computed(layer, "backward", g, x, y)
                 continue
             g = g.contiguous()
-            self._call(layer, "before_backward", y, [y, None, None, g, None])
+            if layer.stage.outside != 1 or layer.stage.pooling == "mean":
+                self._call(layer, "before_backward", y, [y, None, None, g, None])
             if {layer.weight, layer.bias} & {*wanted}:
                 self._weight_gradient(layer, x, g, self.notes[k + 1], gradients)
             if wants_inputs or k > earliest:
@@ -187,7 +282,7 @@ class _Run:
     ) -> None:
         """Add the gradients of a layer's weights to those of earlier uses."""
         names = [name for name in (layer.weight, layer.bias) if name]
-        grads = [torch.empty_like(self.weights[name]) for name in names]
+        grads = [self.into.get(name, torch.empty_like(self.weights[name])) for name in names]
         self._call(layer, "weight_gradient", x, [x, *[*grads, None][:2], g, notes])
         for name, grad in zip(names, grads, strict=True):
             found[name] = found[name] + grad if name in found else grad

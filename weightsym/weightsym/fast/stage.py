@@ -125,11 +125,6 @@ class Stage:
         return [(s, t) for s in range(self.kernel[0]) for t in range(self.kernel[1])]
 
     @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """The shape of the weights of one network."""
-        return self.outputs, self.depth, *self.kernel
-
-    @property
     def notes(self) -> int:
         """Notes of the forward pass for the backward pass of an example, see `note_bits`."""
         if self.pooling == "max":

@@ -48,7 +48,7 @@ class VectorCode:
         self._slots: list[str] = []
         self._lines: list[str] = []
         arguments = [f"ptr noalias %{p}" for p in pointers]
-        numbers = ("shared", "first", "last", "blocks", "valid")
+        numbers = ("shared", "first", "last", "blocks", "valid", "weights", "biases")
         self._head = (
             f"define void @{name}({', '.join([*arguments, *(f'i64 %{n}' for n in numbers)])})"
         )
@@ -250,10 +250,9 @@ class Address:
 
 
 def weights_of(code: VectorCode, stage: Stage, m: str) -> tuple[str, str]:
-    """Pointers to the weights and biases of a member."""
-    size = math.prod(stage.weight_shape)
-    weight = code.at("%weight", code.index((m, size)))
-    return weight, code.at("%bias", code.index((m, stage.outputs)))
+    """Pointers to the weights and biases of a member, which are steps apart."""
+    weight = code.at("%weight", code.index((m, "%weights")))
+    return weight, code.at("%bias", code.index((m, "%biases")))
 
 
 def block_of(code: VectorCode, stage: Stage, m: str, b: str) -> Address:

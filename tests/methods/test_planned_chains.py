@@ -1,0 +1,148 @@
+"""Chains whose gradients are planned once for a run, beside the gradients of every other method."""
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn import likelihoods, methods, models, params
+from lightning_bnn.methods import all_data, recording
+from weightsym.fast import dispatch
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ROWS, CHAINS = 45, 3
+G = torch.Generator().manual_seed(0)
+
+
+def convolutional():
+    layers = nn.Conv2d(1, 3, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(12, 3))
+
+
+def frozen():
+    network = models.mlp(6, [5, 4], 2, nn.Tanh)
+    network[1].weight.requires_grad_(False)
+    return network
+
+
+IMAGES = torch.randn(ROWS, 1, 4, 4, generator=G)
+X, Y = torch.randn(ROWS, 6, generator=G), torch.randn(ROWS, 2, generator=G)
+CLASSES = torch.randint(3, (ROWS,), generator=G)
+CASES = {
+    "tanh": (lambda: models.mlp(6, [5], 2, nn.Tanh), likelihoods.Gaussian(std=0.4), X, Y),
+    "relu": (lambda: models.mlp(6, [5, 4], 2), likelihoods.Gaussian(std=0.4), X, Y),
+    "frozen": (frozen, likelihoods.Gaussian(), X, Y),
+    "classes": (lambda: models.mlp(6, [5], 3, nn.Tanh), likelihoods.Categorical(), X, CLASSES),
+    "images": (convolutional, likelihoods.Categorical(), IMAGES, CLASSES),
+    "by torch": (lambda: models.mlp(6, [5], 1, nn.SiLU), likelihoods.Bernoulli(), X, CLASSES % 2),
+    "scales": (lambda: models.mlp(6, [5], 4), likelihoods.Gaussian("heteroscedastic"), X, Y),
+}
+
+
+def begun(name, kind="HMC", parts=1, dtype=torch.float32, **options):
+    """A method that is about to make its first transition."""
+    make, likelihood, x, y = CASES[name]
+    torch.manual_seed(0)
+    network = make().to(dtype)
+    x, y = x.to(dtype), y.to(dtype) if y.is_floating_point() else y
+    method = getattr(methods, kind)(prior_std=0.8)
+    run = methods.Run(network, likelihood.to(dtype), num_data=ROWS)
+    state = method.init(network, params.populate(network, CHAINS))
+    sampler = method.sampler([p for p in state.parameters() if p.requires_grad], **options)
+    batches = [methods.Batch((a,), b) for a, b in zip(x.chunk(parts), y.chunk(parts), strict=True)]
+    method.before_fit(state, methods.Fit(optimizer=sampler, batches=lambda: batches), run)
+    return method, state, run, sampler
+
+
+def moved(state, scale=0.1):
+    """Somewhere else, so that nothing of before may be left."""
+    with torch.no_grad():
+        for p in state.parameters():
+            p.add_(scale * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+
+
+def off(found, wanted):
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_gives_energies_and_gradients_of_the_method(name, parts, dtype):
+    method, state, run, sampler = begun(name, parts=parts, dtype=dtype)
+    field, tolerance = method.planned(state, run), 1e-5 if dtype == torch.float32 else 1e-12
+    before, _ = field.look(sampler.rows())
+    before = before.clone()
+    moved(state)
+    found = field.look(sampler.rows())
+    energies, *gradients = method._sums(state, run)
+    assert off(found[0], energies) < tolerance
+    assert off(found[1], all_data.as_rows(gradients)) < 10 * tolerance
+    assert off(before, energies) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["HMC", "MILE"])
+@pytest.mark.parametrize("name", ["tanh", "classes", "by torch"])
+def test_planned_chains_go_where_others_go(name, kind, monkeypatch):
+    """In double precision, for so few steps that rounding has not grown."""
+    options = {"HMC": {"step_size": 0.02}, "MILE": {"descent_steps": 2, "adapt_steps": 3}}[kind]
+    ends = []
+    for planned in (True, False):
+        method, state, run, sampler = begun(name, kind, dtype=torch.float64, **options)
+        if not planned:
+            monkeypatch.setattr(type(method), "planned", lambda *_: None)
+        starts = sampler.rows()
+        energies = [method.transition(state, run, sampler.step)["energy"] for _ in range(5)]
+        assert (sampler.field is not None) == planned
+        assert off(sampler.rows(), starts) > 0.01
+        ends.append((torch.stack(energies), sampler.rows(), torch.tensor(run.evaluated)))
+    for ours, theirs in zip(*ends, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+    method.after_fit(state, run)
+    assert sampler.field is None
+
+
+@pytest.mark.parametrize("name", ["tanh", "relu", "images"])
+def test_trajectories_in_machine_code_are_leapfrog(name):
+    method, state, run, sampler = begun(name)
+    sampler.field = method.planned(state, run)
+    x, size = sampler.rows(), 0.01
+    momenta = torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
+    places, pushes = x.clone(), momenta.clone()
+    sampler.leapfrog(None, places, pushes, 7, size, -size)
+    for steps in range(8):
+        if steps == 7:
+            assert off(places, x) < 1e-5
+            assert off(pushes, momenta) < 1e-5
+        else:
+            assert off(pushes, momenta) > 1e-3
+        momenta.add_(sampler.field.slope(x), alpha=-size)
+        x.add_(momenta, alpha=size)
+    rest = x.clone()
+    sampler.leapfrog(None, x, momenta, 0, size, -size)
+    assert torch.equal(x, rest)
+
+
+@pytest.mark.parametrize("broken", ["fill_slopes", "energies"])
+def test_a_plan_that_gives_something_else_is_not_used(broken, monkeypatch):
+    method, state, run, _ = begun("classes")
+    assert method.planned(state, run) is not None
+    right = getattr(recording._CategoricalMisfit, broken)
+
+    def wrong(misfit):
+        result = right(misfit)
+        return misfit.plan.slopes.mul_(1.01) if result is None else 1.01 * result
+
+    monkeypatch.setattr(recording._CategoricalMisfit, broken, wrong)
+    assert method.planned(state, run) is None
+
+
+def test_what_has_no_plan_runs_as_before(monkeypatch):
+    method, state, run, _ = begun("tanh")
+    monkeypatch.setattr(dispatch, "has_compiler", lambda: False)
+    assert method.planned(state, run) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(dispatch, "LARGEST_PLAN", 1000)
+    assert method.planned(state, run) is None
+    monkeypatch.undo()
+    state.processes = 2
+    assert method.planned(state, run) is None
