@@ -16,14 +16,14 @@ import platform
 import signal
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from turns import Times
+from turns import Times, growth
 
 Row = dict[str, Any]
 NAMED = ("torch", "lightning", "llvmlite", "lightning_bnn", "weightsym")
@@ -77,6 +77,18 @@ class Record:
         self.rows.append({**labels, "who": who, "value": value})
         text = " ".join(str(value) for value in (*labels.values(), who))
         print(f"{text:<70}{value:>12}", flush=True)
+
+    def growth(self, what: str, sizes: Sequence[int], make: Callable[[int], Any]) -> None:
+        """Times of one thing at growing sizes, until memory ends, and the exponent of its growth.
+
+        `make` returns what is timed at a size, or refuses it by a `ValueError`.
+        """
+        found, exponent, end = growth(sizes, make)
+        for size, seconds in found.items():
+            self.value(f"{what} {size}", 1e3 * seconds, unit="ms")
+        self.value(what, exponent, unit="exponent")
+        if end:
+            self.value(what, end, unit="ends")
 
     def write(self) -> None:
         """Write the file, if one was asked for."""

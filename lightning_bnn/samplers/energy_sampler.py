@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weightsym.devices import precise
 
-__all__ = ["EnergySampler", "Field"]
+__all__ = ["EnergySampler"]
 
 
 class Field(Protocol):
