@@ -11,6 +11,7 @@ __all__ = [
     "cuts_epoch",
     "end_restored_epoch",
     "figure_step",
+    "in_one_column",
     "made_by_cli",
     "only_of_classes",
     "should_log",
@@ -69,6 +70,12 @@ def tests_datamodule(trainer: Any) -> bool:
     """Tell whether the loaders of a test are those of the trainer's datamodule, not given apart."""
     source = trainer.test_loop._data_source.instance
     return source is not None and source is trainer.datamodule
+
+
+def in_one_column(trainer: Any) -> None:
+    """Print numbers of all loaders once at the end of a test, and not below every loader."""
+    outputs = trainer._active_loop._logged_outputs
+    outputs[:] = [logged for logged in outputs if logged] or outputs[:1]
 
 
 def trainer_of(module: Any) -> Any:

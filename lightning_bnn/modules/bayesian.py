@@ -133,10 +133,13 @@ class Bayesian(Core):
 
     def __repr__(self) -> str:
         weights = sum(p.numel() for p in self.template.parameters())
-        network = f"{type(self.template).__name__} of {weights} weights"
-        data = "any number" if self.num_data is None else f"{self.num_data}"
-        members = f"{self.members} member{'s' if self.members > 1 else ''}"
-        parts = [members, network, str(self.likelihood), f"prior {self.prior}", f"{data} examples"]
+        parts = [
+            f"{self.members} member{'s' if self.members > 1 else ''}",
+            f"{type(self.template).__name__} of {weights} weights",
+            str(self.likelihood),
+            "no prior" if self.prior is None else f"prior {self.prior}",
+            *([] if self.num_data is None else [f"{self.num_data} training examples"]),
+        ]
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def use_training_data(self, source: Any) -> None:

@@ -252,6 +252,8 @@ class Judging(Part):
         trainer = self.module.trainer
         if not trainer.predicting:
             self._log("test" if trainer.testing else "val")
+        if trainer.testing or trainer.validating:
+            _compat.in_one_column(trainer)
         if trainer.validating or trainer.sanity_checking:
             self._log_terms()
         self.end()

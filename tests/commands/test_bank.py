@@ -17,7 +17,11 @@ def test_add_show_export(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "added 3 networks" in out
     assert "3 networks of 23 weights" in out
-    assert "'step': 20" in out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["1.weight", "3", "x", "4", "12"] in lines
+    (header,) = (line for line in lines if line[:1] == ["network"])
+    assert dict(zip(header, lines[-1], strict=True))["step"] == "20"
+    assert lines[-1][0] == "2"  # the last of three
     main(["bank", store, "--verify", "true", "--export", str(tmp_path / "out")])
     out = capsys.readouterr().out
     assert "all files are as they were written" in out

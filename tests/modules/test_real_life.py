@@ -513,17 +513,19 @@ def test_networks_and_files_that_cannot_be_used(make, message):
 
 
 # ------------------------------------------------------------ tests of several loaders
-def test_out_of_distribution_loaders_need_no_labels_and_may_have_names():
+def test_out_of_distribution_loaders_need_no_labels_and_may_have_names(capsys):
     module, run = made("ensemble"), trainer(max_epochs=1)
     run.fit(module, Blobs())
     unlabelled = DataLoader(TensorDataset(5 + torch.randn(20, 6)), 10)
-    (found, *_) = run.test(module, [plain(), unlabelled], verbose=False)
+    (found,) = run.test(module, [plain(), unlabelled], verbose=False)
     assert "test/ood/AUROC" in found
-    (found, *_) = run.test(module, {"id": plain(), "far": unlabelled}, verbose=False)
+    (found,) = run.test(module, {"id": plain(), "far": unlabelled}, verbose=False)
     assert "test/far/AUROC" in found
     loaders = {"id": plain(), "svhn": unlabelled, "noise": unlabelled}
-    (found, *_) = run.test(module, loaders, verbose=False)
+    (found,) = run.test(module, loaders)
     assert found["test/svhn/AUROC"] == found["test/noise/AUROC"]
+    (accuracy,) = (line for line in capsys.readouterr().out.splitlines() if "test/acc" in line)
+    assert accuracy.count(f"{found['test/acc']:.4f}"[:5]) == 1  # one column of three loaders
 
 
 @pytest.mark.bad_input
