@@ -57,7 +57,7 @@ def interval(values: Tensor) -> Measured:
     return Measured(float(values.mean()), width)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """Rows of names and numbers.
 
@@ -133,7 +133,7 @@ class Table:
             folded: whether only the title is shown until somebody clicks on it.
 
         >>> Table("Errors", ["method", "error"], [["SWAG", 1.0]], 1).html()[:50]
-        '<div class="wide open"><table><caption>Errors</capti'
+        '<div class="wide open"><table><caption>Errors</cap'
         """
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.header)
         rows = ["".join(f"<td>{html.escape(c)}</td>" for c in row) for row in self.cells()]
@@ -144,6 +144,9 @@ class Table:
         kind = "wide" if folded else "wide open"
         table = f'<div class="{kind}"><table>{caption}\n{body}\n</table></div>{note}'
         return f"<details><summary>{title}</summary>{table}</details>" if folded else table
+
+    def __repr__(self) -> str:
+        return self.text()
 
     def _repr_html_(self) -> str:
         return self.html()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -25,3 +26,9 @@ class PlainFigure(Figure):
             words = text.get_text()  # the layout may fill what is empty, with numbers
             text.set_parse_math(not words or words.startswith(_OF_AXES))
         super().draw(renderer)
+
+    def _repr_png_(self) -> bytes:
+        """Show the figure in a notebook, which knows those of pyplot only."""
+        picture = io.BytesIO()
+        self.savefig(picture, format="png", dpi=100)
+        return picture.getvalue()

@@ -62,8 +62,9 @@ class Empirical(Posterior):
         """Describe the posterior in the brackets that ``print`` shows."""
         modes = len(set(self.chains))
         weights = sum(t[0].numel() for n, t in self.networks.items() if is_weight(n, t))
-        alone = "" if modes == self.size else f" in {modes} modes"
-        return f"{self.size} networks of {weights} weights{alone}"
+        parts = {self.size: "each a mode", 1: "one mode"}
+        shown = parts.get(modes, f"{modes} modes")
+        return f"{self.size} networks of {weights} weights, {shown}"
 
     @property
     def networks(self) -> Params:

@@ -80,6 +80,16 @@ def test_draws(name):
 
 
 @EACH
+def test_print_says_in_one_line_what_there_is(name):
+    posterior = POSTERIORS[name]()
+    line = repr(posterior)
+    assert line.startswith(f"{type(posterior).__name__}(")
+    assert line.endswith(")")
+    assert "\n" not in line
+    assert any(digit in line for digit in "123456789")
+
+
+@EACH
 def test_predict(name):
     posterior, net, x = POSTERIORS[name](), template(), torch.randn(5, 3).double()
     found = posterior.predict(net, x, 7, torch.Generator().manual_seed(5))
