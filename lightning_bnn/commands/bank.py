@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_bnn.bank import CheckpointBank, export_files, import_files
 from lightning_bnn.bank.shipped import bank_card, shipped_path
-from lightning_bnn.tables import Table
+from lightning_bnn.tables import Cell, Table
 
 __all__ = ["bank"]
 
@@ -47,11 +47,15 @@ def _report(store: CheckpointBank) -> str:
     sizes = {name: shape.numel() for name, shape in store.shapes.items()}
     buffers = len(store.names) - len(sizes)
     count, weights = len(store), sum(sizes.values())
-    tensors = [[n, " x ".join(map(str, store.shapes[n])) or "1", k] for n, k in sizes.items()]
+    tensors: list[list[Cell]] = [
+        [n, " x ".join(map(str, store.shapes[n])) or "1", k] for n, k in sizes.items()
+    ]
     tensors += [[f"and {buffers} buffers", "", ""]] if buffers else []
     keys = list(dict.fromkeys(key for record in store.records for key in record))
     ends = dict.fromkeys((0, 1, count - 2, count - 1)) if count > 3 else range(count)
-    networks = [[str(k), *(str(store.records[k].get(key, "")) for key in keys)] for k in ends]
+    networks: list[list[Cell]] = [
+        [str(k), *(str(store.records[k].get(key, "")) for key in keys)] for k in ends
+    ]
     title = f"{store.path}: {count} networks of {weights} weights, {store.nbytes / 1e6:.3g} MB"
     tables = [Table("", ["tensor", "shape", "weights"], tensors)]
     tables += [Table("The first and the last", ["network", *keys], networks)] if keys else []
