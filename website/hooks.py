@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from pathlib import Path
 
@@ -35,10 +36,10 @@ def gallery_page() -> str:
             title = text.partition("\n")[0].lstrip("# ")
             parts.append(f"## {title}\n\nFrom [{name}]({name}).\n")
         for caption, picture in pictures:
-            place = (Path(name).parent / picture).as_posix()
+            place = os.path.normpath(Path(name).parent / picture)
             parts.append(f"![{caption}]({place})\n\n{caption}\n")
-            if picture in made:
-                parts.append(f"```console\n{made[picture]['command'].strip()}\n```\n")
+            if place in made:
+                parts.append(f"```console\n{made[place]['command'].strip()}\n```\n")
     return "\n".join(parts)
 
 
@@ -66,11 +67,11 @@ def site_link(target: str, page: str) -> str:
 
     Files of the repository that are no pages are named by their path, without a link.
 
-    >>> site_link("docs/p1.md", "index.md"), site_link("../README.md#start", "tour.md")
-    ('p1.md', 'index.md#start')
+    >>> site_link("docs/demo.md", "index.md"), site_link("../README.md#start", "limits.md")
+    ('demo.md', 'index.md#start')
     >>> site_link("../docs/p1.md", "weightsym.md"), site_link("weightsym/README.md", "index.md")
     ('p1.md', 'weightsym.md')
-    >>> site_link("../examples/plain_loop.py", "tour.md"), site_link("../LICENSE", "tour.md")
+    >>> site_link("../examples/plain_loop.py", "limits.md"), site_link("../LICENSE", "limits.md")
     ('examples/plain_loop.md', '')
     """
     if "://" in target or target.startswith("#"):

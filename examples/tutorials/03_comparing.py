@@ -210,6 +210,6 @@ show(Path("scored/fidelity.csv").read_text(), ("function law", "NS law", "TV", "
 #   prediction of the reference (TV), and as accurate, within the errors.
 #
 # So use trained networks if all you need are averaged predictions, and a sampler if you need to
-# know what the data leave open. [The leaderboard](../leaderboard.md) scores every method of the
-# package in this way, and [comparing posteriors](../studies.md) explains every column of the
-# tables.
+# know what the data leave open. [The leaderboard](../results/leaderboard.md) scores every method
+# of the package in this way, and [comparing posteriors](../studies.md) explains every column of
+# the tables.

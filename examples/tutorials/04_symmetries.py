@@ -291,7 +291,7 @@ figure.savefig("loss_between_networks.png", dpi=100)
 # Permutations bring the weights closer and leave the barrier as high as it was. With heads,
 # matrices and rotations as well it falls to a quarter or less. Weights that are closest are not
 # best: matching by activations ends lower although the distance is larger. (On other pairs the
-# order of the last two may be another; [alignment](../alignment_results.md) has means over many
+# order of the last two may be another; [alignment](../results/alignment.md) has means over many
 # pairs.)
 #
 # [Symmetries](../symmetry.md) has the functions, and [what discovery finds](../discovery.md) the

@@ -7,7 +7,7 @@ import matplotlib.figure
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
-from runs import Plain, Stacked, built, fit
+from runs import Attention, Plain, Stacked, built, fit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
@@ -184,22 +184,6 @@ def test_each_network_has_the_curves_of_its_own_callbacks(tmp_path):
         mass, minimum, _ = callbacks[MassGap, name].history[-1][1]
         found = heights(seen[f"{name}/posterior/mass"])
         assert found == pytest.approx({"as trained": mass, "minimum": minimum})
-
-
-class Attention(nn.Module):
-    """Two heads of attention over three tokens, under names of BERT."""
-
-    def __init__(self):
-        super().__init__()
-        self.self = nn.ModuleDict({n: nn.Linear(2, 6) for n in ("query", "key", "value")})
-        self.dense = nn.Linear(6, 3)
-
-    def forward(self, x):
-        parts = self.self["query"], self.self["key"], self.self["value"]
-        tokens = x.unflatten(-1, (3, 2))
-        q, k, v = (part(tokens).unflatten(-1, (2, 3)).transpose(1, 2) for part in parts)
-        mixed = (q @ k.mT).softmax(-1) @ v
-        return self.dense(mixed.transpose(1, 2).flatten(2)).mean(1)
 
 
 def test_curves_of_heads_and_of_the_units_inside_of_them_are_apart(tmp_path):

@@ -218,7 +218,7 @@ def test_claims_are_told_apart():
 @pytest.mark.parametrize("paper", CLAIMS)
 def test_every_claim_of_the_pages_is_judged_and_every_other_one_is_on_them(paper):
     known = {claim.text for claim in CLAIMS[paper] if "Width" not in claim.section}
-    assert known == set(claims_on(page(f"docs/{paper}.md")))
+    assert known == set(claims_on(page(f"docs/results/{paper}.md")))
 
 
 def claims_on(text):

@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "weightsym/README.md"]
-PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+FOLDERS = "docs", "docs/results"
+PAGES += sorted(f"{name}/{path.name}" for name in FOLDERS for path in (ROOT / name).glob("*.md"))
 TUTORIALS = sorted(f"docs/tutorials/{path.name}" for path in (ROOT / "docs/tutorials").glob("*.md"))
 """Pages that are made by running scripts."""
 SHELL = ("", "sh", "console")

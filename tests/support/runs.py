@@ -40,6 +40,22 @@ def network(dropout=0.0):
     )
 
 
+class Attention(nn.Module):
+    """Two heads of attention over three tokens, under names of BERT."""
+
+    def __init__(self):
+        super().__init__()
+        self.self = nn.ModuleDict({n: nn.Linear(2, 6) for n in ("query", "key", "value")})
+        self.dense = nn.Linear(6, 3)
+
+    def forward(self, x):
+        parts = self.self["query"], self.self["key"], self.self["value"]
+        tokens = x.unflatten(-1, (3, 2))
+        q, k, v = (part(tokens).unflatten(-1, (2, 3)).transpose(1, 2) for part in parts)
+        mixed = (q @ k.mT).softmax(-1) @ v
+        return self.dense(mixed.transpose(1, 2).flatten(2)).mean(1)
+
+
 class Plain(L.LightningModule):
     """One submodule, pairs, automatic optimization."""
 
