@@ -93,44 +93,29 @@ def test_laplace_without_training(trained, tmp_path):
     assert plain["test/nll"] != pytest.approx(found["test/nll"], abs=1e-3)
 
 
+NORMED = {"batch_norm": True}
+REFUSED = [
+    ("no", NORMED, {}, "There are no networks at"),
+    ("bank", {}, {}, "does not fit: '2.weight'|'3"),
+    ("files", {"width": 9}, {}, "does not fit"),
+    (".", {}, {}, "does not fit"),
+    ("files/9.pt", NORMED, {"kind": "low_rank"}, "`networks` must hold at least 2"),
+    ("files", NORMED, {"kind": "swag"}, "`kind` must be"),
+    ("files", NORMED, {"last": 0}, "`last` must be at least 1"),
+]
+
+
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda root: FromCheckpoints(network(), str(root / "no")), "There are no networks at"),
-        (
-            lambda root: FromCheckpoints(network(), str(root / "bank")),
-            "does not fit: '2.weight'|'3",
-        ),
-        (lambda root: FromCheckpoints(network(width=9), str(root / "files")), "does not fit"),
-        (lambda root: FromCheckpoints(network(), str(root)), "does not fit"),
-        (
-            lambda root: FromCheckpoints(
-                network(batch_norm=True), str(root / "files" / "9.pt"), kind="low_rank"
-            ),
-            "`networks` must hold at least 2",
-        ),
-        (
-            lambda root: FromCheckpoints(
-                network(batch_norm=True), str(root / "files"), kind="swag"
-            ),
-            "`kind` must be",
-        ),
-        (
-            lambda root: FromCheckpoints(network(batch_norm=True), str(root / "files"), last=0),
-            "`last` must be at least 1",
-        ),
-        (
-            lambda root: DeepEnsemble(
-                network(batch_norm=True), members=3, start_from=str(root / "files")
-            ),
-            "holds 2 networks, fewer than the 3 members",
-        ),
-    ],
-)
-def test_bad_input(trained, make, message):
+@pytest.mark.parametrize(("source", "net", "options", "message"), REFUSED)
+def test_sources_that_do_not_fit(trained, source, net, options, message):
     with pytest.raises(ValueError, match=message):
-        make(trained[0])
+        FromCheckpoints(network(**net), str(trained[0] / source), **options)
+
+
+@pytest.mark.bad_input
+def test_a_folder_of_fewer_networks_than_members(trained):
+    with pytest.raises(ValueError, match="holds 2 networks, fewer than the 3 members"):
+        DeepEnsemble(network(**NORMED), members=3, start_from=str(trained[0] / "files"))
 
 
 def test_checkpoints_of_our_own_modules_hold_all_members(trained, tmp_path):

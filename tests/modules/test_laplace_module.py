@@ -176,29 +176,25 @@ class Misnamed(nn.Module):
         return self.out(torch.relu(self.first(x)))
 
 
+HETEROSCEDASTIC, LEARNED = Gaussian("heteroscedastic"), Gaussian("learned", targets=2)
+OTHERS = "take `structure='diag'` or 'full'"
+REFUSED = [
+    ({"likelihood": HETEROSCEDASTIC, "structure": "kron"}, f"must be Cat.*heterosc.*: {OTHERS}"),
+    ({"likelihood": LEARNED, "structure": "kron"}, f"`likelihood` must be Cat.*: {OTHERS}"),
+    ({"likelihood": nn.Identity()}, "`likelihood` must be Categorical, Bernoulli"),
+    (
+        {"net": network(batch_norm=True), "structure": "kron", "layers": "all"},
+        "it has BatchNorm1d.*`layers='last'`",
+    ),
+    ({"net": Misnamed(), "layers": "last"}, "'first' is not the last"),
+    ({"net": network(width=3000), "structure": "full"}, "A full curvature of 30003"),
+    ({"prior_precision": 0.0}, "`prior_precision` must be positive"),
+]
+
+
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: laplace(likelihood=Gaussian("heteroscedastic"), structure="kron"),
-            "`likelihood` must be Cat.*heteroscedastic.*: take `structure='diag'` or 'full'",
-        ),
-        (
-            lambda: laplace(likelihood=Gaussian("learned", targets=2), structure="kron"),
-            "`likelihood` must be Cat.*: take `structure='diag'` or 'full'",
-        ),
-        (lambda: laplace(likelihood=nn.Identity()), "`likelihood` must be Categorical, Bernoulli"),
-        (
-            lambda: laplace(network(batch_norm=True), structure="kron", layers="all"),
-            "it has BatchNorm1d.*`layers='last'`",
-        ),
-        (lambda: laplace(Misnamed(), layers="last"), "'first' is not the last"),
-        (lambda: laplace(network(width=3000), structure="full"), "A full curvature of 30003"),
-        (lambda: laplace(prior_precision=0.0), "`prior_precision` must be positive"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_training(make, message):
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_what_cannot_be_is_refused_before_training(options, message):
     """Before the first step, not after the last."""
 
     class Steps(ModelCheckpoint):
@@ -206,7 +202,7 @@ def test_what_cannot_be_is_refused_before_training(make, message):
             raise AssertionError("it has trained")
 
     with pytest.raises(ValueError, match=message):
-        trainer(Steps(), enable_checkpointing=True, max_epochs=1).fit(make(), Blobs())
+        trainer(Steps(), enable_checkpointing=True, max_epochs=1).fit(laplace(**options), Blobs())
 
 
 def convolutions():

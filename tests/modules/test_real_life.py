@@ -498,20 +498,6 @@ def test_wrong_inputs_do_not_change_how_a_network_runs():
     assert P.runs_at_once(module.template)
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: DeepEnsemble(nn.Sequential(nn.LazyLinear(3))), "lazy parameters"),
-        (lambda: DeepEnsemble(nn.Linear(2, 2, dtype=torch.complex64)), "complex parameters"),
-        (lambda: DeepEnsemble(network(), start_from="no.pt"), "no networks at no.pt"),
-    ],
-)
-def test_networks_and_files_that_cannot_be_used(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 # ------------------------------------------------------------ tests of several loaders
 def test_out_of_distribution_loaders_need_no_labels_and_may_have_names(capsys):
     module, run = made("ensemble"), trainer(max_epochs=1)

@@ -22,6 +22,19 @@ def exact(model, *x, others=(), tolerance=1e-11):
     return sym
 
 
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def furthest(a, b):
+    """The largest difference of two networks."""
+    return max(float((a[n] - b[n]).abs().max()) for n in b)
+
+
+def close(a, b, tolerance=0.0):
+    return all(torch.allclose(a[n], b[n], rtol=0, atol=tolerance) for n in b)
+
+
 def units(sym):
     """The numbers and kinds of the units of all groups of permutations."""
     return [(g.units, g.kind) for g in sym.permutations]

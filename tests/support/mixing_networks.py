@@ -9,9 +9,9 @@ from weightsym import params as P
 
 
 class Decoder(nn.Module):
-    """One layer with RMSNorm, rotary positions if wanted, and grouped queries."""
+    """RMSNorm, grouped queries, and rotary positions or a table of them if wanted."""
 
-    def __init__(self, d=8, heads=2, groups=2, rotary=0, gains=True, layers=1, vocab=5):
+    def __init__(self, d=8, heads=2, groups=2, rotary=0, gains=True, layers=1, vocab=5, places=0):
         super().__init__()
         self.heads, self.groups, self.rotary, self.size = heads, groups, rotary, d // heads
         inner = self.size * groups
@@ -32,6 +32,7 @@ class Decoder(nn.Module):
             for _ in range(layers)
         )
         self.norm, self.head = nn.RMSNorm(d, elementwise_affine=gains), nn.Linear(d, vocab)
+        self.places = nn.Embedding(places, d) if places else None
 
     def split(self, t, heads):
         return t.unflatten(-1, (heads, self.size)).transpose(1, 2)
@@ -46,6 +47,8 @@ class Decoder(nn.Module):
 
     def forward(self, x):
         h = self.embed(x)
+        if self.places is not None:
+            h = h + self.places(torch.arange(x.shape[1]))
         for layer in self.layers:
             y = layer["n1"](h)
             q, k, v = (

@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 import torch
 from cases import CASES
-from checked_symmetries import cycle_error
+from checked_symmetries import close, cycle_error
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
@@ -75,10 +75,6 @@ class Experts(nn.Module):
 def grouped():
     """Blocks on both sides of a kernel."""
     return nn.Sequential(nn.Conv1d(2, 6, 1), nn.ReLU(), nn.Conv1d(6, 4, 1, groups=2))
-
-
-def close(a, b, tolerance=0.0):
-    return all(torch.allclose(a[n], b[n], rtol=0, atol=tolerance) for n in b)
 
 
 def mlps(members, hidden=(12, 10), inputs=6):

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from cases import CASES
+from checked_symmetries import close, seeded
 from mixing_networks import NETWORKS
 from mixing_networks import known as known_mixing
 from torch import nn
@@ -30,10 +31,6 @@ from weightsym.matching.plan import Plan
 LARGE = ("convnext", "mobilenet", "resnet", "resnet20 frn")
 SMALL = [c for c in CASES if c.name not in LARGE]
 BATCH_NORMS = [c for c in CASES if c.name == "resnet"]
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def moved(params, sym, members, seed=0, scales=True):
@@ -64,10 +61,6 @@ def mlps(members, seed=0):
     return model, discover(model, torch.randn(1, 6).double()), P.populate(model, members)
 
 
-def same(a, b, tolerance=0.0):
-    return all(torch.allclose(a[n], b[n], rtol=0, atol=tolerance) for n in b)
-
-
 # ------------------------------------------------------------ copies
 @pytest.mark.parametrize("case", SMALL, ids=lambda c: c.name)
 def test_copies_of_one_network_average_to_it(case):
@@ -95,8 +88,8 @@ def test_a_reference_gives_the_frame():
     model, sym, stack = mlps(1)
     one = {n: t[0] for n, t in stack.items()}
     copies = moved(one, sym, 3, scales=False)
-    assert same(average(copies, sym, [0, 1, 2], reference=one), one, 1e-12)
-    assert not same(average(copies, sym), one, 1e-2)  # in the frame of the first copy
+    assert close(average(copies, sym, [0, 1, 2], reference=one), one, 1e-12)
+    assert not close(average(copies, sym), one, 1e-2)  # in the frame of the first copy
 
 
 # ------------------------------------------------------------ weights
@@ -105,10 +98,10 @@ def test_weights_choose():
     _, sym, stack = mlps(4)
     for k in range(4):
         weights = [float(k == m) for m in range(4)]
-        assert same(average(stack, sym, weights), {n: t[k] for n, t in stack.items()})
+        assert close(average(stack, sym, weights), {n: t[k] for n, t in stack.items()})
     a, b = average(stack, sym, [1, 2, 3, 0]), average(stack, sym, torch.tensor([10, 20, 30, 0]))
-    assert same(a, b)
-    assert not same(a, average(stack, sym, [3, 2, 1, 0]), 1e-3)
+    assert close(a, b)
+    assert not close(a, average(stack, sym, [3, 2, 1, 0]), 1e-3)
 
 
 def test_weights_count_as_copies_do():
@@ -120,7 +113,7 @@ def test_weights_count_as_copies_do():
     # two optima of one problem: the search sees copies in another order
     assert weighted.spread[-1] * 4 / 3 == pytest.approx(copied.spread[-1], rel=0.05)
     assert weighted.spread[-1] < 0.9 * weighted.spread[0]
-    assert same(average(stack, sym, [1, 1, 1]), average(stack, sym))
+    assert close(average(stack, sym, [1, 1, 1]), average(stack, sym))
 
 
 def test_the_weighted_mean_is_numpy_s():

@@ -2,6 +2,7 @@ import logging
 
 import pytest
 import torch
+from checked_symmetries import furthest, seeded
 from mixing_networks import NETWORKS, known
 
 from weightsym import (
@@ -18,14 +19,6 @@ from weightsym.spaces import sides
 from weightsym.verify import random_element
 
 
-def generator(seed=5):
-    return torch.Generator().manual_seed(seed)
-
-
-def furthest(a, b):
-    return max(float((a[n] - b[n]).abs().max()) for n in a)
-
-
 @pytest.mark.parametrize("scaling", ["unit-norm", "min-mass"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_is_a_canonical_form(name, scaling):
@@ -37,7 +30,7 @@ def test_it_is_a_canonical_form(name, scaling):
     y = P.apply(model, params, x)
     torch.testing.assert_close(P.apply(model, form, x), y, rtol=1e-10, atol=1e-10)
     assert furthest(canonicalise(form, sym, **whole), form) < 1e-11
-    other = random_element(params, sym, generator(), mixing=True)
+    other = random_element(params, sym, seeded(5), mixing=True)
     assert furthest(other, params) > 0.1
     assert furthest(canonicalise(other, sym, **whole), form) < 1e-8
 
@@ -51,7 +44,7 @@ def test_standard_deviations_do_not_see_rotations(name):
     torch.testing.assert_close(P.apply(model, form, x), P.apply(model, params, x))
     assert furthest(canonicalise(form, sym, **whole), form) < 1e-10
     for seed in range(2):
-        other = random_element(params, sym, generator(seed), mixing=True)
+        other = random_element(params, sym, seeded(seed), mixing=True)
         assert furthest(canonicalise(other, sym, **whole), form) < 1e-8
 
 
@@ -60,26 +53,24 @@ def test_the_sign_of_a_centred_stream(seed):
     """No centred matrix is minus one: the whole stream may be flipped beside it."""
     _, _, sym, params = known("centred")
     assert [g.units for g in sym.signs if sym.axes[g.placements[0].axis].tensor == "first.weight"]
-    params = {
-        n: t + 0.5 * torch.randn(t.shape, generator=generator(seed)) for n, t in params.items()
-    }
+    params = {n: t + 0.5 * torch.randn(t.shape, generator=seeded(seed)) for n, t in params.items()}
     form = canonicalise(params, sym, mixing="balanced")
     flipped = flip(params, sym, [-torch.ones(g.units) for g in sym.signs])
-    other = mix(flipped, sym, random_mixings(sym, generator(seed)))
+    other = mix(flipped, sym, random_mixings(sym, seeded(seed)))
     for equal in (flipped, other):
         assert furthest(canonicalise(equal, sym, mixing="balanced"), form) < 1e-9
 
 
 def test_without_it_matrices_show():
     _, _, sym, params = known("heads")
-    other = mix(params, sym, random_mixings(sym, generator()))
+    other = mix(params, sym, random_mixings(sym, seeded(5)))
     assert furthest(canonicalise(other, sym), canonicalise(params, sym)) > 0.1
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_stack_is_every_member(name):
     model, _, sym, _ = known(name)
-    stack = P.populate(model, 3, generator())
+    stack = P.populate(model, 3, seeded(5))
     together = P.unstack(canonicalise(stack, sym, mixing="balanced"))
     for form, member in zip(together, P.unstack(stack), strict=True):
         assert furthest(form, canonicalise(member, sym, mixing="balanced")) < 1e-9
@@ -106,7 +97,7 @@ def test_what_the_matrices_do(name):
 
 def test_closed_form_against_the_definition():
     """G by an eigenvalue problem of A A^T and B B^T: the geometric mean of two matrices."""
-    a, b = torch.randn(2, 1, 4, 6, dtype=torch.float64, generator=generator())
+    a, b = torch.randn(2, 1, 4, 6, dtype=torch.float64, generator=seeded(5))
     found = balance_spaces(a, b)
     p, q = a @ a.mT, b @ b.mT
 

@@ -61,7 +61,7 @@ def test_sort_keys_are_canonical(case, permutation):
 
 @pytest.mark.parametrize("case", SMALL, ids=ids)
 @pytest.mark.parametrize("permutation", ["max", "first", "mean", "norm", "outgoing"])
-@pytest.mark.parametrize("scaling", [None, "unit-norm"])
+@pytest.mark.parametrize("scaling", [None, pytest.param("unit-norm", marks=pytest.mark.e2e)])
 def test_quantised_weights(case, permutation, scaling):
     """Many units have the same statistic, and many weights are as large as the largest."""
     model, x, sym = case.known()

@@ -306,7 +306,9 @@ def turned():
     return sym, *pair, difference(*pair, sym, nulls=2)
 
 
-@pytest.mark.parametrize("acted", ["nothing", "permutations", "all"])
+@pytest.mark.parametrize(
+    "acted", ["nothing", pytest.param("permutations", marks=pytest.mark.e2e), "all"]
+)
 def test_no_step_ends_farther_than_a_simpler_one(turned, acted):
     """Even where the largest weight of a stream, which tells its sign, has another sign."""
     sym, a, b, as_they_are = turned

@@ -1,17 +1,13 @@
 import cvxpy
 import pytest
 import torch
-from checked_symmetries import least_by_descent
+from checked_symmetries import least_by_descent, seeded
 from mixing_networks import NETWORKS, WITH_PRODUCTS, Decoder, known
 from torch import nn
 
 from weightsym import discover, mass, min_mass, mix, random_mixings, rescale
 from weightsym import params as P
 from weightsym.verify import random_element
-
-
-def generator(seed=5):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("name", ["heads", "grouped queries", "rotary", "chain", "products"])
@@ -34,7 +30,7 @@ def test_scales_and_matrices_reach_it(name):
     torch.testing.assert_close(P.apply(model, best, x), P.apply(model, params, x))
     assert found.minimum <= min_mass(params, sym).minimum * (1 + 1e-12)
     assert found.minimum <= min_mass(params, sym, mixing="only").minimum * (1 + 1e-12)
-    other = random_element(params, sym, generator(), mixing=True)
+    other = random_element(params, sym, seeded(5), mixing=True)
     torch.testing.assert_close(
         min_mass(other, sym, mixing=True).minimum, found.minimum, rtol=1e-9, atol=0
     )
@@ -45,7 +41,7 @@ def test_the_bound_holds_wherever_it_is_taken(name):
     _, _, sym, params = known(name)
     best = min_mass(params, sym, mixing=True, tolerance=1e-14).minimum
     for seed in range(3):
-        start = random_element(params, sym, generator(seed), mixing=True)
+        start = random_element(params, sym, seeded(seed), mixing=True)
         for rounds in (1, 2, 4):
             early = min_mass(start, sym, mixing=True, max_iterations=rounds)
             assert early.minimum * (1 - early.gap) <= best * (1 + 1e-13)
@@ -96,7 +92,7 @@ def test_grouped_queries_are_concatenated_and_planes_have_a_closed_form():
 
 def test_one_head_against_a_convex_program():
     """Least ||A||^2 + ||B||^2 with A^T B = M is a semidefinite program."""
-    a, b = torch.randn(2, 2, 3, dtype=torch.float64, generator=generator())
+    a, b = torch.randn(2, 2, 3, dtype=torch.float64, generator=seeded(5))
     m = (a.T @ b).numpy()
     whole = cvxpy.Variable((6, 6), PSD=True)
     problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.trace(whole)), [whole[:3, 3:] == m])
@@ -133,7 +129,7 @@ def test_without_full_rank_the_least_mass_is_a_limit():
 @pytest.mark.parametrize("name", ["heads", "rotary", "chain"])
 def test_a_stack_is_every_member(name):
     model, _, sym, _ = known(name)
-    stack = P.populate(model, 3, generator())
+    stack = P.populate(model, 3, seeded(5))
     stack["head.weight" if name != "chain" else "maps.4.weight"][1] = 0
     together = min_mass(stack, sym, mixing=True)
     assert together.attained.tolist() == [True, False, True]
@@ -152,7 +148,7 @@ def test_scales_alone_are_as_before():
     _, _, sym, params = known("heads")
     found = min_mass(params, sym)
     assert found.matrices == ()
-    undone = mix(params, sym, random_mixings(sym, generator()))
+    undone = mix(params, sym, random_mixings(sym, seeded(5)))
     assert not torch.isclose(min_mass(undone, sym).minimum, found.minimum, rtol=1e-3)
 
 

@@ -1,3 +1,5 @@
+import functools
+
 import cvxpy
 import pytest
 import torch
@@ -111,6 +113,14 @@ NETWORKS = {
 }
 
 
+@functools.cache
+def case(name):
+    """A network with generic weights, its symmetries and its weights."""
+    build, shape, batch_norm = NETWORKS[name]
+    torch.manual_seed(0)
+    return setup(randomise(build()), torch.randn(shape), batch_norm=batch_norm)
+
+
 def least_by_cvxpy(params, sym):
     """The problem as P1 states it: one exponential per weight, whose powers `rescale` tells."""
     scales = torch.eye(sym.scaling_dof, dtype=torch.float64).exp()
@@ -125,14 +135,13 @@ def least_by_cvxpy(params, sym):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_balance_finds_what_cvxpy_finds(name):
-    build, shape, batch_norm = NETWORKS[name]
-    model, sym, params = setup(randomise(build()), torch.randn(shape), batch_norm=batch_norm)
+    model, sym, params = case(name)
     ours = min_mass(params, sym)
     assert float(ours.minimum) == pytest.approx(least_by_cvxpy(params, sym), rel=1e-8)
     assert ours.gap < 1e-9
     rescaled = rescale(params, sym, ours.scales)
     torch.testing.assert_close(mass(rescaled, sym), ours.minimum, rtol=1e-10, atol=0)
-    x = torch.randn(shape).double()
+    x = torch.randn(NETWORKS[name][1]).double()
     torch.testing.assert_close(P.apply(model, rescaled, x), P.apply(model, params, x))
 
 
@@ -141,8 +150,7 @@ def test_balance_finds_what_cvxpy_finds(name):
 def test_the_certificate_holds(name, largest, monkeypatch):
     """No rescaling is better than the bound says, at whatever point it is taken."""
     monkeypatch.setattr(balancing, "_LARGEST", largest)
-    build, shape, batch_norm = NETWORKS[name]
-    _, sym, params = setup(randomise(build()), torch.randn(shape), batch_norm=batch_norm)
+    _, sym, params = case(name)
     best = min_mass(params, sym, tolerance=1e-14).minimum
     for steps in range(1, 9):
         early = min_mass(params, sym, max_iterations=steps)
@@ -152,8 +160,7 @@ def test_the_certificate_holds(name, largest, monkeypatch):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_bound_holds_for_any_direction_and_is_near_for_the_right_one(name):
-    build, shape, batch_norm = NETWORKS[name]
-    _, sym, params = setup(randomise(build()), torch.randn(shape), batch_norm=batch_norm)
+    _, sym, params = case(name)
     problem = mass_problem(params, sym)
     best = balancing.balance(problem, torch.zeros_like(problem.inflow), 1e-14, 100)
     for size in (0.3, 0.03, 0.003):
@@ -170,8 +177,7 @@ def test_the_bound_holds_for_any_direction_and_is_near_for_the_right_one(name):
 @pytest.mark.parametrize("name", ["grouped", "two streams", "self-feeding"])
 def test_it_stops_where_the_certificate_allows_it(name):
     """A looser tolerance takes fewer steps, and one that rounding forbids does not take all."""
-    build, shape, batch_norm = NETWORKS[name]
-    _, sym, params = setup(build(), torch.randn(shape), batch_norm=batch_norm)
+    _, sym, params = case(name)
     steps = []
     for tolerance in (1e-1, 1e-5, 1e-10, 1e-300):
         found = min_mass(params, sym, tolerance=tolerance)
@@ -184,8 +190,7 @@ def test_it_stops_where_the_certificate_allows_it(name):
 @pytest.mark.parametrize("name", ["self-feeding", "batch norm eval", "two streams"])
 def test_both_ways_to_a_step_lead_to_the_same_minimum(name, monkeypatch):
     """Solved as they are or by conjugate gradients, and those only as far as a step needs."""
-    build, shape, batch_norm = NETWORKS[name]
-    _, sym, params = setup(build(), torch.randn(shape), batch_norm=batch_norm)
+    _, sym, params = case(name)
     stack = {n: torch.stack([t, 2 * t + 0.1]) for n, t in params.items()}
     first = min_mass(stack, sym)
     monkeypatch.setattr(balancing, "_LARGEST", 0)
@@ -207,8 +212,7 @@ def test_both_ways_to_a_step_lead_to_the_same_minimum(name, monkeypatch):
 def test_layers_and_weights_of_all_sizes_have_a_certificate(name, largest, monkeypatch):
     """A first layer of 1e-15 and a last of 1e-3, layers and weights over twelve decades."""
     monkeypatch.setattr(balancing, "_LARGEST", largest)
-    build, shape, batch_norm = NETWORKS[name]
-    _, sym, params = setup(build(), torch.randn(shape), batch_norm=batch_norm)
+    _, sym, params = case(name)
     g = torch.Generator().manual_seed(0)
     decades = lambda *size: 10 ** (12 * torch.rand(size, generator=g).double() - 9)  # noqa: E731
     sizes = {sym.weights[0]: 1e-15, sym.weights[-1]: 1e-3}

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from checked_symmetries import least_by_descent
+from checked_symmetries import furthest, least_by_descent
 from known_networks import NETWORKS
 
 from weightsym import (
@@ -148,10 +148,6 @@ def test_signs_that_do_not_lead_to_one_form_are_refused(scaling):
     _, _, sym, params = found("Mamba")
     with pytest.raises(ValueError, match="give networks of one orbit different forms of 'skip'"):
         canonicalise(params, sym, scaling)
-
-
-def furthest(a, b):
-    return max(float((a[n] - b[n]).abs().max()) for n in a)
 
 
 @pytest.mark.bad_input
