@@ -20,7 +20,7 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 78rem; margin: 2rem auto;
        padding: 0 1rem; }
 h1 { font-size: 1.7rem; margin-bottom: .2rem } h2 { font-size: 1.25rem; margin-top: 2.5rem }
-p.about { color: #555 } figure { margin: 1.2rem 0 } figcaption { color: #555; font-size: .9rem }
+p.about, figcaption { color: #555; font-size: .9rem } figure { margin: 1.2rem 0 }
 img { max-width: 100%; height: auto } .wide { overflow-x: auto }
 table { border-collapse: collapse; font-size: .74rem; font-variant-numeric: tabular-nums }
 th, td { padding: .2rem .34rem; text-align: right; white-space: nowrap }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ def stack(networks: Networks) -> Params:
     if isinstance(networks, dict):
         stack_size(networks)
         return networks
-    every = [_network(k, network) for k, network in enumerate(_listed(networks))]
+    every = _listed(networks)
     first = every[0]
     for k, network in enumerate(every):
         if odd := sorted(first.keys() ^ network.keys()):
@@ -82,27 +82,23 @@ def stack(networks: Networks) -> Params:
     return {name: torch.stack([network[name] for network in every]) for name in first}
 
 
-def _listed(networks: Any) -> Sequence[Any]:
-    """Return a list of networks, and refuse what is none."""
+def _listed(networks: Any) -> list[Params]:
+    """List networks as dicts, and refuse what is no list of networks."""
     if not isinstance(networks, (list, tuple, nn.ModuleList)):
         raise ValueError(
             "`networks` must be a stack (a dict of tensors with a leading dimension) or a list of "
             f"networks, got one {type(networks).__name__}."
         )
-    if not len(networks):
+    every = [of(network) if isinstance(network, nn.Module) else network for network in networks]
+    if not every:
         raise ValueError("`networks` must hold at least one network.")
-    return cast(Sequence[Any], networks)
-
-
-def _network(k: int, network: Any) -> Params:
-    if isinstance(network, nn.Module):
-        return of(network)
-    if not isinstance(network, dict):
-        raise ValueError(
-            f"`networks[{k}]` must be a module or a dict of tensors, got a "
-            f"{type(network).__name__}."
-        )
-    return network
+    for k, network in enumerate(every):
+        if not isinstance(network, dict):
+            raise ValueError(
+                f"`networks[{k}]` must be a module or a dict of tensors, got a "
+                f"{type(network).__name__}."
+            )
+    return every
 
 
 def unstack(params: Params) -> list[Params]:
