@@ -42,6 +42,14 @@ CORE = {
     "randomness": "weightsym.randomness",
 }
 """Pages about modules that are not below `lightning_bnn`."""
+GROUPS = {
+    "Find": ("discovery", "verify", "groups", "forward", "fingerprint", "linear", "shift_g"),
+    "Remove": ("canonical", "sorting", "removal", "folding", "balanced_form"),
+    "Match": ("matching.match", "matching.a", "matching.learned", "matching.matrices"),
+    "Measure": ("min_mass", "mass", "counting", "orders", "matching"),
+    "Apply": ("",),
+}
+"""How the symmetries are grouped: by the files that define them, in this order."""
 EXAMPLES = {
     "fit": """lightning-bnn presets digits_mfvi > mfvi.yaml
 lightning-bnn fit -c mfvi.yaml --trainer.max_epochs 3 --trainer.callbacks+ MassGap
@@ -140,7 +148,37 @@ def _body(module: str) -> list[ast.stmt]:
 def reference_page(page: str) -> str:
     """The page of a module: every public name with its signature and docstring."""
     names = "\n\n".join(entry(page, name) for name in public_names(page))
-    return f"# {REFERENCE[page]}\n\n`from {module_of(page)} import ...`\n\n{names}\n"
+    head = f"# {REFERENCE[page]}\n\n`from {module_of(page)} import ...`"
+    return f"{head}\n\n{contents(page)}\n\n{names}\n"
+
+
+def contents(page: str) -> str:
+    """A line for every name of a module, those of symmetries in groups."""
+    files = GROUPS if page == "symmetry" else {"Name": ("",)}
+    groups: dict[str, list[str]] = {title: [] for title in files}
+    for name in public_names(page):
+        file = imports(module_of(page), name)[-1]
+        title = next(t for t in files if file.partition(".")[2].startswith(files[t]))
+        row = f"| [`{name}`](#{module_of(page)}.{name}) | {summary(file, name)} |"
+        groups[title].append(row)
+    return "\n\n".join("\n".join([f"| {t} | |", "|---|---|", *rows]) for t, rows in groups.items())
+
+
+def summary(module: str, name: str) -> str:
+    """The first line of what a module says about a name.
+
+    >>> summary("weightsym.matching.align", "align")
+    'Bring all networks of a stack into one frame.'
+    """
+    file = source(f"{module}.{name}") or source(module)  # a name may be a module itself
+    assert file is not None
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    defined = (node for node in tree.body if getattr(node, "name", "") == name)
+    kinds = ast.FunctionDef, ast.ClassDef
+    node = next((node for node in defined if isinstance(node, kinds)), None)
+    found = ast.get_docstring(node) if node else ""
+    line = (found or "").partition("\n")[0].replace("|", r"\|").replace("``", "`")
+    return re.sub(":math:(?=`)", "", line)  # a formula as code
 
 
 def entry(page: str, name: str) -> str:
