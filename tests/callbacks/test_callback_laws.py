@@ -131,7 +131,8 @@ def test_tau_of_every_step(readable):
 def test_mass_gap(readable):
     run, weights = readable
     net = run.module if run.name == "layers as attributes" else run.module.net
-    sym = discover(getattr(net, "_orig_mod", net).eval(), torch.randn(2, 6))
+    example = run.gap.network.inputs  # some forwards take arguments by name
+    sym = discover(getattr(net, "_orig_mod", net).eval(), *example.args, **example.named)
     steps, metrics = run.recorder.steps, run.trainer.callback_metrics
     seen = [w for a, b, w in zip(steps, steps[1:], weights[1:], strict=False) if b // 2 > a // 2]
     assert len(run.gap.history) == len(seen) >= 2
