@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 import time
+import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +63,7 @@ def demo(
         size: full, or smallest: the smallest demo that runs through, to try the installation.
         restart: begin anew: remove the earlier runs in this folder.
     """
-    started = time.perf_counter()
+    started, begun = time.perf_counter(), time.process_time()
     folder = results_folder(out, "demo")
     if restart:
         for name in ("runs", "compare", "compare_sampled"):
@@ -72,6 +75,7 @@ def demo(
                 _compared_with_trained(run_jobs(jobs[:-1], place), folder)
         runs = run_jobs(jobs, place)
         sections, findings = _sections(runs, folder)
+    sections.append(_costs(runs, time.process_time() - begun))
     page = folder / "report.html"
     about = (
         f"lightning_bnn {lightning_bnn.__version__}, lightning {L.__version__}, torch "
@@ -84,6 +88,23 @@ def demo(
         f"\nthe page:    {page.resolve()}\nlive curves: tensorboard --logdir {folder / 'runs'}"
         f"\nnext:        lightning-bnn presets demo_mfvi > my.yaml; lightning-bnn fit -c my.yaml"
     )
+    if has_screen():
+        webbrowser.open(page.resolve().as_uri())
+
+
+def has_screen() -> bool:
+    """Tell whether somebody sits at a terminal, before a screen on which a page can open."""
+    graphical = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    return sys.stdout.isatty() and bool(graphical or sys.platform in ("darwin", "win32"))
+
+
+def _costs(runs: Mapping[str, Run], here: float) -> Section:
+    """CPU time of every part: trained by this call or an earlier one, then all of this process."""
+    titles = {REFERENCE: "Reference", SAMPLED: "HMC", **METHODS}
+    rows = [(titles[name], round(run.seconds, 1)) for name, run in runs.items()]
+    rows.append(("This call, in its first process", round(here, 1)))
+    text = "Training and comparisons took so many seconds of a CPU; the chains have a second one."
+    return Section("How long did it take?", [text], tables=[Table("CPU time", ("part", "s"), rows)])
 
 
 def demo_jobs(size: str) -> list[Job]:

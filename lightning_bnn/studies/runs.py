@@ -117,6 +117,12 @@ class Run:
         """The location of its posterior."""
         return Location(self.folder)
 
+    @property
+    def seconds(self) -> float:
+        """CPU time of its training, without what was interrupted."""
+        file = self.folder / "cpu_seconds"
+        return float(file.read_text()) if file.is_file() else 0.0
+
     def problem(self) -> Problem:
         """The network and the data of its configuration."""
         return read_problem(_newest(self.folder.rglob("config.yaml")))
@@ -172,7 +178,10 @@ def run_jobs(jobs: Sequence[Job], folder: Path, line: int = 0) -> dict[str, Run]
     ) as bar:
         for run in waiting:
             bar.set_postfix_str(run.job.name)
+            seconds, begun = run.seconds, time.process_time()
             _train(run, _Epochs(bar))
+            seconds += time.process_time() - begun
+            (run.folder / "cpu_seconds").write_text(f"{seconds:.1f}")
             (run.folder / "finished").write_text(run.job.key)
     return runs
 

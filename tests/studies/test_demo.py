@@ -12,6 +12,7 @@ import torch
 from processes import start
 
 from lightning_bnn.cli import main
+from lightning_bnn.studies import demo as demo_study
 from lightning_bnn.studies import runs
 from lightning_bnn.studies.demo import GLOSSARY, METHODS, SAMPLED, demo_jobs, explained
 from lightning_bnn.tables import Table
@@ -86,6 +87,35 @@ def test_only_what_a_table_has_is_explained():
     assert note.endswith(". A note.")
     assert [word for word in GLOSSARY if f"{word}: " in note] == ["NLL", "SWAG"]
     assert explained(Table("", ["method"], [["NLLs"]], note="A note.")).note == "A note."
+
+
+@pytest.mark.e2e
+def test_the_page_says_how_long_each_part_took(folder):
+    """Runs of earlier calls keep the time that they took then."""
+    page = (folder / "report.html").read_text().partition("How long did it take?")[2]
+    rows = dict(re.findall(r"<td>([^<]+)</td><td>([\d.]+)</td>", page))
+    assert {"Reference", "HMC", *METHODS.values()} < rows.keys()
+    assert all(float(seconds) > 0 for seconds in rows.values())
+    kept = {
+        title: (folder / "runs" / name / "cpu_seconds").read_text()
+        for name, title in METHODS.items()
+    }
+    assert {title: float(rows[title]) for title in kept} == {t: float(s) for t, s in kept.items()}
+
+
+@pytest.mark.parametrize(
+    ("variables", "terminal", "opens"),
+    [(["DISPLAY"], True, True), (["WAYLAND_DISPLAY"], True, True), (["DISPLAY"], False, False),
+     ([], True, False)],
+)  # fmt: skip
+def test_the_page_opens_where_there_is_a_screen(variables, terminal, opens, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in variables:
+        monkeypatch.setenv(name, ":0")
+    monkeypatch.setattr(demo_study.sys, "platform", "linux")
+    monkeypatch.setattr(demo_study.sys.stdout, "isatty", lambda: terminal, raising=False)
+    assert demo_study.has_screen() == opens
 
 
 @pytest.mark.e2e
