@@ -51,6 +51,7 @@ bench: $(STAMP)  ## large networks, and all that is timed, into docs/benchmarks;
 	$(BIN)/python -m pip install --quiet rebasin==0.0.47 torch-uncertainty==0.13.0
 	$(BIN)/python -m pip install --quiet --no-deps torchdrift==0.1.0.post1
 	$(BIN)/python -m pip install --quiet --no-deps blitz-bayesian-pytorch==0.2.8 bayesian-torch==0.5.0 posteriors==0.1.3 optree==0.20.0 tensordict==0.15.3 torchopt==0.7.3 pyvers==0.2.3 numba==0.68.1
+	$(BIN)/python -m pip install --quiet jax==0.10.2 blackjax==1.7.1
 	$(if $(ONLY),,$(BIN)/python -m pytest -m slow)
 	$(BIN)/python benchmarks/bench.py $(if $(ONLY),--only $(ONLY)) $(if $(AGAIN),--again)
 

@@ -32,6 +32,7 @@ RUNS = {
     "population": "population.py",
     "own_batches": "own_batches.py",
     "samplers_steps": "samplers.py steps",
+    "samplers_chains": "samplers.py chains --repeats 3",
     "vi_steps": "vi.py steps",
     "ratios": "ratios.py",
 }

@@ -194,6 +194,16 @@ def samplers_steps(rows: list[Row]) -> Table:
     return table + [[row["who"], shown(seconds(row)), over(row, rows[0])] for row in rows]
 
 
+@layout
+def samplers_chains(rows: list[Row]) -> Table:
+    names = ("µs a gradient", "draws in 1000 gradients", "draws a CPU second")
+    table = [["yacht, four chains", *names]]
+    for who in every(rows, "who"):
+        numbers = (value(rows, who, what=name.replace("µ", "u")) for name in names)
+        table.append([who, *(digits(number) for number in numbers)])
+    return table
+
+
 # ------------------------------------------------------------ variational inference
 @layout
 def vi_steps(rows: list[Row]) -> Table:

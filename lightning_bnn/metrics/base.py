@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric
 from torchmetrics.utilities.prints import rank_zero_warn
 
-from weightsym.devices import where_precise
+from weightsym.devices import has_float64, where_precise
 
 __all__ = ["ExactMetric", "ExampleMean", "PredictionMean", "collected"]
 
@@ -73,7 +73,9 @@ class ExactMetric(Metric):
 
         @functools.wraps(update)
         def measured(*args: Any, **kwargs: Any) -> None:
-            args, kwargs = tree_map_only(Tensor, where_precise, (args, kwargs))
+            given = (*args, *kwargs.values())
+            if not all(isinstance(x, Tensor) and has_float64(x.device) for x in given):
+                args, kwargs = tree_map_only(Tensor, where_precise, (args, kwargs))
             update(*args, **kwargs)
 
         return super()._wrap_update(measured)

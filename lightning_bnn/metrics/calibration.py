@@ -185,7 +185,7 @@ def _sum_by(index: Tensor, values: Tensor, n_bins: int) -> Tensor:
 
 
 def _count(index: Tensor, correct: Tensor, n_bins: int) -> Tensor:
-    return _sum_by(2 * index + correct.bool(), torch.ones_like(index), 2 * n_bins).view(n_bins, 2)
+    return torch.bincount(2 * index + correct.bool(), minlength=2 * n_bins).view(n_bins, 2)
 
 
 def diagram(counts: Tensor, confidence_sum: Tensor) -> Reliability:

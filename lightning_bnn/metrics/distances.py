@@ -89,7 +89,7 @@ class _Sums:
         zeros = partial(torch.zeros, dtype=torch.float64, device=like.device)
         self._l1 = [zeros(size * (size - 1) // 2) for size in sizes]
         self._first = 0 if within_first else m
-        self._l2 = zeros(m + n, m + n - self._first)
+        self._l2, self._norms = zeros(m + n, m + n - self._first), zeros(m + n)
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Add the distances over some features."""
@@ -98,10 +98,8 @@ class _Sums:
                 sums += functional.pdist(torch.cat([piece, b]), p=1)
             centred = torch.cat([a, b]).double()
             centred -= centred.mean(0)
-            norms = centred.square().sum(1)
+            self._norms += centred.square().sum(1)
             self._l2.addmm_(centred, centred[self._first :].T, alpha=-2)
-            self._l2 += norms[:, None]
-            self._l2 += norms[self._first :]
 
     def matrices(self) -> tuple[Distances, Distances, Distances]:
         """Distances within the first set, or within its pieces, across, and within the second."""
@@ -109,7 +107,8 @@ class _Sums:
         lengths = [len(square) - self._n for square in squares]
         across = torch.cat([d[:k, k:] for d, k in zip(squares, lengths, strict=True)])
         within = squares[0][lengths[0] :, lengths[0] :]
-        m, l2 = len(across), self._l2.clamp_min_(0)
+        norms = self._norms[:, None] + self._norms[self._first :]
+        m, l2 = len(across), self._l2.add_(norms).clamp_min_(0)
         first = squares[0][:m, :m] if self._first == 0 else across[:, :0]
         blocks = (l2[:m, : m - self._first], l2[:m, m - self._first :], l2[m:, m - self._first :])
         found = (

@@ -26,6 +26,8 @@ from weightsym.params import Params
 __all__ = ["LaplaceGaussian"]
 
 _LOG_2PI = math.log(2 * math.pi)
+_LARGEST_ROOT = 2**27
+"""Bytes of a root of a covariance that is kept from one draw to the next."""
 Prediction = Literal["linearised", "network"]
 
 
@@ -128,6 +130,7 @@ class LaplaceGaussian(Posterior):
             pieces = {"values": block.eigenvalues, "left": block.left, "right": block.right}
             parts |= {f"{k}.{name}": t for name, t in pieces.items() if t is not None}
         self.curvature = NamedTensors(parts)
+        self._roots: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 
     def extra_repr(self) -> str:
         """Describe the posterior in the brackets that ``print`` shows."""
@@ -163,9 +166,24 @@ class LaplaceGaussian(Posterior):
         for block in self.blocks:
             size = block.eigenvalues.numel()
             noise = standard_normal((n, size), block.eigenvalues, generator)
-            rows = block.rotated(block.coordinates(noise) / self._precision(block).sqrt())
-            stack |= P.unravel(rows, P.ravel(mean, block.names)[1])
+            stack |= P.unravel(self._spread(block, noise), P.ravel(mean, block.names)[1])
         return {name: t.to(mean[name]) for name, t in stack.items()}
+
+    def _spread(self, block: CurvatureBlock, noise: Tensor) -> Tensor:
+        """Standard normal rows times the root of the covariance.
+
+        On a CPU, that of all weights together is a matrix, which is kept while they stay the same.
+        """
+        shrink, left = self._precision(block).rsqrt(), block.left
+        few = left is not None and left.device.type == "cpu" and left.nbytes <= _LARGEST_ROOT
+        if left is None or not few or block.right is not None or shrink.shape[1] > 1:
+            return block.rotated(block.coordinates(noise) * shrink)
+        mark = torch.cat([shrink[:, 0], left[0]])
+        before, root = self._roots.get(block.names, (mark, None))
+        if root is None or not torch.equal(before, mark):
+            root = (left * shrink.T) @ left.T
+            self._roots[block.names] = mark, root
+        return noise @ root
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n networks."""
