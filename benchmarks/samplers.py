@@ -243,7 +243,7 @@ def blackjax_of(kind):
 SAMPLERS = {
     "HMC": our_hmc,
     "MILE": our_mile,
-    "blackjax HMC, our step size": blackjax_of("HMC"),
+    "blackjax HMC": blackjax_of("HMC"),
     "blackjax MCLMC": blackjax_of("mclmc"),
     "blackjax NUTS": blackjax_of("nuts"),
 }
