@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -138,7 +139,53 @@ _UNTIL_CHOSEN = 0.01
 """Where deviations are before a race has found a start for them."""
 
 
-class Gaussians(State):
+class Means(State):
+    """Flat means of every member, around which weights have independent Gaussians.
+
+    Args:
+        stack: the members, whose weights are the means.
+        names: weights that have a distribution; all other tensors are constants.
+    """
+
+    def __init__(self, stack: Params, names: Sequence[str]) -> None:
+        super().__init__()
+        rows, self.spec = P.ravel(stack, names, stacked=True)
+        self.mean = nn.Parameter(rows.clone())
+        self.order = tuple(stack)
+        self.constants = NamedTensors({n: t for n, t in stack.items() if n not in set(names)})
+
+    def stack(self) -> Params:
+        """The networks of the means."""
+        every = {**P.unravel(self.mean.detach(), self.spec), **self.constants.tensors()}
+        return {name: every[name] for name in self.order}
+
+    @abstractmethod
+    def flat_deviations(self) -> Tensor:
+        """Standard deviations of all weights, ``(members, weights)``."""
+
+    def deviations(self) -> Params:
+        """Standard deviations of all weights, as a stack."""
+        std = self.flat_deviations()
+        return P.unravel(std.clamp(min=torch.finfo(std.dtype).tiny), self.spec)
+
+    def modes(self) -> list[DiagonalGaussian]:
+        """The posterior of each healthy member."""
+        means, stds = P.unstack(self.stack()), P.unstack(self.deviations())
+        return [
+            DiagonalGaussian(means[k], stds[k], self.spec.names) for k in self.healthy().tolist()
+        ]
+
+
+def trained_names(network: nn.Module, stack: Params) -> list[str]:
+    """The names of the weights that have a distribution: those that require gradients."""
+    trained = [n for n, p in network.named_parameters() if p.requires_grad]
+    names = [n for n in trained if n in stack and stack[n].is_floating_point()]
+    if not names:
+        raise ValueError("`network` has no weights that require gradients.")
+    return names
+
+
+class Gaussians(Means):
     """A mean and the logarithm of a standard deviation for every weight of every member.
 
     Args:
@@ -154,34 +201,16 @@ class Gaussians(State):
     """
 
     def __init__(self, stack: Params, names: Sequence[str], init_std: float) -> None:
-        super().__init__()
-        rows, self.spec = P.ravel(stack, names, stacked=True)
-        self.mean = nn.Parameter(rows.clone())
-        self.log_std = nn.Parameter(torch.full_like(rows, math.log(init_std)))
-        self.order = tuple(stack)
-        self.constants = NamedTensors({n: t for n, t in stack.items() if n not in set(names)})
+        super().__init__(stack, names)
+        self.log_std = nn.Parameter(torch.full_like(self.mean.data, math.log(init_std)))
         self.scratch = Scratch()
         self.tied: set[str] = set()
         self.notes.update(kl_share=None, init_std=None)
         self.epoch_steps: int | float = math.inf
         self.is_new = False
 
-    def stack(self) -> Params:
-        """The networks of the means."""
-        every = {**P.unravel(self.mean.detach(), self.spec), **self.constants.tensors()}
-        return {name: every[name] for name in self.order}
-
-    def deviations(self) -> Params:
-        """Standard deviations of all weights, as a stack."""
-        std = self.log_std.detach().exp()
-        return P.unravel(std.clamp(min=torch.finfo(std.dtype).tiny), self.spec)
-
-    def modes(self) -> list[DiagonalGaussian]:
-        """The posterior of each healthy member."""
-        means, stds = P.unstack(self.stack()), P.unstack(self.deviations())
-        return [
-            DiagonalGaussian(means[k], stds[k], self.spec.names) for k in self.healthy().tolist()
-        ]
+    def flat_deviations(self) -> Tensor:
+        return self.log_std.detach().exp()
 
 
 @dataclass(eq=False)
@@ -254,10 +283,7 @@ class MFVI(Method):
             raise ValueError("`prior` of your own has no closed form: pass `kl='sampled'`.")
 
     def init(self, network: nn.Module, stack: Params) -> Any:
-        trained = [n for n, p in network.named_parameters() if p.requires_grad]
-        names = [n for n in trained if n in stack and stack[n].is_floating_point()]
-        if not names:
-            raise ValueError("`network` has no weights that require gradients.")
+        names = trained_names(network, stack)
         state = self.state_type(
             stack, names, _UNTIL_CHOSEN if self.init_std == "auto" else self.init_std
         )
@@ -402,8 +428,13 @@ class MFVI(Method):
 
     # ------------------------------------------------------------ the posterior
     def posterior(self, state: Any, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
-        modes = state.modes()
-        return modes[0] if len(modes) == 1 else Mixture(modes)
+        return mixture(state)
+
+
+def mixture(state: Means) -> Posterior:
+    """The Gaussians of all members as one posterior."""
+    modes = state.modes()
+    return modes[0] if len(modes) == 1 else Mixture(modes)
 
 
 @torch.no_grad()

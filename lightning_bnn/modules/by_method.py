@@ -24,6 +24,7 @@ __all__ = [
     "DeepEnsemble",
     "FromCheckpoints",
     "HMC",
+    "IVON",
     "Laplace",
     "MCDropout",
     "MFVI",
@@ -165,6 +166,48 @@ class HMC(Bayesian):
     samples: KeptNetworks
 
     arguments = staticmethod(joint_arguments(methods.HMC, Bayesian, optimizer=samplers.HMC))
+
+    def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
+        super().__init__(network=network, members=members, **self.arguments(**kwargs))
+
+
+class IVON(Bayesian):
+    r"""A diagonal Gaussian over the weights of any network, learned at the price of Adam.
+
+    .. math:: L = E_q[\mathrm{NLL}(\omega)] + \frac{1}{N} \big(E_q[-\log p(\omega)] - T H(q)\big)
+
+    The objective is that of `MFVI`; its steps are natural gradients, from one gradient at weights
+    that were drawn. The ``optimizer`` is `lightning_bnn.samplers.IVON`, which is told N and the
+    prior; its ``hessian_init`` and ``hessian_momentum`` matter most. With members, a mixture.
+
+    Args:
+        network: gives the computation and the first means; it is copied, not changed.
+        members: how many Gaussians, one for each mode that is found.
+        optimizer: makes the optimizer, given parameters.
+        **kwargs: of the method, see `lightning_bnn.methods.IVON`, and of every module, see
+            `Bayesian`.
+
+    References:
+        | Variational Learning is Effective for Large Deep Networks (Shen et al., 2024)
+        | https://arxiv.org/abs/2402.17641
+
+    >>> from lightning import Trainer
+    >>> from lightning_bnn.datamodules import NoisySine
+    >>> from lightning_bnn.likelihoods import Gaussian
+    >>> from lightning_bnn.models import mlp
+    >>> ivon = lambda parameters: samplers.IVON(parameters, hessian_momentum=0.9)
+    >>> module = IVON(mlp(1, [4], 1), optimizer=ivon, likelihood=Gaussian())
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> trainer = Trainer(max_epochs=4, enable_model_summary=False, **quiet)
+    >>> trainer.fit(module, NoisySine())
+    >>> type(module.posterior()).__name__
+    'DiagonalGaussian'
+    """
+
+    mean: nn.Parameter
+    curvature: Tensor
+
+    arguments = staticmethod(joint_arguments(methods.IVON, Bayesian, optimizer=samplers.IVON))
 
     def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
         super().__init__(network=network, members=members, **self.arguments(**kwargs))

@@ -17,36 +17,12 @@ from weightsym.randomness import keyed_generator
 __all__ = ["Langevin"]
 
 
-class Langevin(torch.optim.Optimizer):
-    r"""A torch optimizer whose parameters wander through a tempered posterior.
-
-    The loss is a mean over examples, as everywhere; N of them make the target
+class Tempered(torch.optim.Optimizer):
+    r"""A torch optimizer that knows its target, and has noise that replicas share.
 
     .. math:: \exp\big(-(N \cdot \mathrm{loss}(\theta) + \tfrac{\lambda}{2} \|\theta\|^2) / T\big)
 
-    Everything that can change while it runs (``lr``, ``temperature``, ...) lives in the parameter
-    groups. The noise depends on the seed, the step and the shard only: replicas of a data-parallel
-    run stay equal, and a resumed run draws what the uninterrupted one would have drawn.
-
-    Args:
-        params: parameters or parameter groups.
-        lr: step size.
-        num_data: N; our modules fill it in.
-        temperature: T; 0 is plain optimization.
-        prior_precision: :math:`\lambda` of a Gaussian prior.
-        weight_decay: :math:`\lambda / N` instead.
-        seed: of the noise, 0 by default; our modules fill in theirs.
-
-    >>> class GradientDescent(Langevin):
-    ...     def update(self, group, params, values, grads, noise):
-    ...         torch._foreach_add_(values, grads, alpha=-group["lr"])
-    >>> w = torch.nn.Parameter(torch.zeros(2))
-    >>> rest = {"prior_precision": None, "weight_decay": None, "seed": None}
-    >>> sampler = GradientDescent([w], lr=0.5, num_data=100, temperature=0.0, **rest)
-    >>> w.grad = torch.tensor([1.0, 2.0])
-    >>> sampler.step()
-    >>> w.tolist()
-    [-0.5, -1.0]
+    The arguments are those of `Langevin`.
     """
 
     elementwise = True
@@ -92,54 +68,9 @@ class Langevin(torch.optim.Optimizer):
         """Without memory that is only used again."""
         return {**super().__getstate__(), "_scratch": {}}
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of all groups.
-
-        Args:
-            closure: computes the loss and its gradients anew.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for index, group in enumerate(self.param_groups):
-            self._check(group)
-            params = [p for p in group["params"] if p.grad is not None]
-            for index_of_kind, same in enumerate(_alike(params)):
-                self._move(group, same, f"{index}.{index_of_kind}")
-            group["step"] += 1
-        return loss
-
-    def _move(self, group: dict[str, Any], params: list[Tensor], index: str) -> None:
-        values = [_local(p) for p in params]
-        grads = [_local(p.grad) for p in params if p.grad is not None]
-        noise = self._noise(group, params, index) if group["temperature"] > 0 else None
-        self.update(group, params, values, grads, noise)
-
-    @abstractmethod
-    def update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        values: list[Tensor],
-        grads: list[Tensor],
-        noise: list[Tensor] | None,
-    ) -> None:
-        """Move ``values`` in place.
-
-        Args:
-            group: rates and counters.
-            params: keys of the state.
-            values: what moves, the local part of each parameter.
-            grads: gradients of the mean loss, to be left alone; the prior adds `decay_of` times the
-                values.
-            noise: standard normal numbers; None at temperature 0.
-        """
-
     def _noise(self, group: dict[str, Any], params: Sequence[Tensor], index: str) -> list[Tensor]:
         """One draw for all tensors, cut into their shapes. Noise lasts until the next one."""
-        values = [_local(p) for p in params]
+        values = [local(p) for p in params]
         first = values[0]
         seed, step, dtype = group["seed"] or 0, group["step"], str(first.dtype)
         key = (seed, step, index, "noise", dtype, *_shard(params[0]))
@@ -170,6 +101,84 @@ class Langevin(torch.optim.Optimizer):
             )
 
 
+class Langevin(Tempered):
+    r"""A torch optimizer whose parameters wander through a tempered posterior.
+
+    The loss is a mean over examples, as everywhere; N of them make the target
+
+    .. math:: \exp\big(-(N \cdot \mathrm{loss}(\theta) + \tfrac{\lambda}{2} \|\theta\|^2) / T\big)
+
+    Everything that can change while it runs (``lr``, ``temperature``, ...) lives in the parameter
+    groups. The noise depends on the seed, the step and the shard only: replicas of a data-parallel
+    run stay equal, and a resumed run draws what the uninterrupted one would have drawn.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: step size.
+        num_data: N; our modules fill it in.
+        temperature: T; 0 is plain optimization.
+        prior_precision: :math:`\lambda` of a Gaussian prior.
+        weight_decay: :math:`\lambda / N` instead.
+        seed: of the noise, 0 by default; our modules fill in theirs.
+
+    >>> class GradientDescent(Langevin):
+    ...     def update(self, group, params, values, grads, noise):
+    ...         torch._foreach_add_(values, grads, alpha=-group["lr"])
+    >>> w = torch.nn.Parameter(torch.zeros(2))
+    >>> rest = {"prior_precision": None, "weight_decay": None, "seed": None}
+    >>> sampler = GradientDescent([w], lr=0.5, num_data=100, temperature=0.0, **rest)
+    >>> w.grad = torch.tensor([1.0, 2.0])
+    >>> sampler.step()
+    >>> w.tolist()
+    [-0.5, -1.0]
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of all groups.
+
+        Args:
+            closure: computes the loss and its gradients anew.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for index, group in enumerate(self.param_groups):
+            self._check(group)
+            params = [p for p in group["params"] if p.grad is not None]
+            for index_of_kind, same in enumerate(alike(params)):
+                self._move(group, same, f"{index}.{index_of_kind}")
+            group["step"] += 1
+        return loss
+
+    def _move(self, group: dict[str, Any], params: list[Tensor], index: str) -> None:
+        values = [local(p) for p in params]
+        grads = [local(p.grad) for p in params if p.grad is not None]
+        noise = self._noise(group, params, index) if group["temperature"] > 0 else None
+        self.update(group, params, values, grads, noise)
+
+    @abstractmethod
+    def update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        values: list[Tensor],
+        grads: list[Tensor],
+        noise: list[Tensor] | None,
+    ) -> None:
+        """Move ``values`` in place.
+
+        Args:
+            group: rates and counters.
+            params: keys of the state.
+            values: what moves, the local part of each parameter.
+            grads: gradients of the mean loss, to be left alone; the prior adds `decay_of` times the
+                values.
+            noise: standard normal numbers; None at temperature 0.
+        """
+
+
 def temperature_of(group: dict[str, Any]) -> float:
     """T / N, the temperature in units of the mean loss."""
     return group["temperature"] / group["num_data"]
@@ -188,7 +197,7 @@ def cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [piece.view(t.shape) for piece, t in zip(pieces, like, strict=True)]
 
 
-def _alike(params: Sequence[Tensor]) -> list[list[Tensor]]:
+def alike(params: Sequence[Tensor]) -> list[list[Tensor]]:
     """Parameters of one device, type and shard."""
     groups: dict[Any, list[Tensor]] = {}
     for p in params:
@@ -196,7 +205,7 @@ def _alike(params: Sequence[Tensor]) -> list[list[Tensor]]:
     return list(groups.values())
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -15,6 +15,7 @@ ALL = [Batch((X[k : k + ROWS],), Y[k : k + ROWS], number=k // ROWS) for k in ran
 METHODS = {
     "ensemble": (lambda: methods.DeepEnsemble(prior_std=1.0), None),
     "mfvi": (methods.MFVI, None),
+    "ivon": (methods.IVON, lambda p: samplers.IVON(p, num_data=len(X), hessian_momentum=0.9)),
     "symmetrized": (methods.SymmetrizedVI, None),
     "swag": (lambda: methods.SWAG(start=2, rank=4), None),
     "dropout": (methods.MCDropout, None),

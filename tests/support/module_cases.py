@@ -9,6 +9,7 @@ from lightning_bnn import samplers
 from lightning_bnn.datamodules import DataModule, Splits
 from lightning_bnn.modules import (
     HMC,
+    IVON,
     MFVI,
     MILE,
     SGHMC,
@@ -54,6 +55,10 @@ def adam(parameters):
     return torch.optim.Adam(parameters, 3e-2)
 
 
+def ivon(parameters):
+    return samplers.IVON(parameters, 0.1, momentum=0.5, hessian_momentum=0.9)
+
+
 def _without_dropout(net):
     for layer in net:
         if isinstance(layer, nn.Dropout):
@@ -91,6 +96,10 @@ MODULES = {
     ),
     "mfvi local": lambda net, **o: MFVI(net, reparameterisation="local", optimizer=adam, **o),
     "mfvi flipout": lambda net, **o: MFVI(net, reparameterisation="flipout", optimizer=adam, **o),
+    "ivon": lambda net, **o: IVON(net, optimizer=ivon, **o),
+    "multi-ivon": lambda net, **o: IVON(
+        net, members=2, prior_std=0.7, temperature=0.5, optimizer=ivon, **o
+    ),
     "bethe": lambda net, **o: SymmetrizedVI(net, optimizer=adam, **o),
     "multi-capacity": lambda net, **o: SymmetrizedVI(
         net, estimator="capacity", members=2, every=2, optimizer=adam, **o
@@ -144,8 +153,8 @@ MODULES = {
 }
 """How each kind of module is made around a network."""
 OF_EACH_CLASS = (
-    "ensemble", "population", "multi-mfvi", "bethe", "sghmc", "multi-swag", "multi-dropout",
-    "laplace", "multi-laplace", "hmc", "mile",
+    "ensemble", "population", "multi-mfvi", "multi-ivon", "bethe", "sghmc", "multi-swag",
+    "multi-dropout", "laplace", "multi-laplace", "hmc", "mile",
 )  # fmt: skip
 """One module or two of each class."""
 WITHOUT_N = {"ensemble", "population", "swag", "multi-swag", "dropout", "multi-dropout"}

@@ -1,0 +1,77 @@
+"""Train any module by IVON: batches at drawn weights, everything else at the means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+
+from lightning_bnn.posteriors import DiagonalGaussian
+from lightning_bnn.samplers import IVON
+from weightsym import params as P
+
+__all__ = ["DrawnWeights"]
+
+
+class DrawnWeights(Callback):
+    """Evaluate training batches at the weights that IVON draws.
+
+    Validation, checkpoints and other callbacks see the means. With accumulated gradients one draw
+    serves all batches of a step. The module is yours, and its ``configure_optimizers`` returns a
+    `lightning_bnn.samplers.IVON` with ``num_data`` and ``prior_precision`` or ``weight_decay``.
+
+    References:
+        | Variational Learning is Effective for Large Deep Networks (Shen et al., 2024)
+        | https://arxiv.org/abs/2402.17641
+
+    >>> import torch, lightning as L
+    >>> class Mine(L.LightningModule):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.net = nn.Linear(2, 1)
+    ...     def training_step(self, batch, index):
+    ...         return (self.net(batch) - batch.sum(1, keepdim=True)).square().mean()
+    ...     def configure_optimizers(self):
+    ...         return IVON(self.parameters(), num_data=64, prior_precision=1.0)
+    >>> drawn, module = DrawnWeights(), Mine()
+    >>> off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    >>> trainer = L.Trainer(max_epochs=3, callbacks=[drawn], **dict.fromkeys(off, False))
+    >>> trainer.fit(module, torch.utils.data.DataLoader(torch.randn(64, 2), 16))
+    >>> drawn.posterior(module.net).sample(5)["weight"].shape
+    torch.Size([5, 1, 2])
+    """
+
+    def __init__(self) -> None:
+        self.optimizers: list[IVON] = []
+
+    def posterior(self, network: nn.Module) -> DiagonalGaussian:
+        """The posterior of a network that was trained.
+
+        Args:
+            network: the module, or a part of it that IVON trains.
+        """
+        std = {n: s for o in self.optimizers for n, s in o.deviations(network).items()}
+        if not std:
+            raise ValueError("`network` has no weights that IVON has trained: call `fit` first.")
+        return DiagonalGaussian(P.of(network), std, [*std])
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.optimizers = [o for o in trainer.optimizers if isinstance(o, IVON)]
+        if not self.optimizers:
+            names = ", ".join(type(o).__name__ for o in trainer.optimizers) or "none"
+            raise ValueError(
+                "DrawnWeights is for the optimizer lightning_bnn.samplers.IVON, and "
+                f"`configure_optimizers` has returned {names}."
+            )
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        for optimizer in self.optimizers:
+            if optimizer.draws_itself:  # otherwise a module of ours draws
+                optimizer.perturb()
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        for optimizer in self.optimizers:
+            optimizer.restore()
+
+    on_exception = on_train_batch_end

@@ -1,0 +1,260 @@
+"""Variational inference at the price of Adam: the improved variational online Newton method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.samplers.langevin import Tempered, alike, decay_of, local, temperature_of
+from weightsym.arguments import check_fraction, check_positive
+from weightsym.params import Params
+
+__all__ = ["IVON"]
+
+_REMEDY = (
+    "call `perturb()` before the network, give `step` a closure, or add the callback DrawnWeights "
+    "to the Trainer."
+)
+
+
+class IVON(Tempered):
+    r"""Learn a diagonal Gaussian over weights from one gradient a step, at weights drawn from it.
+
+    .. math:: \theta = m + \sigma \xi, \quad \sigma^2 = \frac{T}{N (h + \delta)}, \quad
+        \hat h = \hat g \cdot \frac{\theta - m}{\sigma^2}, \quad \delta = \lambda / N
+
+    .. math:: h \leftarrow h + \rho (\hat h - h) + \frac{\rho^2 (\hat h - h)^2}{2 (h + \delta)},
+        \quad m \leftarrow m - \eta\, (h_0 + \delta)\, \frac{\bar g + \delta m}{h + \delta}
+
+    with the gradient :math:`\hat g` of the mean loss at the drawn weights, its running mean
+    :math:`\bar g` (without the bias of its start) and :math:`\rho = 1 -` ``hessian_momentum``.
+
+    The parameters are the means, except between `perturb` and `restore` or `step`. A ``closure``
+    is evaluated at drawn weights. One draw belongs to one step: gradients that are accumulated
+    over several batches, or averaged over processes, are those of one large batch. In a Trainer the
+    callback `DrawnWeights` does all of this; the module `IVON` needs none.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: step size, that of SGD with momentum where the curvature is as at the start.
+        num_data: number of training examples N.
+        temperature: T.
+        prior_precision: of a Gaussian prior.
+        weight_decay: ``prior_precision / num_data`` instead.
+        momentum: of the gradients.
+        hessian_momentum: of the curvature h; it must have time to change: large networks take
+            0.99999, short runs 0.999.
+        hessian_init: the curvature at the start, :math:`h_0`.
+        clip_radius: the largest Newton step of a weight, before it is multiplied by the rate.
+        seed: of the noise, 0 by default; our modules fill in theirs.
+
+    References:
+        | Variational Learning is Effective for Large Deep Networks (Shen et al., 2024)
+        | https://arxiv.org/abs/2402.17641
+
+    >>> w = nn.Parameter(torch.zeros(500))
+    >>> optimizer = IVON([w], lr=0.5, num_data=100, prior_precision=10.0, hessian_momentum=0.99)
+    >>> for _ in range(2000):
+    ...     optimizer.perturb()
+    ...     w.grad = 2 * (w.detach() - 1)  # of the mean loss (w - 1)^2
+    ...     optimizer.step()
+    >>> precise = 1 / (100 * 2 + 10)  # the variance of the posterior
+    >>> round(w.mean().item(), 2), round((optimizer.deviation(w) ** 2).mean().item() / precise, 1)
+    (0.95, 1.0)
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.1,
+        num_data: int | None = None,
+        temperature: float = 1.0,
+        prior_precision: float | None = None,
+        weight_decay: float | None = None,
+        momentum: float = 0.9,
+        hessian_momentum: float = 0.9995,
+        hessian_init: float = 0.1,
+        clip_radius: float | None = None,
+        seed: int | None = None,
+    ) -> None:
+        check_fraction("momentum", momentum)
+        check_fraction("hessian_momentum", hessian_momentum)
+        check_positive("temperature", temperature)
+        check_positive("hessian_init", hessian_init)
+        if clip_radius is not None:
+            check_positive("clip_radius", clip_radius)
+        super().__init__(
+            params, lr, num_data, temperature, prior_precision, weight_decay, seed,
+            momentum=momentum, hessian_momentum=hessian_momentum, hessian_init=hessian_init,
+            clip_radius=clip_radius,
+        )  # fmt: skip
+        self._zeroed = True
+        self.draws_itself = True
+        """Whether a closure is evaluated at weights that `step` draws."""
+        self.certain: set[Tensor] = set()
+        """Parameters without a distribution, which move as by SGD with momentum."""
+
+    # ------------------------------------------------------------ draws
+    @torch.no_grad()
+    def perturb(self) -> None:
+        """Put drawn weights in the place of the means, the same until the next step."""
+        for p in self._drawn(self._parameters()):
+            if "mean" not in self.state[p]:
+                offset = self.offset(p)
+                self.state[p]["mean"] = local(p).clone()
+                local(p).add_(offset)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the means back in the place of drawn weights."""
+        for p in self._parameters():
+            mean = self.state[p].pop("mean", None)
+            if mean is not None:
+                local(p).copy_(mean)
+
+    def offset(self, parameter: Tensor) -> Tensor:
+        """The difference of drawn weights from their means, the same until the next step.
+
+        Args:
+            parameter: of this optimizer.
+        """
+        if "offset" not in self.state[parameter]:
+            self._draw()
+        offset: Tensor = self.state[parameter]["offset"]
+        return offset
+
+    @torch.no_grad()
+    def _draw(self) -> None:
+        for index, group in enumerate(self.param_groups):
+            self._check(group)
+            for kind, same in enumerate(alike([*self._drawn(group["params"])])):
+                precisions = torch._foreach_add([self.curvature(p) for p in same], decay_of(group))
+                torch._foreach_div_(precisions, temperature_of(group))
+                torch._foreach_sqrt_(precisions)
+                noise = self._noise(group, same, f"{index}.{kind}")
+                offsets = torch._foreach_div(noise, precisions)
+                for p, offset in zip(same, offsets, strict=True):
+                    self.state[p]["offset"] = offset
+
+    def curvature(self, parameter: Tensor) -> Tensor:
+        """The estimate h of the curvature of the mean loss.
+
+        Args:
+            parameter: of this optimizer.
+        """
+        state = self.state[parameter]
+        if "curvature" not in state:
+            start = self._group(parameter)["hessian_init"]
+            state["curvature"] = torch.full_like(local(parameter), start).detach()
+        curvature: Tensor = state["curvature"]
+        return curvature
+
+    def deviation(self, parameter: Tensor) -> Tensor:
+        """The standard deviations of a parameter under the posterior.
+
+        Args:
+            parameter: of this optimizer.
+        """
+        group = self._group(parameter)
+        precision = (self.curvature(parameter) + decay_of(group)) / temperature_of(group)
+        return precision.rsqrt()
+
+    def deviations(self, network: nn.Module) -> Params:
+        """The standard deviations of the weights of a network, by name, for `DiagonalGaussian`.
+
+        Args:
+            network: whose parameters this optimizer moves.
+        """
+        known = set(self._drawn(self._parameters()))
+        return {n: self.deviation(p) for n, p in network.named_parameters() if p in known}
+
+    # ------------------------------------------------------------ steps
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move the means and the curvature by gradients at drawn weights.
+
+        Args:
+            closure: computes the loss and its gradients anew.
+        """
+        loss = None if closure is None else self._at_drawn_weights(closure)
+        self.restore()
+        for group in self.param_groups:
+            self._check(group)
+            params = [p for p in group["params"] if p.grad is not None]
+            if any("offset" not in self.state[p] for p in self._drawn(params)):
+                raise RuntimeError(f"IVON needs gradients at drawn weights: {_REMEDY}")
+            for same in alike([*self._drawn(params)]):
+                self._learn_curvature(group, same)
+                self._move(group, same, decay_of(group))
+            for same in alike([p for p in params if p in self.certain]):
+                self._move(group, same, 0.0)
+            group["step"] += 1
+        for p in self._parameters():
+            self.state[p].pop("offset", None)
+        return loss
+
+    def _at_drawn_weights(self, closure: Callable[[], Any]) -> Any:
+        drawn = [*self._drawn(self._parameters())]
+        mixed = self.draws_itself and any(
+            p.grad is not None and "mean" not in self.state[p] for p in drawn
+        )
+        if self.draws_itself:
+            self.perturb()
+        self._zeroed = False
+        with torch.enable_grad():
+            loss = closure()
+        if mixed and not self._zeroed:
+            raise RuntimeError(f"Some of the gradients are not of drawn weights: {_REMEDY}")
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients.
+
+        Args:
+            set_to_none: instead of setting them to zero.
+        """
+        self._zeroed = True
+        super().zero_grad(set_to_none)
+
+    def _learn_curvature(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        curvatures, rate = [self.curvature(p) for p in params], 1 - group["hessian_momentum"]
+        damped = torch._foreach_add(curvatures, decay_of(group))
+        grads = [local(p.grad) for p in params if p.grad is not None]
+        changes = torch._foreach_mul(grads, [self.state[p]["offset"] for p in params])
+        torch._foreach_mul_(changes, damped)
+        torch._foreach_div_(changes, temperature_of(group))
+        torch._foreach_sub_(changes, curvatures)
+        torch._foreach_add_(curvatures, changes, alpha=rate)
+        torch._foreach_mul_(changes, changes)
+        torch._foreach_addcdiv_(curvatures, changes, damped, value=rate**2 / 2)
+
+    def _move(self, group: dict[str, Any], params: list[Tensor], decay: float) -> None:
+        values = [local(p) for p in params]
+        for p, value in zip(params, values, strict=True):
+            if "momentum" not in self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(value)
+        means = [self.state[p]["momentum"] for p in params]
+        grads = [local(p.grad) for p in params if p.grad is not None]
+        torch._foreach_lerp_(means, grads, 1 - group["momentum"])
+        steps = torch._foreach_div(means, 1 - group["momentum"] ** (group["step"] + 1))
+        if decay:
+            torch._foreach_add_(steps, values, alpha=decay)
+        curvatures = torch._foreach_add([self.curvature(p) for p in params], decay)
+        torch._foreach_div_(steps, curvatures)
+        if group["clip_radius"] is not None:
+            torch._foreach_clamp_max_(steps, group["clip_radius"])
+            torch._foreach_clamp_min_(steps, -group["clip_radius"])
+        length = group["lr"] * (group["hessian_init"] + decay)
+        torch._foreach_add_(values, steps, alpha=-length)
+
+    def _drawn(self, params: Iterable[Tensor]) -> Iterator[Tensor]:
+        return (p for p in params if p.requires_grad and p not in self.certain)
+
+    def _parameters(self) -> Iterator[Tensor]:
+        return (p for group in self.param_groups for p in group["params"] if p.requires_grad)
+
+    def _group(self, parameter: Tensor) -> dict[str, Any]:
+        return next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
