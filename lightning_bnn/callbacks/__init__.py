@@ -11,6 +11,7 @@ from weightsym._lazy import lazy_package
 
 if TYPE_CHECKING:
     from lightning_bnn.callbacks.chain_diagnostics import *
+    from lightning_bnn.callbacks.drawn_weights import *
     from lightning_bnn.callbacks.figures import *
     from lightning_bnn.callbacks.harvester import *
     from lightning_bnn.callbacks.mass_gap import *

@@ -74,4 +74,6 @@ class DrawnWeights(Callback):
         for optimizer in self.optimizers:
             optimizer.restore()
 
-    on_exception = on_train_batch_end
+    def on_exception(self, *args: Any) -> None:
+        """Leave the means where a run breaks off."""
+        self.on_train_batch_end()

@@ -69,14 +69,14 @@ class IVON(Tempered):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 0.1,
+        lr: float = 0.2,
         num_data: int | None = None,
         temperature: float = 1.0,
         prior_precision: float | None = None,
         weight_decay: float | None = None,
         momentum: float = 0.9,
         hessian_momentum: float = 0.9995,
-        hessian_init: float = 0.1,
+        hessian_init: float = 1.0,
         clip_radius: float | None = None,
         seed: int | None = None,
     ) -> None:

@@ -31,6 +31,7 @@ from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import (
     ChainDiagnostics,
     CheckpointHarvester,
+    DrawnWeights,
     MassGap,
     PermutationTau,
     PosteriorDoctor,
@@ -157,7 +158,16 @@ def plain():
     return built(Plain, 0.0)
 
 
+def drawn():
+    module = built(Plain, 0.0)
+    module.configure_optimizers = lambda: samplers.IVON(
+        module.parameters(), num_data=60, prior_precision=1.0
+    )
+    return module
+
+
 CALLBACKS = {
+    "DrawnWeights": (drawn, lambda folder: [DrawnWeights()]),
     "PermutationTau": (plain, lambda folder: [PermutationTau()]),
     "MassGap": (plain, lambda folder: [MassGap(1)]),
     "PosteriorFigures": (plain, lambda folder: [PosteriorFigures(1)]),
@@ -193,6 +203,8 @@ def numbers(callback):
     """The state of a callback as leaves by their places; times are others in every run."""
     state = {k: v for k, v in callback.state_dict().items() if k not in ("seconds", "path")}
     state["seen"] = getattr(callback, "values", {})
+    params = [p for o in getattr(callback, "optimizers", ()) for p in o.state]
+    state["learned"] = [(p.detach(), o.deviation(p)) for p in params for o in callback.optimizers]
     return dict(tree_flatten_with_path(state)[0])
 
 

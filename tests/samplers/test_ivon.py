@@ -1,0 +1,238 @@
+"""IVON: a posterior in closed form, its formulas one by one, large batches, and the means."""
+
+import copy
+import math
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bnn.callbacks import DrawnWeights
+from lightning_bnn.samplers import IVON
+
+N, PRECISION = 40, 4.0
+G = torch.Generator().manual_seed(0)
+MIX = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.2], [0.0, 0.0, 2.0]], dtype=torch.float64)
+INPUTS = torch.randn(N, 3, generator=G, dtype=torch.float64) @ MIX
+TARGETS = INPUTS @ INPUTS.new_tensor([1.0, -2.0, 0.5]) + INPUTS.new_empty(N).normal_(generator=G)
+
+
+def loss(w, rows=slice(None)):
+    """Mean negative log-likelihood of linear regression with unit noise, up to a constant."""
+    return (INPUTS[rows] @ w.mT - TARGETS[rows, None]).square().mean(0).sum() / 2
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_the_gaussian_is_the_best_one_for_linear_regression(temperature):
+    """Its mean is that of the posterior, its precisions are the diagonal of the posterior's."""
+    w = nn.Parameter(INPUTS.new_zeros(400, 3))
+    optimizer = IVON(
+        [w], 0.3, N, temperature, PRECISION, hessian_momentum=0.98, hessian_init=1.0, momentum=0.5
+    )
+    for k in range(1200):
+        optimizer.param_groups[0]["lr"] = 0.3 / (1 + k / 50)
+        optimizer.step(lambda: (optimizer.zero_grad(), loss(w).backward()))
+    precision = INPUTS.mT @ INPUTS + PRECISION * torch.eye(3).double()
+    mean = torch.linalg.solve(precision, INPUTS.mT @ TARGETS)
+    deviations = (temperature / precision.diagonal()).sqrt()
+    assert ((w.mean(0) - mean).abs() < 0.05 * deviations).all()
+    learned = optimizer.deviation(w).square().mean(0).sqrt()
+    torch.testing.assert_close(learned, deviations, rtol=0.03, atol=0)
+    marginals = (temperature * torch.linalg.inv(precision).diagonal()).sqrt()
+    assert (learned < 0.98 * marginals)[:2].all()  # it is not the Gaussian of the marginals
+
+
+def formulas(w, curvature, velocity, noise, gradient, step, o):
+    """One step, number by number, as the paper writes it."""
+    delta = o["prior_precision"] / N
+    deviation = math.sqrt(o["temperature"] / (N * (curvature + delta)))
+    theta = w + deviation * noise
+    g = gradient(theta)
+    estimate = g * (theta - w) / deviation**2
+    rate = 1 - o["hessian_momentum"]
+    new = (1 - rate) * curvature + rate * estimate
+    new += rate**2 * (curvature - estimate) ** 2 / (2 * (curvature + delta))
+    velocity = o["momentum"] * velocity + (1 - o["momentum"]) * g
+    newton = (velocity / (1 - o["momentum"] ** step) + delta * w) / (new + delta)
+    newton = max(-o["clip_radius"], min(o["clip_radius"], newton))
+    return w - o["lr"] * (o["hessian_init"] + delta) * newton, new, velocity
+
+
+def test_every_step_follows_the_formulas_of_the_paper():
+    options = {"lr": 0.2, "temperature": 0.5, "prior_precision": 3.0, "momentum": 0.8}
+    options |= {"hessian_momentum": 0.9, "hessian_init": 0.3, "clip_radius": 0.4}
+    values = [1.0, -2.0]
+    params = [nn.Parameter(INPUTS.new_tensor(v)) for v in values]
+    optimizer = IVON(params, num_data=N, **options)
+    state = [(v, options["hessian_init"], 0.0) for v in values]
+    clipped = False
+    for step in range(1, 9):
+        optimizer.perturb()
+        noise = [float(optimizer.offset(p) / optimizer.deviation(p)) for p in params]
+        optimizer.zero_grad()
+        sum(p.exp() + p.square() for p in params).backward()
+        optimizer.step()
+        before = state
+        state = [
+            formulas(*s, x, lambda t: math.exp(t) + 2 * t, step, options)
+            for s, x in zip(state, noise, strict=True)
+        ]
+        largest = options["lr"] * options["clip_radius"] * (0.3 + 3.0 / N)
+        clipped |= abs(abs(state[0][0] - before[0][0]) - largest) < 1e-12
+        for p, (w, curvature, _) in zip(params, state, strict=True):
+            assert p.item() == pytest.approx(w, rel=1e-12)
+            assert optimizer.curvature(p).item() == pytest.approx(curvature, rel=1e-12)
+    assert clipped
+
+
+def started(**options):
+    w = nn.Parameter(INPUTS.new_ones(5, 3))
+    return w, IVON([w], 0.1, N, prior_precision=1.0, hessian_momentum=0.9, **options)
+
+
+def test_accumulated_batches_are_one_large_batch():
+    (whole, a), (parts, b) = started(), started()
+    for _ in range(5):
+        a.perturb()
+        loss(whole).backward()
+        for k in range(4):
+            b.perturb()
+            (loss(parts, slice(10 * k, 10 * k + 10)) / 4).backward()
+            b.restore()
+        a.step(), b.step(), a.zero_grad(), b.zero_grad()
+    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=0)
+    torch.testing.assert_close(b.curvature(parts), a.curvature(whole), rtol=1e-12, atol=0)
+
+
+def test_resumed_equals_uninterrupted_and_seeds_differ():
+    def go(w, optimizer, steps):
+        for _ in range(steps):
+            optimizer.step(lambda: (optimizer.zero_grad(), loss(w).backward()))
+
+    (w, a), (other, b) = started(seed=3), started(seed=4)
+    go(w, a, 3), go(other, b, 3)
+    assert not torch.equal(w, other)
+    again, c = started(seed=3)
+    again.data.copy_(w.data)
+    c.load_state_dict(copy.deepcopy(a.state_dict()))
+    go(w, a, 4), go(again, c, 4)
+    assert torch.equal(w, again)
+
+
+def test_means_come_back_bit_by_bit_and_draws_stay_until_a_step():
+    w, optimizer = started()
+    before = w.detach().clone()
+    optimizer.perturb()
+    drawn = w.detach().clone()
+    assert not torch.equal(drawn, before)
+    optimizer.restore()
+    assert torch.equal(w, before)
+    optimizer.perturb()
+    assert torch.equal(w, drawn)
+    loss(w).backward()
+    optimizer.step()
+    optimizer.perturb()
+    assert not torch.equal(w, drawn)
+
+
+@pytest.mark.bad_input
+def test_gradients_at_the_means_are_refused():
+    w, optimizer = started()
+    loss(w).backward()
+    with pytest.raises(RuntimeError, match=r"gradients at drawn weights: call `perturb\(\)`"):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="Some of the gradients are not of drawn weights"):
+        optimizer.step(lambda: loss(w).backward())
+    optimizer.step(lambda: (optimizer.zero_grad(), loss(w).backward()))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0.0),
+        ("hessian_init", 0.0),
+        ("clip_radius", -1.0),
+        ("momentum", 1.0),
+        ("hessian_momentum", 1.5),
+    ],
+)
+def test_bad_options_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"`{name}` must"):
+        started(**{name: value}) if name != "hessian_momentum" else IVON(
+            [nn.Parameter(torch.ones(1))], hessian_momentum=value
+        )
+
+
+# ------------------------------------------------------------ anybody's run
+class Line(L.LightningModule):
+    """A linear network that remembers which weights validation sees."""
+
+    def __init__(self, make=lambda p: IVON(p, 0.1, N, prior_precision=1.0, hessian_momentum=0.9)):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.make, self.trained, self.judged = nn.Linear(3, 1).double(), make, [], []
+
+    def training_step(self, batch, index):
+        self.trained.append(self.net.weight.detach().clone())
+        return (self.net(batch[0])[:, 0] - batch[1]).square().mean() / 2
+
+    def validation_step(self, batch, index):
+        self.judged.append(self.net.weight.detach().clone())
+
+    def configure_optimizers(self):
+        return self.make(self.parameters())
+
+
+def fitted(*callbacks, batch=10, module=None, **options):
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    module = module or Line()
+    trainer = L.Trainer(
+        max_epochs=2, accelerator="cpu", callbacks=[*callbacks], num_sanity_val_steps=0,
+        **{**dict.fromkeys(off, False), **options},
+    )  # fmt: skip
+    data = DataLoader(TensorDataset(INPUTS, TARGETS), batch)
+    trainer.fit(module, data, data)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_of_ones_own_learns_the_same_with_accumulated_batches():
+    """Without the callback a closure is enough, unless gradients are accumulated."""
+    whole = fitted(DrawnWeights(), batch=20)
+    parts = fitted(DrawnWeights(), accumulate_grad_batches=2)
+    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
+    alone = fitted(batch=20)
+    assert torch.equal(alone.net.weight, whole.net.weight)
+    with pytest.raises(RuntimeError, match="add the callback DrawnWeights"):
+        fitted(accumulate_grad_batches=2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_validation_sees_the_means_in_the_middle_of_a_step_too():
+    drawn = DrawnWeights()
+    module = fitted(drawn, accumulate_grad_batches=4, val_check_interval=2)
+    start = Line().net.weight
+    assert torch.equal(module.judged[0], start)
+    assert not torch.equal(module.trained[0], start)
+    assert torch.equal(module.judged[-1], module.net.weight)
+    posterior = drawn.posterior(module.net)
+    assert torch.equal(posterior.centre["weight"], module.net.weight)
+    spread = posterior.sample(4000)["weight"].std(0)
+    torch.testing.assert_close(spread, posterior.deviations["weight"], rtol=0.1, atol=0)
+    assert np.isfinite(posterior.log_prob(posterior.sample(2)).numpy(force=True)).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.bad_input
+def test_another_optimizer_is_refused_in_one_sentence():
+    with pytest.raises(ValueError, match="DrawnWeights is for .* has returned Adam"):
+        fitted(DrawnWeights(), module=Line(torch.optim.Adam))
+    with pytest.raises(ValueError, match="IVON needs `num_data`"):
+        fitted(DrawnWeights(), module=Line(IVON))
+    with pytest.raises(ValueError, match="call `fit` first"):
+        DrawnWeights().posterior(nn.Linear(1, 1))
