@@ -373,7 +373,8 @@ def _between_processes(tensor):
 def test_two_processes(tmp_path):
     """Replicas stay equal, and a test gives the numbers of one process."""
     alike = (
-        "map", "mfvi sampled", "mfvi local", "multi-capacity", "sgld", "swag", "dropout", "laplace",
+        "map", "mfvi sampled", "mfvi local", "ivon", "multi-capacity", "sgld", "swag", "dropout",
+        "laplace",
     )  # fmt: skip
     names = [n for n in MODULES if n not in alike]
     (alone,) = on_devices(1, run_on, 1, names, tmp_path)

@@ -7,6 +7,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from processes import on_ranks
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -105,6 +106,29 @@ def test_accumulated_batches_are_one_large_batch():
         a.step(), b.step(), a.zero_grad(), b.zero_grad()
     torch.testing.assert_close(parts, whole, rtol=1e-12, atol=0)
     torch.testing.assert_close(b.curvature(parts), a.curvature(whole), rtol=1e-12, atol=0)
+
+
+def halves(rank):
+    """Each process sees half of the data, and gradients are averaged, as by DDP."""
+    (w, optimizer), begin = started(), 20 * rank
+    for _ in range(5):
+        optimizer.zero_grad()
+        optimizer.perturb()
+        loss(w, slice(begin, begin + 20)).backward()
+        torch.distributed.all_reduce(w.grad)
+        w.grad /= 2
+        optimizer.step()
+    return w.detach(), optimizer.curvature(w)
+
+
+@pytest.mark.e2e
+def test_two_processes_are_one_with_a_large_batch():
+    w, optimizer = started()
+    for _ in range(5):
+        optimizer.step(lambda: (optimizer.zero_grad(), loss(w).backward()))
+    for mean, curvature in on_ranks(halves):
+        torch.testing.assert_close(mean, w.detach(), rtol=1e-12, atol=0)
+        torch.testing.assert_close(curvature, optimizer.curvature(w), rtol=1e-12, atol=0)
 
 
 def test_resumed_equals_uninterrupted_and_seeds_differ():
