@@ -97,9 +97,10 @@ def _exchanged(params: Params, row: Sequence[str], order: Tensor) -> Params:
 def source_of(name: str, sym: Symmetries, permutations: Element) -> str:
     """The tensor that comes to stand in the place of another one in a single network."""
     for group, order in zip(reversed(sym.permutations), reversed(permutations), strict=True):
-        row = next((row for row in group.tensors if name in row), None)
-        if row is not None:
-            name = row[int(order[row.index(name)])]
+        for row in group.tensors:
+            if name in row:
+                name = row[int(order[row.index(name)])]
+                break
     return name
 
 

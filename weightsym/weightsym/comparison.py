@@ -21,6 +21,7 @@ __all__ = [
     "perturbed",
     "perturb_",
     "tiled_",
+    "turned",
     "tolerance_in",
     "tolerance_of",
 ]
@@ -54,9 +55,19 @@ def _perturbed_tensor(name: str, t: Tensor, size: float = 0.3) -> Tensor:
 
 def perturb_(name: str, t: Tensor, size: float = 0.3) -> Tensor:
     """Perturb a contiguous tensor of floats in place, and leave others as they are."""
-    if not t.is_floating_point():
+    if not t.is_floating_point() or not t.numel():
         return t
-    return tiled_(torch.mul, t, (size * normal_pool(5)).exp().roll(key_of(name) % POOL))
+    return tiled_(torch.mul, t, turned(_factors(size), -key_of(name) % POOL, t.numel()))
+
+
+@functools.cache
+def _factors(size: float) -> Tensor:
+    return (size * normal_pool(5)).exp()
+
+
+def turned(row: Tensor, start: int, size: int) -> Tensor:
+    """The first numbers of a row that begins at another place, at most all."""
+    return torch.cat([row[start : start + size], row[: max(0, min(start, start + size - POOL))]])
 
 
 @functools.cache
@@ -66,13 +77,19 @@ def normal_pool(seed: int) -> Tensor:
     return torch.randn(POOL, generator=generator, dtype=torch.float64)
 
 
-def tiled_(operation: Callable[..., Tensor], t: Tensor, row: Tensor) -> Tensor:
-    """Combine a contiguous tensor, in place, with a row that is repeated as often as it takes."""
-    flat, row = t.view(-1), row.to(t)
-    whole = len(flat) // len(row) * len(row)
-    for part in (flat[:whole].view(-1, len(row)), flat[whole:]):
-        operation(part, row[: part.shape[-1]], out=part)
-    return t
+def tiled_(
+    operation: Callable[..., Tensor], t: Tensor, row: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """Combine a contiguous tensor with a row that is repeated as often as it takes.
+
+    In place, or into another tensor.
+    """
+    out, row = t if out is None else out, row.to(t)
+    whole = t.numel() // len(row) * len(row)
+    parts = [(x[:whole].view(-1, len(row)), x[whole:]) for x in (t.view(-1), out.view(-1))]
+    for part, result in zip(*parts, strict=True):
+        operation(part, row[: part.shape[-1]], out=result)
+    return out
 
 
 @dataclass(frozen=True)

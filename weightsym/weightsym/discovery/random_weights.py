@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from weightsym import params as P
-from weightsym.comparison import POOL, normal_pool, perturb_, tiled_
+from weightsym.comparison import POOL, normal_pool, perturb_, tiled_, turned
 from weightsym.forward import in_precision
-from weightsym.fresh_memory import copied
+from weightsym.fresh_memory import copied, fresh
 from weightsym.groups import Symmetries
 from weightsym.motions import Read
 from weightsym.params import Params
@@ -52,26 +52,25 @@ class RandomWeights:
     def read(self, name: str) -> Tensor:
         """One tensor, in the precision of the network and in memory of its own."""
         old = self.state[name]
-        t = copied(old)
         if name not in self._starts:
-            return t
-        size = self._size(name, t)
-        row = normal_pool(1).roll(-self._starts[name])
+            return copied(old)
+        size = self._size(name, old)
+        if name in self._broken or not old.is_contiguous():
+            old = copied(old).nan_to_num_(0, 0, 0)
+        row = turned(normal_pool(1), self._starts[name], old.numel())
         if name not in self._buffers:
-            return tiled_(torch.add, t, 0.3 * (size or 0.1) * row)
-        zero, small = t == 0, tiled_(torch.add, torch.zeros_like(t), 0.1 * row)
-        return torch.where(zero, small, tiled_(torch.mul, t, (0.3 * row).exp()))
+            new = fresh(old.shape, old.dtype, old.device)
+            return tiled_(torch.add, old, 0.3 * (size or 0.1) * row, new)
+        small = tiled_(torch.add, torch.zeros_like(old), 0.1 * row)
+        return torch.where(old == 0, small, tiled_(torch.mul, copied(old), (0.3 * row).exp()))
 
     def _size(self, name: str, t: Tensor) -> float:
-        """The size of the numbers of a tensor, from which those that are not finite are removed."""
-        if name in self._broken:
-            t.nan_to_num_(0, 0, 0)
+        """The size of the numbers of a tensor, without those that are not finite."""
         if name not in self._sizes:
             size = float(t.norm()) / math.sqrt(t.numel())
             if not math.isfinite(size):
                 self._broken.add(name)
-                t.nan_to_num_(0, 0, 0)
-                size = float(t.norm()) / math.sqrt(t.numel())
+                size = float(t.nan_to_num(0, 0, 0).norm()) / math.sqrt(t.numel())
             self._sizes[name] = size
         return self._sizes[name]
 
