@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -44,38 +44,24 @@ class Graph:
 
     def __init__(self, program: ExportedProgram) -> None:
         self.module, self.program = program.graph_module, program
-        nodes = list(program.graph.nodes)
-        self.sources = {n: self._source(n) for n in nodes if n.op == "placeholder"}
-        names = set(program.graph_signature.user_outputs)
+        signature, nodes = program.graph_signature, list(program.graph.nodes)
+        sources = _sources(program)
+        self.sources = {n: sources(n) for n in nodes if n.op == "placeholder"}
+        order = signature.user_outputs
+        names = set(order)
         output = next(n for n in nodes if n.op == "output")
         returned = dict.fromkeys(n for n in tree_leaves(output.args) if isinstance(n, Node))
         self.results = [n for n in returned if n.name in names]
         by_name = {n.name: n for n in self.results}
-        order = program.graph_signature.user_outputs
         self.outputs = [by_name[name] for name in order if name in by_name]
         _, named = _children(program.call_spec.in_spec)
         self.names_of_inputs: list[str] = list(named.context)
-        self.written = [(name, node) for node in nodes for name in self._buffers_written_by(node)]
-
-    def _source(self, node: Node) -> Source:
-        program, signature = self.program, self.program.graph_signature
-        name = signature.inputs_to_parameters.get(node.name)
-        if name is not None:
-            return Source("parameter", name, program.state_dict[name])
-        name = signature.inputs_to_buffers.get(node.name)
-        if name is not None:
-            persistent = name not in signature.non_persistent_buffers
-            tensors = program.state_dict if persistent else program.constants
-            return Source("buffer", name, tensors[name], persistent)
-        name = signature.inputs_to_lifted_tensor_constants.get(node.name)
-        return Source("constant", name, program.constants[name]) if name else Source("input")
-
-    def _buffers_written_by(self, node: Node) -> list[str]:
-        signature = self.program.graph_signature
-        name = signature.buffers_to_mutate.get(node.name)
-        if writes(node):
-            name = signature.inputs_to_buffers.get(first_written(node).name, name)
-        return [name] if name is not None else []
+        buffers, mutated = signature.inputs_to_buffers, signature.buffers_to_mutate
+        self.written = []
+        for node in nodes:
+            name = mutated.get(node.name)
+            name = buffers.get(first_written(node).name, name) if writes(node) else name
+            self.written += [(name, node)] if name is not None else []
 
     def buffers_behind(self, nodes: Iterable[Node]) -> set[str]:
         """Names of the buffers that some nodes depend on."""
@@ -94,6 +80,27 @@ class Graph:
     def _code(self) -> str:
         """The operations in words. A dropout of nothing does nothing in both modes."""
         return _NO_DROPOUT.sub(r"dropout.default(\1)", self.module.code)
+
+
+def _sources(program: ExportedProgram) -> Callable[[Node], Source]:
+    """The source of a placeholder."""
+    signature = program.graph_signature
+    parameters, buffers = signature.inputs_to_parameters, signature.inputs_to_buffers
+    lost, lifted = signature.non_persistent_buffers, signature.inputs_to_lifted_tensor_constants
+    state, constants = program.state_dict, program.constants
+
+    def source_of(node: Node) -> Source:
+        if node.name in parameters:
+            name = parameters[node.name]
+            return Source("parameter", name, state[name])
+        if node.name in buffers:
+            name = buffers[node.name]
+            persistent = name not in lost
+            return Source("buffer", name, (state if persistent else constants)[name], persistent)
+        name = lifted.get(node.name, "")
+        return Source("constant", name, constants[name]) if name else Source("input")
+
+    return source_of
 
 
 def _equal(x: Any, y: Any) -> bool:

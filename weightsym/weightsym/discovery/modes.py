@@ -55,5 +55,7 @@ def _reads_unseen(module: nn.Module) -> bool:
 
 
 def _drops_nothing(module: nn.Module) -> bool:
-    """A dropout with probability zero gives what it gets in both modes."""
+    """A dropout with probability zero gives what it gets in both modes, and so does attention."""
+    if type(module) is nn.MultiheadAttention:
+        return module.dropout == 0
     return isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0
