@@ -316,6 +316,7 @@ PASSING = {
     "cummax": (lambda s, x: s.a(x).cummax(1).values, "6", 6, 0),
     "sort": (lambda s, x: s.a(x).sort(1).values, "6", 6, 0),
     "median": (lambda s, x: s.a(x).median(1).values, "6", 6, 0),
+    "quantile": (lambda s, x: s.a(x).quantile(0.3, 1), "6", 6, 0),
     "prod": (lambda s, x: s.a(x).sigmoid().prod(1), "6", 0, 0),
     "hypot": (lambda s, x: torch.hypot(s.a(x), s.b(x)), "6", 0, 0),
     "tril": (lambda s, x: torch.tril((s.b(x) @ s.b(x).mT).exp()) @ s.a(x).tanh(), "6 6", 0, 12),

@@ -10,6 +10,7 @@ from mixing_networks import Decoder as GroupedQueries
 from torch import nn
 
 from weightsym import discover, verify
+from weightsym.discovery.cache import forget
 
 
 class Experts(nn.Module):
@@ -161,3 +162,28 @@ def test_groups_of_wide_standardised_filters_are_exchanged():
         == [("block", 8)] * 3
     )
     assert sum(g.units == 4 for g in sym.permutations) == 3 * 8
+
+
+def heads():
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(8, 4, 12, dropout=0.0, batch_first=True).double()
+
+
+LIMITS = {
+    "exchanges._LONGEST_EXCHANGE": (4, "exchanges of more than 2 things were not searched"),
+    "exchanges._LARGEST_CELL": (3, "of 4 units that look alike, exchanges of 3 were searched"),
+    "shift_expressions._MOST": (20, "make more sums than are followed"),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_what_a_limit_leaves_out_is_named(monkeypatch, limit):
+    x = torch.randn(2, 5, 8).double()
+    assert not discover(heads(), x).frozen
+    number, reason = LIMITS[limit]
+    forget()
+    monkeypatch.setattr(f"weightsym.dimensions.{limit}", number)
+    sym = discover(heads(), x)
+    assert any(reason in str(item) for item in sym.frozen), sym.frozen
+    assert not verify(heads(), sym, x) > 1e-9
+    forget()

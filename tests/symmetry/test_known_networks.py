@@ -60,6 +60,8 @@ def test_all_that_is_known_is_found(network):
 
 def test_blocks_inside_blocks_are_listed_from_inside(network):
     *_, sym = network.known()
+    inside = [g for group in sym.permutations for row in group.inner for g in row]
+    assert len(inside) == len(set(inside))  # each in one block at most
     for index, group in enumerate(sym.permutations):
         for row in group.inner:
             assert len(row) == group.units

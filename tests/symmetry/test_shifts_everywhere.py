@@ -5,10 +5,11 @@ import torch
 import torch.nn.functional as F
 from cases import Forward, randomise
 from torch import nn
+from torch.export import export
 
 from weightsym import Symmetries, random_shifts, shift
 from weightsym import params as P
-from weightsym.dimensions.export import trace
+from weightsym.dimensions.program import decompose
 from weightsym.dimensions.shifts import shifts_of
 
 IDS = torch.randint(7, (3, 4), generator=torch.Generator().manual_seed(0))
@@ -31,7 +32,7 @@ def changes(forward, x, others):
     """The sizes of all shifts, and the largest change of outputs by a random one of them."""
     model = randomise(Forward(forward, **layers()).double()).eval()
     params = P.of(model)
-    axes, shifts = shifts_of([trace(model, (x,), {})], ())
+    axes, shifts, _ = shifts_of([decompose(model, export(model, (x,)))], ())
     shapes = {name: tensor.shape for name, tensor in params.items()}
     symmetries = Symmetries(axes, (), (), (), shapes=shapes, shifts=shifts)
     drawn = random_shifts(symmetries, torch.Generator().manual_seed(0))
@@ -103,7 +104,14 @@ AVERAGED = {
             ("kthvalue", lambda h: h.kthvalue(2, 1).values, {"first.bias"}),
             ("median", lambda h: h.median(1).values, {"first.bias"}),
             ("logcumsumexp", lambda h: h.logcumsumexp(1), {"first.bias"}),
+            ("logsumexp", lambda h: h.logsumexp(1), {"first.bias"}),
+            ("mode", lambda h: h.mode(1).values, {"first.bias"}),
+            ("nanmedian", lambda h: h.nanmedian(1).values, {"first.bias"}),
+            ("quantile", lambda h: h.quantile(0.3, 1), {"first.bias"}),
+            ("nanquantile", lambda h: h.nanquantile(0.3, 1), {"first.bias"}),
             ("cumprod", lambda h: h.cumprod(1), set()),
+            ("size", lambda h: h.abs().amax(1), set()),
+            ("numbers but one", lambda h: torch.where(h.abs() == 3.0, 0.0, h), set()),
         )
     },
     "a temperature": (

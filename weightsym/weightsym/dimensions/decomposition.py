@@ -38,6 +38,8 @@ _AS_THEY_ARE = [
     *(aten.upsample_bilinear2d.vec, aten.upsample_nearest2d.vec),
     aten.matmul.default,
     *(aten.std_mean.correction, aten.std_mean.dim, aten.std_mean.default),
+    *(aten.quantile.scalar, aten.quantile.default),
+    *(aten.nanquantile.scalar, aten.nanquantile.default),
 ]
 _ORIGIN = ("nn_module_stack", "stack_trace")
 _LARGEST_STORE = 1024

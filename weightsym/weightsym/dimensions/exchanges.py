@@ -40,21 +40,37 @@ class Exchange(NamedTuple):
 
 
 class Exchanges(NamedTuple):
-    """All exchanges, the class of every label, and the number of classes."""
+    """All exchanges, the class of every label, the number of classes, and what was not searched.
+
+    That is by class the reason why exchanges of it, and of those like it, may be missing.
+    """
 
     groups: list[Exchange]
     classes: Ints
     class_count: int
+    unsearched: dict[int, str]
+
+
+class _Star(NamedTuple):
+    """Edges of one colour from a vertex to several others, each once."""
+
+    centre: int
+    colour: int
+    ends: Ints
 
 
 class _Graph(NamedTuple):
-    """Vertices (classes of labels, operations, tensors), their colours, and coloured edges."""
+    """Vertices (classes of labels, operations, tensors), their colours, and coloured edges.
+
+    Those to all channels of a layer are stars, so that twins are seen before they are counted.
+    """
 
     classes: Ints
     class_count: int
     colours: Hashes
     fixed: NDArray[np.bool_]
     edges: Ints
+    stars: list[_Star]
     tensor_vertices: dict[str, int]
 
 
@@ -78,7 +94,7 @@ def exchanges(reading: Reading) -> Exchanges:
     for units in search.exchanges():
         whole = [[y for x in unit for y in members.get(x, [x])] for unit in units]
         groups.append(Exchange(whole, True))
-    return Exchanges(groups, graph.classes, graph.class_count)
+    return Exchanges(groups, graph.classes, graph.class_count, search.unsearched)
 
 
 def _neighbours(edges: Ints, identity: Hashes) -> Hashes:
@@ -136,16 +152,26 @@ def _graph_of(reading: Reading) -> _Graph:
     edges = [
         *seen,
         *_edges_of_operations(reading, vertex, tensors, classes),
-        *_edges_of_labels(reading, vertex, tensors, classes),
+        *_edges_of_relations(reading, classes),
     ]
-    every = distinct_rows(list(np.concatenate([np.zeros((0, 3), np.int64), *edges]).T))
-    return _Graph(classes, count, colours, fixed, every, tensors)
+    every = _distinct(np.concatenate([np.zeros((0, 3), np.int64), *edges]))
+    stars = [*_stars(reading, vertex, tensors, classes)]
+    return _Graph(classes, count, colours, fixed, every, stars, tensors)
 
 
 def _edge(a: Any, b: Any, colour: object) -> Ints:
     a, b = np.broadcast_arrays(np.asarray(a, np.int64), np.asarray(b, np.int64))
-    code = np.full(a.size, code_of(colour) & (2**62 - 1), np.int64)
+    code = np.full(a.size, _code(colour), np.int64)
     return np.stack([a.ravel(), b.ravel(), code], 1)
+
+
+def _code(colour: object) -> int:
+    return code_of(colour) & (2**62 - 1)
+
+
+def _distinct(edges: Ints) -> Ints:
+    """Edges each once, by their hashes."""
+    return edges[np.unique(mix(*edges.T), return_index=True)[1]]
 
 
 def _sums_of_sums(reading: Reading) -> dict[Node, Node]:
@@ -226,21 +252,31 @@ def _operands(node: Node) -> Sequence[Any]:
     return tree_leaves((node.args, node.kwargs))
 
 
-def _edges_of_labels(
+def _stars(
     reading: Reading, vertex: dict[Node, int], tensors: dict[str, int], classes: Ints
-) -> Iterator[Ints]:
+) -> Iterator[_Star]:
+    """From operations to the classes that pass them, and from tensors to those of their axes."""
+    known: dict[int, Ints] = {}
+    passing: dict[tuple[int, str], dict[int, Ints]] = defaultdict(dict)
     for touch in reading.touched:
-        node = reading.operations[touch.operation]
-        own = np.unique(classes[touch.labels[touch.labels > 0]])
+        node, key = reading.operations[touch.operation], id(touch.labels)
+        if key not in known:
+            known[key] = np.unique(classes[touch.labels[touch.labels > 0]])
         place = "any" if _is_symmetric(node) else str(touch.place)
-        yield _edge(np.full(len(own), vertex[node]), own, ("passes", place))
+        passing[vertex[node], place][key] = known[key]
+    for (centre, place), ends in passing.items():
+        own = list(ends.values())
+        every = own[0] if len(own) == 1 else np.unique(np.concatenate(own))
+        yield _Star(centre, _code(("passes", place)), every)
     for name, parameter in reading.parameters.items():
         for d, part in enumerate(parameter.parts):
             own = classes[part.labels.reshape(-1).numpy()]
             again = occurrence(part.labels.new_tensor(own)).numpy()
-            for k in np.unique(again).tolist():
-                here = own[again == k]
-                yield _edge(np.full(len(here), tensors[name]), here, ("axis", d, k))
+            for k in range(int(again.max(initial=-1)) + 1):
+                yield _Star(tensors[name], _code(("axis", d, k)), own[again == k])
+
+
+def _edges_of_relations(reading: Reading, classes: Ints) -> Iterator[Ints]:
     for relation, pairs in reading.system.relations:
         rows = classes[pairs]
         rows = distinct_rows(list(rows[rows[:, 0] != rows[:, 1]].T))
@@ -252,21 +288,18 @@ def _edges_of_labels(
 def _twins(graph: _Graph) -> list[list[int]]:
     """Families of classes with the same colour and the same neighbours."""
     size, count = len(graph.colours), graph.class_count
-    identity = np.arange(size).astype(np.uint64)
-    h = mix(graph.colours, _neighbours(graph.edges, identity), 5)
-    h[count:] = mix(np.arange(count, size), 99)
-    used = np.zeros(size, bool)
+    h, used = _neighbours(graph.edges, np.arange(size).astype(np.uint64)), np.zeros(size, bool)
     used[graph.edges[:, :2].ravel()] = True
+    for star in graph.stars:
+        with np.errstate(over="ignore"):
+            h[star.ends] += mix(star.colour, star.centre, 2)
+        used[star.ends] = True
+    h = mix(graph.colours, h, 5)[:count]
     order = np.argsort(h, kind="stable")
-    cuts = np.flatnonzero(np.diff(h[order])) + 1
-    return [
-        sorted(family.tolist())
-        for family in np.split(order, cuts)
-        if len(family) > 1
-        and family[0] < count
-        and used[family[0]]
-        and not graph.fixed[family].any()
-    ]
+    first = np.flatnonzero(np.r_[True, np.diff(h[order]) > 0])
+    last = np.r_[first[1:], count]
+    families = [order[i:j] for i, j in np.stack([first, last], 1)[last - first > 1].tolist()]
+    return [f.tolist() for f in families if used[f[0]] and not graph.fixed[f].any()]
 
 
 # ------------------------------------------------------------ larger exchanges
@@ -276,19 +309,22 @@ class _Search:
     def __init__(
         self, graph: _Graph, representative: Ints, multiplicity: Hashes, placed: NDArray[np.bool_]
     ) -> None:
-        e = graph.edges
-        ends = representative[e[:, 0]], representative[e[:, 1]]
-        self._edges = distinct_rows([*ends, e[:, 2]])
+        e, known = graph.edges, dict[int, Ints]()
+        edges = [np.stack([representative[e[:, 0]], representative[e[:, 1]], e[:, 2]], 1)]
+        for centre, colour, ends in graph.stars:
+            if id(ends) not in known:
+                known[id(ends)] = np.unique(representative[ends])
+            edges.append(np.stack(np.broadcast_arrays(centre, known[id(ends)], colour), 1))
+        self._edges = _distinct(np.concatenate(edges))
         self._fixed, self._placed = graph.fixed, placed
-        live, index = np.unique(self._edges[:, :2], return_inverse=True)
-        self._colours = self._refined(graph, multiplicity, live, index.reshape(-1, 2))
-        cells = defaultdict(list)
-        for v in live.tolist():
-            cells[int(self._colours[v])].append(v)
+        self._colours = self._refined(graph, multiplicity)
+        order = np.argsort(self._colours, kind="stable")
+        order = order[np.isin(order, self._edges[:, :2])]
+        cells = np.split(order, np.flatnonzero(np.diff(self._colours[order])) + 1)
         self._cells = [
-            sorted(cell)
-            for cell in cells.values()
-            if len(cell) > 1 and min(cell) < graph.class_count and not self._fixed[min(cell)]
+            cell.tolist()
+            for cell in cells
+            if len(cell) > 1 and cell[0] < graph.class_count and not self._fixed[cell[0]]
         ]
         a, b, k = self._edges.T
         self._beside = np.concatenate(
@@ -296,6 +332,8 @@ class _Search:
         )
         self._beside = self._beside[:, np.argsort(self._beside[0], kind="stable")]
         self._known: dict[int, set[tuple[int, int, int]]] = {}
+        self.unsearched: dict[int, str] = {}
+        self._is_cut = False
 
     def _next(self, v: int) -> set[tuple[int, int, int]]:
         """The edges of a vertex: colour, direction, and the other end."""
@@ -304,32 +342,32 @@ class _Search:
             self._known[v] = {*zip(*self._beside[1:, first:last].tolist(), strict=True)}
         return self._known[v]
 
-    def _refined(self, graph: _Graph, multiplicity: Hashes, live: Ints, index: Ints) -> Hashes:
-        """Colours that tell apart what has other neighbours.
-
-        Args:
-            graph: with all vertices.
-            multiplicity: of how many vertices each is one.
-            live: those that have edges.
-            index: the places of the ends of edges among these.
-        """
+    def _refined(self, graph: _Graph, multiplicity: Hashes) -> Hashes:
+        """Colours that tell apart what has other neighbours, of how many vertices each is one."""
         colours = mix(graph.colours, multiplicity, 3)
         colours[graph.fixed] = graph.colours[graph.fixed]
-        own, count = colours[live], 0
-        edges = np.concatenate([index, self._edges[:, 2:]], 1)
+        live, index = np.unique(self._edges[:, :2], return_inverse=True)
+        edges = np.concatenate([index.reshape(-1, 2), self._edges[:, 2:]], 1)
+        own, cells = colours[live], 0
         while True:
-            own = mix(own, _neighbours(edges, own), 4)
-            cells = len(np.unique(own))
-            if cells == count:
+            _, cell, size = np.unique(own, return_inverse=True, return_counts=True)
+            if len(size) == cells:
                 colours[live] = own
                 return colours
-            count = cells
+            cells = len(size)
+            several = size[cell] > 1  # what is alone in its cell stays so
+            edges = edges[several[edges[:, 0]] | several[edges[:, 1]]]
+            own = np.where(several, mix(own, _neighbours(edges, own), 4), own)
 
     def exchanges(self) -> list[list[list[int]]]:
         """Units of every exchange, each exchange once."""
         found: dict[frozenset[frozenset[int]], list[list[int]]] = {}
         for cell in sorted(self._cells, key=lambda c: (len(c), c[0])):
             level = cell[:_LARGEST_CELL]
+            if len(level) < len(cell):
+                self.unsearched[cell[0]] = (
+                    f"of {len(cell)} units that look alike, exchanges of {len(level)} were searched"
+                )
             while len(level) > 1 and not _is_known(level, found):
                 level = self._merged(level, found)
         return list(found.values())
@@ -338,12 +376,16 @@ class _Search:
         self, level: list[int], found: dict[frozenset[frozenset[int]], list[list[int]]]
     ) -> list[int]:
         """One vertex of each family that a smallest exchange connects. Families are noted."""
-        first, smallest = level[0], _LONGEST_EXCHANGE
+        first, smallest, self._is_cut = level[0], _LONGEST_EXCHANGE, False
         images: dict[int, dict[int, int] | None] = {}
         for v in level[1:]:  # none that is longer than one before it counts
             images[v] = self._grown(first, v, smallest)
             smallest = min(smallest, len(images[v] or range(smallest)))
         if not any(images.values()):
+            if self._is_cut:
+                self.unsearched[first] = (
+                    f"exchanges of more than {_LONGEST_EXCHANGE // 2} things were not searched"
+                )
             return level[1:]
         kept, rest = [], list(level)
         while rest:
@@ -397,6 +439,7 @@ class _Search:
                 continue
             is_taken = x in image or y in image or self._fixed[x] or self._fixed[y]
             if is_taken or len(image) >= most:
+                self._is_cut |= not is_taken and most == _LONGEST_EXCHANGE
                 return None
             image[x], image[y] = y, x
             new.append((x, y))

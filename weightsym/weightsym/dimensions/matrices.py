@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,15 +14,7 @@ from weightsym.dimensions.scales import Row, Units
 from weightsym.dimensions.values import Ints
 from weightsym.linear_groups import LinearKind
 
-__all__ = ["Mixing", "Space", "mixings", "spaces"]
-
-
-class Mixing(NamedTuple):
-    """Channels that a group of matrices mixes."""
-
-    kind: str
-    size: int
-    groups: int = 1
+__all__ = ["Space", "spaces"]
 
 
 class Space(NamedTuple):
@@ -38,12 +29,6 @@ class Space(NamedTuple):
     kind: LinearKind
     rows: tuple[tuple[tuple[int, ...], ...], ...]
     pairs: tuple[tuple[int, int], ...] = ()
-
-
-def mixings(spaces: Iterable[Space]) -> list[Mixing]:
-    """The groups of matrices, equal ones counted together."""
-    counts = Counter((s.kind, 2 if s.pairs else len(s.rows[0])) for s in spaces)
-    return sorted(Mixing(kind, size, n) for (kind, size), n in counts.items())
 
 
 def spaces(reading: Reading, exchanges: Exchanges, scales: Units, signs: Units) -> list[Space]:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weightsym.dimensions.export import Program
 from weightsym.dimensions.moves import MOVES
 from weightsym.dimensions.nodes import operation_of
+from weightsym.dimensions.program import Program
 from weightsym.dimensions.values import compress
 
 __all__ = ["stack_codes"]

@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from weightsym.dimensions import layers
 from weightsym.dimensions.arithmetic import gathered, multiply, sum_over, unify
-from weightsym.dimensions.export import Program
 from weightsym.dimensions.matrix_stacks import stack_codes
 from weightsym.dimensions.moves import (
     MOVES,
@@ -38,6 +37,7 @@ from weightsym.dimensions.probe import (
     probe_along,
     probe_pointwise,
 )
+from weightsym.dimensions.program import Program
 from weightsym.dimensions.reports import check_sizes
 from weightsym.dimensions.routing import is_routing, route
 from weightsym.dimensions.system import System
@@ -101,6 +101,7 @@ class Reading:
         self.unfollowed: dict[int, str] = {}
         self._values: dict[Node, Any] = {}
         self._measured: dict[object, Any] = {}
+        self._distinct: dict[object, tuple[Tensor, Ints]] = {}
         self._codes = stack_codes(programs, tables)
         self._halves = {a: b for p in programs for a, b in second_halves(p.nodes).items()}
         for program in programs:
@@ -254,7 +255,15 @@ class Reading:
         outputs = result if isinstance(result, tuple | list) else [result]
         for place, value in [*enumerate(values), *((-1, v) for v in outputs)]:
             for part in value.parts if isinstance(value, Value) else ():
-                self.touched.append(Touch(index, place, np.unique(part.labels.numpy())))
+                self.touched.append(Touch(index, place, self._distinct_labels(part.labels)))
+
+    def _distinct_labels(self, labels: Tensor) -> Ints:
+        """The labels of a part, each once. Those that pass several operations are sorted once."""
+        along = zip(labels.shape, labels.stride(), strict=True)
+        key = labels.data_ptr(), *(pair for pair in along if pair[0] != 1)
+        if key not in self._distinct:
+            self._distinct[key] = labels, np.unique(labels.numpy())
+        return self._distinct[key][1]
 
     def _fix_choice(self, value: Value) -> None:
         """Let nothing move among which a number was chosen."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
-from heapq import heappop, heappush
 from math import lcm
 from typing import Any, TypeAlias
 
@@ -14,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from weightsym.dimensions.engine import Dimensions
-from weightsym.dimensions.exchanges import Exchange, signatures
+from weightsym.dimensions.exchanges import Exchange, exchanges, signatures
 from weightsym.dimensions.factors import Actions, factor_groups, writer_of
-from weightsym.dimensions.matrices import Space
+from weightsym.dimensions.matrices import Space, spaces
+from weightsym.dimensions.reading import Reading
 from weightsym.dimensions.roles import Roles
 from weightsym.dimensions.scales import (
     Field,
@@ -30,6 +29,7 @@ from weightsym.dimensions.scales import (
 from weightsym.dimensions.values import Ints, Part
 from weightsym.groups import (
     Axis,
+    Frozen,
     LinearGroup,
     PermutationGroup,
     Placement,
@@ -44,10 +44,11 @@ _Places: TypeAlias = dict[tuple[int, int], Ints]
 """Positions of a space by axis and power, ``(size, repeats)``."""
 
 
-def groups_of(read: Dimensions) -> dict[str, Any]:
-    """The fields of `Symmetries` that say what moves: axes, and the groups that act on them."""
-    layout = Layout(read)
-    scales, signs = (_actions(layout, units, field) for units, field in layout.systems)
+def groups_of(reading: Reading) -> dict[str, Any]:
+    """The fields of `Symmetries` that say what moves, and where not everything was searched."""
+    layout = Layout(reading)
+    scales = _actions(layout, layout.scales, "rational")
+    signs = _actions(layout, layout.signs, "two")
     permutations = _permutations(layout)
     return {
         "axes": tuple(layout.axes),
@@ -55,6 +56,7 @@ def groups_of(read: Dimensions) -> dict[str, Any]:
         "scalings": factor_groups(ScalingGroup, layout.axes, scales),
         "signs": factor_groups(SignGroup, layout.axes, signs),
         "linear": _linear(layout),
+        "frozen": tuple(_unsearched(layout)),
     }
 
 
@@ -67,20 +69,23 @@ class Layout:
         powers: by axis, with which power scales act there; 0 where nothing but movement does.
     """
 
-    def __init__(self, read: Dimensions) -> None:
-        self.read = read
+    def __init__(self, reading: Reading) -> None:
+        self.reading, self.exchanges = reading, exchanges(reading)
+        parameters = reading.parameters
+        parts, system = [p.parts for p in parameters.values()], reading.system
+        self.scales = Units(system.scales, system.count, "rational", parts)
+        self.signs = Units(system.signs, system.count, "two", parts)
         self.axes: list[Axis] = []
         self.labels: list[Ints] = []
         self.powers: list[Fraction] = []
         self.parities: list[int] = []
-        self._roles = Roles(read.reading)
-        self.families = np.arange(read.exchanges.class_count)
-        for group in read.exchanges.groups:
+        self._roles = Roles(reading)
+        self.families = np.arange(self.exchanges.class_count)
+        for group in self.exchanges.groups:
             if not group.is_block:
                 family = [x for unit in group.units for x in unit if x < len(self.families)]
                 self.families[family] = family[0]
-        self._shape = {n: p.shape for n, p in read.reading.parameters.items()}
-        parameters = read.reading.parameters
+        self._shape = {n: p.shape for n, p in reading.parameters.items()}
         uses = {
             n: self._roles.first_use(x.labels.numpy() for x in p.parts)
             for n, p in parameters.items()
@@ -89,10 +94,7 @@ class Layout:
             for part in _by_dimension(parameters[name].parts):
                 self._add(name, parameters[name].shape, part)
         self._rows: dict[str, int] = {}
-        classes = read.exchanges.classes
-        self.systems: tuple[tuple[Units, Field], ...] = (
-            (read.scales, "rational"), (read.signs, "two"),
-        )  # fmt: skip
+        classes = self.exchanges.classes
         sizes = [labels.size for labels in self.labels]
         self._class_at = classes[np.concatenate([np.zeros(0, np.int64), *self.labels])]
         self._order = np.argsort(self._class_at, kind="stable")
@@ -101,7 +103,7 @@ class Layout:
         self._first_at = np.cumsum([0, *sizes])
 
     def _add(self, name: str, shape: tuple[int, ...], part: Part) -> None:
-        families = self.families[self.read.exchanges.classes]
+        families = self.families[self.exchanges.classes]
         dim, blocks, labels = _laid_out(shape, part, families)
         role, last = self._roles.of(labels)
         size = labels.size // blocks
@@ -129,7 +131,7 @@ class Layout:
 
     @cached_property
     def _signatures(self) -> NDArray[np.uint64]:
-        return signatures(self.read.reading.system)
+        return signatures(self.reading.system)
 
     def _in_roles(self, axis: int, table: Ints) -> Ints:
         """Positions of corresponding classes: those in one role below each other."""
@@ -188,10 +190,21 @@ def _laid_out(shape: tuple[int, ...], part: Part, families: Ints) -> tuple[int |
     return None, 1, part.labels.expand(shape).reshape(-1).numpy()
 
 
+def _unsearched(layout: Layout) -> Iterator[Frozen]:
+    """Say of which tensors exchanges may be missing, since there was too much to search."""
+    for label, reason in layout.exchanges.unsearched.items():
+        named = (
+            axis.tensor
+            for axis, labels in zip(layout.axes, layout.labels, strict=False)
+            if (layout.exchanges.classes[labels] == label).any()
+        )
+        yield Frozen("permutation", next(named, ""), "", reason)
+
+
 # ------------------------------------------------------------ permutations
 def _permutations(layout: Layout) -> tuple[PermutationGroup, ...]:
     """Groups of channels in graph order, then those of the blocks that contain them."""
-    found = layout.read.exchanges
+    found = layout.exchanges
     channels = [g for g in found.groups if not g.is_block]
     groups: list[PermutationGroup] = []
     index: dict[frozenset[int], int] = {}
@@ -224,8 +237,8 @@ def _first(places: Sequence[Placement]) -> tuple[int, int]:
 
 def _tensor_names(layout: Layout) -> dict[int, str]:
     """The name of a tensor by its vertex."""
-    reading = layout.read.reading
-    first = layout.read.exchanges.class_count + len(reading.operations)
+    reading = layout.reading
+    first = layout.exchanges.class_count + len(reading.operations)
     return {first + k: name for k, name in enumerate(reading.parameters)}
 
 
@@ -260,7 +273,7 @@ class _Block:
 # ------------------------------------------------------------ scales and signs
 def _actions(layout: Layout, units: Units, field: Field) -> Actions:
     """By which powers independent free variables act at every position."""
-    parameters = [p.parts for p in layout.read.reading.parameters.values()]
+    parameters = [p.parts for p in layout.reading.parameters.values()]
     free = independent_variables(parameters, units, field)
     every = np.concatenate([np.zeros(0, np.int64), *layout.labels])
     labels, first, index = np.unique(every, return_index=True, return_inverse=True)
@@ -274,7 +287,7 @@ def _actions(layout: Layout, units: Units, field: Field) -> Actions:
     beside = is_plain & np.isin(roots, np.array([*shared], np.int64))
     rows |= {k: {int(roots[k]): int(signs[k])} for k in np.flatnonzero(beside).tolist()}
     axes = np.repeat(np.arange(len(layout.labels)), [own.size for own in layout.labels])[first]
-    families = layout.families[layout.read.exchanges.classes[labels]]
+    families = layout.families[layout.exchanges.classes[labels]]
     _thin_out(rows, units, {k: (axes[k], families[k]) for k in rows})
     exponents = layout.powers if field == "rational" else list(map(Fraction, layout.parities))
     alone = np.flatnonzero(is_plain & is_free & ~beside)
@@ -334,41 +347,34 @@ def _thin_out(of: dict[int, Row], units: Units, families: Mapping[int, object]) 
     whose members act in few places is easier to read, and to set by norms. Of equally many labels,
     those of few families are chosen, so that channels that change places are treated alike.
     """
-    shared = sorted({v for row in of.values() if len(row) > 1 for v in row})
-    acts: dict[int, Row] = {v: {} for v in shared}
+    acts: dict[int, Row] = {v: {} for row in of.values() if len(row) > 1 for v in row}
     for label, row in of.items():
         for v in row.keys() & acts.keys():
             acts[v][label] = row[v]
-    for v in reversed(shared):
-        _thin_out_one(v, of, acts, units, families)
+    for v in sorted(acts, reverse=True):
+        while (best := _best_saving(v, of, acts, families)) is not None:
+            w, factor = best
+            for label, c in acts[w].items():
+                total = units.added([{v: of[label].pop(v, 0)}, {v: factor * c}])
+                acts[v].pop(label, None)
+                if total:
+                    of[label][v] = acts[v][label] = total[v]
 
 
-def _thin_out_one(
-    v: int, of: dict[int, Row], acts: dict[int, Row], units: Units, families: Mapping[int, object]
-) -> None:
-    """Add multiples of others to a variable, always one that saves most, as long as any saves."""
-    best: list[tuple[int, int, int]] = []
-    saved: dict[int, tuple[int, int]] = {}
-    changed = acts[v].keys()
-    while changed:
-        for w in {w for label in changed for w in of[label]} - {v}:
-            fewer, factor = _saving(acts[v], acts[w])
-            alike = _alike(acts[v], acts[w], factor, families) if not fewer else 0
-            saved[w] = fewer, alike
-            if saved[w] > (0, 0):
-                heappush(best, (-fewer, -alike, w))
-        while best and saved[best[0][2]] != (-best[0][0], -best[0][1]):
-            heappop(best)  # it has changed since
-        if not best or saved[best[0][2]][0] >= len(acts[v]):
-            return
-        other = acts[best[0][2]]
-        _, factor = _saving(acts[v], other)
-        changed = other.keys()
-        for label, c in other.items():
-            total = units.added([{v: of[label].pop(v, 0)}, {v: factor * c}])
-            acts[v].pop(label, None)
-            if total:
-                of[label][v] = acts[v][label] = total[v]
+def _best_saving(
+    v: int, of: Mapping[int, Row], acts: Mapping[int, Row], families: Mapping[int, object]
+) -> tuple[int, Any] | None:
+    """Find the variable, and the multiple of it, that saves most if it is added to another one."""
+    meets = Counter(w for label in acts[v] for w in of[label])
+    choices = []
+    for w in (w for w, times in meets.items() if w != v and 2 * times >= len(acts[w])):
+        fewer, factor = _saving(acts[v], acts[w])
+        alike = _alike(acts[v], acts[w], factor, families) if not fewer else 0
+        if (fewer, alike) > (0, 0):
+            choices.append((-fewer, -alike, w, factor))
+    if not choices or -min(choices)[0] >= len(acts[v]):
+        return None
+    return min(choices)[2:]
 
 
 def _saving(row: Row, other: Row) -> tuple[int, Any]:
@@ -445,7 +451,7 @@ def _without(terms: tuple[Ints, Ints], pinned: NDArray[np.bool_]) -> tuple[Ints,
 def _linear(layout: Layout) -> tuple[LinearGroup, ...]:
     """Spaces of channels, those that act on the same axes in the same way in one group."""
     similar: dict[tuple[LinearKind, object], list[_Places]] = defaultdict(list)
-    for space in layout.read.spaces:
+    for space in spaces(layout.reading, layout.exchanges, layout.scales, layout.signs):
         places = _planes(layout, space) if space.pairs else _rows(layout, space)
         if places:
             shapes = tuple((key, at.shape) for key, at in sorted(places.items()))
@@ -471,7 +477,7 @@ def _signed_powers(layout: Layout) -> list[NDArray[np.int64]]:
     result = []
     for labels in layout.labels:
         distinct, index = np.unique(labels, return_inverse=True)
-        rows = [tuple(layout.read.scales.of(label).values()) for label in distinct.tolist()]
+        rows = [tuple(layout.scales.of(label).values()) for label in distinct.tolist()]
         own = [int(row[0]) if row in ((1,), (-1,)) else 0 for row in rows]
         result.append(np.array(own, np.int64)[index])
     return result
@@ -489,7 +495,7 @@ def _rows(layout: Layout, space: Space) -> _Places:
             at = place.positions.numpy()
             for column, labels in zip(at.T, layout.labels[place.axis][at].T, strict=True):
                 first = labels if first is None else first
-                power = layout.read.scales.power_between(labels, first)
+                power = layout.scales.power_between(labels, first)
                 if not power:
                     return {}
                 columns[place.axis, power].append(column[:, None])
@@ -501,7 +507,7 @@ def _planes(layout: Layout, space: Space) -> _Places:
     """Per axis the two sides of planes. Nothing where a channel has no partner."""
     sides = _sides(layout)
     partner = {int(sides[a]): int(sides[b]) for a, b in space.pairs}
-    classes = layout.read.exchanges.classes
+    classes = layout.exchanges.classes
     inside = {int(classes[a]) for a, _ in space.pairs}
     powers = _signed_powers(layout)
     columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
@@ -524,7 +530,7 @@ def _planes(layout: Layout, space: Space) -> _Places:
 
 def _sides(layout: Layout) -> Ints:
     """Classes of labels if planes are not tied together: one for each of their sides."""
-    system = layout.read.reading.system
+    system = layout.reading.system
     planes = {tuple(row) for pairs in system.planes for row in pairs.tolist()}
     ties = [
         t.pairs[[tuple(row) not in planes for row in np.sort(t.pairs, 1).tolist()]]

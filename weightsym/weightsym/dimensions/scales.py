@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import connected_components
 from weightsym.dimensions.system import Equation
 from weightsym.dimensions.values import Ints, Part, distinct_rows
 
-__all__ = ["Field", "Row", "Units", "connected", "degrees_of_freedom", "ratio", "units_at_entries"]
+__all__ = ["Field", "Row", "Units", "connected", "ratio", "units_at_entries"]
 
 Field = Literal["rational", "two"]
 Row = dict[int, Any]
@@ -38,14 +38,17 @@ class Units:
     Labels that an equation makes equal, or opposite, are joined first, by connected components of a
     graph that has every label twice, once for each sign; what remains is shortened by that, and by
     differences, and joined again. The few equations that never become so short are eliminated with
-    sparse rows.
+    sparse rows: those of signs, of which a whole stream often shares one, each for what acts on the
+    fewest labels of parameters.
     """
 
-    def __init__(self, equations: Sequence[Equation], count: int, over: Field) -> None:
+    def __init__(
+        self, equations: Sequence[Equation], count: int, over: Field,
+        parameters: Iterable[Sequence[Part]] = (),
+    ) -> None:  # fmt: skip
         self._over, self.count = over, count
         self._root, self._sign = np.arange(count), np.ones(count, np.int64)
         self._solved: dict[int, Row] = {}
-        self._known: dict[int, Row] = {}
         whole = _by_width(_terms(e, over) for e in equations if len(e.labels))
         left = [self._replaced(terms, self._root, self._sign) for terms in whole]
         while left:
@@ -55,15 +58,17 @@ class Units:
                     break
             left = self._joined(left)
         rows = {frozenset(row.items()) for terms in left for row in self.rows(terms) if row}
+        acting = [p.labels.numpy().ravel() for parts in parameters for p in parts] if rows else []
+        acting.append(np.zeros(1, np.int64))
+        self._acts = np.bincount(self._root[np.concatenate(acting)], minlength=count)
         for items in sorted(rows, key=lambda r: (len(r), sorted(v for v, _ in r))):
             self._eliminate(self._reduced(dict(items)))
+        self._solved = {v: self._reduced(row) for v, row in self._solved.items()}
 
     def of(self, label: int) -> Row:
         """The unit of a label in terms of free variables. Empty where it is one."""
         root, sign = int(self._root[label]), int(self._sign[label])
-        if root not in self._known:
-            self._known[root] = self._reduced({root: 1}) if root else {}
-        row = self._known[root]
+        row = self._solved.get(root, {root: 1} if root else {})
         return row if sign > 0 else {v: -c for v, c in row.items()}
 
     def of_rows(self, labels: Iterable[Ints]) -> tuple[list[_Terms], list[Row]]:
@@ -99,11 +104,6 @@ class Units:
             if all(row == rest[0] for row in rest):
                 return power
         return 0
-
-    @property
-    def free(self) -> int:
-        """The number of free variables."""
-        return len(np.unique(self._root)) - 1 - len(self._solved)
 
     def added(self, rows: Iterable[Row]) -> Row:
         """The sum of linear combinations."""
@@ -206,10 +206,10 @@ class Units:
 
     def _eliminate(self, row: Row) -> None:
         if row:
-            newest = max(row)
-            c = row.pop(newest)
             is_odd = self._over == "two"
-            self._solved[newest] = row if is_odd else {w: ratio(-k, c) for w, k in row.items()}
+            v = min(row, key=lambda v: (self._acts[v], -v)) if is_odd else max(row)
+            c = row.pop(v)
+            self._solved[v] = row if is_odd else {w: ratio(-k, c) for w, k in row.items()}
 
 
 def ratio(a: Any, b: Any) -> Any:
@@ -234,18 +234,6 @@ def _by_width(terms: Iterable[_Terms]) -> list[_Terms]:
         (np.concatenate([labels for labels, _ in own]), np.concatenate([c for _, c in own]))
         for own in tables.values()
     ]
-
-
-def degrees_of_freedom(
-    parameters: Iterable[Sequence[Part]], equations: Sequence[Equation], units: Units, over: Field
-) -> int:
-    """In how many independent ways a system acts on the entries of the parameters.
-
-    What is lost where every entry must stay as it is.
-    """
-    rows = [units_at_entries(parts, over) for parts in parameters]
-    still = [Equation(r, (Fraction(1),) * r.shape[1], -1) for r in rows]
-    return units.free - Units([*equations, *still], units.count, over).free
 
 
 def units_at_entries(parts: Sequence[Part], over: Field) -> Ints:

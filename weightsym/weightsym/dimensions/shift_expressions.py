@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
@@ -10,15 +11,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, eye_array, vstack
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from weightsym.dimensions.hashing import mix
+from weightsym.dimensions.scales import connected
 from weightsym.dimensions.values import Ints, compress
 
 __all__ = ["Expressions", "Read", "Solution"]
 
 _MOST = 4_000_000
-"""The number of sums that are followed; what would be in more of them is held fixed."""
+"""The number of sums that are followed; what would be in more of them is held fixed, and said."""
 _Row: TypeAlias = dict[int, int | Fraction]
 _Pattern: TypeAlias = frozenset[frozenset[tuple[int, int | Fraction]]]
 
@@ -54,6 +56,9 @@ class Expressions:
 
     A number is that of an unknown, of the sum or the difference of two other numbers, or of
     something that vanishes with other numbers, such as their product with an activation.
+
+    Attributes:
+        is_full: whether there were more sums than are followed.
     """
 
     def __init__(self) -> None:
@@ -62,7 +67,7 @@ class Expressions:
         self.sums = [np.zeros((0, 4), np.int64)]
         self.sources = [np.zeros((0, 3), np.int64)]
         self.stops = [np.zeros(0, np.int64)]
-        self._factors = 0
+        self._factors, self.is_full = 0, False
         self._zero, self._made, self._read = np.zeros((3, 1024), np.bool_)
 
     # -------------------------------------------------------------- numbers
@@ -105,6 +110,7 @@ class Expressions:
         keys, index = np.unique(a * self.count + b, return_inverse=True)
         first, second = np.divmod(keys, self.count)
         if self.count + len(keys) > _MOST:
+            self.is_full = True
             self.stop(torch.from_numpy(np.concatenate([a, b])))
             return torch.zeros(len(a), dtype=torch.long)
         new = self.fresh(len(keys)).numpy()
@@ -166,10 +172,11 @@ class Solution:
 
     Attributes:
         reads: the layers, without those that read the same as another one.
+        count: how many numbers there are.
     """
 
     def __init__(self, expressions: Expressions) -> None:
-        self._count = count = expressions.count
+        self.count = count = expressions.count
         sums = np.concatenate(expressions.sums)
         self._is_sum = np.zeros(count, np.bool_)
         self._is_sum[sums[:, 0]] = True
@@ -195,7 +202,7 @@ class Solution:
     def _matrix(
         self, rows: Ints, columns: Ints, values: NDArray[np.generic], height: int | None = None
     ) -> csr_array:
-        shape = self._count if height is None else height, self._count
+        shape = self.count if height is None else height, self.count
         return csr_array((values.astype(np.int64), (rows, columns)), shape)
 
     def terms(self, numbers: Ints) -> csr_array:
@@ -220,7 +227,7 @@ class Solution:
     def _distinct(self, reads: Sequence[Read]) -> list[Read]:
         """Each layer once for all times that it reads the same: then it makes the same of it."""
         distinct: dict[object, Read] = {}
-        same = np.arange(self._count)
+        same = np.arange(self.count)
         incoming = self.terms(_joined(r.incoming for r in reads))
         incoming.sort_indices()
         start = 0
@@ -230,7 +237,7 @@ class Solution:
             arrays = (layer.positions, layer.rows, rows.indptr, rows.indices, rows.data)
             key = (layer.weight, layer.dim, *(x.tobytes() for x in arrays))
             same[layer.made] = distinct.setdefault(key, layer).made
-        self._same = self._matrix(np.arange(self._count), same, np.ones(self._count))
+        self._same = self._matrix(np.arange(self.count), same, np.ones(self.count))
         return list(distinct.values())
 
     def _equations(self, stops: Ints) -> tuple[NDArray[np.bool_], csr_array]:
@@ -240,10 +247,10 @@ class Solution:
         layer. But multiples by one number fulfil the equations of what they are multiples of.
         """
         sources = self._sources
-        factor, is_made = np.zeros(self._count, np.int64), np.zeros(self._count, np.bool_)
+        factor, is_made = np.zeros(self.count, np.int64), np.zeros(self.count, np.bool_)
         factor[sources[:, 0]], is_made[sources[:, 0]] = sources[:, 2], True
         source = self._matrix(sources[:, 0], sources[:, 1], np.ones(len(sources)))
-        is_zero = np.zeros(self._count, np.bool_)
+        is_zero = np.zeros(self.count, np.bool_)
         incoming = self.terms(_joined(r.incoming for r in self.reads)).indices
         vanishing = np.unique(incoming[is_made[incoming]])
         equations = self.terms(stops)
@@ -289,27 +296,47 @@ def _solved(equations: csr_array, is_zero: NDArray[np.bool_]) -> tuple[Ints, NDA
     while (single := np.flatnonzero(np.diff(equations.indptr) == 1)).size:
         is_bound[equations.indices[equations.indptr[single]]] = True
         equations = _without(equations, is_bound)
-    rows, columns = equations.tocoo().coords
+    entries = [np.zeros((0, 3), np.int64)]
+    for pattern, unknowns in _patterns(equations):
+        for pivot, row in _eliminated(pattern):
+            bound = unknowns[:, pivot]
+            is_bound[bound] = True
+            for v, k in row.items():
+                entries.append(np.stack([bound, unknowns[:, v], np.full(len(bound), int(k))], 1))
+    return np.concatenate(entries), is_bound
+
+
+def _patterns(equations: csr_array) -> Iterator[tuple[_Pattern, Ints]]:
+    """Forms of equations that share unknowns, and the unknowns of all that have it, in rows."""
+    rows, columns = (x.astype(np.int64) for x in equations.tocoo().coords)
     height, count = equations.shape
-    edges = csr_array((np.ones(len(rows)), (rows, columns + height)), (height + count,) * 2)
-    component = connected_components(edges, directed=False)[1]
-    order = np.argsort(component[rows], kind="stable")
-    solutions: dict[_Pattern, list[tuple[int, _Row]]] = {}
-    found = [np.zeros((0, 3), np.int64)]
-    for own in np.split(order, np.flatnonzero(np.diff(component[rows[order]])) + 1):
-        unknowns, place = np.unique(columns[own], return_inverse=True)
-        by_row: dict[int, _Row] = {}
-        for r, v, c in zip(
-            rows[own].tolist(), place.tolist(), equations.data[own].tolist(), strict=True
-        ):
-            by_row.setdefault(r, {})[v] = c
-        pattern = frozenset(frozenset(row.items()) for row in by_row.values())
-        if pattern not in solutions:
-            solutions[pattern] = _eliminated(pattern)
-        for pivot, row in solutions[pattern]:
-            is_bound[unknowns[pivot]] = True
-            found += [np.array([[unknowns[pivot], unknowns[v], c]]) for v, c in row.items()]
-    return np.concatenate(found), is_bound
+    component = connected([np.stack([rows, columns + height], 1)], height + count)
+    unknowns = np.unique(columns)
+    unknowns = unknowns[np.argsort(component[unknowns + height], kind="stable")]
+    part, place = component[unknowns + height], np.zeros(count, np.int64)
+    place[unknowns] = np.arange(len(part)) - _first(part)
+    order = np.lexsort((columns, rows, component[rows]))
+    rows, at, numbers = rows[order], place[columns[order]], equations.data[order]
+    line = np.cumsum(np.r_[True, rows[1:] != rows[:-1]][: len(rows)])
+    line -= line[_first(component[rows])]
+    form = np.zeros(height + count, np.uint64)
+    with np.errstate(over="ignore"):
+        np.add.at(form, component[rows], mix(line, at, numbers))
+    present = np.unique(part)
+    for own in np.unique(form[present]):
+        alike = present[form[present] == own]
+        by_line: dict[int, _Row] = defaultdict(dict)
+        for k in np.flatnonzero(component[rows] == alike[0]).tolist():
+            by_line[int(line[k])][int(at[k])] = int(numbers[k])
+        size = int((part == alike[0]).sum())
+        table = unknowns[np.searchsorted(part, alike)[:, None] + np.arange(size)]
+        yield frozenset(frozenset(row.items()) for row in by_line.values()), table
+
+
+def _first(runs: Ints) -> Ints:
+    """The first place of the run of equal numbers in which each place lies."""
+    starts = np.r_[True, runs[1:] != runs[:-1]][: len(runs)]
+    return np.maximum.accumulate(np.where(starts, np.arange(len(runs)), 0))
 
 
 def _eliminated(pattern: _Pattern) -> list[tuple[int, _Row]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weightsym.dimensions.hashing import mix
 from weightsym.dimensions.shift_expressions import Expressions, Read, Solution
 from weightsym.dimensions.values import Ints, distinct_rows, label_rows
 from weightsym.groups import Axis, ShiftGroup
@@ -195,8 +196,9 @@ _Action: TypeAlias = tuple[int, str | None, tuple[int, ...] | None, int]
 def groups_of_shifts(uses: Uses, axes: list[Axis]) -> Iterator[ShiftGroup]:
     """Join free unknowns that act alike, but for positions, and append axes that are new."""
     solution, tensors, takers = uses.solved()
-    actions: dict[int, dict[_Action, list[int]]] = defaultdict(lambda: defaultdict(list))
-    owners: dict[int, str] = {}
+    actions: dict[_Action, int] = {}
+    places = [np.zeros((3, 0), np.int64)]
+    owner = np.full(solution.count, -1)
 
     def act(
         numbers: Ints, positions: Ints, axis: Axis, bias: str | None = None,
@@ -204,23 +206,44 @@ def groups_of_shifts(uses: Uses, axes: list[Axis]) -> Iterator[ShiftGroup]:
     ) -> None:  # fmt: skip
         added = solution.of(numbers).tocoo()
         own = _number_of(axes, axis) if added.nnz else 0
-        for at, v, times in zip(*added.coords, added.data.tolist(), strict=True):
-            actions[int(v)][own, bias, rows, times] += positions[at].tolist()
+        for times in np.unique(added.data).tolist():
+            action = actions.setdefault((own, bias, rows, times), len(actions))
+            at, v = (x[added.data == times] for x in added.coords)
+            columns = (v[:, None], np.array([[action]]), positions[at])
+            places.append(np.stack([x.ravel() for x in np.broadcast_arrays(*columns)]))
 
-    for own in tensors:
-        numbers = own.numbers.reshape(-1).numpy()
-        owners |= dict.fromkeys(numbers.tolist(), own.name)
-        role = "bias" if len(uses.shapes[own.name]) == 1 else "raw"
-        place = np.arange(own.size)[:, None]
-        act(numbers, place, Axis(own.name, own.dim, own.size, role))
+    for k, tensor in enumerate(tensors):
+        numbers = tensor.numbers.reshape(-1).numpy()
+        owner[numbers] = k
+        role = "bias" if len(uses.shapes[tensor.name]) == 1 else "raw"
+        place = np.arange(tensor.size)[:, None]
+        act(numbers, place, Axis(tensor.name, tensor.dim, tensor.size, role))
     for layer, bias, rows in takers:
         axis = Axis(layer.weight, layer.dim, layer.size, "in", layer.blocks)
         act(layer.incoming, layer.positions, axis, bias, rows)
-    alike: dict[object, list[int]] = defaultdict(list)
-    for v in sorted(actions.keys() & owners.keys()):
-        alike[frozenset((a, len(at)) for a, at in actions[v].items())].append(v)
-    for members in alike.values():
-        yield _group(owners[members[0]], [actions[v] for v in members], axes)
+    every = np.concatenate(places, 1)
+    for first, columns in _alike(every[:, owner[every[0]] >= 0], list(actions)):
+        yield _group(tensors[owner[first]].name, columns, axes)
+
+
+def _alike(places: Ints, actions: Sequence[_Action]) -> Iterator[tuple[int, dict[_Action, Tensor]]]:
+    """Unknowns that act alike: the first of them, and by action the positions, one in a row.
+
+    Args:
+        places: unknowns, the numbers of actions, and positions, in three rows.
+        actions: those that have the numbers.
+    """
+    v, action, position = places[:, np.lexsort(places[::-1])]
+    members, first, own = np.unique(v, return_index=True, return_inverse=True)
+    kind = np.zeros(len(members), np.uint64)
+    with np.errstate(over="ignore"):
+        np.add.at(kind, own, mix(action))
+    _, start = np.unique(kind, return_index=True)
+    for k in np.sort(start).tolist():
+        span = action[own == k]
+        table = position[first[kind == kind[k]][:, None] + np.arange(len(span))]
+        columns = {actions[a]: torch.from_numpy(table[:, span == a]) for a in np.unique(span)}
+        yield int(members[k]), columns
 
 
 def _number_of(axes: list[Axis], own: Axis) -> int:
@@ -232,15 +255,14 @@ def _number_of(axes: list[Axis], own: Axis) -> int:
     return len(axes) - 1
 
 
-def _group(name: str, members: list[dict[_Action, list[int]]], axes: list[Axis]) -> ShiftGroup:
+def _group(name: str, columns: Mapping[_Action, Tensor], axes: list[Axis]) -> ShiftGroup:
+    """The group of some unknowns, one in a row, with the positions of each of their actions."""
     added, readers = [], []
-    for action in members[0]:
-        axis, bias, rows, times = action
-        positions = torch.tensor([sorted(own[action]) for own in members])
+    for (axis, bias, rows, times), positions in columns.items():
         placement = Placement(axis, positions, times)
         if bias is None:
             added.append(placement)
         else:
             readers.append(Reader(placement, bias, None if rows is None else torch.tensor(rows)))
     added.sort(key=lambda p: (axes[p.axis].tensor, p.exponent) != (name, 1))
-    return ShiftGroup(len(members), name, tuple(added), tuple(readers))
+    return ShiftGroup(len(next(iter(columns.values()))), name, tuple(added), tuple(readers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
-from weightsym.dimensions.export import Program
 from weightsym.dimensions.nodes import operation_of
+from weightsym.dimensions.program import Program
 from weightsym.dimensions.shift_expressions import Expressions
 from weightsym.dimensions.shift_grouping import Uses, groups_of_shifts
 from weightsym.dimensions.values import compress
@@ -38,7 +39,7 @@ _SIZES = frozenset(
 
 def shifts_of(
     programs: Sequence[Program], axes: Sequence[Axis], held: Collection[str] = ()
-) -> tuple[tuple[Axis, ...], tuple[ShiftGroup, ...]]:
+) -> tuple[tuple[Axis, ...], tuple[ShiftGroup, ...], str]:
     """Find the constants that may be added to tensors of a network.
 
     Numbers are added to all entries of biases and of tables. They are followed through the
@@ -52,16 +53,19 @@ def shifts_of(
         held: names of tensors to which nothing may be added.
 
     Returns:
-        All axes, with those that only shifts have, and the groups of shifts.
+        All axes, with those that only shifts have, the groups of shifts, and why some may be
+        missing, or nothing.
     """
-    every, groups = list(axes), list[ShiftGroup]()
+    every, groups, reason = list(axes), list[ShiftGroup](), ""
     for to_rows in (False, True):
         reading = _Reading(held, to_rows)
         for program in programs:
             reading.follow(program)
         shifted = {every[p.axis].tensor for group in groups for p in group.placements}
         groups += [g for g in groups_of_shifts(reading.uses, every) if g.name not in shifted]
-    return tuple(every), tuple(groups)
+        if reading.system.is_full:
+            reason = "constants that are added to biases make more sums than are followed"
+    return tuple(every), tuple(groups), reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,10 +310,22 @@ class _Reading:
         self.system.depend(made, numbers)
         return made.masked_fill(numbers == 0, 0)
 
-    def _chosen(self, node: Node, condition: Any, x: Any, y: Any) -> Tensor:
-        """One of two numbers, to which the same is added, unless one is minus infinity."""
+    def _size_of(self, node: Node, x: Any) -> Tensor | None:
+        """The absolute value sees what is added, unless it is only asked whether it is infinite."""
+        if not all(map(_asks_for_infinity, node.users)):
+            raise _Seen
+        return None
+
+    def _chosen(self, node: Node, condition: Any, x: Any, y: Any) -> Tensor | None:
+        """One of two numbers, to which the same is added, unless one is minus infinity.
+
+        Or a number, and another one in its place where it is infinite.
+        """
         if condition is not None:
             raise _Seen
+        asked: Any = node.args[0]
+        if _asks_for_infinity(asked) and asked.args[0].args[0] is node.args[2]:
+            return self._numbers(y)
         sides = zip((x, y), node.args[1:], strict=True)
         both = [self._numbers(value) for value, source in sides if not _is_lowest(source)]
         first, *others = (_ZERO if n is None else n for n in both)
@@ -321,7 +337,7 @@ class _Reading:
     def _largest(self, node: Node, x: Any, *args: Any, **named: Any) -> Tensor | None:
         """The largest, the smallest or sorted numbers, where the same is added to all."""
         name, numbers = operation_of(node), self._numbers(x)
-        at, default = {"topk": (1, -1), "kthvalue": (1, -1), "sort": (0, -1)}.get(name, (0, None))
+        at, default = _DIMENSION.get(name, (0, None))
         dims = named.get("dim", args[at] if len(args) > at else default)
         if numbers is None:
             return None
@@ -452,9 +468,10 @@ _ROWS: tuple[tuple[Collection[str], Callable[..., Any]], ...] = (
     (("neg",), _Reading._negated),
     (("mul", "div"), _Reading._product),
     (("where",), _Reading._chosen),
+    (("abs",), _Reading._size_of),
     (
-        "amax amin max min sort topk kthvalue median argmax argmin cummax cummin "
-        "logcumsumexp".split(),
+        "amax amin max min sort topk kthvalue median nanmedian mode argmax argmin cummax cummin "
+        "logsumexp logcumsumexp quantile nanquantile".split(),
         _Reading._largest,
     ),
     ("mean var std var_mean std_mean".split(), _Reading._mean),
@@ -466,6 +483,12 @@ _ROWS: tuple[tuple[Collection[str], Callable[..., Any]], ...] = (
     (("convolution",), _Reading._convolved),
     ("mm bmm mv dot matmul".split(), _Reading._multiplied),
 )
+_DIMENSION = {
+    **dict.fromkeys(("topk", "kthvalue"), (1, -1)),
+    **dict.fromkeys(("quantile", "nanquantile"), (1, None)),
+    **dict.fromkeys(("sort", "mode"), (0, -1)),
+}
+"""At which place behind the operand an operation has its dimension, and the one by default."""
 _RULES = {name: rule for names, rule in _ROWS for name in names}
 
 
@@ -501,6 +524,12 @@ def _squeezed(numbers: Tensor, node: Node, dims: Any) -> Tensor:
 def _along(numbers: Tensor, dim: int, ndim: int) -> Tensor:
     """Numbers along one dimension of several."""
     return numbers.reshape([-1 if d == dim else 1 for d in range(ndim)])
+
+
+def _asks_for_infinity(node: Any) -> bool:
+    """Tell whether it is asked of an absolute value whether it is infinite, as `logsumexp` does."""
+    is_asked = operation_of(node) == "eq" and node.args[1] == math.inf
+    return is_asked and operation_of(node.args[0]) == "abs"
 
 
 def _is_lowest(node: Any) -> bool:

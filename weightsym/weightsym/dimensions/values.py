@@ -180,11 +180,13 @@ def once(numbers: Tensor) -> Tensor:
 
 def compress(labels: Tensor) -> Tensor:
     """Labels with size 1 along every dimension along which they do not change."""
-    for d in range(labels.ndim):
-        if labels.shape[d] > 1:
+    for d, n in enumerate(labels.shape):
+        if n > 1:
             first = labels.narrow(d, 0, 1)
-            if labels.stride(d) == 0 or bool((labels == first).all()):
-                labels = first
+            is_one = labels.stride(d) == 0 or (
+                torch.equal(labels.narrow(d, n - 1, 1), first) and bool((labels == first).all())
+            )
+            labels = first if is_one else labels
     return labels
 
 

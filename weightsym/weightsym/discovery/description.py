@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from weightsym.dimensions.engine import Dimensions
-from weightsym.dimensions.export import Rule, decompose
 from weightsym.dimensions.nodes import ancestors, operation_of
+from weightsym.dimensions.program import Rule, decompose
 from weightsym.dimensions.reading import Reading
 from weightsym.dimensions.reports import report
 from weightsym.dimensions.result import groups_of
@@ -34,19 +33,17 @@ _NO_CHANNELS = (
 
 
 def symmetries_of(
-    model: nn.Module, graphs: Graphs, read: Dimensions
+    model: nn.Module, graphs: Graphs, read: Reading, groups: dict[str, Any]
 ) -> tuple[Symmetries, list[str]]:
     """Describe the groups that were read of a network. Also list what no result reads."""
     first = owners(model)
     state = model.state_dict()
     shapes = {first.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
-    overlaps = overlapping(named_tensors(model))
-    shared = {first[n] for n in overlaps}
-    for name in shared & read.reading.parameters.keys():
-        for part in read.reading.parameters[name].parts:
-            read.reading.system.fix(part)
-    groups, used = groups_of(read), set(read.reading.parameters)
-    groups["axes"], groups["shifts"] = shifts_of(read.reading.programs, groups["axes"], shared)
+    overlaps, used = overlapping(named_tensors(model)), set(read.parameters)
+    groups["axes"], groups["shifts"], cut = shifts_of(
+        read.programs, groups["axes"], {first[n] for n in overlaps}
+    )
+    unsearched = [*groups.pop("frozen"), *([Frozen("shift", "", "", cut)] if cut else [])]
     unread = [n for n, _ in model.named_parameters() if first[n] not in used]
     statistics = [
         n for n, b in model.named_buffers()
@@ -56,7 +53,7 @@ def symmetries_of(
     unreached = unread + [n for n in statistics if not {n, first[n]} & met]
     symmetries = Symmetries(
         **groups,
-        frozen=tuple(dict.fromkeys([*_frozen(read), *_in_parts(overlaps, used)]))
+        frozen=tuple(dict.fromkeys([*_frozen(read), *unsearched, *_in_parts(overlaps, used)]))
         or _why_nothing_moves(model, groups, used),
         softmax_shift=_shift(graphs.evaluation, first),
         weights=_weights(model, read, groups, unread, first),
@@ -76,29 +73,36 @@ def _name_unused(rules: Mapping[str, Rule], programs: Iterable[ExportedProgram])
 
 def read_graphs(
     model: nn.Module, graphs: Graphs, batch_norm: str, rules: Mapping[str, Rule]
-) -> Dimensions:
-    """Read what a network computes in both modes, and what it writes."""
+) -> tuple[Reading, dict[str, Any]]:
+    """Read what a network computes in both modes, and what it writes, and solve for its groups."""
     programs = [graph.program for graph in _told_apart(graphs)]
     _name_unused(rules, programs)
 
-    def reading(kept: frozenset[str]) -> Dimensions:
+    shared = {owners(model)[n] for n in overlapping(named_tensors(model))}
+
+    def reading(kept: frozenset[str]) -> tuple[Reading, dict[str, Any]]:
         """Read the network if it matters what is written into some buffers."""
         pointwise = [name for name, rule in rules.items() if rule == "pointwise"]
         parts = (decompose(model, p, graphs.mutable, kept, rules) for p in programs)
-        return Dimensions(Reading.of(*parts, is_fixed=batch_norm == "eval", pointwise=pointwise))
+        read = Reading.of(*parts, is_fixed=batch_norm == "eval", pointwise=pointwise)
+        for name in shared & read.parameters.keys():
+            for part in read.parameters[name].parts:
+                read.system.fix(part)
+        return read, groups_of(read)
 
     read = reading(graphs.read)
     if graphs.only_written:  # what nothing reads moves along, if that takes nothing away
         more = reading(graphs.read | graphs.only_written)
-        read = more if _sizes(more) == _sizes(read) else read
+        read = more if _sizes(*more) == _sizes(*read) else read
     return read
 
 
-def _sizes(read: Dimensions) -> tuple[object, ...]:
+def _sizes(read: Reading, groups: Mapping[str, Any]) -> tuple[object, ...]:
     """The groups that are found, in numbers."""
-    groups = sorted(len(g.units) for g in read.exchanges.groups)
-    reasons = [*read.reading.unfollowed.values()]
-    return groups, read.scaling_dof, read.sign_dof, read.linear, reasons
+    blocks = sorted((g.units, g.kind) for g in groups["permutations"])
+    matrices = sorted((g.kind, g.spaces, g.size) for g in groups["linear"])
+    factors = [sum(g.units for g in groups[kind]) for kind in ("scalings", "signs")]
+    return blocks, matrices, factors, [*read.unfollowed.values()]
 
 
 def _told_apart(graphs: Graphs) -> list[Graph]:
@@ -109,9 +113,9 @@ def _told_apart(graphs: Graphs) -> list[Graph]:
     return [graphs.evaluation, training]
 
 
-def _frozen(read: Dimensions) -> list[Frozen]:
-    operations = read.reading.operations
-    return [report(operations[k], why) for k, why in read.reading.unfollowed.items()]
+def _frozen(read: Reading) -> list[Frozen]:
+    operations = read.operations
+    return [report(operations[k], why) for k, why in read.unfollowed.items()]
 
 
 def _in_parts(overlaps: Mapping[str, str], used: set[str]) -> list[Frozen]:
@@ -144,7 +148,7 @@ def _constants(graphs: Graphs, used: set[str], first: dict[str, str]) -> list[tu
 
 
 def _weights(
-    model: nn.Module, read: Dimensions, groups: dict[str, Any], unread: list[str],
+    model: nn.Module, read: Reading, groups: dict[str, Any], unread: list[str],
     first: dict[str, str],
 ) -> tuple[str, ...]:  # fmt: skip
     """Parameters that count for the mass: all but biases."""

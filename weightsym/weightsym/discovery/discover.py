@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from weightsym.dimensions.export import Rule
+from weightsym.dimensions.program import Rule
 from weightsym.discovery.cache import key_of, recall, remember
 from weightsym.discovery.description import read_graphs, symmetries_of
 from weightsym.discovery.example import trace_with_two_tokens, two_rows
@@ -87,10 +87,10 @@ def discover(
         known = recall(key)
         if known is not None and computes_its_graphs(model, known, graphs, inputs):
             return known
-        read = read_graphs(model, graphs, batch_norm, custom)
+        read, groups = read_graphs(model, graphs, batch_norm, custom)
         if explain is not None:
             print(*reasons(read, owners(model).get(explain, explain)), sep="\n")
-        symmetries, unreached = symmetries_of(model, graphs, read)
+        symmetries, unreached = symmetries_of(model, graphs, read, groups)
         symmetries = replace(
             symmetries, batch_norm=batch_norm, evaluation_only=graphs.evaluation_only
         )

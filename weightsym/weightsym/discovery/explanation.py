@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from weightsym.dimensions.engine import Dimensions
+from weightsym.dimensions.reading import Reading
 from weightsym.dimensions.reports import report
 from weightsym.dimensions.system import System
 from weightsym.dimensions.values import Ints
@@ -17,28 +17,28 @@ __all__ = ["reasons"]
 _UNNAMED = ("others",)
 
 
-def reasons(read: Dimensions, tensor: str) -> list[str]:
+def reasons(read: Reading, tensor: str) -> list[str]:
     """Say which operations tie the units of a tensor to others, or hold them.
 
     Every line names an axis, what is said about its units, and the operation that says so, with its
     line in the code of the network.
     """
-    parameters = read.reading.parameters
+    parameters = read.parameters
     if tensor not in parameters:
         raise ValueError(f"no output depends on a tensor {tensor!r}, but on {sorted(parameters)}.")
     lines = []
     for part in parameters[tensor].parts:
-        own = np.zeros(read.reading.system.count, bool)
+        own = np.zeros(read.system.count, bool)
         own[part.labels.numpy()] = True
         axis = ", ".join(map(str, sorted(part.dims))) or "all"
         lines += [f"{tensor}, axis {axis}: {text}" for text in _statements(read, own)]
     return list(dict.fromkeys(lines))
 
 
-def _statements(read: Dimensions, own: NDArray[np.bool_]) -> Iterator[str]:
+def _statements(read: Reading, own: NDArray[np.bool_]) -> Iterator[str]:
     """By operation, with which tensors units, scales and signs go, and what is held."""
     said: dict[int, dict[tuple[str, ...], dict[str, None]]] = {}
-    for origin, kind, rows in _rows(read.reading.system):
+    for origin, kind, rows in _rows(read.system):
         here = rows[own[rows].any(1) & (rows >= 0).all(1)]
         if len(here):
             others = _tensors_of(read, here[~own[here]]) or _UNNAMED
@@ -74,23 +74,23 @@ def _listed(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _tensors_of(read: Dimensions, labels: Ints) -> tuple[str, ...]:
+def _tensors_of(read: Reading, labels: Ints) -> tuple[str, ...]:
     """The tensors that some labels belong to."""
     return tuple(
         name
-        for name, parameter in read.reading.parameters.items()
+        for name, parameter in read.parameters.items()
         if any(np.isin(part.labels.numpy(), labels).any() for part in parameter.parts)
     )
 
 
-def _is_in_training(read: Dimensions, origin: int) -> bool:
-    operations, first = read.reading.operations, read.reading.programs[0]
+def _is_in_training(read: Reading, origin: int) -> bool:
+    operations, first = read.operations, read.programs[0]
     is_operation = 0 <= origin < len(operations)
     return is_operation and operations[origin].graph is not first.graph
 
 
-def _operation(read: Dimensions, origin: int) -> str:
-    operations = read.reading.operations
+def _operation(read: Reading, origin: int) -> str:
+    operations = read.operations
     if origin < 0:
         return "its being a statistic"
     if origin >= len(operations):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram, export
+from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
 
@@ -16,7 +14,7 @@ from weightsym.dimensions.decomposition import written_out
 from weightsym.dimensions.nodes import ancestors, operation_of
 from weightsym.shared_tensors import named_tensors, owners
 
-__all__ = ["Program", "Rule", "decompose", "trace"]
+__all__ = ["Program", "Rule", "decompose"]
 
 Rule: TypeAlias = Callable[..., Any] | Literal["pointwise"]
 """What an operation of others does: a function of torch that computes the same, which is read in
@@ -33,10 +31,11 @@ class Program(NamedTuple):
         results: the nodes that the network returns.
         tensors: parameters and buffers by the first of their names.
         owners: that name by the name of a placeholder.
+        parameters: the names of placeholders that stand for parameters.
         state: float buffers of one dimension, or that a forward writes; others are constants.
         changing: buffers that a forward writes.
         written: the nodes whose numbers replace those of a buffer, and its name.
-        constants: the tensors that the graph reads by the target of a node.
+        constants: the constants of the code by the target of a node that reads them.
     """
 
     exported: ExportedProgram
@@ -45,6 +44,7 @@ class Program(NamedTuple):
     results: list[Node]
     tensors: Mapping[str, Tensor]
     owners: Mapping[str, str]
+    parameters: frozenset[str]
     state: frozenset[str]
     changing: frozenset[str]
     written: tuple[tuple[Node, str], ...]
@@ -52,25 +52,16 @@ class Program(NamedTuple):
 
     def is_parameter(self, node: Node) -> bool:
         """Tell whether a placeholder stands for a parameter."""
-        return node.name in self.exported.graph_signature.inputs_to_parameters
+        return node.name in self.parameters
 
     def is_buffer(self, node: Node) -> bool:
         """Tell whether a placeholder stands for a buffer."""
-        return node.name in self.exported.graph_signature.inputs_to_buffers
+        return node.name in self.owners and not self.is_parameter(node)
 
     def constant_of(self, node: Node) -> Tensor | None:
         """The numbers of a placeholder that stands for a constant of the code."""
-        name = self.exported.graph_signature.inputs_to_lifted_tensor_constants.get(node.name)
-        numbers = self.exported.constants[name] if name is not None else None
+        numbers = self.constants.get(node.name)
         return numbers if isinstance(numbers, Tensor) else None
-
-
-def trace(model: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> Program:
-    """Export a module, and decompose its program."""
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        exported = export(model, args, dict(named), strict=False)
-    return decompose(model, exported)
 
 
 def decompose(
@@ -96,12 +87,14 @@ def decompose(
     output = next(n for n in exported.graph.nodes if n.op == "output")
     returned = [n for n in tree_leaves(output.args) if isinstance(n, Node)]
     signature = exported.graph_signature
-    results = [decomposed.results[n] for n in returned if n.name in signature.user_outputs]
+    buffers, mutated = signature.inputs_to_buffers, signature.buffers_to_mutate
+    outputs = set(signature.user_outputs)
+    results = [decomposed.results[n] for n in returned if n.name in outputs]
     tensors, first_names = _tensors(model, exported)
-    first = {name: first_names[p] for p, name in signature.inputs_to_buffers.items()}
+    first = {name: first_names[p] for p, name in buffers.items()}
     at_the_end = {
-        **{signature.buffers_to_mutate.get(n.name): decomposed.results[n] for n in returned},
-        **{signature.inputs_to_buffers.get(p.name): n for p, n in decomposed.written.items()},
+        **{mutated.get(n.name): decomposed.results[n] for n in returned},
+        **{buffers.get(p.name): n for p, n in decomposed.written.items()},
     }
     written = tuple(
         (n, first[name])
@@ -112,18 +105,19 @@ def decompose(
     nodes = [n for n in decomposed.graph.nodes if n in live]
     mutable = {*at_the_end, *changing}
     changes = frozenset(own for name, own in first.items() if name in mutable)
+    lost = set(signature.non_persistent_buffers)
     state = {
         name
-        for name in map(first_names.__getitem__, signature.inputs_to_buffers)
+        for name in map(first_names.__getitem__, buffers)
         if tensors[name].is_floating_point()
-        and (
-            name in changes
-            or (tensors[name].ndim == 1 and name not in signature.non_persistent_buffers)
-        )
+        and (name in changes or (tensors[name].ndim == 1 and name not in lost))
     }
+    lifted = signature.inputs_to_lifted_tensor_constants
+    constants = {node: exported.constants[name] for node, name in lifted.items()}
     return Program(
-        exported, decomposed.graph, nodes, results, tensors, first_names, frozenset(state), changes,
-        written, decomposed.constants,
+        exported, decomposed.graph, nodes, results, tensors, first_names,
+        frozenset(signature.inputs_to_parameters), frozenset(state), changes, written,
+        {**decomposed.constants, **constants},
     )  # fmt: skip
 
 
