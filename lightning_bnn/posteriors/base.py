@@ -38,9 +38,9 @@ class Posterior(nn.Module, ABC):
         """Make a posterior from whatever holds networks.
 
         Args:
-            source: a list of modules, a stack, a bank, a folder or a file of networks, a module of
-                this package, a matrix of draws (one vector of weights a row, in the order of
-                ``parameters()``), a fitted object of laplace-torch, or a posterior.
+            source: a list of modules, a stack, a bank, a folder or a file of plain networks, a
+                module of this package, a matrix of draws (one vector of weights a row, in the order
+                of ``parameters()``), a fitted object of laplace-torch, or a posterior.
             network: a module of their kind, which files and vectors need.
             draws: whether the networks are draws of one posterior; by default each was found
                 independently of the others, as the members of an ensemble.

@@ -56,7 +56,13 @@ def _posterior(source: Any, network: nn.Module | None) -> Posterior:
     if isinstance(source, Posterior):
         return source
     if isinstance(source, (str, os.PathLike)):
-        stack, records = read_networks(shipped_path(os.fspath(source)), _needed(network, "files"))
+        path = shipped_path(os.fspath(source))
+        stack, records = read_networks(path, _needed(network, "files"))
+        if not (path / "manifest.jsonl").is_file() and any("member" in row for row in records):
+            raise ValueError(
+                f"{source} is of a module of this package, which alone knows its posterior: load "
+                "it by `load_from_checkpoint`, or give the path to `compare`."
+            )
         return Empirical(stack, chains_of(records))
     if isinstance(source, CheckpointBank):
         return Empirical(source[:], chains_of(source.records))

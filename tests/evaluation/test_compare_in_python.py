@@ -17,7 +17,7 @@ from lightning_bnn.doctor import Examples, examine
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics import law_mmd, mmd
 from lightning_bnn.models import mlp
-from lightning_bnn.modules import DeepEnsemble
+from lightning_bnn.modules import SWAG, DeepEnsemble
 from lightning_bnn.posteriors import Empirical, Posterior
 from weightsym import params as P
 
@@ -240,6 +240,13 @@ def test_what_holds_no_networks_is_refused(tmp_path):
         Posterior.of(tmp_path)
     with pytest.raises(ValueError, match="There is no .* file in"):
         Posterior.of(tmp_path, NET)
+    for module, known in ((SWAG(NET, members=2), False), (NET, True)):
+        torch.save({"state_dict": module.state_dict()}, tmp_path / "it.ckpt")
+        if known:  # the negative control
+            assert Posterior.of(tmp_path, NET).size == 1
+            continue
+        with pytest.raises(ValueError, match="which alone knows its posterior: load it by"):
+            Posterior.of(tmp_path / "it.ckpt", NET)
     fitted = type("Fitted", (), {"sample": None, "model": NET, "mean": torch.ones(10)})()
     fitted.sample = lambda n: torch.ones(n, 10)
     with pytest.raises(ValueError, match="The mean of Fitted is not the weights of the network"):
