@@ -173,7 +173,7 @@ class PosteriorFigures(SymmetryCallback):
             for layer in layers
         }
         first = {form: v[:, 0] for form, v in by_form.items()}
-        labels = f"weight {places[0]}", f"weight {places[-1]}"
+        labels = places[0], places[-1]
         drawn: list[tuple[str, dict[str, Any], Any]] = [
             ("trajectories", first, lambda f: trajectories_figure(self._steps, f, places)),
             ("pair", pairs, lambda f: hexbin_figure(f, labels)),

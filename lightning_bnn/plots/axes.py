@@ -237,7 +237,8 @@ def short_names(names: Sequence[str], most: int = 16) -> dict[str, str]:
         paths = {stem: path[1:] for stem, path in paths.items()}
     short: dict[str, str] = {}
     for stem, path in paths.items():
-        forms = [".".join(path), *(_cut(path, k) for k in range(len(path) - 1, 0, -1))]
+        shortest = 2 if path[-1].isdigit() else 1  # words at the end
+        forms = [".".join(path), *(_cut(path, k) for k in range(len(path) - 1, shortest - 1, -1))]
         by_fit = sorted(forms, key=lambda form: max(0, len(form) - most))
         short[stem] = next((f for f in by_fit if f not in short.values()), forms[0])
     return {n: short[n.partition("/")[0]] + "".join(n.partition("/")[1:]) for n in names}

@@ -7,7 +7,7 @@ from module_cases import Blobs, network, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_bnn import samplers
-from lightning_bnn.callbacks import ChainDiagnostics
+from lightning_bnn.callbacks import ChainDiagnostics, chain_diagnostics
 from lightning_bnn.metrics import effective_sample_size, rhat, tail_effective_sample_size
 from lightning_bnn.modules import SGHMC
 from weightsym import canonicalise, discover, permute, random_permutations
@@ -50,6 +50,21 @@ def test_the_numbers_are_those_of_the_metrics(tmp_path):
     cards = {f"posterior/chains/{name}" for name in ("function", "weights", "canonical", "rhat")}
     assert set(events.Tags()["images"]) == cards
     assert "posterior/rhat_median/canonical" in events.Tags()["scalars"]
+
+
+def test_pictures_ask_whether_chains_agree(monkeypatch):
+    seen = {}
+
+    def collect(_, folder, tag, panels, draw, step):
+        seen.update({name: draw({name: panel}) for name, panel in panels.items()})
+
+    monkeypatch.setattr(chain_diagnostics, "log_panels", collect)
+    trainer(ChainDiagnostics(), max_epochs=5).fit(chains(), Blobs())
+    assert seen.keys() == {"function", "weights", "canonical", "rhat"}
+    for figure in seen.values():
+        assert "Do chains agree?" in figure.get_suptitle()
+        assert "SGHMC" in figure.get_suptitle()
+    assert "function: the worst of" in seen["function"].get_suptitle()
 
 
 def test_sure_predictions_are_told_apart():

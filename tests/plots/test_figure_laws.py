@@ -14,7 +14,7 @@ from sample_figures import BINS, FEW, FIGURES, NAMES, X, barred
 
 from lightning_bnn import plots
 from lightning_bnn.plots import Line, lines_figure, predictions, weights
-from lightning_bnn.plots.axes import axes_of, short_names
+from lightning_bnn.plots.axes import ask, axes_of, short_names
 
 CARD = (340, 213)
 """Pixels that TensorBoard has for a figure."""
@@ -152,6 +152,7 @@ def test_short_names_are_distinct_parts_of_paths_and_begin_with_words(network):
         assert all(part in path for part in brief.partition("/")[0].split("…"))
         assert brief.partition("/")[2] == kind
         assert not brief[0].isdigit()
+        assert not brief.partition("/")[0].rpartition("…")[2].isdigit() or "…" not in brief
     assert max(map(len, short.values())) <= 26
 
 
@@ -298,7 +299,9 @@ CARDS = {
     ),
     "marginals": FIGURES["histograms"],
     "tau": FIGURES["tau of BERT"],
-    "chains": FIGURES["one chain space"],
+    "chains": lambda: ask(
+        FIGURES["one chain space"](), "Do chains agree? All R-hat below 1.01: yes.", "SGHMC"
+    ),
     "rhat": lambda: weights.chains_figure({}, {"function": torch.rand(5)}),
 }
 """What callbacks give to loggers."""

@@ -20,7 +20,8 @@ CHAINS = torch.randn(4, 30, 5, generator=torch.Generator().manual_seed(1))
 NAMES = {
     "MLP": [f"model.{k}.weight" for k in range(0, 24, 2)],
     "ResNet": ["conv1.weight", *(
-        f"layer{k}.{block}.conv{n}.weight" for k in range(1, 5) for block in "01" for n in "12"
+        f"layer{k}.{block}.{name}.weight" for k in range(1, 5) for block in "01"
+        for name in ("conv1", "conv2", "downsample.0")
     )],
     "BERT": ["bert.embeddings.word_embeddings.weight", *(
         f"bert.encoder.layer.{k}.{name}.weight{kind}" for k in range(12)
