@@ -4,6 +4,9 @@ import csv
 import io
 import json
 import math
+import re
+import sys
+import types
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from lightning_bnn.plots.page import Section, html_report
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.studies.width import SCALES
 from lightning_bnn.tables import Measured, Table, spread
+from weightsym.extras import MissingPackage
 
 TABLE = Table(
     "A table",
@@ -74,6 +78,31 @@ def test_a_page_needs_no_other_file():
     assert "&lt;i&gt;" in page
     assert page.count('src="data:image/png;base64,') == 1
     assert "http" not in page
+
+
+def test_a_data_frame_has_all_digits_and_errors_apart(monkeypatch):
+    """As `pandas.read_csv` gets it, which is not among the packages that tests need."""
+    read = types.SimpleNamespace(read_csv=lambda text: list(csv.DictReader(text)))
+    monkeypatch.setitem(sys.modules, "pandas", read)
+    table = Table("T", ["m", "a"], [["x", Measured(1 / 3, 0.5)], ["y", Measured(2.0)]], 1)
+    first, second = table.to_pandas()
+    assert first == {"m": "x", "a": str(1 / 3), "a (error)": "0.5"}
+    assert second["a (error)"] == "nan"
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingPackage, match="A data frame needs pandas: pip install pandas"):
+        table.to_pandas()
+
+
+def test_only_a_folded_table_has_a_title_to_click_on():
+    table = Table("A & B", ["<m>"], [["<b>"]], note="<note>")
+    for folded in (True, False):
+        page = table.html(folded)
+        assert page.startswith("<details><summary>A &amp; B</summary>") == folded
+        assert ("<caption>A &amp; B</caption>" in page) != folded
+        assert "&lt;b&gt;" in page
+        assert "&lt;note&gt;" in page
+        assert not {"<b>", "<m>", "<note>"} & set(re.findall(r"<\w+>", page))
+    assert table._repr_html_() == table.html()
 
 
 def test_settings_of_a_scale_can_be_replaced():
