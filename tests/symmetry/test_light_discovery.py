@@ -210,3 +210,19 @@ def test_memory_is_used_again_only_when_nobody_looks_at_it():
         assert third.dtype == torch.float64
     fourth = copied(third)  # outside of it, memory is torch's own
     assert torch.equal(fourth, third)
+
+
+# ------------------------------------------------------------ one trace for both modes
+class Attention(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(8, 2, dropout, batch_first=True)
+
+    def forward(self, x):
+        return self.inner(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_attention_is_traced_once_if_it_drops_nothing(dropout):
+    graphs = trace_graphs(Attention(dropout).eval(), Inputs((torch.randn(2, 5, 8),)), "carrier")
+    assert (graphs.training is graphs.evaluation) == (dropout == 0)
