@@ -7,8 +7,6 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 
-from lightning_bnn.posteriors import DiagonalGaussian
-from lightning_bnn.samplers import IVON
 from weightsym import params as P
 
 __all__ = ["DrawnWeights"]
@@ -26,6 +24,7 @@ class DrawnWeights(Callback):
         | https://arxiv.org/abs/2402.17641
 
     >>> import torch, lightning as L
+    >>> from lightning_bnn.samplers import IVON
     >>> class Mine(L.LightningModule):
     ...     def __init__(self):
     ...         super().__init__()
@@ -43,20 +42,24 @@ class DrawnWeights(Callback):
     """
 
     def __init__(self) -> None:
-        self.optimizers: list[IVON] = []
+        self.optimizers: list[Any] = []
 
-    def posterior(self, network: nn.Module) -> DiagonalGaussian:
-        """The posterior of a network that was trained.
+    def posterior(self, network: nn.Module) -> Any:
+        """The posterior of a network that was trained, a `DiagonalGaussian`.
 
         Args:
             network: the module, or a part of it that IVON trains.
         """
+        from lightning_bnn.posteriors import DiagonalGaussian
+
         std = {n: s for o in self.optimizers for n, s in o.deviations(network).items()}
         if not std:
             raise ValueError("`network` has no weights that IVON has trained: call `fit` first.")
         return DiagonalGaussian(P.of(network), std, [*std])
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        from lightning_bnn.samplers import IVON
+
         self.optimizers = [o for o in trainer.optimizers if isinstance(o, IVON)]
         if not self.optimizers:
             names = ", ".join(type(o).__name__ for o in trainer.optimizers) or "none"
