@@ -309,7 +309,8 @@ def _inches(names: Collection[str] | Mapping[str, Any]) -> float:
     from matplotlib.textpath import TextPath
 
     plain = (name.replace("$", r"\$") for name in names)
-    return max(TextPath((0, 0), name, size=TEXT).get_extents().width for name in plain) / 72
+    paths = (TextPath((0, 0), name, size=TEXT) for name in plain)
+    return max(float(path.vertices[:, 0].max(initial=0)) for path in paths) / 72  # no curves solved
 
 
 def span(values: Any) -> tuple[float, float]:
