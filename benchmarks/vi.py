@@ -1,7 +1,6 @@
 """A step of variational inference next to a deterministic one and to peers, 784-512-512-10.
 
 python benchmarks/vi.py steps [--batch 128] [--threads 1] [--device cpu]
-python benchmarks/vi.py growth          of a step of MFVI, with width, depth and members
 
 All contestants take the same batches and torch.optim.Adam, in turns. The peers are installed by
 `make bench`; those that are not there are left out.
