@@ -104,10 +104,10 @@ def _unify_two(system: System, a: Value, b: Value) -> Value:
     return Value(tuple(shape), tuple(result), None, varies)
 
 
-def _as_wide(system: System, value: Value, other: Value) -> list[Part]:
+def _as_wide(system: System, value: Value, operand: Value) -> list[Part]:
     """The parts. As one where the other operand has one label for every entry."""
     reach = frozenset[int]().union(*(x.dims for x in value.parts))
-    if len(value.parts) > 1 and len(other.parts) == 1 and other.parts[0].dims == reach:
+    if len(value.parts) > 1 and len(operand.parts) == 1 and operand.parts[0].dims == reach:
         return list(system.as_one_part(value).parts)
     return list(value.parts)
 
@@ -134,20 +134,20 @@ def _tied(system: System, x: Part, y: Part, is_partial: bool) -> Part:
 
 
 def _meet_numbers(
-    system: System, parts: Iterable[Part], other: Value, others: Sequence[Part]
+    system: System, parts: Iterable[Part], operand: Value, others: Sequence[Part]
 ) -> None:
     """Put what only one operand has beside the other's numbers."""
     for part in parts:
-        own = [y for y in other.parts if y.dims and y.dims <= part.dims]
-        own = [y for y in own if not any(y.dims & z.dims for z in others)]
-        for y in own:  # numbers that move say to which entries they belong
+        inside = [y for y in operand.parts if y.dims and y.dims <= part.dims]
+        inside = [y for y in inside if not any(y.dims & z.dims for z in others)]
+        for y in inside:  # numbers that move say to which entries they belong
             system.tie(part.labels, y.labels, "beside")
             system.mark("apart", part)
-        system.stand_beside(part, other, others=(*others, *own))
+        system.stand_beside(part, operand, others=(*others, *inside))
         if not others:
-            if part.dims and not any(other.varies[d] for d in part.dims):
+            if part.dims and not any(operand.varies[d] for d in part.dims):
                 system.mark("ones", part)
-            if not other.parts:
+            if not operand.parts:
                 system.stop(part)
 
 
@@ -180,8 +180,8 @@ def multiply(system: System, a: Value, b: Value, power: int = 1) -> Value:
         a, b = gathered(system, a), gathered(system, b)
     system.note_table(a, b)
     system.note_table(b, a)
-    for part, other in [(x, b) for x in a.parts] + [(x, a) for x in b.parts]:
-        system.stand_beside(part, other, "numbers", other.parts)
+    for part, factor in [(x, b) for x in a.parts] + [(x, a) for x in b.parts]:
+        system.stand_beside(part, factor, "numbers", factor.parts)
     parts = (*a.parts, *(y.to_power(Fraction(power), 1) for y in b.parts))
     varies = tuple(p or q for p, q in zip(a.varies, b.varies, strict=True))
     return Value(tuple(shape), parts, None, varies)
@@ -202,23 +202,23 @@ def sum_over(
     if len({choice_of(x.labels) for x in consumed}) > 1:
         wide = gathered(system, Value(value.shape, tuple(consumed)))
         consumed = [x for x in wide.parts if x.dims & over]
-    rest = [x for x in value.parts if not x.dims & over]
+    idle = [x for x in value.parts if not x.dims & over]
     places = [x for x in consumed if x.only_moves]
     consumed = list(system.absorb(consumed)) if len(consumed) > 1 else consumed
     new: list[Part] = []
     for group in _meeting(consumed):
-        own = _at_most_two(system, value, group, rest)
-        if len(own) == 2:
-            sums, rest = _contract(system, own[0], own[1], rest, over, places)
+        pair = _at_most_two(system, value, group, idle)
+        if len(pair) == 2:
+            sums, idle = _contract(system, pair[0], pair[1], idle, over, places)
             new += sums
         else:
-            new += _use_up(system, own[0], rest, over)
+            new += _use_up(system, pair[0], idle, over)
     for row in new:
-        for y in rest:
+        for y in idle:
             if row.dims and row.dims <= y.dims:
                 system.tie(y.labels, row.labels, "row")
-    new = [x for x in new if not (x.only_moves and any(x.dims <= y.dims for y in rest))]
-    return reduced(value, system.absorb(rest + new), over, keepdim)
+    new = [x for x in new if not (x.only_moves and any(x.dims <= y.dims for y in idle))]
+    return reduced(value, system.absorb(idle + new), over, keepdim)
 
 
 def _meeting(parts: Iterable[Part]) -> list[list[Part]]:
@@ -231,12 +231,12 @@ def _meeting(parts: Iterable[Part]) -> list[list[Part]]:
 
 
 def _at_most_two(
-    system: System, value: Value, parts: Sequence[Part], rest: Sequence[Part]
+    system: System, value: Value, parts: Sequence[Part], idle: Sequence[Part]
 ) -> Sequence[Part]:
     """A part that is free, if there is one, and the product of the others where they are many."""
     if len(parts) <= 2:
         return parts
-    free = [x for x in parts if x.is_free_beside(rest)][:1]
+    free = [x for x in parts if x.is_free_beside(idle)][:1]
     others = tuple(x for x in parts if x not in free)
     return [*free, *system.as_one_part(Value(value.shape, others)).parts]
 
@@ -245,7 +245,7 @@ def _contract(
     system: System,
     x: Part,
     y: Part,
-    rest: list[Part],
+    idle: list[Part],
     over: frozenset[int],
     places: Sequence[Part] = (),
 ) -> tuple[list[Part], list[Part]]:
@@ -255,31 +255,31 @@ def _contract(
     stand several times, ``places`` may tell where, as heads do beside values that they share.
     """
     rows = label_rows(x.labels, y.labels)
-    own = [p.labels for p in places if len(p.labels.unique()) < p.labels.numel()]  # no grids
-    is_placed = own and all(len(label_rows(z.labels, *own)) == len(rows) for z in (x, y))
+    repeated = [p.labels for p in places if len(p.labels.unique()) < p.labels.numel()]  # no grids
+    is_placed = repeated and all(len(label_rows(z.labels, *repeated)) == len(rows) for z in (x, y))
     system.tie(x.labels, y.labels, "placed" if is_placed else "dot")
     system.beside_padding(x, y)
     system.beside_padding(y, x)
-    fixes = x.is_free_beside(rest) or y.is_free_beside(rest)
+    fixes = x.is_free_beside(idle) or y.is_free_beside(idle)
     itself = x.labels.shape == y.labels.shape and bool((x.labels == y.labels).all())
     for z in (x, y):
         if z.power != 1:
             system.mark("apart", z)
     if not fixes and not itself:
         power = Fraction(bool(x.power or y.power))
-        return [row_part(system, [x, y], over, [x, y], power)], rest
-    alone = [z for z in rest if fixes and not z.dims and not z.is_free and not z.only_moves]
+        return [row_part(system, [x, y], over, [x, y], power)], idle
+    alone = [z for z in idle if fixes and not z.dims and not z.is_free and not z.only_moves]
     system.balance([(x, 1), (y, 1), *((z, 1) for z in alone)])
-    rest = [z.without_units() if z in alone else z for z in rest]
+    idle = [z.without_units() if z in alone else z for z in idle]
     if (x.dims | y.dims) - over:
-        return [row_part(system, [x, y], over).without_units()], rest
-    return [], rest
+        return [row_part(system, [x, y], over).without_units()], idle
+    return [], idle
 
 
-def _use_up(system: System, x: Part, rest: Sequence[Part], over: frozenset[int]) -> list[Part]:
+def _use_up(system: System, x: Part, idle: Sequence[Part], over: frozenset[int]) -> list[Part]:
     """One row is summed: all of it has one unit."""
     outside = bool(x.dims - over)
-    if x.is_free_beside(rest) and x.power == 1:
+    if x.is_free_beside(idle) and x.power == 1:
         system.stop(x)
         system.mark("ones", x)
         return [row_part(system, [x], over).without_units()] if outside else []
@@ -302,10 +302,10 @@ def row_part(
     full = torch.stack([x.labels.expand(shape) for x in parts])
     outer = [d + 1 for d in range(len(shape)) if d not in over]
     table = full.permute(*outer, 0, *(d + 1 for d in sorted(over)))
-    kept = [1 if d in over else n for d, n in enumerate(shape)]
-    rows, index = torch.unique(table.reshape(int(np.prod(kept)), -1), dim=0, return_inverse=True)
+    sizes = [1 if d in over else n for d, n in enumerate(shape)]
+    rows, index = torch.unique(table.reshape(int(np.prod(sizes)), -1), dim=0, return_inverse=True)
     new = torch.where((rows == NONE).all(1), NONE, system.new(len(rows)))
-    labels = compress(new[index].reshape(kept))
+    labels = compress(new[index].reshape(sizes))
     reach = frozenset(d for d, n in enumerate(labels.shape) if n > 1)
     for x in parts:
         if reach:

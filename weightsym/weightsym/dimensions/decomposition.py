@@ -102,17 +102,21 @@ def _inlined(
         n: results[argument] for n, argument in zip(places, arguments, strict=True)
     }
     written = []
-    for own in inner:
-        if own.op == "call_function" and own.target is aten.copy_.default and own.args[0] in places:
-            at = places.index(own.args[0])
-            written.append((arguments[at], copies[own.args[1]]))
-            copies[own] = copies[own.args[1]]
-        elif own.op in ("call_function", "get_attr"):
-            copy = copies[own] = graph.node_copy(own, copies.__getitem__)
+    for call in inner:
+        if (
+            call.op == "call_function"
+            and call.target is aten.copy_.default
+            and call.args[0] in places
+        ):
+            index = places.index(call.args[0])
+            written.append((arguments[index], copies[call.args[1]]))
+            copies[call] = copies[call.args[1]]
+        elif call.op in ("call_function", "get_attr"):
+            copy = copies[call] = graph.node_copy(call, copies.__getitem__)
             copy.meta |= {k: v for k, v in node.meta.items() if k in _ORIGIN}
-            if own.op == "get_attr":
-                copy.target = f"{own.target}_{len(constants)}_of_{node.name}"
-                constants[copy.target] = getattr(fragment.module, str(own.target))
+            if call.op == "get_attr":
+                copy.target = f"{call.target}_{len(constants)}_of_{node.name}"
+                constants[copy.target] = getattr(fragment.module, str(call.target))
     leaves = [copies[x] if isinstance(x, Node) else x for x in fragment.results]
     return tree_unflatten(leaves, fragment.structure), written
 
@@ -171,21 +175,21 @@ def _input(x: Any) -> Any:
 def _traced(
     function: Callable[..., Any], inputs: Sequence[Any], structure: Any, table: Mapping[Any, Any]
 ) -> _Fragment:
-    at = [k for k, x in enumerate(inputs) if isinstance(x, _Shape)]
+    indices = [k for k, x in enumerate(inputs) if isinstance(x, _Shape)]
     returned: list[Any] = []
 
     def call(*tensors: Tensor) -> list[Any]:
-        given = list(inputs)
-        for k, t in zip(at, tensors, strict=True):
-            given[k] = t
-        args, kwargs = tree_unflatten(given, structure)
+        arguments = list(inputs)
+        for k, t in zip(indices, tensors, strict=True):
+            arguments[k] = t
+        args, kwargs = tree_unflatten(arguments, structure)
         leaves, spec = tree_flatten(function(*args, **kwargs))
         returned[:] = [spec]
         return leaves
 
     with FakeTensorMode(), enable_python_dispatcher(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        shapes = [inputs[k] for k in at]
+        shapes = [inputs[k] for k in indices]
         tensors = [
             torch.empty_strided(s.size, s.stride, dtype=s.dtype, device=s.device) for s in shapes
         ]
@@ -242,9 +246,9 @@ def _replaced(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
 @functools.cache
 def _decompositions() -> tuple[Mapping[Any, Callable[..., Any]], Mapping[Any, Callable[..., Any]]]:
     """Functions that operations of a program are replaced by, and those that these call."""
-    own = {**get_decompositions(_WRITTEN_OUT), **IN_OTHERS}
-    table = {op: f for op, f in default_decompositions().items() if not _is_composite(op)} | own
-    return own, {op: f for op, f in table.items() if op not in _AS_THEY_ARE}
+    ours = {**get_decompositions(_WRITTEN_OUT), **IN_OTHERS}
+    table = {op: f for op, f in default_decompositions().items() if not _is_composite(op)} | ours
+    return ours, {op: f for op, f in table.items() if op not in _AS_THEY_ARE}
 
 
 def _is_composite(operation: Any) -> bool:

@@ -108,9 +108,9 @@ def _neighbours(edges: Ints, identity: Hashes) -> Hashes:
 
 def signatures(system: System) -> Hashes:
     """A hash of how every label is tied to others: labels in one role have the same."""
-    said: list[tuple[Ints, object]] = [(t.pairs, (k, "tie")) for k, t in enumerate(system.ties)]
-    said += [(pairs, relation) for relation, pairs in system.relations]
-    edges = [_edge(pairs[:, 0], pairs[:, 1], colour) for pairs, colour in said]
+    facts: list[tuple[Ints, object]] = [(t.pairs, (k, "tie")) for k, t in enumerate(system.ties)]
+    facts += [(pairs, relation) for relation, pairs in system.relations]
+    edges = [_edge(pairs[:, 0], pairs[:, 1], colour) for pairs, colour in facts]
     every = np.concatenate([np.zeros((0, 3), np.int64), *edges])
     colours, count = np.zeros(system.count, np.uint64), 0
     while len(np.unique(colours)) > count:
@@ -147,8 +147,8 @@ def _graph_of(reading: Reading) -> _Graph:
     for node in reading.operations:
         if node not in merged:
             colours[vertex[node]] = code_of(_description(reading, node))
-    for name, own in reading.parameters.items():
-        colours[tensors[name]] = code_of((own.shape, own.is_buffer))
+    for name, parameter in reading.parameters.items():
+        colours[tensors[name]] = code_of((parameter.shape, parameter.is_buffer))
     edges = [
         *seen,
         *_edges_of_operations(reading, vertex, tensors, classes),
@@ -203,8 +203,8 @@ def _description(reading: Reading, node: Node) -> tuple[object, ...]:
         literals = repr([a for a in _operands(node) if not isinstance(a, Node)])
     if name == "permute":  # labels say where their own dimensions go
         value: Any = reading.value_of(node.args[0])
-        own = frozenset[int]().union(*(part.dims for part in value.parts))
-        literals = repr([d for d in node.args[1] if value.varies[d] and d not in own])  # type: ignore[union-attr]
+        dims = frozenset[int]().union(*(part.dims for part in value.parts))
+        literals = repr([d for d in node.args[1] if value.varies[d] and d not in dims])  # type: ignore[union-attr]
     inputs = [
         a.name
         for a in node.all_input_nodes
@@ -215,8 +215,8 @@ def _description(reading: Reading, node: Node) -> tuple[object, ...]:
 
 def _acts_on_labels(reading: Reading, node: Node) -> bool:
     value = reading.value_of(node.args[0])
-    at = 2 if "split" in operation_of(node) else 1
-    d = (node.args[at] if len(node.args) > at else 0) % len(value.shape)  # type: ignore[operator]
+    position = 2 if "split" in operation_of(node) else 1
+    d = (node.args[position] if len(node.args) > position else 0) % len(value.shape)  # type: ignore[operator]
     return any(d in part.dims for part in value.parts)
 
 
@@ -256,18 +256,18 @@ def _stars(
     reading: Reading, vertex: dict[Node, int], tensors: dict[str, int], classes: Ints
 ) -> Iterator[_Star]:
     """From operations to the classes that pass them, and from tensors to those of their axes."""
-    known: dict[int, Ints] = {}
+    centres: dict[int, Ints] = {}
     passing: dict[tuple[int, str], dict[int, Ints]] = defaultdict(dict)
     for touch in reading.touched:
         node, key = reading.operations[touch.operation], id(touch.labels)
-        if key not in known:
-            known[key] = np.unique(classes[touch.labels[touch.labels > 0]])
-        place = "any" if _is_symmetric(node) else str(touch.place)
-        passing[vertex[node], place][key] = known[key]
-    for (centre, place), ends in passing.items():
+        if key not in centres:
+            centres[key] = np.unique(classes[touch.labels[touch.labels > 0]])
+        role = "any" if _is_symmetric(node) else str(touch.place)
+        passing[vertex[node], role][key] = centres[key]
+    for (centre, role), ends in passing.items():
         own = list(ends.values())
         every = own[0] if len(own) == 1 else np.unique(np.concatenate(own))
-        yield _Star(centre, _code(("passes", place)), every)
+        yield _Star(centre, _code(("passes", role)), every)
     for name, parameter in reading.parameters.items():
         for d, part in enumerate(parameter.parts):
             own = classes[part.labels.reshape(-1).numpy()]
@@ -309,12 +309,12 @@ class _Search:
     def __init__(
         self, graph: _Graph, representative: Ints, multiplicity: Hashes, placed: NDArray[np.bool_]
     ) -> None:
-        e, known = graph.edges, dict[int, Ints]()
+        e, tables = graph.edges, dict[int, Ints]()
         edges = [np.stack([representative[e[:, 0]], representative[e[:, 1]], e[:, 2]], 1)]
         for centre, colour, ends in graph.stars:
-            if id(ends) not in known:
-                known[id(ends)] = np.unique(representative[ends])
-            edges.append(np.stack(np.broadcast_arrays(centre, known[id(ends)], colour), 1))
+            if id(ends) not in tables:
+                tables[id(ends)] = np.unique(representative[ends])
+            edges.append(np.stack(np.broadcast_arrays(centre, tables[id(ends)], colour), 1))
         self._edges = _distinct(np.concatenate(edges))
         self._fixed, self._placed = graph.fixed, placed
         self._colours = self._refined(graph, multiplicity)
@@ -348,32 +348,32 @@ class _Search:
         colours[graph.fixed] = graph.colours[graph.fixed]
         live, index = np.unique(self._edges[:, :2], return_inverse=True)
         edges = np.concatenate([index.reshape(-1, 2), self._edges[:, 2:]], 1)
-        own, cells = colours[live], 0
+        fresh, cells = colours[live], 0
         while True:
-            _, cell, size = np.unique(own, return_inverse=True, return_counts=True)
+            _, cell, size = np.unique(fresh, return_inverse=True, return_counts=True)
             if len(size) == cells:
-                colours[live] = own
+                colours[live] = fresh
                 return colours
             cells = len(size)
             several = size[cell] > 1  # what is alone in its cell stays so
             edges = edges[several[edges[:, 0]] | several[edges[:, 1]]]
-            own = np.where(several, mix(own, _neighbours(edges, own), 4), own)
+            fresh = np.where(several, mix(fresh, _neighbours(edges, fresh), 4), fresh)
 
     def exchanges(self) -> list[list[list[int]]]:
         """Units of every exchange, each exchange once."""
-        found: dict[frozenset[frozenset[int]], list[list[int]]] = {}
+        families: dict[frozenset[frozenset[int]], list[list[int]]] = {}
         for cell in sorted(self._cells, key=lambda c: (len(c), c[0])):
             level = cell[:_LARGEST_CELL]
             if len(level) < len(cell):
                 self.unsearched[cell[0]] = (
                     f"of {len(cell)} units that look alike, exchanges of {len(level)} were searched"
                 )
-            while len(level) > 1 and not _is_known(level, found):
-                level = self._merged(level, found)
-        return list(found.values())
+            while len(level) > 1 and not _is_known(level, families):
+                level = self._merged(level, families)
+        return list(families.values())
 
     def _merged(
-        self, level: list[int], found: dict[frozenset[frozenset[int]], list[list[int]]]
+        self, level: list[int], families: dict[frozenset[frozenset[int]], list[list[int]]]
     ) -> list[int]:
         """One vertex of each family that a smallest exchange connects. Families are noted."""
         first, smallest, self._is_cut = level[0], _LONGEST_EXCHANGE, False
@@ -387,21 +387,21 @@ class _Search:
                     f"exchanges of more than {_LONGEST_EXCHANGE // 2} things were not searched"
                 )
             return level[1:]
-        kept, rest = [], list(level)
-        while rest:
-            v = rest[0]
+        alone, waiting = [], list(level)
+        while waiting:
+            v = waiting[0]
             if v != first:
-                images = {w: self._grown(v, w, smallest) for w in rest[1:]}
+                images = {w: self._grown(v, w, smallest) for w in waiting[1:]}
             family = {w: i for w, i in images.items() if i and len(i) == smallest}
             if family:
-                self._note(v, family, found)
-            kept.append(v)
-            rest = [w for w in rest[1:] if w not in family]
-        return kept if len(kept) < len(level) else []
+                self._note(v, family, families)
+            alone.append(v)
+            waiting = [w for w in waiting[1:] if w not in family]
+        return alone if len(alone) < len(level) else []
 
     def _note(
         self, v: int, family: dict[int, dict[int, int]],
-        found: dict[frozenset[frozenset[int]], list[list[int]]],
+        families: dict[frozenset[frozenset[int]], list[list[int]]],
     ) -> None:  # fmt: skip
         unit = _side(next(iter(family.values())), v)
         units = [unit] + [
@@ -409,7 +409,7 @@ class _Search:
         ]
         flat = [x for u in units for x in u]
         if len(set(flat)) == len(flat) and any(self._placed[x] for x in unit):
-            found[frozenset(frozenset(u) for u in units)] = units
+            families[frozenset(frozenset(u) for u in units)] = units
 
     def _grown(self, u: int, v: int, most: int) -> dict[int, int] | None:
         """The smallest exchange that maps one vertex to another, if it moves at most so many."""
@@ -464,18 +464,18 @@ class _Search:
         ]
 
 
-def _is_known(level: list[int], found: Mapping[frozenset[frozenset[int]], object]) -> bool:
+def _is_known(level: list[int], families: Mapping[frozenset[frozenset[int]], object]) -> bool:
     """Tell whether vertices are one of each unit of an exchange that has been found."""
     return any(
         len(units) == len(level)
         and all(any(v in unit for unit in units) for v in level)
         and len({unit for v in level for unit in units if v in unit}) == len(level)
-        for units in found
+        for units in families
     )
 
 
 def _side(image: dict[int, int], v: int) -> list[int]:
     """The half of an exchange in which a vertex lies, in order of discovery."""
     order = list(image)
-    other = order.index(v) % 2
-    return [order[k + other] for k in range(0, len(order), 2)]
+    parity = order.index(v) % 2
+    return [order[k + parity] for k in range(0, len(order), 2)]

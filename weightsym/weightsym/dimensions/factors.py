@@ -28,11 +28,11 @@ class Actions(NamedTuple):
     powers: Ints
 
 
-def factor_groups(kind: type[Group], axes: Sequence[Axis], acts: Actions) -> tuple[Any, ...]:
+def factor_groups(group_type: type[Group], axes: Sequence[Axis], acts: Actions) -> tuple[Any, ...]:
     """Variables that act on the same axes in the same way form one group.
 
     Args:
-        kind: what the groups are.
+        group_type: what the groups are.
         axes: where they act.
         acts: all that the variables do.
     """
@@ -42,10 +42,10 @@ def factor_groups(kind: type[Group], axes: Sequence[Axis], acts: Actions) -> tup
     count = int(variables.max()) + 1
     signature, first = np.zeros(count, np.uint64), np.full(count, np.iinfo(np.int64).max)
     offsets = np.cumsum([0, *(x.blocks * x.size for x in axes)])
-    place = positions + offsets[axis_ids]
-    np.minimum.at(first, variables, place)
+    entry = positions + offsets[axis_ids]
+    np.minimum.at(first, variables, entry)
     reads = np.array([x.role not in _WRITERS for x in axes])[axis_ids]
-    rank, best = place + reads * offsets[-1], np.full(count, np.iinfo(np.int64).max)
+    rank, best = entry + reads * offsets[-1], np.full(count, np.iinfo(np.int64).max)
     np.minimum.at(best, variables, rank)
     orientation = np.ones(count, np.int64)
     leading = rank == best[variables]
@@ -63,7 +63,7 @@ def factor_groups(kind: type[Group], axes: Sequence[Axis], acts: Actions) -> tup
     for members in _split_by(present[np.lexsort((first[present], signature[present]))], signature):
         rows = span[members][:, None] + np.arange(span[members[0] + 1] - span[members[0]])
         places = _placements(axis_ids, powers, positions, rows)
-        group = kind(len(members), writer_of(axes, places), places)
+        group = group_type(len(members), writer_of(axes, places), places)
         groups.append((int(first[members].min()), group))
     return tuple(group for _, group in sorted(groups, key=lambda pair: pair[0]))
 

@@ -38,7 +38,7 @@ def spaces(reading: Reading, exchanges: Exchanges, scales: Units, signs: Units) 
         for name in ("apart", "ones", "numbers")
     }
     label_of = _labels_by_class(reading, exchanges)
-    found = _planes(reading, exchanges, marked, label_of, scales, signs)
+    planes = _planes(reading, exchanges, marked, label_of, scales, signs)
     apart = marked["apart"] | marked["numbers"]
     rows: dict[tuple[LinearKind, object], list[tuple[tuple[int, ...], ...]]] = {}
     for group in exchanges.groups:
@@ -48,13 +48,13 @@ def spaces(reading: Reading, exchanges: Exchanges, scales: Units, signs: Units) 
             kind, order = key
             ordered = tuple(tuple(units[k]) for k in order[1])
             rows.setdefault((kind, order[0]), []).append(ordered)
-    return found + [Space(kind, tuple(own)) for (kind, _), own in rows.items()]
+    return planes + [Space(kind, tuple(labels)) for (kind, _), labels in rows.items()]
 
 
 def _marked(labels: Iterable[Ints], exchanges: Exchanges) -> NDArray[np.bool_]:
     marked = np.zeros(exchanges.class_count, bool)
-    for own in labels:
-        marked[exchanges.classes[own[own > 0]]] = True
+    for row in labels:
+        marked[exchanges.classes[row[row > 0]]] = True
     return marked
 
 
@@ -83,10 +83,10 @@ def _planes(
         by_sign.setdefault(frozenset(signs.of(label_of[c]).items()), []).append(c)
     return [
         Space(
-            "complex" if scales.of(label_of[own[-1]]) else "unit complex", (),
-            tuple(pair for c in own for pair in by_class[c]),
+            "complex" if scales.of(label_of[members[-1]]) else "unit complex", (),
+            tuple(pair for c in members for pair in by_class[c]),
         )
-        for own in by_sign.values()
+        for members in by_sign.values()
     ]  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def _row(
     if not labels[0] or len(set(map(len, labels))) > 1:
         return None
     first, *others = np.array(labels).T
-    if not all(g.power_between(own, first) for own in others for g in (scales, signs)):
+    if not all(g.power_between(label, first) for label in others for g in (scales, signs)):
         return None
     signs_of = [frozenset(signs.of(x).items()) for x in first.tolist()]
     scales_of = [_up_to_sign(scales.of(x)) for x in first.tolist()]

@@ -62,7 +62,7 @@ def stack_codes(programs: Iterable[Program], tables: frozenset[str]) -> dict[str
                     _add(uses, *moved[tensor], 1)
                 else:
                     _follow(node, moved, uses)
-    found = {name: _codes(tensors[name], own) for name, own in uses.items()}
+    found = {name: _codes(tensors[name], nodes) for name, nodes in uses.items()}
     found |= {name: _codes_of_table(tensors[name]) for name in tables}
     return {name: codes for name, codes in found.items() if codes is not None}
 
@@ -91,8 +91,8 @@ def _follow(
     first: Any = node.args[0] if node.args else None
     if first in moved and len(node.all_input_nodes) == 1:
         if node.target is operator.getitem or name in MOVES | {"expand"}:
-            own, moves = moved[first]
-            moved[node] = own, (*moves, node)
+            origin, moves = moved[first]
+            moved[node] = origin, (*moves, node)
     elif name in ("mm", "bmm", "matmul"):
         for operand in node.all_input_nodes:
             if operand in moved:
@@ -115,25 +115,29 @@ def _stacks(tensor: Tensor, uses: Iterable[_Use]) -> list[_Stack]:
     """The places of entries in all uses, each once."""
     stacks: list[_Stack] = []
     for moves, lead, groups in uses:
-        at = torch.arange(tensor.numel()).reshape(tensor.shape)
+        index = torch.arange(tensor.numel()).reshape(tensor.shape)
         try:
             for node in moves:
-                at = _moved(node, at)
+                index = _moved(node, index)
         except Exception:  # moves of floating point only
             continue
-        at = at.reshape(groups, at.shape[0] // groups, *at.shape[1:]) if groups else at
-        if lead and bool((at == at[:1]).all()):
-            at, lead = at[0], 0
-        if not any(s.places.shape == at.shape and bool((s.places == at).all()) for s in stacks):
-            stacks.append(_Stack(at, lead, not groups))
+        index = (
+            index.reshape(groups, index.shape[0] // groups, *index.shape[1:]) if groups else index
+        )
+        if lead and bool((index == index[:1]).all()):
+            index, lead = index[0], 0
+        if not any(
+            s.places.shape == index.shape and bool((s.places == index).all()) for s in stacks
+        ):
+            stacks.append(_Stack(index, lead, not groups))
     return stacks
 
 
-def _moved(node: Node, at: Any) -> Any:
+def _moved(node: Node, index: Any) -> Any:
     target: Any = node.target
     if "view" in operation_of(node):
-        return at.reshape(node.args[1])
-    return target(at, *node.args[1:], **node.kwargs)
+        return index.reshape(node.args[1])
+    return target(index, *node.args[1:], **node.kwargs)
 
 
 def _codes(tensor: Tensor, uses: Sequence[_Use]) -> Codes | None:

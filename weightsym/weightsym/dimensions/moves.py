@@ -100,31 +100,31 @@ def _pieces_of_view(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[i
 def _function(
     node: Node, name: str, value: Value, args: Sequence[Any], named: dict[str, Any]
 ) -> Callable[[Tensor], Any]:
-    rest = args[1:]
+    arguments = args[1:]
     target: Any = node.target
     if name == "constant_pad_nd":
         number = args[2] if len(args) > 2 else named.get("value", 0)
         if value.parts and number != 0:
             raise Unfollowed("padding by a number that is not zero")
-        return lambda t: _padded(t, value.shape, rest[0])
+        return lambda t: _padded(t, value.shape, arguments[0])
     if name == "index":
         indices = [None if i is None else i.constant for i in args[1]]
         return lambda t: target(t.expand(value.shape), indices)
     if name == "index_select":
-        return lambda t: target(t.expand(value.shape), rest[0], rest[1].constant)
+        return lambda t: target(t.expand(value.shape), arguments[0], arguments[1].constant)
     if name == "as_strided":
-        return lambda t: target(t.expand(value.shape).contiguous(), *rest, **named)
-    return lambda t: target(t.expand(value.shape), *rest, **named)
+        return lambda t: target(t.expand(value.shape).contiguous(), *arguments, **named)
+    return lambda t: target(t.expand(value.shape), *arguments, **named)
 
 
 def _padded(labels: Tensor, shape: Sequence[int], amounts: Sequence[int]) -> Tensor:
     """Zeros around labels. Along dimensions without labels they are entries like all others."""
     pairs = [amounts[k : k + 2] for k in range(0, len(amounts), 2)]
-    own = []
+    widths = []
     for d, (before, after) in zip(range(len(shape) - 1, -1, -1), pairs, strict=False):
         has_labels = labels.shape[d] == shape[d]
-        own += [before, after] if has_labels else [0, 0]
-    padded = torch.nn.functional.pad(labels, own, value=ZERO)
+        widths += [before, after] if has_labels else [0, 0]
+    padded = torch.nn.functional.pad(labels, widths, value=ZERO)
     ends = [sum(p) for p in pairs[::-1]]
     ends = [0] * (len(shape) - len(ends)) + ends
     return padded.expand([n + k for n, k in zip(shape, ends, strict=True)])
@@ -135,9 +135,9 @@ def _pieces(
 ) -> tuple[Value, ...]:
     parts: list[list[Part]] = [[] for _ in sizes]
     for part in value.parts:
-        for own, labels in zip(parts, function(part.labels), strict=True):
-            own.append(part.with_labels(compress(labels)))
-    return tuple(Value.of(s.shape, own) for s, own in zip(sizes, parts, strict=True))
+        for piece, labels in zip(parts, function(part.labels), strict=True):
+            piece.append(part.with_labels(compress(labels)))
+    return tuple(Value.of(s.shape, piece) for s, piece in zip(sizes, parts, strict=True))
 
 
 def _moved(value: Value, shape: Sequence[int], function: Callable[[Tensor], Tensor]) -> Value:
@@ -147,10 +147,10 @@ def _moved(value: Value, shape: Sequence[int], function: Callable[[Tensor], Tens
     the entries of a label?
     """
     varies, positions = [False] * len(shape), []
-    for d in (d for d, seen in enumerate(value.varies) if seen):
+    for d in (d for d, varied in enumerate(value.varies) if varied):
         along = [-1 if k == d else 1 for k in range(len(value.shape))]
         moved = compress(function(torch.arange(1, value.shape[d] + 1).reshape(along)))
-        varies = [seen or n > 1 for seen, n in zip(varies, moved.shape, strict=True)]
+        varies = [varied or n > 1 for varied, n in zip(varies, moved.shape, strict=True)]
         if not any(d in part.dims for part in value.parts):
             positions.append(moved)
     result = value.moved(shape, function, varies)
@@ -159,10 +159,10 @@ def _moved(value: Value, shape: Sequence[int], function: Callable[[Tensor], Tens
 
 def _among(part: Part, positions: Sequence[Tensor]) -> Part:
     """The part, with what stands along its own dimensions."""
-    for own in positions:
-        if any(own.shape[d] > 1 for d in part.dims):
+    for positions_along in positions:
+        if any(positions_along.shape[d] > 1 for d in part.dims):
             before = part.places if part.places is not None else 0
-            part = replace(part, places=before * (int(own.max()) + 1) + own)
+            part = replace(part, places=before * (int(positions_along.max()) + 1) + positions_along)
     return part
 
 
@@ -171,7 +171,7 @@ def _unrolled(system: System, value: Value, shape: Sequence[int]) -> Value:
     for d, n in enumerate(value.shape):
         if n > 1 and not value.varies[d] and not _stays(value, d, shape):
             parts = tuple(_copied(system, value, part, d, n, shape) for part in value.parts)
-            varies = tuple(k == d or seen for k, seen in enumerate(value.varies))
+            varies = tuple(k == d or varied for k, varied in enumerate(value.varies))
             value = Value(value.shape, parts, value.constant, varies)
     return value
 
@@ -191,7 +191,7 @@ def _stays(value: Value, d: int, shape: Sequence[int]) -> bool:
     """Tell whether a dimension is one dimension of the new shape, too."""
     before, after = next(p for p in _pieces_of_view(value.shape, shape) if d in p[0])
     sizes = [value.shape[k] for k in before], [shape[k] for k in after]
-    wide, new = ([n for n in own if n > 1] for own in sizes)
+    wide, new = ([n for n in size if n > 1] for size in sizes)
     return wide == new == [value.shape[d]]
 
 
@@ -267,7 +267,7 @@ def _joined_beside_others(
 ) -> Value | None:
     """Rows of parameters, one part along the dimension, beside rows of data, which have none."""
     along = [[p for p in v.parts if d in p.dims] for v in values]
-    rows = [p for own in along for p in own]
+    rows = [p for row in along for p in row]
     others = [replace(v, parts=tuple(p for p in v.parts if d not in p.dims)) for v in values]
     is_row = all(v.parts for v in others) and 0 in map(len, along)
     if not is_row or not rows or max(map(len, along)) > 1 or any(p.power != 1 for p in rows):
@@ -276,8 +276,8 @@ def _joined_beside_others(
     wide = torch.broadcast_shapes(*(p.labels.narrow(d, 0, 1).shape for p in rows))
     size = [[v.shape[d] if k == d else n for k, n in enumerate(wide)] for v in values]
     labels = [
-        own[0].labels.expand(n) if own else torch.zeros(n, dtype=torch.long)
-        for own, n in zip(along, size, strict=True)
+        row[0].labels.expand(n) if row else torch.zeros(n, dtype=torch.long)
+        for row, n in zip(along, size, strict=True)
     ]
     return Value.of(shape, (*same.parts, Part(torch.cat(labels, d))))
 
@@ -293,9 +293,9 @@ def _joined_entry_by_entry(
     if len(powers) > 1:
         values = [_to_first_power(system, v) for v in values]
     power, parity = powers.pop() if len(powers) == 1 else (Fraction(1), 1)
-    own = {k for v in values for p in v.parts for k in p.dims} | {d}
+    dims = {k for v in values for p in v.parts for k in p.dims} | {d}
     narrow = [_labels_of(v) for v in values]
-    for k in set(range(len(shape))) - own:
+    for k in set(range(len(shape))) - dims:
         narrow = [t.narrow(k, 0, 1) for t in narrow]
     part = Part(compress(torch.cat(narrow, d)), power, parity)
     places = [
@@ -311,12 +311,16 @@ def _places_of(value: Value, k: int, shape: Sequence[int]) -> Tensor:
     Constants that are equal are at one place.
     """
     if value.parts:
-        own = value.parts[0].places
-        return torch.zeros((), dtype=torch.long).expand(shape) if own is None else own.expand(shape)
+        placed = value.parts[0].places
+        return (
+            torch.zeros((), dtype=torch.long).expand(shape)
+            if placed is None
+            else placed.expand(shape)
+        )
     if value.constant is not None:
         places = torch.unique(value.constant, return_inverse=True)[1]
     else:
-        sizes = [n if seen else 1 for n, seen in zip(value.shape, value.varies, strict=True)]
+        sizes = [n if varied else 1 for n, varied in zip(value.shape, value.varies, strict=True)]
         places = torch.arange(math.prod(sizes)).reshape(sizes)
     for d, n in enumerate(shape):
         places = places.narrow(d, 0, 1) if n == 1 else places
@@ -354,21 +358,21 @@ def _joined_part_by_part(
         return None
     parts = []
     for x in values[0].parts:
-        place = [y is x for y in _alike(x, values[0], d)].index(True)
-        mates = [next(iter(_alike(x, v, d)[place:]), None) for v in values]
+        index = [y is x for y in _alike(x, values[0], d)].index(True)
+        mates = [next(iter(_alike(x, v, d)[index:]), None) for v in values]
         if any(m is None for m in mates):
             return None
-        found = [m for m in mates if m is not None]
+        present = [m for m in mates if m is not None]
         if d in x.dims:
-            rest = [m.labels.shape[:d] + (1,) + m.labels.shape[d + 1 :] for m in found]
-            wide = torch.broadcast_shapes(*rest)
+            shapes = [m.labels.shape[:d] + (1,) + m.labels.shape[d + 1 :] for m in present]
+            wide = torch.broadcast_shapes(*shapes)
             labels = [
                 m.labels.expand([v.shape[k] if k == d else n for k, n in enumerate(wide)])
-                for m, v in zip(found, values, strict=True)
+                for m, v in zip(present, values, strict=True)
             ]
             parts.append(replace(x.with_labels(torch.cat(labels, d)), axis=None))
         else:
-            for m in found[1:]:
+            for m in present[1:]:
                 system.tie(x.labels, m.labels)
                 system.balance([(x, 1), (m, -1)])
             parts.append(replace(x, axis=None))

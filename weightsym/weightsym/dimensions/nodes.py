@@ -62,11 +62,11 @@ def second_halves(nodes: Iterable[Node]) -> dict[Node, Node]:
     numbers: dict[object, int] = {}
     number: dict[Node, int] = {}
     earlier: dict[frozenset[int], tuple[Node, set[frozenset[int]]]] = {}
-    found = {}
+    halves = {}
     for node in nodes:  # equal numbers for what is computed in the same way
         is_own = node.op != "call_function" or is_random(node)
-        known = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{number[n]}")
-        words = node if is_own else repr(known)
+        text = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{number[n]}")
+        words = node if is_own else repr(text)
         number[node] = numbers.setdefault((node.target, words), len(numbers))
         if operation_of(node) == "neg":  # signs tell nothing here
             number[node] = number[node.all_input_nodes[0]]
@@ -76,10 +76,10 @@ def second_halves(nodes: Iterable[Node]) -> dict[Node, Node]:
         pairs = {frozenset(number[f] for f in t.all_input_nodes) for t in terms}
         factors = frozenset[int]().union(*pairs)
         if len(terms) == len(pairs) == 2 and len(factors) == 4:
-            first, own = earlier.setdefault(factors, (node, pairs))
-            if own != pairs:
-                found[node] = first
-    return found
+            first, other_pairs = earlier.setdefault(factors, (node, pairs))
+            if other_pairs != pairs:
+                halves[node] = first
+    return halves
 
 
 def _reached(nodes: Iterable[Node], beside: Callable[[Node], Iterable[Node]]) -> set[Node]:

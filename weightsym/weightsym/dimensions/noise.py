@@ -58,10 +58,10 @@ def met(values: Sequence[Value]) -> list[Value]:
     parts = [(p, len(v.shape)) for v in values for p in v.parts]
     if not any(p.is_noise for p, _ in parts) or all(p.is_noise for p, _ in parts):
         return list(values)
-    own = {d - n for p, n in parts if not p.is_noise for d in p.dims}
+    dims = {d - n for p, n in parts if not p.is_noise for d in p.dims}
 
     def moves(part: Part, ndim: int) -> bool:
-        return not part.is_noise or {d - ndim for d in part.dims} <= own
+        return not part.is_noise or {d - ndim for d in part.dims} <= dims
 
     return [replace(v, parts=tuple(p for p in v.parts if moves(p, len(v.shape)))) for v in values]
 
@@ -71,8 +71,8 @@ def of_noise(system: System, values: Sequence[Value], size: Any) -> Value:
     values = [with_dims(v, len(size.shape)) for v in values]
     parts: dict[frozenset[int], Part] = {}
     for part in (p for v in values for p in v.parts):
-        known = parts.setdefault(part.dims, part)
-        system.tie(known.labels, part.labels, "sum")
+        first = parts.setdefault(part.dims, part)
+        system.tie(first.labels, part.labels, "sum")
     for value in (v for v in values if not v.parts):
         for part in parts.values():
             system.stand_beside(part, value)

@@ -164,8 +164,8 @@ class _Probe:
         power = powers.pop() if len(powers) == 1 else None
         if power is None or power <= 0:
             return power
-        rest = self._changed(which, torch.zeros_like)[self._finite].abs()
-        size = float(rest.max()) if rest.numel() else 0.0
+        remainder = self._changed(which, torch.zeros_like)[self._finite].abs()
+        size = float(remainder.max()) if remainder.numel() else 0.0
         if not 0 < size < 1e-3:
             return power
         near = [x * 1e3 * size if k in which else x for k, x in enumerate(self.numbers)]
@@ -225,10 +225,10 @@ def probe_along(
     numbers = [_example(v, size, generator) for v, size in zip(values, _sizes(node), strict=True)]
 
     def function(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        own = list(numbers)
+        arguments = list(numbers)
         for k, x in zip(moving, inputs, strict=True):
-            own[k] = x
-        filled, keywords = _filled((args, named), own)
+            arguments[k] = x
+        filled, keywords = _filled((args, named), arguments)
         result = node.target(*filled, **keywords)  # type: ignore[operator]
         return result if isinstance(result, tuple | list) else (result,)
 

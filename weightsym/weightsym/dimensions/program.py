@@ -104,7 +104,7 @@ def decompose(
     live = ancestors([*results, *(n for n, _ in written)])
     nodes = [n for n in decomposed.graph.nodes if n in live]
     mutable = {*at_the_end, *changing}
-    changes = frozenset(own for name, own in first.items() if name in mutable)
+    changes = frozenset(names for name, names in first.items() if name in mutable)
     lost = set(signature.non_persistent_buffers)
     state = {
         name

@@ -124,11 +124,11 @@ class Reading:
 
     def _tables(self) -> frozenset[str]:
         parts = self.system.tables
-        seen = set(torch.cat([x.labels.reshape(-1) for x in parts]).tolist()) if parts else set()
+        labels = set(torch.cat([x.labels.reshape(-1) for x in parts]).tolist()) if parts else set()
         return frozenset(
             name
-            for name, own in self.parameters.items()
-            if any(int(x.labels.reshape(-1)[0]) in seen for x in own.parts)
+            for name, parameter in self.parameters.items()
+            if any(int(x.labels.reshape(-1)[0]) in labels for x in parameter.parts)
         )
 
     def value_of(self, node: Any) -> Value:
@@ -144,8 +144,10 @@ class Reading:
         if node.op == "placeholder":
             self._values[node] = self._placeholder(program, node)
         elif node.op == "get_attr":
-            kept = program.constants[str(node.target)]
-            self._values[node] = Value.constant_of(kept) if isinstance(kept, Tensor) else kept
+            constant = program.constants[str(node.target)]
+            self._values[node] = (
+                Value.constant_of(constant) if isinstance(constant, Tensor) else constant
+            )
         elif node.op == "call_function":
             self._call(node)
 
@@ -166,7 +168,7 @@ class Reading:
         They stay in their places, and have the unit of those that are read.
         """
         system, named = self.system, self.system.named()
-        for part in (p for own in self.parameters.values() for p in own.parts):
+        for part in (p for parameter in self.parameters.values() for p in parameter.parts):
             is_read = named[part.labels]
             unread = replace(part, labels=torch.where(is_read, ZERO, part.labels))
             if not bool(is_read.all()):
@@ -200,8 +202,8 @@ class Reading:
                     self.system.fix(part)
                 elif name not in self._changing:
                     self.system.stop(part, sign=False)
-        own = self.parameters[name]
-        return Value.of(own.shape, own.parts)
+        parameter = self.parameters[name]
+        return Value.of(parameter.shape, parameter.parts)
 
     def _axes(self, name: str, tensor: Tensor) -> tuple[Part, ...]:
         """One part for each dimension, or those of the matrices that the tensor holds."""
@@ -253,9 +255,9 @@ class Reading:
         if node.target is operator.getitem:
             return
         outputs = result if isinstance(result, tuple | list) else [result]
-        for place, value in [*enumerate(values), *((-1, v) for v in outputs)]:
+        for position, value in [*enumerate(values), *((-1, v) for v in outputs)]:
             for part in value.parts if isinstance(value, Value) else ():
-                self.touched.append(Touch(index, place, self._distinct_labels(part.labels)))
+                self.touched.append(Touch(index, position, self._distinct_labels(part.labels)))
 
     def _distinct_labels(self, labels: Tensor) -> Ints:
         """The labels of a part, each once. Those that pass several operations are sorted once."""
@@ -340,14 +342,14 @@ class Reading:
         first = self._values[self._halves[node]].parts
         factors = [[bool(self._values[f].parts) for f in t.all_input_nodes] for t in node.args]  # type: ignore[union-attr]
         one_each = {len(parts) for parts in (*(t.parts for t in terms), first)} == {1}
-        if not one_each or any(sum(own) != 1 for own in factors):
+        if not one_each or any(sum(factor) != 1 for factor in factors):
             return result
         x, y = (t.parts[0].labels for t in terms)
         rows = label_rows(x, y)
         if len(rows) * 2 == len(np.unique(rows)):  # each label of one in a plane with another's
             self.system.planes.append(np.sort(rows, 1))
-            other = y if torch.equal(result.parts[0].labels, first[0].labels) else x
-            result = replace(result, parts=(replace(result.parts[0], labels=other),))
+            partner = y if torch.equal(result.parts[0].labels, first[0].labels) else x
+            result = replace(result, parts=(replace(result.parts[0], labels=partner),))
         return result
 
     def _mul(self, node: Node, args: Any, named: Any) -> Value:
@@ -475,10 +477,10 @@ class Reading:
         sizes = node.meta["val"]
         if any(isinstance(a, Value) and a.parts for a in args[1:]):
             raise Unfollowed("bags of rows that are computed")
-        own = layers.embedding(self.system, args[0], Value.of(sizes[0].shape[:1]), sizes[0])
+        rows = layers.embedding(self.system, args[0], Value.of(sizes[0].shape[:1]), sizes[0])
         if len(args) > 4 and args[4] == 2:  # the largest of each
-            own = layers.extreme(self.system, unsqueezed(own, 0), 0, False)
-        return (own, *(Value.of(s.shape) for s in sizes[1:]))
+            rows = layers.extreme(self.system, unsqueezed(rows, 0), 0, False)
+        return (rows, *(Value.of(s.shape) for s in sizes[1:]))
 
     # -------------------------------------------------------------- measured
     def _measure(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Value:
@@ -487,24 +489,24 @@ class Reading:
         key = (node.target, tuple(moving), _literals(args, named, values))
         if key not in self._measured:
             self._measured[key] = probe_pointwise(node, args, named, values, moving)
-        kind: Pointwise = self._measured[key]
-        if kind.kind == "zero":
+        pointwise: Pointwise = self._measured[key]
+        if pointwise.kind == "zero":
             return Value.constant_of(torch.zeros(()).expand(size.shape))
-        if not kind.keeps_zero:
+        if not pointwise.keeps_zero:
             values = [replace(v, parts=tuple(map(self.system.filled, v.parts))) for v in values]
-        if kind.kind == "each":
-            result = self._each(kind, values)
+        if pointwise.kind == "each":
+            result = self._each(pointwise, values)
         else:
             values = [self.system.as_one_part(v) for v in values]
-            result = self._together(kind, values)
+            result = self._together(pointwise, values)
         return replace(result, constant=None, shape=tuple(size.shape))
 
-    def _each(self, kind: Pointwise, values: Sequence[Value]) -> Value:
+    def _each(self, pointwise: Pointwise, values: Sequence[Value]) -> Value:
         """Every operand has its own power. Where it has none, units stop."""
         system = self.system
-        is_square = len(values) == 1 and kind.powers[0] == (2, 0)
+        is_square = len(values) == 1 and pointwise.powers[0] == (2, 0)
         result: Value | None = None
-        for k, (power, parity) in zip(kind.operands, kind.powers, strict=True):
+        for k, (power, parity) in zip(pointwise.operands, pointwise.powers, strict=True):
             passes = power is not None and parity is not None and len(values) == 1
             absorbed = replace(values[k], parts=system.absorb(values[k].parts))
             value = absorbed if passes else system.as_one_part(values[k])
@@ -513,21 +515,21 @@ class Reading:
                     system.stop(part, scale=False)
                 if power is None:
                     system.stop(part, sign=False)
-                if not (kind.is_linear or is_square):
+                if not (pointwise.is_linear or is_square):
                     system.mark("apart", part)
-            own = tuple(p.to_power(power or Fraction(0), parity or 0) for p in value.parts)
-            value = Value(value.shape, own, None, value.varies)
+            powered = tuple(p.to_power(power or Fraction(0), parity or 0) for p in value.parts)
+            value = Value(value.shape, powered, None, value.varies)
             result = value if result is None else multiply(system, result, value)
         assert result is not None
         for k, value in enumerate(values):
-            if k not in kind.operands:
+            if k not in pointwise.operands:
                 result = _beside_numbers(system, result, value)
         return result
 
-    def _together(self, kind: Pointwise, values: Sequence[Value]) -> Value:
+    def _together(self, pointwise: Pointwise, values: Sequence[Value]) -> Value:
         """Some operands have one unit, of which a power passes. Others decide where."""
         system = self.system
-        power, parity = kind.powers[0] if kind.powers else (None, None)
+        power, parity = pointwise.powers[0] if pointwise.powers else (None, None)
         if power is None:
             for part in (p for v in values for p in v.parts):
                 system.stop(part, sign=parity is None)
@@ -539,17 +541,17 @@ class Reading:
                 )  # noqa: E501
                 for v in values
             ]
-        inside = [v for k, v in enumerate(values) if k in kind.operands]
+        inside = [v for k, v in enumerate(values) if k in pointwise.operands]
         if not inside:
             return self._side_by_side(values)
-        result = unify(system, inside, kind.is_linear)
+        result = unify(system, inside, pointwise.is_linear)
         if parity is None:
             for part in result.parts:
                 system.stop(part, scale=False)
         factor = Fraction(1) if power is None else power
         parts = tuple(p.to_power(factor, parity or 0) for p in result.parts)
         result = replace(result, parts=parts)
-        for value in (v for k, v in enumerate(values) if k not in kind.operands):
+        for value in (v for k, v in enumerate(values) if k not in pointwise.operands):
             result = self._beside(result, value)
         return result
 
@@ -571,8 +573,8 @@ class Reading:
             for part in value.parts:
                 self.system.stop(part)
                 self.system.mark("apart", part)
-            own = replace(value, parts=layers.only_moving(value).parts)
-            result = own if result is None else multiply(self.system, result, own)
+            moving = replace(value, parts=layers.only_moving(value).parts)
+            result = moving if result is None else multiply(self.system, result, moving)
         assert result is not None
         parts = self.system.absorb(result.parts)
         result = replace(result, constant=None, parts=parts)
@@ -605,8 +607,8 @@ class Reading:
         return results if isinstance(size, tuple | list) else results[0]
 
     def _pass_along(self, part: Part, along: Along, beside: Sequence[Value]) -> None:
-        for other in beside:
-            self.system.stand_beside(part, other)
+        for neighbour in beside:
+            self.system.stand_beside(part, neighbour)
         if not along.has_scales:
             self.system.stop(part, sign=False)
         if not along.has_signs:
@@ -663,7 +665,7 @@ def _without_labels(size: Any) -> Any:
 def _has_copies(values: Sequence[Value]) -> bool:
     """Tell whether something is broadcast along a dimension."""
     return any(
-        n > 1 and not seen for v in values for n, seen in zip(v.shape, v.varies, strict=True)
+        n > 1 and not varied for v in values for n, varied in zip(v.shape, v.varies, strict=True)
     )
 
 

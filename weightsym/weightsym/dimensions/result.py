@@ -119,15 +119,15 @@ class Layout:
         columns: dict[int, list[Ints]] = defaultdict(list)
         for row in np.array(list(zip(*units, strict=True)), np.int64):
             first, last = (np.searchsorted(self._classes, row, side) for side in ("left", "right"))
-            at = self._order[np.concatenate([*map(np.arange, first, last)])]
-            for axis in np.unique(self._axis_at[at]).tolist():
+            entries = self._order[np.concatenate([*map(np.arange, first, last)])]
+            for axis in np.unique(self._axis_at[entries]).tolist():
                 if self.axes[axis].tensor not in without:
-                    own = at[self._axis_at[at] == axis]
-                    table = own.reshape(len(np.unique(self._class_at[own])), -1)
+                    inside = entries[self._axis_at[entries] == axis]
+                    table = inside.reshape(len(np.unique(self._class_at[inside])), -1)
                     columns[axis].append(self._in_roles(axis, table - self._first_at[axis]))
-        found = {axis: np.concatenate(parts, 1) for axis, parts in columns.items()}
-        found |= self._moving_rows(found)
-        return tuple(Placement(axis, torch.from_numpy(found[axis])) for axis in sorted(found))
+        tables = {axis: np.concatenate(parts, 1) for axis, parts in columns.items()}
+        tables |= self._moving_rows(tables)
+        return tuple(Placement(axis, torch.from_numpy(tables[axis])) for axis in sorted(tables))
 
     @cached_property
     def _signatures(self) -> NDArray[np.uint64]:
@@ -137,22 +137,26 @@ class Layout:
         """Positions of corresponding classes: those in one role below each other."""
         if table.shape[1] == 1:
             return table
-        own = self._signatures[self.labels[axis][table]]
-        order = np.argsort(own, 1, kind="stable")
-        own = np.take_along_axis(own, order, 1)
-        return np.take_along_axis(table, order, 1) if (own == own[:1]).all() else table
+        signatures = self._signatures[self.labels[axis][table]]
+        order = np.argsort(signatures, 1, kind="stable")
+        signatures = np.take_along_axis(signatures, order, 1)
+        return (
+            np.take_along_axis(table, order, 1) if (signatures == signatures[:1]).all() else table
+        )
 
-    def _moving_rows(self, found: Mapping[int, Ints]) -> dict[int, Ints]:
+    def _moving_rows(self, tables: Mapping[int, Ints]) -> dict[int, Ints]:
         """Rows of stacks that move as wholes, where only what lies inside them has labels."""
         moving: dict[int, Ints] = {}
-        tensors = {self.axes[a].tensor for a in found if self.axes[a].dim == 0}
-        for axis, at in found.items():
-            own = self.axes[axis]
-            block = at // own.size
-            is_whole = own.blocks > 1 and own.blocks == self._shape[own.tensor][0]
+        tensors = {self.axes[a].tensor for a in tables if self.axes[a].dim == 0}
+        for axis, positions in tables.items():
+            moved_axis = self.axes[axis]
+            block = positions // moved_axis.size
+            is_whole = (
+                moved_axis.blocks > 1 and moved_axis.blocks == self._shape[moved_axis.tensor][0]
+            )
             is_one = (block == block[:, :1]).all() and len(np.unique(block[:, 0])) == len(block)
-            if is_whole and own.tensor not in tensors and is_one:
-                moving[self._rows_of(own)] = block[:, :1]
+            if is_whole and moved_axis.tensor not in tensors and is_one:
+                moving[self._rows_of(moved_axis)] = block[:, :1]
         return moving
 
     def _rows_of(self, axis: Axis) -> int:
@@ -204,8 +208,8 @@ def _unsearched(layout: Layout) -> Iterator[Frozen]:
 # ------------------------------------------------------------ permutations
 def _permutations(layout: Layout) -> tuple[PermutationGroup, ...]:
     """Groups of channels in graph order, then those of the blocks that contain them."""
-    found = layout.exchanges
-    channels = [g for g in found.groups if not g.is_block]
+    exchanges = layout.exchanges
+    channels = [g for g in exchanges.groups if not g.is_block]
     groups: list[PermutationGroup] = []
     index: dict[frozenset[int], int] = {}
     placed = [(layout.placements(g.units), g) for g in channels]
@@ -213,7 +217,7 @@ def _permutations(layout: Layout) -> tuple[PermutationGroup, ...]:
         index[frozenset(x for u in group.units for x in u)] = len(groups)
         groups.append(PermutationGroup(len(group.units), writer_of(layout.axes, places), places))
     names = _tensor_names(layout)
-    blocks = [_Block(g, found.class_count, names) for g in found.groups if g.is_block]
+    blocks = [_Block(g, exchanges.class_count, names) for g in exchanges.groups if g.is_block]
     located = [(b, layout.placements(b.classes, b.moved)) for b in blocks]
     located = [(b, p) for b, p in located if p or b.tensors]
     located.sort(key=lambda x: (len(x[0].units[0]), _first(x[1])))
@@ -256,10 +260,10 @@ class _Block:
     def inside(self, index: Mapping[frozenset[int], int]) -> tuple[tuple[int, ...], ...]:
         """Groups inside the blocks, one per block, that lie in no other group inside."""
         first, rows = self.classes[0], []
-        own = frozenset(first)
-        nested = [support for support in index if support <= own]
+        labels = frozenset(first)
+        nested = [support for support in index if support <= labels]
         for support in nested:
-            if any(support < other for other in nested):
+            if any(support < outer for outer in nested):
                 continue
             images = [
                 frozenset(y for x, y in zip(first, unit, strict=True) if x in support)
@@ -286,7 +290,7 @@ def _actions(layout: Layout, units: Units, field: Field) -> Actions:
     shared = {v for row in rows.values() if len(row) > 1 for v in row}
     beside = is_plain & np.isin(roots, np.array([*shared], np.int64))
     rows |= {k: {int(roots[k]): int(signs[k])} for k in np.flatnonzero(beside).tolist()}
-    axes = np.repeat(np.arange(len(layout.labels)), [own.size for own in layout.labels])[first]
+    axes = np.repeat(np.arange(len(layout.labels)), [table.size for table in layout.labels])[first]
     families = layout.families[layout.exchanges.classes[labels]]
     _thin_out(rows, units, {k: (axes[k], families[k]) for k in rows})
     exponents = layout.powers if field == "rational" else list(map(Fraction, layout.parities))
@@ -298,7 +302,7 @@ def _actions(layout: Layout, units: Units, field: Field) -> Actions:
             (alone, roots[alone], signs[alone]),
             index,
             exponents,
-            [own.size for own in layout.labels],
+            [table.size for table in layout.labels],
         )
     )
 
@@ -325,47 +329,47 @@ def _columns(
     variables, coefficients = variables[order], coefficients[order]
     per_label = np.bincount(acted, minlength=int(index.max(initial=-1)) + 1)
     ends = np.cumsum(per_label)
-    own = lcm(*{x.denominator for x in exponents})
-    factors = np.repeat(np.array([int(x * own) for x in exponents], np.int64), sizes)
+    denominator = lcm(*{x.denominator for x in exponents})
+    factors = np.repeat(np.array([int(x * denominator) for x in exponents], np.int64), sizes)
     axes = np.repeat(np.arange(len(sizes)), sizes)
     positions = np.concatenate([np.zeros(0, np.int64), *map(np.arange, sizes)])
     counts = per_label[index] * (factors != 0)
-    at = np.repeat(np.arange(len(index)), counts)
-    term = np.arange(len(at)) + np.repeat(ends[index] - np.cumsum(counts), counts)
-    powers = coefficients[term] * factors[at]
+    columns_of = np.repeat(np.arange(len(index)), counts)
+    term = np.arange(len(columns_of)) + np.repeat(ends[index] - np.cumsum(counts), counts)
+    powers = coefficients[term] * factors[columns_of]
     _, variable = np.unique(variables[term], return_inverse=True)
     multiple = np.ones(int(variable.max(initial=-1)) + 1, np.int64)
-    np.lcm.at(multiple, variable, shared * own // np.gcd(powers, shared * own))
-    powers = powers * multiple[variable] // (shared * own)
-    return np.stack([variable, positions[at], axes[at], powers])
+    np.lcm.at(multiple, variable, shared * denominator // np.gcd(powers, shared * denominator))
+    powers = powers * multiple[variable] // (shared * denominator)
+    return np.stack([variable, positions[columns_of], axes[columns_of], powers])
 
 
-def _thin_out(of: dict[int, Row], units: Units, families: Mapping[int, object]) -> None:
+def _thin_out(rows: dict[int, Row], units: Units, families: Mapping[int, object]) -> None:
     """Let variables act on as few labels as adding others to them allows.
 
     What acts on a label is a combination of variables. Any basis of them says the same, and one
     whose members act in few places is easier to read, and to set by norms. Of equally many labels,
     those of few families are chosen, so that channels that change places are treated alike.
     """
-    acts: dict[int, Row] = {v: {} for row in of.values() if len(row) > 1 for v in row}
-    for label, row in of.items():
+    acts: dict[int, Row] = {v: {} for row in rows.values() if len(row) > 1 for v in row}
+    for label, row in rows.items():
         for v in row.keys() & acts.keys():
             acts[v][label] = row[v]
     for v in sorted(acts, reverse=True):
-        while (best := _best_saving(v, of, acts, families)) is not None:
+        while (best := _best_saving(v, rows, acts, families)) is not None:
             w, factor = best
             for label, c in acts[w].items():
-                total = units.added([{v: of[label].pop(v, 0)}, {v: factor * c}])
+                total = units.added([{v: rows[label].pop(v, 0)}, {v: factor * c}])
                 acts[v].pop(label, None)
                 if total:
-                    of[label][v] = acts[v][label] = total[v]
+                    rows[label][v] = acts[v][label] = total[v]
 
 
 def _best_saving(
-    v: int, of: Mapping[int, Row], acts: Mapping[int, Row], families: Mapping[int, object]
+    v: int, rows: Mapping[int, Row], acts: Mapping[int, Row], families: Mapping[int, object]
 ) -> tuple[int, Any] | None:
     """Find the variable, and the multiple of it, that saves most if it is added to another one."""
-    meets = Counter(w for label in acts[v] for w in of[label])
+    meets = Counter(w for label in acts[v] for w in rows[label])
     choices = []
     for w in (w for w, times in meets.items() if w != v and 2 * times >= len(acts[w])):
         fewer, factor = _saving(acts[v], acts[w])
@@ -377,18 +381,18 @@ def _best_saving(
     return min(choices)[2:]
 
 
-def _saving(row: Row, other: Row) -> tuple[int, Any]:
+def _saving(row: Row, added: Row) -> tuple[int, Any]:
     """On how many labels fewer a variable acts with a multiple of another one, and the factor."""
-    few, many = sorted((row, other), key=len)
-    counts = Counter(ratio(-row[label], other[label]) for label in few if label in many)
+    few, many = sorted((row, added), key=len)
+    counts = Counter(ratio(-row[label], added[label]) for label in few if label in many)
     factor = max(set(counts), key=counts.__getitem__, default=0)
-    return counts[factor] + counts.total() - len(other), factor
+    return counts[factor] + counts.total() - len(added), factor
 
 
-def _alike(row: Row, other: Row, factor: Any, families: Mapping[int, object]) -> int:
+def _alike(row: Row, added: Row, factor: Any, families: Mapping[int, object]) -> int:
     """Find how much more a variable acts on labels of one family than on those of another."""
     counts, change = Counter(families[x] for x in row), Counter[object]()
-    for x, c in other.items():
+    for x, c in added.items():
         gone = x in row and row[x] + factor * c == 0
         change[families[x]] += (x not in row) - gone
     return sum((counts[f] + n) ** 2 - counts[f] ** 2 for f, n in change.items())
@@ -409,8 +413,8 @@ def independent_variables(
 
     pinned = _pinned([t for t, _ in tables], others, units.count)
     others += [row for table in tables for row in units.rows(_without(table, pinned))]
-    rest = ({v: c for v, c in row.items() if not pinned[v]} for row in others)
-    left = {frozenset(row.items()) for row in rest if row}
+    free = ({v: c for v, c in row.items() if not pinned[v]} for row in others)
+    left = {frozenset(row.items()) for row in free if row}
     pivots: dict[int, Row] = {}
     for start in sorted(left, key=lambda r: (len(r), sorted(r))):
         row = dict(start)
@@ -430,7 +434,10 @@ def _pinned(tables: Sequence[Ints], others: Sequence[Row], count: int) -> NDArra
     by_width: dict[int, list[Row]] = defaultdict(list)
     for row in others:
         by_width[len(row)].append(row)
-    rows = [*tables, *(np.array([[*row] for row in own], np.int64) for own in by_width.values())]
+    rows = [
+        *tables,
+        *(np.array([[*row] for row in equation], np.int64) for equation in by_width.values()),
+    ]
     while rows:
         left = [(table, ~pinned[table]) for table in rows]
         alone = [table[free & (free.sum(1) == 1)[:, None]] for table, free in left]
@@ -454,7 +461,7 @@ def _linear(layout: Layout) -> tuple[LinearGroup, ...]:
     for space in spaces(layout.reading, layout.exchanges, layout.scales, layout.signs):
         places = _planes(layout, space) if space.pairs else _rows(layout, space)
         if places:
-            shapes = tuple((key, at.shape) for key, at in sorted(places.items()))
+            shapes = tuple((key, positions.shape) for key, positions in sorted(places.items()))
             similar[space.kind, shapes].append(places)
     groups = [_linear_group(layout, kind, spaces) for (kind, _), spaces in similar.items()]
     return tuple(
@@ -478,8 +485,8 @@ def _signed_powers(layout: Layout) -> list[NDArray[np.int64]]:
     for labels in layout.labels:
         distinct, index = np.unique(labels, return_inverse=True)
         rows = [tuple(layout.scales.of(label).values()) for label in distinct.tolist()]
-        own = [int(row[0]) if row in ((1,), (-1,)) else 0 for row in rows]
-        result.append(np.array(own, np.int64)[index])
+        powers = [int(row[0]) if row in ((1,), (-1,)) else 0 for row in rows]
+        result.append(np.array(powers, np.int64)[index])
     return result
 
 
@@ -491,16 +498,18 @@ def _rows(layout: Layout, space: Space) -> _Places:
     first: Ints | None = None
     columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
     for units in space.rows:
-        for place in layout.placements(units):
-            at = place.positions.numpy()
-            for column, labels in zip(at.T, layout.labels[place.axis][at].T, strict=True):
+        for placement in layout.placements(units):
+            positions = placement.positions.numpy()
+            for column, labels in zip(
+                positions.T, layout.labels[placement.axis][positions].T, strict=True
+            ):
                 first = labels if first is None else first
                 power = layout.scales.power_between(labels, first)
                 if not power:
                     return {}
-                columns[place.axis, power].append(column[:, None])
-    tables = {key: np.concatenate(at, 1) for key, at in columns.items()}
-    return {key: at[:, np.argsort(at[0])] for key, at in tables.items()}
+                columns[placement.axis, power].append(column[:, None])
+    tables = {key: np.concatenate(positions, 1) for key, positions in columns.items()}
+    return {key: positions[:, np.argsort(positions[0])] for key, positions in tables.items()}
 
 
 def _planes(layout: Layout, space: Space) -> _Places:
@@ -512,20 +521,20 @@ def _planes(layout: Layout, space: Space) -> _Places:
     powers = _signed_powers(layout)
     columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
     for axis, labels in enumerate(layout.labels):
-        at = np.flatnonzero(np.isin(classes[labels], list(inside)))
+        entries = np.flatnonzero(np.isin(classes[labels], list(inside)))
         where: dict[int, list[int]] = defaultdict(list)
-        for k in at.tolist():
+        for k in entries.tolist():
             where[int(sides[labels[k]])].append(k)
-        found = [(where.get(a, []), where.get(b, [])) for a, b in partner.items()]
-        pairs = [p for a, b in found for p in zip(a, b, strict=False)]
-        if 2 * len(pairs) != at.size or any(len(a) != len(b) for a, b in found):
+        halves = [(where.get(a, []), where.get(b, [])) for a, b in partner.items()]
+        pairs = [p for a, b in halves for p in zip(a, b, strict=False)]
+        if 2 * len(pairs) != entries.size or any(len(a) != len(b) for a, b in halves):
             return {}
         for first, second in pairs:
             power = 1 if space.kind == "unit complex" else int(powers[axis][first])
             if not power:
                 return {}
             columns[axis, power].append(np.array([[first], [second]]))
-    return {key: np.concatenate(at, 1) for key, at in columns.items()}
+    return {key: np.concatenate(entries, 1) for key, entries in columns.items()}
 
 
 def _sides(layout: Layout) -> Ints:

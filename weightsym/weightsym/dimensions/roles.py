@@ -43,12 +43,12 @@ class Roles:
         met = _meetings(reading, weights)
         for k, node in enumerate(reading.operations):
             for labels, role in self._uses(node, weights):
-                own = labels[labels > 0]
-                new = own[self._first[own] == len(reading.operations)]
+                present = labels[labels > 0]
+                new = present[self._first[present] == len(reading.operations)]
                 self._of[new], self._first[new] = _ROLES.index(role), k
-                self._met[own] = np.minimum(self._met[own], met[node])
+                self._met[present] = np.minimum(self._met[present], met[node])
                 if role == "in":
-                    self._last[own] = k
+                    self._last[present] = k
 
     def of(self, labels: NDArray[np.int64]) -> tuple[str, int]:
         """The role of an axis by its labels, and the operation that last read it."""
@@ -58,7 +58,7 @@ class Roles:
 
     def first_use(self, labels: Iterable[NDArray[np.int64]]) -> int:
         """The operation in which any of some labels first meets what depends on the input."""
-        uses = [int(self._met[own].min()) for own in labels]
+        uses = [int(self._met[group_labels].min()) for group_labels in labels]
         return min(uses, default=len(self._reading.operations))
 
     def _uses(self, node: Node, weights: set[Node]) -> Iterator[tuple[Any, str]]:
@@ -78,9 +78,9 @@ class Roles:
     def _products(self, node: Node, weights: set[Node]) -> Iterator[tuple[Any, str]]:
         both = all(operand in weights for operand in node.args[:2])
         for k, operand in enumerate(node.args[:2]):
-            other = self._reading.value_of(node.args[1 - k])
+            second = self._reading.value_of(node.args[1 - k])
             is_read = both and node not in weights and k == 0  # as the rows of inputs are
-            if operand in weights and not (other.is_zero or is_read):  # zero: states of loops
+            if operand in weights and not (second.is_zero or is_read):  # zero: states of loops
                 is_second = k == 1 and node in weights
                 ndim = len(self._reading.value_of(operand).shape)
                 summed = max(ndim - 2, 0) if k else ndim - 1
@@ -121,18 +121,18 @@ def _weight_nodes(reading: Reading) -> set[Node]:
     A layer that reads learned rows, such as queries, makes an activation of them.
     """
     nodes = [node for program in reading.programs for node in program.nodes]
-    found: set[Node] = set()
+    weights: set[Node] = set()
     for node in nodes:
-        is_picked = operation_of(node) in ("index", "index_select") and node.args[0] in found
-        if node.name in reading.owners or is_picked or _is_made_of(node, found):
-            found.add(node)
+        is_picked = operation_of(node) in ("index", "index_select") and node.args[0] in weights
+        if node.name in reading.owners or is_picked or _is_made_of(node, weights):
+            weights.add(node)
     multiplied: set[Node] = set()
     for node in reversed(nodes):
-        others = (u for u in node.users if u not in found and u.op == "call_function")
+        others = (u for u in node.users if u not in weights and u.op == "call_function")
         if any(u in multiplied for u in node.users) or any(operation_of(u) in _USE for u in others):
             multiplied.add(node)
-    layers = {n for n in found if n.op == "call_function" and operation_of(n) in _PRODUCTS}
-    return found - descendants(layers - multiplied)
+    layers = {n for n in weights if n.op == "call_function" and operation_of(n) in _PRODUCTS}
+    return weights - descendants(layers - multiplied)
 
 
 def _meetings(reading: Reading, weights: set[Node]) -> dict[Node, int]:

@@ -87,8 +87,8 @@ def _listed(index: Any) -> list[Value]:
 
 # ------------------------------------------------------------ to choose
 def _dimension(node: Node, args: Sequence[Any]) -> int:
-    at = 2 if operation_of(node) == "topk" else 1
-    d = args[at] if len(args) > at else -1
+    position = 2 if operation_of(node) == "topk" else 1
+    d = args[position] if len(args) > position else -1
     return d % len(args[0].shape) if isinstance(d, int) else -1
 
 
@@ -108,7 +108,7 @@ def _choose(system: System, node: Node, args: Sequence[Any]) -> Any:
     return index if isinstance(size, Tensor) else (Value.of(size[0].shape), index)
 
 
-def _numbers(shape: Sequence[int], d: int | None, count: int, made: list[list[bool]]) -> Tensor:
+def _numbers(shape: Sequence[int], d: int | None, count: int, masks: list[list[bool]]) -> Tensor:
     """Every number once, each at a token of its own, and ``count`` at all other places.
 
     The tokens are others than those of the choices that were made.
@@ -120,14 +120,14 @@ def _numbers(shape: Sequence[int], d: int | None, count: int, made: list[list[bo
         numbers = torch.full((tokens,), count)
         numbers[torch.randperm(tokens, generator=generator)[:count]] = torch.arange(count)
         none = numbers.reshape(lead) == count
-        own = none.reshape(-1).tolist()
-        if own not in made and all(n == 1 or _varies(none, k) for k, n in enumerate(lead)):
-            made.append(own)
+        counts = none.reshape(-1).tolist()
+        if counts not in masks and all(n == 1 or _varies(none, k) for k, n in enumerate(lead)):
+            masks.append(counts)
             if d is None or shape[d] == 1:
                 return numbers.reshape(tuple(shape))
-            rest = list(shape)
-            rest[d] -= 1
-            return torch.cat([numbers.reshape(lead), torch.full(rest, count)], d)
+            size = list(shape)
+            size[d] -= 1
+            return torch.cat([numbers.reshape(lead), torch.full(size, count)], d)
     raise Unfollowed(f"a choice among {count} channels by {tokens} tokens: pass a longer example")
 
 
@@ -142,8 +142,8 @@ def _pick(system: System, node: Node, args: Sequence[Any]) -> Value:
     if name == "index":
         indices = list(args[1])
     else:
-        at, index = (0, args[1]) if name == "embedding" else (args[1] % len(value.shape), args[2])
-        indices = [None] * at + [index]
+        dim, index = (0, args[1]) if name == "embedding" else (args[1] % len(value.shape), args[2])
+        indices = [None] * dim + [index]
     by_choice = [d for d, i in enumerate(indices) if i is not None and i.choice is not None]
     if len(by_choice) != 1 or any(i.constant is None for i in _listed(indices) if not i.choice):
         raise Unfollowed("picked by several indices that are computed")
@@ -155,10 +155,12 @@ def _pick(system: System, node: Node, args: Sequence[Any]) -> Value:
     d = by_choice[0]
 
     def function(labels: Tensor, numbers: Tensor) -> Tensor:
-        own = [numbers if k == d else i if i is None else i.constant for k, i in enumerate(indices)]
+        constants = [
+            numbers if k == d else i if i is None else i.constant for k, i in enumerate(indices)
+        ]
         wide = [value.shape[k] if i is not None and k != d else -1 for k, i in enumerate(indices)]
         labels = labels.expand(*wide, *labels.shape[len(wide) :])
-        return torch.ops.aten.index.Tensor(labels, own)
+        return torch.ops.aten.index.Tensor(labels, constants)
 
     return _placed(system, value, d, indices[d].choice, size.shape, function,
                    indices[d].choice.numbers)  # fmt: skip
@@ -231,8 +233,8 @@ def _by_groups(system: System, x: Value, weight: Value, ends: Value) -> Value:
 # ------------------------------------------------------------ to compare and to count
 def _compared(node: Node, args: Sequence[Any]) -> Value:
     """Tell whether a choice is a number, or each of several along a dimension of their own."""
-    choice, other = _choice_of(args[0]), args[1]
-    numbers = other.constant if isinstance(other, Value) else torch.tensor(other)
+    choice, operand = _choice_of(args[0]), args[1]
+    numbers = operand.constant if isinstance(operand, Value) else torch.tensor(operand)
     size = node.meta["val"]
     if choice is None or not choice.is_index or numbers is None:
         raise Unfollowed(_NUMBER)
@@ -281,15 +283,17 @@ def _counted(node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
 
     numbers, keywords = tree_map(plain, (args, named), is_leaf=lambda x: isinstance(x, Value))
     result = target(*numbers, **keywords)  # type: ignore[operator]
-    own = _choice_of(args[0])
-    moves = own is not None and own.is_index and name in MOVES | _PICK | UNCHANGED | {"expand"}
-    kept = [
-        (moves or (own is not None and own.is_index and name == "sort" and k == 0))
+    choice = _choice_of(args[0])
+    moves = (
+        choice is not None and choice.is_index and name in MOVES | _PICK | UNCHANGED | {"expand"}
+    )
+    sizes = [
+        (moves or (choice is not None and choice.is_index and name == "sort" and k == 0))
         and not t.is_floating_point()
         for k, t in enumerate(tree_leaves(result))
     ]
     wrapped = [
         Value.of(t.shape, choice=Choice(t, first.among, is_index))
-        for t, is_index in zip(tree_leaves(result), kept, strict=True)
+        for t, is_index in zip(tree_leaves(result), sizes, strict=True)
     ]
     return tuple(wrapped) if isinstance(result, tuple | list) else wrapped[0]

@@ -100,8 +100,8 @@ class Units:
             (self.of(x), self.of(y)) for x, y in zip(labels.tolist(), others.tolist(), strict=True)
         ]
         for power in (1, -1):
-            rest = [self.added([x, {v: -power * c for v, c in y.items()}]) for x, y in pairs]
-            if all(row == rest[0] for row in rest):
+            remainders = [self.added([x, {v: -power * c for v, c in y.items()}]) for x, y in pairs]
+            if all(row == remainders[0] for row in remainders):
                 return power
         return 0
 
@@ -124,17 +124,17 @@ class Units:
         """Join labels by all equations that are short enough. Return the others, shortened."""
         count = self.count
         edges = [np.array([[0, count]])]
-        rest = []
+        longer = []
         for labels, c in left:
             short = self._short((labels, c))
-            rest.append((labels[~short], c[~short]))
+            longer.append((labels[~short], c[~short]))
             ends = np.sort(np.where(labels[short] > 0, np.arange(labels.shape[1]), -1), 1)[:, -2:]
             ends = np.concatenate([np.full((len(ends), 2 - ends.shape[1]), -1), ends], 1)
             rows = np.arange(len(ends))[:, None]
-            at = np.where(ends < 0, 0, labels[short][rows, ends])
+            targets = np.where(ends < 0, 0, labels[short][rows, ends])
             same = (np.where(ends < 0, 1, c[short][rows, ends]) > 0).sum(1) != 1
             same &= self._over == "rational"
-            a, b = at[:, 0], at[:, 1]
+            a, b = targets[:, 0], targets[:, 1]
             edges += [
                 np.stack([a, b + count * same], 1),
                 np.stack([a + count, b + count * ~same], 1),
@@ -148,7 +148,7 @@ class Units:
         sign = np.where(is_zero | (plus < minus), 1, -1)
         self._sign = self._sign * sign[self._root]
         self._root = root[self._root]
-        return [self._replaced(terms, root, sign) for terms in rest if len(terms[0])]
+        return [self._replaced(terms, root, sign) for terms in longer if len(terms[0])]
 
     def _differences(self, terms: _Terms) -> _Terms:
         """Short equations between labels that stand beside the same others, as in tables."""
@@ -158,11 +158,11 @@ class Units:
             beside = np.concatenate([np.delete(labels, k, 1), np.delete(c, k, 1)], 1)
             order = np.lexsort(beside.T)
             same = (beside[order[1:]] == beside[order[:-1]]).all(1)
-            at = np.stack([order[1:][same], order[:-1][same]], 1)
-            pairs.append((labels[at, k], c[at, k] * np.array([1, -1])))
-        found = np.concatenate([x for x, _ in pairs]), np.concatenate([x for _, x in pairs])
-        is_short = self._short(found)
-        return found[0][is_short], found[1][is_short]
+            neighbours = np.stack([order[1:][same], order[:-1][same]], 1)
+            pairs.append((labels[neighbours, k], c[neighbours, k] * np.array([1, -1])))
+        differences = np.concatenate([x for x, _ in pairs]), np.concatenate([x for _, x in pairs])
+        is_short = self._short(differences)
+        return differences[0][is_short], differences[1][is_short]
 
     def _replaced(self, terms: _Terms, root: Ints, sign: Ints) -> _Terms:
         """Equations of the representatives, each once, with one term for each of them."""
@@ -228,11 +228,11 @@ def _terms(equation: Equation, over: Field) -> _Terms:
 def _by_width(terms: Iterable[_Terms]) -> list[_Terms]:
     """Equations with as many labels in one table."""
     tables: dict[int, list[_Terms]] = {}
-    for own in terms:
-        tables.setdefault(own[0].shape[1], []).append(own)
+    for row in terms:
+        tables.setdefault(row[0].shape[1], []).append(row)
     return [
-        (np.concatenate([labels for labels, _ in own]), np.concatenate([c for _, c in own]))
-        for own in tables.values()
+        (np.concatenate([labels for labels, _ in row]), np.concatenate([c for _, c in row]))
+        for row in tables.values()
     ]
 
 
@@ -250,5 +250,5 @@ def units_at_entries(parts: Sequence[Part], over: Field) -> Ints:
 
 def _first_places(part: Part) -> Ints:
     """The first place of each label of a part."""
-    at = np.unique(part.labels.numpy(), return_index=True)[1]
-    return np.stack(np.unravel_index(at, (1, *part.labels.shape)), 1)[:, 1:]
+    first = np.unique(part.labels.numpy(), return_index=True)[1]
+    return np.stack(np.unravel_index(first, (1, *part.labels.shape)), 1)[:, 1:]

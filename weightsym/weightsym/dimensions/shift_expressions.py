@@ -131,32 +131,32 @@ class Expressions:
     # -------------------------------------------------------------- what operations make of them
     def made_of(self, numbers: Tensor, *shape: int) -> Tensor:
         """New numbers, of which nothing is known but that they vanish if others all do."""
-        made, hub = self.fresh(*shape), self.fresh(1)
-        self.depend(made, hub)
+        result, hub = self.fresh(*shape), self.fresh(1)
+        self.depend(result, hub)
         self.depend(hub, torch.unique(numbers))
-        return made
+        return result
 
     def multiple(self, numbers: Tensor) -> Tensor:
         """The numbers times one number, which is not zero."""
         distinct, index = torch.unique(numbers, return_inverse=True)
-        made = self.fresh(len(distinct))
+        result = self.fresh(len(distinct))
         self._factors += 1
-        self.depend(made, distinct, self._factors)
-        return made[index].masked_fill(numbers == 0, 0)
+        self.depend(result, distinct, self._factors)
+        return result[index].masked_fill(numbers == 0, 0)
 
-    def depend(self, made: Tensor, sources: Tensor, factor: int = 0) -> None:
+    def depend(self, results: Tensor, sources: Tensor, factor: int = 0) -> None:
         """State that each of some numbers vanishes with one of others, of which it is made."""
-        self._made[made.numpy()] = True
-        pairs = torch.stack(torch.broadcast_tensors(made, sources), -1).reshape(-1, 2)
+        self._made[results.numpy()] = True
+        pairs = torch.stack(torch.broadcast_tensors(results, sources), -1).reshape(-1, 2)
         pairs = pairs[pairs[:, 1] > 0]
         self.sources.append(torch.nn.functional.pad(pairs, (0, 1), value=factor).numpy())
 
     def read(self, layer: Read) -> Tensor:
         """New numbers of what a layer makes of its channels, by row."""
-        made = self.made_of(torch.from_numpy(layer.incoming), len(layer.rows))
-        self._read[made.numpy()] = True
-        self.reads.append(layer._replace(made=made.numpy()))
-        return made
+        result = self.made_of(torch.from_numpy(layer.incoming), len(layer.rows))
+        self._read[result.numpy()] = True
+        self.reads.append(layer._replace(made=result.numpy()))
+        return result
 
     def is_made(self, numbers: Tensor) -> Tensor:
         """Tell whether a number stands for something of which it is only known when it vanishes."""
@@ -313,23 +313,23 @@ def _patterns(equations: csr_array) -> Iterator[tuple[_Pattern, Ints]]:
     component = connected([np.stack([rows, columns + height], 1)], height + count)
     unknowns = np.unique(columns)
     unknowns = unknowns[np.argsort(component[unknowns + height], kind="stable")]
-    part, place = component[unknowns + height], np.zeros(count, np.int64)
-    place[unknowns] = np.arange(len(part)) - _first(part)
+    members, rank = component[unknowns + height], np.zeros(count, np.int64)
+    rank[unknowns] = np.arange(len(members)) - _first(members)
     order = np.lexsort((columns, rows, component[rows]))
-    rows, at, numbers = rows[order], place[columns[order]], equations.data[order]
+    rows, ranks, numbers = rows[order], rank[columns[order]], equations.data[order]
     line = np.cumsum(np.r_[True, rows[1:] != rows[:-1]][: len(rows)])
     line -= line[_first(component[rows])]
     form = np.zeros(height + count, np.uint64)
     with np.errstate(over="ignore"):
-        np.add.at(form, component[rows], mix(line, at, numbers))
-    present = np.unique(part)
-    for own in np.unique(form[present]):
-        alike = present[form[present] == own]
+        np.add.at(form, component[rows], mix(line, ranks, numbers))
+    present = np.unique(members)
+    for pattern in np.unique(form[present]):
+        alike = present[form[present] == pattern]
         by_line: dict[int, _Row] = defaultdict(dict)
         for k in np.flatnonzero(component[rows] == alike[0]).tolist():
-            by_line[int(line[k])][int(at[k])] = int(numbers[k])
-        size = int((part == alike[0]).sum())
-        table = unknowns[np.searchsorted(part, alike)[:, None] + np.arange(size)]
+            by_line[int(line[k])][int(ranks[k])] = int(numbers[k])
+        size = int((members == alike[0]).sum())
+        table = unknowns[np.searchsorted(members, alike)[:, None] + np.arange(size)]
         yield frozenset(frozenset(row.items()) for row in by_line.values()), table
 
 

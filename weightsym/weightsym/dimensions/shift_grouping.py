@@ -64,11 +64,11 @@ class Uses:
 
     def entries(self, name: str, coords: tuple[Tensor, ...]) -> Tensor:
         """The unknowns of some entries of a parameter."""
-        own = self._tensor(name, "entries", 0 if len(self.shapes[name]) == 1 else None)
+        tensor = self._tensor(name, "entries", 0 if len(self.shapes[name]) == 1 else None)
         if name not in self._reached:
             self._reached[name] = torch.zeros(self.shapes[name], dtype=torch.bool)
         self._reached[name][coords] = True
-        return own.numbers[coords]
+        return tensor.numbers[coords]
 
     def columns(self, name: str, coords: tuple[Tensor, ...], dim: int) -> Tensor:
         """The unknowns of what is added to all entries of a matrix along one dimension of a view.
@@ -82,9 +82,9 @@ class Uses:
             raise ValueError("a part of a matrix")
         if along not in ([[0], [1]], [[1], [0]]):
             raise ValueError("a matrix of one row")
-        kept = along.index([dim])
-        own = self._tensor(name, f"columns {kept}", kept)
-        return own.numbers[coords[kept]]
+        position = along.index([dim])
+        tensor = self._tensor(name, f"columns {position}", position)
+        return tensor.numbers[coords[position]]
 
     def place(self, name: str, coords: tuple[Tensor, ...], out: int, groups: int) -> Read:
         """The place of a layer in its weight, whose view writes along dimension ``out``.
@@ -121,9 +121,9 @@ class Uses:
             self._unknowns[name, kind] = _Tensor(name, dim, self.system.fresh(*sizes))
         return self._unknowns[name, kind]
 
-    def take_up(self, bias: Tensor, made: Tensor) -> None:
+    def take_up(self, bias: Tensor, outputs: Tensor) -> None:
         """Let entries of parameters take up what layers have made of constants."""
-        pairs = label_rows(bias, made)
+        pairs = label_rows(bias, outputs)
         self._taken.append(pairs[pairs[:, 0] > 0])
 
     # -------------------------------------------------------------- what uses say together
@@ -132,22 +132,22 @@ class Uses:
         self._hold()
         pairs = distinct_rows([*np.concatenate(self._taken).T])
         _, first, index = np.unique(pairs[:, 0], return_index=True, return_inverse=True)
-        bias, made = torch.from_numpy(pairs[first]).T
+        bias, outputs = torch.from_numpy(pairs[first]).T
         again = torch.from_numpy(pairs[:, 1])
-        self.system.stop(self.system.combine(again, made[index], -1))  # at every use the same
+        self.system.stop(self.system.combine(again, outputs[index], -1))  # at every use the same
         solution = Solution(self.system)
         tensors = list(self._unknowns.values())
-        takers = self._takers(solution, bias.numpy(), made.numpy())
+        takers = self._takers(solution, bias.numpy(), outputs.numpy())
         solution.solve(np.concatenate(self.system.stops))
         return solution, tensors, takers
 
     def _hold(self) -> None:
         """Hold what is used in several ways, and rows beyond the example like the others."""
         taken = np.concatenate(self._taken)
-        for (name, kind), own in self._unknowns.items():
+        for (name, kind), tensor in self._unknowns.items():
             if len(self._kinds[name]) > 1:
-                self.system.stop(own.numbers)
-                by_own = np.isin(taken[:, 0], own.numbers.numpy())
+                self.system.stop(tensor.numbers)
+                by_own = np.isin(taken[:, 0], tensor.numbers.numpy())
                 self.system.stop(torch.from_numpy(taken[by_own, 1]))
             elif kind == "entries":
                 reached = self._reached[name]
@@ -156,27 +156,27 @@ class Uses:
                     if not torch.equal(reached.all(d), reached.any(d))
                 ]  # fmt: skip
                 if len(dims) == 1:
-                    self.system.equate(own.numbers, dims)
+                    self.system.equate(tensor.numbers, dims)
                 elif dims:
-                    self.system.stop(own.numbers)
+                    self.system.stop(tensor.numbers)
 
-    def _takers(self, solution: Solution, bias: Ints, made: Ints) -> list[_Taker]:
+    def _takers(self, solution: Solution, bias: Ints, outputs: Ints) -> list[_Taker]:
         """The biases that take up what layers make, each entry one row."""
-        layer_of, row_of, owner, place = np.full((4, self.system.count), -1)
+        layer_of, row_of, owner, index_of = np.full((4, self.system.count), -1)
         tensors = list(self._unknowns.values())
         for k, layer in enumerate(solution.reads):
             layer_of[layer.made], row_of[layer.made] = k, layer.rows
         for k, own in enumerate(tensors):
             flat = own.numbers.reshape(-1).numpy()
-            owner[flat], place[flat] = k, np.arange(own.size)
-        terms = solution.terms(made).tocoo()
-        at, what = terms.coords
+            owner[flat], index_of[flat] = k, np.arange(own.size)
+        terms = solution.terms(outputs).tocoo()
+        terms_at, columns = terms.coords
         takers = []
-        for k, j in distinct_rows([owner[bias[at]], layer_of[what]]).tolist():
-            here = (owner[bias[at]] == k) & (layer_of[what] == j)
-            entries, rows = place[bias[at[here]]], row_of[what[here]]
+        for k, j in distinct_rows([owner[bias[terms_at]], layer_of[columns]]).tolist():
+            chosen = (owner[bias[terms_at]] == k) & (layer_of[columns] == j)
+            entries, rows = index_of[bias[terms_at[chosen]]], row_of[columns[chosen]]
             own, layer = tensors[k], solution.reads[j]
-            once = len(np.unique(entries)) == len(entries) and bool((terms.data[here] == 1).all())
+            once = len(np.unique(entries)) == len(entries) and bool((terms.data[chosen] == 1).all())
             in_place = np.array_equal(entries, rows) and own.size == layer.total
             if once and in_place and len(rows) == len(layer.rows):
                 takers.append(_Taker(layer, own.name, None))
@@ -205,19 +205,19 @@ def groups_of_shifts(uses: Uses, axes: list[Axis]) -> Iterator[ShiftGroup]:
         rows: tuple[int, ...] | None = None,
     ) -> None:  # fmt: skip
         added = solution.of(numbers).tocoo()
-        own = _number_of(axes, axis) if added.nnz else 0
+        number = _number_of(axes, axis) if added.nnz else 0
         for times in np.unique(added.data).tolist():
-            action = actions.setdefault((own, bias, rows, times), len(actions))
-            at, v = (x[added.data == times] for x in added.coords)
-            columns = (v[:, None], np.array([[action]]), positions[at])
+            action = actions.setdefault((number, bias, rows, times), len(actions))
+            entries, v = (x[added.data == times] for x in added.coords)
+            columns = (v[:, None], np.array([[action]]), positions[entries])
             places.append(np.stack([x.ravel() for x in np.broadcast_arrays(*columns)]))
 
     for k, tensor in enumerate(tensors):
         numbers = tensor.numbers.reshape(-1).numpy()
         owner[numbers] = k
         role = "bias" if len(uses.shapes[tensor.name]) == 1 else "raw"
-        place = np.arange(tensor.size)[:, None]
-        act(numbers, place, Axis(tensor.name, tensor.dim, tensor.size, role))
+        column = np.arange(tensor.size)[:, None]
+        act(numbers, column, Axis(tensor.name, tensor.dim, tensor.size, role))
     for layer, bias, rows in takers:
         axis = Axis(layer.weight, layer.dim, layer.size, "in", layer.blocks)
         act(layer.incoming, layer.positions, axis, bias, rows)
@@ -234,24 +234,24 @@ def _alike(places: Ints, actions: Sequence[_Action]) -> Iterator[tuple[int, dict
         actions: those that have the numbers.
     """
     v, action, position = places[:, np.lexsort(places[::-1])]
-    members, first, own = np.unique(v, return_index=True, return_inverse=True)
-    kind = np.zeros(len(members), np.uint64)
+    members, first, inverse = np.unique(v, return_index=True, return_inverse=True)
+    digest = np.zeros(len(members), np.uint64)
     with np.errstate(over="ignore"):
-        np.add.at(kind, own, mix(action))
-    _, start = np.unique(kind, return_index=True)
+        np.add.at(digest, inverse, mix(action))
+    _, start = np.unique(digest, return_index=True)
     for k in np.sort(start).tolist():
-        span = action[own == k]
-        table = position[first[kind == kind[k]][:, None] + np.arange(len(span))]
+        span = action[inverse == k]
+        table = position[first[digest == digest[k]][:, None] + np.arange(len(span))]
         columns = {actions[a]: torch.from_numpy(table[:, span == a]) for a in np.unique(span)}
         yield int(members[k]), columns
 
 
-def _number_of(axes: list[Axis], own: Axis) -> int:
+def _number_of(axes: list[Axis], wanted: Axis) -> int:
     """The number of an axis, which is appended where there is none like it."""
     for k, axis in enumerate(axes):
-        if replace(axis, role=own.role, last_read=own.last_read) == own:
+        if replace(axis, role=wanted.role, last_read=wanted.last_read) == wanted:
             return k
-    axes.append(own)
+    axes.append(wanted)
     return len(axes) - 1
 
 

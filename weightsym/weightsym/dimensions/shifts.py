@@ -253,15 +253,15 @@ class _Reading:
         size, shape = _size(node.args[0]), _size(node)
         if len(dims) != 1 or (isinstance(x, _View) and self._to_rows):
             raise _Seen
-        at = dims[0] % len(size)
+        dim = dims[0] % len(size)
         if isinstance(x, _View) and len(size) == 2:
-            columns = self.uses.columns(x.name, x.coords, 1 - at)
-            return _along(columns, 0 if at else len(shape) - 1, len(shape))
+            columns = self.uses.columns(x.name, x.coords, 1 - dim)
+            return _along(columns, 0 if dim else len(shape) - 1, len(shape))
         numbers = self._numbers(x)
-        if numbers is None or numbers.shape[at] > 1:
+        if numbers is None or numbers.shape[dim] > 1:
             raise _Seen
         new = [1] * (len(shape) - len(size) + 1)
-        return numbers.reshape([*numbers.shape[:at], *new, *numbers.shape[at + 1 :]])
+        return numbers.reshape([*numbers.shape[:dim], *new, *numbers.shape[dim + 1 :]])
 
     def _looked_up(self, node: Node, table: Any, *args: Any) -> Tensor:
         return self._picked(node, table, 0)
@@ -269,10 +269,10 @@ class _Reading:
     # -------------------------------------------------------------- sums and products
     def _sum(self, node: Node, x: Any, y: Any, alpha: Any = 1) -> Tensor:
         sign = -1 if operation_of(node) in ("sub", "neg") else 1
-        for other, bias in ((x, y), (y, x)) if sign == alpha == 1 else ():
+        for operand, bias in ((x, y), (y, x)) if sign == alpha == 1 else ():
             numbers = self._bias(bias)
-            if numbers is not None and self._bias(other) is None:
-                return self._taken_up(self._numbers(other), numbers)
+            if numbers is not None and self._bias(operand) is None:
+                return self._taken_up(self._numbers(operand), numbers)
         a, b = (_ZERO if n is None else n for n in (self._numbers(x), self._numbers(y)))
         return self.system.combine(a, b if alpha == 1 else self.system.multiple(b), sign)
 
@@ -306,9 +306,9 @@ class _Reading:
         if shape == size:
             raise _Seen
         numbers = numbers.expand(shape)
-        made = self.system.fresh(*shape)
-        self.system.depend(made, numbers)
-        return made.masked_fill(numbers == 0, 0)
+        result = self.system.fresh(*shape)
+        self.system.depend(result, numbers)
+        return result.masked_fill(numbers == 0, 0)
 
     def _size_of(self, node: Node, x: Any) -> Tensor | None:
         """The absolute value sees what is added, unless it is only asked whether it is infinite."""
@@ -329,16 +329,16 @@ class _Reading:
         sides = zip((x, y), node.args[1:], strict=True)
         both = [self._numbers(value) for value, source in sides if not _is_lowest(source)]
         first, *others = (_ZERO if n is None else n for n in both)
-        for other in others:
-            self.system.stop(self.system.combine(first, other, -1))
+        for operand in others:
+            self.system.stop(self.system.combine(first, operand, -1))
         return first
 
     # -------------------------------------------------------------- rows, pools and norms
     def _largest(self, node: Node, x: Any, *args: Any, **named: Any) -> Tensor | None:
         """The largest, the smallest or sorted numbers, where the same is added to all."""
         name, numbers = operation_of(node), self._numbers(x)
-        at, default = _DIMENSION.get(name, (0, None))
-        dims = named.get("dim", args[at] if len(args) > at else default)
+        position, default = _DIMENSION.get(name, (0, None))
+        dims = named.get("dim", args[position] if len(args) > position else default)
         if numbers is None:
             return None
         numbers = self._equal(numbers, _size(node.args[0]), dims)
@@ -377,9 +377,9 @@ class _Reading:
         if numbers is not None and not (is_own and numbers.numel() == numbers.shape[1]):
             self._see(x)
         self._see(weight)
-        own = self._bias(bias)
+        shift = self._bias(bias)
         ndim = node.meta["val"][0].ndim
-        return None if own is None else _along(self._taken_up(None, own), 1, ndim)
+        return None if shift is None else _along(self._taken_up(None, shift), 1, ndim)
 
     # -------------------------------------------------------------- layers
     def _convolved(
@@ -387,33 +387,33 @@ class _Reading:
         dilation: Any, transposed: bool, output_padding: Any, groups: int,
     ) -> Tensor | None:  # fmt: skip
         """A convolution reads what all places gain. Zeros around them gain nothing."""
-        numbers, made = self._numbers(x), None
+        numbers, result = self._numbers(x), None
         if any(padding) or transposed or self._to_rows or not isinstance(weight, _View):
             self._see([x, weight])
         elif numbers is not None:
-            made = self._read(numbers.movedim(1, -1), _size(node.args[0])[1], weight, 0, groups)
+            result = self._read(numbers.movedim(1, -1), _size(node.args[0])[1], weight, 0, groups)
         else:
             self.uses.note(weight.name, "weight")
-        own = self._bias(bias)
-        made = made if own is None else self._taken_up(made, own)
-        return None if made is None else _along(made, 1, len(_size(node)))
+        shift = self._bias(bias)
+        result = result if shift is None else self._taken_up(result, shift)
+        return None if result is None else _along(result, 1, len(_size(node)))
 
     def _multiplied(self, node: Node, x: Any, y: Any) -> Tensor | None:
         """A product of matrices, seen from the side of each."""
         is_vector = [len(_size(n)) == 1 for n in node.args]
-        both = [self._factor(value, 1 - at) for at, value in enumerate((x, y))]
+        both = [self._factor(value, 1 - side) for side, value in enumerate((x, y))]
         if both[0] is not None and both[1] is not None:
             self._see(x)
-        at = int(both[1] is not None)
-        numbers = both[at]
+        side = int(both[1] is not None)
+        numbers = both[side]
         if numbers is None:
             return None
-        numbers = numbers[None] if is_vector[at] else numbers.mT if at else numbers
-        made = self._through(numbers, node, at, (y, x)[at])
-        made = made.mT if at else made
+        numbers = numbers[None] if is_vector[side] else numbers.mT if side else numbers
+        result = self._through(numbers, node, side, (y, x)[side])
+        result = result.mT if side else result
         for dim, is_squeezed in zip((-1, -2), is_vector[::-1], strict=True):
-            made = made.squeeze(dim) if is_squeezed else made
-        return made
+            result = result.squeeze(dim) if is_squeezed else result
+        return result
 
     def _factor(self, value: Any, dim: int) -> Tensor | None:
         """Find what is added to a factor: to a weight, the same along all but a dimension."""
@@ -424,28 +424,32 @@ class _Reading:
         self.uses.note(value.name, "weight")
         return None
 
-    def _through(self, numbers: Tensor, node: Node, at: int, value: Any) -> Tensor:
+    def _through(self, numbers: Tensor, node: Node, side: int, value: Any) -> Tensor:
         """Rows of numbers after another matrix, or averages."""
-        own, other = (_size(node.args[k]) for k in (at, 1 - at))
-        rows, size = (1, own[0]) if len(own) == 1 else own[-2:][:: -1 if at else 1]
-        if _sums_to_one(node.args[1 - at], len(other) - (1 if at or len(other) == 1 else 2)):
+        size_here, size_there = (_size(node.args[k]) for k in (side, 1 - side))
+        rows, size = (
+            (1, size_here[0]) if len(size_here) == 1 else size_here[-2:][:: -1 if side else 1]
+        )
+        if _sums_to_one(
+            node.args[1 - side], len(size_there) - (1 if side or len(size_there) == 1 else 2)
+        ):
             return self._equal(numbers, (*numbers.shape[:-1], size), -1)
-        if isinstance(value, _View) and len(other) == 2 and not self._to_rows:
-            made = self._read(numbers, size, value, 1 - at)
-            return made.reshape([1] * (numbers.ndim - 1) + [-1])
+        if isinstance(value, _View) and len(size_there) == 2 and not self._to_rows:
+            result = self._read(numbers, size, value, 1 - side)
+            return result.reshape([1] * (numbers.ndim - 1) + [-1])
         if rows == 1:
             raise _Seen
         numbers = self.system.equate(numbers, [numbers.ndim - 2])
-        lead = torch.broadcast_shapes(numbers.shape[:-2], other[:-2])
-        width = 1 if len(other) == 1 else other[-2 if at else -1]
+        lead = torch.broadcast_shapes(numbers.shape[:-2], size_there[:-2])
+        width = 1 if len(size_there) == 1 else size_there[-2 if side else -1]
         return self.system.made_of(numbers, *lead, 1, width)
 
     def _read(self, numbers: Tensor, size: int, weight: _View, out: int, groups: int = 1) -> Tensor:
         """Channels along the last dimension after a weight, by row."""
         self.uses.note(weight.name, "weight")
-        place = self.uses.place(weight.name, weight.coords, out, groups)
+        tensor = self.uses.place(weight.name, weight.coords, out, groups)
         row = self.system.equate(numbers, range(numbers.ndim - 1)).reshape(-1)
-        return self.system.read(place._replace(incoming=row.expand(size).contiguous().numpy()))
+        return self.system.read(tensor._replace(incoming=row.expand(size).contiguous().numpy()))
 
 
 # ------------------------------------------------------------ rules
@@ -539,8 +543,8 @@ def _is_lowest(node: Any) -> bool:
     name = operation_of(node) if isinstance(node, Node) else ""
     if name not in ("full", "scalar_tensor", "full_like"):
         return False
-    number, kind = node.args[0 if name == "scalar_tensor" else 1], node.meta["val"].dtype
-    return bool(kind.is_floating_point and number <= torch.finfo(kind).min)
+    number, dtype = node.args[0 if name == "scalar_tensor" else 1], node.meta["val"].dtype
+    return bool(dtype.is_floating_point and number <= torch.finfo(dtype).min)
 
 
 def _sums_to_one(node: Any, dim: int) -> bool:
@@ -562,16 +566,16 @@ def _place_before(node: Node, dim: int, before: torch.Size, size: torch.Size) ->
     if name == "permute":
         return int(node.args[1][dim]) % len(size)  # type: ignore[index, arg-type]
     if name == "expand":
-        place = dim - len(size) + len(before)
-        return place if before[place] == size[dim] else -1
+        position = dim - len(size) + len(before)
+        return position if before[position] == size[dim] else -1
     end = size[dim], size[dim + 1 :].numel()
     fit = [d for d in range(len(before)) if (before[d], before[d + 1 :].numel()) == end]
     return fit[0] if len(fit) == 1 else -1
 
 
-def _is_sum(node: Any, of: Any, dim: int) -> bool:
+def _is_sum(node: Any, value: Any, dim: int) -> bool:
     """Tell whether a tensor is the sum of another one along a dimension, which it keeps."""
-    if not isinstance(node, Node) or operation_of(node) != "sum" or node.args[0] is not of:
+    if not isinstance(node, Node) or operation_of(node) != "sum" or node.args[0] is not value:
         return False
     dims, keepdim = (*node.args[1:], None, None)[:2]
-    return bool(keepdim) and _dims(dims, len(_size(of))) == [dim]
+    return bool(keepdim) and _dims(dims, len(_size(value))) == [dim]

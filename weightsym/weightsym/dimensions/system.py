@@ -84,14 +84,14 @@ class System:
             result[torch.from_numpy(labels[labels >= 0])] = True
         return result
 
-    def note_table(self, value: Value, other: Value) -> None:
+    def note_table(self, value: Value, operand: Value) -> None:
         """Note the axes of a parameter that stands beside units of rows, each with its own."""
         free = [x for x in value.parts if x.is_free and len(x.dims) <= 1 and not x.only_moves]
-        for y in other.parts if len(free) > 1 else ():
+        for y in operand.parts if len(free) > 1 else ():
             inside = [x for x in free if x.dims <= y.dims and x.is_free_beside(free)]
             first = int(y.labels.reshape(-1)[0])
             axes = self.axes if all(x.dims for x in inside) else self.stacks
-            if len({x.dims for x in inside}) > 1 and any(first in own for own in axes):
+            if len({x.dims for x in inside}) > 1 and any(first in dims for dims in axes):
                 self.tables += inside
 
     # -------------------------------------------------------------- permutations
@@ -113,8 +113,8 @@ class System:
         rows = label_rows(a, b, occurrence(a), occurrence(b))
         rows = rows[rows[:, 0] != rows[:, 1]]
         for i, j in np.unique(rows[:, 2:], axis=0).tolist():
-            here = (rows[:, 2] == i) & (rows[:, 3] == j)
-            self.relations.append(((name, i, j), rows[here, :2]))
+            same = (rows[:, 2] == i) & (rows[:, 3] == j)
+            self.relations.append(((name, i, j), rows[same, :2]))
         return False
 
     def _tie_factor(self, labels: Tensor, part: Part, name: str, is_placed: bool = False) -> bool:
@@ -123,9 +123,9 @@ class System:
             rows = label_rows(labels, part.labels, part.places)
             have_one_place = len(rows) == len(label_rows(labels, part.labels))
             if have_one_place and len(np.unique(rows[:, 1])) < len(rows):
-                for place in np.unique(rows[:, 2]).tolist():
-                    here = rows[rows[:, 2] == place, :2]
-                    self.relations.append(((name, place), here))
+                for position in np.unique(rows[:, 2]).tolist():
+                    pairs = rows[rows[:, 2] == position, :2]
+                    self.relations.append(((name, position), pairs))
                 return False
         if part.dims:
             return self.tie(labels, part.labels, name)
@@ -179,8 +179,8 @@ class System:
         self, part: Part, value: Value, mark: Mark = "apart", others: Sequence[Part] = ()
     ) -> None:
         """A part meets a tensor whose numbers may differ, but along dimensions of its own parts."""
-        own = part.dims.difference(chosen(part.labels), *(y.dims for y in others))
-        dims = sorted(d for d in own if value.varies[d] and value.shape[d] > 1)
+        inner = part.dims.difference(chosen(part.labels), *(y.dims for y in others))
+        dims = sorted(d for d in inner if value.varies[d] and value.shape[d] > 1)
         if not dims:
             return
         if value.constant is None:
@@ -200,19 +200,19 @@ class System:
             return part
         return replace(part, labels=torch.where(padding, self.new(*padding.shape), part.labels))
 
-    def beside_padding(self, part: Part, other: Part) -> None:
+    def beside_padding(self, part: Part, partner: Part) -> None:
         """Note what meets nothing but padding in a product."""
-        if bool((other.labels < 0).any()):
-            labels, beside = torch.broadcast_tensors(part.labels, other.labels)
+        if bool((partner.labels < 0).any()):
+            labels, beside = torch.broadcast_tensors(part.labels, partner.labels)
             padded = torch.unique(labels[beside < 0])
             self.padded.append(padded[~torch.isin(padded, labels[beside >= 0])].numpy())
 
     def hold_unread(self) -> None:
         """Hold what meets padding everywhere, since nobody reads it."""
         pairs = [t.pairs for t in self.ties] + [rows for _, rows in self.relations]
-        read = np.concatenate([np.zeros(0, np.int64), *(rows.ravel() for rows in pairs)])
+        present = np.concatenate([np.zeros(0, np.int64), *(rows.ravel() for rows in pairs)])
         for labels in self.padded:
-            unread = torch.from_numpy(labels[~np.isin(labels, read)])
+            unread = torch.from_numpy(labels[~np.isin(labels, present)])
             if len(unread):
                 self.fix(Part(unread))
 
@@ -254,11 +254,11 @@ class System:
             if not wide and not (others and part.dims <= reach):
                 continue
             nearest = max(wide, key=lambda y: (y.power != 0, -len(y.dims)), default=None)
-            for other in others if nearest is None else [nearest]:
-                is_one = self._tie_factor(other.labels, part, "beside", bool(wide))
+            for neighbour in others if nearest is None else [nearest]:
+                is_one = self._tie_factor(neighbour.labels, part, "beside", bool(wide))
                 if part.dims and (is_one or not wide):
                     self.mark("apart", part)
-                    self.mark("apart", other)
+                    self.mark("apart", neighbour)
             left = [y for y in left if y is not part]
         return tuple(left)
 
@@ -291,9 +291,9 @@ def _keys(value: Value, part: Part) -> Tensor:
     for d in range(numbers.ndim):
         if d not in part.dims and numbers.shape[d] > 1 and not value.varies[d]:
             numbers = numbers.narrow(d, 0, 1)
-    own = sorted(part.dims)
-    table = numbers.permute(*own, *(d for d in range(numbers.ndim) if d not in own))
-    table = table.reshape(*table.shape[: len(own)], -1)
+    dims = sorted(part.dims)
+    table = numbers.permute(*dims, *(d for d in range(numbers.ndim) if d not in dims))
+    table = table.reshape(*table.shape[: len(dims)], -1)
     if table.is_complex():
         table = torch.view_as_real(table).flatten(-2)
     flat = table.reshape(-1, table.shape[-1]).to(torch.float64)
@@ -301,6 +301,6 @@ def _keys(value: Value, part: Part) -> Tensor:
     digests = [hashlib.blake2b(r.numpy().tobytes(), digest_size=7).digest() for r in rows]
     keys = torch.tensor([int.from_bytes(d, "little") for d in digests])[index]
     shape = [1] * value.constant.ndim  # type: ignore[union-attr]
-    for size, d in zip(table.shape[: len(own)], own, strict=True):
+    for size, d in zip(table.shape[: len(dims)], dims, strict=True):
         shape[d] = size
     return keys.reshape(shape)
