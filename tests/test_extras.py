@@ -73,7 +73,7 @@ def test_extras_are_those_of_the_projects():
         projects[name] = tomllib.loads(text)["project"]
     for package, install in _EXTRAS.values():
         project, _, extra = install.rstrip("]").partition("[")
-        extras = projects[project].get("optional-dependencies", {})
+        extras = projects.get(project, {}).get("optional-dependencies", {})
         assert not extra or any(line.startswith(package) for line in extras[extra])
         for depends in projects.values():
             assert not any(line.startswith(package) for line in depends["dependencies"])

@@ -8,7 +8,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +33,7 @@ pre { background: #f5f5f5; padding: .7rem .9rem; overflow-x: auto; font-size: .8
 """
 
 
+@runtime_checkable
 class Tabular(Protocol):
     """The interface of a table on a page."""
 

@@ -231,7 +231,7 @@ class Plan:
     def elements(self, orders: Sequence[Tensor]) -> list[Tensor]:
         """The permutations of all groups, for the orders of all tables of every member.
 
-        No group is in two outer families, since it lies inside of one block at most.
+        A group inside of two blocks (pairs of two channels) has the order of the later family.
         """
         members, left = len(orders[0]) if orders else 1, iter(orders)
         result = [p.repeat(members, 1) for p in identity(self.sym)]
