@@ -185,7 +185,10 @@ def _sum_by(index: Tensor, values: Tensor, n_bins: int) -> Tensor:
 
 
 def _count(index: Tensor, correct: Tensor, n_bins: int) -> Tensor:
-    return torch.bincount(2 * index + correct.bool(), minlength=2 * n_bins).view(n_bins, 2)
+    places = 2 * index + correct.bool()
+    if places.device.type == "cpu":
+        return torch.bincount(places, minlength=2 * n_bins).view(n_bins, 2)
+    return _sum_by(places, torch.ones_like(places), 2 * n_bins).view(n_bins, 2)  # does not wait
 
 
 def diagram(counts: Tensor, confidence_sum: Tensor) -> Reliability:

@@ -342,7 +342,7 @@ def test_layers_in_parts():
         (lambda x, y: M.mmd(x, {k: v[:1] for k, v in y.items()}), "`y` must hold at least 2"),
         (lambda x, y: M.mmd(x, {k: v[..., :2] for k, v in y.items()}), "has shape"),
         (lambda x, y: M.mmd(x, {k: v / 0 for k, v in y.items()}), "'a.weight' holds NaN"),
-        (lambda x, y: M.mmd([x], y), "Weights must be a stack"),
+        (lambda x, y: M.mmd(3, y), "Weights must be a stack"),
         (lambda x, y: M.mmd(M.MMDReference(x), y, grid=M.KernelGrid(5)), "has its own `grid`"),
         (lambda x, y: M.MMDReference(x, memory=0), "`memory` must be a number of bytes"),
         (lambda x, y: M.MMDReference(x).noise_floor(11), "`samples` must be in 2..10, got 11"),

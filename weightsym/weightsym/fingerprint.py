@@ -81,8 +81,8 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
     - signs that only products of several vectors show, such as those of the gains of queries and
       keys behind their norms.
 
-    Where no finite scales reach the least mass (`attained` is False), networks of one orbit may
-    have different fingerprints.
+    Where no finite scales reach the least mass (`attained` is False), or where one sign acts along
+    two dimensions of a tensor, networks of one orbit may have different fingerprints.
 
     Args:
         params: one network.
