@@ -155,6 +155,8 @@ class Reference:
         self.samples, self.seed = samples, seed
         self.pools, self.has_chains = protocol.pools, chains is not None
         self.device, self.size = device, P.stack_size(networks)
+        if self.size < 2:
+            raise ValueError(f"`reference` must hold at least 2 networks, got {self.size}.")
         self._remover = protocol.remover(network.eval(), *example)
         self._as_they_are = MMDReference(networks, device=device, chains=chains)
         self._freed = MMDReference(self._free(networks), device=device, chains=chains)

@@ -25,7 +25,8 @@ from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.chains import Chains, Keeping
 from lightning_bnn.methods.mc_dropout import has_dropout
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
-from lightning_bnn.methods.recording import PlannedField, Recorded
+from lightning_bnn.methods.planned_chains import PlannedField
+from lightning_bnn.methods.recording import Recorded
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers.energy_sampler import as_rows

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from lightning_bnn import samplers
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Purpose
 from lightning_bnn.methods.mfvi import Means, mixture, trained_names
-from lightning_bnn.methods.networks import gaussian_prior, refuse_second_prior
+from lightning_bnn.methods.networks import gaussian_prior, tell_prior
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Posterior
+from lightning_bnn.samplers.ivon import deviations_of
 from lightning_bnn.samplers.langevin import decay_of, temperature_of
 from weightsym import params as P
 from weightsym.params import Params
@@ -54,7 +55,7 @@ class Curvatures(Means):
     def flat_deviations(self) -> Tensor:
         if self.notes["temperature"] is None:
             return torch.full_like(self.curvature, _UNTIL_TRAINED)
-        return ((self.curvature + self.notes["decay"]) / self.notes["temperature"]).rsqrt()
+        return deviations_of(self.curvature, self.notes["decay"], self.notes["temperature"])
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the optimizer, which goes its own way into checkpoints."""
@@ -122,12 +123,9 @@ class IVON(Method):
                 f"`optimizer` {type(optimizer).__name__} does not learn a posterior: take "
                 "lightning_bnn.samplers.IVON, or the module MFVI."
             )
-        for group in optimizer.param_groups:
-            if self.prior is not None:
-                refuse_second_prior(group)
-                group["prior_precision"] = self.prior.std**-2
-            if self.temperature is not None:
-                group["temperature"] = self.temperature
+        tell_prior(optimizer, self.prior)
+        for group in optimizer.param_groups if self.temperature is not None else ():
+            group["temperature"] = self.temperature
         return scheduler
 
     def before_fit(self, state: Curvatures, fit: Fit, run: Run) -> None:

@@ -101,6 +101,15 @@ def refuse_second_prior(group: dict[str, Any]) -> None:
         )
 
 
+def tell_prior(optimizer: Any, prior: IsotropicGaussianPrior | None) -> None:
+    """Tell an optimizer of the prior of a method, unless it has one of its own."""
+    if prior is None:
+        return
+    for group in optimizer.param_groups:
+        refuse_second_prior(group)
+        group["prior_precision"] = prior.std**-2
+
+
 @dataclass(eq=False)
 class DeepEnsemble(PenalisedTraining):
     r"""Every member goes to a maximum of the posterior, or of the likelihood without a prior.

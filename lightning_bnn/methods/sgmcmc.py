@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lightning_bnn.methods.chains import Chains, Keeping
 from lightning_bnn.methods.mc_dropout import has_dropout
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
-from lightning_bnn.methods.networks import gaussian_prior, refuse_second_prior
+from lightning_bnn.methods.networks import gaussian_prior, tell_prior
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import CyclicalSchedule, Langevin
@@ -83,9 +83,7 @@ class SGMCMC(Method):
                 f"`optimizer` {type(optimizer).__name__} is no sampler: take one of "
                 "lightning_bnn.samplers, such as SGHMC or SGLD."
             )
-        for group in optimizer.param_groups if self.prior is not None else ():
-            refuse_second_prior(group)
-            group["prior_precision"] = self.prior.std**-2
+        tell_prior(optimizer, self.prior)
         return scheduler
 
     def before_fit(self, state: Chains, fit: Fit, run: Run) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -66,6 +66,12 @@ class IVON(Tempered):
     (0.95, 1.0)
     """
 
+    draws_itself = True
+    """Whether a closure is evaluated at weights that `step` draws."""
+    certain: Collection[Tensor] = ()
+    """Parameters without a distribution, which move as by SGD with momentum."""
+    _zeroed = True
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -91,11 +97,6 @@ class IVON(Tempered):
             momentum=momentum, hessian_momentum=hessian_momentum, hessian_init=hessian_init,
             clip_radius=clip_radius,
         )  # fmt: skip
-        self._zeroed = True
-        self.draws_itself = True
-        """Whether a closure is evaluated at weights that `step` draws."""
-        self.certain: set[Tensor] = set()
-        """Parameters without a distribution, which move as by SGD with momentum."""
 
     # ------------------------------------------------------------ draws
     @torch.no_grad()
@@ -159,8 +160,7 @@ class IVON(Tempered):
             parameter: of this optimizer.
         """
         group = self._group(parameter)
-        precision = (self.curvature(parameter) + decay_of(group)) / temperature_of(group)
-        return precision.rsqrt()
+        return deviations_of(self.curvature(parameter), decay_of(group), temperature_of(group))
 
     def deviations(self, network: nn.Module) -> Params:
         """The standard deviations of the weights of a network, by name, for `DiagonalGaussian`.
@@ -258,3 +258,8 @@ class IVON(Tempered):
 
     def _group(self, parameter: Tensor) -> dict[str, Any]:
         return next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
+
+
+def deviations_of(curvature: Tensor, decay: float, temperature: float) -> Tensor:
+    """Standard deviations of weights, all in units of the mean loss."""
+    return ((curvature + decay) / temperature).rsqrt()

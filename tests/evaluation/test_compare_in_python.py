@@ -216,6 +216,7 @@ IMAGES = torch.randn(20, 1, 8, 8), torch.randint(10, (20,))
         ({"posteriors": {"A": "nowhere"}}, "There is nothing at nowhere"),
         ({"posteriors": {"A": str(__file__)}}, "Every posterior failed"),
         ({"reference": []}, "`networks` must hold at least one network"),
+        ({"reference": [NET]}, "`reference` must hold at least 2 networks, got 1"),
         ({"reference": NAN}, "holds NaN or infinite values"),
         ({"data": None}, "pass `data`, a configuration .*, or, in Python, test data"),
         ({"data": 3}, "`data` must be a datamodule, a loader, .*, got int"),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lightning_bnn import likelihoods, methods, models, params
-from lightning_bnn.methods import all_data, recording
+from lightning_bnn.methods import all_data, planned_chains
 from weightsym.fast import dispatch
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -126,13 +126,13 @@ def test_trajectories_in_machine_code_are_leapfrog(name):
 def test_a_plan_that_gives_something_else_is_not_used(broken, monkeypatch):
     method, state, run, _ = begun("classes")
     assert method.planned(state, run) is not None
-    right = getattr(recording._CategoricalMisfit, broken)
+    right = getattr(planned_chains._CategoricalMisfit, broken)
 
     def wrong(misfit):
         result = right(misfit)
         return misfit.plan.slopes.mul_(1.01) if result is None else 1.01 * result
 
-    monkeypatch.setattr(recording._CategoricalMisfit, broken, wrong)
+    monkeypatch.setattr(planned_chains._CategoricalMisfit, broken, wrong)
     assert method.planned(state, run) is None
 
 

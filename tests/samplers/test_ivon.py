@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import lightning as L
 import numpy as np
@@ -160,6 +161,15 @@ def test_means_come_back_bit_by_bit_and_draws_stay_until_a_step():
     optimizer.step()
     optimizer.perturb()
     assert not torch.equal(w, drawn)
+
+
+def test_copies_go_on_as_the_original():
+    w, optimizer = started()
+    optimizer.step(lambda: (optimizer.zero_grad(), loss(w).backward()))
+    again, other = pickle.loads(pickle.dumps((w, optimizer)))
+    for v, o in ((w, optimizer), (again, other)):
+        o.step(lambda v=v, o=o: (o.zero_grad(), loss(v).backward()))
+    assert torch.equal(w, again)
 
 
 @pytest.mark.bad_input
