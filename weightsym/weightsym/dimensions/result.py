@@ -116,33 +116,45 @@ class Layout:
         self, units: Sequence[Sequence[int]], without: frozenset[str] = frozenset()
     ) -> tuple[Placement, ...]:
         """Places of units, given as corresponding classes, on the axes."""
-        columns: dict[int, list[Ints]] = defaultdict(list)
-        for row in np.array(list(zip(*units, strict=True)), np.int64):
-            first, last = (np.searchsorted(self._classes, row, side) for side in ("left", "right"))
-            entries = self._order[np.concatenate([*map(np.arange, first, last)])]
-            for axis in np.unique(self._axis_at[entries]).tolist():
-                if self.axes[axis].tensor not in without:
-                    inside = entries[self._axis_at[entries] == axis]
-                    table = inside.reshape(len(np.unique(self._class_at[inside])), -1)
-                    columns[axis].append(self._in_roles(axis, table - self._first_at[axis]))
-        tables = {axis: np.concatenate(parts, 1) for axis, parts in columns.items()}
+        rows = np.array(units, np.int64).T
+        first, last = (np.searchsorted(self._classes, rows, side) for side in ("left", "right"))
+        sizes = (last - first).ravel()
+        starts = first.ravel() + sizes - np.cumsum(sizes)
+        entries = self._order[np.arange(sizes.sum()) + np.repeat(starts, sizes)]
+        row_at = np.repeat(np.arange(rows.size) // max(1, len(units)), sizes)
+        tables: dict[int, Ints] = {}
+        for axis in np.unique(self._axis_at[entries]).tolist():
+            if self.axes[axis].tensor not in without:
+                inside = self._axis_at[entries] == axis
+                positions = entries[inside] - self._first_at[axis]
+                tables[axis] = self._columns(axis, positions, row_at[inside], len(units))
         tables |= self._moving_rows(tables)
         return tuple(Placement(axis, torch.from_numpy(tables[axis])) for axis in sorted(tables))
+
+    def _columns(self, axis: int, positions: Ints, row_at: Ints, units: int) -> Ints:
+        """Positions on an axis, those of corresponding classes in the columns of a table."""
+        rows, sizes = np.unique(row_at, return_counts=True)
+        repeats = sizes // units
+        parts = []
+        for times in np.unique(repeats).tolist():
+            part = positions[np.repeat(repeats == times, sizes)].reshape(-1, units, times)
+            parts.append(self._in_roles(axis, part).transpose(1, 0, 2).reshape(units, -1))
+        order = [np.repeat(rows[repeats == times], times) for times in np.unique(repeats).tolist()]
+        return np.concatenate(parts, 1)[:, np.argsort(np.concatenate(order), kind="stable")]
 
     @cached_property
     def _signatures(self) -> NDArray[np.uint64]:
         return signatures(self.reading.system)
 
-    def _in_roles(self, axis: int, table: Ints) -> Ints:
+    def _in_roles(self, axis: int, tables: Ints) -> Ints:
         """Positions of corresponding classes: those in one role below each other."""
-        if table.shape[1] == 1:
-            return table
-        signatures = self._signatures[self.labels[axis][table]]
-        order = np.argsort(signatures, 1, kind="stable")
-        signatures = np.take_along_axis(signatures, order, 1)
-        return (
-            np.take_along_axis(table, order, 1) if (signatures == signatures[:1]).all() else table
-        )
+        if tables.shape[2] == 1:
+            return tables
+        signatures = self._signatures[self.labels[axis][tables]]
+        order = np.argsort(signatures, 2, kind="stable")
+        signatures = np.take_along_axis(signatures, order, 2)
+        is_alike = (signatures == signatures[:, :1]).all((1, 2))[:, None, None]
+        return np.where(is_alike, np.take_along_axis(tables, order, 2), tables)
 
     def _moving_rows(self, tables: Mapping[int, Ints]) -> dict[int, Ints]:
         """Rows of stacks that move as wholes, where only what lies inside them has labels."""

@@ -20,6 +20,7 @@ from weightsym.forward import (
     structural_copy,
     tensors_of,
 )
+from weightsym.fresh_memory import copied, reused_memory
 from weightsym.params import Params
 
 __all__ = ["check_calls"]
@@ -41,10 +42,11 @@ def check_calls(model: nn.Module, inputs: Inputs) -> None:
     network = structural_copy(model)
     before = _attributes(network)  # their tensors live on, so that no identity is used twice
     stamps = {key: list(map(_stamp, leaves)) for key, leaves in before.items()}
-    params = {n: p.clone() for n, p in network.named_parameters()}  # a forward may write to them
     try:
-        with same_noise(params.values()):
-            returned = functional_call(network, params, inputs.args, inputs.named)
+        with reused_memory():
+            params = {n: copied(p) for n, p in network.named_parameters()}  # it may write to them
+            with same_noise(params.values()):
+                returned = functional_call(network, params, inputs.args, inputs.named)
     except Exception:  # the trace says what is wrong with it
         return
     name = type(model).__name__
