@@ -65,7 +65,7 @@ BAD = {
     "Literal": ["nix"],
 }
 ZERO = {
-    "seed", "first_member", "restarts", "temperature", "kl_weight", "burn_in", "start", "ramp",
+    "seed", "first_member", "temperature", "kl_weight", "burn_in", "start", "ramp",
     "scale", "p", "lr", "prior_precision", "weight_decay", "momentum", "alpha", "adapt_steps",
     "jitter", "descent_steps", "exploration",
 }  # fmt: skip
@@ -146,10 +146,6 @@ def test_what_a_command_line_gives_is_taken():
         (lambda path: bank.CheckpointBank(path, dtype=torch.int8), "`dtype` must be a floating"),
         (lambda path: bank.CheckpointBank(path, dtype="half"), "`dtype` must be.*got 'half'"),
         (lambda path: callbacks.CheckpointHarvester(path, at=[1, 2.5]), "`at`.*got 2.5"),
-        (
-            lambda path: modules.DeepEnsemble(network(), members=1, member_rates=["3"]),
-            "`member_rates` must be positive numbers",
-        ),
         *(
             (
                 lambda path, o=o: from_checkpoints(source=str(path / "it.pt"), **o),

@@ -231,7 +231,7 @@ def _unexaminable(
             "fault",
             f"There is no posterior to look at: {reason}",
             "Nothing can be drawn from it.",
-            "Take a smaller learning rate, clip gradients, or let members begin anew (`restarts`).",
+            "Take a smaller learning rate, or clip gradients.",
         )
         everything = {"everything else": "there is no posterior"}
         return Report([finding], (), everything, facts, curves)

@@ -21,7 +21,6 @@ __all__ = [
 ]  # fmt: skip
 
 _MEMBERS = ("model.init_args.members", "model.init_args.first_member")
-_RATES = "model.init_args.member_rates"
 _BEGUN = ("networks.bin", "parts/*/part.json", "parts/*/checkpoints/*.ckpt")
 """Files that are not thrown away when the configuration changes: networks, or work on them."""
 
@@ -53,11 +52,6 @@ def part_settings(settings: dict[str, Any], first: int, last: int) -> dict[str, 
     model |= {"members": last - first, "first_member": first}
     if data.get("orders") is not None:
         data["orders"] = list(range(first, last))
-    rates = model.get("member_rates")
-    if rates is not None:
-        if not isinstance(rates, list) or len(rates) < last:
-            raise ValueError(f"`member_rates` must be one for each member, got {rates}.")
-        model["member_rates"] = rates[first:last]
     return settings
 
 
@@ -177,15 +171,8 @@ def _is_foreign(path: Path) -> bool:
 
 
 def _differing(recorded: dict[str, Any], identity: dict[str, Any]) -> list[str]:
-    """List settings that differ, except for rates of further members."""
-
-    def differs(name: str) -> bool:
-        before, now = recorded.get(name), identity.get(name)
-        if name == _RATES and isinstance(before, list) and isinstance(now, list):
-            return any(a != b for a, b in zip(before, now, strict=False))
-        return bool(before != now)
-
-    return [name for name in {**recorded, **identity} if differs(name)]
+    """List the settings that differ."""
+    return [n for n in {**recorded, **identity} if recorded.get(n) != identity.get(n)]
 
 
 def _by_full_name(settings: Any, prefix: str = "") -> dict[str, Any]:

@@ -32,7 +32,6 @@ class Chains(Networks):
         stack: where the chains start.
         keeping: says where networks are kept.
         max_loss: see `Networks`.
-        restarts: see `Networks`.
     """
 
     def __init__(
@@ -41,9 +40,8 @@ class Chains(Networks):
         stack: Params,
         keeping: Keeping,
         max_loss: float | None = None,
-        restarts: int = 0,
     ) -> None:
-        super().__init__(network, stack, max_loss, restarts)
+        super().__init__(network, stack, max_loss)
         self.count = stack_size(stack)
         self.samples = keeping.store(self.count)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weightsym.arguments import check_count, check_positive
+from weightsym.arguments import check_positive
 from weightsym.devices import precise
 
 __all__ = ["Diverged", "Divergence", "finite_members", "healthy"]
@@ -52,19 +52,14 @@ class Divergence:
         members: how many there are.
         max_loss: members above it after the last epoch are left out; None leaves out only those
             that are broken.
-        restarts: how often a member may begin anew whose weights are not finite or whose loss is
-            not a number.
     """
 
-    def __init__(self, members: int, max_loss: float | None = None, restarts: int = 0) -> None:
+    def __init__(self, members: int, max_loss: float | None = None) -> None:
         if max_loss is not None:
             check_positive("max_loss", max_loss)
-        check_count("restarts", restarts, 0)
-        self.max_loss, self.restarts = max_loss, restarts
-        self.restarted = torch.zeros(members, dtype=torch.long)
+        self.max_loss = max_loss
         self.left_out = torch.zeros(members, dtype=torch.bool)
         self.means: Tensor | None = None
-        self._fresh = torch.zeros(members, dtype=torch.bool)
         self._judged = False
         self._sum: Tensor | None = None
         self._steps = 0
@@ -93,8 +88,8 @@ class Divergence:
         self._sum, self._steps = None, 0
         return None if total is None else (total / steps).cpu()
 
-    def judge(self, means: Tensor, finite: Tensor, last: bool) -> list[int]:
-        """Decide who is left out. Returns who begins anew.
+    def judge(self, means: Tensor, finite: Tensor, last: bool) -> None:
+        """Decide who is left out.
 
         Args:
             means: losses of the epoch.
@@ -103,23 +98,19 @@ class Divergence:
         """
         self.means, self._judged = means, last
         broken = ~finite.cpu() | means.isnan()
-        restarting = broken & (self.restarted < self.restarts) & (not last)
-        self.restarted += restarting
-        self._fresh = restarting
         limit = self.max_loss if last and self.max_loss is not None else torch.inf
-        self.left_out = (broken & ~restarting) | (means > limit)
-        return restarting.nonzero().flatten().tolist()
+        self.left_out = broken | (means > limit)
 
     def finish(self) -> None:
-        """Leave out who has just begun anew, if the last epoch turns out to have been the last."""
+        """Apply the limit, if the epoch before turns out to have been the last."""
         if self.means is None or self._judged:
             return
         limit = torch.inf if self.max_loss is None else self.max_loss
-        self.left_out = self.left_out | self._fresh | (self.means > limit)
+        self.left_out = self.left_out | (self.means > limit)
 
     def take_share(self, first: int, last: int) -> None:
         """Forget all members but some."""
-        for name in ("restarted", "left_out", "_fresh", "means", "_sum"):
+        for name in ("left_out", "means", "_sum"):
             tensor = getattr(self, name)
             setattr(self, name, None if tensor is None else tensor[first:last])
 
@@ -134,12 +125,10 @@ class Divergence:
             assert self._sum is not None
             left_out = left_out | (self._sum.cpu() / self._steps > self.max_loss)
         return {
-            "restarted": self.restarted, "left_out": left_out, "means": self.means,
-            "sum": self._sum, "steps": self._steps,
+            "left_out": left_out, "means": self.means, "sum": self._sum, "steps": self._steps,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.restarted, self.left_out = state["restarted"], state["left_out"]
+        self.left_out, self.means = state["left_out"], state["means"]
         self._sum, self._steps = state["sum"], state["steps"]
-        self.means, self._fresh = state["means"], torch.zeros_like(self.left_out)

@@ -55,7 +55,7 @@ class CurvedNetworks(Networks):
     def __init__(
         self, network: nn.Module, stack: Params, method: Laplace, last_layer: str | None
     ) -> None:
-        super().__init__(network, stack, method.max_loss, method.restarts)
+        super().__init__(network, stack, method.max_loss)
         self.last_layer = last_layer
         prefix = f"{last_layer}." if last_layer else ""
         trained = [n for n, p in network.named_parameters() if p.requires_grad]

@@ -63,7 +63,7 @@ class MCDropout(PenalisedTraining):
         super().__post_init__()
 
     def init(self, network: nn.Module, stack: Params) -> DroppedNetworks:
-        return DroppedNetworks(network, stack, self.max_loss, self.restarts)
+        return DroppedNetworks(network, stack, self.max_loss)
 
     def posterior(self, state: DroppedNetworks, run: Run, purpose: Purpose = AS_IT_IS) -> Dropout:
         """The members, with units dropped. Predictions themselves see what is dropped."""

@@ -32,16 +32,13 @@ class Networks(State):
         network: gives the computation.
         stack: the members.
         max_loss: of members that are part of the posterior, see `Divergence`.
-        restarts: of members that have diverged.
     """
 
-    def __init__(
-        self, network: nn.Module, stack: Params, max_loss: float | None = None, restarts: int = 0
-    ) -> None:
+    def __init__(self, network: nn.Module, stack: Params, max_loss: float | None = None) -> None:
         super().__init__()
         self.networks = P.stacked_copy(network, stack)
         self.networks.train()
-        self.divergence = Divergence(P.stack_size(stack), max_loss, restarts)
+        self.divergence = Divergence(P.stack_size(stack), max_loss)
 
     def stack(self) -> Params:
         return P.of(self.networks)
@@ -70,13 +67,10 @@ class PenalisedTraining(Method):
             regularisation to the optimizer's weight decay.
         max_loss: members whose mean training loss over the last epoch is above are left out of the
             posterior, as those are whose weights are not finite.
-        restarts: how often a member that has diverged (weights not finite, loss not a number) may
-            begin anew from other weights after an epoch, while the others go on.
     """
 
     prior_std: float | None = None
     max_loss: float | None = None
-    restarts: int = 0
 
     def __post_init__(self) -> None:
         self.prior = gaussian_prior(self.prior_std)
@@ -138,7 +132,7 @@ class DeepEnsemble(PenalisedTraining):
     can_be_shared = True
 
     def init(self, network: nn.Module, stack: Params) -> Networks:
-        return Networks(network, stack, self.max_loss, self.restarts)
+        return Networks(network, stack, self.max_loss)
 
     def configure_optimizer(self, state: Networks, optimizer: Any, run: Run, *fit: Any) -> Any:
         if isinstance(optimizer, Langevin) and self.prior is not None:

@@ -35,7 +35,6 @@ class SGMCMC(Method):
             sampler.
         keeping: when and where the members are kept.
         max_loss: members above it after the last epoch are left out.
-        restarts: how often a member that has diverged may begin anew.
 
     >>> import torch
     >>> from lightning_bnn import methods, params, samplers
@@ -57,7 +56,6 @@ class SGMCMC(Method):
     prior_std: float | None = 1.0
     keeping: Keeping = field(default_factory=Keeping)
     max_loss: float | None = None
-    restarts: int = 0
 
     takes_samplers = True
     is_sampler = keeps_networks = True
@@ -67,7 +65,7 @@ class SGMCMC(Method):
         self.prior = gaussian_prior(self.prior_std)
 
     def init(self, network: nn.Module, stack: Params) -> Chains:
-        return Chains(network, stack, self.keeping, self.max_loss, self.restarts)
+        return Chains(network, stack, self.keeping, self.max_loss)
 
     def losses(self, state: Chains, batch: Batch, run: Run) -> dict[str, Tensor]:
         """Mean negative log-likelihood. The prior is the sampler's part."""

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_bnn.harvest import Schedule
-from lightning_bnn.methods.health import Diverged, finite_members
 from lightning_bnn.methods.kept_networks import InMemory
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Progress, Purpose
 from lightning_bnn.methods.networks import Networks, PenalisedTraining
@@ -37,7 +36,7 @@ class Moments(Networks):
     collected: Tensor
 
     def __init__(self, network: nn.Module, stack: Params, method: SWAG) -> None:
-        super().__init__(network, stack, method.max_loss, method.restarts)
+        super().__init__(network, stack, method.max_loss)
         trained = {n for n, p in network.named_parameters() if p.requires_grad}
         self.weights = [n for n in P.weight_names(network) if n in trained]
         zeros = {n: torch.zeros_like(stack[n]) for n in self.weights}
@@ -93,16 +92,8 @@ class Moments(Networks):
                 self.scale,
                 self.weights,
             )
-            for m in self._with_finite_moments()
+            for m in self.healthy().tolist()
         ]
-
-    def _with_finite_moments(self) -> list[int]:
-        """Members that are well, and were at every time at which they were collected."""
-        finite = finite_members([*self.mean.tensors().values(), *self.squares.tensors().values()])
-        well = [m for m in self.healthy().tolist() if finite[m]]
-        if not well:
-            raise Diverged("No member has finite moments: it diverged while it was collected.")
-        return well
 
 
 @dataclass(eq=False)

@@ -25,7 +25,7 @@ from lightning_bnn.modules.core import Core
 from lightning_bnn.modules.fitting import EndsFit, Fitting
 from lightning_bnn.modules.judging import Judging, Prediction, Predictive
 from lightning_bnn.modules.members import Members
-from lightning_bnn.modules.optimization import clip_members, configured_optimizers, rescale_steps
+from lightning_bnn.modules.optimization import clip_members, configured_optimizers
 from lightning_bnn.modules.templates import TemplateMode, explaining_misfits, template_of
 from lightning_bnn.modules.training_data import batch_for
 from lightning_bnn.posteriors import Posterior
@@ -64,7 +64,6 @@ class Bayesian(Core):
         seed: of the random numbers of this module; each depends on (seed, step, process) only.
         first_member: number of the first member, where a population is trained in parts: member
             k starts at the same weights in every part that has it.
-        member_rates: learning rates of the members, as multiples of the optimizer's.
 
     >>> from lightning_bnn import methods
     >>> from lightning_bnn.models import mlp
@@ -96,7 +95,6 @@ class Bayesian(Core):
         chunk_size: int | None = None,
         seed: int = 0,
         first_member: int = 0,
-        member_rates: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         _check(method, likelihood, optimizer, lr_interval)
@@ -119,7 +117,7 @@ class Bayesian(Core):
         self.has_weights = start_from is not None or not method.trains
         self.known_example: tuple[Any, ...] = ()
         self.unused_names = set()
-        self.population = Members(members, first_member, member_rates, seed)
+        self.population = Members(members, first_member, seed)
         self.fitting = Fitting(self, num_data)
         self.judging = Judging(self, self.fitting)
         self.run = Run(
@@ -240,12 +238,8 @@ class Bayesian(Core):
         nn.utils.clip_grad_norm_(shared, float(gradient_clip_val))
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        step, rates = self.trainer.global_step + 1, self.population.rates
-        stacks = [] if rates is None else list(self.state.parameters())
-        before = [t.detach().clone() for t in stacks]
+        step = self.trainer.global_step + 1
         super().optimizer_step(*args, **kwargs)
-        if rates is not None:  # every member goes a multiple of the way
-            rescale_steps(stacks, before, rates)
         self.fitting.after_step(step)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

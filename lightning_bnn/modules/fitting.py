@@ -17,8 +17,6 @@ from lightning_bnn.methods import Fit, Method, Progress
 from lightning_bnn.methods.health import finite_members
 from lightning_bnn.modules.batches import only_loader
 from lightning_bnn.modules.core import Core, Part
-from lightning_bnn.modules.optimization import restart_members
-from lightning_bnn.modules.templates import fixed_names
 from lightning_bnn.modules.training_data import TrainingData, data_size, fault_of
 from weightsym.params import Params
 from weightsym.randomness import key_of
@@ -50,12 +48,6 @@ class Fitting(Part):
         """Check whether the objective weighs the data against a prior."""
         method = self.module.method
         return method.prior is not None or method.is_sampler
-
-    @property
-    def may_recover(self) -> bool:
-        """Check whether members that have diverged begin anew."""
-        divergence = self.module.divergence
-        return divergence is not None and divergence.restarts > 0
 
     # ------------------------------------------------------------ data
     def training_data(self) -> TrainingData | None:
@@ -166,7 +158,7 @@ class Fitting(Part):
             trainer.strategy.barrier()  # others read what the first has written
 
     def judge_losses(self) -> None:
-        """Let members that have diverged in this epoch begin anew, or leave them out."""
+        """Leave out members that have diverged in this epoch."""
         module, divergence = self.module, self.module.divergence
         means = None if divergence is None else divergence.take()
         if divergence is None or means is None:
@@ -178,16 +170,10 @@ class Fitting(Part):
             assert isinstance(every, Tensor)
             means = every.mean(0).cpu()
         finite = finite_members(module.state.parameters())
-        restarting = divergence.judge(means, finite, ends(module.trainer))
-        name = type(module).__name__
-        if restarting:
-            rank_zero_info(f"{name}: members {restarting} have diverged, start anew.")
-            fresh = module.population.restart(module.template, restarting, divergence.restarted)
-            fixed = fixed_names(module.template)
-            stacks = {n: t for n, t in module.state.trained_stack().items() if n not in fixed}
-            restart_members(stacks, fresh, restarting, module.trainer.optimizers)
+        divergence.judge(means, finite, ends(module.trainer))
         left_out = int(divergence.left_out.sum())
         if left_out:
+            name = type(module).__name__
             rank_zero_info(f"{name}: {left_out} of {module.members} are left out.")
 
     def look_for_divergence(self) -> None:
@@ -204,7 +190,7 @@ class Fitting(Part):
                 f"Members {bad} of {module.members} have weights that are not finite after step "
                 f"{trainer.global_step}: {fault or reason}."
             )
-        if len(bad) == module.members and module.population.share is None and not self.may_recover:
+        if len(bad) == module.members and module.population.share is None:
             trainer.should_stop = True
 
     # ------------------------------------------------------------ the end

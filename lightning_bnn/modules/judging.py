@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -24,7 +22,6 @@ from lightning_bnn.evaluation import Evaluator, make_evaluator
 from lightning_bnn.evaluation.evaluators import named_sets
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.methods import Purpose
-from lightning_bnn.methods.health import Diverged
 from lightning_bnn.modules.core import Core, Part
 from lightning_bnn.modules.fitting import Fitting
 from lightning_bnn.modules.sharing import shared_predictor
@@ -222,15 +219,10 @@ class Judging(Part):
             source = trainer.datamodule if _compat.tests_datamodule(trainer) else None
             sets = named_sets(source, trainer.test_dataloaders)
             return self.begin(make_evaluator(likelihood, sets))
-        try:
-            self.begin(make_evaluator(likelihood))
-        except Diverged as error:
-            if not (self.fitting.may_recover and trainer.state.fn == TrainerFn.FITTING):
-                raise
-            rank_zero_warn(f"{error} They begin anew, and are not validated.")
+        return self.begin(make_evaluator(likelihood))
 
     def add(self, batch: Any, number: int, loader: int) -> None:
-        """Evaluate one batch, nothing if there was no network to draw.
+        """Evaluate one batch.
 
         Args:
             batch: of a loader.
@@ -238,8 +230,7 @@ class Judging(Part):
             loader: its number; in a test every loader has a set of its own.
         """
         module, index = self.module, loader if self.module.trainer.testing else 0
-        if self.evaluator is None:
-            return
+        assert self.evaluator is not None
         if self.evaluator.needs_targets(index):
             inputs, targets = module.inputs_and_targets(batch)
             self.evaluator.add(self.outputs(inputs, loader, number), targets, index)
@@ -260,9 +251,7 @@ class Judging(Part):
 
     def _log(self, stage: str) -> None:
         in_bar = _SHOWN if stage == "val" else ()
-        if self.evaluator is None:
-            self.module.log(f"{stage}/nll", math.nan, prog_bar="nll" in in_bar, sync_dist=True)
-            return
+        assert self.evaluator is not None
         for name, value in self.evaluator.values().items():
             # Metrics are the same on all processes already; the sync only keeps Lightning quiet.
             shows = name in in_bar

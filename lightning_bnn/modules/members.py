@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bnn.bank import read_networks
 from lightning_bnn.modules.templates import fixed_names
 from weightsym import params as P
-from weightsym.arguments import check_count, is_number
+from weightsym.arguments import check_count
 from weightsym.params import Params
 from weightsym.randomness import keyed_generator
 
@@ -33,17 +32,14 @@ class Members:
     Args:
         members: how many there are here.
         first: number of the first.
-        rates: learning rates, as multiples of the optimizer's.
         seed: of the weights of members that are drawn.
     """
 
-    def __init__(self, members: int, first: int, rates: Sequence[float] | None, seed: int) -> None:
+    def __init__(self, members: int, first: int, seed: int) -> None:
         check_count("members", members)
         check_count("first_member", first, 0)
         self.count, self.first, self.seed = members, first, seed
-        self.rates = _checked_rates(rates, members)
         self.share: Share | None = None
-        self._all_rates = self.rates
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -55,14 +51,12 @@ class Members:
         """Have only some of the members from now on."""
         self.share = Share(first, last, self.count)
         self.count, self.first = last - first, self.first + first
-        if self.rates is not None:
-            self.rates = self.rates[first:last]
 
     def take_whole(self) -> None:
         """Have the members of all processes again."""
         assert self.share is not None
         self.count, self.first = self.share.everyone, self.first - self.share.first
-        self.rates, self.share = self._all_rates, None
+        self.share = None
 
     # ------------------------------------------------------------ where they start
     def starts(self, template: nn.Module, source: str | None) -> Params:
@@ -106,33 +100,3 @@ class Members:
                 f"{self.count} members."
             )
         return {name: stack[name].to(t) for name, t in weights.items()}
-
-    def restart(self, template: nn.Module, members: Sequence[int], times: Tensor) -> Params:
-        """New weights for some members, a stack.
-
-        Args:
-            template: gives the computation.
-            members: which begin anew.
-            times: how often every member has begun anew.
-        """
-        networks = [
-            P.populate(
-                template, 1, keyed_generator(self.seed, "restart", self.first + m, int(times[m]))
-            )
-            for m in members
-        ]
-        return {name: torch.cat([n[name] for n in networks]) for name in networks[0]}
-
-
-def _checked_rates(rates: Sequence[float] | None, members: int) -> Tensor | None:
-    if rates is None:
-        return None
-    if isinstance(rates, int | float):
-        raise ValueError(f"`member_rates` must be a list, got {rates}.")
-    if len(rates) != members:
-        raise ValueError(
-            f"`member_rates` must be one for each of the {members} members, got {len(rates)}."
-        )
-    if not all(is_number(rate) and rate > 0 for rate in rates):
-        raise ValueError(f"`member_rates` must be positive numbers, got {rates}.")
-    return torch.tensor(list(rates), dtype=torch.float64)

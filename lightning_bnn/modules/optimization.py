@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,15 +11,12 @@ from torch import Tensor
 from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import epochs_of
 from lightning_bnn.modules.core import Core
-from lightning_bnn.samplers import EnergySampler, Langevin
-from weightsym.devices import at_least_single, kept_on
+from weightsym.devices import at_least_single
 
 __all__ = [
     "check_elementwise",
     "clip_members",
     "configured_optimizers",
-    "rescale_steps",
-    "restart_members",
 ]
 
 _PROBES = ((3, 4, 5), (3, 4))
@@ -37,8 +34,6 @@ def configured_optimizers(module: Core) -> Any:
     optimizer: Any = None
     if module.method.trains:
         optimizer = module.make_optimizer([p for p in module.parameters() if p.requires_grad])
-    if isinstance(optimizer, Langevin | EnergySampler) and module.population.rates is not None:
-        raise ValueError("`member_rates` are for optimizers, not for samplers.")
     scheduler = None if module.make_scheduler is None else module.make_scheduler(optimizer)
     trainer = trainer_of(module)
     epochs = 0 if trainer is None else epochs_of(trainer)
@@ -119,42 +114,3 @@ def clip_members(stacks: Iterable[Tensor], limit: float) -> None:
     factors = (limit / (norms + 1e-6)).clamp(max=1)
     for grad in grads:
         grad *= factors.to(grad).reshape(-1, *(1,) * (grad.ndim - 1))
-
-
-@torch.no_grad()
-def rescale_steps(stacks: Sequence[Tensor], before: Sequence[Tensor], rates: Tensor) -> None:
-    """Let every member go a multiple of the step that an optimizer has made.
-
-    Args:
-        stacks: parameters after the step; their first dimension counts members.
-        before: the same before it.
-        rates: for every member, what its step is multiplied by.
-    """
-    for after, start in zip(stacks, before, strict=True):
-        factors = kept_on(rates, after.device).to(after).reshape(-1, *(1,) * (after.ndim - 1))
-        after.copy_(start + factors * (after - start))
-
-
-@torch.no_grad()
-def restart_members(
-    stacks: Mapping[str, Tensor],
-    fresh: Mapping[str, Tensor],
-    members: Sequence[int],
-    optimizers: Iterable[torch.optim.Optimizer],
-) -> None:
-    """Put new networks in the place of some members. The optimizer forgets their gradients.
-
-    Args:
-        stacks: parameters and buffers, changed in place.
-        fresh: the new networks, a stack.
-        members: where they go.
-        optimizers: what has moved the parameters.
-    """
-    for name, stack in stacks.items():
-        stack[list(members)] = fresh[name].to(stack)
-    stacked = {id(tensor) for tensor in stacks.values()}
-    states = [pair for o in optimizers for pair in o.state.items() if id(pair[0]) in stacked]
-    for parameter, state in states:
-        for value in state.values():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                value[list(members)] = 0

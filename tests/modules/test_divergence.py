@@ -96,21 +96,6 @@ def test_the_other_chains_go_on(in_bank, tmp_path):
     assert all(t.isfinite().all() for t in posterior.networks.values())
 
 
-@pytest.mark.frames
-def test_networks_of_a_chain_that_began_anew_are_finite(tmp_path):
-    """Those that it was broken in are left out, before a checkpoint and after it."""
-    module = chain(members=2, restarts=1)
-    run, _ = fitted(module, Breaks(8, [1]))
-    run.save_checkpoint(tmp_path / "it.ckpt")
-    assert module.healthy().tolist() == [0, 1]
-    loaded = SGHMC.load_from_checkpoint(tmp_path / "it.ckpt", network=network(), weights_only=True)
-    for one in (module, loaded):
-        posterior = one.posterior()
-        assert posterior.chains.count(0) == 12
-        assert posterior.chains.count(1) == 12 - 2  # after steps 10 and 12
-        assert all(t.isfinite().all() for t in posterior.networks.values())
-
-
 @pytest.mark.parametrize("name", ["ensemble", "mfvi", "swag", "bethe", "laplace"])
 def test_a_run_in_which_all_have_diverged_ends(name):
     module = made(name)
@@ -119,15 +104,6 @@ def test_a_run_in_which_all_have_diverged_ends(name):
     assert len([text for text in told if "learning rate" in text and "not finite" in text]) == 1
     with pytest.raises(ValueError, match="training has diverged"):
         module.posterior()
-
-
-def test_swag_leaves_out_a_member_whose_moments_are_broken():
-    """It began anew after it had been collected."""
-    module = made("multi-swag", restarts=2)
-    fitted(module, Breaks(STEPS * 2 - 1, [0]), epochs=5)
-    assert module.healthy().tolist() == [0, 1]
-    sample = module.posterior().sample(4)
-    assert all(t.isfinite().all() for t in sample.values())
 
 
 @pytest.mark.bad_input

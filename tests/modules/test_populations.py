@@ -11,7 +11,7 @@ from module_cases import Blobs, network, trainer
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.datamodules import Digits
 from lightning_bnn.member_batch import MemberBatch
-from lightning_bnn.modules import MFVI, SGHMC, DeepEnsemble
+from lightning_bnn.modules import MFVI, DeepEnsemble
 from weightsym import params as P
 
 SGD = lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=1e-2)  # noqa: E731
@@ -82,24 +82,6 @@ def test_orders_are_their_own():
     assert not torch.equal(first.inputs[0], first.inputs[1])
 
 
-# ------------------------------------------------------------ rates
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
-def test_rates_are_those_of_separate_runs(make):
-    rates = [1.0, 0.3, 2.5]
-    module = DeepEnsemble(
-        net(), members=3, member_rates=rates, optimizer=lambda p: make(p, 1e-2, weight_decay=0.01)
-    )
-    starts = P.unstack({n: t.clone() for n, t in module.member_stack().items()})
-    trained(module, Blobs())
-    for k, rate in enumerate(rates):
-        single = net()
-        single.load_state_dict(starts[k])
-        optimizer = lambda p, rate=rate: make(p, 1e-2 * rate, weight_decay=0.01)  # noqa: E731
-        alone = trained(DeepEnsemble(single, members=1, optimizer=optimizer), Blobs())
-        for name, tensor in alone.member_stack().items():
-            torch.testing.assert_close(module.member_stack()[name][k], tensor[0])
-
-
 @pytest.mark.parametrize("limit", [0, 0.0])
 def test_a_limit_of_zero_does_not_clip(limit):
     """As Lightning has it."""
@@ -126,17 +108,19 @@ class Break(L.Callback):
 
 @pytest.mark.filterwarnings("ignore:Members")
 @pytest.mark.parametrize("optimizer", [SGD, ADAM])
-def test_a_member_that_diverges_begins_anew_and_the_others_do_not_notice(optimizer):
+def test_the_others_do_not_notice_a_member_that_diverges(optimizer):
     fine = trained(DeepEnsemble(net(True), members=3, optimizer=optimizer), Blobs())
-    module = DeepEnsemble(net(True), members=3, restarts=1, optimizer=optimizer).double()
-    run = trainer(Break(1), precision="64-true", max_epochs=3)
-    run.fit(module, Blobs())
+    module = DeepEnsemble(net(True), members=3, optimizer=optimizer)
+    trained(module, Blobs(), callbacks=[Break(1)])
     for name, tensor in module.member_stack().items():
         torch.testing.assert_close(tensor[[0, 2]], fine.member_stack()[name][[0, 2]])
-        assert tensor[1].isfinite().all()
-    assert module.divergence.restarted.tolist() == [0, 1, 0]
-    assert module.healthy().tolist() == [0, 1, 2]
-    assert float(module.divergence.left_out.sum()) == 0
+    assert module.healthy().tolist() == [0, 2]
+
+
+@pytest.mark.filterwarnings("ignore:Members", "ignore:No member")
+def test_a_run_of_which_nobody_is_left_is_not_validated():
+    with pytest.raises(ValueError, match="No member has finite weights"):
+        trained(DeepEnsemble(net(), members=1, optimizer=SGD), Blobs(), callbacks=[Break(0)])
 
 
 class Losses(L.Callback):
@@ -154,17 +138,6 @@ def test_the_loss_that_is_logged_is_that_of_the_members_that_are_well():
     trained(DeepEnsemble(net(), members=1, optimizer=SGD), Blobs(), callbacks=[alone])
     assert both.values[0] != pytest.approx(alone.values[0])
     assert both.values[3:] == pytest.approx(alone.values[3:])
-
-
-@pytest.mark.filterwarnings("ignore:Members", "ignore:No member")
-def test_all_members_may_begin_anew_at_once():
-    """Although there is nobody to be validated before they do."""
-    module = DeepEnsemble(net(), members=1, restarts=1, optimizer=SGD).double()
-    trainer(Break(0), precision="64-true", max_epochs=3).fit(module, Blobs())
-    assert module.healthy().tolist() == [0]
-    hopeless = DeepEnsemble(net(), members=1, optimizer=SGD).double()
-    with pytest.raises(ValueError, match="No member has finite weights"):
-        trainer(Break(0), precision="64-true", max_epochs=3).fit(hopeless, Blobs())
 
 
 class LastLosses(L.Callback):
@@ -199,14 +172,25 @@ def test_members_with_a_high_loss_at_the_end_are_left_out(tmp_path):
     assert again.healthy().tolist() == kept
 
 
+class Still(L.Callback):
+    """One member does not learn."""
+
+    @torch.no_grad()
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.before = [p[1].clone() for p in module.networks.parameters()]
+
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        for parameter, before in zip(module.networks.parameters(), self.before, strict=True):
+            parameter[1] = before
+
+
 def test_a_checkpoint_of_the_last_validation_knows_who_is_left_out(tmp_path):
     """It is saved before the epoch ends."""
     keep = ModelCheckpoint(tmp_path, monitor="val/nll", save_top_k=-1, filename="{step}")
-    module = DeepEnsemble(
-        net(), members=3, max_loss=0.9, member_rates=[1.0, 1e-9, 1.0], optimizer=SGD
-    )
+    module = DeepEnsemble(net(), members=3, max_loss=0.9, optimizer=SGD)
     options = {"enable_checkpointing": True, "max_epochs": 6, "val_check_interval": 3}
-    trained(module, Blobs(), callbacks=[keep], **options)
+    trained(module, Blobs(), callbacks=[keep, Still()], **options)
     assert module.healthy().tolist() == [0, 2]
     for step, kept in ((36, [0, 2]), (33, [0, 1, 2])):
         path = tmp_path / f"step={step}.ckpt"
@@ -229,11 +213,11 @@ class StopNow(EarlyStopping):
 
 @pytest.mark.filterwarnings("ignore:Members")
 def test_a_run_that_is_stopped_early_is_judged_too():
-    module = DeepEnsemble(net(), members=3, restarts=1, optimizer=SGD).double()
+    module = DeepEnsemble(net(), members=3, optimizer=SGD).double()
     run = trainer(Break(1, 1), StopNow(), precision="64-true", max_epochs=9)
     run.fit(module, Blobs())
     assert run.current_epoch == 2
-    assert module.healthy().tolist() == [0, 2]  # who has just begun is no network of the posterior
+    assert module.healthy().tolist() == [0, 2]
     module = DeepEnsemble(net(), members=3, max_loss=1e-9, optimizer=SGD).double()
     trainer(StopNow(), precision="64-true", max_epochs=9).fit(module, Blobs())
     with pytest.raises(ValueError, match="`max_loss`"):
@@ -261,13 +245,6 @@ def test_a_folder_of_starts_has_no_parts(tmp_path):
         DeepEnsemble(net(), first_member=2, **options)
     last = DeepEnsemble(net(), **options).member_stack()["0.weight"]
     torch.testing.assert_close(last, bank[1:3]["0.weight"])
-
-
-@pytest.mark.bad_input
-def test_rates_of_samplers_are_refused():
-    chains = SGHMC(network(), members=2, member_rates=[1.0, 2.0])
-    with pytest.raises(ValueError, match="not for samplers"):
-        trainer(max_epochs=1).fit(chains, Blobs())
 
 
 @pytest.mark.bad_input

@@ -29,7 +29,6 @@ REFUSED = [
     (HMC, {"optimizer": samplers.MCLMC}, "MCLMC is not lightning_bnn.samplers.HMC"),
     (HMC, {"lr_scheduler": lambda o: o}, "`lr_scheduler` means nothing to HMC"),
     (HMC, {"max_loss": 1.0}, "HMC has no argument `max_loss`"),
-    (HMC, {"members": 2, "member_rates": [1.0, 2.0]}, "`member_rates` are for optimizers"),
     (MILE, {"network": network(0.2)}, "`network` has dropout"),
     (MILE, {"optimizer": samplers.HMC}, "`optimizer` HMC is not lightning_bnn.samplers.MCLMC"),
     (SGHMC, {"every_n_steps": 2, "every_n_epochs": 1}, "Give exactly one of"),
@@ -43,9 +42,6 @@ REFUSED = [
     (DeepEnsemble, {"network": nn.Sequential(nn.LazyLinear(3))}, "lazy parameters"),
     (DeepEnsemble, {"network": nn.Linear(2, 2, dtype=torch.complex64)}, "complex parameters"),
     (DeepEnsemble, {"start_from": "no.pt"}, "no networks at no.pt"),
-    (DeepEnsemble, {"members": 3, "member_rates": [1.0]}, "one for each of the 3 members"),
-    (DeepEnsemble, {"members": 3, "member_rates": 0.5}, "`member_rates` must be a list"),
-    (DeepEnsemble, {"members": 2, "member_rates": [1.0, -1.0]}, "`member_rates` must be posit"),
     (MFVI, {"network": "net"}, "`network` must be a torch.nn.Module"),
     (MFVI, {"network": nn.ReLU()}, "no weights"),
     *(

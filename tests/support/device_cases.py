@@ -115,7 +115,7 @@ def images(device):
         nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
     )
     x, y = torch.randn(40, 1, 8, 8), torch.arange(40) % 3
-    module = DeepEnsemble(net, members=3, max_loss=50.0, member_rates=[1.0, 0.5, 2.0])
+    module = DeepEnsemble(net, members=3, max_loss=50.0)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 20)
     L.Trainer(**options(device)).fit(module, loader)
     return module.state_dict()

@@ -76,15 +76,7 @@ def dropping(net):
 
 MODULES = {
     "ensemble": lambda net, **o: DeepEnsemble(net, members=3, optimizer=adam, **o),
-    "population": lambda net, **o: DeepEnsemble(
-        net,
-        members=4,
-        max_loss=50.0,
-        restarts=1,
-        member_rates=[1.0, 0.5, 2.0, 1.0],
-        optimizer=adam,
-        **o,
-    ),
+    "population": lambda net, **o: DeepEnsemble(net, members=4, max_loss=50.0, optimizer=adam, **o),
     "map": lambda net, **o: DeepEnsemble(net, members=1, prior_std=1.0, optimizer=adam, **o),
     "chains": lambda net, **o: DeepEnsemble(
         net, members=2, optimizer=lambda p: samplers.SGHMC(p, lr=0.05, prior_precision=1.0), **o

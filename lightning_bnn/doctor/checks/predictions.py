@@ -72,8 +72,7 @@ def members_diverged(e: Evidence) -> Finding | None:
         f"frequencies of the targets{f' (number {names})' if names else ''}.",
         "One broken member spoils every average, and members that were left out make the posterior "
         "smaller than it looks.",
-        "Lower their learning rate, clip gradients, or let them begin anew (`restarts`, "
-        "`max_loss`).",
+        "Lower their learning rate or clip gradients; `max_loss` leaves slow ones out.",
         {"diverged": count, "members": members},
     )
 
