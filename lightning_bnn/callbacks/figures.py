@@ -112,8 +112,10 @@ class PosteriorFigures(SymmetryCallback):
         super().on_train_start(trainer, pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._active and self.network is not None and not self._looks:
+            self._see(trainer, pl_module)  # a short run has pictures, too
         is_drawn = self._looks % self.draw_every == 0  # and nothing was seen since
-        if self._active and self.network is not None and self._followed and not is_drawn:
+        if self._active and self.network is not None and not is_drawn:
             self._draw(trainer, self.network.weights())
         super().on_train_end(trainer, pl_module)
 

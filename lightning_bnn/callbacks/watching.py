@@ -315,12 +315,15 @@ class SymmetryCallback(Callback):
         before, self._step = self._step, trainer.global_step
         every = self.every_n_steps
         if self._active and self._step // every > before // every:
-            assert self.network is not None
-            try:
-                with torch.no_grad():
-                    self.look(trainer, pl_module, _measured(self.network.weights()))
-            except ValueError as error:  # such as weights that have become NaN
-                self._switch_off(str(error))
+            self._see(trainer, pl_module)
+
+    def _see(self, trainer: Any, pl_module: Any) -> None:
+        assert self.network is not None
+        try:
+            with torch.no_grad():
+                self.look(trainer, pl_module, _measured(self.network.weights()))
+        except ValueError as error:  # such as weights that have become NaN
+            self._switch_off(str(error))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._close()

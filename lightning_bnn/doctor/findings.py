@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -91,9 +92,10 @@ class Report:
         looked = len(self.fine) + len(self.names())
         if not looked:
             return "nothing could be looked at"
-        reasons = set(self.skipped.values())
-        if not self.findings and len(self.skipped) > looked and len(reasons) == 1:
-            return f"only {looked} of {looked + len(self.skipped)} checks possible: {min(reasons)}"
+        if not self.findings and len(self.skipped) > looked:
+            reason, _ = Counter(self.skipped.values()).most_common(1)[0]
+            total = looked + len(self.skipped)
+            return f"only {looked} of {total} checks possible ({reason}); they found nothing"
         return f"{listed}; {looked} checks made, {len(self.skipped)} not possible"
 
     def text(self) -> str:

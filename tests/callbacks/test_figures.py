@@ -114,10 +114,11 @@ def test_following_is_bounded(monkeypatch, tmp_path):
     assert isinstance(callback, L.Callback)
 
 
-def test_the_end_is_drawn(tmp_path):
+@pytest.mark.parametrize(("every", "steps"), [(2, [7, 12]), (100, [12])])  # longer than the run
+def test_the_end_is_drawn(every, steps, tmp_path):
     logger = WandbLike()
-    fit(built(Plain), PosteriorFigures(2, 4), logger=logger, default_root_dir=tmp_path)
-    assert [s for tag, _, s in logger.seen if tag == "posterior/pair/raw"] == [7, 12]
+    fit(built(Plain), PosteriorFigures(every, 4), logger=logger, default_root_dir=tmp_path)
+    assert [s for tag, _, s in logger.seen if tag == "posterior/pair/raw"] == steps
 
 
 # ------------------------------------------------------------ what pictures say

@@ -35,6 +35,9 @@ def test_text_and_markdown_say_the_same():
 def test_nothing_found_is_said():
     assert Report([], ["miscalibrated"]).headline().startswith("nothing found")
     assert Report([]).headline() == "nothing could be looked at"
+    skipped = {"not_burnt_in": "no chains", "draws_alike": "no data", "miscalibrated": "no data"}
+    said = "only 1 of 4 checks possible (no data); they found nothing"
+    assert Report([], ["labels_out_of_range"], skipped).headline() == said
     assert "2 faults" in Report([FAULT, FAULT]).headline()
 
 
