@@ -13,16 +13,17 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from turns import Times
+from turns import Times, growth
 
 Row = dict[str, Any]
 NAMED = ("torch", "lightning", "llvmlite", "lightning_bnn", "weightsym")
@@ -56,6 +57,7 @@ class Record:
     """The rows of one run; each is printed as it is found."""
 
     def __init__(self, options: argparse.Namespace) -> None:
+        _take_turn()
         self.options, self.rows = options, list[Row]()
         device = _device(options.device)
         print(f"{options.threads} threads at most, {device}, torch {torch.__version__}", flush=True)
@@ -76,6 +78,18 @@ class Record:
         text = " ".join(str(value) for value in (*labels.values(), who))
         print(f"{text:<70}{value:>12}", flush=True)
 
+    def growth(self, what: str, sizes: Sequence[int], make: Callable[[int], Any]) -> None:
+        """Times of one thing at growing sizes, until memory ends, and the exponent of its growth.
+
+        `make` returns what is timed at a size, or refuses it by a `ValueError`.
+        """
+        found, exponent, end = growth(sizes, make)
+        for size, seconds in found.items():
+            self.value(f"{what} {size}", 1e3 * seconds, unit="ms")
+        self.value(what, exponent, unit="exponent")
+        if end:
+            self.value(what, end, unit="ends")
+
     def write(self) -> None:
         """Write the file, if one was asked for."""
         if self.options.record is None:
@@ -91,6 +105,16 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     head = json.dumps({k: v for k, v in content.items() if k != "rows"}, indent=1)[:-2]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{head},\n "rows": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+
+
+def _take_turn() -> None:
+    """Wait until no other process is timed or prepares, where several were started at once."""
+    number, limit = os.environ.pop("BENCHMARK_TURN", None), os.environ.pop("BENCHMARK_LIMIT", "0")
+    if number is not None:
+        import fcntl
+
+        fcntl.flock(int(number), fcntl.LOCK_EX)
+        signal.alarm(int(limit))
 
 
 def _device(name: str) -> str:
