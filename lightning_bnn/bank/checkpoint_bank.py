@@ -18,7 +18,7 @@ from lightning_bnn.bank.disk import WriterLock, check_file
 from lightning_bnn.bank.manifest import Manifest, check_records, header
 from weightsym.arguments import check_floating_type
 from weightsym.files.writing import sync_folder
-from weightsym.params import Params, stack, stack_size, weighted_mean
+from weightsym.params import Params, stack, stack_size
 
 __all__ = ["CheckpointBank"]
 
@@ -178,39 +178,6 @@ class CheckpointBank:
         self._checked.clear()
         for name in self.names:
             self._stored(name, slice(None))
-
-    def average(
-        self,
-        sym: Any = None,
-        weights: Sequence[int | float] | Tensor | None = None,
-        *,
-        align: bool = True,
-        rows: slice | Sequence[int] = slice(None),
-        **options: Any,
-    ) -> Params:
-        """One network: the weighted average of those in the bank, brought into one frame before.
-
-        Args:
-            sym: what `weightsym.discover` returned; needed to align.
-            weights: one number for each network, not negative; by default all count the same.
-            align: bring the networks into one frame, without which those of different runs have
-                no average that computes anything of use.
-            rows: which networks, such as the last ten, ``slice(-10, None)``.
-            **options: of `weightsym.average`, such as ``model`` and ``batches`` for
-                the statistics of batch norms, ``signs`` and ``mixing``.
-        """
-        from weightsym import average
-
-        networks = self[rows]
-        if not stack_size(networks):
-            raise ValueError(f"There are no networks to average in {self!r}.")
-        if align and sym is None:
-            raise ValueError("`sym` is missing: `discover` the symmetries, or `align=False`.")
-        if not align and options:
-            raise ValueError(f"`{min(options)}` is for `align=True`.")
-        return average(networks, sym, weights, **options) if align else weighted_mean(
-            networks, weights
-        )  # fmt: skip
 
     # -------------------------------------------------------- writing
     def append(self, network: Params, **record: Any) -> None:

@@ -19,7 +19,7 @@ from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.watching import stack_of, whole_network
 from lightning_bnn.harvest import Schedule, expected
 from weightsym import params as P
-from weightsym.arguments import check_count, check_floating_type
+from weightsym.arguments import check_floating_type
 from weightsym.params import Params
 
 __all__ = ["CheckpointHarvester"]
@@ -48,7 +48,6 @@ class CheckpointHarvester(Callback):
         module: name of the network inside the LightningModule, such as ``"net"``; by default the
             only submodule with weights, else the whole LightningModule.
         members: which networks to keep of a module that trains several; by default all.
-        limit: the bank holds so many networks at most.
         dtype: store floating tensors in this type, such as ``torch.bfloat16``.
 
     >>> import tempfile
@@ -75,18 +74,15 @@ class CheckpointHarvester(Callback):
         start: int = 0,
         module: str | None = None,
         members: Sequence[int] | None = None,
-        limit: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         if every_n_steps is None and every_n_epochs is None and at is None:
             every_n_epochs = 1
         self.schedule = Schedule(every_n_steps, every_n_epochs, at, start)
-        if limit is not None:
-            check_count("limit", limit)
         if dtype is not None:
             check_floating_type("dtype", dtype)
         self.path = None if bank is None else Path(bank)
-        self.module, self.limit, self.dtype = module, limit, dtype
+        self.module, self.dtype = module, dtype
         self.members = None if members is None else list(members)
         self._name = None if bank is None else os.fspath(bank)
         self._writer: Any = None
@@ -174,14 +170,9 @@ class CheckpointHarvester(Callback):
         if self._writer is None:
             return
         self._count_lost()
-        if self.limit is not None and self._rows >= self.limit:
-            return
         stacked = stack_of(pl_module) is not None
         networks = weights if stacked else {name: t[None] for name, t in weights.items()}
         records = self._records(trainer, len(next(iter(networks.values()))), stacked)
-        if self.limit is not None:
-            room = self.limit - self._rows
-            records, networks = records[:room], {n: t[:room] for n, t in networks.items()}
         self._writer.put(networks, records)
         self._rows += len(records)
 
@@ -224,15 +215,13 @@ class CheckpointHarvester(Callback):
     def _check_space(self, trainer: Any, bank: Any, weights: Params) -> None:
         """Refuse to train where the disk cannot hold what will be harvested."""
         count = expected(self.schedule, trainer)
-        if self.limit is not None:
-            count = min(count, self.limit - len(bank))
         size = _size_in_bytes(weights, self.dtype)
         free = shutil.disk_usage(bank.path).free
         if size > free or (math.isfinite(count) and count * size > free):
             bank.close()
             raise ValueError(
                 f"{count:.0f} harvests of {size / 1e6:.3g} MB do not fit into the {free / 1e6:.3g} "
-                f"MB that are free at {bank.path}: set `limit`, a longer period, or `dtype`."
+                f"MB that are free at {bank.path}: set a longer period, or `dtype`."
             )
 
     def _flush(self) -> None:

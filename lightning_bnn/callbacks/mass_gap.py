@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.watching import Network, SymmetryCallback
-from weightsym import MinMass, Symmetries, mass, min_mass, mix, rescale, transform_optimizer_state
+from weightsym import Symmetries, mass, min_mass, rescale
 from weightsym.min_mass import excess
 from weightsym.params import Params
 
@@ -37,9 +37,6 @@ class MassGap(SymmetryCallback):
         module: name of the network inside the LightningModule; by default it is found.
         batch_norm: ``"carrier"`` holds the weights before a batch norm and lets its gain carry the
             scale; ``"eval"`` treats it as a fixed affine map.
-        apply: an experiment: replace the weights, frozen ones too, by those of least mass at
-            every look, over matrices too where there are any. The function stays, momentum is
-            carried along (see `transform_optimizer_state`); the run that follows is another one.
 
     References:
         | A Symmetry-Aware Exploration of BNN Posteriors (Laurent, Aldea, Franchi, 2024), 3.6
@@ -62,10 +59,8 @@ class MassGap(SymmetryCallback):
         every_n_steps: int = 50,
         module: str | None = None,
         batch_norm: Literal["carrier", "eval"] = "carrier",
-        apply: bool = False,
     ) -> None:
         super().__init__(module, every_n_steps, batch_norm)
-        self.apply = apply
         self.history: list[tuple[int, list[float]]] = []
         """Step and (mass, minimum, excess in percent), as logged; then, where there are matrices,
         excess over the matrices of heads, and over these and scales together."""
@@ -103,15 +98,11 @@ class MassGap(SymmetryCallback):
         balanced = rescale(weights, symmetries, result.scales)
         self._scales = result.scales
         minima = [result.minimum]
-        best, lightest = result, balanced
         if _mixes(symmetries):
             heads = min_mass(weights, symmetries, mixing="only", tolerance=_TOLERANCE)
-            best = min_mass(weights, symmetries, mixing=True, tolerance=_TOLERANCE)
-            lightest = mix(rescale(weights, symmetries, best.scales), symmetries, best.matrices)
-            minima += [heads.minimum, best.minimum]
+            joint = min_mass(weights, symmetries, mixing=True, tolerance=_TOLERANCE)
+            minima += [heads.minimum, joint.minimum]
         self._log(trainer, pl_module, weights, balanced, result.mass, minima)
-        if self.apply:
-            self._replace(trainer, lightest, best)
 
     def _check(self, network: Network) -> None:
         if not network.symmetries.scalings and not _mixes(network.symmetries):
@@ -138,25 +129,6 @@ class MassGap(SymmetryCallback):
             values |= {f"largest_weight{suffix}/{name}": value for name, value in layers}
         self._log_all(trainer, pl_module, values)
         self.history.append((figure_step(trainer), row))
-
-    def _replace(self, trainer: Any, balanced: Params, best: MinMass) -> None:
-        """Write the best weights over the live ones, and move the state of optimizers along."""
-        assert self.network is not None
-        names = dict(self.network.module.named_parameters())
-        for optimizer in trainer.optimizers:
-            trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            if any(id(p) in trained for p in names.values()):
-                transform_optimizer_state(
-                    optimizer,
-                    names,
-                    self.network.symmetries,
-                    scales=best.scales,
-                    matrices=best.matrices or None,
-                )
-        live = self.network.weights()
-        for name, tensor in balanced.items():
-            live[name].copy_(tensor)
-        self._scales = tuple(torch.ones_like(scale) for scale in best.scales)
 
 
 _KINDS = ("mass_excess", "mass_excess/heads", "mass_excess/joint")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-import math
 import shutil
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tqdm.auto import tqdm
 
@@ -25,11 +24,11 @@ from lightning_bnn.studies.claims.steps import (
     chosen_steps,
     evidence_in,
 )
-from lightning_bnn.studies.claims.verdicts import CLAIMS, Evidence, Judged, judged, over_seeds
+from lightning_bnn.studies.claims.verdicts import CLAIMS, Judged, judged
 from lightning_bnn.studies.findings import Findings, results_folder, write_findings
-from lightning_bnn.tables import Cell, Measured, Table
+from lightning_bnn.tables import Cell, Table
 
-__all__ = ["over_all_seeds", "reproduce"]
+__all__ = ["reproduce"]
 
 _WIDTHS = {"claim": 0.3, "paper": 0.17, "here": 0.33, "verdict": 0.2}
 """Columns of the tables of claims, and their shares of the width of a terminal."""
@@ -120,7 +119,6 @@ def _publish(papers: Sequence[str], root: Path, seeds: int, size: Size) -> None:
     settings = {"papers": [*papers], "seeds": seeds, "size": size}
     title = "The papers, claim by claim"
     write_findings(Findings("reproduce", title, tables, {}, [], settings), root)
-    (root / "numbers.md").write_text(_numbers(evidence), encoding="utf-8")
     for paper in papers:
         print(_wrapped(tables[paper]), end="\n\n")
     print(tables["steps"].text())
@@ -152,16 +150,6 @@ def _steps_table(steps: Sequence[Step], root: Path, seeds: int, size: Size) -> T
     return Table("Steps", header, rows, 0)
 
 
-def _numbers(evidence: Evidence) -> str:
-    """The tables of all steps as one document, those of several seeds with their deviations."""
-    pages = []
-    for step, results in evidence.results.items():
-        seeds = [f"Mean and deviation of {len(results)} seeds."] if len(results) > 1 else []
-        tables = [table.markdown() for table in over_all_seeds(results)]
-        pages.append("\n\n".join([f"# {step}", *seeds, *tables]))
-    return "\n\n".join(pages) + "\n"
-
-
 def _wrapped(table: Table) -> str:
     """A table of sentences, each wrapped within its column."""
     width = max(100, shutil.get_terminal_size((160, 40)).columns) - 8
@@ -172,38 +160,3 @@ def _wrapped(table: Table) -> str:
         for line in (*itertools.zip_longest(*wrapped, fillvalue=""), [""] * len(row)):
             rows.append([cell.ljust(w) for cell, w in zip(line, widths, strict=True)])
     return Table(table.title, table.header, rows).text()
-
-
-# ------------------------------------------------------------ tables over seeds
-def over_all_seeds(results: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """The tables of a study: numbers as mean and deviation, what is the same for all as it is.
-
-    A table whose rows differ between seeds is that of the first.
-
-    Args:
-        results: what the study has written, one for each seed.
-    """
-    merged = []
-    for name, first in results[0]["tables"].items():
-        tables = [result["tables"][name]["rows"] for result in results]
-        words = [[[c if isinstance(c, str) else None for c in row] for row in t] for t in tables]
-        if any(table != words[0] for table in words):
-            tables = tables[:1]
-        rows = [[_cell(cells) for cells in zip(*row)] for row in zip(*tables, strict=True)]  # noqa: B905
-        merged.append(Table(first["title"], first["header"], rows, note=first["note"]))
-    return merged
-
-
-def _cell(cells: Sequence[Any]) -> Cell:
-    """One cell of all seeds."""
-    first = cells[0]
-    if isinstance(first, str) or (isinstance(first, int) and len(set(map(str, cells))) == 1):
-        return first
-    if len(cells) == 1 and isinstance(first, Mapping):
-        return Measured(_number(first["value"]), _number(first["error"]))
-    number = over_seeds([_number(c["value"] if isinstance(c, Mapping) else c) for c in cells])
-    return Measured(number.value, number.sd) if number.sd else number.value
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)

@@ -45,7 +45,6 @@ def reading(path):
         ({"every_n_epochs": 1}, [6, 12]),
         ({"every_n_epochs": 2}, [12]),
         ({}, [6, 12]),
-        ({"every_n_steps": 1, "limit": 3}, [1, 2, 3]),
     ],
 )
 def test_schedules(tmp_path, schedule, steps):
@@ -332,13 +331,6 @@ def test_a_disk_that_is_too_small(tmp_path, monkeypatch):
     monkeypatch.setattr(harvester.shutil, "disk_usage", lambda path: free)
     with pytest.raises(ValueError, match=r"13 harvests of .* MB do not fit into the 0.003 MB"):
         fit(built(Plain), CheckpointHarvester(tmp_path, every_n_steps=1))
-    trainer = fit(built(Plain), CheckpointHarvester(tmp_path, every_n_steps=1, limit=2))
-    assert trainer.global_step == 12
-    assert len(reading(tmp_path)) == 2
-    free.free = 1500  # enough for the three that are missing, too little for five
-    with pytest.warns(UserWarning, match="has 2 networks of another run"):
-        fit(built(Plain), CheckpointHarvester(tmp_path, every_n_steps=1, limit=5))
-    assert len(reading(tmp_path)) == 5
 
 
 def test_a_lost_bank_is_reported(tmp_path):

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lightning_bnn.callbacks import MassGap
-from weightsym import discover, mass, min_mass
+from weightsym import discover, min_mass
 from weightsym import params as P
 
 
@@ -62,28 +62,3 @@ def test_excess_by_kind_of_group(scales):
     assert found == pytest.approx(expected, rel=1e-3)
     assert expected[2] >= expected[1] > 0
     assert [len(row) for _, row in gap.history] == [5, 5]
-
-
-def units():
-    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "net"),
-    [(torch.optim.SGD, None), (torch.optim.Adam, None), (torch.optim.SGD, units)],
-)
-def test_applying_the_minimum_keeps_the_function(optimizer, net):
-    module, plain = (Heads(optimizer=optimizer, net=net) for _ in range(2))
-    outputs = []
-
-    class Look(L.Callback):
-        def on_train_batch_end(self, trainer, pl_module, *_):
-            outputs.append(pl_module.net(torch.ones(2, 5, 4)).detach())
-
-    fit(module, Look(), MassGap(1, apply=True), Look())
-    fit(plain)
-    for before, after in zip(outputs[::2], outputs[1::2], strict=True):
-        torch.testing.assert_close(before, after, rtol=1e-4, atol=1e-5)
-    sym, params = discover(module.net, torch.randn(2, 5, 4)), P.of(module.net)
-    assert min_mass(params, sym, mixing=True).excess < 1e-2
-    assert mass(params, sym) < mass(P.of(plain.net), sym)

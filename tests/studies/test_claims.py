@@ -22,7 +22,6 @@ from lightning_bnn.studies.claims.verdicts import (
     verdict_of,
     with_error,
 )
-from lightning_bnn.studies.reproduce import over_all_seeds
 
 CLAIMED = {claim.name: claim for claims in CLAIMS.values() for claim in claims}
 ABOVE = RELATIONS["above"]
@@ -182,19 +181,6 @@ def test_wildcards_stand_for_rows_and_columns():
     assert read(["a", "u"], "*") == {"x 1": 1, "x 2": 2}
     assert read(["a", "*"], "last *") == {"u": 2, "v": 4}
     assert read("b", "*") == {"x 1": 5}
-
-
-def test_tables_of_several_seeds_become_one():
-    def seed(value, error, name="a"):
-        return stored(t=table(["", "n", "x"], [name, 7, {"value": value, "error": error}]))
-
-    (merged,) = over_all_seeds([seed(1.0, 0.1), seed(3.0, 0.2)])
-    assert merged.rows == [["a", 7, (2.0, pytest.approx(math.sqrt(2)))]]
-    (alone,) = over_all_seeds([seed(1.0, 0.1)])
-    assert alone.rows == [["a", 7, (1.0, 0.1)]]
-    (first,) = over_all_seeds([seed(1.0, 0.1), seed(3.0, 0.2, "b")])
-    assert over_all_seeds([stored(t=table(["", "x"], ["a", None]))])[0].cells() == [["a", "/"]]
-    assert first.rows == alone.rows
 
 
 # ------------------------------------------------------------ claims, with numbers made up
