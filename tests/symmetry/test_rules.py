@@ -78,27 +78,29 @@ def test_a_wrong_rule_is_refused():
             discover(model, torch.randn(2, 5), rules={name: lambda x, dim: x})
 
 
-def graded(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.arange(1.0, 4.0, dtype=x.dtype)
+@pytest.fixture(scope="module")
+def graded():
+    def graded(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.arange(1.0, 4.0, dtype=x.dtype)
 
-
-def test_a_wrong_exchange_is_found_out_below_noise_too():
     name = "lightning_bnn_tests::graded"
     torch.library.custom_op(name, graded, mutates_args=()).register_fake(torch.empty_like)
+    return torch.ops.lightning_bnn_tests.graded
 
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_wrong_exchange_is_found_out_below_noise_too(graded, seed):
     def forward(s, x):
-        h = nn.functional.dropout(torch.relu(s.a(x)), 0.5, training=True)
-        return s.b(torch.ops.lightning_bnn_tests.graded(h))
+        return s.b(graded(nn.functional.dropout(torch.relu(s.a(x)), 0.5, training=True)))
 
-    torch.manual_seed(0)
-    sizes, rules = (
-        {"a": (4, 3), "b": (3, 5), "c": (4, 3)},
-        {"lightning_bnn_tests.graded": lambda x: 1 * x},
-    )
-    layers = {n: nn.Linear(*size, bias=False, dtype=torch.float64) for n, size in sizes.items()}
-    model, x = Forward(forward, **layers), torch.randn(6, 4, dtype=torch.float64)
+    torch.manual_seed(seed)
+    layers = {"a": nn.Linear(4, 3, bias=False), "b": nn.Linear(3, 5, bias=False)}
+    model, x = Forward(forward, **layers).double(), torch.randn(6, 4, dtype=torch.float64)
     with pytest.raises(UnsupportedModel, match="the groups at a.weight change the outputs"):
-        discover(model, x, rules=rules)
+        discover(model, x, rules={"lightning_bnn_tests.graded": lambda x: 1 * x})
+    factors = torch.arange(1.0, 4.0, dtype=x.dtype)
+    sym = discover(model, x, rules={"lightning_bnn_tests.graded": lambda x: x * factors})
+    assert (len(sym.permutations), sym.scaling_dof, sym.unchecked) == (0, 3, "")
 
 
 def test_a_rule_for_an_operation_that_does_not_occur_is_named(caplog):

@@ -187,7 +187,12 @@ def _traced(
         returned[:] = [spec]
         return leaves
 
-    with FakeTensorMode(), enable_python_dispatcher(), torch.no_grad(), warnings.catch_warnings():
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),  # a rule may hold tensors
+        enable_python_dispatcher(),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         shapes = [inputs[k] for k in indices]
         tensors = [

@@ -65,7 +65,7 @@ def refute(
         if case.is_even:
             sym = _without_wrong_factors(case._replace(is_even=False), sym, custom_rules)
     except UnsupportedModel as error:
-        if _draws(model, inputs):
+        if _draws(model, inputs) and not isinstance(error, _WrongRule):
             raise _Unrepeatable(_says_different_things(type(model).__name__)) from error
         raise
     if not sym.unchecked and sym.touched and forgets(graphs.evaluation):
@@ -119,6 +119,10 @@ class _Unrepeatable(UnsupportedModel):
     """The same weights give other outputs every time."""
 
 
+class _WrongRule(UnsupportedModel):
+    """A rule of the user breaks the function."""
+
+
 def _says_different_things(name: str) -> str:
     return (
         f"{name} gives different outputs for the same input and weights in "
@@ -162,7 +166,8 @@ def _refuted(case: _Case, sym: Symmetries, custom_rules: bool) -> Symmetries:
         return judged
 
     def by_network(network: nn.Module, inputs: Inputs) -> Symmetries:
-        return _judged(Check.of_network(network, inputs, sym), sym, custom_rules, name)
+        check = Check.of_network(network, inputs, sym)
+        return _judged(check, sym, custom_rules and not case.is_even, name)
 
     return in_runnable_precision(case.model, case.inputs, by_network)
 
@@ -182,13 +187,24 @@ def _judged_by_graph(
                 return replace(sym, error=check.error_seen)
             if not _is_of_network(case, case.graph, weights, check.outputs, first):
                 return None
-            for pick in ONE_OF_ALL if case.is_even else ():
-                check = Check.of_graph(case.graph, case.inputs, weights, pick)
-                if check.sensitive:
-                    break
+            if case.is_even:
+                check = _evened(case, case.graph, weights)
             return _judged(check, sym, custom_rules, name)
+    except _WrongRule:
+        if case.is_even:
+            raise
+        return None
     except Exception:  # an operation that does not run in float64, or only inside its module
         return None
+
+
+def _evened(case: _Case, graph: Graph, weights: RandomWeights) -> Check:
+    """A check with one number for all draws of an operation, which lets something pass."""
+    for pick in ONE_OF_ALL:
+        check = Check.of_graph(graph, case.inputs, weights, pick)
+        if check.sensitive:
+            break
+    return check
 
 
 def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> Symmetries:
@@ -205,7 +221,7 @@ def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> Sym
     wrong = _offenders(check, sym)
     if custom_rules and wrong:
         names = ", ".join(name for _, _, name in wrong[:3])
-        raise UnsupportedModel(
+        raise _WrongRule(
             "A rule given in `rules` breaks the function: "
             f"the groups at {names} change the outputs."
         )
