@@ -27,7 +27,7 @@ from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.posteriors.laplace import CurvatureBlock, features_of
 from weightsym import params as P
-from weightsym.devices import precise
+from weightsym.devices import check_memory, precise
 from weightsym.extras import needed
 from weightsym.params import Params
 
@@ -323,6 +323,12 @@ def _blocks(
             f"A full curvature of {size} weights takes {size**2 * 8 / 1e9:.0f} GB: take "
             "`structure='kron'` or 'diag', or `layers='last'`."
         )
+    if structure == "kron":  # of the rows and of the columns of every weight, and their bases
+        weights = [t for n in names if (t := model.get_parameter(n)).ndim > 1]
+        numbers = 2 * sum(len(t) ** 2 + (t.numel() / len(t)) ** 2 for t in weights)
+        instead = "take `structure='diag'`, or `layers='last'`"
+        device = next(model.parameters()).device
+        check_memory(4 * numbers, device, "A curvature in Kronecker factors", instead)
     try:
         if structure == "kron":
             return kronecker_factors(model, names, batches, likelihood, progress)

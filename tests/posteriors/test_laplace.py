@@ -325,6 +325,12 @@ def vectors():
             ),
             "A full curvature of 407050 weights takes 1326 GB: take `structure='kron'`",
         ),
+        (
+            lambda: curvature(
+                wide := nn.Linear(1, 10**7), P.of(wide), [], Categorical(), "kron"
+            ),
+            r"in Kronecker factors takes 800 TB of memory, .*: take `structure='diag'`, or `layers",
+        ),
         (lambda: block_posterior(prior_precision=0.0), "`prior_precision` must be positive"),
         (lambda: block_posterior(temperature=-1.0), "`temperature` must not be negative"),
         (lambda: block_posterior(prediction="glm"), "`prediction` must be"),
