@@ -160,7 +160,7 @@ def test_norms_that_do_not_fix_all_scales_are_refused():
     assert furthest(canonicalise(other, sym, "min-mass", mixing="balanced"), form) < 1e-6
     torch.testing.assert_close(P.apply(net, form, x), P.apply(net, params, x))
     swapped = replace(sym, scalings=tuple(_with_second_first(sym)))
-    with pytest.raises(ValueError, match="unit norms do not fix them one by one"):
+    with pytest.raises(ValueError, match="give networks of one orbit different forms of"):
         canonicalise(params, swapped, "unit-norm")
 
 

@@ -105,6 +105,7 @@ def canonicalise(
     held: set[int] = set()
     if mixing is not None and sym.linear:
         check_full_rank(params, sym)
+        _check_products(sym, scaling)
         (params,) = balanced_together([params], sym, scaling, target)
         inside = covered(sym, sym.permutations, _ORDERED)
         held = {
@@ -137,13 +138,14 @@ def _sorted(
 
 def check_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey | None) -> None:
     """Refuse what would give networks of one orbit different forms."""
-    is_large = sum(shape.numel() for shape in sym.shapes.values()) > _MOST_NUMBERS
-    name = "" if is_large else _without_form(sym, scaling, permutation)
+    numbers = sum(shape.numel() for shape in sym.shapes.values())
+    tried = numbers <= _MOST_NUMBERS or sym.shared_axes  # products have scales that norms miss
+    name = _without_form(sym, scaling, permutation) if tried else ""
     if name:
         raise ValueError(
             f"`scaling` {scaling!r} and `permutation` {permutation!r} give networks of one orbit "
             f"different forms of {name!r}: signs, scales or orders of units are not read off one "
-            "after the other here."
+            "after the other here. Further scales, those of products, need 'min-mass' or None."
         )
 
 
@@ -243,6 +245,18 @@ def _sign_of_mean(params: Params, sym: Symmetries, group: Group) -> Tensor:
     means = rows.unflatten(-1, (placement.positions.shape[1], -1)).mean(-2)
     largest = torch.take_along_dim(means, means.abs().argmax(-1, keepdim=True), -1)[..., 0]
     return torch.where(largest < 0, -1.0, 1.0).to(rows)
+
+
+def _check_products(sym: Symmetries, scaling: Scaling | None) -> None:
+    """Refuse norms of rows where matrices set some of the scales of a product."""
+    pairs = zip(sym.scalings, covered(sym, sym.scalings, ("general", "complex")), strict=True)
+    masks = [m for g, m in pairs if any(p.axis in sym.shared_axes for p in g.placements)]
+    mixed = torch.cat([torch.zeros(0, dtype=torch.bool), *masks])
+    if scaling in ("unit-norm", "unit-std") and bool(mixed.any() and not mixed.all()):
+        raise ValueError(
+            "`scaling` must be 'min-mass' or None for this network: products give it further "
+            "scales, and unit norms do not fix them beside matrices."
+        )
 
 
 def _reads_mixed_channels(sym: Symmetries, kinds: Sequence[str]) -> bool:
