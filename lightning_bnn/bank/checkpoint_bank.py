@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_bnn.bank.disk import WriterLock, check_file
 from lightning_bnn.bank.manifest import Manifest, check_records, header
 from weightsym.arguments import check_floating_type
-from weightsym.files.writing import sync_folder
+from weightsym.files.safetensors_format import sync
 from weightsym.params import Params, stack, stack_size
 
 __all__ = ["CheckpointBank"]
@@ -268,7 +268,7 @@ class CheckpointBank:
                     raise OSError(f"Only a part of the networks could be written to {self._file}.")
             os.fsync(file.fileno())
         if is_new:
-            sync_folder(self.path)
+            sync(self.path)
 
     def _stored(self, name: str, rows: slice) -> Tensor:
         """Map a tensor of some networks, as stored, and compare it with its checksums once."""

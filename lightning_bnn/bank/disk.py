@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from weightsym.files.writing import sync_folder
+from weightsym.files.safetensors_format import sync
 
 __all__ = [
     "Locked",
@@ -97,7 +97,7 @@ def write_whole(path: Path, text: str, wait: bool = True) -> None:
         draft.unlink(missing_ok=True)
         raise
     if wait:
-        sync_folder(path.parent)
+        sync(path.parent)
 
 
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.bank.disk import check_file
-from weightsym.files.writing import sync_folder
+from weightsym.files.safetensors_format import sync
 from weightsym.loading import parse_json
 from weightsym.params import Params, is_weight
 
@@ -112,7 +112,7 @@ class Manifest:
                     raise OSError(f"Only a part of an entry could be written to {self.path}.")
                 os.fsync(file.fileno())
                 if not self._length:
-                    sync_folder(self.path.parent)
+                    sync(self.path.parent)
             except OSError:  # or the next entry would be written behind half of this one
                 file.truncate(self._length)
                 with contextlib.suppress(OSError):

@@ -1,25 +1,16 @@
-"""The safetensors format: the header of a file, one tensor of it, and the one writer of files.
-
-A file is the length of a header (8 bytes), the header (JSON: type, shape and place of every
-tensor), and all numbers. The library of this name reads tensors one by one, but its memory maps
-count as memory once they are touched, and it writes whole networks only.
-"""
+"""The safetensors format: the tensors of a file, each read when it is asked for, and one writer."""
 
 from __future__ import annotations
 
-import json
 import os
-import struct
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
-__all__ = ["StoredTensor", "TensorFile", "check_names", "read_file", "save_tensors", "write_file"]
+__all__ = ["StoredTensor", "TensorFile", "check_names", "read_file", "save_tensors", "sync"]
 
 _TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
@@ -28,7 +19,6 @@ _TYPES = {
     "U64": torch.uint64, "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
-_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,15 +58,18 @@ class TensorFile:
 
 # ------------------------------------------------------------ reading
 def read_file(path: Path) -> TensorFile:
-    """Read the header of a safetensors file, which the library has checked, and no numbers."""
-    _check(path)
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    metadata = header.pop("__metadata__", None) or {}
-    check_names(path, header)
-    rows = sorted(header.items(), key=lambda row: row[1]["data_offsets"])
-    tensors = {name: _stored(path, name, row, 8 + length) for name, row in rows}
+    """Read the types and shapes in a safetensors file, in the order of the file, and no numbers."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            rows = {name: file.get_slice(name) for name in file.offset_keys()}
+            metadata = file.metadata() or {}
+            check_names(path, rows)
+            kinds = {name: (row.get_dtype(), row.get_shape()) for name, row in rows.items()}
+    except SafetensorError as error:
+        raise _damaged(path, error) from error
+    tensors = {name: _stored(path, name, *kind) for name, kind in kinds.items()}
     return TensorFile(path.name, tensors, metadata)
 
 
@@ -87,102 +80,54 @@ def check_names(path: Path, names: Iterable[str]) -> None:
         raise ValueError(f"{path} names a tensor {bad!r}, with characters that cannot be printed.")
 
 
-def _check(path: Path) -> None:
+def _damaged(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} is no safetensors file, or it is damaged: {error}.")
+
+
+def _stored(path: Path, name: str, kind: str, shape: list[int]) -> StoredTensor:
+    if kind not in _TYPES:
+        raise ValueError(f"{path}: {name!r} is of type {kind}, which this package cannot read.")
+    if max(shape, default=0) >= 2**63:
+        raise ValueError(f"{path} is damaged: {name!r} has a shape that no tensor can have.")
+    return StoredTensor(_TYPES[kind], torch.Size(shape), lambda: _read(path, name))
+
+
+def _read(path: Path, name: str) -> Tensor:
+    """One tensor, in memory of its own: what stays mapped counts as memory once it is touched."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt"):
-            pass
+        with safe_open(path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name).clone()
     except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file, or it is damaged: {error}.") from error
-
-
-def _stored(path: Path, name: str, row: dict[str, object], data: int) -> StoredTensor:
-    type_name, shape, offsets = row["dtype"], row["shape"], row["data_offsets"]
-    assert isinstance(shape, list)
-    assert isinstance(offsets, list)
-    if type_name not in _TYPES:
-        raise ValueError(
-            f"{path}: {name!r} is of type {type_name}, which this package cannot read."
-        )
-    if max(shape, default=0) >= 2**63:
-        raise ValueError(f"{path} is damaged: {name!r} has a shape that no tensor can have.")
-    dtype, size, start = _TYPES[type_name], torch.Size(shape), data + offsets[0]
-    return StoredTensor(dtype, size, lambda: _read(path, start, dtype, size))
-
-
-def _read(path: Path, start: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:
-    """One tensor, without a memory map: what is mapped stays in memory once it is touched."""
-    numbers = torch.empty(shape.numel() * dtype.itemsize, dtype=torch.uint8)
-    with path.open("rb") as file:
-        file.seek(start)
-        if file.readinto(numbers.numpy().data) != len(numbers):
-            raise ValueError(f"{path} is damaged: it ends before its last tensor.")
-    return numbers.view(dtype).reshape(shape)
+        raise _damaged(path, error) from error
+    return tensor
 
 
 # ------------------------------------------------------------ writing
-def write_file(
-    path: Path,
-    tensors: Mapping[str, StoredTensor],
-    metadata: Mapping[str, str],
-    value: Callable[[str], Tensor],
-) -> dict[str, int]:
-    """Write a file that is new, tensor by tensor, and return once it is on the disk.
-
-    Args:
-        path: where nothing may be.
-        tensors: the types and shapes.
-        metadata: for the header.
-        value: gives the tensor of a name; only one is held at a time.
-
-    Returns:
-        The CRC of every tensor.
-    """
-    checks = {}
-    order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)  # starts are aligned
-    with path.open("xb") as file:
-        _write_header(file, {name: tensors[name] for name in order}, metadata)
-        for name in order:
-            numbers = value(name)
-            expected = tensors[name]
-            assert (numbers.dtype, numbers.shape) == (expected.dtype, expected.shape), name
-            flat = numbers.detach().cpu().contiguous().reshape(-1)
-            content = flat.view(torch.uint8).numpy().data if flat.numel() else b""
-            file.write(content)
-            checks[name] = zlib.crc32(content)
-            del numbers, flat, content
-        file.flush()
-        os.fsync(file.fileno())
-    return checks
-
-
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-) -> dict[str, int]:
-    """Write tensors to a file that is new.
+) -> None:
+    """Write tensors to a file that is new, and return once it is on the disk.
 
     Args:
         path: where nothing may be.
         tensors: by name.
         metadata: for the header.
-
-    Returns:
-        The CRC of every tensor.
     """
-    stored = {n: StoredTensor(t.dtype, t.shape, t.detach) for n, t in tensors.items()}
-    return write_file(path, stored, metadata or {}, tensors.__getitem__)
+    from safetensors.torch import save_file
+
+    path.touch(exist_ok=False)
+    apart = {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+    save_file(apart, path, dict(metadata or {}) or None)
+    sync(path)
 
 
-def _write_header(
-    file: BinaryIO, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
-) -> None:
-    rows: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
-        kind, shape = _NAMES[tensor.dtype], list(tensor.shape)
-        rows[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(struct.pack("<Q", len(text)) + text)
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, durable, which Windows does by itself."""
+    if os.name == "posix":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

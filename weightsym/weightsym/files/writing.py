@@ -1,4 +1,4 @@
-"""Write a network in the form of another one: at once or not at all, tensor by tensor."""
+"""Write a network in the form of another one: at once or not at all."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from torch import Tensor
 
 from weightsym.files.hugging_face import INDEX, companions
-from weightsym.files.safetensors_format import write_file
+from weightsym.files.safetensors_format import TensorFile, save_tensors, sync
 from weightsym.files.stored import StoredNetwork
 
-__all__ = ["check_path", "check_target", "sync_folder", "write_like"]
+__all__ = ["check_path", "check_target", "write_like"]
 
 
 def check_target(target: Path, like: StoredNetwork, overwrite: bool = False) -> None:
@@ -80,7 +80,7 @@ def write_like(
     Args:
         like: the network whose form is taken.
         target: a .safetensors file, or a folder if ``like`` is one.
-        value: gives the tensor for a name in the file; only one is held at a time.
+        value: gives the tensor for a name in the file; those of one file are held at a time.
         overwrite: whether what is there may be replaced.
 
     >>> import tempfile
@@ -97,11 +97,10 @@ def write_like(
         if like.is_folder:
             _write_folder(like, draft, value)
         else:
-            (shard,) = like.shards
-            write_file(draft, shard.tensors, shard.metadata, value)
+            _write_shard(like.shards[0], draft, value)
         _check_free(target, like, overwrite)
         _replace(draft, target)
-    sync_folder(target.parent)
+    sync(target.parent)
 
 
 def _write_folder(like: StoredNetwork, folder: Path, value: Callable[[str], Tensor]) -> None:
@@ -110,7 +109,11 @@ def _write_folder(like: StoredNetwork, folder: Path, value: Callable[[str], Tens
         if path.name != INDEX or not _is_one_file(like):  # which nobody has read
             shutil.copyfile(path, folder / path.name)
     for shard in like.shards:
-        write_file(folder / shard.name, shard.tensors, shard.metadata, value)
+        _write_shard(shard, folder / shard.name, value)
+
+
+def _write_shard(shard: TensorFile, path: Path, value: Callable[[str], Tensor]) -> None:
+    save_tensors(path, {name: value(name) for name in shard.tensors}, shard.metadata)
 
 
 def _is_one_file(like: StoredNetwork) -> bool:
@@ -148,13 +151,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, which Windows does by itself."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
