@@ -13,19 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weightsym.actions import multiply
-from weightsym.balanced_form import balance_group, balance_spaces, weights_of_spaces
+from weightsym.balanced_form import balance_group, balance_spaces
 from weightsym.groups import Symmetries
 from weightsym.mass_problem import Posynomial, mass_problem
 from weightsym.mixing import identity_mixings, multiplied
-from weightsym.params import Params
+from weightsym.params import Params, is_stacked
 from weightsym.recession import minimise
 from weightsym.spaces import covered, sides
+from weightsym.validation import check_squares
 
 __all__ = ["solve_jointly"]
 
@@ -54,81 +56,74 @@ def solve_jointly(
         most: rounds after which to stop in any case.
     """
     state = _State(params, sym, only, tolerance)
-    before = value = state.problem().value
+    before = state.terms.value
     if start is not None and not only:
         state.rescale(state.free * torch.cat([s.to(state.logs).log() for s in start], -1))
     state.mix()
     gap = least = torch.full_like(before, torch.inf)
     iteration = wait = 0
     while iteration < most and wait < _PATIENCE and not bool((gap <= tolerance).all()):
-        iteration, value, gap = iteration + 1, state.round(), state.gap()
+        state.round()
+        iteration, gap = iteration + 1, state.gap()
         wait = 0 if bool((gap < 0.5 * least).any()) else wait + 1
         least = torch.where(gap < 0.5 * least, gap, least)
     scales, matrices = state.elements(before)
     state_of_all = gap, iteration, state.dead(), state.attained
-    return before, value, tuple(scales), *state_of_all, tuple(matrices)
+    return before, state.terms.value, tuple(scales), *state_of_all, tuple(matrices)
 
 
 class _State:
-    """The weights as the scales and matrices found so far move them.
-
-    Those that matrices act on are there as they are, the others are summed up.
-    """
+    """The weights as the scales and matrices found so far move them, and their mass."""
 
     def __init__(self, params: Params, sym: Symmetries, only: bool, tolerance: float) -> None:
         self.sym, self.tolerance = sym, tolerance
         self.groups = [k for k, g in enumerate(sym.linear) if g.kind == "general"]
-        spaces = replace(sym, linear=tuple(sym.linear[k] for k in self.groups))
-        stack, stacked = weights_of_spaces(params, spaces)
-        self.first = params if stacked else {n: t[None] for n, t in params.items()}
-        self.moving = {n: t for n, t in stack.items() if self.groups and n in sym.weights}
-        self.free = _joined(covered(sym, sym.scalings, ("general",))).logical_not()
+        offset = is_stacked(params, sym.shapes)
+        weights = {n: params[n].detach().double() for n in sym.weights if n in params}
+        check_squares(weights)
+        self.given = weights if offset else {n: w[None] for n, w in weights.items()}
+        like = next(iter(self.given.values()))
+        free = _joined(covered(sym, sym.scalings, ("general",))).logical_not()
         if only:
-            self.free &= _joined(covered(sym, sym.scalings, ("complex",)))
-        rest = {n: self.first[n] for n in sym.weights if n not in self.moving}
-        self.rest = mass_problem(rest, sym) if rest else None
-        like = next(iter(stack.values()))
-        self.free = self.free.to(like.device)
+            free &= _joined(covered(sym, sym.scalings, ("complex",)))
+        self.moving, self.free = self.given, free.to(like.device)
         self.logs = like.new_zeros(len(like), sym.scaling_dof)
         self.total = [m.to(like).repeat(len(like), 1, 1, 1) for m in identity_mixings(sym)]
         self.full = [torch.ones(t.shape[:2], dtype=torch.bool, device=t.device) for t in self.total]
         self.attained = torch.ones(len(like), dtype=torch.bool, device=like.device)
 
-    def problem(self) -> Posynomial:
+    @cached_property
+    def terms(self) -> Posynomial:
         """The mass as a function of further log scales."""
-        parts = [mass_problem(self.moving, self.sym)] if self.moving else []
-        parts += [self.rest] if self.rest is not None else []
-        matrices = tuple(m for part in parts for m in part.matrices)
-        single = torch.stack([part.single for part in parts]).sum(0)
-        return replace(parts[0], single=single, matrices=matrices, free=self.free)
+        return replace(mass_problem(self.moving, self.sym), free=self.free)
+
+    def _move(self, moving: Params) -> None:
+        self.moving = moving
+        vars(self).pop("terms", None)
 
     def rescale(self, u: Tensor) -> None:
         """Move all weights by log scales."""
         self.logs = self.logs + u
-        self.moving = multiply(self.moving, self.sym, {"scalings": self._split(u.exp())})
-        self.rest = None if self.rest is None else self.rest.moved(u)
+        self._move(multiply(self.moving, self.sym, {"scalings": self._split(u.exp())}))
 
     def _split(self, values: Tensor) -> list[Tensor]:
         return list(values.split([g.units for g in self.sym.scalings], -1))
 
-    def round(self) -> Tensor:
-        """Solve for scales, then for matrices, and return the mass."""
-        problem = self.problem()
+    def round(self) -> None:
+        """Solve for scales, then for matrices."""
         exact = max(1e-2 * self.tolerance**2, _EXACT)
-        solution = minimise(problem, torch.zeros_like(self.logs), exact, 200)
+        solution = minimise(self.terms, torch.zeros_like(self.logs), exact, 200)
         if bool((solution.fall != 0).any()):
             self.attained &= solution.attained
             self._drop(solution.fall)
         self.rescale(solution.logs)
         self.mix()
-        return self.problem().value
 
     def _drop(self, fall: Tensor) -> None:
-        """The terms that scales drive to zero."""
-        self.rest = None if self.rest is None else self.rest.without(fall)
+        """The weights that scales drive to zero."""
         ones = {n: torch.ones_like(t) for n, t in self.moving.items()}
-        for n, factor in multiply(ones, self.sym, {"scalings": self._split(fall.exp())}).items():
-            self.moving[n] = torch.where(factor < 0.6, 0, self.moving[n])
+        factors = multiply(ones, self.sym, {"scalings": self._split(fall.exp())})
+        self._move({n: torch.where(factors[n] < 0.6, 0, w) for n, w in self.moving.items()})
 
     def mix(self) -> None:
         """Balance the spaces of every group, or go to the limit where none does."""
@@ -136,7 +131,7 @@ class _State:
             group = self.sym.linear[k]
             solution = balance_group(self.moving, self.sym, group)
             matrices = solution.forward, solution.inverse_transpose
-            self.moving = multiplied(self.moving, self.sym, group, *matrices)
+            self._move(multiplied(self.moving, self.sym, group, *matrices))
             self.total[k] = solution.reached @ self.total[k]
             self.full[k] = self.full[k] & solution.full
             self.attained &= solution.full.all(-1)
@@ -149,17 +144,15 @@ class _State:
         .. math:: m - m^* \le 2 \max_h \|X_h\| \sum_h \|A_h A_h^T - B_h B_h^T\|_*
             + 2 \max_i |x_i| \sum_i |in_i - out_i|
         """
-        problem = self.problem()
-        excess = (problem.inflow - problem.outflow).abs().sum(-1)
+        excess = (self.terms.inflow - self.terms.outflow).abs().sum(-1)
         for k in self.groups:
             a, b = sides(self.moving, self.sym, self.sym.linear[k])
             excess = excess + torch.linalg.eigvalsh(a @ a.mT - b @ b.mT).abs().sum((-1, -2))
-        return torch.where(problem.value > 0, 2 * excess / problem.value, 0)
+        return torch.where(self.terms.value > 0, 2 * excess / self.terms.value, 0)
 
     def dead(self) -> Tensor:
         """Units, and spaces of matrices, that nothing balances."""
-        problem = self.problem()
-        units = self.free & ((problem.inflow == 0) | (problem.outflow == 0))
+        units = self.free & ((self.terms.inflow == 0) | (self.terms.outflow == 0))
         return torch.stack([units.sum(-1), *((~full).sum(-1) for full in self.full)]).sum(0)
 
     def elements(self, before: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -167,8 +160,7 @@ class _State:
         scales, total = self._split(self.logs.exp()), list(self.total)
         if bool(self.attained.all()):
             return scales, total
-        stack = {n: t.double() for n, t in self.first.items() if n in self.sym.weights}
-        stack = multiply(stack, self.sym, {"scalings": scales})
+        stack = multiply(self.given, self.sym, {"scalings": scales})
         for k in self.groups:
             near = _near_limit(*sides(stack, self.sym, self.sym.linear[k]))
             total[k] = torch.where(self.full[k][..., None, None], total[k], near)

@@ -8,7 +8,7 @@ other. Then a graph decides for terms of two scales, and a linear program for th
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from weightsym.mass_problem import Posynomial
 
 __all__ = ["Minimum", "minimise", "no_worse", "one_sided", "recession"]
 
-Ints: TypeAlias = NDArray[np.int64]
 _PATIENCE = 12  # steps without a certificate after which terms may be on their way to zero
 
 
@@ -180,40 +179,16 @@ def _off_cycles(rows: csr_matrix) -> NDArray[np.float64]:
 
 def _steepest(rows: csr_matrix) -> NDArray[np.float64]:
     """The direction of the largest sum of falls, each of which counts up to one."""
-    of_row, of_column = _classes(rows)
-    members = coo_matrix(
-        (np.ones(len(of_column), np.int64), (np.arange(len(of_column)), of_column))
-    )
-    few = (rows[np.unique(of_row, return_index=True)[1]] @ members).tocsr()
-    count, free = few.shape
+    marks = rows @ np.random.default_rng(0).integers(1, 2**62, rows.shape[1])
+    different = rows[np.unique(marks, return_index=True)[1]]
+    count, free = different.shape
     solution = linprog(
         np.concatenate([np.zeros(free), -np.ones(count)]),
-        A_ub=hstack([few, identity(count)]).tocsr(),
+        A_ub=hstack([different, identity(count)]).tocsr(),
         b_ub=np.zeros(count),
         bounds=[(None, None)] * free + [(0, 1)] * count,
         method="highs",
     )
     if solution.status != 0:
         raise RuntimeError(f"The linear program of the vanishing terms failed: {solution.message}")
-    return solution.x[:free][of_column]
-
-
-def _classes(rows: csr_matrix) -> tuple[Ints, Ints]:
-    """Classes of rows and columns, alike in what they have in common with every class.
-
-    A linear program has a solution that is the same for the columns of a class, and a bound that is
-    the same for its rows.
-
-    References:
-        | Dimension Reduction via Colour Refinement (Grohe et al., 2014) | arxiv.org/abs/1307.5697
-    """
-    generator, across = np.random.default_rng(0), rows.T.tocsr()
-    of_column, before = np.zeros(rows.shape[1], np.int64), 0
-    while True:
-        draw, other = generator.integers(1, 2**62, (2, max(rows.shape)))
-        of_row = np.unique(rows @ draw[of_column], return_inverse=True)[1]
-        sums = across @ other[of_row] + draw[of_column]
-        of_column = np.unique(sums, return_inverse=True)[1]
-        if (count := int(of_column.max(initial=-1)) + 1) == before:
-            return of_row, of_column
-        before = count
+    return solution.x[:free]
