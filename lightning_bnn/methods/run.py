@@ -19,8 +19,7 @@ from lightning_bnn.metrics.validation import are_distributions
 from weightsym import params as P
 from weightsym.devices import at_least_single
 from weightsym.params import Params
-from weightsym.stacks.process import keep_freed_memory
-from weightsym.stacks.threads import in_threads, threads_for
+from weightsym.stacks.threads import in_threads, keep_freed_memory, threads_for
 
 __all__ = ["Batch", "Run"]
 

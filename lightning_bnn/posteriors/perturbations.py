@@ -34,7 +34,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from weightsym.params import Params, RavelSpec
-from weightsym.stacks.process import keep_freed_memory
+from weightsym.stacks.threads import keep_freed_memory
 
 __all__ = ["Draw", "Perturbed", "Reparameterisation", "Scratch", "draw", "tied_names"]
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from weightsym.fast.running import _over_members
-from weightsym.stacks import process
-from weightsym.stacks.process import end_waiting_threads
-from weightsym.stacks.threads import in_threads
+from weightsym.stacks import threads
+from weightsym.stacks.threads import end_waiting_threads, in_threads
 
 TASKS = "/proc/self/task"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts the threads of Linux")
@@ -47,13 +46,13 @@ def test_nothing_ends_where_nothing_waits():
 def test_without_such_a_library_everything_goes_on(monkeypatch):
     shared_out()
     waiting = len(os.listdir(TASKS))
-    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: object())
-    process._pause.cache_clear()
+    monkeypatch.setattr(threads.ctypes, "CDLL", lambda name: object())
+    threads._pause.cache_clear()
     try:
         assert not end_waiting_threads()
         assert len(os.listdir(TASKS)) == waiting
     finally:
-        process._pause.cache_clear()
+        threads._pause.cache_clear()
 
 
 def in_a_pool(look):

@@ -12,8 +12,8 @@ from torch import nn
 from lightning_bnn import models
 from weightsym import balancing, canonicalise, discover, mass, min_mass, rescale
 from weightsym import params as P
+from weightsym.balancing import minimise, recession
 from weightsym.mass_problem import Matrix, Posynomial, mass_problem
-from weightsym.recession import minimise, recession
 
 
 def lin(a, b, **options):

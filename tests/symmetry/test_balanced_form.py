@@ -14,8 +14,7 @@ from weightsym import (
     rescale,
 )
 from weightsym import params as P
-from weightsym.balanced_form import balance_spaces
-from weightsym.spaces import sides
+from weightsym.balanced_form import balance_spaces, sides
 from weightsym.verify import random_element
 
 

@@ -19,11 +19,17 @@ if TYPE_CHECKING:
     from weightsym import files, params, randomness  # noqa: F401
     from weightsym.actions import flip, permute, rescale, shift_logits
     from weightsym.balanced_form import balancing_matrices
-    from weightsym.canonical import canonicalise, remove_softmax_shift
-    from weightsym.composition import compose, invert
+    from weightsym.canonical import Removal, canonicalise, plan_removal, remove_softmax_shift
     from weightsym.counting import kendall_tau, ranks, transpositions
     from weightsym.discovery.discover import discover
-    from weightsym.elements import identity, random_permutations, random_scales, random_signs
+    from weightsym.elements import (
+        compose,
+        identity,
+        invert,
+        random_permutations,
+        random_scales,
+        random_signs,
+    )
     from weightsym.fingerprint import Fingerprint, fingerprint
     from weightsym.folding import fold_norms
     from weightsym.forward import UnsupportedModel
@@ -50,7 +56,6 @@ if TYPE_CHECKING:
     from weightsym.mixing import identity_mixings, mix, random_mixings
     from weightsym.optimizer_state import transform_optimizer_state
     from weightsym.orders import OrderChange, UnitOrders, order_change, transpositions_between
-    from weightsym.removal import Removal, plan_removal
     from weightsym.shifting import random_shifts, shift
     from weightsym.sorting import sort_permutations
     from weightsym.verify import verify

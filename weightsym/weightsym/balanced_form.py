@@ -22,20 +22,18 @@ from torch import Tensor
 from weightsym.groups import LinearGroup, Symmetries
 from weightsym.mixing import identity_mixings, mix_some, multiplied
 from weightsym.params import Params
-from weightsym.spaces import coupled, sides, weight_places
+from weightsym.placements import Placement
 from weightsym.units import unit_rows
 from weightsym.validation import check_finite, check_params, check_squares
 
 __all__ = [
-    "Balance",
     "balance_group",
     "balance_spaces",
     "balancing_matrices",
     "check_full_rank",
-    "free_basis",
-    "lifted",
     "orienting_matrices",
-    "weights_of_spaces",
+    "sides",
+    "weight_places",
 ]
 
 _NEAR = 1e-6  # singular values nearer than this leave the form undetermined in most of its digits
@@ -183,7 +181,8 @@ def balance_group(stack: Params, sym: Symmetries, group: LinearGroup) -> Balance
         eye = torch.eye(2).to(a)
         return Balance(size * eye, eye / size, usable[..., None].to(a))
     solution = balance_spaces(a, b)
-    if not coupled(sym, group, [group]):
+    axes = {(p.axis, sym.axes[p.axis].tensor) for p in weight_places(sym, group)}
+    if len(axes) == len({tensor for _, tensor in axes}):
         return solution
     values, vectors = torch.linalg.eigh(solution.reached.mT @ solution.reached)
     half = vectors * values.clamp_min(1e-300)[..., None, :] ** 0.25 @ vectors.mT
@@ -292,3 +291,25 @@ def _orientation(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
         return lifted(torch.diag_embed(phase), basis.to(phase))
     x, y = phase.real, phase.imag
     return torch.stack([torch.cat([x, -y], -1), torch.cat([y, x], -1)], -2)
+
+
+# ------------------------------------------------------------ sides of spaces
+def weight_places(sym: Symmetries, group: LinearGroup) -> list[Placement]:
+    """The placements of a group whose tensors count for the mass, in graph order."""
+    return [p for p in group.placements if sym.axes[p.axis].tensor in sym.weights]
+
+
+def sides(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tensor, Tensor]:
+    """The two matrices of every space that G and its inverse transpose multiply, biases excluded.
+
+    Args:
+        stack: a stack of networks in double precision, or those tensors of it that are there.
+        sym: what `discover` returned.
+        group: one of ``sym.linear``.
+    """
+    parts: dict[int, list[Tensor]] = {1: [], -1: []}
+    for placement in weight_places(sym, group):
+        parts[placement.exponent].append(unit_rows(stack, sym, placement))
+    first = next(iter(stack.values()))
+    none = first.new_zeros(first.shape[0], group.spaces, group.size, 0)
+    return torch.cat([none, *parts[1]], -1), torch.cat([none, *parts[-1]], -1)

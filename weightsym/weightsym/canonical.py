@@ -4,20 +4,24 @@ A canonical form goes softmax shift, scale and sign, sort. Layers are treated in
 after those before it: the scale of a unit does not see its own sign, and its sign not its own
 scale, so that both are read off the weights that enter it once the layer before is done. Every step
 commutes with permutations: the result is the same for every network of an orbit.
+
+A representative depends on all tensors of its network, but once the permutation, scales and signs
+that lead to it are known they act on every tensor alone. Networks that never are in memory together
+take two passes: the first reads whole networks, some at a time, and keeps only the group elements
+(`plan_removal`); the second goes layer by layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import replace
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from weightsym.actions import multiply, permute, shift_logits, tied
-from weightsym.axis_actions import Element, Kind
+from weightsym.actions import Element, Kind, multiply, permute, permute_some, shift_logits, tied
 from weightsym.balanced_form import balancing_matrices, check_full_rank, orienting_matrices
 from weightsym.elements import random_permutations, random_scales, random_signs
 from weightsym.groups import Group, Symmetries
@@ -27,17 +31,17 @@ from weightsym.params import Params, is_stacked
 from weightsym.scales_and_signs import Scaling, canonical_scales_and_signs
 from weightsym.shifting import remove_shifts
 from weightsym.sorting import SortKey, sort_permutations
-from weightsym.spaces import covered
 from weightsym.units import unit_rows, writer
 from weightsym.validation import check_params
 
 __all__ = [
+    "Removal",
     "balanced_together",
     "canonicalise",
     "check_form",
+    "plan_removal",
     "remove_softmax_shift",
 ]
-
 
 _MOST_NUMBERS = 10**8  # of networks that are tried
 _NUMBERS_TRIED = 10**7  # in all networks together
@@ -107,7 +111,7 @@ def canonicalise(
         check_full_rank(params, sym)
         _check_products(sym, scaling)
         (params,) = balanced_together([params], sym, scaling, target)
-        inside = covered(sym, sym.permutations, _ORDERED)
+        inside = sym.covered(sym.permutations, _ORDERED)
         held = {
             k
             for k, (group, units) in enumerate(zip(sym.permutations, inside, strict=True))
@@ -202,7 +206,7 @@ def balanced_together(
     def mixed(matrices: Sequence[Tensor]) -> list[Params]:
         return [mix_some(p, sym, matrices) for p in networks]
 
-    held = covered(sym, sym.scalings, ("general", "complex"))
+    held = sym.covered(sym.scalings, ("general", "complex"))
     if scaling == "unit-std" and _reads_mixed_channels(sym, ("general", *_TURNED)):
         networks = balanced_together(networks, sym, "unit-norm", target)
         return scaled(canonical_scales_and_signs(networks[0], sym, scaling, target, held=held)[0])
@@ -227,7 +231,7 @@ def _signs_beside_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
     """Signs of the units that no matrix flips, for centred streams by the mean."""
     _, signs = canonical_scales_and_signs(params, sym, None)
     mixed, centred = (
-        covered(sym, sym.signs, kinds) for kinds in (("general", *_TURNED), ("centred",))
+        sym.covered(sym.signs, kinds) for kinds in (("general", *_TURNED), ("centred",))
     )
     result = []
     for group, sign, inside, whole in zip(sym.signs, signs, mixed, centred, strict=True):
@@ -249,7 +253,7 @@ def _sign_of_mean(params: Params, sym: Symmetries, group: Group) -> Tensor:
 
 def _check_products(sym: Symmetries, scaling: Scaling | None) -> None:
     """Refuse norms of rows where matrices set some of the scales of a product."""
-    pairs = zip(sym.scalings, covered(sym, sym.scalings, ("general", "complex")), strict=True)
+    pairs = zip(sym.scalings, sym.covered(sym.scalings, ("general", "complex")), strict=True)
     masks = [m for g, m in pairs if any(p.axis in sym.shared_axes for p in g.placements)]
     mixed = torch.cat([torch.zeros(0, dtype=torch.bool), *masks])
     if scaling in ("unit-norm", "unit-std") and bool(mixed.any() and not mixed.all()):
@@ -297,3 +301,125 @@ def remove_softmax_shift(params: Params, sym: Symmetries) -> Params:
     weight = -params[last.weight].mean(offset)
     bias = -params[last.bias].mean(-1) if last.bias is not None else None
     return shift_logits(params, sym, weight, bias)
+
+
+# ------------------------------------------------------------ networks that never are together
+@dataclass(frozen=True)
+class Removal:
+    """For every network of a stack, the group element that leads to its representative.
+
+    Attributes:
+        sym: the symmetries.
+        permutations: per group, ``(members, units)``.
+        scales: per scaling group.
+        signs: per sign group.
+
+    >>> from weightsym import params as P
+    >>> from torch import nn
+    >>> from weightsym import discover, plan_removal
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> stack = P.populate(net, 10)
+    >>> removal = plan_removal(stack, discover(net, torch.randn(8, 2)))
+    >>> [p.shape for p in removal.permutations], [s.shape for s in removal.scales]
+    ([torch.Size([10, 3])], [torch.Size([10, 3])])
+    """
+
+    sym: Symmetries
+    permutations: tuple[Tensor, ...]
+    scales: tuple[Tensor, ...]
+    signs: tuple[Tensor, ...]
+
+    def __call__(self, name: str, values: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Transform one tensor of some networks.
+
+        Args:
+            name: the tensor's name.
+            values: ``(rows, *shape)``.
+            rows: which networks these are.
+        """
+        if name not in self.sym.shapes:
+            known = ", ".join(list(self.sym.shapes)[:3])
+            raise ValueError(f"The network has no tensor {name!r}; it has {known}, ...")
+        permutations, scales, signs = (
+            [element[rows] for element in kind]
+            for kind in (self.permutations, self.scales, self.signs)
+        )
+        for element in (*permutations, *scales, *signs):
+            if len(element) != len(values):
+                raise ValueError(
+                    f"`values` holds {len(values)} networks, `rows` are {len(element)}."
+                )
+        scaled = multiply({name: values}, self.sym, {"scalings": scales, "signs": signs})
+        return permute_some(scaled, self.sym, permutations)[name]
+
+
+def plan_removal(
+    networks: Params | Iterable[Params],
+    sym: Symmetries,
+    scaling: Scaling | None = "unit-norm",
+    permutation: SortKey | None = "max",
+    *,
+    target: float = 1.0,
+    descending: bool = True,
+) -> Removal:
+    """The group elements that `canonicalise` applies, without applying them.
+
+    One tensor is transformed after the other, so that blocks which have tensors of their own
+    (experts that are modules) stay where they are.
+
+    Args:
+        networks: a stack, or several stacks one after another (such as blocks read from disk).
+        sym: what `discover` returned.
+        scaling: see `canonicalise`.
+        permutation: see `canonicalise`.
+        target: see `canonicalise`.
+        descending: see `canonicalise`.
+
+    Returns:
+        Something to call with a tensor's name and values: ``removal(name, values, rows)``.
+
+    >>> from weightsym import params as P
+    >>> from torch import nn
+    >>> from weightsym import canonicalise, discover, plan_removal
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> stack, sym = P.populate(net, 10), discover(net, torch.randn(8, 2))
+    >>> removal = plan_removal(stack, sym)
+    >>> part = removal("2.weight", stack["2.weight"][4:7], slice(4, 7))
+    >>> torch.allclose(part, canonicalise(stack, sym)["2.weight"][4:7])
+    True
+    """
+    blocks = [networks] if isinstance(networks, dict) else networks
+    parts = [_plan(block, sym, scaling, permutation, target, descending) for block in blocks]
+    if not parts:
+        raise ValueError("`networks` must hold at least one stack.")
+    permutations, scales, signs = (
+        tuple(torch.cat(elements) for elements in zip(*kind, strict=True))
+        for kind in zip(*parts, strict=True)
+    )
+    return Removal(sym, permutations, scales, signs)
+
+
+def _plan(
+    params: Params,
+    sym: Symmetries,
+    scaling: Scaling | None,
+    permutation: SortKey | None,
+    target: float,
+    descending: bool,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    check_params(params, sym, "networks")
+    if not is_stacked(params, sym.shapes):
+        raise ValueError("`networks` must be a stack, `params.stack([network])` makes one.")
+    check_form(sym, scaling, permutation)
+    members = len(next(iter(params.values())))
+    scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
+    scaled = multiply(params, sym, {"scalings": scales, "signs": signs})
+    if permutation is None:
+        order = [torch.arange(g.units) for g in sym.permutations]
+    else:
+        held = [g for g, group in enumerate(sym.permutations) if group.tensors]
+        order = sort_permutations(scaled, sym, permutation, descending, held=held)
+    kinds = (order, scales, signs)
+    expanded = ([t.expand(members, t.shape[-1]) for t in kind] for kind in kinds)
+    permutations, scales, signs = expanded
+    return permutations, scales, signs

@@ -31,7 +31,6 @@ __all__ = [
     "in_runnable_precision",
     "on_network",
     "outputs",
-    "runners_of",
     "same_noise",
     "structural_copy",
     "tensors_of",

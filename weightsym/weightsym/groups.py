@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.sparse import coo_matrix, csr_matrix
 from torch import Tensor
 
-from weightsym.coverage import units_inside
-from weightsym.groups_table import table
-from weightsym.linear_groups import LinearGroup
-from weightsym.placements import Axis, Placement
-from weightsym.shift_groups import Reader, ShiftGroup
+from weightsym.placements import Axis, LinearGroup, Placement, Reader, ShiftGroup
 
 __all__ = [
     "Axis",
     "Frozen",
     "Group",
     "LinearGroup",
-    "Reader",
-    "ShiftGroup",
     "PermutationGroup",
     "Placement",
     "ScalingGroup",
+    "ShiftGroup",
     "SignGroup",
     "SoftmaxShift",
     "Symmetries",
@@ -214,28 +213,36 @@ class Symmetries:
     @property
     def dimension(self) -> int:
         """Dimension of the continuous group: matrices, shifts, and scales that are no matrices."""
-        covered = sum(int(inside.sum()) for inside in self.mixed_scales)
+        mixed = self.covered(self.scalings, ("general", "complex"))
+        covered = sum(int(inside.sum()) for inside in mixed)
         matrices = sum(g.dimension for g in self.linear)
         return self.scaling_dof - covered + matrices + self.shift_dof
 
+    def covered(self, groups: Sequence[Group], kinds: Collection[str]) -> tuple[Tensor, ...]:
+        """For every group, which of its units move inside spaces of the given kinds only.
+
+        Scales do where they are diagonal matrices of these spaces.
+        """
+        linear = [group for group in self.linear if group.kind in kinds]
+        return _units_inside(self.axes, linear, groups, diagonal=groups is self.scalings)
+
     @cached_property
-    def mixed_scales(self) -> tuple[Tensor, ...]:
-        """For every group of scalings, which of its units a group of matrices contains."""
-        rescaling = [group for group in self.linear if group.rescales]
-        return units_inside(self.axes, rescaling, self.scalings, diagonal=True)
+    def scale_powers(self) -> list[csr_matrix]:
+        """By axis, the power of every scale at every position, ``(positions, scales)``."""
+        powers, ends = (
+            _incidence(self.axes, self.scalings),
+            np.cumsum([a.length for a in self.axes]),
+        )
+        return [powers[end - axis.length : end] for axis, end in zip(self.axes, ends, strict=True)]
 
     @cached_property
     def shared_axes(self) -> frozenset[int]:
         """Axes with positions where not just one scale acts, or not with power 1 or -1."""
-        shared = set()
-        for axis, pairs in self.placements_by_axis("scalings").items():
-            uses = torch.zeros(self.axes[axis].blocks * self.axes[axis].size, dtype=torch.long)
-            for _, placement in pairs:
-                at = placement.positions.reshape(-1).cpu()
-                uses.index_add_(0, at, torch.ones_like(at))
-            if int(uses.max()) > 1 or any(abs(placement.exponent) > 1 for _, placement in pairs):
-                shared.add(axis)
-        return frozenset(shared)
+        return frozenset(
+            axis
+            for axis, powers in enumerate(self.scale_powers)
+            if np.diff(powers.indptr).max(initial=0) > 1 or abs(powers.data).max(initial=0) > 1
+        )
 
     @cached_property
     def touched(self) -> frozenset[str]:
@@ -285,7 +292,7 @@ class Symmetries:
 
     def __str__(self) -> str:
         """A table: one line per kind of group, the counts, and what is frozen."""
-        return table(self)
+        return _table(self)
 
 
 torch.serialization.add_safe_globals(
@@ -294,3 +301,118 @@ torch.serialization.add_safe_globals(
         *(ShiftGroup, SignGroup, SoftmaxShift, Symmetries),
     ]
 )
+
+
+# ------------------------------------------------------------ the printed table
+def _table(sym: Any) -> str:
+    """One line per kind of group, the counts, and what is frozen."""
+    rows: dict[tuple[str, int], list[str]] = {}
+    counts: dict[tuple[str, int], int] = {}
+    for title, units, count, name in _groups(sym):
+        rows.setdefault((title, units), []).append(name)
+        counts[title, units] = counts.get((title, units), 0) + count
+    lines = [f"{'kind':<12}{'units':>7}{'groups':>8}  acts on"]
+    for (title, units), names in rows.items():
+        lines.append(f"{title:<12}{units:>7}{counts[title, units]:>8}  {_shorten(names)}")
+    for title, dead in (("shift", False), ("dead bias", True)):
+        shifts = [group for group in sym.shifts if group.is_dead == dead]
+        if shifts:
+            size, names = sum(group.size for group in shifts), [group.name for group in shifts]
+            lines.append(f"{title:<12}{size:>7}{len(shifts):>8}  {_shorten(names)}")
+    numbers = sum(shape.numel() for shape in sym.shapes.values())
+    share = f" ({100 * sym.dimension / numbers:.2g} % of all numbers)" if numbers else ""
+    lines.append(
+        f"permutations: 10^{sym.log10_permutations:.1f}   free scales: {sym.scaling_dof}   "
+        f"free signs: {sym.sign_dof}   continuous dimension: {sym.dimension}{share}"
+    )
+    lines += [f"frozen: {item}" for item in sym.frozen]
+    if sym.constants:
+        lines.append(f"read as constants: {_shorten(list(sym.constants))}")
+    if sym.evaluation_only:
+        lines.append(f"evaluation only: {sym.evaluation_only}")
+    if sym.unchecked:
+        lines.append(f"not checked: {sym.unchecked}")
+    return "\n".join(lines)
+
+
+def _groups(sym: Any) -> Iterator[tuple[str, int, int, str]]:
+    """Title, units, number and name of every group but shifts."""
+    for group in sym.permutations:
+        title = "block perm." if group.kind == "block" else "permutation"
+        yield title, group.units, 1, group.name
+    for title, groups in (("scaling", sym.scalings), ("sign", sym.signs)):
+        yield from ((title, group.units, 1, group.name) for group in groups)
+    yield from ((group.kind, group.size, group.spaces, group.name) for group in sym.linear)
+
+
+def _shorten(names: list[str], most: int = 3) -> str:
+    distinct = list(dict.fromkeys(names))
+    return ", ".join(distinct[:most]) + (
+        f", ... ({len(distinct)} tensors)" if len(distinct) > most else ""
+    )
+
+
+# ------------------------------------------------------------ units inside of spaces
+Ints = NDArray[np.int64]
+
+
+def _units_inside(
+    axes: Sequence[Axis],
+    linear: Sequence[LinearGroup],
+    groups: Sequence[Any],
+    diagonal: bool = False,
+) -> tuple[Tensor, ...]:
+    r"""Find the units of every group whose places all lie among the channels of spaces.
+
+    With ``diagonal`` only those scales that are diagonal matrices of these spaces: such a unit has
+    a power p at all places where a matrix G acts on its channels, and -p where the inverse
+    transpose does. The further scale of a product lies in spaces, too, but only on one side of
+    them.
+
+    .. math:: \Big(\sum_i s_i p_i\Big)^2 = n \sum_i p_i^2
+
+    over the n places of a channel, with sides :math:`s_i = \pm 1`.
+
+    Args:
+        axes: those of the symmetries.
+        linear: the groups of matrices that count.
+        groups: of permutations, scalings or signs.
+        diagonal: ask for the whole of every channel.
+    """
+    channels = _incidence(axes, linear, [_channels(group) for group in linear])
+    powers = _incidence(axes, groups)
+    free = np.asarray(abs(channels).sum(1)).ravel() == 0
+    inside = abs(powers).T @ free == 0
+    count = (abs(channels).T @ (powers != 0).astype(np.int64)).tocoo()
+    if diagonal and count.nnz:
+        at = count.row, count.col
+        total, squares = channels.T @ powers, abs(channels).T @ powers.multiply(powers)
+        total, squares = (np.asarray(t.tocsr()[at]).ravel() for t in (total, squares))
+        places = np.asarray(abs(channels).sum(0)).ravel()
+        whole = (count.data == places[count.row]) & (total**2 == count.data * squares)
+        inside[count.col[~whole]] = False
+    return torch.from_numpy(inside).split([g.units for g in groups])
+
+
+def _channels(group: LinearGroup) -> Ints:
+    """The number of every channel, ``(spaces, size)``, where the two of a plane are one."""
+    each = 1 if group.kind == "complex" else group.size
+    return each * np.arange(group.spaces)[:, None] + np.arange(group.size) % each
+
+
+def _incidence(
+    axes: Sequence[Axis], groups: Sequence[Any], ids: Sequence[Ints] | None = None
+) -> csr_matrix:
+    """The powers of units, or sides of channels, at the positions of all axes in a row."""
+    ids = [np.arange(group.units) for group in groups] if ids is None else ids
+    starts = np.cumsum([0, *(axis.length for axis in axes)])
+    parts, first = [np.zeros((3, 0), np.int64)], 0
+    for group, own in zip(groups, ids, strict=True):
+        for placement in group.placements:
+            at = placement.positions.cpu().numpy()
+            column = np.broadcast_to(first + own[..., None], at.shape)
+            power = np.full_like(at, placement.exponent)
+            parts.append(np.stack([starts[placement.axis] + at, column, power]).reshape(3, -1))
+        first += int(own.max(initial=-1)) + 1
+    row, column, value = np.concatenate(parts, 1)
+    return coo_matrix((value, (row, column)), (int(starts[-1]), first)).tocsr()

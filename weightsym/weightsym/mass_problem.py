@@ -21,16 +21,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from jaxtyping import Float64
-from scipy.sparse import coo_matrix, csr_matrix
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from weightsym.axis_actions import axes_by_tensor
+from weightsym.actions import axes_by_tensor
 from weightsym.devices import kept_on
 from weightsym.groups import Axis, Symmetries
 from weightsym.params import Params, is_stacked
 from weightsym.validation import check_finite, check_params, check_squares
 
-__all__ = ["Posynomial", "axis_powers", "mass", "mass_problem"]
+__all__ = ["Posynomial", "mass", "mass_problem"]
 
 _FEW = 64
 _FLUSHED = 1e-30  # smaller squares than this may be zero in float32
@@ -300,7 +300,7 @@ def _recipe(sym: Symmetries, name: str, at: Sequence[int], table: _Table) -> Rec
     for a in at:
         by_side.setdefault((sym.axes[a].dim, sym.axes[a].blocks), []).append(a)
     powers = [
-        sum((axis_powers(sym, a) for a in group[1:]), axis_powers(sym, group[0]))
+        sum((sym.scale_powers[a] for a in group[1:]), sym.scale_powers[group[0]])
         for group in by_side.values()
     ]
     axes = [sym.axes[group[0]] for group in by_side.values()]
@@ -330,20 +330,6 @@ def _is_matrix(axes: Sequence[Axis]) -> bool:
         and axes[0].blocks == 1
         and (axes[1].blocks == 1 or axes[0].dim == 0)
     )
-
-
-def axis_powers(sym: Symmetries, axis: int) -> csr_matrix:
-    """By which power each scale acts at each position of an axis, ``(positions, scales)``."""
-    starts = np.cumsum([0, *(g.units for g in sym.scalings)])
-    parts = [np.zeros((3, 0), np.int64)]
-    for g, placement in sym.placements_by_axis("scalings").get(axis, []):
-        units, repeats = placement.positions.shape
-        unit = np.repeat(starts[g] + np.arange(units), repeats)
-        at = placement.positions.cpu().numpy().reshape(-1)
-        parts.append(np.stack([at, unit, np.full_like(at, placement.exponent)]))
-    position, unit, power = np.concatenate(parts, 1)
-    size = sym.axes[axis].blocks * sym.axes[axis].size, sym.scaling_dof
-    return coo_matrix((power, (position, unit)), size).tocsr()
 
 
 class _Table:

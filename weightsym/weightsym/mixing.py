@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weightsym.actions import members_of, tied
-from weightsym.axis_actions import Element, along_axis, from_axis
+from weightsym.actions import Element, along_axis, from_axis, members_of, tied
 from weightsym.groups import LinearGroup, Symmetries
 from weightsym.params import Params, is_stacked
 from weightsym.placements import Placement

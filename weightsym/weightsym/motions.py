@@ -13,8 +13,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from weightsym.actions import multiplied_tensor, reached_axes, source_of, tied
-from weightsym.axis_actions import Element, Kind, axis_permutation, permute_axis
+from weightsym.actions import (
+    Element,
+    Kind,
+    axis_permutation,
+    multiplied_tensor,
+    permute_axis,
+    reached_axes,
+    source_of,
+    tied,
+)
 from weightsym.elements import random_scales
 from weightsym.forward import in_precision
 from weightsym.groups import Symmetries

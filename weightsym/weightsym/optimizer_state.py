@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weightsym.actions import multiply, permute_some
-from weightsym.axis_actions import Element
+from weightsym.actions import Element, multiply, permute_some
 from weightsym.groups import Symmetries
 from weightsym.mixing import mixed_axis
 from weightsym.params import Params, is_stacked

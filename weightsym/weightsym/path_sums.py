@@ -18,7 +18,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from weightsym.axis_actions import along_axis
+from weightsym.actions import along_axis
 from weightsym.groups import Symmetries
 from weightsym.params import Params
 from weightsym.randomness import key_of, keyed_generator

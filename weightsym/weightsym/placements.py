@@ -1,15 +1,15 @@
-"""Places of the units of a network: axes of its tensors, and positions along them."""
+"""Places of units and channels: axes of tensors, and positions along them; matrices and shifts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["Axis", "Placement"]
+__all__ = ["Axis", "LinearGroup", "LinearKind", "Placement", "Reader", "ShiftGroup"]
 
 
 @dataclass(frozen=True)
@@ -78,3 +78,106 @@ class Placement:
     def covers(self, axis: Axis) -> bool:
         """True if the units are all positions of the axis, in their order."""
         return self.positions.shape == (axis.length, 1) and self.is_range
+
+
+# ------------------------------------------------------------ matrices
+LinearKind = Literal["general", "orthogonal", "centred", "complex", "unit complex"]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearGroup:
+    """Spaces of channels, each of which may be mixed by a matrix of its own.
+
+    What enters the channels of a space is multiplied by a matrix G, what leaves them by the inverse
+    of G. ``placements`` hold ``positions`` of shape ``(spaces, size, repeats)``; along an axis with
+    exponent 1 the matrix G acts, with exponent -1 its inverse transpose.
+
+    Attributes:
+        kind: ``"general"`` for all invertible matrices, ``"orthogonal"`` for rotations and
+            reflections, ``"centred"`` for those that leave the vector of ones alone, ``"complex"``
+            for the 2 x 2 matrices of complex numbers, ``"unit complex"`` for those of absolute
+            value one.
+        spaces: the number of spaces, such as heads.
+        size: the number of channels in each.
+        name: the tensor that writes the channels.
+
+    >>> import torch
+    >>> from weightsym import discover
+    >>> adapter = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> (group,) = discover(adapter, torch.randn(8, 4)).linear
+    >>> group, group.dimension
+    (LinearGroup(kind='general', spaces=1, size=2, name='0.weight'), 4)
+    """
+
+    kind: LinearKind
+    spaces: int
+    size: int
+    name: str
+    placements: tuple[Placement, ...] = field(repr=False)
+
+    @property
+    def dimension(self) -> int:
+        """The number of free parameters of one element."""
+        n = self.size
+        each = {
+            "general": n * n,
+            "orthogonal": n * (n - 1) // 2,
+            "centred": (n - 1) * (n - 2) // 2,
+            "complex": 2,
+            "unit complex": 1,
+        }
+        return self.spaces * each[self.kind]
+
+    @property
+    def rescales(self) -> bool:
+        """True if the group contains positive factors."""
+        return self.kind in ("general", "complex")
+
+
+# ------------------------------------------------------------ shifts
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A layer that reads shifted channels, and whose bias takes the shift up.
+
+    ``channels`` says where the channels lie along the incoming axis of the weight, and how many
+    times the shift is added to them. ``rows`` are those of the weight whose outputs the elements of
+    the bias are added to; by default they are the same.
+    """
+
+    channels: Placement
+    bias: str
+    rows: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ShiftGroup:
+    r"""Numbers that may be added to the channels that a bias writes.
+
+    With a shift c the bias becomes :math:`b + c`, and the bias of every layer that reads the
+    channels :math:`b' - W' c`. A bias that no layer reads is dead, such as that of keys, which the
+    softmax forgets. What another summand of the same sum takes up has exponent -1.
+
+    Attributes:
+        size: the number of channels.
+        name: the bias, or table, that is shifted.
+        placements: where the channels lie along biases and tables, that of ``name`` first; the
+            shift is added as often as the exponent says.
+        readers: the layers whose biases take the shift up.
+
+    >>> import torch
+    >>> from weightsym import discover
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> (group,) = discover(net, torch.randn(8, 4)).shifts
+    >>> group, [reader.bias for reader in group.readers], group.is_dead
+    (ShiftGroup(size=2, name='0.bias'), ['1.bias'], False)
+    """
+
+    size: int
+    name: str
+    placements: tuple[Placement, ...] = field(repr=False)
+    readers: tuple[Reader, ...] = field(default=(), repr=False)
+
+    @property
+    def is_dead(self) -> bool:
+        """True if nothing sees the shift."""
+        return not self.readers and all(placement.exponent == 1 for placement in self.placements)

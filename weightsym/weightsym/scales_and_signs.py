@@ -9,8 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from weightsym.actions import multiplied_tensor, reached_axes
-from weightsym.axis_actions import Kind
+from weightsym.actions import Kind, multiplied_tensor, reached_axes
 from weightsym.groups import Group, Placement, Symmetries
 from weightsym.min_mass import min_mass
 from weightsym.params import Params, is_stacked

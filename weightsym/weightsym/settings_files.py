@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-__all__ = ["config_files", "named_configs", "read_settings", "settings_of_text"]
+__all__ = ["config_files", "read_settings", "settings_of_text"]
 
 _KEYS = {"class_path": str, "init_args": dict}
 """Keys that no class may misread, and what stands behind them."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weightsym.actions import members_of, tied
-from weightsym.axis_actions import Element, along_axis, from_axis
+from weightsym.actions import Element, along_axis, from_axis, members_of, tied
 from weightsym.groups import Symmetries
 from weightsym.params import Params, is_stacked
-from weightsym.placements import Placement
-from weightsym.shift_groups import Reader, ShiftGroup
+from weightsym.placements import Placement, Reader, ShiftGroup
 from weightsym.validation import check_shifts, check_symmetries
 
 __all__ = ["added", "carried", "random_shifts", "remove_shifts", "shift", "shift_some"]

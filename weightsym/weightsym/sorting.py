@@ -19,7 +19,7 @@ import torch
 from scipy.sparse import coo_matrix
 from torch import Tensor
 
-from weightsym.axis_actions import axis_permutation, permute_axis
+from weightsym.actions import axis_permutation, permute_axis
 from weightsym.counting import count_ranks, dense_ranks
 from weightsym.devices import kept_on
 from weightsym.groups import PermutationGroup, Placement, Symmetries

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from weightsym import params as P
-from weightsym.actions import multiply, permute
-from weightsym.axis_actions import Kind
+from weightsym.actions import Kind, multiply, permute
 from weightsym.comparison import Comparison, perturbed, tolerance_of
 from weightsym.elements import random_permutations, random_scales, random_signs
 from weightsym.forward import Inputs, in_runnable_precision, on_network, outputs

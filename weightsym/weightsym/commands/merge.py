@@ -19,9 +19,8 @@ from weightsym.commands.networks import build, fit_all, shown
 from weightsym.extras import of_the_plug_in
 from weightsym.files import NetworkNames, checkpoints, open_network, write_like
 from weightsym.files.fitting import FittedNetwork
-from weightsym.files.hugging_face import is_hugging_face
 from weightsym.files.safetensors_format import save_tensors
-from weightsym.files.stored import StoredNetwork
+from weightsym.files.stored import StoredNetwork, is_hugging_face
 from weightsym.files.writing import check_path, check_target
 from weightsym.loading import load
 from weightsym.matching.align import distance_to_mean

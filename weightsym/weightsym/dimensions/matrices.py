@@ -12,7 +12,7 @@ from weightsym.dimensions.exchanges import Exchanges
 from weightsym.dimensions.reading import Reading
 from weightsym.dimensions.scales import Row, Units
 from weightsym.dimensions.values import Ints
-from weightsym.linear_groups import LinearKind
+from weightsym.placements import LinearKind
 
 __all__ = ["Space", "spaces"]
 

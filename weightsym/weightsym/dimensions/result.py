@@ -36,7 +36,7 @@ from weightsym.groups import (
     ScalingGroup,
     SignGroup,
 )
-from weightsym.linear_groups import LinearKind
+from weightsym.placements import LinearKind
 
 __all__ = ["Layout", "groups_of"]
 

@@ -15,8 +15,7 @@ from weightsym.dimensions.hashing import mix
 from weightsym.dimensions.shift_expressions import Expressions, Read, Solution
 from weightsym.dimensions.values import Ints, distinct_rows, label_rows
 from weightsym.groups import Axis, ShiftGroup
-from weightsym.placements import Placement
-from weightsym.shift_groups import Reader
+from weightsym.placements import Placement, Reader
 
 __all__ = ["Uses", "groups_of_shifts"]
 

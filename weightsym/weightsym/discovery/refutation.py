@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from weightsym.axis_actions import EVERY
+from weightsym.actions import EVERY
 from weightsym.comparison import agree, tolerance_of
 from weightsym.discovery.checking import PERTURBED, Check
 from weightsym.discovery.draws import ONE_OF_ALL, draws_numbers

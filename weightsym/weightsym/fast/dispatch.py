@@ -22,11 +22,10 @@ from weightsym.fast.chains import Chain, Unsuitable
 from weightsym.fast.machine_code import has_compiler, lanes_of
 from weightsym.fast.reading import read_chain
 from weightsym.fast.running import Plan, run_chain
-from weightsym.stacks.choices import work_of
-from weightsym.stacks.running import run_network
+from weightsym.stacks.running import run_network, work_of
 from weightsym.stacks.threads import known_of
 
-__all__ = ["chain_of", "fused_outputs", "has_hooks", "plan_of", "settings_of"]
+__all__ = ["chain_of", "fused_outputs", "plan_of"]
 
 Params = dict[str, Tensor]
 LIMIT = 10**6

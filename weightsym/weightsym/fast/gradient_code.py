@@ -23,7 +23,7 @@ from weightsym.fast.vector_code import (
     windows,
 )
 
-__all__ = ["before_backward", "gradients", "input_gradient", "weight_gradient"]
+__all__ = ["before_backward", "input_gradient", "weight_gradient"]
 
 
 def before_backward(code: VectorCode, stage: Stage) -> None:

@@ -16,16 +16,7 @@ from weightsym.fast.gradient_code import before_backward, input_gradient, weight
 from weightsym.fast.stage import Stage
 from weightsym.fast.vector_code import VectorCode
 
-__all__ = [
-    "Call",
-    "FUNCTIONS",
-    "Program",
-    "Step",
-    "code_of",
-    "compiled",
-    "has_compiler",
-    "lanes_of",
-]
+__all__ = ["Call", "Program", "Step", "compiled", "has_compiler", "lanes_of"]
 
 KINDS = {4: "float", 8: "double"}
 _LOCK = threading.Lock()

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weightsym.fast.chains import FUNCTIONS, Chain, Elementwise, Layer, Unsuitable, with_room
 from weightsym.fast.stage import Pads, Pair, Pooling, Stage
 
-__all__ = ["read_chain", "READERS", "VIEWS", "Draft"]
+__all__ = ["read_chain"]
 
 
 def read_chain(run: Callable[[], Any], x: Tensor, weights: Mapping[str, Tensor]) -> Chain:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["LONGEST", "Pads", "Pair", "Pooling", "Stage", "Tile", "even"]
+__all__ = ["LONGEST", "Pads", "Pair", "Pooling", "Stage", "even"]
 
 Pair = tuple[int, int]
 Pooling = Literal["none", "max", "mean"]

@@ -15,20 +15,12 @@ from torch import Tensor, nn
 
 from weightsym import params as P
 from weightsym.arguments import check_count
-from weightsym.files.names import NetworkNames, find_names
+from weightsym.files.fitting import NetworkNames, find_names
 from weightsym.files.safetensors_format import check_names, read_file
 from weightsym.loading import load
 from weightsym.params import Params
 
-__all__ = [
-    "FORMATS",
-    "Networks",
-    "checkpoint_files",
-    "networks_in",
-    "read_networks",
-    "read_state",
-    "strip_prefix",
-]
+__all__ = ["FORMATS", "checkpoint_files", "networks_in", "read_networks", "read_state"]
 
 Networks = Iterator[tuple[Params, dict[str, Any]]]
 """Networks one by one, and what is known of each."""

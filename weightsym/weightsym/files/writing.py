@@ -11,9 +11,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from weightsym.files.hugging_face import INDEX, companions
 from weightsym.files.safetensors_format import TensorFile, save_tensors, sync
-from weightsym.files.stored import StoredNetwork
+from weightsym.files.stored import INDEX, StoredNetwork, companions
 
 __all__ = ["check_path", "check_target", "write_like"]
 

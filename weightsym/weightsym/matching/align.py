@@ -14,8 +14,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from weightsym.arguments import check_count
-from weightsym.composition import compose, invert
-from weightsym.elements import identity
+from weightsym.elements import compose, identity, invert
 from weightsym.groups import Symmetries
 from weightsym.matching.ascent import Ascent
 from weightsym.matching.channels import ChannelView, distance

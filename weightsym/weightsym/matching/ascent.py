@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from weightsym.actions import (
+    Element,
+    Kind,
     multiplied_tensor,
     multiply,
     permute_some,
     permuted_tensor,
+    reorder_units,
 )
-from weightsym.axis_actions import Element, Kind, reorder_units
-from weightsym.composition import compose, standing_at
-from weightsym.elements import identity
+from weightsym.elements import compose, identity, standing_at
 from weightsym.groups import Placement
 from weightsym.matching.plan import Plan, assign, assign_blocks, split
 from weightsym.params import Params, stack_size

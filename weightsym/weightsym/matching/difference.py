@@ -14,9 +14,8 @@ from torch import Tensor
 from weightsym.actions import multiply, permute_some
 from weightsym.arguments import check_count
 from weightsym.canonical import balanced_together
-from weightsym.composition import compose
 from weightsym.devices import precise, widest
-from weightsym.elements import identity, random_permutations
+from weightsym.elements import compose, identity, random_permutations
 from weightsym.fingerprint import at_least_mass
 from weightsym.groups import LinearGroup, PermutationGroup, SignGroup, Symmetries
 from weightsym.matching.channels import distance

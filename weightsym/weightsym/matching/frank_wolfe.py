@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from weightsym.axis_actions import along_axis, from_axis, reorder_units
+from weightsym.actions import along_axis, from_axis, reorder_units
 from weightsym.groups import Placement
 from weightsym.matching.plan import Plan
 from weightsym.params import Params, stack_size
 from weightsym.units import unit_rows
 
-__all__ = ["Objective", "Walk", "frank_wolfe", "start_from_signatures"]
+__all__ = ["Objective", "frank_wolfe", "start_from_signatures"]
 
 Point = Sequence[Tensor] | None
 """One matrix or one order for every table, or nothing for the mean of all permutations."""

@@ -14,8 +14,7 @@ from tqdm.auto import tqdm
 from weightsym import params as P
 from weightsym.actions import permute, tied
 from weightsym.arguments import check_count, check_positive
-from weightsym.composition import compose
-from weightsym.elements import identity
+from weightsym.elements import compose, identity
 from weightsym.forward import in_precision_of, structural_copy
 from weightsym.groups import LinearGroup, Placement, Symmetries
 from weightsym.matching.ascent import Ascent

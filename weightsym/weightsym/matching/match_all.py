@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from weightsym.actions import permute_some, tied
-from weightsym.composition import compose
-from weightsym.elements import identity
+from weightsym.elements import compose, identity
 from weightsym.groups import Symmetries
 from weightsym.matching.activations import match_activations
 from weightsym.matching.channels import By, ChannelView, Moments, distance, view_of

@@ -10,14 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weightsym.actions import permute, permute_some
-from weightsym.axis_actions import axis_permutation
+from weightsym.actions import axis_permutation, permute, permute_some
 from weightsym.balanced_form import balance_spaces
 from weightsym.groups import LinearGroup, PermutationGroup, Symmetries
-from weightsym.linear_groups import LinearKind
 from weightsym.matching.channels import Moments
 from weightsym.mixing import mix, mix_some
 from weightsym.params import Params
+from weightsym.placements import LinearKind
 
 __all__ = [
     "Element",

@@ -11,14 +11,12 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from weightsym.actions import reached_axes
-from weightsym.axis_actions import Kind, axes_by_tensor
-from weightsym.composition import homes
-from weightsym.elements import identity
+from weightsym.actions import Kind, axes_by_tensor, reached_axes
+from weightsym.elements import homes, identity
 from weightsym.groups import Placement, Symmetries
 from weightsym.units import other_axis
 
-__all__ = ["Family", "Plan", "Table", "assign", "assign_blocks", "plan_of"]
+__all__ = ["Plan", "assign", "assign_blocks", "plan_of"]
 
 
 @dataclass(frozen=True, eq=False)

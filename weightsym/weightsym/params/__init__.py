@@ -5,7 +5,6 @@ one leading dimension N. Weights are the floating parameters; buffers (BatchNorm
 with them.
 """
 
-from weightsym.params.averages import shares, weighted_mean
 from weightsym.params.networks import (
     Networks,
     Params,
@@ -14,15 +13,17 @@ from weightsym.params.networks import (
     is_weight,
     of,
     ravel,
+    shares,
     stack,
     stack_size,
     unravel,
     unstack,
     weight_names,
+    weighted_mean,
 )
 from weightsym.params.populations import populate, stacked_copy
 from weightsym.params.prediction import apply, apply_each, chunk_of
-from weightsym.stacks.choices import runs_at_once
+from weightsym.stacks.running import runs_at_once
 
 __all__ = [
     "Networks",

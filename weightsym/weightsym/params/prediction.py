@@ -12,8 +12,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from weightsym.fast import chain_of, fused_outputs
 from weightsym.params.networks import Params, is_stacked, of, stack_size, unstack
-from weightsym.stacks.choices import fitting_chunk, remember_loop, runs_at_once
-from weightsym.stacks.running import FastLayers, remember_vmap, run_network, undoing
+from weightsym.stacks.running import (
+    FastLayers,
+    fitting_chunk,
+    remember_loop,
+    remember_vmap,
+    run_network,
+    runs_at_once,
+    undoing,
+)
 
 __all__ = ["apply", "apply_each", "chunk_of"]
 
