@@ -11,9 +11,11 @@
 tensor([1., 1., 1.])
 """
 
+import importlib
+import sys
 from typing import TYPE_CHECKING
 
-from weightsym._lazy import import_after, lazy_package
+from weightsym._lazy import lazy_package
 
 if TYPE_CHECKING:
     from weightsym import files, params, randomness  # noqa: F401
@@ -128,4 +130,5 @@ __all__ = [
 __version__ = "0.1.0"
 
 lazy_package(__name__)
-import_after("torch", "weightsym.groups")  # its `load` is to know our classes
+if "torch" in sys.modules:  # its `load` is to know our classes
+    importlib.import_module("weightsym.groups")

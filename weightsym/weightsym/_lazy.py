@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.abc
-import importlib.util
 import re
 import sys
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["import_after", "lazy_package"]
+__all__ = ["lazy_package"]
 
 
 def lazy_package(name: str) -> None:
@@ -29,40 +26,6 @@ def lazy_package(name: str) -> None:
     vars(package).setdefault("__all__", sorted(exports))
     vars(package)["_exports"] = exports
     package.__class__ = _LazyPackage
-
-
-def import_after(other: str, name: str) -> None:
-    """Import a module as soon as another one has been imported, which may be now."""
-    if other in sys.modules:
-        importlib.import_module(name)
-    else:
-        sys.meta_path.insert(0, _After(other, name))
-
-
-class _After(importlib.abc.MetaPathFinder):
-    """Finds one module as others would, and imports another behind it, once it has run."""
-
-    def __init__(self, other: str, name: str) -> None:
-        self.other, self.name, self.asks_others = other, name, False
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname != self.other or self.asks_others:
-            return None
-        self.asks_others = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self.asks_others = False
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                run(module)
-                sys.meta_path.remove(self)  # not before: many only look whether it is there
-                importlib.import_module(self.name)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 class _LazyPackage(ModuleType):
