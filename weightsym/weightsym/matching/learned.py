@@ -12,16 +12,15 @@ from torch.utils._pytree import tree_map
 from tqdm.auto import tqdm
 
 from weightsym import params as P
-from weightsym.actions import permute, tied
+from weightsym.actions import tied
 from weightsym.arguments import check_count, check_positive
 from weightsym.elements import compose, identity
 from weightsym.forward import in_precision_of, structural_copy
 from weightsym.groups import LinearGroup, Placement, Symmetries
-from weightsym.matching.ascent import Ascent
 from weightsym.matching.channels import distance
 from weightsym.matching.interpolation import Loss, interpolate
-from weightsym.matching.matrices import FullMatch, SpaceMap
-from weightsym.matching.plan import Plan, assign
+from weightsym.matching.matrices import Element, FullMatch, SpaceMap, moved
+from weightsym.matching.plan import assign
 from weightsym.mixing import identity_mixings, mixed_axis, multiplied
 from weightsym.params import Params
 from weightsym.randomness import keyed_generator
@@ -140,100 +139,53 @@ class HalfWay:
             yield (step + 1) % learning.every == 0 or step + 1 == learning.steps
 
 
-# ------------------------------------------------------------ permutations
+# ------------------------------------------------------------ elements
 def learn(
-    plan: Plan,
+    sym: Symmetries,
     params: Params,
     half_way: HalfWay,
     batches: Sequence[Any],
-    starts: Sequence[Sequence[Tensor]],
+    start: Element,
     learning: Learning,
     seed: int,
-) -> tuple[list[Tensor], Tensor]:
-    r"""Straight-through estimator of Git Re-Basin, for every member of a stack.
+) -> tuple[Element, Tensor]:
+    r"""The element of least loss half way that gradients lead to, and its loss.
 
-    A free copy :math:`\tilde a` of the reference starts as the reference :math:`a`. Every step
-    matches the network :math:`b` to it by weights, and moves it by the gradient of the loss between
-    the *reference* and the matched network, as if it were the latter:
+    .. math:: \min_{g} \; L(\tfrac12 (a + g b))
 
-    .. math:: \pi \leftarrow \arg\max_\pi \langle \tilde a, \pi b \rangle, \quad
-        \tilde a \leftarrow \tilde a - \eta\, \nabla_{\pi b} L(\tfrac12 a + \tfrac12 \pi b)
+    Matrices stay in their groups: rotations are exponentials of skew matrices. Units follow a table
+    whose best assignment is used and whose gradient is that of the assignment (straight-through).
+    Blocks such as heads stay where the start has put them.
 
     References:
         Git Re-Basin: Merging Models modulo Permutation Symmetries (Ainsworth, Hayase, Srinivasa,
         2023)
 
     Args:
-        plan: of the groups.
-        params: a stack.
-        half_way: judges permutations; the best of all are kept.
+        sym: what `discover` returned.
+        params: the network that moves.
+        half_way: judges elements; the best of all is kept, be it the start.
         batches: pairs of input and target to learn from.
-        starts: permutations to begin with: the best of them.
+        start: the element to begin with.
         learning: how to learn.
-        seed: of the order of batches and sweeps.
-
-    Returns:
-        The best permutations of every member, and their losses.
+        seed: of the order of batches.
     """
-    best = [p.clone() for p in starts[0]]
-    least = half_way.judge(permute(params, plan.sym, best))
-    for start in starts[1:]:
-        _take(best, least, start, half_way.judge(permute(params, plan.sym, start)))
+    free = _Free(sym, moved(params, sym, start))
+    best, least = free.element(), half_way.judge(free.moved())
     if not bool(least.isfinite().all()):
         raise ValueError("`loss` is NaN or infinite at the midpoint, before anything is learnt.")
-    for permutations in _straight_through(plan, params, half_way, batches, best, learning, seed):
-        _take(best, least, permutations, half_way.judge(permute(params, plan.sym, permutations)))
-    return best, least
-
-
-def _take(best: list[Tensor], least: Tensor, permutations: Sequence[Tensor], loss: Tensor) -> None:
-    """Keep what is better, for every member."""
-    better = loss < least
-    for mine, new in zip([*best, least], [*permutations, loss], strict=True):
-        mine[better] = new[better]
-
-
-def _straight_through(
-    plan: Plan,
-    params: Params,
-    half_way: HalfWay,
-    batches: Sequence[Any],
-    start: Sequence[Tensor],
-    learning: Learning,
-    seed: int,
-) -> Iterator[list[Tensor]]:
-    """Permutations every few steps, in float32 where Adam's epsilon would be zero."""
-    names = [n for n in plan.compared if params[n].is_floating_point() and plan.families]
-    free = _free_copies(half_way.reference, names, len(start[0]) if start else 1)
-    networks, generator = {n: _wide(t) for n, t in params.items()}, keyed_generator(seed, "sweeps")
-    permutations = list(start)
-
-    def moved() -> Params:
-        network = permute(params, plan.sym, permutations)
-        return {n: passed_through(t, free[n]) if n in free else t for n, t in network.items()}
-
-    tensors = list(free.values())
-    for judging in half_way.descend(tensors, moved, batches, learning, seed) if free else ():
-        ascent = Ascent(plan, networks, {n: t.detach() for n, t in free.items()})
-        ascent.stand(permutations)
-        ascent.climb(generator, _SWEEPS)
-        permutations = ascent.permutations
-        if judging:
-            yield permutations
-
-
-def _free_copies(reference: Params, names: Sequence[str], members: int) -> dict[str, Tensor]:
-    wide = {n: _wide(reference[n]).detach() for n in names}
-    return {n: t.expand(members, *t.shape).clone().requires_grad_() for n, t in wide.items()}
+    steps = half_way.descend(free.tensors, free.moved, batches, learning, seed)
+    for time in steps if free.tensors else ():
+        value = half_way.judge(free.moved()) if time else least
+        if bool(value < least):
+            best, least = free.element(), value
+    matrices = [b @ a for a, b in zip(start[1], best[1], strict=True)]
+    return (compose(start[0], best[0], sym), matrices), least
 
 
 def passed_through(value: Tensor, free: Tensor) -> Tensor:
     """A tensor whose gradient goes to another one."""
     return value + (free - free.detach()).to(value)
-
-
-def _wide(t: Tensor) -> Tensor:
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
 def parted(batches: Iterable[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
@@ -249,7 +201,6 @@ def parted(batches: Iterable[Any], share: float, seed: int) -> tuple[list[Any], 
     return [batches[k] for k in sorted(order[count:])], [batches[k] for k in sorted(order[:count])]
 
 
-# ------------------------------------------------------------ permutations and matrices
 def learn_match(
     start: FullMatch,
     params: Params,
@@ -266,14 +217,8 @@ def learn_match(
 
     .. math:: \min_{g} \; L(\tfrac12 (a + g b))
 
-    Matrices stay in their groups: rotations are exponentials of skew matrices. Hidden units follow
-    a table whose best assignment is used and whose gradient is that of the assignment
-    (straight-through). Heads stay where the start has put them. The element with the least loss on
-    batches that were held back is kept, be it the start.
-
-    References:
-        Git Re-Basin: Merging Models modulo Permutation Symmetries (Ainsworth, Hayase, Srinivasa,
-        2023)
+    Heads stay where the start has put them. The element with the least loss on batches that were
+    held back is kept, be it the start.
 
     Args:
         start: what `match_all` has found, usually by activations.
@@ -305,32 +250,22 @@ def learn_match(
     check_one_network(params, sym, "params")
     learning = learning or Learning()
     teaching, judging = parted(batches, learning.held_back, seed)
-    half_way, free = HalfWay(model, reference, loss, judging), _Free(sym, start.apply(params, sym))
-    if not free.tensors:
-        return start
-    best, least = free.element(), half_way.judge(free.moved())
-    for time in half_way.descend(free.tensors, free.moved, teaching, learning, seed):
-        value = half_way.judge(free.moved()) if time else least
-        if bool(value < least):
-            best, least = free.element(), value
-    permutations = compose(start.permutations, best[0], sym)
-    matrices = [b @ a for a, b in zip(start.matrices, best[1], strict=True)]
+    half_way = HalfWay(model, reference, loss, judging)
+    begin = list(start.permutations), list(start.matrices)
+    (permutations, matrices), _ = learn(sym, params, half_way, teaching, begin, learning, seed)
     joined = FullMatch(tuple(permutations), tuple(matrices), start.before, start.after)
     return replace(joined, after=distance(joined.apply(params, sym), reference, sym.touched))
 
 
 class _Free:
-    """One table for every group of hidden units and one matrix for every space, to be learned."""
+    """One table for every group of units and one matrix for every space, to be learned."""
 
     def __init__(self, sym: Symmetries, params: Params) -> None:
         self.sym, self.params = sym, params
-        inner = {g for group in sym.permutations for row in group.inner for g in row}
+        blocks = [k for k, group in enumerate(sym.permutations) if group.inner or group.tensors]
         space_map = SpaceMap(sym)
-        self.groups = [
-            k
-            for k in space_map.others
-            if k not in inner and not sym.permutations[k].inner and not space_map.tangled
-        ]
+        alone = [] if space_map.tangled else space_map.others
+        self.groups = [k for k in alone if k not in blocks]
         units = [sym.permutations[k].units for k in self.groups]
         device = next(iter(params.values())).device
         self.tables = [torch.eye(n, device=device, requires_grad=True) for n in units]
@@ -379,7 +314,5 @@ def _generator(group: LinearGroup, free: Tensor) -> Tensor:
             ..., None, None
         ]
     skew = (free - free.mT) / 2
-    if group.kind != "centred":
-        return skew
-    rest = torch.eye(group.size).to(free) - 1 / group.size
-    return rest @ skew @ rest
+    turned = group.basis.to(free) @ group.basis.to(free).mT
+    return turned @ skew @ turned

@@ -19,15 +19,11 @@ from weightsym.matching.ascent import SMALL, Ascent
 from weightsym.matching.frank_wolfe import frank_wolfe, start_from_signatures
 from weightsym.matching.interpolation import Loss
 from weightsym.matching.learned import HalfWay, Learning, learn, parted
+from weightsym.matching.matrices import together
 from weightsym.matching.plan import Plan, plan_of
 from weightsym.mixing import mix
-from weightsym.params import Params, of, stack, stack_size
-from weightsym.validation import (
-    check_finite,
-    check_one_network,
-    check_params,
-    check_squares,
-)
+from weightsym.params import Params, of, stack, stack_size, unstack
+from weightsym.validation import check_pair, check_symmetries
 
 __all__ = ["ByWeights", "MatchResult", "Moves", "match"]
 
@@ -196,13 +192,9 @@ def match(
     check_count("max_sweeps", max_sweeps)
     if signs and method not in get_args(ByWeights):
         raise ValueError(f"`signs` must be False for method {method!r}, which only permutes.")
-    check_one_network(reference, sym, "reference")
-    check_finite(reference, sym, "reference")
-    stacked = check_params(params, sym)
-    check_finite(params, sym)
+    check_symmetries(sym)
     plan, data = plan_of(sym), None
-    for name, networks in (("reference", reference), ("params", params)):
-        check_squares(networks, name, plan.compared)
+    stacked = check_pair(params, reference, sym, plan.compared)
     if method not in get_args(ByWeights) or model is not None or batches is not None:
         data = _data(method, params, reference, model, batches)
     networks = params if stacked else stack([params])
@@ -270,11 +262,20 @@ class _Search:
             raise ValueError("`loss` must be given for method 'learned': the mean loss of a batch.")
         teaching, judging = parted(self.data[1], learning.held_back, self.seed)
         half_way = HalfWay(self.data[0], self.reference, loss, judging)
-        start, other = self.by_weights("best"), self.by_activations()
-        starts, how = [start.permutations, other.permutations], (learning, self.seed)
-        best, least = learn(self.plan, self.networks, half_way, teaching, starts, *how)
+        sym = replace(self.plan.sym, linear=())
+        starts = [self.by_weights("best").permutations, self.by_activations().permutations]
+        losses = [half_way.judge(permute(self.networks, sym, start)) for start in starts]
+        elements, least = [], []
+        for m, member in enumerate(unstack(self.networks)):
+            start = min(zip(losses, starts, strict=True), key=lambda pair: float(pair[0][m]))[1]
+            how = half_way, teaching, ([p[m] for p in start], []), learning, self.seed
+            element, loss = learn(sym, member, *how)
+            elements.append(element)
+            least.append(loss)
         return MatchResult(
-            permutations=tuple(best), objective=-least, method=("learned",) * len(least)
+            permutations=tuple(together(elements)[0]),
+            objective=-torch.cat(least),
+            method=("learned",) * len(least),
         )
 
     def by_weights(self, method: ByWeights) -> MatchResult:
