@@ -22,7 +22,7 @@ from torch import Tensor
 from weightsym.groups import LinearGroup, Symmetries
 from weightsym.mixing import identity_mixings, mix_some, multiplied
 from weightsym.params import Params
-from weightsym.placements import Placement
+from weightsym.placements import Placement, complex_matrices
 from weightsym.units import unit_rows
 from weightsym.validation import check_finite, check_params, check_squares
 
@@ -231,35 +231,12 @@ def _rotation(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tenso
     gram = a @ a.mT + b @ b.mT
     if group.kind in _COMPLEX:
         return _identity(gram), gram.new_full(gram.shape[:2], torch.inf)
-    basis = free_basis(group.size, group.kind == "centred").to(gram)
+    basis = group.basis.to(gram)
     values, vectors = torch.linalg.eigh(basis.mT @ gram @ basis)
     values = values.flip(-1)
     gap = (values[..., :-1] - values[..., 1:]) / values[..., :-1].clamp_min(1e-300)
     smallest = gap.amin(-1) if gap.shape[-1] else gap.new_full(gap.shape[:-1], torch.inf)
-    return lifted(vectors.flip(-1).mT, basis), smallest
-
-
-def free_basis(size: int, centred: bool) -> Tensor:
-    """The directions that are free to turn, as columns: all, or all but that of the ones.
-
-    Args:
-        size: the number of channels.
-        centred: whether the vector of ones stays.
-    """
-    if not centred:
-        return torch.eye(size, dtype=torch.float64)
-    return torch.linalg.qr(torch.ones(size, 1, dtype=torch.float64), mode="complete").Q[:, 1:]
-
-
-def lifted(turn: Tensor, basis: Tensor) -> Tensor:
-    """A rotation of free directions as one of all channels.
-
-    Args:
-        turn: of the columns of the basis.
-        basis: see `free_basis`.
-    """
-    rest = torch.eye(basis.shape[0]).to(basis) - basis @ basis.mT
-    return basis @ turn @ basis.mT + rest
+    return group.lifted(vectors.flip(-1).mT), smallest
 
 
 # ------------------------------------------------------------ step 3: signs and phases
@@ -276,21 +253,20 @@ def _orientations(stack: Params, sym: Symmetries) -> list[Tensor]:
 
 def _orientation(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
     """Make the largest entry of every row real and positive, of the first writer that has any."""
-    basis, largest = free_basis(group.size, group.kind == "centred"), None
+    largest = None
     for placement in weight_places(sym, group):
         rows = unit_rows(stack, sym, placement)
         if group.kind in _COMPLEX:
             rows = torch.complex(rows[..., :1, :], rows[..., 1:, :])
         else:
-            rows = basis.to(rows).mT @ rows
+            rows = group.basis.to(rows).mT @ rows
         entry = rows.take_along_dim(rows.abs().argmax(-1, keepdim=True), -1)[..., 0]
         largest = entry if largest is None else torch.where(largest == 0, entry, largest)
     assert largest is not None
     phase = torch.where(largest == 0, 1, largest.sgn()).conj()
     if not phase.is_complex():
-        return lifted(torch.diag_embed(phase), basis.to(phase))
-    x, y = phase.real, phase.imag
-    return torch.stack([torch.cat([x, -y], -1), torch.cat([y, x], -1)], -2)
+        return group.lifted(torch.diag_embed(phase))
+    return complex_matrices(phase.real[..., 0], phase.imag[..., 0])
 
 
 # ------------------------------------------------------------ sides of spaces

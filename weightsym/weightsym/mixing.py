@@ -10,7 +10,7 @@ from torch import Tensor
 from weightsym.actions import Element, along_axis, from_axis, members_of, tied
 from weightsym.groups import LinearGroup, Symmetries
 from weightsym.params import Params, is_stacked
-from weightsym.placements import Placement
+from weightsym.placements import Placement, complex_matrices
 from weightsym.validation import check_mixings, check_symmetries
 
 __all__ = [
@@ -158,12 +158,8 @@ def _random(
     n = group.size
     if group.kind in ("complex", "unit complex"):
         return _random_complex(group, shape, generator, spread)
-    if group.kind == "centred":
-        ones = torch.ones(n, 1, dtype=torch.float64)
-        basis = torch.linalg.qr(ones, mode="complete").Q[:, 1:]
-        return basis @ _rotations(shape, n - 1, generator) @ basis.mT + 1 / n
-    turned = _rotations(shape, n, generator)
-    if group.kind == "orthogonal":
+    turned = group.lifted(_rotations(shape, group.basis.shape[1], generator))
+    if group.kind != "general":
         return turned
     logs = torch.randn(*shape, n, generator=generator, dtype=torch.float64)
     return turned * (spread * logs).exp()[..., None, :] @ _rotations(shape, n, generator)
@@ -182,5 +178,4 @@ def _random_complex(
     size = torch.ones(())
     if group.kind == "complex":
         size = (spread * torch.randn(*shape, generator=generator, dtype=torch.float64)).exp()
-    x, y = size * angle.cos(), size * angle.sin()
-    return torch.stack([torch.stack([x, -y], -1), torch.stack([y, x], -1)], -2)
+    return complex_matrices(size * angle.cos(), size * angle.sin())

@@ -9,7 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Axis", "LinearGroup", "LinearKind", "Placement", "Reader", "ShiftGroup"]
+__all__ = [
+    "Axis",
+    "LinearGroup",
+    "LinearKind",
+    "Placement",
+    "Reader",
+    "ShiftGroup",
+    "complex_matrices",
+]
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,10 @@ class LinearGroup:
     name: str
     placements: tuple[Placement, ...] = field(repr=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone, without what was computed from them and kept."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
     @property
     def dimension(self) -> int:
         """The number of free parameters of one element."""
@@ -127,6 +139,19 @@ class LinearGroup:
             "unit complex": 1,
         }
         return self.spaces * each[self.kind]
+
+    @cached_property
+    def basis(self) -> Tensor:
+        """The directions that are free to turn, as columns: all, or all but that of the ones."""
+        if self.kind != "centred":
+            return torch.eye(self.size, dtype=torch.float64)
+        ones = torch.ones(self.size, 1, dtype=torch.float64)
+        return torch.linalg.qr(ones, mode="complete").Q[:, 1:]
+
+    def lifted(self, turn: Tensor) -> Tensor:
+        """A rotation of free directions as one of all channels."""
+        basis = self.basis.to(turn)
+        return basis @ turn @ basis.mT + torch.eye(self.size).to(turn) - basis @ basis.mT
 
     @property
     def rescales(self) -> bool:
@@ -181,3 +206,8 @@ class ShiftGroup:
     def is_dead(self) -> bool:
         """True if nothing sees the shift."""
         return not self.readers and all(placement.exponent == 1 for placement in self.placements)
+
+
+def complex_matrices(x: Tensor, y: Tensor) -> Tensor:
+    """The 2 x 2 matrices of complex numbers with real and imaginary parts."""
+    return torch.stack([torch.stack([x, -y], -1), torch.stack([y, x], -1)], -2)

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from weightsym.groups import Group, LinearGroup, Symmetries
 from weightsym.params import Params, is_stacked
+from weightsym.placements import complex_matrices
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 __all__ = [
     "check_finite",
     "check_mixings",
     "check_one_network",
+    "check_pair",
     "check_params",
     "check_permutations",
     "check_scales",
@@ -166,6 +168,23 @@ def check_one_network(params: Params, sym: Symmetries, name: str) -> None:
         raise ValueError(f"`{name}` must be one network, not a stack.")
 
 
+def check_pair(params: Params, reference: Params, sym: Symmetries, tensors: Iterable[str]) -> bool:
+    """Check networks and the one that they are compared with, and return True for a stack.
+
+    Args:
+        params: one network or a stack.
+        reference: one network.
+        sym: what `discover` returned.
+        tensors: whose squares count.
+    """
+    check_one_network(reference, sym, "reference")
+    stacked = check_params(params, sym)
+    for name, networks in (("reference", reference), ("params", params)):
+        check_finite(networks, sym, name)
+        check_squares(networks, name, tensors)
+    return stacked
+
+
 def check_permutations(
     values: Sequence[Tensor], sym: Symmetries, members: int | None = None
 ) -> list[Tensor]:
@@ -285,7 +304,9 @@ def _problem(matrices: Tensor, group: LinearGroup) -> str:
         return "leave the vector of ones unchanged"
     if group.kind in ("complex", "unit complex"):
         x, y = matrices[..., 0, 0], matrices[..., 1, 0]
-        other = torch.stack([torch.stack([x, -y], -1), torch.stack([y, x], -1)], -2)
-        if float(((other - matrices).abs() / singular[..., :1, None]).max()) > near:
+        if (
+            float(((complex_matrices(x, y) - matrices).abs() / singular[..., :1, None]).max())
+            > near
+        ):
             return "have the form [[x, -y], [y, x]]"
     return ""

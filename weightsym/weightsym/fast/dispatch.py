@@ -29,7 +29,7 @@ __all__ = ["chain_of", "fused_outputs", "plan_of"]
 
 Params = dict[str, Tensor]
 LIMIT = 10**6
-"""Networks with more work than this run by torch, see `choices.work_of`."""
+"""Networks with more work than this run by torch, see `work_of`."""
 LARGEST_PLAN = 2**26
 """Bytes of activations that stay in memory, so that gradients are computed without Python."""
 MOST_SETTINGS = 32

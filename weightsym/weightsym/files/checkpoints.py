@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from weightsym import params as P
 from weightsym.arguments import check_count
-from weightsym.files.fitting import NetworkNames, find_names
+from weightsym.files.names import NetworkNames, find_names
 from weightsym.files.safetensors_format import check_names, read_file
 from weightsym.loading import load
 from weightsym.params import Params

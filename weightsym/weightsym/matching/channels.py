@@ -27,12 +27,7 @@ from weightsym.matching.activations import (
 from weightsym.params import Params, unstack
 from weightsym.shifting import remove_shifts
 from weightsym.units import unit_rows
-from weightsym.validation import (
-    check_finite,
-    check_one_network,
-    check_params,
-    check_squares,
-)
+from weightsym.validation import check_pair, check_symmetries
 
 __all__ = ["By", "Moments", "ChannelView", "distance", "view_of"]
 
@@ -308,12 +303,8 @@ def view_of(
     if by not in get_args(By):
         raise ValueError(f"`by` must be one of {', '.join(get_args(By))}, got {by!r}.")
     check_count("sweeps", sweeps)
-    check_one_network(reference, sym, "reference")
-    stacked = check_params(params, sym)
-    check_finite(reference, sym, "reference")
-    check_finite(params, sym)
-    for name, networks in (("reference", reference), ("params", params)):
-        check_squares(networks, name, sym.touched)
+    check_symmetries(sym)
+    stacked = check_pair(params, reference, sym, sym.touched)
     network, inputs = None, list[Any]()
     if by == "activations":
         if model is None or batches is None:

@@ -19,7 +19,7 @@ from weightsym.matching.ascent import SMALL, Ascent
 from weightsym.matching.frank_wolfe import frank_wolfe, start_from_signatures
 from weightsym.matching.interpolation import Loss
 from weightsym.matching.learned import HalfWay, Learning, learn, parted
-from weightsym.matching.matrices import together
+from weightsym.matching.matrices import Element, together
 from weightsym.matching.plan import Plan, plan_of
 from weightsym.mixing import mix
 from weightsym.params import Params, of, stack, stack_size, unstack
@@ -265,13 +265,12 @@ class _Search:
         sym = replace(self.plan.sym, linear=())
         starts = [self.by_weights("best").permutations, self.by_activations().permutations]
         losses = [half_way.judge(permute(self.networks, sym, start)) for start in starts]
-        elements, least = [], []
+        results = []
         for m, member in enumerate(unstack(self.networks)):
             start = min(zip(losses, starts, strict=True), key=lambda pair: float(pair[0][m]))[1]
-            how = half_way, teaching, ([p[m] for p in start], []), learning, self.seed
-            element, loss = learn(sym, member, *how)
-            elements.append(element)
-            least.append(loss)
+            begin: Element = [p[m] for p in start], []
+            results.append(learn(sym, member, half_way, teaching, begin, learning, self.seed))
+        elements, least = zip(*results, strict=True)
         return MatchResult(
             permutations=tuple(together(elements)[0]),
             objective=-torch.cat(least),

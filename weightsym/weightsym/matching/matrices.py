@@ -16,7 +16,7 @@ from weightsym.groups import LinearGroup, PermutationGroup, Symmetries
 from weightsym.matching.channels import Moments
 from weightsym.mixing import mix, mix_some
 from weightsym.params import Params
-from weightsym.placements import LinearKind
+from weightsym.placements import LinearKind, complex_matrices
 
 __all__ = [
     "Element",
@@ -128,14 +128,11 @@ def nearest(group: LinearGroup, moving: Tensor, goal: Tensor, cross: Tensor) -> 
     if group.kind in ("complex", "unit complex"):
         return _complex(moving, goal, cross, group.kind == "complex")
     both = cross[0] + cross[1]
-    if group.kind == "orthogonal":
-        return procrustes(both)
-    n = both.shape[-1]
-    ones = torch.ones(n, 1, dtype=both.dtype)
-    basis = torch.linalg.qr(ones, mode="complete").Q[:, 1:].to(both)
+    basis = group.basis.to(both)
     rotation = procrustes(basis.mT @ both @ basis)
-    along = both.sum((-1, -2)) / n
-    return Nearest(basis @ rotation.matrices @ basis.mT + 1 / n, rotation.similarity + along)
+    held = torch.eye(group.size).to(both) - basis @ basis.mT
+    similarity = rotation.similarity + (both * held).sum((-1, -2))
+    return Nearest(group.lifted(rotation.matrices), similarity)
 
 
 def _general(moving: Tensor, goal: Tensor, cross: Tensor) -> Nearest:
@@ -216,8 +213,7 @@ def _complex(moving: Tensor, goal: Tensor, cross: Tensor, scaled: bool) -> Neare
     x, y = m[..., 0, 0] + m[..., 1, 1], m[..., 1, 0] - m[..., 0, 1]
     length = torch.hypot(x, y)
     x, y = (torch.where(length > 0, v / length, o) for v, o in ((x, 1.0), (y, 0.0)))
-    turn = torch.stack([torch.stack([x, -y], -1), torch.stack([y, x], -1)], -2)
-    return Nearest(turn * wide, length)
+    return Nearest(complex_matrices(x, y) * wide, length)
 
 
 def all_pairs(group: LinearGroup, moments: Moments) -> Tensor:
