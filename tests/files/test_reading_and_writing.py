@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import struct
+import weakref
 
 import pytest
 import torch
@@ -79,6 +80,21 @@ def test_every_type_is_read_and_written_as_it_is(tmp_path):
 
 def header(path):
     return 8 + struct.unpack("<Q", path.with_suffix(".safetensors").read_bytes()[:8])[0]
+
+
+def test_only_one_tensor_is_held_at_a_time(tmp_path):
+    """Whoever reads the next one has let go of the last one."""
+    save_file({str(k): torch.ones(1000) for k in range(5)}, tmp_path / "a.safetensors")
+    network, last = open_network(tmp_path / "a.safetensors"), []
+
+    def value(name):
+        assert not any(tensor() is not None for tensor in last)
+        tensor = network.read(name)
+        last.append(weakref.ref(tensor))
+        return tensor
+
+    write_like(network, tmp_path / "b.safetensors", value)
+    assert len(load_file(tmp_path / "b.safetensors")) == 5
 
 
 @pytest.mark.parametrize("old", [False, True])

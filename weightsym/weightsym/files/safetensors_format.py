@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["StoredTensor", "TensorFile", "check_names", "read_file", "save_tensors", "sync"]
+__all__ = [
+    "StoredTensor",
+    "TensorFile",
+    "check_names",
+    "read_file",
+    "save_tensors",
+    "sync",
+    "write_file",
+]
 
 _TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
@@ -19,6 +28,7 @@ _TYPES = {
     "U64": torch.uint64, "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,11 +125,40 @@ def save_tensors(
         tensors: by name.
         metadata: for the header.
     """
-    from safetensors.torch import save_file
+    stored = {n: StoredTensor(t.dtype, t.shape, t.detach) for n, t in tensors.items()}
+    write_file(path, stored, metadata or {})
 
-    path.touch(exist_ok=False)
-    apart = {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
-    save_file(apart, path, dict(metadata or {}) or None)
+
+def write_file(
+    path: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
+) -> None:
+    """Write a file that is new with one tensor in memory at a time, and return once it is on disk.
+
+    The library would hold all of them, and a copy.
+
+    Args:
+        path: where nothing may be.
+        tensors: by name, read when they are written.
+        metadata: for the header.
+    """
+    order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)  # starts are aligned
+    rows: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in order:
+        start, end = end, end + tensors[name].nbytes
+        kind, shape = _NAMES[tensors[name].dtype], list(tensors[name].shape)
+        rows[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+    header = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("xb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name in order:
+            numbers = tensors[name].read().cpu().contiguous().reshape(-1)
+            assert (numbers.dtype, len(numbers)) == (
+                tensors[name].dtype, tensors[name].shape.numel()
+            ), name  # fmt: skip
+            file.write(numbers.view(torch.uint8).numpy().data if len(numbers) else b"")
+            del numbers
     sync(path)
 
 

@@ -1,4 +1,4 @@
-"""Write a network in the form of another one: at once or not at all."""
+"""Write a network in the form of another one: at once or not at all, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from weightsym.files.safetensors_format import TensorFile, save_tensors, sync
+from weightsym.files.safetensors_format import TensorFile, sync, write_file
 from weightsym.files.stored import INDEX, StoredNetwork, companions
 
 __all__ = ["check_path", "check_target", "write_like"]
@@ -79,7 +81,7 @@ def write_like(
     Args:
         like: the network whose form is taken.
         target: a .safetensors file, or a folder if ``like`` is one.
-        value: gives the tensor for a name in the file; those of one file are held at a time.
+        value: gives the tensor for a name in the file; only one is held at a time.
         overwrite: whether what is there may be replaced.
 
     >>> import tempfile
@@ -112,7 +114,8 @@ def _write_folder(like: StoredNetwork, folder: Path, value: Callable[[str], Tens
 
 
 def _write_shard(shard: TensorFile, path: Path, value: Callable[[str], Tensor]) -> None:
-    save_tensors(path, {name: value(name) for name in shard.tensors}, shard.metadata)
+    tensors = {n: replace(t, read=partial(value, n)) for n, t in shard.tensors.items()}
+    write_file(path, tensors, shard.metadata)
 
 
 def _is_one_file(like: StoredNetwork) -> bool:
