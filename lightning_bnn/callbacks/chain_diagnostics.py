@@ -20,9 +20,6 @@ from weightsym.params import Params
 
 __all__ = ["ChainDiagnostics"]
 
-_LEAST = 8
-"""How many networks a chain must have before anything can be said about it."""
-
 
 class ChainDiagnostics(Callback):
     r"""Logs :math:`\hat R` and effective sample sizes of the chains of `SGHMC`, `HMC` and `MILE`.
@@ -89,12 +86,16 @@ class ChainDiagnostics(Callback):
         due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
         if not (due or last) or not trainer.is_global_zero:
             return
+        from lightning_bnn.metrics.chains import LEAST, chain_numbers
+
         self._collect(pl_module)
-        if not self.values or next(iter(self.values.values())).shape[1] < _LEAST:
+        if not self.values or next(iter(self.values.values())).shape[1] < LEAST:
             return
         healthy = {space: _healthy(values) for space, values in self.values.items()}
-        for name, value in diagnoses(healthy).items():
-            pl_module.log(f"posterior/{name}", value, rank_zero_only=True)
+        for space, values in healthy.items():
+            numbers = chain_numbers(values)
+            tagged = {f"posterior/{name}/{space}": value for name, value in numbers.items()}
+            pl_module.log_dict(tagged, rank_zero_only=True)
         self._draw(trainer, healthy)
 
     def _draw(self, trainer: Any, healthy: dict[str, Tensor]) -> None:
@@ -145,6 +146,8 @@ class ChainDiagnostics(Callback):
 
     def _weights(self, pl_module: Any, networks: Params) -> dict[str, Tensor]:
         """Some weights as they are, and in canonical form if the symmetries can be found."""
+        from lightning_bnn.metrics.chains import some_of
+
         spaces = {"weights": networks}
         if self._symmetries is None:
             self._find(pl_module)
@@ -152,7 +155,7 @@ class ChainDiagnostics(Callback):
             spaces["canonical"] = self._canonical(networks, self._symmetries)
         names = P.weight_names(pl_module.template)
         rows = {space: P.ravel(stack, names, stacked=True)[0] for space, stack in spaces.items()}
-        return {space: self._some(weights) for space, weights in rows.items()}
+        return {space: some_of(weights, self.weights) for space, weights in rows.items()}
 
     def _canonical(self, networks: Params, sym: Symmetries) -> Params:
         """Bring networks to canonical form, except those that have diverged."""
@@ -172,29 +175,6 @@ class ChainDiagnostics(Callback):
             self._symmetries = discover(template, *example)
         except ValueError as error:
             rank_zero_warn(f"ChainDiagnostics has no canonical form: {error}")
-
-    def _some(self, rows: Tensor) -> Tensor:
-        count = min(self.weights, rows.shape[1])
-        places = (torch.arange(count) + 0.5) * rows.shape[1] / count
-        return rows[:, places.long().to(rows.device)]
-
-
-def diagnoses(spaces: dict[str, Tensor]) -> dict[str, float]:
-    """R-hat and effective sample sizes of every space, from values ``(chains, times, numbers)``.
-
-    >>> sorted(diagnoses({"function": torch.randn(2, 50, 3)}))
-    ['ess_min/function', 'ess_tail_min/function', 'rhat_max/function', 'rhat_median/function']
-    """
-    from lightning_bnn.metrics import effective_sample_size, rhat, tail_effective_sample_size
-
-    numbers = {}
-    for space, values in spaces.items():
-        reduction = rhat(values)
-        numbers[f"rhat_max/{space}"] = float(reduction.max())
-        numbers[f"rhat_median/{space}"] = float(reduction.median())
-        numbers[f"ess_min/{space}"] = float(effective_sample_size(values).min())
-        numbers[f"ess_tail_min/{space}"] = float(tail_effective_sample_size(values).min())
-    return numbers
 
 
 def _healthy(values: Tensor) -> Tensor:

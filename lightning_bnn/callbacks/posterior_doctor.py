@@ -19,6 +19,9 @@ from weightsym.arguments import check_count
 
 __all__ = ["PosteriorDoctor"]
 
+_TRAINING, _HELD_OUT = 512, 1024
+"""Examples of the first batches, and of the validation data, that are kept for it."""
+
 
 class PosteriorDoctor(Callback):
     """Looks for what goes wrong with posteriors, and says it in plain sentences.
@@ -37,8 +40,6 @@ class PosteriorDoctor(Callback):
         every_n_epochs: look after so many epochs, too; by default only at the end, also if the
             run breaks off.
         module: name of the network inside the LightningModule, if it is not to be guessed.
-        training_examples: how many are kept, of the first batches.
-        held_out_examples: how many of the validation data are predicted.
 
     Attributes:
         report: the latest `lightning_bnn.doctor.Report`.
@@ -59,23 +60,15 @@ class PosteriorDoctor(Callback):
     'there are no validation data'
     """
 
-    def __init__(
-        self,
-        every_n_epochs: int | None = None,
-        module: str | None = None,
-        training_examples: int = 512,
-        held_out_examples: int = 1024,
-    ) -> None:
+    def __init__(self, every_n_epochs: int | None = None, module: str | None = None) -> None:
         if every_n_epochs is not None:
             check_count("every_n_epochs", every_n_epochs)
-        check_count("training_examples", training_examples)
-        check_count("held_out_examples", held_out_examples)
         self.every_n_epochs, self.module = every_n_epochs, module
         self.report: Any = None
         self.seconds = 0.0
         self.curves: dict[str, list[float]] = {}
-        self._training, self._training_is_whole = ExampleStore(training_examples), False
-        self._held_out = ExampleStore(held_out_examples)
+        self._training, self._training_is_whole = ExampleStore(_TRAINING), False
+        self._held_out = ExampleStore(_HELD_OUT)
         self._loss: Tensor | None = None
         self._steps = 0
         self._active = True

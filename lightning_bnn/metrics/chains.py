@@ -19,7 +19,8 @@ __all__ = [
     "effective_sample_size", "mcse_mean", "rhat", "tail_effective_sample_size",
 ]  # fmt: skip
 
-_LEAST = 8
+LEAST = 8
+"""Networks of a chain below which nothing can be said about it."""
 _RESOLUTION = 1e-15
 """Numbers that differ by less are constant, as in arviz."""
 
@@ -92,11 +93,37 @@ def mcse_mean(draws: Draws) -> Tensor:
     return (_pooled(draws).std(0) / size.sqrt()).reshape(draws.shape[2:])
 
 
+def chain_numbers(draws: Draws) -> dict[str, float]:
+    """R-hat and effective sample sizes of the numbers of chains, in one value each.
+
+    >>> sorted(chain_numbers(torch.randn(2, 50, 3)))
+    ['ess_min', 'ess_tail_min', 'rhat_max', 'rhat_median']
+    """
+    reduction = rhat(draws)
+    return {
+        "rhat_max": float(reduction.max()),
+        "rhat_median": float(reduction.median()),
+        "ess_min": float(effective_sample_size(draws).min()),
+        "ess_tail_min": float(tail_effective_sample_size(draws).min()),
+    }
+
+
+def some_of(rows: Tensor, count: int) -> Tensor:
+    """Choose at most so many of the numbers in the last dimension, at equal distances.
+
+    >>> some_of(torch.arange(10), 3)
+    tensor([1, 5, 8])
+    """
+    total = rows.shape[-1]
+    columns = (torch.arange(min(count, total)) + 0.5) * total / min(count, total)
+    return rows[..., columns.long().to(rows.device)]
+
+
 def check_draws(draws: Tensor) -> None:
     """Refuse draws that are too few, or not finite."""
-    if draws.ndim < 2 or draws.shape[1] < _LEAST or len(draws) < 1:
+    if draws.ndim < 2 or draws.shape[1] < LEAST or len(draws) < 1:
         raise ValueError(
-            f"`draws` must have the shape (chains, samples, ...) with at least {_LEAST} samples, "
+            f"`draws` must have the shape (chains, samples, ...) with at least {LEAST} samples, "
             f"got {tuple(draws.shape)}."
         )
     if not bool(torch.isfinite(draws).all()):

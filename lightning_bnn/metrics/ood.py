@@ -309,8 +309,8 @@ class OODDetection(ExactMetric):
 
     Args:
         score: what to rank by: ``"max_probability"``, ``"entropy"``, ``"mutual_information"``,
-            ``"energy"``, a function from outputs to one score per example (higher is more out of
-            distribution), or None when `update` is given scores.
+            ``"energy"``, or None when `update` is given scores of your own (higher is more out of
+            distribution).
         ood_sets: names of the OOD sets.
         positive: the class that FPR95 finds, ``"ood"`` or ``"id"``.
         from_logits: whether `update` is given logits; never guessed.
@@ -325,16 +325,16 @@ class OODDetection(ExactMetric):
 
     def __init__(
         self,
-        score: ScoreName | Callable[[Tensor], Tensor] | None = "max_probability",
+        score: ScoreName | None = "max_probability",
         ood_sets: Sequence[str] = ("ood",),
         positive: Positive = "ood",
         from_logits: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(_described(score), from_logits, **kwargs)
+        super().__init__(score, from_logits, **kwargs)
         if isinstance(ood_sets, str) or not ood_sets or len(set(ood_sets)) != len(ood_sets):
             raise ValueError(f"`ood_sets` must be a list of different names, got {ood_sets!r}.")
-        if isinstance(score, str):
+        if score is not None:
             check_choice("score", score, get_args(ScoreName))
         self.score, self.ood_sets = score, tuple(ood_sets)
         self.positive = check_choice("positive", positive, get_args(Positive))
@@ -395,10 +395,7 @@ class OODDetection(ExactMetric):
         return self._plot(self.compute() if val is None else val, ax)
 
     def _scores(self, outputs: Tensor) -> Tensor:
-        if isinstance(self.score, str):
-            scores = _SCORES[self.score](outputs, self.from_logits)
-        else:
-            scores = outputs if self.score is None else self.score(outputs)
+        scores = _SCORES[self.score](outputs, self.from_logits) if self.score else outputs
         if scores.ndim != 1:
             raise ValueError(f"Scores must be one per example, got shape {tuple(scores.shape)}.")
         check_scores(scores)
@@ -411,10 +408,3 @@ _SCORES: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
     "mutual_information": mutual_information,
     "energy": energy_score,
 }
-
-
-def _described(score: Any) -> str:
-    """Tells scores apart, in the same words in every process."""
-    name = getattr(score, "__qualname__", None) or type(score).__name__
-    line = getattr(getattr(score, "__code__", None), "co_firstlineno", "")
-    return score if isinstance(score, str) else f"{getattr(score, '__module__', '')}.{name}:{line}"

@@ -9,26 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.callbacks.chain_diagnostics import diagnoses
 from lightning_bnn.evaluation import predictions_of_mode, reference_predictions
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.evaluation.protocols import PROTOCOLS
 from lightning_bnn.evaluation.reference import LARGEST, MEDIAN, Reference, precise_outputs
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.metrics.chains import LEAST, chain_numbers
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.tables import Measured
 from weightsym import canonicalise
 from weightsym import params as P
 from weightsym.params import Params
 
-__all__ = ["Diagnosis", "LEAST", "SPACES", "between", "diagnose", "followed"]
+__all__ = ["Diagnosis", "SPACES", "between", "diagnose", "followed"]
 
 
 SPACES = {"function": "predictions", "canonical": "canonical weights", "weights": "raw weights"}
 """What chains are compared as, and its name in tables."""
-LEAST = 8
-"""Networks of a chain below which nothing can be said."""
 CHAINS, EFFECTIVE, ERRORS = 4, 400, 3
 """What gold needs at least: chains, effective draws; and at most: errors of a law above zero.
 
@@ -107,12 +105,8 @@ def diagnose(stored: StoredPosterior, problem: Problem) -> Diagnosis:
     draws = min(sizes)
     latest = {n: torch.cat([c[n][-draws:] for c in chains]) for n in chains[0]}
     values = followed(stored, problem, latest)
-    shaped = {space: v.unflatten(0, (len(chains), draws)) for space, v in values.items()}
-    diagnosed = diagnoses(shaped)
-    spaces = {
-        space: {name.partition("/")[0]: v for name, v in diagnosed.items() if name.endswith(space)}
-        for space in shaped
-    }
+    shape = len(chains), draws
+    spaces = {space: chain_numbers(v.unflatten(0, shape)) for space, v in values.items()}
     half = len(chains) // 2
     halves = between(stored.only(range(half)), stored.only(range(half, 2 * half)), problem)
     return Diagnosis(len(chains), draws, spaces, halves)

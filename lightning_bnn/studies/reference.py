@@ -20,10 +20,11 @@ from lightning_bnn.callbacks.training_cost import COST_FILE, TrainingCost
 from lightning_bnn.commands.presets import preset_names, preset_text
 from lightning_bnn.evaluation.problem import Problem, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
+from lightning_bnn.metrics.chains import LEAST
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import Card, diagnose
 from lightning_bnn.references.cards import licence_of
-from lightning_bnn.references.diagnosis import LEAST, between
+from lightning_bnn.references.diagnosis import between
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.references import agreement_table, distances_table
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs

@@ -271,8 +271,6 @@ def test_options_keep_metrics_apart():
     detectors = {
         "all": M.OODDetection("entropy"),
         "largest": M.OODDetection("max_probability"),
-        "own": M.OODDetection(lambda p: p[:, 0]),
-        "other": M.OODDetection(lambda p: p[:, 1]),
     }
     together = MetricCollection({k: m.clone() for k, m in detectors.items()})
     for args in ((certain, None), (probs, None), (PROBS, "ood")):

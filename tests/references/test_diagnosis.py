@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn.callbacks.chain_diagnostics import diagnoses
 from lightning_bnn.datamodules import NoisySine, TwoGaussians
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.evaluation.reference import rhat_of_predictions
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics import rhat
+from lightning_bnn.metrics.chains import chain_numbers
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.references import diagnose
@@ -96,9 +96,9 @@ def test_networks_in_float32_and_float64_get_one_diagnosis(likelihood):
     for dtype in (torch.float32, torch.float64):
         chains = stored(problem, {n: t.to(dtype) for n, t in networks.items()})
         values = followed(chains, problem, chains.networks())
-        shaped = {space: v.unflatten(0, (CHAINS, DRAWS)) for space, v in values.items()}
-        median, largest = rhat_of_predictions(chains, problem)
-        found.append({**diagnoses(shaped), "median": median, "largest": largest})
+        numbers = [chain_numbers(v.unflatten(0, (CHAINS, DRAWS))) for v in values.values()]
+        reductions = rhat_of_predictions(chains, problem)
+        found.append([*reductions, *(value for each in numbers for value in each.values())])
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 

@@ -11,14 +11,13 @@ from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import Finding
 from lightning_bnn.evaluation.predictions import ClassPredictions
 from lightning_bnn.metrics import effective_sample_size, mcse_mean, rhat, tail_effective_sample_size
+from lightning_bnn.metrics.chains import LEAST, some_of
 from weightsym import UnsupportedModel, canonicalise, discover
 from weightsym import params as P
 from weightsym.params import Params
 
 __all__ = ["chains_are_copies", "chains_not_converged", "not_burnt_in", "step_too_large"]
 
-LEAST = 8
-"""Networks of a chain below which nothing can be said about it."""
 _TIMES, _INPUTS, _WEIGHTS = 100, 64, 300
 _LEAST_ACCEPTANCE = 0.5
 _HOT = 1.3
@@ -202,9 +201,7 @@ def _some(e: Evidence, chains: Params) -> Tensor:
     """Some weights as they are, ``(chains, times, numbers)``."""
     names = [name for name in P.weight_names(e.network) if name in chains]
     rows = torch.cat([chains[name].flatten(2) for name in names], -1).double()
-    count = min(_WEIGHTS, rows.shape[-1])
-    columns = (torch.arange(count) + 0.5) * rows.shape[-1] / count
-    return rows[..., columns.long().to(rows.device)]
+    return some_of(rows, _WEIGHTS)
 
 
 def _late(e: Evidence, name: str) -> float | None:
