@@ -182,6 +182,9 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+_LARGE = 1e9
+
+
 def _shown(cell: Cell, digits: int) -> str:
     if isinstance(cell, str):
         return cell
@@ -189,16 +192,17 @@ def _shown(cell: Cell, digits: int) -> str:
     if not math.isfinite(value):
         return "/"
     number = str(value) if isinstance(value, int) else _rounded(value, digits)
-    return number if not math.isfinite(error) else f"{number} ± {error:.{digits}f}"
+    spread = f"{error:.{digits}f}" if error < _LARGE else f"{error:.0e}"
+    return number if not math.isfinite(error) else f"{number} ± {spread}"
 
 
 def _rounded(value: float, digits: int) -> str:
-    """Round to so many digits, but for numbers of which these would all be zeros.
+    """Round to so many digits, but for numbers of which these would all be zeros, or noise.
 
-    >>> _rounded(0.12345, 2), _rounded(1e-9, 2), _rounded(0.0, 2)
-    ('0.12', '1e-09', '0.00')
+    >>> _rounded(0.12345, 2), _rounded(1e-9, 2), _rounded(0.0, 2), _rounded(1e15, 2)
+    ('0.12', '1e-09', '0.00', '1e+15')
     """
-    if value != 0 and abs(value) < 10 ** -(digits + 2):
+    if value != 0 and not 10 ** -(digits + 2) <= abs(value) < _LARGE:
         return f"{value:.0e}"
     text = f"{value:.{digits}f}"
     return text.removeprefix("-") if float(text) == 0 else text

@@ -67,6 +67,18 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
     choice: int = 0
 
+    def add(self, seed: int, numbers: Mapping[str, float]) -> None:
+        """Add the numbers of a seed, which has failed if no distance is finite.
+
+        Args:
+            seed: of the run.
+            numbers: by name.
+        """
+        if any(math.isfinite(numbers.get(law, math.nan)) for law in LAWS):
+            self.numbers.append(numbers)
+        else:
+            self.failures.append(f"seed {seed}: its networks return numbers that are too large.")
+
     def over_seeds(self) -> dict[str, Measured]:
         """Every number that all seeds have, or none without any seed."""
         names = set.intersection(*map(set, self.numbers)) if self.numbers else set()
@@ -202,7 +214,7 @@ def _outcomes(
         for title, numbers in numbers_by_method(comparison).items():
             values = {name: number.value for name, number in numbers.items()}
             cost = cost_of(runs[keys[title]].place)
-            outcomes[keys[title]].numbers.append({**values, **cost})
+            outcomes[keys[title]].add(seed, {**values, **cost})
         for title, reason in comparison.failures().items():
             outcomes[keys[title]].failures.append(f"seed {seed}: {reason}")
     return outcomes

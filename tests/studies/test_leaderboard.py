@@ -43,6 +43,14 @@ def test_what_failed_is_in_the_table_with_how_often():
     assert "over the seeds that did not fail" in table.note
 
 
+def test_what_has_no_distance_to_the_posterior_has_failed():
+    outcome = Outcome()
+    for seed, distance in enumerate((0.1, math.nan, math.inf)):
+        outcome.add(seed, {"f_law": distance, "rmse": 1e20})
+    assert [row["f_law"] for row in outcome.numbers] == [0.1]
+    assert [reason[:7] for reason in outcome.failures] == ["seed 1:", "seed 2:"]
+
+
 def findings(monkeypatch, gold):
     monkeypatch.setattr(leaderboard, "is_gold", lambda name: name in gold)
     found = {(name, budget): board() for name in ("digits", "concrete") for budget in (10, 20)}
