@@ -7,7 +7,7 @@ import weightsym
 if TYPE_CHECKING:
     from weightsym import *  # noqa: F403
 
-__all__ = [*weightsym.__all__]
+__all__ = [*vars(weightsym)["__all__"]]
 
 
 def __getattr__(name: str) -> Any:

@@ -188,5 +188,5 @@ def test_errors():
     tied = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
     tied[2].weight = tied[0].weight
     ends = [P.of(tied)] * 3
-    with pytest.raises(ValueError, match="the weight of '0' is computed, or is also that of anoth"):
+    with pytest.raises(ValueError, match="'0.weight' is computed, or is also the weight of anoth"):
         repair(tied, *ends, 0.5, [torch.randn(8, 3)])

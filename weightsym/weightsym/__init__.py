@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from weightsym._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from weightsym import files, params, randomness  # noqa: F401
+    from weightsym import files, params, randomness
     from weightsym.actions import flip, permute, rescale, shift_logits
     from weightsym.balanced_form import balancing_matrices
     from weightsym.canonical import Removal, canonicalise, plan_removal, remove_softmax_shift
@@ -62,71 +62,6 @@ if TYPE_CHECKING:
     from weightsym.sorting import sort_permutations
     from weightsym.verify import verify
 
-__all__ = [
-    "Alignment",
-    "Barrier",
-    "Difference",
-    "Fingerprint",
-    "Frozen",
-    "FullMatch",
-    "Learning",
-    "LinearGroup",
-    "MatchResult",
-    "MinMass",
-    "OrderChange",
-    "PermutationGroup",
-    "Removal",
-    "Repaired",
-    "ScalingGroup",
-    "ShiftGroup",
-    "SignGroup",
-    "Stage",
-    "Symmetries",
-    "UnitOrders",
-    "UnsupportedModel",
-    "align",
-    "average",
-    "balancing_matrices",
-    "barrier",
-    "canonicalise",
-    "compose",
-    "difference",
-    "discover",
-    "fingerprint",
-    "flip",
-    "fold_norms",
-    "identity",
-    "identity_mixings",
-    "interpolate",
-    "invert",
-    "kendall_tau",
-    "learn_match",
-    "mass",
-    "match",
-    "match_activations",
-    "match_all",
-    "min_mass",
-    "mix",
-    "order_change",
-    "permute",
-    "plan_removal",
-    "random_mixings",
-    "random_permutations",
-    "random_scales",
-    "random_shifts",
-    "random_signs",
-    "ranks",
-    "remove_softmax_shift",
-    "repair",
-    "rescale",
-    "shift",
-    "shift_logits",
-    "sort_permutations",
-    "transform_optimizer_state",
-    "transpositions",
-    "transpositions_between",
-    "verify",
-]
 __version__ = "0.1.0"
 
 lazy_package(__name__)

@@ -18,12 +18,14 @@ def lazy_package(name: str) -> None:
 
     The imports under ``if TYPE_CHECKING:`` of its ``__init__.py`` are the one list of what stands
     where: type checkers follow them, and here they are read from the source. ``import *`` stands
-    for the ``__all__`` of a file. What a package imports from itself are files and folders of it.
+    for the ``__all__`` of a file. What a package imports from itself are files and folders of it,
+    which are no part of its own ``__all__``.
     """
     package = sys.modules[name]
     assert package.__file__
     exports = _exports(Path(package.__file__))
-    vars(package).setdefault("__all__", sorted(exports))
+    public = sorted(export for export, home in exports.items() if home != name)
+    vars(package).setdefault("__all__", public)
     vars(package)["_exports"] = exports
     package.__class__ = _LazyPackage
 

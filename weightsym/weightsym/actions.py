@@ -12,7 +12,7 @@ from torch import Tensor
 from weightsym.devices import kept_on
 from weightsym.groups import Axis, Placement, Symmetries
 from weightsym.params import Params, is_stacked
-from weightsym.validation import check_params, check_permutations, check_scales, check_signs
+from weightsym.validation import check_element, check_params
 
 __all__ = [
     "EVERY",
@@ -185,7 +185,7 @@ def permute(params: Params, sym: Symmetries, permutations: Element) -> Params:
     True
     """
     members = members_of(params, sym)
-    return permute_some(params, sym, check_permutations(permutations, sym, members))
+    return permute_some(params, sym, check_element("permutations", permutations, sym, members))
 
 
 def permute_some(params: Params, sym: Symmetries, permutations: Element) -> Params:
@@ -256,7 +256,7 @@ def rescale(params: Params, sym: Symmetries, scales: Element) -> Params:
     True
     """
     members = members_of(params, sym)
-    return multiply(params, sym, {"scalings": check_scales(scales, sym, members)})
+    return multiply(params, sym, {"scalings": check_element("scalings", scales, sym, members)})
 
 
 def flip(params: Params, sym: Symmetries, signs: Element) -> Params:
@@ -277,7 +277,7 @@ def flip(params: Params, sym: Symmetries, signs: Element) -> Params:
     True
     """
     members = members_of(params, sym)
-    return multiply(params, sym, {"signs": check_signs(signs, sym, members)})
+    return multiply(params, sym, {"signs": check_element("signs", signs, sym, members)})
 
 
 def shift_logits(

@@ -105,10 +105,10 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
     norms = _norms(least, sym)
     floor = sum(norms.values()) / (10 * max(len(norms), 1)) or 1.0  # rounding is small beside it
     names = {n for n, w in least.items() if _counts(n, w, sym)} - _shared_biases(sym)
-    sizes = {n: norms[_first_of(n, sym)] + floor for n in least if n in names}
+    sizes = {n: norms[sym.first_twin(n)] + floor for n in least if n in names}
     paths: dict[str, float] = {}
     for name, value in path_sums(least, sym, sizes).items():
-        paths[_first_of(name, sym)] = paths.get(_first_of(name, sym), 0.0) + value
+        paths[sym.first_twin(name)] = paths.get(sym.first_twin(name), 0.0) + value
     logs = [math.log(norm + floor) for norm in norms.values()]
     code = _code(torch.tensor([*logs, *paths.values()], dtype=torch.float64))
     return Fingerprint(norms, code, bool(attained.all()), paths)
@@ -141,7 +141,7 @@ def _norms(params: Params, sym: Symmetries) -> dict[str, float]:
     squares: dict[str, float] = {}
     for name, w in params.items():
         if _counts(name, w, sym):
-            first = _first_of(name, sym)
+            first = sym.first_twin(name)
             squares[first] = squares.get(first, 0.0) + float(w.double().square().sum())
     return {name: math.sqrt(value) for name, value in squares.items()}
 
@@ -159,11 +159,6 @@ def _shared_biases(sym: Symmetries) -> set[str]:
 
 def _counts(name: str, w: Tensor, sym: Symmetries) -> bool:
     return is_weight(name, w) and name not in sym.aliases
-
-
-def _first_of(name: str, sym: Symmetries) -> str:
-    """The first of all tensors that may change places with one."""
-    return min(sym.exchangeable_tensors.get(name, {name}))
 
 
 def _code(numbers: Tensor) -> str:

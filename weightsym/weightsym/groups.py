@@ -28,6 +28,7 @@ __all__ = [
     "SignGroup",
     "SoftmaxShift",
     "Symmetries",
+    "incidence",
 ]
 
 
@@ -230,7 +231,7 @@ class Symmetries:
     def scale_powers(self) -> list[csr_matrix]:
         """By axis, the power of every scale at every position, ``(positions, scales)``."""
         powers, ends = (
-            _incidence(self.axes, self.scalings),
+            incidence(self.axes, self.scalings),
             np.cumsum([a.length for a in self.axes]),
         )
         return [powers[end - axis.length : end] for axis, end in zip(self.axes, ends, strict=True)]
@@ -264,6 +265,10 @@ class Symmetries:
             together = frozenset(row).union(*(found.get(name, ()) for name in row))
             found |= dict.fromkeys(together, together)
         return found
+
+    def first_twin(self, name: str) -> str:
+        """The first of all tensors that may change places with one."""
+        return min(self.exchangeable_tensors.get(name, {name}))
 
     def placements_by_axis(self, kind: str) -> dict[int, list[tuple[int, Any]]]:
         """For each axis the (group, placement) pairs of one kind of groups, as they act."""
@@ -379,8 +384,8 @@ def _units_inside(
         groups: of permutations, scalings or signs.
         diagonal: ask for the whole of every channel.
     """
-    channels = _incidence(axes, linear, [_channels(group) for group in linear])
-    powers = _incidence(axes, groups)
+    channels = incidence(axes, linear, [_channels(group) for group in linear])
+    powers = incidence(axes, groups)
     free = np.asarray(abs(channels).sum(1)).ravel() == 0
     inside = abs(powers).T @ free == 0
     count = (abs(channels).T @ (powers != 0).astype(np.int64)).tocoo()
@@ -400,7 +405,7 @@ def _channels(group: LinearGroup) -> Ints:
     return each * np.arange(group.spaces)[:, None] + np.arange(group.size) % each
 
 
-def _incidence(
+def incidence(
     axes: Sequence[Axis], groups: Sequence[Any], ids: Sequence[Ints] | None = None
 ) -> csr_matrix:
     """The powers of units, or sides of channels, at the positions of all axes in a row."""

@@ -29,7 +29,13 @@ from weightsym.groups import Symmetries
 from weightsym.mass_problem import Posynomial, mass, mass_problem
 from weightsym.mixing import identity_mixings, multiplied
 from weightsym.params import Params, is_stacked
-from weightsym.validation import check_finite, check_params, check_scales, check_some, check_squares
+from weightsym.validation import (
+    check_element,
+    check_finite,
+    check_params,
+    check_some,
+    check_squares,
+)
 
 __all__ = ["MinMass", "excess", "mass", "min_mass"]
 
@@ -137,7 +143,7 @@ def min_mass(
     stacked = check_params(params, sym)
     check_some(params, sym)
     members = len(next(iter(params.values()))) if stacked else None
-    start = None if start is None else check_scales(start, sym, members, "start")
+    start = None if start is None else check_element("scalings", start, sym, members, "start")
     if mixing is False:
         solution = _over_scales(params, sym, start, tolerance, max_iterations)
     else:

@@ -11,7 +11,7 @@ from weightsym.actions import Element, along_axis, from_axis, members_of, tied
 from weightsym.groups import LinearGroup, Symmetries
 from weightsym.params import Params, is_stacked
 from weightsym.placements import Placement, complex_matrices
-from weightsym.validation import check_mixings, check_symmetries
+from weightsym.validation import check_element, check_symmetries
 
 __all__ = [
     "identity_mixings",
@@ -52,7 +52,7 @@ def mix(params: Params, sym: Symmetries, matrices: Element) -> Params:
     >>> torch.allclose(P.apply(adapter, mixed, x), adapter(x), atol=1e-5)
     True
     """
-    return mix_some(params, sym, check_mixings(matrices, sym, members_of(params, sym)))
+    return mix_some(params, sym, check_element("linear", matrices, sym, members_of(params, sym)))
 
 
 def mix_some(params: Params, sym: Symmetries, matrices: Element) -> Params:

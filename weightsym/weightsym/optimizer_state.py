@@ -12,7 +12,7 @@ from weightsym.actions import Element, multiply, permute_some
 from weightsym.groups import Symmetries
 from weightsym.mixing import mixed_axis
 from weightsym.params import Params, is_stacked
-from weightsym.validation import check_mixings, check_permutations, check_scales, check_signs
+from weightsym.validation import check_element
 
 __all__ = ["transform_optimizer_state"]
 
@@ -66,10 +66,11 @@ def transform_optimizer_state(
     _check_names(optimizer, names, sym)
     stacked = is_stacked(names, sym.shapes)
     members = next(iter(names.values())).shape[0] if stacked else None
-    order = None if permutations is None else check_permutations(permutations, sym, members)
-    flips = None if signs is None else check_signs(signs, sym, members)
-    factors = None if scales is None else check_scales(scales, sym, members)
-    mixings = None if matrices is None else check_mixings(matrices, sym, members)
+    given = {"permutations": permutations, "signs": signs, "scalings": scales, "linear": matrices}
+    order, flips, factors, mixings = (
+        None if values is None else check_element(kind, values, sym, members)
+        for kind, values in given.items()
+    )
 
     def move(key: str, buffers: Params) -> Params:
         if flips is not None and key not in _WITHOUT_SIGN:

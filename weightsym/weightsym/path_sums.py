@@ -87,7 +87,7 @@ class _Atoms:
         if any(axis.dim is None for axis in axes):
             return w
         for dim in {*range(w.ndim)} - {axis.dim for axis in axes}:
-            numbers = _draw(w.shape[dim], "dimension", _kind_of(self.sym, name), dim).to(w)
+            numbers = _draw(w.shape[dim], "dimension", self.sym.first_twin(name), dim).to(w)
             w = w * numbers.reshape([-1 if d == dim else 1 for d in range(w.ndim)])
             if dim > 0 or all(axis.blocks == 1 for axis in axes):
                 w = w.sum(dim, keepdim=True)
@@ -221,17 +221,12 @@ def _marks(sym: Symmetries, kind: str, a: int) -> np.ndarray:
     return marks
 
 
-def _kind_of(sym: Symmetries, name: str) -> str:
-    """The first of all tensors that may change places with one."""
-    return min(sym.exchangeable_tensors.get(name, {name}))
-
-
 def _place_key(sym: Symmetries, place: int | str) -> tuple[int | str, ...]:
     """Equal for places of tensors that may change places."""
     if isinstance(place, str):
-        return ("tensor", _kind_of(sym, place))
+        return ("tensor", sym.first_twin(place))
     axis = sym.axes[place]
-    return ("axis", _kind_of(sym, axis.tensor), str(axis.dim), axis.blocks, axis.role)
+    return ("axis", sym.first_twin(axis.tensor), str(axis.dim), axis.blocks, axis.role)
 
 
 def _orbits(sym: Symmetries, place: int | str, length: int) -> np.ndarray:

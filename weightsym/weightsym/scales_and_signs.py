@@ -107,20 +107,13 @@ def _check_sizes(sizes: Sequence[tuple[str, Tensor]]) -> None:
 
 def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
     """Every group with the place that writes it, and what orders them."""
-    kinds: tuple[tuple[Kind, Sequence[Group]], ...] = (
-        ("scalings", sym.scalings),
-        ("signs", sym.signs),
-    )
-    for kind, groups in kinds:
-        for index, group in enumerate(groups):
+    kinds: tuple[Kind, ...] = ("scalings", "signs")
+    for kind in kinds:
+        for index, group in enumerate(getattr(sym, kind)):
             placement = writer(sym, group)
             if placement is not None:
-                yield (
-                    max(p.axis for p in twin_places(sym, group, placement)),
-                    kind,
-                    index,
-                    placement,
-                )
+                first = max(p.axis for p in twin_places(sym, group, placement))
+                yield first, kind, index, placement
 
 
 def _sign_of_largest(

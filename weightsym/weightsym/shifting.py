@@ -9,7 +9,7 @@ from weightsym.actions import Element, along_axis, from_axis, members_of, tied
 from weightsym.groups import Symmetries
 from weightsym.params import Params, is_stacked
 from weightsym.placements import Placement, Reader, ShiftGroup
-from weightsym.validation import check_shifts, check_symmetries
+from weightsym.validation import check_element, check_symmetries
 
 __all__ = ["added", "carried", "random_shifts", "remove_shifts", "shift", "shift_some"]
 
@@ -35,7 +35,7 @@ def shift(params: Params, sym: Symmetries, shifts: Element) -> Params:
     >>> torch.allclose(P.apply(net, shifted, x), net(x), atol=1e-5)
     True
     """
-    return shift_some(params, sym, check_shifts(shifts, sym, members_of(params, sym)))
+    return shift_some(params, sym, check_element("shifts", shifts, sym, members_of(params, sym)))
 
 
 def shift_some(params: Params, sym: Symmetries, shifts: Element) -> Params:

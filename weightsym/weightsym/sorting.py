@@ -16,13 +16,12 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from scipy.sparse import coo_matrix
 from torch import Tensor
 
 from weightsym.actions import axis_permutation, permute_axis
 from weightsym.counting import count_ranks, dense_ranks
 from weightsym.devices import kept_on
-from weightsym.groups import PermutationGroup, Placement, Symmetries
+from weightsym.groups import PermutationGroup, Placement, Symmetries, incidence
 from weightsym.params import Params, is_stacked
 from weightsym.units import (
     STATISTICS,
@@ -155,14 +154,10 @@ def _crossing(sym: Symmetries) -> list[set[int]]:
     """Groups whose units have parts of the units of each other: which is first depends on both."""
     around = _around(sym)
     crossing: list[set[int]] = [set() for _ in sym.permutations]
-    for axis, pairs in sym.placements_by_axis("permutations").items():
-        at = [placement.positions.reshape(-1).cpu().numpy() for _, placement in pairs]
-        group = np.repeat([g for g, _ in pairs], [len(positions) for positions in at])
-        shape = len(sym.permutations), sym.axes[axis].length
-        here = coo_matrix((np.ones(len(group)), (group, np.concatenate(at))), shape).tocsr()
-        for g, h in zip(*(here @ here.T).nonzero(), strict=True):
-            if g != h and g not in around[h] and h not in around[g]:
-                crossing[g].add(int(h))
+    acts = incidence(sym.axes, sym.permutations, [np.zeros(g.units, int) for g in sym.permutations])
+    for g, h in zip(*(acts.T @ acts).nonzero(), strict=True):
+        if g != h and g not in around[h] and h not in around[g]:
+            crossing[g].add(int(h))
     return crossing
 
 

@@ -9,21 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weightsym.groups import Group, LinearGroup, Symmetries
+from weightsym.groups import Group, LinearGroup, ShiftGroup, Symmetries
 from weightsym.params import Params, is_stacked
 from weightsym.placements import complex_matrices
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 __all__ = [
+    "check_element",
     "check_finite",
-    "check_mixings",
     "check_one_network",
     "check_pair",
     "check_params",
-    "check_permutations",
-    "check_scales",
-    "check_shifts",
-    "check_signs",
+    "check_some",
     "check_squares",
     "check_symmetries",
 ]
@@ -185,83 +182,22 @@ def check_pair(params: Params, reference: Params, sym: Symmetries, tensors: Iter
     return stacked
 
 
-def check_permutations(
-    values: Sequence[Tensor], sym: Symmetries, members: int | None = None
-) -> list[Tensor]:
-    """Refuse permutations that do not hold every index of their units once."""
-
-    def problem(value: Tensor, group: Group) -> str:
-        units = torch.arange(group.units, device=value.device)
-        right = value.dtype == torch.int64 and bool((value.sort(-1).values == units).all())
-        return "" if right else "hold every index of its units once"
-
-    return _checked(values, sym.permutations, "permutations", _units, problem, members)
-
-
-def check_scales(
-    values: Sequence[Tensor], sym: Symmetries, members: int | None = None, name: str = "scales"
-) -> list[Tensor]:
-    """Refuse scales that are not positive and finite."""
-
-    def problem(value: Tensor, _: Group) -> str:
-        return "" if bool(((value > 0) & value.isfinite()).all()) else "be positive and finite"
-
-    return _checked(values, sym.scalings, name, _units, problem, members)
-
-
-def check_signs(
-    values: Sequence[Tensor], sym: Symmetries, members: int | None = None
-) -> list[Tensor]:
-    """Refuse signs other than plus and minus one."""
-
-    def problem(value: Tensor, _: Group) -> str:
-        right = value.dtype != torch.bool and bool((value.abs() == 1).all())
-        return "" if right else "hold +1 and -1"
-
-    return _checked(values, sym.signs, "signs", _units, problem, members)
-
-
-def check_mixings(
-    values: Sequence[Tensor], sym: Symmetries, members: int | None = None
-) -> list[Tensor]:
-    """Refuse matrices that do not belong to the group of their space."""
-    shape = lambda group: (group.spaces, group.size, group.size)  # noqa: E731
-    return _checked(values, sym.linear, "matrices", shape, _problem, members)
-
-
-def check_shifts(
-    values: Sequence[Tensor], sym: Symmetries, members: int | None = None
-) -> list[Tensor]:
-    """Refuse shifts that do not belong to the channels, or are not finite."""
-
-    def problem(value: Tensor, _: Any) -> str:
-        return "" if bool(value.isfinite().all()) else "be finite"
-
-    return _checked(values, sym.shifts, "shifts", lambda group: (group.size,), problem, members)
-
-
-def _units(group: Group) -> tuple[int, ...]:
-    return (group.units,)
-
-
-def _checked(
-    values: Sequence[Tensor],
-    groups: Sequence[Any],
-    name: str,
-    shape_of: Callable[[Any], tuple[int, ...]],
-    problem: Callable[[Tensor, Any], str],
-    members: int | None,
+# ------------------------------------------------------------ elements
+def check_element(
+    kind: str, values: Sequence[Tensor], sym: Symmetries, members: int | None = None, name: str = ""
 ) -> list[Tensor]:
     """Return one dense tensor of real numbers per group, and refuse anything else.
 
     Args:
+        kind: of the groups, an attribute of the symmetries.
         values: the part of an element.
-        groups: one for each value.
-        name: of the argument.
-        shape_of: of a value for one network, by its group.
-        problem: what a value must do and does not, empty where nothing is wrong.
+        sym: what `discover` returned.
         members: of a stack; values may differ by member.
+        name: of the argument, by default the usual one.
     """
+    groups: Sequence[Any] = getattr(sym, kind)
+    usual, problem = _PARTS[kind]
+    name = name or usual
     try:
         tensors = [torch.as_tensor(v) for v in values]
     except (TypeError, ValueError, RuntimeError) as error:
@@ -273,10 +209,10 @@ def _checked(
             f"`{name}` must hold one tensor per group: {len(groups)}, got {len(tensors)}."
         )
     for k, (value, group) in enumerate(zip(tensors, groups, strict=True)):
-        shape = shape_of(group)
+        shape = _shape(group)
         if value.is_complex() or value.is_meta or value.layout != torch.strided:
-            kind = "none (meta device)" if value.is_meta else f"{value.dtype} ({value.layout})"
-            raise ValueError(f"`{name}[{k}]` must hold real numbers, densely, got {kind}.")
+            got = "none (meta device)" if value.is_meta else f"{value.dtype} ({value.layout})"
+            raise ValueError(f"`{name}[{k}]` must hold real numbers, densely, got {got}.")
         if value.shape not in (shape, (members, *shape)):
             each = "" if members is None else f", or one such for each of {members} members"
             raise ValueError(
@@ -288,7 +224,33 @@ def _checked(
     return tensors
 
 
-def _problem(matrices: Tensor, group: LinearGroup) -> str:
+def _shape(group: Any) -> tuple[int, ...]:
+    """Of an element for one network."""
+    if isinstance(group, LinearGroup):
+        return group.spaces, group.size, group.size
+    return (group.size,) if isinstance(group, ShiftGroup) else (group.units,)
+
+
+def _order_problem(value: Tensor, group: Group) -> str:
+    units = torch.arange(group.units, device=value.device)
+    right = value.dtype == torch.int64 and bool((value.sort(-1).values == units).all())
+    return "" if right else "hold every index of its units once"
+
+
+def _scale_problem(value: Tensor, _: Group) -> str:
+    return "" if bool(((value > 0) & value.isfinite()).all()) else "be positive and finite"
+
+
+def _sign_problem(value: Tensor, _: Group) -> str:
+    right = value.dtype != torch.bool and bool((value.abs() == 1).all())
+    return "" if right else "hold +1 and -1"
+
+
+def _shift_problem(value: Tensor, _: ShiftGroup) -> str:
+    return "" if bool(value.isfinite().all()) else "be finite"
+
+
+def _matrices_problem(matrices: Tensor, group: LinearGroup) -> str:
     """The reason why matrices are not elements of their group, empty if they are."""
     if not bool(matrices.isfinite().all()):
         return "be finite"
@@ -310,3 +272,13 @@ def _problem(matrices: Tensor, group: LinearGroup) -> str:
         ):
             return "have the form [[x, -y], [y, x]]"
     return ""
+
+
+_PARTS: dict[str, tuple[str, Callable[[Tensor, Any], str]]] = {
+    "permutations": ("permutations", _order_problem),
+    "scalings": ("scales", _scale_problem),
+    "signs": ("signs", _sign_problem),
+    "linear": ("matrices", _matrices_problem),
+    "shifts": ("shifts", _shift_problem),
+}
+"""By kind of group the argument that has its elements, and what is wrong with one, if anything."""

@@ -8,7 +8,7 @@ import random
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial, singledispatch
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -261,28 +261,15 @@ def _seen(values: Iterable[Any], deep: int) -> list[Any]:
     ]
 
 
-@singledispatch
 def _inside(value: Any) -> Iterable[Any]:
-    """List the identity of a value and the values of its attributes."""
+    """List what tells a value from others: what it holds, or its identity and attributes."""
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    if isinstance(value, dict):
+        return *value, *value.values()
+    if isinstance(value, partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, types.MethodType):
+        return value.__func__, id(value.__self__)
     attributes = getattr(value, "__dict__", {})
     return id(value), *attributes, *attributes.values()
-
-
-@_inside.register(list | tuple | set | frozenset)
-def _(value: Iterable[Any]) -> Iterable[Any]:
-    return value
-
-
-@_inside.register
-def _(value: dict) -> Iterable[Any]:
-    return *value, *value.values()
-
-
-@_inside.register
-def _(value: partial) -> Iterable[Any]:
-    return value.func, value.args, value.keywords
-
-
-@_inside.register
-def _(value: types.MethodType) -> Iterable[Any]:
-    return value.__func__, id(value.__self__)

@@ -23,7 +23,7 @@ from weightsym.matching.plan import Plan, assign, assign_blocks, split
 from weightsym.params import Params, stack_size
 from weightsym.units import unit_rows
 
-__all__ = ["SMALL", "Ascent"]
+__all__ = ["SMALL", "Ascent", "where_members"]
 
 _ROUNDING = 1e-13  # of the similarity, in double precision
 SMALL = 2**15  # weights that cost no more in double precision
@@ -216,11 +216,11 @@ class Ascent:
         worse = torch.from_numpy(better) & ~(now > score + self._least(1e-7) * score.abs())
         if bool(worse.any()):
             count = len(self.permutations)
-            parts = [_where(worse, a, b) for a, b in zip(element, self.element, strict=True)]
+            parts = [where_members(worse, a, b) for a, b in zip(element, self.element, strict=True)]
             self.permutations = parts[:count]
             self.signs = None if self.signs is None else parts[count:]
             for n in self.plan.names[k]:
-                self.current[n] = _where(worse, current[n], self.current[n])
+                self.current[n] = where_members(worse, current[n], self.current[n])
             self._forget(k)
         return better & ~worse.numpy()
 
@@ -346,9 +346,10 @@ def _doubled(params: Params, names: Sequence[str]) -> Params:
     return {n: params[n].double() for n in names}
 
 
-def _where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Members of one stacked tensor or another."""
-    return torch.where(mask.reshape(-1, *[1] * (a.ndim - 1)).to(a.device), a, b)
+def where_members(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Members of one stacked tensor or another, or all of one where the mask is a single number."""
+    wide = mask.reshape([*mask.shape, *[1] * (a.ndim - mask.ndim)])
+    return torch.where(wide.to(a.device), a, b)
 
 
 def _picked(tables: np.ndarray, orders: np.ndarray) -> np.ndarray:

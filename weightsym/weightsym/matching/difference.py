@@ -18,6 +18,7 @@ from weightsym.devices import precise, widest
 from weightsym.elements import compose, identity, random_permutations
 from weightsym.fingerprint import at_least_mass
 from weightsym.groups import LinearGroup, PermutationGroup, SignGroup, Symmetries
+from weightsym.matching.ascent import where_members
 from weightsym.matching.channels import distance
 from weightsym.matching.match import ByWeights, match
 from weightsym.matching.match_all import match_all
@@ -348,18 +349,13 @@ def _closest(steps: Sequence[_Step]) -> _Step:
     for step in steps[1:]:
         better = _apart(step) < _apart(best) * (1 - _ROUNDING)
         best = best._replace(
-            a={n: _pick(better, t, best.a[n]) for n, t in step.a.items()},
+            a={n: where_members(better, t, best.a[n]) for n, t in step.a.items()},
             permutations=[
-                _pick(better, *torch.broadcast_tensors(*pair))
+                where_members(better, *torch.broadcast_tensors(*pair))
                 for pair in zip(step.permutations, best.permutations, strict=True)
             ],
         )
     return best
-
-
-def _pick(better: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    chosen = better.reshape([*better.shape, *[1] * (x.ndim - better.ndim)])
-    return torch.where(chosen.to(x.device), x, y)
 
 
 def _apart(step: _Step) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from weightsym.actions import along_axis, from_axis, reorder_units
+from weightsym.devices import at_least_single
 from weightsym.groups import Placement
 from weightsym.matching.plan import Plan
 from weightsym.params import Params, stack_size
@@ -140,8 +141,8 @@ class Objective:
 
     def __init__(self, plan: Plan, params: Params, reference: Params) -> None:
         self.plan, self.sym = plan, plan.sym
-        self.params = {n: _real(params[n]) for n in plan.places}
-        self.goal = {n: _real(reference[n]) for n in plan.places}
+        self.params = {n: at_least_single(params[n]) for n in plan.places}
+        self.goal = {n: at_least_single(reference[n]) for n in plan.places}
 
     def of(self, members: Tensor) -> Objective:
         """The same for some members."""
@@ -263,10 +264,6 @@ def _mixed(rows: Tensor, positions: Tensor, matrices: Tensor) -> Tensor:
     wide = matrices.reshape(len(matrices), *[1] * (rows.ndim - 2), *matrices.shape[1:])
     rows[..., positions] = wide @ rows[..., positions]
     return rows
-
-
-def _real(w: Tensor) -> Tensor:
-    return w if w.dtype == torch.float64 else w.float()
 
 
 def start_from_signatures(plan: Plan, params: Params, reference: Params) -> list[Tensor]:

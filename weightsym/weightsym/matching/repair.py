@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from weightsym.batch_norms import batch_norms, refreshed
 from weightsym.forward import in_precision_of, structural_copy
 from weightsym.matching.activations import call_modules
 from weightsym.params import Params, of
+from weightsym.shared_tensors import owners
 
 __all__ = ["Repaired", "Repairs", "check_whole", "reestimated", "repair"]
 
@@ -227,16 +229,13 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _check_unshared(network: nn.Module, layers: Sequence[str]) -> None:
-    names: dict[int, int] = {}
-    for _, tensor in network.named_parameters(remove_duplicate=False):
-        names[id(tensor)] = names.get(id(tensor), 0) + 1
-    trained = of(network)
-    for layer in layers:
-        weight = network.get_submodule(layer).weight
-        if f"{layer}.weight" not in trained or names.get(id(weight), 2) > 1:
+    trained, first = of(network), owners(network)
+    names = Counter(first.values())
+    for weight in (f"{layer}.weight" for layer in layers):
+        if weight not in trained or names[first[weight]] > 1:
             raise ValueError(
-                f"`model` cannot be repaired: the weight of {layer!r} is computed, or is also that "
-                "of another layer, so that it cannot take a factor."
+                f"`model` cannot be repaired: {weight!r} is computed, or is also the weight of "
+                "another layer, so that it cannot take a factor."
             )
 
 
