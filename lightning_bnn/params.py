@@ -3,4 +3,4 @@
 from weightsym import params
 from weightsym.params import *  # noqa: F403
 
-__all__ = [*params.__all__]
+__all__ = [*vars(params)["__all__"]]

@@ -15,8 +15,7 @@ from known_networks import NETWORKS, counted
 from weightsym import canonical, canonicalise, fingerprint, rescale, verify
 from weightsym import params as P
 from weightsym.actions import tied
-from weightsym.motions import covering_motions
-from weightsym.verify import random_element
+from weightsym.verify import covering_motions, random_element
 
 SORTED_BY = ("max", "first", "outgoing")
 COUNTED = [name for name, row in NETWORKS.items() if row.dimension is not None and row.kernel]

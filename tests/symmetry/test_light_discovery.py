@@ -17,8 +17,8 @@ from weightsym.discovery.export import trace_graphs
 from weightsym.forward import Inputs
 from weightsym.fresh_memory import copied, fresh, reused_memory
 from weightsym.groups import PermutationGroup
-from weightsym.motions import covering_motions
 from weightsym.placements import Axis, Placement
+from weightsym.verify import covering_motions
 
 refutation = importlib.import_module("weightsym.discovery.refutation")
 checking = importlib.import_module("weightsym.discovery.checking")

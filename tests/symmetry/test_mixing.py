@@ -23,7 +23,7 @@ from weightsym import (
 )
 from weightsym import params as P
 from weightsym.mixing import mixed_axis
-from weightsym.motions import _random_mixings
+from weightsym.verify import _random_mixings
 
 lin = nn.Linear
 

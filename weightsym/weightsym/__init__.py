@@ -55,10 +55,9 @@ if TYPE_CHECKING:
     from weightsym.matching.matrices import FullMatch
     from weightsym.matching.repair import Repaired, repair
     from weightsym.min_mass import MinMass, mass, min_mass
-    from weightsym.mixing import identity_mixings, mix, random_mixings
+    from weightsym.mixing import identity_mixings, mix, random_mixings, random_shifts, shift
     from weightsym.optimizer_state import transform_optimizer_state
     from weightsym.orders import OrderChange, UnitOrders, order_change, transpositions_between
-    from weightsym.shifting import random_shifts, shift
     from weightsym.sorting import sort_permutations
     from weightsym.verify import verify
 

@@ -26,10 +26,9 @@ from weightsym.balanced_form import balancing_matrices, check_full_rank, orienti
 from weightsym.elements import random_permutations, random_scales, random_signs
 from weightsym.groups import Group, Symmetries
 from weightsym.min_mass import min_mass
-from weightsym.mixing import mix_some
+from weightsym.mixing import mix_some, remove_shifts
 from weightsym.params import Params, is_stacked
 from weightsym.scales_and_signs import Scaling, canonical_scales_and_signs
-from weightsym.shifting import remove_shifts
 from weightsym.sorting import SortKey, sort_permutations
 from weightsym.units import unit_rows, writer
 from weightsym.validation import check_params

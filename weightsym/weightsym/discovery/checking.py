@@ -16,8 +16,7 @@ from weightsym.discovery.random_weights import RandomWeights, perturbing
 from weightsym.discovery.streaming import streamed_outputs
 from weightsym.forward import Inputs, outputs
 from weightsym.groups import Symmetries
-from weightsym.motions import Motion, Read, covering_motions, logit_shift
-from weightsym.verify import log_probabilities
+from weightsym.verify import Motion, Read, covering_motions, log_probabilities, logit_shift
 
 __all__ = ["PERTURBED", "Check"]
 

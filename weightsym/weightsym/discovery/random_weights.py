@@ -12,9 +12,9 @@ from weightsym.comparison import POOL, normal_pool, perturb_, tiled_, turned
 from weightsym.forward import in_precision
 from weightsym.fresh_memory import copied, fresh
 from weightsym.groups import Symmetries
-from weightsym.motions import Read
 from weightsym.params import Params
 from weightsym.shared_tensors import owners
+from weightsym.verify import Read
 
 __all__ = ["RandomWeights", "perturbing", "random_weights"]
 

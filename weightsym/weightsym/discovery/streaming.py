@@ -20,7 +20,7 @@ from weightsym.discovery.draws import Pick, evened
 from weightsym.discovery.graph import Graph
 from weightsym.forward import Inputs, as_real, in_precision, same_noise
 from weightsym.fresh_memory import hand_back
-from weightsym.motions import Read
+from weightsym.verify import Read
 
 __all__ = ["NotRunnable", "streamed_outputs"]
 

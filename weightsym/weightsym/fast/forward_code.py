@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from weightsym.fast.stage import Pair, Stage
+from weightsym.fast.chains import Pair, Stage
 from weightsym.fast.vector_code import (
     Address,
     VectorCode,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from weightsym.fast.stage import LONGEST, Pair, Stage, even
+from weightsym.fast.chains import LONGEST, Pair, Stage, even
 from weightsym.fast.vector_code import (
     Address,
     VectorCode,

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from weightsym.fast.chains import Stage
 from weightsym.fast.forward_code import forward
 from weightsym.fast.gradient_code import before_backward, input_gradient, weight_gradient
-from weightsym.fast.stage import Stage
 from weightsym.fast.vector_code import VectorCode
 
 __all__ = ["Call", "Program", "Step", "compiled", "has_compiler", "lanes_of"]

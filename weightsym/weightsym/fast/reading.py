@@ -12,8 +12,18 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weightsym.fast.chains import FUNCTIONS, Chain, Elementwise, Layer, Unsuitable, with_room
-from weightsym.fast.stage import Pads, Pair, Pooling, Stage
+from weightsym.fast.chains import (
+    FUNCTIONS,
+    Chain,
+    Elementwise,
+    Layer,
+    Pads,
+    Pair,
+    Pooling,
+    Stage,
+    Unsuitable,
+    with_room,
+)
 
 __all__ = ["read_chain"]
 

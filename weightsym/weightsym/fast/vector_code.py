@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from weightsym.fast.stage import Pair, Stage
+from weightsym.fast.chains import Pair, Stage
 
 __all__ = [
     "VectorCode",

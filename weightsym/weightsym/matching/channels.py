@@ -24,8 +24,8 @@ from weightsym.matching.activations import (
     values_at,
     watch,
 )
+from weightsym.mixing import remove_shifts
 from weightsym.params import Params, unstack
-from weightsym.shifting import remove_shifts
 from weightsym.units import unit_rows
 from weightsym.validation import check_pair, check_symmetries
 

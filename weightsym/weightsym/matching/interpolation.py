@@ -22,7 +22,7 @@ from weightsym.forward import (
     outputs,
 )
 from weightsym.matching.repair import Repairs, check_whole, reestimated
-from weightsym.params import Params
+from weightsym.params import Params, of
 from weightsym.randomness import keyed_generator
 
 __all__ = [
@@ -222,13 +222,7 @@ def output_error(model: nn.Module, a: Params, b: Params, inputs: list[Inputs]) -
 
     def error(network: nn.Module, x: Inputs) -> float:
         ways = (b, perturbed(b), a)
-        old, wrong, new = (outputs(network, _like(network, p), x) for p in ways)
+        old, wrong, new = (outputs(network, in_precision_of(of(network), p), x) for p in ways)
         return Comparison.between(old, wrong, tolerance_of(b)).error(new)
 
     return max(in_runnable_precision(model, on_network(model, x), error) for x in inputs)
-
-
-def _like(network: nn.Module, params: Params) -> Params:
-    """Weights in the precision of a network."""
-    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
-    return {n: t.to(dtype) if t.is_floating_point() else t for n, t in params.items()}

@@ -5,45 +5,14 @@ one leading dimension N. Weights are the floating parameters; buffers (BatchNorm
 with them.
 """
 
-from weightsym.params.networks import (
-    Networks,
-    Params,
-    RavelSpec,
-    is_stacked,
-    is_weight,
-    of,
-    ravel,
-    shares,
-    stack,
-    stack_size,
-    unravel,
-    unstack,
-    weight_names,
-    weighted_mean,
-)
-from weightsym.params.populations import populate, stacked_copy
-from weightsym.params.prediction import apply, apply_each, chunk_of
-from weightsym.stacks.running import runs_at_once
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Networks",
-    "Params",
-    "RavelSpec",
-    "apply",
-    "apply_each",
-    "chunk_of",
-    "is_stacked",
-    "is_weight",
-    "of",
-    "populate",
-    "ravel",
-    "runs_at_once",
-    "shares",
-    "stack",
-    "stack_size",
-    "stacked_copy",
-    "unravel",
-    "unstack",
-    "weight_names",
-    "weighted_mean",
-]
+from weightsym._lazy import lazy_package
+
+if TYPE_CHECKING:
+    from weightsym.params.networks import *
+    from weightsym.params.populations import *
+    from weightsym.params.prediction import *
+    from weightsym.stacks.running import runs_at_once
+
+lazy_package(__name__)

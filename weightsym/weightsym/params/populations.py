@@ -14,7 +14,7 @@ from torch.func import functional_call
 from weightsym.devices import check_memory, elsewhere, random_numbers
 from weightsym.params.networks import Params, of
 
-__all__ = ["populate", "stacked_copy", "undrawn"]
+__all__ = ["populate", "stacked_copy"]
 
 _log = logging.getLogger("weightsym.params")
 
