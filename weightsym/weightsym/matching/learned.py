@@ -248,6 +248,8 @@ def learn_match(
         raise ValueError(f"`start` must be what `match_all` returns, got {type(start).__name__}.")
     check_one_network(reference, sym, "reference")
     check_one_network(params, sym, "params")
+    if not (sym.permutations or sym.linear):
+        return start
     learning = learning or Learning()
     teaching, judging = parted(batches, learning.held_back, seed)
     half_way = HalfWay(model, reference, loss, judging)
