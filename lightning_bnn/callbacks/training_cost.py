@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from lightning_bnn._compat import log
 from lightning_bnn.callbacks.figure_logging import log_folder
 
 __all__ = ["TrainingCost"]
@@ -70,7 +71,7 @@ class TrainingCost(Callback):
         last = trainer.current_epoch + 1 == trainer.max_epochs
         if last or (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch == 0:
             for name, value in self._spent(trainer, pl_module).items():
-                pl_module.log(f"cost/{name}", value, rank_zero_only=True)
+                log(pl_module, f"cost/{name}", value, rank_zero_only=True)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Write what all processes have spent."""

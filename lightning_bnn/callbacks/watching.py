@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lightning_bnn._compat import log
 from lightning_bnn.strategies import sharding
 from weightsym import Symmetries, UnsupportedModel, discover
 from weightsym import params as P
@@ -381,8 +382,8 @@ class SymmetryCallback(Callback):
 
         def find() -> Network:
             symmetries = discover(stack.template, *stack.example, batch_norm=self.batch_norm)
-            weights, inputs = partial(_live_weights, pl_module), Inputs(stack.example, {})
-            return Network("", stack.template, weights, symmetries, inputs)
+            inputs = Inputs(stack.example, {})
+            return Network("", stack.template, lambda: pl_module.weights()[1], symmetries, inputs)
 
         self._watch(trainer, find, lambda _: stack.weights)
 
@@ -401,7 +402,7 @@ class SymmetryCallback(Callback):
         """Log from the first process, behind names of networks if two callbacks are alike."""
         prefix = self._prefix(trainer)
         for key, value in values.items():
-            pl_module.log(prefix + key, value, on_step=True, on_epoch=False, rank_zero_only=True)
+            log(pl_module, prefix + key, value, rank_zero_only=True)
 
     def _check(self, network: Network) -> None:
         """Raise a `ValueError` for a network in which there is nothing to see."""
@@ -428,12 +429,6 @@ def _measured(weights: Params) -> Params:
 
 def _plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
-
-
-def _live_weights(pl_module: Any) -> Params:
-    stack = stack_of(pl_module)
-    assert stack is not None
-    return stack.weights
 
 
 def shards_weights(trainer: Any, module: torch.nn.Module) -> bool:

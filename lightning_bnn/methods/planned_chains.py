@@ -176,11 +176,12 @@ class _CategoricalMisfit(_Misfit):
         self.is_used = self.ones.sum(2, keepdim=True)  # lanes have examples
 
     def fill_slopes(self) -> None:
-        self.logs = self.plan.outputs.log_softmax(2)
-        torch.sub(self.logs.exp(), self.ones, out=self.plan.slopes).mul_(self.is_used)
+        torch.softmax(self.plan.outputs, 2, out=self.plan.slopes)
+        self.plan.slopes.sub_(self.ones).mul_(self.is_used)
 
     def energies(self) -> Tensor:
-        return -(self.logs * self.ones).flatten(1).sum(1, dtype=torch.float64)
+        logs = self.plan.outputs.log_softmax(2)
+        return -(logs * self.ones).flatten(1).sum(1, dtype=torch.float64)
 
 
 def _misfit(plan: Plan, targets: Tensor, run: Run) -> _Misfit:

@@ -179,11 +179,8 @@ class Bayesian(Core):
             return None
         with self.randomness("train", number, *self.population.key):
             terms = self.losses(examples.inputs, examples.targets, examples.per_member, number)
-        for name, values in terms.items():
-            self.log(
-                f"train/{name}", self.fitting.mean_of_members(values.detach()),
-                prog_bar=name == "loss", batch_size=examples.examples, on_step=True, on_epoch=False,
-            )  # fmt: skip
+        for name, mean in self.fitting.means(terms).items():
+            _compat.log(self, f"train/{name}", mean, prog_bar=name == "loss")
         if self.divergence is not None:
             self.divergence.add(terms.get("nll", terms["loss"]))
         return terms["loss"].sum()
@@ -212,7 +209,7 @@ class Bayesian(Core):
             terms = self.method.transition(self.state, self.run, sampler.step)
         for name, value in {**terms, **sampler.optimizer.metrics()}.items():
             mean = value.mean().float() if isinstance(value, Tensor) else value
-            self.log(f"train/{name}", mean, prog_bar=name == "acceptance", batch_size=1)
+            _compat.log(self, f"train/{name}", mean, prog_bar=name == "acceptance")
         self.fitting.after_step(before + 1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:

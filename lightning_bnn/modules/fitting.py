@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -134,13 +135,14 @@ class Fitting(Part):
         return tuple(config.scheduler for config in self.module.trainer.lr_scheduler_configs)
 
     # ------------------------------------------------------------ steps and epochs
-    def mean_of_members(self, values: Tensor) -> Tensor:
-        """Of all processes. Broken members do not break it, unless all are."""
-        finite = values.isfinite()
-        sums = torch.stack([values.where(finite, 0).sum(), finite.sum().to(values.dtype)])
+    def means(self, terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Means over the members of all processes. Broken ones break none, unless all are."""
+        rows = torch.stack([values.detach() for values in terms.values()])
+        finite = rows.isfinite()
+        sums = torch.stack([rows.where(finite, 0).sum(1), finite.sum(1).to(rows.dtype)])
         if self.module.population.share is not None:
             sums = self.module.trainer.strategy.reduce(sums, reduce_op="sum")
-        return sums[0] / sums[1]
+        return dict(zip(terms, sums[0] / sums[1], strict=True))
 
     def after_step(self, step: int) -> None:
         """The weights have moved: tell the method.

@@ -127,6 +127,56 @@ def test_canaries(tmp_path):
     assert logged == [step for due, step in counting.rows if due] == [3, 7, 11]
 
 
+class Logging(L.Callback):
+    """Numbers of steps and epochs, with all that is logged so far."""
+
+    def __init__(self, log):
+        self.way, self.seen = log, []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        self.way(module, "float", 0.1 * index, prog_bar=True)
+        number = torch.tensor(2.0 * index, requires_grad=True)
+        self.way(module, "both", number, on_step=True, on_epoch=True, batch_size=index + 1)
+        self.seen.append({n: float(v) for n, v in trainer.callback_metrics.items()})
+
+    def on_train_epoch_end(self, trainer, module):
+        self.way(module, "epoch", trainer.current_epoch + 0.5, rank_zero_only=True)
+
+
+def logged_by(log, folder, kind=Plain):
+    logger, looks = L.pytorch.loggers.CSVLogger(folder), Logging(log)
+    trainer = fit(built(kind), looks, logger=logger, max_epochs=3, log_every_n_steps=2)
+    with open(f"{trainer.log_dir}/metrics.csv") as file:
+        return looks.seen, file.read(), {n: float(v) for n, v in trainer.logged_metrics.items()}
+
+
+def test_logging_again(tmp_path, monkeypatch):
+    """Loggers, callbacks and means over epochs get the same, from Lightning's checks only once."""
+    calls, theirs = [], L.LightningModule.log
+    expected = logged_by(theirs, tmp_path)
+
+    def counting(module, name, *args, **settings):
+        calls.append(name)
+        theirs(module, name, *args, **settings)
+
+    monkeypatch.setattr(L.LightningModule, "log", counting)
+    assert logged_by(_compat.log, tmp_path) == expected
+    ours = [name for name in calls if name in ("float", "both", "epoch")]
+    assert sorted(ours) == ["both", "epoch", "float"]
+
+
+def test_modules_with_a_log_of_their_own(tmp_path):
+    names = []
+
+    class Own(Plain):
+        def log(self, name, *args, **settings):
+            names.append(name)
+            super().log(name, *args, **settings)
+
+    seen, *_ = logged_by(_compat.log, tmp_path, Own)
+    assert names.count("float") == len(seen) > 2
+
+
 def test_without_a_logger_nothing_breaks(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -117,6 +117,8 @@ def inversions(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch"
     tensor(2)
     """
     n = permutation.shape[-1]
+    if n <= 32:  # all pairs in fewer kernels
+        return (permutation[..., :, None] > permutation[..., None, :]).triu(1).sum((-1, -2))
     width = 1 << max(2, (n.bit_length() + 1) // 2)
     count = -(-n // width)
     tail = torch.arange(n, count * width, device=permutation.device)
