@@ -307,8 +307,8 @@ def to_unit_sums(shares: Tensor) -> Tensor:
 def _sinkhorn(shares: Tensor, sweeps: int) -> Tensor:
     rows = torch.ones_like(shares[..., :1])
     for _ in range(sweeps):
-        columns = 1 / (shares.mT @ rows)
-        rows = 1 / (shares @ columns)
+        columns = (shares.mT @ rows).reciprocal_()
+        rows = (shares @ columns).reciprocal_()
     return rows * shares * columns.mT
 
 

@@ -176,8 +176,11 @@ def _telling(mean: Tensor, log_std: Tensor, dim: int | None) -> Tensor:
     """Columns of a tensor with the largest signal-to-noise ratio between units."""
     if dim is None or mean.ndim < 3:
         return torch.zeros(1, dtype=torch.long, device=mean.device)
+    count = mean[0].numel() // mean.shape[dim + 1]
+    if count <= _SCREEN:
+        return torch.arange(count, device=mean.device)
     every = max(1, mean.shape[dim + 1] // _ASKED)
     mean, log_std = (_along(t, dim)[:, ::every] for t in (mean, log_std))
     signal = mean.square().mean(1) - mean.mean(1).square()
     ratio = (signal * (-2 * log_std.mean(1)).exp()).flatten(1).amax(0)
-    return ratio.topk(min(_SCREEN, len(ratio))).indices
+    return ratio.topk(_SCREEN).indices

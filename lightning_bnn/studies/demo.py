@@ -70,9 +70,9 @@ def demo(
             shutil.rmtree(folder / name, ignore_errors=True)
     jobs, place = demo_jobs(size), folder / "runs"
     with one_thread():
-        if size == "full":  # the chains take half of the time
-            with beside(jobs[-1:], place):
-                _compared_with_trained(run_jobs(jobs[:-1], place), folder)
+        if size == "full":  # the last two take half of the time
+            with beside(jobs[-2:], place):
+                _compared_with_trained(run_jobs(jobs[:-2], place), folder)
         runs = run_jobs(jobs, place)
         sections, findings = _sections(runs, folder)
     sections.append(_costs(runs, time.process_time() - begun))
@@ -103,7 +103,7 @@ def _costs(runs: Mapping[str, Run], here: float) -> Section:
     titles = {REFERENCE: "Reference", SAMPLED: "HMC", **METHODS}
     rows = [(titles[name], round(run.seconds, 1)) for name, run in runs.items()]
     rows.append(("This call, in its first process", round(here, 1)))
-    text = "Training and comparisons took so many seconds of a CPU; the chains have a second one."
+    text = "Training and comparisons took so many seconds of a CPU; both samplers have another."
     return Section("How long did it take?", [text], tables=[Table("CPU time", ("part", "s"), rows)])
 
 
@@ -167,7 +167,7 @@ def _compared_with_trained(runs: Mapping[str, Run], folder: Path) -> Comparison:
 
 
 def _places(runs: Mapping[str, Run]) -> dict[str, str]:
-    return {title: str(runs[name].folder) for name, title in METHODS.items()}
+    return {title: str(runs[name].folder) for name, title in METHODS.items() if name in runs}
 
 
 def _opening(sampled: Comparison) -> list[Section]:
