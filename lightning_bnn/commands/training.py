@@ -82,19 +82,33 @@ class TrainingCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Name the checkpoint where it is at fault."""
         settings = self.config_init[self.subcommand]
-        path = settings.get("ckpt_path")
         try:
+            path = settings.get("ckpt_path")
             if path and os.path.isfile(path) and settings.get("weights_only") is not False:
                 _check_checkpoint(path)
             super()._run_subcommand(subcommand)
+        except SystemExit:  # Lightning's answer to Ctrl-C
+            self._say_how_to_go_on()
+            raise
         except UnpicklingError as error:  # of a URL
             raise ValueError(f"`ckpt_path`: {path} {describe_content(error)} ({_RUNS}).") from error
         except (RuntimeError, ValueError) as error:
             causes = ("ckpt_path=", "loading state_dict", "The checkpoint is of")
             if not any(cause in str(error) for cause in causes):
                 raise
-            reason = " ".join(str(error).split())[:300]
-            raise ValueError(f"`ckpt_path`: {path} does not fit: {reason}") from error
+            path, reason = settings.get("ckpt_path"), " ".join(str(error).split())[:300]
+            saved = Path(str(path)).parent.parent / "config.yaml"
+            hint = f" (its run was configured by {saved})" if saved.is_file() else ""
+            raise ValueError(f"`ckpt_path`: {path} does not fit{hint}: {reason}") from error
+
+    def _say_how_to_go_on(self) -> None:
+        """Print the command that resumes what was interrupted."""
+        trainer: Any = self.trainer
+        saved = Path(trainer.log_dir or trainer.default_root_dir) / "config.yaml"
+        callback = trainer.checkpoint_callback
+        path = callback and (callback.last_model_path or callback.best_model_path)
+        if self.subcommand == "fit" and trainer.is_global_zero and path and saved.is_file():
+            print(f"to go on: lightning-bnn fit -c {saved} --ckpt_path {path}")
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would put the settings in a checkpoint above those asked for."""

@@ -25,6 +25,7 @@ _CONSEQUENCES = {
     "no_better_than_frequencies": ("prior_dominates",),
     "draws_alike": ("chains_not_converged",),
     "members_diverged": ("no_better_than_frequencies",),
+    "statistics_of_other_networks": ("no_better_than_frequencies",),
 }
 """Verdicts that are not reported beside their cause."""
 

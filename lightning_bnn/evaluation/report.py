@@ -242,7 +242,7 @@ def reference_text(settings: Mapping[str, Any]) -> str:
         "trained": "trained: the law of training runs, close to whatever is trained likewise",
         "sampled": "sampled: draws of the posterior itself",
     }
-    made_how = about.get(origin, "trained or sampled, which was not said")
+    made_how = about.get(origin, "trained or sampled (say which: `reference_is`)")
     agreement = _agreement(settings["reference_rhat"]) if chains else ""
     return f"Reference: {count}, {made_how}.{agreement}"
 

@@ -107,7 +107,8 @@ def check_labels(labels: Tensor, probs: Tensor) -> None:
         low, high = torch.stack(labels.long().aminmax()).tolist()
         if low < 0 or high >= probs.shape[-1]:
             raise ValueError(
-                f"`labels` must be in 0..{probs.shape[-1] - 1}, got {low if low < 0 else high}."
+                f"`labels` must be in 0..{probs.shape[-1] - 1}, got {low if low < 0 else high}"
+                + (": do yours begin at 1?" if high == probs.shape[-1] and low > 0 else ".")
             )
 
 

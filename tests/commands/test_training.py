@@ -177,6 +177,29 @@ def test_without_a_name_the_newest_checkpoint_of_the_run_is_judged(folder):
     assert f"checkpoint: {checkpoint}" in predicted
 
 
+class CtrlC(L.Callback):
+    """A user who has waited for two epochs."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.current_epoch == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.e2e
+def test_what_is_interrupted_says_how_to_go_on(folder, capsys, monkeypatch):
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # Lightning ignores further ones
+    config = preset("digits_mfvi", folder)
+    short = ["--trainer.enable_progress_bar", "false", "--trainer.max_epochs", "4", *ON_A_CPU]
+    with pytest.raises(SystemExit):
+        training(["fit", "-c", config, "--model.init_args.members", "2", *short], [CtrlC()])
+    _, _, command = capsys.readouterr().out.partition("to go on: lightning-bnn ")
+    with pytest.raises(SystemExit):  # negative control: with one member
+        main(["fit", "-c", config, *command.split()[-2:]])
+    assert "its run was configured by" in capsys.readouterr().err
+    main(command.split())
+    assert len(list(folder.glob("lightning_logs/*/checkpoints/epoch=3-*.ckpt"))) == 1
+
+
 def test_which_checkpoint_is_the_newest(tmp_path):
     for time, (name, held) in enumerate(
         {

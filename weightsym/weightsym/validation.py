@@ -34,9 +34,9 @@ def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
     """
     check_symmetries(sym)
     if not isinstance(params, dict) or not all(isinstance(t, Tensor) for t in params.values()):
+        way = "`params.stack(networks)`" if isinstance(params, list) else "`params.of(module)`"
         raise ValueError(
-            f"`{name}` must be a dict of tensors such as `params.of(module)`, "
-            f"got {type(params).__name__}."
+            f"`{name}` must be a dict of tensors such as {way}, got {type(params).__name__}."
         )
     missing = [n for n in sym.shapes if n not in params and not n.endswith(_STATISTICS)]
     if missing:

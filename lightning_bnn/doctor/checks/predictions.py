@@ -155,8 +155,8 @@ def miscalibrated(e: Evidence) -> Finding | None:
         if sure
         else "What is right is predicted with too little probability: draws are too different, or "
         "the noise is too large.",
-        "Calibrate on validation data (`module.calibrate(datamodule)`), "
-        + ("take more modes, or train less long." if sure else "or check prior and temperature."),
+        f"Calibrate on validation data{'' if e.alone else ' (`module.calibrate(datamodule)`)'}, "
+        + ("train more members, or less long." if sure else "or check prior and temperature."),
         {"temperature": value, "gain": gain, "error": error},
     )
 
@@ -177,9 +177,11 @@ def no_better_than_frequencies(e: Evidence) -> Finding | None:
         "fault",
         f"Held-out log-likelihood is {mean:+.3f} ± {error:.3f} nats per example above an answer "
         f"that ignores the inputs, and {words}.",
-        "The posterior has learned nothing from the data: it predicts as the prior does.",
-        "Look at the learning rate, the prior, the KL weight and whether inputs and targets belong "
-        "to each other.",
+        "Predictions are sure and wrong."
+        if mean < -max(0.05, _ERRORS * error)
+        else "Nothing was learned from the data that holds for other data.",
+        f"Look at the learning rate, {'' if e.alone else 'the prior, the KL weight '}and whether "
+        "inputs and targets belong to each other.",
         {"gain": mean, "error": error},
     )
 
@@ -212,8 +214,8 @@ def statistics_of_other_networks(e: Evidence) -> Finding | None:
     return Finding(
         "statistics_of_other_networks",
         "fault",
-        f"With statistics of BatchNorm of their own the networks gain {after - before:.2g} nats "
-        "per held-out example.",
+        f"BatchNorm statistics that are computed anew for these weights gain {after - before:.2g} "
+        "nats per held-out example.",
         "Means and variances that were averaged over other weights make every prediction wrong.",
         "Estimate the statistics anew for every network that predicts (SWAG and averages of this "
         "package do; for others run training data through the network in training mode).",

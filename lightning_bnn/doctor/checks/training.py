@@ -174,7 +174,7 @@ def loss_not_converged(e: Evidence) -> Finding | None:
     if e.settings.sampled:
         return None  # a sampler does not minimise its loss
     if len(losses) < _EPOCHS:
-        raise NotPossible(f"the losses of {_EPOCHS} epochs were not seen")
+        raise NotPossible(f"fewer than {_EPOCHS} epochs were seen")
     last = max(2, len(losses) // 5)
     slope, noise = _line(losses[-last:])
     fall, whole = -slope * (last - 1), float(losses[0] - losses.min())

@@ -142,7 +142,8 @@ def imported(path: str) -> Any:
     with code_of_the_user(f"`{path}` cannot be imported:"):
         module = importlib.import_module(name_of_module)
     if not hasattr(module, name):
-        raise ValueError(f"There is no {name!r} in `{name_of_module}`.")
+        hint = f": write {name_of_module}.NAME" if name == "py" else "."
+        raise ValueError(f"There is no {name!r} in `{name_of_module}`{hint}")
     return getattr(module, name)
 
 
