@@ -124,8 +124,11 @@ def understand(line, monkeypatch):
 
 @pytest.fixture
 def presets(tmp_path, monkeypatch):
-    """The current folder, in which presets lie as files."""
+    """The current folder, in which presets lie as files, and the configuration of a run."""
     monkeypatch.chdir(tmp_path)
+    run = tmp_path / "lightning_logs" / "version_0"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(preset_text("digits_mfvi"))
     for preset in preset_names():
         (tmp_path / f"{preset}.yaml").write_text(preset_text(preset))
 
