@@ -33,7 +33,7 @@ class MassGap(SymmetryCallback):
     Works with any LightningModule; the network and its input are found in the first batch.
 
     Args:
-        every_n_steps: optimizer steps between two looks.
+        every_n_steps: optimizer steps between two looks; a shorter run is looked at at its end.
         module: name of the network inside the LightningModule; by default it is found.
         batch_norm: ``"carrier"`` holds the weights before a batch norm and lets its gain carry the
             scale; ``"eval"`` treats it as a fixed affine map.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
@@ -257,7 +259,7 @@ class SymmetryCallback(Callback):
         self._failure: str | None = None
         self._capture: Capture | None = None
         self._before: Params = {}
-        self._step = 0
+        self._step, self._every = 0, every_n_steps
         self._active = False
         self._restored = False
         self._seen: Any = None
@@ -288,6 +290,7 @@ class SymmetryCallback(Callback):
             self.forget()
         self._restored, self._seen = False, weakref.ref(pl_module)
         self._step = trainer.global_step
+        self._every = int(min(self.every_n_steps, max(1, _planned_steps(trainer))))
         shards = shards_weights(trainer, pl_module)
         self._active = trainer.is_global_zero and not shards
         stack = stack_of(pl_module)
@@ -314,7 +317,7 @@ class SymmetryCallback(Callback):
             elif (stack := stack_of(pl_module)) is not None:
                 self._watch_stack(trainer, pl_module, stack._replace(weights=self._before))
         before, self._step = self._step, trainer.global_step
-        every = self.every_n_steps
+        every = self._every
         if self._active and self._step // every > before // every:
             self._see(trainer, pl_module)
 
@@ -421,6 +424,15 @@ def prefix_among_others(callback: Callback, trainer: Any, name: str | None) -> s
     """Begin tags with the name of a network where the run has several callbacks of one kind."""
     same = [c for c in trainer.callbacks if type(c) is type(callback)]
     return f"{name}/" if len(same) > 1 and name else ""
+
+
+def _planned_steps(trainer: Any) -> int | float:
+    """The steps of a run, which is looked at once at its end if it is short."""
+    try:
+        steps: int | float = trainer.estimated_stepping_batches
+    except MisconfigurationException:  # they cannot be known before
+        return math.inf
+    return steps
 
 
 def _measured(weights: Params) -> Params:

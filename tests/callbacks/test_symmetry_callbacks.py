@@ -138,3 +138,10 @@ def test_nothing_to_exchange():
         fit(built(Linear), PermutationTau())
     with pytest.warns(UserWarning, match="no units that could be rescaled"):
         fit(built(Linear), MassGap())
+
+
+@pytest.mark.parametrize(("every", "steps"), [(5, [4, 9]), (12, [11]), (1000, [11])])
+def test_a_run_that_is_shorter_than_the_period_is_looked_at_once(every, steps):
+    gap = MassGap(every)
+    fit(built(Plain), gap)
+    assert [step for step, _ in gap.history] == steps
