@@ -48,7 +48,12 @@ def log(module: Any, name: str, value: Any, **settings: Any) -> None:
     if trainer._logger_connector.should_reset_tensors(hook):
         results.reset(metrics=False, fx=hook)
     size = results._extract_batch_size(known, settings.get("batch_size"), known.meta)
-    known.forward(torch.as_tensor(value, device=module.device).detach(), size)
+    number = (
+        value.detach()
+        if isinstance(value, torch.Tensor)
+        else torch.tensor(value, device=module.device)
+    )
+    known.forward(number, size)
     known.has_reset = False
     trainer._logger_connector._current_fx = hook
 

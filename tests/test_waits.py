@@ -11,9 +11,9 @@ KEPT = "a network that is kept is looked at"
 LOOK = "a look at weights is logged at once"
 TRANSITION = "a transition, with passes through all data, has one answer for the host"
 REASONS = {
+    "lightning_bnn/_compat.py log": "looks at weights and transitions give numbers of the host",
     "lightning_bnn/callbacks/mass_gap.py _log": LOOK,
     "lightning_bnn/callbacks/mass_gap.py look": LOOK,
-    "lightning_bnn/callbacks/watching.py _log_all": LOOK,
     "lightning_bnn/methods/all_data.py _check": TRANSITION,
     "lightning_bnn/methods/chains.py any_finite": KEPT,
     "lightning_bnn/methods/kept_networks.py finite_networks": KEPT,
@@ -28,7 +28,6 @@ REASONS = {
     "lightning_bnn/metrics/validation.py check_distributions": ASKED_FOR,
     "lightning_bnn/metrics/validation.py check_labels": ASKED_FOR,
     "lightning_bnn/metrics/validation.py check_scores": ASKED_FOR,
-    "lightning_bnn/modules/bayesian.py _transition": TRANSITION,
     "lightning_bnn/modules/fitting.py look_for_divergence": KEPT,
     "lightning_bnn/posteriors/mutual_information.py _near": "most layers need no further product",
     "lightning_bnn/posteriors/mutual_information.py draw_information": "the CPU draws permutations",
@@ -47,7 +46,8 @@ REASONS = {
     "weightsym/scales_and_signs.py canonical_scales_and_signs": "dead units are warned of",
     "weightsym/sorting.py places": "ties, which are rare, cost as much as all else",
     "weightsym/validation.py check_finite": ASKED_FOR,
-    "weightsym/validation.py problem": ASKED_FOR,
+    "weightsym/validation.py _order_problem": ASKED_FOR,
+    "weightsym/validation.py _scale_problem": ASKED_FOR,
 }
 """Places that wait, each for a reason that is not laziness."""
 READING = "lightning_bnn/methods/health.py take"

@@ -270,7 +270,7 @@ class _Free:
         self.groups = [k for k in alone if k not in blocks]
         units = [sym.permutations[k].units for k in self.groups]
         device = next(iter(params.values())).device
-        self.tables = [torch.eye(n, device=device, requires_grad=True) for n in units]
+        self.tables = [torch.eye(n).to(device).requires_grad_() for n in units]
         self.logs = [
             torch.zeros_like(m, dtype=torch.float32, device=device, requires_grad=True)
             for m in identity_mixings(sym)
@@ -285,7 +285,9 @@ class _Free:
         """A stack of the network after permutations and matrices, differentiably."""
         result = dict(self.params)
         for k, table in zip(self.groups, self.tables, strict=True):
-            matrix = passed_through(torch.eye(len(table)).to(table)[assign(table.detach())], table)
+            matrix = passed_through(
+                torch.eye(len(table)).to(table)[assign(table.detach()).to(table.device)], table
+            )
             for p in self.sym.permutations[k].placements:
                 placement = Placement(p.axis, p.positions[None])
                 name = self.sym.axes[p.axis].tensor
