@@ -55,7 +55,7 @@ def demo(
 ) -> None:
     """Train a reference and seven posteriors on the digits, compare them, write one page.
 
-    Takes about two minutes on two cores and works offline. If it is interrupted, the next call
+    Takes a minute and a half on two cores and works offline. If it is interrupted, the next call
     continues where it stopped; if it has finished, the next call only writes the page again.
 
     Args:
