@@ -36,7 +36,7 @@ def log(module: Any, name: str, value: Any, **settings: Any) -> None:
     Args:
         module: a LightningModule in a hook of a fit.
         name: of the number, which this hook always logs with the same settings.
-        value: a float, or a tensor of one number.
+        value: a number, or a tensor of one.
         **settings: of `LightningModule.log`.
     """
     trainer, hook = module._trainer, module._current_fx_name
@@ -48,12 +48,9 @@ def log(module: Any, name: str, value: Any, **settings: Any) -> None:
     if trainer._logger_connector.should_reset_tensors(hook):
         results.reset(metrics=False, fx=hook)
     size = results._extract_batch_size(known, settings.get("batch_size"), known.meta)
-    number = (
-        value.detach()
-        if isinstance(value, torch.Tensor)
-        else torch.tensor(value, device=module.device)
-    )
-    known.forward(number, size)
+    if not isinstance(value, torch.Tensor):
+        value = torch.tensor(value, device=module.device, dtype=torch.get_default_dtype())
+    known.forward(value.detach(), size)
     known.has_reset = False
     trainer._logger_connector._current_fx = hook
 

@@ -113,7 +113,7 @@ class PosteriorFigures(SymmetryCallback):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._active and self.network is not None and not self._looks:
-            self._see(trainer, pl_module)  # a short run has pictures, too
+            self._see(trainer, pl_module)  # it was stopped before the first look
         is_drawn = self._looks % self.draw_every == 0  # and nothing was seen since
         if self._active and self.network is not None and not is_drawn:
             self._draw(trainer, self.network.weights())

@@ -135,6 +135,7 @@ class Logging(L.Callback):
 
     def on_train_batch_end(self, trainer, module, outputs, batch, index):
         self.way(module, "float", 0.1 * index, prog_bar=True)
+        self.way(module, "whole", index)
         number = torch.tensor(2.0 * index, requires_grad=True)
         self.way(module, "both", number, on_step=True, on_epoch=True, batch_size=index + 1)
         self.seen.append({n: float(v) for n, v in trainer.callback_metrics.items()})
@@ -150,6 +151,7 @@ def logged_by(log, folder, kind=Plain):
         return looks.seen, file.read(), {n: float(v) for n, v in trainer.logged_metrics.items()}
 
 
+@pytest.mark.filterwarnings("error:You called .self.log")  # that a number should be a float
 def test_logging_again(tmp_path, monkeypatch):
     """Loggers, callbacks and means over epochs get the same, from Lightning's checks only once."""
     calls, theirs = [], L.LightningModule.log
@@ -161,8 +163,8 @@ def test_logging_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(L.LightningModule, "log", counting)
     assert logged_by(_compat.log, tmp_path) == expected
-    ours = [name for name in calls if name in ("float", "both", "epoch")]
-    assert sorted(ours) == ["both", "epoch", "float"]
+    ours = [name for name in calls if name in ("float", "whole", "both", "epoch")]
+    assert sorted(ours) == ["both", "epoch", "float", "whole"]
 
 
 def test_modules_with_a_log_of_their_own(tmp_path):

@@ -127,11 +127,11 @@ class Layout:
             if self.axes[axis].tensor not in without:
                 inside = self._axis_at[entries] == axis
                 positions = entries[inside] - self._first_at[axis]
-                tables[axis] = self._columns(axis, positions, row_at[inside], len(units))
+                tables[axis] = self._positions(axis, positions, row_at[inside], len(units))
         tables |= self._moving_rows(tables)
         return tuple(Placement(axis, torch.from_numpy(tables[axis])) for axis in sorted(tables))
 
-    def _columns(self, axis: int, positions: Ints, row_at: Ints, units: int) -> Ints:
+    def _positions(self, axis: int, positions: Ints, row_at: Ints, units: int) -> Ints:
         """Positions on an axis, those of corresponding classes in the columns of a table."""
         rows, sizes = np.unique(row_at, return_counts=True)
         repeats = sizes // units
