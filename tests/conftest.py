@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -40,13 +41,18 @@ def _solved():
 
 @pytest.fixture(scope="module")
 def undrawn():
-    """Figures are made and saved, and not drawn, which takes longer than all else."""
+    """Figures are made and saved, small and not drawn, which takes longer than all else."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+    from lightning_bnn.plots.plain_figure import PlainFigure
+
+    save = Figure.savefig
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "draw", lambda *_: None)
+        patch.setattr(Figure, "savefig", lambda self, *a, **o: save(self, *a, **o | {"dpi": 10}))
         patch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
+        for kind in (Figure, PlainFigure):
+            patch.setattr(kind, "draw", lambda *_: None)
         yield
 
 
@@ -54,6 +60,13 @@ def pytest_configure(config):
     torch.set_num_threads(1)
     if config.getoption("jaxtyping_packages", None):
         use_cheap_checks()
+
+
+def pytest_collection_finish():
+    """What has been imported stays: collecting garbage need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 @pytest.hookimpl(wrapper=True)
