@@ -11,6 +11,9 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 HIDDEN := bad_input or frames
 ANNOTATIONS := --jaxtyping-packages=lightning_bnn,weightsym,beartype.beartype
 
+# Images of containers often forbid what all processes of tests would otherwise compile again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .NOTPARALLEL:
 .PHONY: help demo docs test test-all check bench gpu oldest loggers peers clean
 

@@ -16,6 +16,7 @@ def removed(remover, networks):
     return {name: plan(name, t, slice(None)) for name, t in networks.items()}
 
 
+@pytest.mark.e2e
 def test_p1_leaves_residual_streams_and_counts_as_the_paper_s_code():
     net = resnet18().eval()
     sym = PROTOCOLS["p1"].remover(net, torch.randn(2, 3, 8, 8)).symmetries

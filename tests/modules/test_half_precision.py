@@ -112,22 +112,24 @@ def skip_without_peers(name):
         pytest.importorskip("curvlinops")
 
 
-EACH = [n if n in OF_EACH_CLASS else pytest.param(n, marks=pytest.mark.e2e) for n in MODULES]
+def each(names):
+    """Those beyond one or two of each class are trained with those tests that start processes."""
+    return [n if n in OF_EACH_CLASS else pytest.param(n, marks=pytest.mark.e2e) for n in names]
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", each(MODULES))
 def test_modules_learn_the_same_in_mixed_precision(name, single):
     skip_without_peers(name)
     assert loss(name, "bf16-mixed") == pytest.approx(single(name), abs=0.03)
 
 
-@pytest.mark.parametrize("name", sorted(MODULES.keys() - WARNED - REFUSED))
+@pytest.mark.parametrize("name", each(sorted(MODULES.keys() - WARNED - REFUSED)))
 def test_modules_learn_the_same_in_half_precision(name, single):
     skip_without_peers(name)
     assert loss(name, "bf16-true") == pytest.approx(single(name), abs=0.03)
 
 
-@pytest.mark.parametrize("name", sorted(WARNED))
+@pytest.mark.parametrize("name", each(sorted(WARNED)))
 def test_modules_that_hardly_learn_in_half_precision_say_so(name, single):
     with pytest.warns(UserWarning, match="take a mixed precision"):
         found = loss(name, "bf16-true")

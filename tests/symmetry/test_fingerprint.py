@@ -1,5 +1,6 @@
 """Fingerprints: the same along orbits, others for other networks."""
 
+import functools
 import math
 
 import pytest
@@ -27,11 +28,16 @@ def network(name):
     return sym, P.of(model)
 
 
+@functools.cache
+def own_of(name):
+    sym, params = network(name)
+    return fingerprint(params, sym)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_networks_of_an_orbit_have_one_when_rounded(name):
     """Also after their weights have been rounded, but not after a change of one in a thousand."""
-    sym, params = network(name)
-    own = fingerprint(params, sym)
+    (sym, params), own = network(name), own_of(name)
     moved = random_element(params, sym, torch.Generator().manual_seed(3), mixing=True)
     rounded = {n: t.float() if t.is_floating_point() else t for n, t in moved.items()}
     for other in (moved, rounded):
@@ -173,7 +179,7 @@ def test_changes_of_a_network_are_seen(name, change):
     sym, params = network(name)
     weights = {n: t for n, t in params.items() if P.is_weight(n, t) and n not in sym.aliases}
     changed = CHANGES[change](weights, torch.Generator().manual_seed(0))
-    own, found = fingerprint(params, sym), fingerprint({**params, **changed}, sym)
+    own, found = own_of(name), fingerprint({**params, **changed}, sym)
     if (name, change) == ("resnet", "one weight by one percent"):  # one of 79 000
         assert found.paths != pytest.approx(own.paths, abs=1e-7)
         return

@@ -53,7 +53,7 @@ class Encoder(nn.Module):
         )
         norm = nn.LayerNorm(8) if norm_first else None
         self.first = nn.Linear(3, 8)
-        self.body = nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False)
+        self.body = nn.TransformerEncoder(layer, 1, norm, enable_nested_tensor=False)
         self.head = nn.Linear(8, 4)
 
     def forward(self, x):
@@ -61,7 +61,7 @@ class Encoder(nn.Module):
 
 
 def vit():
-    model = torchvision.models.VisionTransformer(8, 4, 2, 2, 8, 16, num_classes=3)
+    model = torchvision.models.VisionTransformer(8, 4, 1, 2, 8, 16, num_classes=3)
     return nn.Sequential(model)
 
 

@@ -394,7 +394,7 @@ def spread_of(stack, sym):
     return sum(float((stack[n] - stack[n].mean(0)).double().square().sum()) for n in sym.touched)
 
 
-MANY = [("rotary", False), ("stream", True), ("decoders", False), ("decoders", True)]
+MANY = [("rotary", False), ("stream", True), ("decoders", False)]
 
 
 @pytest.mark.parametrize(("name", "near"), MANY)

@@ -40,9 +40,9 @@ def test_scales_and_matrices_reach_it(name):
 def test_the_bound_holds_wherever_it_is_taken(name):
     _, _, sym, params = known(name)
     best = min_mass(params, sym, mixing=True, tolerance=1e-14).minimum
-    for seed in range(3):
+    for seed in range(2):
         start = random_element(params, sym, seeded(seed), mixing=True)
-        for rounds in (1, 2, 4):
+        for rounds in (1, 3):
             early = min_mass(start, sym, mixing=True, max_iterations=rounds)
             assert early.minimum * (1 - early.gap) <= best * (1 + 1e-13)
             assert early.minimum >= best * (1 - 1e-12)
