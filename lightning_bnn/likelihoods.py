@@ -63,33 +63,116 @@ class Categorical(Likelihood):
 
     .. math:: \log p(y \mid z) = z_y - \log \textstyle\sum_c e^{z_c}
 
+    Examples may have several positions, such as tokens or pixels, with a class at each. Then the
+    log-density of an example is the sum over those that count, and scores are of positions.
+
+    Args:
+        classes: where they are in the outputs of several positions: ``"last"``, ``(..., batch,
+            positions, classes)``, as in transformers, or ``"first"``, ``(..., batch, classes,
+            height, width)``, as convolutions have them.
+        ignore_index: positions with this target do not count; by default all do. Transformers take
+            -100.
+        next_token: whether the outputs at a position are of the target of the next, as those of
+            causal language models.
+
     >>> Categorical().log_prob(torch.zeros(1, 2), torch.tensor([0]))
     tensor([-0.6931])
+    >>> tokens = Categorical(ignore_index=-100)
+    >>> tokens.log_prob(torch.zeros(1, 3, 2), torch.tensor([[0, 1, -100]]))  # twice as much
+    tensor([-1.3863])
     """
 
-    def log_prob(self, outputs: Float[Tensor, "*lead batch classes"], targets: Tensor) -> Tensor:
-        """Log-probability of every target, ``(..., batch)``."""
-        if targets.is_floating_point() or targets.shape != outputs.shape[-2:-1]:
-            raise ValueError(
-                f"`targets` must be {outputs.shape[-2]} class indices, got {targets.dtype} "
-                f"{tuple(targets.shape)}."
-            )
-        index = targets.long().expand(outputs.shape[:-1])[..., None]
-        if targets.device.type == "cpu" and targets.numel():
-            low, high = (int(t) for t in targets.aminmax())
-            if low < 0 or high >= outputs.shape[-1]:
-                raise ValueError(
-                    f"`targets` must be between 0 and {outputs.shape[-1] - 1}, as the network has "
-                    f"{outputs.shape[-1]} outputs; they go from {low} to {high}."
-                )
-        if outputs.shape[-1] > FEW_CLASSES:
-            return outputs.log_softmax(-1).gather(-1, index)[..., 0]
-        # examples last: several times as fast for many networks
-        return outputs.mT.log_softmax(-2).gather(-2, index.mT)[..., 0, :]
+    def __init__(
+        self,
+        classes: Literal["last", "first"] = "last",
+        ignore_index: int | None = None,
+        next_token: bool = False,
+    ) -> None:
+        super().__init__()
+        if classes not in ("last", "first"):
+            raise ValueError(f"`classes` must be 'last' or 'first', got {classes!r}.")
+        self.classes, self.ignore_index, self.next_token = classes, ignore_index, next_token
 
-    def predictive(self, outputs: Float[Tensor, "samples batch classes"]) -> Tensor:
-        """Mean of the probabilities of several networks, ``(batch, classes)``."""
-        return outputs.softmax(-1).mean(0)
+    def extra_repr(self) -> str:
+        """The options that ``print`` shows in brackets."""
+        defaults = {"classes": "last", "ignore_index": None, "next_token": False}
+        chosen = {name: getattr(self, name) for name in defaults}
+        return ", ".join(f"{n}={v!r}" for n, v in chosen.items() if v != defaults[n])
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Log-probability of the targets of every example, ``(..., batch)``."""
+        logits, targets = self.aligned(outputs, targets)
+        counts = None if self.ignore_index is None else targets != self.ignore_index
+        targets = targets if counts is None else targets.masked_fill(~counts, 0)
+        _check_range(targets, logits.shape[-1])
+        index = targets.long().expand(logits.shape[:-1])[..., None]
+        if logits.shape[-1] > FEW_CLASSES or targets.ndim > 1:
+            logs = logits.log_softmax(-1).gather(-1, index)[..., 0]
+        else:  # examples last: several times as fast for many networks
+            logs = logits.mT.log_softmax(-2).gather(-2, index.mT)[..., 0, :]
+        logs = logs if counts is None else logs.where(counts, 0)
+        return logs if targets.ndim == 1 else logs.flatten(1 - targets.ndim).sum(-1)
+
+    def predictive(self, outputs: Tensor) -> Tensor:
+        """Mean of the probabilities of several networks, ``(samples, batch, ...)``."""
+        return outputs.softmax(-1 if self.classes == "last" else 2).mean(0)
+
+    def every_row(self, outputs: Tensor) -> Tensor:
+        """Outputs of networks at all positions, ``(samples, rows, classes)``."""
+        logits = outputs if self.classes == "last" else outputs.movedim(2, -1)
+        return logits.flatten(1, -2)
+
+    def rows(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs at all positions that count, ``(..., rows, classes)``, and their targets.
+
+        Args:
+            outputs: of networks, ``(..., batch, ...)``.
+            targets: of the examples.
+
+        >>> logits, targets = torch.zeros(5, 2, 3, 7), torch.tensor([[0, -100, 6], [1, 2, -100]])
+        >>> rows, classes = Categorical(ignore_index=-100).rows(logits, targets)
+        >>> rows.shape, classes
+        (torch.Size([5, 4, 7]), tensor([0, 6, 1, 2]))
+        """
+        logits, targets = self.aligned(outputs, targets)
+        logits, targets = logits.flatten(-1 - targets.ndim, -2), targets.flatten()
+        if self.ignore_index is None:
+            return logits, targets
+        counts = targets != self.ignore_index
+        return logits[..., counts, :], targets[counts]
+
+    def aligned(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits ``(..., batch, positions, classes)``, and what they are of."""
+        positions = targets.ndim - 1
+        logits = outputs
+        if self.classes == "first" and 0 < positions < outputs.ndim - 1:
+            logits = outputs.movedim(-1 - positions, -1)
+        fits = logits.ndim > targets.ndim and logits.shape[-1 - targets.ndim : -1] == targets.shape
+        if targets.is_floating_point() or not fits:
+            wanted = f"{outputs.shape[-2]} class indices"
+            if positions > 0 or outputs.ndim > 3:
+                wanted = f"class indices for outputs {tuple(outputs.shape)}, classes {self.classes}"
+            raise ValueError(
+                f"`targets` must be {wanted}, got {targets.dtype} {tuple(targets.shape)}."
+            )
+        if self.next_token:
+            if positions != 1:
+                raise ValueError(
+                    f"`next_token` is for targets (batch, tokens), got {tuple(targets.shape)}."
+                )
+            return logits[..., :-1, :], targets[:, 1:]
+        return logits, targets
+
+
+def _check_range(targets: Tensor, classes: int) -> None:
+    """Refuse classes that a network does not know, where that can be seen without waiting."""
+    if targets.device.type == "cpu" and targets.numel():
+        low, high = (int(t) for t in targets.aminmax())
+        if low < 0 or high >= classes:
+            raise ValueError(
+                f"`targets` must be between 0 and {classes - 1}, as the network has {classes} "
+                f"outputs; they go from {low} to {high}."
+            )
 
 
 class Bernoulli(Likelihood):

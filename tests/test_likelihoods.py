@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.stats import norm
 from torch import distributions as D
+from torch.nn import functional as F
 
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian, IsotropicGaussianPrior
 
@@ -92,5 +93,68 @@ def test_prior(stacked):
     ],
 )
 def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# ------------------------------------------------------------ several positions
+@pytest.mark.parametrize("next_token", [False, True])
+@pytest.mark.parametrize("ignore_index", [None, -100, 2])
+@pytest.mark.parametrize("classes", ["last", "first"])
+@pytest.mark.parametrize("positions", [(), (5,), (3, 2)])
+def test_categorical_at_positions_is_cross_entropy(positions, classes, ignore_index, next_token):
+    if next_token and len(positions) != 1:
+        return
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 4, *positions, 3, generator=g)  # of two networks
+    targets = torch.randint(3, (4, *positions), generator=g)
+    if ignore_index == -100:
+        targets = targets.where(torch.rand(targets.shape, generator=g) > 0.3, -100)
+    likelihood = Categorical(classes, ignore_index, next_token)
+    outputs = logits if classes == "last" or not positions else logits.movedim(-1, 2)
+    seen, wanted = (logits[:, :, :-1], targets[:, 1:]) if next_token else (logits, targets)
+    ignored = -1 if ignore_index is None else ignore_index
+    each = [
+        F.cross_entropy(z.movedim(-1, 1), wanted, reduction="none", ignore_index=ignored)
+        for z in seen
+    ]
+    found = likelihood.log_prob(outputs, targets)
+    wanted_logs = -torch.stack(each).view(2, 4, -1).sum(-1)
+    torch.testing.assert_close(found, wanted_logs)
+    rows, labels = likelihood.rows(outputs, targets)
+    assert len(labels) == int((wanted != ignored).sum())
+    total = F.cross_entropy(rows[1], labels, reduction="sum")
+    torch.testing.assert_close(total, -found[1].sum())
+    axis = 1 if classes == "first" and positions else -1
+    sums = likelihood.predictive(outputs).sum(axis)
+    torch.testing.assert_close(sums, torch.ones(4, *positions))
+    if ignore_index == -100:  # where nothing counts, nothing changes
+        other = outputs + 7 * torch.randn(outputs.shape, generator=g)
+        none = likelihood.log_prob(other, torch.full_like(targets, -100))
+        assert bool((none == 0).all())
+        with pytest.raises(ValueError, match="must be between 0 and 2"):
+            Categorical(classes, None, next_token).log_prob(outputs, targets)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Categorical("middle"), "`classes` must be 'last' or 'first'"),
+        (
+            lambda: Categorical().log_prob(torch.ones(4, 5, 3), torch.ones(4, 6).long()),
+            r"class indices for outputs \(4, 5, 3\), classes last, got torch.int64 \(4, 6\)",
+        ),
+        (
+            lambda: Categorical("first").log_prob(torch.ones(4, 5, 3), torch.ones(4, 5).long()),
+            "classes first",
+        ),
+        (
+            lambda: Categorical(next_token=True).log_prob(torch.ones(4, 3), torch.ones(4).long()),
+            r"`next_token` is for targets \(batch, tokens\)",
+        ),
+    ],
+)
+def test_wrong_positions_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -154,10 +154,11 @@ def _of_bank(
         raise ValueError(f"The bank {bank.path} is empty.")
     start = 0 if last is None else max(0, len(bank) - last)
     rows = slice(start, len(bank))
-    networks = bank[rows]
-    for name, tensor in P.of(like).items():
+    networks, fixed = bank[rows], P.fixed_weights(like)
+    wanted = {n: t for n, t in P.of(like).items() if n in networks or n not in fixed}
+    for name, tensor in wanted.items():
         shape = networks[name].shape[1:] if name in networks else None
         if shape != tensor.shape:
             misfit = "is not in it" if shape is None else f"has shape {tuple(shape)}"
             raise ValueError(f"The bank {bank.path} does not fit: {name!r} {misfit}.")
-    return {name: networks[name] for name in P.of(like)}, bank.records[rows]
+    return {name: networks[name] for name in wanted}, bank.records[rows]

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 
 from lightning_bnn import metrics as M
 from lightning_bnn.evaluation.predictions import ClassPredictions, GaussianPredictions, has_classes
-from lightning_bnn.likelihoods import Bernoulli, Gaussian, Likelihood
+from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from lightning_bnn.metrics.base import ExampleMean
 from lightning_bnn.metrics.gaussian_mixture import mixture_moments, mixture_nll
 from lightning_bnn.metrics.regression import PITCalibration, crps_of_each, inside, width_of_each
@@ -269,7 +269,13 @@ class Evaluator(nn.Module, ABC):
             index: number of the set.
         """
         name, role = self.sets[index]
-        scores = self.record(self.metrics[index], outputs, None if role == "ood" else targets)
+        targets = None if role == "ood" else targets
+        if isinstance(outputs, Tensor) and isinstance(self.likelihood, Categorical):
+            if targets is None:
+                outputs = self.likelihood.every_row(outputs)
+            else:
+                outputs, targets = self.likelihood.rows(outputs, targets)
+        scores = self.record(self.metrics[index], outputs, targets)
         if self.detection is None or scores is None:
             return
         if role == "ood":

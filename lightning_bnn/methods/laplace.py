@@ -172,8 +172,9 @@ class Laplace(PenalisedTraining):
         with torch.inference_mode(False), torch.no_grad():
             network = {n: t.clone() for n, t in state.member(0).items()}
             outputs = P.apply(copy.deepcopy(run.network).eval(), network, *example)
-        classes = isinstance(run.likelihood, Categorical)
-        targets = outputs[:, 0].long() * 0 if classes else torch.zeros_like(outputs)
+        targets = torch.zeros_like(outputs)
+        if isinstance(run.likelihood, Categorical):
+            targets = outputs.argmax(-1 if run.likelihood.classes == "last" else 1)
         self._curvature(state, network, _pairs([Batch(example, targets)]), run, False)
 
     def after_step(self, state: CurvedNetworks, progress: Progress, run: Run) -> bool:

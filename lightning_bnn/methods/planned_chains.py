@@ -188,5 +188,5 @@ def _misfit(plan: Plan, targets: Tensor, run: Run) -> _Misfit:
     likelihood = run.likelihood
     if type(likelihood) is Gaussian and likelihood.noise == "fixed":
         return _GaussianMisfit(plan, targets, run)
-    kind = _CategoricalMisfit if type(likelihood) is Categorical else _Misfit
-    return kind(plan, targets, run)
+    plain = type(likelihood) is Categorical and likelihood.ignore_index is None
+    return (_CategoricalMisfit if plain else _Misfit)(plan, targets, run)

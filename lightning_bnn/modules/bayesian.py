@@ -26,7 +26,12 @@ from lightning_bnn.modules.fitting import EndsFit, Fitting
 from lightning_bnn.modules.judging import Judging, Prediction, Predictive
 from lightning_bnn.modules.members import Members
 from lightning_bnn.modules.optimization import clip_members, configured_optimizers
-from lightning_bnn.modules.templates import TemplateMode, explaining_misfits, template_of
+from lightning_bnn.modules.templates import (
+    TemplateMode,
+    explaining_misfits,
+    fixed_weights,
+    template_of,
+)
 from lightning_bnn.modules.training_data import batch_for
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.strategies import sharding
@@ -131,9 +136,13 @@ class Bayesian(Core):
 
     def __repr__(self) -> str:
         weights = sum(p.numel() for p in self.template.parameters())
+        fixed = sum(
+            t.numel() for t in {id(t): t for t in fixed_weights(self.template).values()}.values()
+        )
         parts = [
             f"{self.members} member{'s' if self.members > 1 else ''}",
             f"{type(self.template).__name__} of {weights} weights",
+            *([f"{fixed} more held fixed"] if fixed else []),
             str(self.likelihood),
             "no prior" if self.prior is None else f"prior {self.prior}",
             *([] if self.num_data is None else [f"{self.num_data} training examples"]),
@@ -147,6 +156,17 @@ class Bayesian(Core):
             source: a datamodule, or a loader of batches as the network takes them.
         """
         self.fitting.last_source = source
+
+    def memory(self) -> str:
+        """Memory that weights take, in words, known before anything is allocated.
+
+        >>> from lightning_bnn.modules import MFVI
+        >>> with torch.device("meta"):
+        ...     large = nn.Linear(30_000, 10_000)
+        >>> MFVI(large).memory()
+        'members take 2.4 GB, their gradients 2.4 GB, an optimizer like Adam 4.8 GB'
+        """
+        return self.fitting.memory()
 
     # ------------------------------------------------------------ training
     def setup(self, stage: str) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_bnn.modules import sharing
 from lightning_bnn.modules.core import Core
+from lightning_bnn.modules.templates import check_fixed, sample_of_fixed
 from weightsym.loading import load
 
 __all__ = ["NOTES", "check", "check_weights", "explain", "kind_of", "notes_of", "recall"]
@@ -29,7 +31,7 @@ def notes_of(module: Core) -> dict[str, Any]:
     example = [x.detach().cpu() if isinstance(x, Tensor) else x for x in module.known_example]
     notes = {
         "class": type(module).__name__, "method": type(module.method).__name__,
-        "made_of": _parts(module), "example": example,
+        "made_of": _parts(module), "example": example, "fixed": sample_of_fixed(module.template),
     }  # fmt: skip
     if module.divergence is not None:
         strategy: Any = None if module.population.share is None else module.trainer.strategy
@@ -46,6 +48,7 @@ def recall(module: Core, notes: dict[str, Any]) -> None:
         notes: of the checkpoint.
     """
     _compare(module, notes.get("made_of", {}))
+    check_fixed(module.template, notes.get("fixed", torch.empty(0)), "The run of the checkpoint")
     example = notes.get("example", ())
     if not module.known_example:
         module.known_example = tuple(

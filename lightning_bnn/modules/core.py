@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +20,7 @@ from lightning_bnn.methods.health import Divergence
 from lightning_bnn.methods.run import EXAMPLE_ROWS
 from lightning_bnn.modules import batches
 from lightning_bnn.modules.members import Members
-from lightning_bnn.modules.templates import TemplateMode
+from lightning_bnn.modules.templates import TemplateMode, network_of
 from lightning_bnn.posteriors import Posterior
 from weightsym.params import Params
 from weightsym.randomness import keyed_randomness
@@ -147,7 +146,7 @@ class Core(L.LightningModule):
         """A plain module with the weights of one member."""
         if not 0 <= index < self.members:
             raise ValueError(f"`index` must be between 0 and {self.members - 1}, got {index}.")
-        result = copy.deepcopy(self.template)
+        result = network_of(self.template)
         result.load_state_dict({n: t[index] for n, t in self.member_stack().items()}, strict=False)
         return result.train(self.training)
 

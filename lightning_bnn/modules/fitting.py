@@ -18,6 +18,7 @@ from lightning_bnn.methods import Fit, Method, Progress
 from lightning_bnn.methods.health import finite_members
 from lightning_bnn.modules.batches import only_loader
 from lightning_bnn.modules.core import Core, Part
+from lightning_bnn.modules.templates import check_fixed, fixed_weights, sample_of_fixed
 from lightning_bnn.modules.training_data import TrainingData, data_size, fault_of
 from weightsym.params import Params
 from weightsym.randomness import key_of
@@ -78,6 +79,7 @@ class Fitting(Part):
                 f"{type(module).__name__} starts from weights that are not finite: look at the "
                 "network that it was given."
             )
+        self._compare_fixed_weights()
         self._known_to_be_broken = set()
         self.last_source = trainer.train_dataloader
         groups = [group for o in trainer.optimizers for group in o.param_groups]
@@ -92,6 +94,29 @@ class Fitting(Part):
             group["num_data"] = module.num_data
         module.method.before_fit(module.state, self._fit(), module.run)
         trainer.strategy.barrier()
+
+    def _compare_fixed_weights(self) -> None:
+        """See that all processes hold the same weights fixed, and say what they take."""
+        module = self.module
+        sample = sample_of_fixed(module.template)
+        if len(sample):
+            common = self.in_common({"fixed": sample})["fixed"]
+            check_fixed(module.template, common, "The first process")
+            rank_zero_info(f"{type(module).__name__}: {self.memory()}.")
+
+    def memory(self) -> str:
+        """Memory that weights take, in words."""
+        module = self.module
+        fixed = {id(t): t.nbytes for t in fixed_weights(module.template).values()}
+        own = sum(t.nbytes for t in module.state.state_dict().values())
+        trained = sum(p.nbytes for p in module.state.parameters() if p.requires_grad)
+        parts = {
+            "members take": own,
+            "their gradients": trained,
+            "an optimizer like Adam": 2 * trained,
+            "weights that are held fixed": sum(fixed.values()),
+        }
+        return ", ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
 
     def _refuse_averages(self, callbacks: list[Callback]) -> None:
         """Refuse callbacks that exchange the weights once the posterior is made of them."""
@@ -229,3 +254,9 @@ class EndsFit(Callback):
         method = getattr(pl_module, "method", None)
         if isinstance(method, Method) and trainer.state.fn == TrainerFn.FITTING:
             method.after_fit(pl_module.state, pl_module.run)
+
+
+def _size(count: int) -> str:
+    """Bytes in the largest unit of which there is one."""
+    unit = min(3, max(0, len(str(count)) - 1) // 3)
+    return f"{count / 1000**unit:.3g} {('bytes', 'kB', 'MB', 'GB')[unit]}"

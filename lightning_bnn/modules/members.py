@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lightning_bnn.bank import read_networks
-from lightning_bnn.modules.templates import fixed_names
+from lightning_bnn.modules.templates import fixed_names, without_fixed
 from weightsym import params as P
 from weightsym.arguments import check_count
 from weightsym.params import Params
@@ -63,10 +63,10 @@ class Members:
         """The given networks, then as many drawn anew as there are further members.
 
         Args:
-            template: the network that was given.
+            template: the network that was given; its fixed weights become constants.
             source: a checkpoint, a folder of checkpoints, or a bank to start from instead.
         """
-        starts = self._given(template, source)
+        starts = without_fixed(template, self._given(template, source))
         count = 0 if self.first > 0 else P.stack_size(starts)  # the given network is member 0
         missing = self.count - count
         if missing == 0:
@@ -86,7 +86,8 @@ class Members:
         if not weights:
             raise ValueError("`network` has no weights.")
         if source is None:
-            return {name: t.clone()[None] for name, t in weights.items()}
+            fixed = P.fixed_weights(template)
+            return {n: (t if n in fixed else t.clone())[None] for n, t in weights.items()}
         several = Path(source).is_dir()
         if several and self.first:
             raise ValueError(
@@ -99,4 +100,6 @@ class Members:
                 f"`start_from` {source} holds {P.stack_size(stack)} networks, fewer than the "
                 f"{self.count} members."
             )
-        return {name: stack[name].to(t) for name, t in weights.items()}
+        return {
+            name: stack[name].to(t) if name in stack else t[None] for name, t in weights.items()
+        }

@@ -1,4 +1,8 @@
-"""The network that gives the computation: how it is taken over, and what went wrong in it."""
+"""The network that gives the computation: how it is taken over, and what went wrong in it.
+
+Weights that it holds fixed become buffers of the template that no state dict names: they are
+constants of the computation, held once however many members there are.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,38 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_bnn.methods.run import evaluation
+from weightsym import params as P
+from weightsym.params import Params
 
-__all__ = ["TemplateMode", "explaining_misfits", "fixed_names", "template_of"]
+__all__ = [
+    "TemplateMode",
+    "check_fixed",
+    "explaining_misfits",
+    "fixed_names",
+    "fixed_weights",
+    "network_of",
+    "sample_of_fixed",
+    "template_of",
+    "without_fixed",
+]
 
 
 def template_of(network: nn.Module) -> nn.Module:
-    """A copy of a network that can have a posterior."""
+    """A copy of a network that can have a posterior. It shares the weights that are held fixed."""
     if not isinstance(network, nn.Module):
         raise ValueError(f"`network` must be a torch.nn.Module, got {type(network).__name__}.")
     if any(is_lazy(p) for p in network.parameters()):
         raise ValueError("`network` has lazy parameters: run one batch through it first.")
     if any(p.is_complex() for p in network.parameters()):
         raise ValueError("`network` has complex parameters, which have no posterior here.")
+    shared = {id(p): p for p in network.parameters() if not p.requires_grad}
     try:
-        return copy.deepcopy(network)
+        template = copy.deepcopy(network, shared)
     except RuntimeError as error:
         if "graph leaves" not in str(error):
             raise
@@ -33,17 +51,106 @@ def template_of(network: nn.Module) -> nn.Module:
             "`network` holds weights that are computed from others by a hook: take the one of "
             "torch.nn.utils.parametrizations (weight_norm, spectral_norm) instead."
         ) from error
+    if any(c.__module__.startswith(("transformers.", "peft.")) for c in type(network).__mro__):
+        template.register_forward_hook(_logits_of)
+    return template
+
+
+def _logits_of(network: nn.Module, inputs: Any, outputs: Any) -> Any:
+    """What a network of transformers has to say of the targets."""
+    logits = getattr(outputs, "logits", None)
+    return logits if isinstance(logits, Tensor) else outputs
+
+
+# ------------------------------------------------------------ fixed weights
+_OF_EACH = 64
+"""Numbers of a fixed weight that tell it from another, at least."""
+_FIXED = "_fixed_weights"
+"""Where a template has the names of the fixed weights that are its buffers."""
 
 
 def fixed_names(template: nn.Module) -> set[str]:
     """Weights that are not trained, and buffers of modules none of whose weights are."""
-    fixed = {name for name, p in template.named_parameters() if not p.requires_grad}
+    trained = {name for name, p in template.named_parameters() if p.requires_grad}
+    fixed = P.fixed_weights(template) | set(getattr(template, _FIXED, ()))
+    owners = {name.rpartition(".")[0] for name in fixed}
+    owners -= {name.rpartition(".")[0] for name in trained}
+    buffers = {name for name, _ in template.named_buffers() if name.rpartition(".")[0] in owners}
+    return fixed | buffers
+
+
+def without_fixed(template: nn.Module, stack: Params) -> Params:
+    """A stack without the fixed weights, which become constants of the template.
+
+    Those that are not the same in all networks stay in the stack.
+
+    Args:
+        template: of the networks; it changes.
+        stack: the networks.
+    """
+    fixed = P.fixed_weights(template)
+    common = {n: stack[n][0] for n in fixed if _is_one(stack[n])}
+    constants = {id(template.get_parameter(name)): t for name, t in common.items()}
+    names = []
     for path, module in template.named_modules():
-        weights = list(module.parameters(recurse=False))
-        if weights and not any(p.requires_grad for p in weights):
-            prefix = f"{path}." if path else ""
-            fixed |= {prefix + name for name, _ in module.named_buffers(recurse=False)}
-    return fixed
+        for leaf, parameter in list(module._parameters.items()):
+            if id(parameter) in constants:
+                del module._parameters[leaf]
+                module.register_buffer(leaf, constants[id(parameter)], persistent=False)
+                names.append(f"{path}.{leaf}".lstrip("."))
+    setattr(template, _FIXED, tuple(names))
+    return {name: t for name, t in stack.items() if name not in common}
+
+
+def network_of(template: nn.Module) -> nn.Module:
+    """A copy of the network that a template is of. It shares the fixed weights."""
+    fixed = fixed_weights(template)
+    network = copy.deepcopy(template, {id(t): t for t in fixed.values()})
+    parameters = {id(t): nn.Parameter(t, requires_grad=False) for t in fixed.values()}
+    for name in fixed:
+        path, _, leaf = name.rpartition(".")
+        module = network.get_submodule(path)
+        module._non_persistent_buffers_set.remove(leaf)
+        module._parameters[leaf] = parameters[id(module._buffers.pop(leaf))]
+    for key, hook in list(network._forward_hooks.items()):
+        if hook is _logits_of:
+            del network._forward_hooks[key]
+    return network
+
+
+def fixed_weights(template: nn.Module) -> dict[str, Tensor]:
+    """The fixed weights of a template, tied ones under each of their names."""
+    return {name: template.get_buffer(name) for name in getattr(template, _FIXED, ())}
+
+
+def sample_of_fixed(template: nn.Module) -> Tensor:
+    """Some numbers of every fixed weight, by which another backbone is told from this one."""
+    tensors = [
+        template.get_buffer(name).detach().flatten() for name in getattr(template, _FIXED, ())
+    ]
+    some = [t[:: max(1, len(t) // _OF_EACH)].float().cpu() for t in tensors]
+    return torch.cat(some) if some else torch.empty(0)
+
+
+def check_fixed(template: nn.Module, sample: Tensor, where: str) -> None:
+    """Refuse to go on with other fixed weights than a checkpoint or another process has.
+
+    Args:
+        template: of the networks.
+        sample: what `sample_of_fixed` said there.
+        where: who has others.
+    """
+    here = sample_of_fixed(template)
+    rounding = 0.02 * (sample.abs() + sample.abs().nanmean())
+    if len(here) != len(sample) or bool(((here - sample).abs() > rounding).any()):
+        raise ValueError(
+            f"{where} has other weights that are held fixed than `network`; they are not in "
+            "checkpoints: give the network with the same pretrained weights."
+        )
+
+
+def _is_one(rows: Tensor) -> bool:
+    return len(rows) == 1 or bool(torch.equal(rows, rows[:1].expand_as(rows)))
 
 
 class TemplateMode:

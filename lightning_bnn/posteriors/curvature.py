@@ -11,6 +11,7 @@ noise is an output, it is the expected one.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -118,7 +119,7 @@ def gauss_newton(
     model: nn.Module,
     names: Sequence[str],
     batches: Iterable[Batch],
-    root: Root,
+    likelihood: nn.Module,
     diagonal: bool,
     progress: bool = False,
 ) -> Tensor:
@@ -128,7 +129,7 @@ def gauss_newton(
         model: in evaluation mode.
         names: the weights, which require gradients.
         batches: inputs and targets.
-        root: of the curvature at the outputs.
+        likelihood: what outputs say about targets.
         diagonal: only the diagonal.
         progress: show a bar.
     """
@@ -136,18 +137,43 @@ def gauss_newton(
     size = sum(t.numel() for t in weights.values())
     like = next(iter(weights.values()))
     total = like.new_zeros(size) if diagonal else like.new_zeros(size, size)
-    for x, _ in tqdm(batches, "curvature", disable=not progress, leave=False):
+    for x, y in tqdm(batches, "curvature", disable=not progress, leave=False):
         inputs = inputs_of(x)
-        outputs = model(*inputs)
-        if outputs.ndim != 2:
-            raise ValueError(f"outputs must be (batch, numbers), not {tuple(outputs.shape)}")
-        roots = root(outputs).mT
+        roots = _columns(likelihood, model(*inputs), y)
         at_once = max(1, _BYTES // (roots.shape[1] * size * like.element_size()))
         for start, columns in zip(range(0, len(roots), at_once), roots.split(at_once), strict=True):
             rows = [t[start : start + at_once] if isinstance(t, Tensor) else t for t in inputs]
             gradients = _pulled_back(model, weights, rows, columns)
             total += gradients.square().sum(0) if diagonal else gradients.T @ gradients
     return total
+
+
+def _columns(likelihood: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Columns of the roots for every example, ``(batch, r, ...)`` with the shape of its outputs.
+
+    Of several positions each has columns of its own, which are zero at the others.
+    """
+    root = curvature_root(likelihood)
+    if outputs.ndim == 2 and getattr(likelihood, "ignore_index", None) is None:
+        return root(outputs).mT
+    if not isinstance(likelihood, Categorical):
+        raise ValueError(f"outputs must be (batch, numbers), not {tuple(outputs.shape)}")
+    logits, targets = likelihood.aligned(outputs, targets)
+    positions, flat = logits.shape[1:-1], logits.flatten(0, -2)
+    size = len(logits) * positions.numel() ** 2 * logits.shape[-1] ** 2 * logits.element_size()
+    check_memory(size, logits.device, "A curvature of all outputs", "take `layers='last'`")
+    roots = root(flat)
+    if likelihood.ignore_index is not None:
+        roots = roots * (targets != likelihood.ignore_index).flatten()[:, None, None]
+    if not positions:
+        return roots.mT
+    apart = torch.diag_embed(roots.unflatten(0, (len(logits), -1)).movedim(1, -1))
+    columns = apart.permute(0, 3, 2, 4, 1).flatten(1, 2)  # (batch, r, positions, classes)
+    if likelihood.next_token:  # nothing is said after the last
+        columns = nn.functional.pad(columns, (0, 0, 0, 1))
+    if likelihood.classes == "first":
+        return columns.unflatten(2, positions).movedim(-1, 2)
+    return columns.unflatten(2, outputs.shape[1:-1])
 
 
 def _pulled_back(
@@ -223,9 +249,10 @@ def kronecker_factors(
     uses = sum(p.requires_grad for m in model.modules() for p in m.parameters(recurse=False))
     if uses > len(names):
         raise ValueError("there are no Kronecker factors of weights that layers share")
-    data = MappedBatches(batches, _by_name)
+    counted = MappedBatches(batches, lambda batch: batch)
+    data = MappedBatches(counted, functools.partial(_by_name, likelihood))
     operator = KFACLinearOperator(
-        _RunByName(model), loss, [model.get_parameter(name) for name in names], data,
+        _RunByName(model, likelihood), loss, [model.get_parameter(name) for name in names], data,
         progressbar=progress, check_deterministic=False, fisher_type=FisherType.TYPE2,
         num_data=1, num_per_example_loss_terms=1, batch_size_fn=len,
     )  # fmt: skip
@@ -237,21 +264,27 @@ def kronecker_factors(
         rows, left = torch.linalg.eigh(factors["gradient_covariances"][layer])
         columns, right = torch.ones_like(rows[:1]), None
         if parameter == "weight":
-            columns, right = torch.linalg.eigh(factors["input_covariances"][layer] / data.examples)
+            columns, right = torch.linalg.eigh(
+                factors["input_covariances"][layer] / counted.examples
+            )
         values = factor * torch.outer(rows.clamp(min=0), columns.clamp(min=0))
         blocks.append(CurvatureBlock((name,), values, left, right))
     return blocks
 
 
 class _RunByName(nn.Module):
-    """Runs a network on the inputs of a dict, in order."""
+    """Runs a network on the inputs of a dict, in order, at whose end are the targets."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, likelihood: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.likelihood = model, likelihood
 
     def forward(self, x: dict[str, Any]) -> Any:
-        return self.model(*x.values())
+        *inputs, targets = x.values()
+        outputs = self.model(*inputs)
+        if isinstance(self.likelihood, Categorical):
+            return self.likelihood.rows(outputs, targets)[0]
+        return outputs
 
 
 Structure = Literal["full", "kron", "diag"]
@@ -298,7 +331,7 @@ def curvature(
     runner.eval()
     prefix = ""
     if last_layer is not None:
-        batches = [_features(runner, last_layer, *batch) for batch in batches]
+        batches = [_features(runner, last_layer, likelihood, *batch) for batch in batches]
         runner = runner.get_submodule(last_layer)
         prefix = f"{last_layer}." if last_layer else ""
     if next(runner.parameters()).dtype in (torch.float16, torch.bfloat16):
@@ -330,10 +363,11 @@ def _blocks(
         device = next(model.parameters()).device
         check_memory(4 * numbers, device, "A curvature in Kronecker factors", instead)
     try:
+        if isinstance(model, nn.Linear) and structure != "full":
+            return _of_linear(model, names, batches, likelihood, structure == "diag")
         if structure == "kron":
             return kronecker_factors(model, names, batches, likelihood, progress)
-        root = curvature_root(likelihood)
-        matrix = gauss_newton(model, names, batches, root, structure == "diag", progress)
+        matrix = gauss_newton(model, names, batches, likelihood, structure == "diag", progress)
     except (NotImplementedError, RuntimeError, ValueError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         unusual = f" (it has {', '.join(without_factors(model))})" if without_factors(model) else ""
@@ -345,6 +379,54 @@ def _blocks(
         return [CurvatureBlock(names, matrix[:, None])]
     values, vectors = torch.linalg.eigh(precise(matrix))
     return [CurvatureBlock(names, values.clamp(min=0)[:, None].to(matrix), vectors.to(matrix))]
+
+
+@torch.no_grad()
+def _of_linear(
+    layer: nn.Linear, names: Sequence[str], batches: Iterable[Batch], likelihood: nn.Module,
+    diagonal: bool,
+) -> list[CurvatureBlock]:  # fmt: skip
+    r"""The curvature of a linear layer whose outputs are those of the network, in closed form.
+
+    .. math:: \textstyle\sum_i \mathrm{diag}(\Lambda_i) (\phi_i^2)^T \quad \text{or} \quad
+        \sum_i \Lambda_i \otimes \tfrac1n \sum_i \phi_i \phi_i^T
+    """
+    inner, of_outputs, examples = torch.zeros(()), torch.zeros(()), 0
+    for x, _ in batches:
+        (features,) = inputs_of(x)
+        summed, variances = _summed_curvature(likelihood, layer(features), diagonal)
+        left, right = (variances, features.square()) if diagonal else (features, features)
+        inner, of_outputs = inner.to(features) + left.T @ right, of_outputs.to(features) + summed
+        examples += len(features)
+    if examples == 0:
+        raise ValueError("The training data are empty: a stream can be read only once.")
+    if diagonal:
+        parts = {"weight": inner.flatten(), "bias": of_outputs}
+        return [CurvatureBlock(tuple(names), torch.cat([parts[n] for n in names])[:, None])]
+    rows, left = torch.linalg.eigh(of_outputs)
+    columns, right = torch.linalg.eigh(inner / examples)
+    rows, columns = rows.clamp(min=0), columns.clamp(min=0)
+    blocks = {
+        "weight": CurvatureBlock(("weight",), torch.outer(rows, columns), left, right),
+        "bias": CurvatureBlock(("bias",), rows[:, None], left),
+    }
+    return [blocks[name] for name in names]
+
+
+def _summed_curvature(
+    likelihood: nn.Module, outputs: Tensor, diagonal: bool
+) -> tuple[Tensor, Tensor]:
+    """The curvature at the outputs, summed over examples: a diagonal or a matrix.
+
+    Also the diagonal for every example.
+    """
+    if isinstance(likelihood, Categorical):
+        p = outputs.softmax(-1)
+        variances, overlap = p * (1 - p), None if diagonal else p.T @ p
+        summed = variances.sum(0) if overlap is None else torch.diag(p.sum(0)) - overlap
+        return summed, variances
+    variances = curvature_root(likelihood)(outputs).square().sum(-1)
+    return (variances.sum(0) if diagonal else torch.diag(variances.sum(0))), variances
 
 
 @dataclass
@@ -376,18 +458,27 @@ def _in_single_precision(batch: Batch) -> Batch:
     return tree_map_only(Tensor, lambda t: t.float() if t.is_floating_point() else t, x), y
 
 
-def _by_name(batch: Batch) -> tuple[dict[str, Any], Tensor]:
+def _by_name(likelihood: nn.Module, batch: Batch) -> tuple[dict[str, Any], Tensor]:
     """As curvlinops takes a batch, whose inputs are in a dict."""
-    return {str(k): value for k, value in enumerate(inputs_of(batch[0]))}, batch[1]
+    x, y = batch
+    inputs = {str(k): value for k, value in enumerate((*inputs_of(x), y))}
+    if isinstance(likelihood, Categorical) and likelihood.classes == "last":
+        y = likelihood.rows(y[..., None], y)[1]
+    elif isinstance(likelihood, Categorical):
+        y = likelihood.rows(y[:, None], y)[1]
+    return inputs, y
 
 
 @torch.no_grad()
-def _features(model: nn.Module, layer: str, x: Any, y: Tensor) -> Batch:
+def _features(model: nn.Module, layer: str, likelihood: Any, x: Any, y: Tensor) -> Batch:
     features, outputs = features_of(model, P.of(model), layer, *inputs_of(x))
     last = model.get_submodule(layer)(features)
     if last.shape != outputs.shape or not torch.allclose(last, outputs, rtol=1e-4, atol=1e-5):
         raise ValueError(f"The layer {layer!r} is not the last: what it returns is changed.")
-    return features, y
+    rows: Batch = (
+        likelihood.rows(features, y) if isinstance(likelihood, Categorical) else (features, y)
+    )
+    return rows
 
 
 # ------------------------------------------------------------ the prior

@@ -22,12 +22,15 @@ from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count, standard_normal
 from weightsym import params as P
 from weightsym.params import Params
+from weightsym.randomness import keyed_generator
 
 __all__ = ["LaplaceGaussian"]
 
 _LOG_2PI = math.log(2 * math.pi)
 _LARGEST_ROOT = 2**27
 """Bytes of a root of a covariance that is kept from one draw to the next."""
+_LARGEST_LAYERS = 2**30
+"""Bytes of last layers that are drawn."""
 Prediction = Literal["linearised", "network"]
 
 
@@ -210,6 +213,24 @@ class LaplaceGaussian(Posterior):
         return (values + self.prior_precision.to(values)) / self.temperature
 
     # -------------------------------------------------------- predictions
+    def predictor(
+        self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
+    ) -> Predictor:
+        """Predict with the same n networks, or with draws of the outputs of a wide last layer.
+
+        If n last layers take more than a gigabyte, as those of very many classes do, outputs are
+        drawn instead of weights: exact for every example, and independent of the others.
+        """
+        if self.last_layer is None or n * 4 * self._varying <= _LARGEST_LAYERS:
+            return super().predictor(n, generator, chunk_size)
+        device = "cpu" if generator is None else generator.device
+        seed = int(torch.randint(2**62, (), generator=generator, device=device))
+        return _output_predictor(self, n, seed)
+
+    @property
+    def _varying(self) -> int:
+        return sum(block.eigenvalues.numel() for block in self.blocks)
+
     def drawn_predictor(
         self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
     ) -> Predictor:
@@ -224,17 +245,47 @@ class LaplaceGaussian(Posterior):
 
 def _last_layer_predictor(mean: Params, moved: Params, name: str) -> Predictor:
     """Of networks that differ in their last layer only."""
-
-    def drawn(factor: str) -> Tensor:
-        key = f"{name}.{factor}" if name else factor
-        return mean[key] + moved.get(key, torch.zeros_like(mean[key])[None])
-
-    weight = drawn("weight")
-    bias = drawn("bias")[:, None] if f"{name}.bias".lstrip(".") in mean else torch.zeros(())
+    prefix = f"{name}." if name else ""
+    weight, bias = moved.get(f"{prefix}weight"), moved.get(f"{prefix}bias")
 
     def predict(model: nn.Module, *x: Any) -> Tensor:
-        features = features_of(model, mean, name, *x)[0]
-        return features @ weight.mT.to(features) + bias.to(features)
+        features, outputs = features_of(model, mean, name, *x)
+        drawn = outputs[None]
+        if weight is not None:
+            drawn = drawn + torch.einsum("...d,ncd->n...c", features, weight.to(features))
+        if bias is not None:
+            drawn = drawn + bias.to(drawn).unflatten(0, (-1, *(1,) * (outputs.ndim - 1)))
+        return drawn
+
+    return predict
+
+
+def _output_predictor(posterior: LaplaceGaussian, n: int, seed: int) -> Predictor:
+    r"""Draws of the outputs of a last layer.
+
+    .. math:: f = W \phi + b + L \sqrt{v} \odot z, \quad
+        v_i = \textstyle\sum_j (R^T \phi)_j^2 / p_{ij}
+    """
+    mean, name = posterior.constants.tensors(), str(posterior.last_layer)
+    blocks = [(b, posterior._precision(b).reciprocal()) for b in posterior.blocks]
+    if any(b.left is not None and len(b.names) > 1 for b, _ in blocks):
+        raise ValueError("A full curvature of so many weights has no draws: take 'kron' or 'diag'.")
+
+    def predict(model: nn.Module, *x: Any) -> Tensor:
+        features, outputs = features_of(model, mean, name, *x)
+        drawn = outputs.expand(n, *outputs.shape).clone()
+        generator = keyed_generator(seed, device=outputs.device)
+        for block, variances in blocks:
+            rotated = features if block.right is None else features @ block.right.to(features)
+            parts = P.unravel(variances.flatten(), P.ravel(mean, block.names)[1])
+            for key, variance in parts.items():
+                shared = torch.ones_like(rotated[..., :1])
+                squares = rotated.square() if key.endswith("weight") else shared
+                matrix = variance.to(features).reshape(-1, squares.shape[-1])
+                noise = standard_normal(drawn.shape, outputs, generator)
+                noise *= (squares @ matrix.mT).sqrt()
+                drawn += noise if block.left is None else noise @ block.left.mT.to(noise)
+        return drawn
 
     return predict
 

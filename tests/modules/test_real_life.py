@@ -68,9 +68,13 @@ def test_a_frozen_backbone_is_the_same_for_all_members(make):
     net[0].eval()
     module = make(net, members=3, optimizer=adam)
     trainer().fit(module, Blobs())
+    fixed = {name for name, p in net.named_parameters() if not p.requires_grad}
+    assert fixed
+    assert fixed.isdisjoint(module.member_stack())
+    for k in range(3):
+        for name, tensor in net[0].state_dict(prefix="0.").items():
+            assert torch.equal(module.member(k).state_dict()[name], tensor), name
     stack = module.member_stack()
-    for name, tensor in net[0].state_dict(prefix="0.").items():
-        assert all(torch.equal(stack[name][k], tensor) for k in range(3)), name
     assert not torch.equal(stack["1.weight"][0], stack["1.weight"][1])
 
 

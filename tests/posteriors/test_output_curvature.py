@@ -7,7 +7,13 @@ from torch import nn
 from torch.func import jacrev
 
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
-from lightning_bnn.posteriors.curvature import curvature, curvature_root
+from lightning_bnn.posteriors import LaplaceGaussian, laplace
+from lightning_bnn.posteriors.curvature import (
+    curvature,
+    curvature_root,
+    gauss_newton,
+    kronecker_factors,
+)
 from weightsym import params as P
 
 CASES = {
@@ -83,3 +89,90 @@ def test_the_curvature_of_a_network_is_its_pull_back(name, structure):
 def test_likelihoods_without_a_known_curvature():
     with pytest.raises(ValueError, match="`likelihood` must be Categorical, Bernoulli or Gaussian"):
         curvature_root(nn.Identity())
+
+
+# ------------------------------------------------------------ several positions
+class OfTokens(nn.Module):
+    """Every token by itself, so that tokens are as good as examples."""
+
+    def __init__(self, first=False):
+        super().__init__()
+        self.inner, self.out, self.first = nn.Linear(4, 5), nn.Linear(5, 3), first
+
+    def forward(self, x):
+        outputs = self.out(torch.tanh(self.inner(x)))
+        return outputs.movedim(-1, 1) if self.first else outputs
+
+
+@pytest.mark.parametrize("structure", ["full", "diag", "kron"])
+@pytest.mark.parametrize(
+    ("likelihood", "counted"),
+    [
+        (Categorical(), slice(0, 7)),
+        (Categorical("first"), slice(0, 7)),
+        (Categorical(ignore_index=-100), slice(0, 5)),
+        (Categorical(next_token=True), slice(0, 6)),
+    ],
+)
+@pytest.mark.parametrize("last", [None, "out"])
+def test_tokens_are_examples_to_a_curvature(structure, likelihood, counted, last):
+    if last and likelihood.classes == "first":
+        return
+    net = OfTokens(likelihood.classes == "first").double()
+    x, y = torch.randn(6, 7, 4, dtype=torch.float64), torch.randint(3, (6, 7))
+    if likelihood.ignore_index is not None:
+        y[:, 5:] = likelihood.ignore_index
+    flat = [(x[:, counted].reshape(-1, 4), torch.zeros(6 * counted.stop).long())]
+    found = curvature(net, P.of(net), [(x[:2], y[:2]), (x[2:], y[2:])], likelihood, structure, last)
+    plain = OfTokens().double()
+    plain.load_state_dict(net.state_dict())
+    wanted = curvature(plain, P.of(net), flat, Categorical(), structure, last)
+    for block, other in zip(found, wanted, strict=True):
+        ends = structure != "kron" or last or counted.stop == 7 or "bias" in block.names[0]
+        if ends:  # inputs of tokens that do not count are in the factors of inner layers
+            torch.testing.assert_close(block.eigenvalues, other.eigenvalues, rtol=1e-8, atol=1e-10)
+        else:
+            assert not torch.allclose(block.eigenvalues, other.eigenvalues)
+
+
+@pytest.mark.parametrize("likelihood", [Categorical(), Gaussian(std=0.4)])
+def test_a_linear_layer_has_its_curvature_in_closed_form(likelihood):
+    layer, names = nn.Linear(5, 3).double(), ["weight", "bias"]
+    x, y = torch.randn(40, 5).double(), torch.randn(40, 3).double()
+    y = y.argmax(-1) if isinstance(likelihood, Categorical) else y
+    batches = [(x[:25], y[:25]), (x[25:], y[25:])]
+    (diagonal,) = curvature(layer, P.of(layer), batches, likelihood, "diag")
+    wanted = gauss_newton(layer, names, batches, likelihood, True)
+    torch.testing.assert_close(diagonal.eigenvalues[:, 0], wanted)
+    found = curvature(layer, P.of(layer), batches, likelihood, "kron")
+    for block, other in zip(
+        found, kronecker_factors(layer, names, batches, likelihood), strict=True
+    ):
+        torch.testing.assert_close(block.eigenvalues, other.eigenvalues)
+
+
+@pytest.mark.parametrize("structure", ["diag", "kron"])
+@pytest.mark.parametrize("positions", [(), (3,)])
+def test_outputs_of_a_wide_last_layer_are_drawn_as_its_weights_would_draw_them(
+    structure, positions, monkeypatch
+):
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    x, y = torch.randn(30, *positions, 4).double(), torch.randint(3, (30, *positions))
+    blocks = curvature(net, P.of(net), [(x, y)], Categorical(), structure, "2")
+    posterior = LaplaceGaussian(P.of(net), blocks, 0.3, last_layer="2")
+    generator, n = torch.Generator().manual_seed(0), 20_000
+    by_weights = posterior.predictor(n, generator)(net, x[:2])
+    monkeypatch.setattr(laplace, "_LARGEST_LAYERS", 0)
+    by_outputs = posterior.predictor(n, generator)(net, x[:2])
+    assert by_outputs.shape == by_weights.shape
+    error = by_weights.std(0) * 5 / n**0.5
+    assert bool(((by_outputs.mean(0) - by_weights.mean(0)).abs() < 2 * error).all())
+
+    def covariance(samples):
+        rows = (samples - samples.mean(0)).flatten(1, -2).movedim(1, 0)
+        return rows.mT @ rows / n
+
+    wanted, found = covariance(by_weights), covariance(by_outputs)
+    noise = 0.05 * float(wanted.max())
+    torch.testing.assert_close(found, wanted, rtol=0, atol=noise)
+    assert not torch.allclose(found[0], wanted[1], rtol=0, atol=noise)

@@ -163,6 +163,8 @@ def check_memory(size: int | float, device: torch.device, what: str, instead: st
 
 def _whole_memory(device: torch.device) -> int:
     """Bytes of a device, 0 if nobody says."""
+    if device.type == "meta":
+        return 0
     if device.type != "cpu":
         return _free_and_whole_memory(device)[1]
     known = {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(getattr(os, "sysconf_names", ()))

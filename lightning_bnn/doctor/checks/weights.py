@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_bnn.doctor.evidence import Evidence, NotPossible, constant_log_density
 from lightning_bnn.doctor.findings import Finding
 from lightning_bnn.posteriors import DiagonalGaussian, Posterior, Symmetrized
-from lightning_bnn.posteriors.curvature import curvature_root, gauss_newton
+from lightning_bnn.posteriors.curvature import gauss_newton
 from weightsym import params as P
 
 __all__ = ["prior_dominates", "wrong_deviations"]
@@ -153,10 +153,9 @@ def _allowed(e: Evidence, gaussian: DiagonalGaussian, prior_std: float) -> Tenso
     curvature = torch.zeros_like(gaussian.mean, dtype=torch.float64)
     networks = gaussian.sample(_DRAWN, torch.Generator(gaussian.mean.device).manual_seed(0))
     try:
-        root = curvature_root(e.likelihood)
         for network in P.unstack({n: t.detach() for n, t in networks.items()}):
             model.load_state_dict(network, strict=False)
-            curvature += gauss_newton(model, names, [batch], root, diagonal=True).double()
+            curvature += gauss_newton(model, names, [batch], e.likelihood, diagonal=True).double()
     except (ValueError, RuntimeError) as error:
         raise NotPossible(f"the curvature cannot be computed: {error}") from None
     precision = curvature * e.settings.seen / (rows * _DRAWN) + prior_std**-2

@@ -127,8 +127,8 @@ def _of_state(
     path: Path, state: Params, record: dict[str, Any], like: nn.Module | None, prefix: str | None
 ) -> Networks:
     if like is not None:
-        wanted = P.of(like)
-        members = strip_prefix(state, _MEMBERS)
+        members, fixed = strip_prefix(state, _MEMBERS), P.fixed_weights(like)
+        wanted = {n: t for n, t in P.of(like).items() if n in members or n not in fixed}
         if prefix is None and _are_members(members, wanted):
             for m, network in enumerate(P.unstack({name: members[name] for name in wanted})):
                 yield network, {**record, "member": m}

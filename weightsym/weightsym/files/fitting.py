@@ -109,11 +109,11 @@ def _again(
 
 # ------------------------------------------------------------ what cannot be moved
 def _check_types(fitted: FittedNetwork, names: NetworkNames) -> None:
-    for name, tensor in names.tensors.items():
-        dtype = fitted.stored.tensors[fitted.places[name]].dtype
+    for name, place in fitted.places.items():
+        tensor, dtype = names.tensors[name], fitted.stored.tensors[place].dtype
         if tensor.is_floating_point() != (dtype in _FLOATS):
             raise ValueError(
-                f"{fitted.stored.path}: {fitted.places[name]!r} is of type "
+                f"{fitted.stored.path}: {place!r} is of type "
                 f"{str(dtype).removeprefix('torch.')}, and the network has "
                 f"{str(tensor.dtype).removeprefix('torch.')}: quantised networks are not read."
             )

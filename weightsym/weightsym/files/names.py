@@ -24,6 +24,7 @@ class NetworkNames:
         buffers: names that a file may have besides, because the network computes them anew.
         base: a first part of names that files may leave out.
         ignored: patterns of names that old files have, and that nothing uses.
+        fixed: names that a file may lack, as the network holds these weights fixed.
 
     >>> import torch
     >>> from weightsym.files import NetworkNames
@@ -40,6 +41,7 @@ class NetworkNames:
     buffers: frozenset[str] = frozenset()
     base: str = ""
     ignored: tuple[str, ...] = ()
+    fixed: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, module: nn.Module, base: str = "", ignored: Iterable[str] = ()) -> NetworkNames:
@@ -57,7 +59,8 @@ class NetworkNames:
             if first != name:
                 aliases[name] = first
         buffers = frozenset(name for name, _ in module.named_buffers())
-        return cls(P.of(module), aliases, buffers, base, tuple(ignored))
+        fixed = frozenset(P.fixed_weights(module))
+        return cls(P.of(module), aliases, buffers, base, tuple(ignored), fixed)
 
 
 class Renaming(NamedTuple):
@@ -125,7 +128,9 @@ def _places(stored: Mapping[str, Any], names: NetworkNames, renaming: Renaming) 
     for name in names.tensors:
         aliases = [alias for alias, first in names.aliases.items() if first == name]
         options = [renaming.place(n) for n in (name, *aliases)]
-        places[name] = next((n for n in options if n in stored), options[0])
+        there = [n for n in options if n in stored]
+        if there or name not in names.fixed:
+            places[name] = (there or options)[0]
     return places
 
 
@@ -143,10 +148,9 @@ def _misfit(
     if missing:
         more = f" and {len(missing) - 1} more names" if len(missing) > 1 else ""
         return f"it lacks {missing[0]!r}{more}"
-    for name, tensor in wanted.items():
-        shape = stored[places[name]].shape
-        if shape != tensor.shape:
-            return (
-                f"{places[name]!r} has shape {tuple(shape)}, the network has {tuple(tensor.shape)}"
-            )
+    for name, place in places.items():
+        shape = stored[place].shape
+        if shape != wanted[name].shape:
+            size = tuple(wanted[name].shape)
+            return f"{place!r} has shape {tuple(shape)}, the network has {size}"
     return None

@@ -16,6 +16,7 @@ __all__ = [
     "Networks",
     "Params",
     "RavelSpec",
+    "fixed_weights",
     "is_stacked",
     "is_weight",
     "of",
@@ -56,6 +57,17 @@ def weight_names(module: nn.Module) -> list[str]:
     ['0.weight', '0.bias', '1.weight', '1.bias']
     """
     return [name for name, p in module.named_parameters() if p.is_floating_point()]
+
+
+def fixed_weights(module: nn.Module) -> set[str]:
+    """Names of the parameters that require no gradient: networks need not have them as well.
+
+    >>> net = torch.nn.Linear(2, 1)
+    >>> _ = net.weight.requires_grad_(False)
+    >>> fixed_weights(net)
+    {'weight'}
+    """
+    return {name for name, p in module.named_parameters() if not p.requires_grad}
 
 
 def stack(networks: Networks) -> Params:

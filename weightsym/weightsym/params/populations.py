@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -25,7 +26,8 @@ def populate(
     """A stack of independently re-initialised copies of a module.
 
     Every submodule with a ``reset_parameters`` (or ``_reset_parameters``) method draws its
-    parameters anew; parameters that no such method owns keep the value they have in ``model``, and
+    parameters anew, then those with an ``_init_weights`` for their parts (as in transformers), then
+    adapters of peft; parameters that no such method owns keep the value they have in ``model``, and
     a warning names them.
 
     Args:
@@ -70,7 +72,8 @@ def _check_room(state: Params, members: int) -> None:
 def stacked_copy(model: nn.Module, params: Params) -> nn.Module:
     """A copy of a module whose tensors carry the member dimension, under the same names.
 
-    Tensors that the module holds in several places stay one.
+    Tensors that the module holds in several places stay one. It is not made to run: buffers that
+    have no place in a state dict are left out.
 
     >>> from weightsym import params as P
     >>> net = nn.Linear(2, 1)
@@ -78,7 +81,8 @@ def stacked_copy(model: nn.Module, params: Params) -> nn.Module:
     >>> {name: tuple(p.shape) for name, p in copy.named_parameters()}
     {'weight': (4, 1, 2), 'bias': (4, 1)}
     """
-    result = copy.deepcopy(model)
+    left_out = {id(buffer): None for buffer in _computed(model)}
+    result = copy.deepcopy(model, left_out)  # None is in their places
     places: dict[int, list[str]] = {}
     for name, tensor in result.state_dict(keep_vars=True).items():
         places.setdefault(id(tensor), []).append(name)
@@ -101,10 +105,33 @@ def stacked_copy(model: nn.Module, params: Params) -> nn.Module:
 _NUMBERS, _MOST = 2**16, 256
 
 
+def _computed(module: nn.Module) -> list[Tensor]:
+    """Buffers that are not part of the state."""
+    parts = [m for m in module.modules() if m._non_persistent_buffers_set]
+    buffers = [m._buffers[name] for m in parts for name in m._non_persistent_buffers_set]
+    return [t for t in buffers if t is not None]
+
+
 def _resettable(module: nn.Module) -> Iterator[nn.Module]:
-    """Submodules that can draw their parameters anew."""
-    names = ("reset_parameters", "_reset_parameters")
-    return (m for m in module.modules() if any(callable(getattr(m, n, None)) for n in names))
+    """Submodules that can draw their parameters anew, as far as they have any."""
+    for part in module.modules():
+        names = ("reset_parameters", "_reset_parameters")
+        if any(callable(getattr(part, n, None)) for n in names) and any(
+            True for _ in part.parameters()
+        ):
+            yield part
+
+
+def _to_be_drawn(model: nn.Module) -> nn.Module:
+    """A copy whose parameters can be drawn anew. It shares buffers beside which none is drawn."""
+    parts = _without_parameters(model)
+    shared = {id(t): t for m in parts for t in m._buffers.values() if t is not None}
+    return copy.deepcopy(model, shared)
+
+
+def _without_parameters(model: nn.Module) -> list[nn.Module]:
+    """Parts that have buffers of their own, and no parameters."""
+    return [m for m in model.modules() if m._buffers and not m._parameters]
 
 
 def block_of(model: nn.Module, state: Mapping[str, Tensor]) -> int:
@@ -114,10 +141,10 @@ def block_of(model: nn.Module, state: Mapping[str, Tensor]) -> int:
     """
     size = sum(t.numel() for t in state.values())
     block = min(_MOST, _NUMBERS // max(1, size))
-    if block < 2:
+    if block < 2 or any(t.is_meta for t in state.values()):
         return 1
     with random_numbers(elsewhere(model.parameters())):
-        one_by_one = [dict(_reset(copy.deepcopy(model), state)) for _ in range(2)]
+        one_by_one = [dict(_reset(_to_be_drawn(model), state)) for _ in range(2)]
         try:
             together = _vmapped(model, state, 3)
         except (RuntimeError, ValueError, TypeError, NotImplementedError):
@@ -130,7 +157,7 @@ def draw_blocks(
     model: nn.Module, state: Mapping[str, Tensor], seeds: list[int], block: int
 ) -> dict[str, Tensor]:
     """Copies of the state with new weights, one block for each seed, as a stack."""
-    blocks, network = [], copy.deepcopy(model)
+    blocks, network = [], _to_be_drawn(model)
     for seed in seeds:
         with random_numbers(elsewhere(model.parameters()), seed):
             if block > 1:
@@ -159,7 +186,8 @@ def undrawn(
         name
         for name, p in named
         if id(p) not in owned
-        or (_varies(state[name].flatten()) and torch.equal(drawn[name][0], state[name]))
+        or not p.is_meta
+        and (_varies(state[name].flatten()) and torch.equal(drawn[name][0], state[name]))
     ]
 
 
@@ -167,8 +195,26 @@ def _reset(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for child in _resettable(module):
         reset: Any = getattr(child, "reset_parameters", None) or child._reset_parameters
         reset()
+    shared = set(_without_parameters(module))
+    for parent in module.modules():
+        draw: Any = getattr(parent, "_init_weights", None)
+        if callable(draw) and _needs_one(draw):
+            for part in parent.modules():
+                if shared.isdisjoint(part.modules()):
+                    draw(part)
+    for adapter in module.modules():
+        draw = getattr(adapter, "reset_lora_parameters", None)
+        named: Any = () if draw is None else adapter.lora_A
+        for name in named:
+            draw(name, init_lora_weights=True)
     after = module.state_dict()
     return {name: after[name].detach() for name in state}
+
+
+def _needs_one(function: Any) -> bool:
+    """Check whether a function can be called with one argument, and not without."""
+    parameters = inspect.signature(function).parameters.values()
+    return sum(p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD for p in parameters) == 1
 
 
 class _Anew(nn.Module):

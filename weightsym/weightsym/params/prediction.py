@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from weightsym.fast import chain_of, fused_outputs
-from weightsym.params.networks import Params, is_stacked, of, stack_size, unstack
+from weightsym.params.networks import (
+    Params,
+    fixed_weights,
+    is_stacked,
+    of,
+    stack_size,
+    unstack,
+)
 from weightsym.stacks.running import (
     FastLayers,
     fitting_chunk,
@@ -38,8 +45,8 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
     ``forward`` puts on tensors are not called, neither by chains nor by ``vmap``.
 
     Args:
-        model: gives the computation; its own parameters are not read and no buffer of it is
-            changed.
+        model: gives the computation; its own parameters are not read, but for those without
+            gradients that ``params`` lacks, and no buffer of it is changed.
         params: one network or a stack. In training mode the BatchNorm statistics in it are updated
             in place.
         *x: the inputs, shared by all members.
@@ -60,15 +67,24 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"`chunk_size` must be at least 1, got {chunk_size}.")
     template = of(model)
-    missing = template.keys() - params.keys()
-    if missing:
-        raise ValueError(
-            f"`params` lacks {sorted(missing)[0]!r} (and {len(missing) - 1} more) of "
-            f"{type(model).__name__}."
-        )
-    if not is_stacked(params, template):
+    stacked = is_stacked(params, template)
+    if missing := template.keys() - params.keys():
+        params = _completed(model, params, missing, stacked)
+    if not stacked:
         return run_network(model, params, x)
     return _stacked(model, params, x, None, chunk_size)
+
+
+def _completed(model: nn.Module, params: Params, missing: set[str], stacked: bool) -> Params:
+    """Networks with the weights that their module holds fixed."""
+    if others := missing - fixed_weights(model):
+        raise ValueError(
+            f"`params` lacks {sorted(others)[0]!r} (and {len(others) - 1} more) of "
+            f"{type(model).__name__}."
+        )
+    lead = (stack_size(params),) if stacked else ()
+    fixed = {name: model.get_parameter(name).detach() for name in missing}
+    return {**params, **{name: t.expand(*lead, *t.shape) for name, t in fixed.items()}}
 
 
 def apply_each(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, disable_saved_tensors_hooks
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -108,10 +109,10 @@ def undoing(model: nn.Module, params: Mapping[str, Tensor]) -> Callable[[], None
 
 
 class FastLayers(TorchFunctionMode):
-    """Runs linear layers as weight times input while it is active.
+    """Runs linear layers as weight times input while it is active, and attention as products.
 
-    With weights of many networks and one input that is a single product of matrices; the usual
-    order is one small product for every network.
+    With weights of many networks and one input a layer is a single product of matrices; the usual
+    order is one small product for every network. The fused attention of CPUs is not for ``vmap``.
     """
 
     def __torch_function__(
@@ -124,6 +125,9 @@ class FastLayers(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.linear and not kwargs and args[0].ndim == 2 and args[1].ndim == 2:
             return _linear(*args)
+        if func is F.scaled_dot_product_attention and args and args[0].device.type == "cpu":
+            with sdpa_kernel(SDPBackend.MATH):
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -172,13 +176,17 @@ def runs_at_once(model: nn.Module, chunk_size: int | None = None) -> bool:
 def work_of(model: nn.Module) -> int:
     """The weights of a network, those of a convolution, which is used at many places, twelve times.
 
+    Matrices that are buffers count as weights, as they do where a backbone is held fixed.
+
     Args:
         model: the network.
     """
     if model not in _WORK:
         convolutions = [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)]
         used_often = sum(p.numel() for m in convolutions for p in m.parameters(recurse=False))
-        _WORK[model] = sum(p.numel() for p in model.parameters()) + 11 * used_often
+        matrices = [t for t in model.buffers() if t.ndim > 1 and t.is_floating_point()]
+        weights = [*model.parameters(), *matrices]
+        _WORK[model] = sum(t.numel() for t in weights) + 11 * used_often
     return _WORK[model]
 
 

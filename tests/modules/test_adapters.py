@@ -1,0 +1,271 @@
+"""Posteriors of a few weights of a large network: memory, checkpoints, transformers and peft."""
+
+import copy
+
+import lightning as L
+import pytest
+import torch
+from module_cases import MODULES, Blobs, adam, ivon, trainer
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.modules import IVON, MFVI, SWAG, DeepEnsemble, Laplace
+from lightning_bnn.symmetry import canonicalise, discover
+from weightsym import params as P
+from weightsym.verify import random_element
+
+WIDTH = 64
+CASES = {
+    DeepEnsemble: {"optimizer": adam},
+    MFVI: {"optimizer": adam, "init_std": 0.01},
+    IVON: {"optimizer": ivon},
+    SWAG: {"optimizer": adam, "start": 0},
+    Laplace: {"optimizer": adam, "structure": "diag"},
+}
+
+
+def backbone():
+    """A head that is trained on a large network that is not."""
+    torch.manual_seed(0)
+    body = [nn.Linear(6, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.Dropout(0.0)]
+    net = nn.Sequential(*body, nn.Linear(WIDTH, 4), nn.Tanh(), nn.Linear(4, 3))
+    return net.requires_grad_(False).train().apply(_train_the_head)
+
+
+def _train_the_head(part):
+    if isinstance(part, nn.Linear) and (part.in_features == 4 or part.out_features == 4):
+        part.requires_grad_(True)
+
+
+def copies_of(tensor, *holders):
+    """How many different memories of these hold the numbers of a tensor."""
+    every = [t for holder in holders for t in holder]
+    alike = [t for t in every if t.shape[-tensor.ndim :] == tensor.shape]
+    return len({t.untyped_storage().data_ptr() for t in alike})
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_fixed_weights_are_there_once(name):
+    net = backbone()
+    module = MODULES[name](net, eval_samples=2)
+    trainer(max_epochs=3).fit(module, Blobs())
+    stack, drawn = module.member_stack(), module.posterior().sample(1)
+    held = [*module.parameters(), *module.buffers(), *module.template.buffers()]
+    assert copies_of(net[2].weight, held, stack.values(), drawn.values()) == 1
+    assert copies_of(net[6].weight, held, stack.values(), drawn.values()) > 1
+    member = module.member(module.members - 1)
+    assert torch.equal(member[2].weight, net[2].weight)
+    assert not torch.equal(member[6].weight, net[6].weight)
+    assert member.state_dict().keys() == net.state_dict().keys()
+    assert [p.requires_grad for p in member.parameters()] == [
+        p.requires_grad for p in net.parameters()
+    ]
+
+
+@pytest.mark.parametrize("make", [DeepEnsemble, MFVI, IVON, SWAG])
+def test_a_checkpoint_holds_what_is_trained_and_knows_its_backbone(make, tmp_path):
+    net = backbone()
+    module = make(net, members=2, **CASES[make])
+    run = trainer(max_epochs=2)
+    run.fit(module, Blobs())
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    content = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert not any(t.shape[-2:] == (WIDTH, WIDTH) for t in content["state_dict"].values())
+    x = torch.randn(5, 6)
+    again = make.load_from_checkpoint(tmp_path / "a.ckpt", network=net, members=2, **CASES[make])
+    torch.testing.assert_close(again.eval()(x), module.eval()(x))
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other[2].weight.copy_(other[2].weight.flip(0))
+    with pytest.raises(ValueError, match="has other weights that are held fixed than `network`"):
+        make.load_from_checkpoint(tmp_path / "a.ckpt", network=other, members=2, **CASES[make])
+    half = copy.deepcopy(net).bfloat16().float()  # the same network, after a trip
+    make.load_from_checkpoint(tmp_path / "a.ckpt", network=half, members=2, **CASES[make])
+
+
+def test_another_run_starts_from_members_whose_backbone_is_shared(tmp_path):
+    net = backbone()
+    module = DeepEnsemble(net, members=2, optimizer=adam)
+    run = trainer(max_epochs=1)
+    run.fit(module, Blobs())
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    start = DeepEnsemble(net, members=1, start_from=str(tmp_path / "a.ckpt"))
+    wanted = module.member_stack()
+    assert all(torch.equal(t[0], wanted[n][1]) for n, t in start.member_stack().items())
+
+
+def test_tied_fixed_weights_stay_tied():
+    net = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 4), nn.Linear(4, 9))
+    net[3].weight = net[0].weight
+    net.requires_grad_(False)
+    net[2].requires_grad_(True)
+    member = DeepEnsemble(net, members=2).member(1)
+    assert member[3].weight is member[0].weight
+    assert list(DeepEnsemble(net).member_stack()) == ["2.weight", "2.bias"]
+
+
+def test_a_bias_beside_a_fixed_weight_is_drawn_as_its_layer_draws_it():
+    net = backbone()
+    net[2].bias.requires_grad_(True)
+    before = net[2].weight.clone()
+    stack = DeepEnsemble(net, members=3).member_stack()
+    assert torch.equal(net[2].weight, before)
+    assert stack["2.bias"].abs().max() <= WIDTH**-0.5
+    assert not torch.equal(stack["2.bias"][0], stack["2.bias"][1])
+
+
+def test_memory_is_known_before_anything_is_allocated():
+    with torch.device("meta"):
+        net = nn.Sequential(nn.Linear(1000, 1000), nn.Linear(1000, 10))
+    net[0].requires_grad_(False)
+    text = DeepEnsemble(net, members=3).memory()
+    assert text == (
+        "members take 120 kB, their gradients 120 kB, an optimizer like Adam 240 kB, "
+        "weights that are held fixed 4 MB"
+    )
+
+
+# ------------------------------------------------------------ transformers and peft
+VOCABULARY, TOKENS = 40, 6
+IGNORED = -100
+
+
+class Texts(L.LightningDataModule):
+    """Token numbers, some of which are padding, and labels as transformers have them."""
+
+    def __init__(self, kind):
+        super().__init__()
+        g = torch.Generator().manual_seed(0)
+        self.rows = []
+        for k in range(16):
+            ids = torch.randint(VOCABULARY, (TOKENS,), generator=g)
+            mask = (torch.arange(TOKENS) < TOKENS - k % 3).long()
+            labels = {"sequences": ids[0] % 3, "tokens": ids % 3, "causal": ids}[kind]
+            labels = labels if kind == "sequences" else labels.where(mask > 0, IGNORED)
+            row = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+            self.rows.append(row)
+
+    def train_dataloader(self):
+        return DataLoader(self.rows, batch_size=5)
+
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+
+LIKELIHOODS = {
+    "sequences": Categorical(),
+    "tokens": Categorical(ignore_index=IGNORED),
+    "causal": Categorical(ignore_index=IGNORED, next_token=True),
+}
+
+
+def transformer(kind):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 8, "intermediate_size": 16}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2}
+    if kind == "causal":
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    task = {"sequences": "Sequence", "tokens": "Token"}[kind]
+    config = transformers.BertConfig(num_labels=3, **sizes)
+    return getattr(transformers, f"BertFor{task}Classification")(config)
+
+
+def adapted(kind):
+    peft = pytest.importorskip("peft")
+    task = {"sequences": "SEQ_CLS", "tokens": "TOKEN_CLS", "causal": "CAUSAL_LM"}[kind]
+    targets = ["q_proj", "v_proj"] if kind == "causal" else ["query", "value"]
+    config = peft.LoraConfig(task_type=task, r=2, target_modules=targets)
+    return peft.get_peft_model(transformer(kind), config)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(make, "sequences") for make in CASES]
+    + [(DeepEnsemble, "tokens"), (IVON, "tokens"), (MFVI, "causal"), (SWAG, "causal")],
+)
+def test_a_posterior_over_an_adapter(make, kind):
+    net = adapted(kind)
+    module = make(net, likelihood=LIKELIHOODS[kind], members=2, eval_samples=3, **CASES[make])
+    data, run = Texts(kind), trainer(max_epochs=2)
+    run.fit(module, data)
+    weights = sum(t[0].numel() for t in module.member_stack().values())
+    assert weights == sum(p.numel() for p in net.parameters() if p.requires_grad)
+    (found,) = run.validate(module, data, verbose=False)
+    batches = list(data.train_dataloader())
+    predicted = torch.cat([p.samples for p in run.predict(module, data)], 1)
+    labels = torch.cat([b["labels"] for b in batches])
+    if kind == "causal":
+        predicted, labels = predicted[:, :, :-1], labels[:, 1:]
+    mean = predicted.softmax(-1).mean(0).flatten(0, -2).log()
+    wanted = F.nll_loss(mean, labels.flatten(), ignore_index=IGNORED)
+    assert found["val/nll"] == pytest.approx(wanted.item(), abs=1e-5)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+@pytest.mark.parametrize("kind", ["sequences", "tokens"])
+def test_a_laplace_of_an_adapter(structure, kind):
+    for layers in (None, "last"):
+        module = Laplace(
+            adapted(kind), likelihood=LIKELIHOODS[kind], structure=structure, layers=layers,
+            optimizer=adam, eval_samples=3, prior_precision=1.0,
+        )  # fmt: skip
+        run = trainer(max_epochs=1)
+        run.fit(module, Texts(kind))
+        (found,) = run.validate(module, Texts(kind), verbose=False)
+        assert found["val/mi"] > 0
+
+
+@pytest.mark.e2e
+def test_further_adapters_start_as_peft_starts_them():
+    net = adapted("sequences")
+    stack = DeepEnsemble(net, members=3).member_stack()
+    left = [t for n, t in stack.items() if "lora_B" in n]
+    right = [t for n, t in stack.items() if "lora_A" in n]
+    assert left
+    assert all((t == 0).all() for t in left)
+    assert all((t[1] != t[2]).any() for t in right)
+
+
+@pytest.mark.e2e
+def test_further_networks_start_as_transformers_start_them():
+    net = transformer("sequences")
+    drawn = P.populate(net, 200, torch.Generator().manual_seed(0))
+    weight = drawn["bert.encoder.layer.0.intermediate.dense.weight"]
+    assert weight.std().item() == pytest.approx(net.config.initializer_range, rel=0.05)
+    assert (drawn["bert.encoder.layer.0.intermediate.dense.bias"] == 0).all()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", ["tokens", "causal"])
+def test_factors_of_adapters_have_one_form_in_an_orbit(kind):
+    module = DeepEnsemble(adapted(kind), members=2).double()
+    with torch.no_grad():
+        for p in module.state.parameters():
+            p += torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) / 10
+    row = Texts(kind).rows[0]
+    example = row["input_ids"][None], row["attention_mask"][None]
+    template, stack = module.template.eval(), module.member_stack()
+    sym = discover(template, *example)
+    assert len(sym.linear) == 2
+    moved = random_element(stack, sym, torch.Generator().manual_seed(0), mixing=True)
+    assert not torch.allclose(moved[next(iter(moved))], stack[next(iter(stack))])
+    forms = [canonicalise(networks, sym, mixing="balanced") for networks in (stack, moved)]
+    for name in stack:
+        torch.testing.assert_close(forms[0][name], forms[1][name], rtol=1e-6, atol=1e-8)
+    outputs = [P.apply(template, networks, *example) for networks in (stack, forms[1])]
+    torch.testing.assert_close(*outputs)
+    wrong = {n: t.flip(1) if "lora_A" in n else t for n, t in stack.items()}
+    assert not torch.allclose(P.apply(template, wrong, *example), outputs[0])
+
+
+def test_an_object_without_logits_is_refused_in_one_sentence():
+    class Pair(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x
+
+    with pytest.raises(ValueError, match="wrap it in a module that picks the outputs"):
+        trainer().fit(DeepEnsemble(Pair(6, 3), optimizer=adam), Blobs())
