@@ -91,13 +91,17 @@ def without_fixed(template: nn.Module, stack: Params) -> Params:
     fixed = P.fixed_weights(template)
     common = {n: stack[n][0] for n in fixed if _is_one(stack[n])}
     constants = {id(template.get_parameter(name)): t for name, t in common.items()}
+    copies: dict[int, nn.Parameter] = {}
     names = []
     for path, module in template.named_modules():
-        for leaf, parameter in list(module._parameters.items()):
-            if id(parameter) in constants:
+        for leaf, p in list(module._parameters.items()):
+            if id(p) in constants:
                 del module._parameters[leaf]
-                module.register_buffer(leaf, constants[id(parameter)], persistent=False)
+                module.register_buffer(leaf, constants[id(p)], persistent=False)
                 names.append(f"{path}.{leaf}".lstrip("."))
+            elif p is not None and not p.requires_grad:  # it is that of the given network
+                own = copies.setdefault(id(p), nn.Parameter(p.detach().clone(), False))
+                module._parameters[leaf] = own
     setattr(template, _FIXED, tuple(names))
     return {name: t for name, t in stack.items() if name not in common}
 
