@@ -15,6 +15,9 @@ from weightsym.sorting import SortKey
 
 __all__ = ["PermutationTau"]
 
+_TOGETHER = 64
+"""Steps after which units are sorted at the latest."""
+
 
 class PermutationTau(SymmetryCallback):
     r"""Kendall's tau between the orders of the units after successive steps, layer by layer.
@@ -65,12 +68,14 @@ class PermutationTau(SymmetryCallback):
         """Step and tau of every layer, as logged."""
         self.layers: tuple[str, ...] = ()
         self._state: dict[str, Any] = {}
+        self._waiting: list[list[Tensor]] = []
 
     @property
     def state_key(self) -> str:
         return f"PermutationTau(by={self.by!r}, module={self.module!r}, n={self.every_n_steps})"
 
     def state_dict(self) -> dict[str, Any]:
+        self._count()
         return {**self._state, "history": list(self.history)} if self._state else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -79,7 +84,7 @@ class PermutationTau(SymmetryCallback):
         self._state, self._restored = state, True
 
     def forget(self) -> None:
-        self.history, self._state = [], {}
+        self.history, self._state, self._waiting = [], {}, []
 
     def begin(self, weights: Params) -> None:
         assert self.network is not None
@@ -87,7 +92,7 @@ class PermutationTau(SymmetryCallback):
         self._orders = UnitOrders(self.network.symmetries, self.by).to(device)
         groups = self._orders.groups
         names = [g.name if g.kind == "channel" else f"{g.name}/{g.kind}" for g in groups]
-        self.layers = tuple(dict.fromkeys(names))
+        self.layers, self._waiting = tuple(dict.fromkeys(names)), []
         self._layer_of = [self.layers.index(name) for name in names]
         orders = self._orders(weights)
         restored = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self._state.items()}
@@ -95,15 +100,24 @@ class PermutationTau(SymmetryCallback):
         self._state = restored if fits else self._fresh(orders)
 
     def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
-        state = self._state
-        orders = self._orders(weights)
-        change = order_change(state["last"], orders, self._orders.sizes)
-        state["last"] = orders
-        state["tau"] = state["tau"] + change.tau
-        state["moved"] = state["moved"] + change.moved
-        state["count"] += 1
-        if should_log(trainer):
+        self._waiting.append(self._orders.keys(weights))
+        logs = should_log(trainer)
+        if logs or len(self._waiting) == _TOGETHER:
+            self._count()
+        if logs:
             self._log(trainer, pl_module)
+
+    def _count(self) -> None:
+        """Sort the units after all steps since the last time together, and compare the orders."""
+        if not self._waiting:
+            return
+        state, keys = self._state, [torch.stack(k) for k in zip(*self._waiting, strict=True)]
+        orders = torch.cat([state["last"][None], self._orders.sorted(keys)])
+        change = order_change(orders[:-1], orders[1:], self._orders.sizes)
+        for name, values in change._asdict().items():  # one after the other, however many at once
+            state[name] = torch.cat([state[name][None], values]).cumsum(0)[-1]
+        state["last"], state["count"] = orders[-1], state["count"] + len(orders) - 1
+        self._waiting = []
 
     def _check(self, network: Network) -> None:
         if not UnitOrders(network.symmetries, self.by).groups:

@@ -76,24 +76,32 @@ class UnitOrders:
         self._places = [replace(p, positions=p.positions.to(device)) for p in self._places]
         return self
 
-    @torch.no_grad()
     def __call__(self, params: Params) -> Tensor:
         """Sorting permutations, ``(groups, longest)`` or ``(members, groups, longest)``."""
+        return self.sorted(self.keys(params))
+
+    @torch.no_grad()
+    def keys(self, params: Params) -> list[Tensor]:
+        """What units are sorted by, ``(..., units)`` of every group, for `sorted`."""
         if not self.groups:
             raise ValueError("The network has no permutation symmetry.")
         by = self._by
         if by in _STATISTICS:
-            return self._keys(params, by).argsort(dim=-1, descending=True, stable=True)
+            return [statistic(params, self._sym, placement, by) for placement in self._places]
         permutations = sort_permutations(params, self._sym, by)
-        return self._padded([permutations[k] for k in self._kept])
+        return [permutations[k] for k in self._kept]
 
-    def _keys(self, params: Params, by: Statistic) -> Tensor:
-        keys = [statistic(params, self._sym, placement, by) for placement in self._places]
-        return self._matrix(keys, keys[0].new_full(self._shape, -torch.inf))
+    def sorted(self, keys: list[Tensor]) -> Tensor:
+        """Sorting permutations from `keys`, of several networks where they are stacked.
 
-    def _padded(self, permutations: list[Tensor]) -> Tensor:
-        units = torch.arange(self._shape[1], device=permutations[0].device)
-        return self._matrix(permutations, units.expand(self._shape))
+        Args:
+            keys: of every group.
+        """
+        if self._by in _STATISTICS:
+            matrix = self._matrix(keys, keys[0].new_full(self._shape, -torch.inf))
+            return matrix.argsort(dim=-1, descending=True, stable=True)
+        units = torch.arange(self._shape[1], device=keys[0].device)
+        return self._matrix(keys, units.expand(self._shape))
 
     def _matrix(self, rows: list[Tensor], padding: Tensor) -> Tensor:
         """Rows of different lengths as one matrix, without asking the device for anything."""
