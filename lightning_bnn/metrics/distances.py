@@ -19,6 +19,8 @@ __all__ = ["Blocks", "Distances", "distance_blocks"]
 
 _COLUMNS = 256
 _SHORTEST_PIECE = 16
+_BANDS = 4
+"""Of a symmetric matrix, of which only what is right of its diagonal is computed."""
 
 
 class Distances(NamedTuple):
@@ -90,6 +92,9 @@ class _Sums:
         self._l1 = [zeros(size * (size - 1) // 2) for size in sizes]
         self._first = 0 if within_first else m
         self._l2, self._norms = zeros(m + n, m + n - self._first), zeros(m + n)
+        height = -(-(m + n) // (1 if self._first else _BANDS))
+        starts = range(0, m + n, height)
+        self._bands = [(slice(k, k + height), slice(k, None)) for k in starts]
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Add the distances over some features."""
@@ -99,7 +104,9 @@ class _Sums:
             centred = torch.cat([a, b]).double()
             centred -= centred.mean(0)
             self._norms += centred.square().sum(1)
-            self._l2.addmm_(centred, centred[self._first :].T, alpha=-2)
+            columns = centred[self._first :].T
+            for rows, later in self._bands:
+                self._l2[rows, later].addmm_(centred[rows], columns[:, later], alpha=-2)
 
     def matrices(self) -> tuple[Distances, Distances, Distances]:
         """Distances within the first set, or within its pieces, across, and within the second."""
@@ -108,7 +115,8 @@ class _Sums:
         across = torch.cat([d[:k, k:] for d, k in zip(squares, lengths, strict=True)])
         within = squares[0][lengths[0] :, lengths[0] :]
         norms = self._norms[:, None] + self._norms[self._first :]
-        m, l2 = len(across), self._l2.add_(norms).clamp_min_(0)
+        products = self._l2 if self._first else self._l2.triu() + self._l2.triu(1).T
+        m, l2 = len(across), products.add_(norms).clamp_min_(0)
         first = squares[0][:m, :m] if self._first == 0 else across[:, :0]
         blocks = (l2[:m, : m - self._first], l2[:m, m - self._first :], l2[m:, m - self._first :])
         found = (

@@ -121,13 +121,18 @@ def unbiased_mmd2(
         \frac{\sum_{i \ne j} k(x_i, x_j)}{m (m - 1)} + \frac{\sum_{i \ne j} k(y_i, y_j)}{n (n - 1)}
         - \frac{2}{m n} \sum_{i, j} k(x_i, y_j)
     """
-    xx, xy, yy = (_mean(block, bandwidths) for block in blocks)
-    m, n = blocks.xy.l1.shape  # networks themselves do not count as pairs: their kernels are one
-    return (m * xx - 1) / (m - 1) + (n * yy - 1) / (n - 1) - 2 * xy
+    xx, yy = (_mean(block.map(_pairs), bandwidths) for block in (blocks.xx, blocks.yy))
+    return xx + yy - 2 * _mean(blocks.xy, bandwidths)
+
+
+def _pairs(matrix: Tensor) -> Tensor:
+    """Entries of a symmetric matrix above its diagonal."""
+    first, second = torch.triu_indices(*matrix.shape, 1, device=matrix.device)
+    return matrix[first, second]
 
 
 def _mean(distances: Distances, bandwidths: Tensor) -> Tensor:
-    """Mean of every kernel over all entries of a matrix, some at a time."""
+    """Mean of every kernel over all pairs, some at a time."""
     pairs = distances.map(Tensor.flatten)
     size = max(1, _CHUNK // len(bandwidths))
     parts = zip(pairs.l1.split(size), pairs.l2.split(size), strict=True)
