@@ -35,6 +35,7 @@ RUNS = {
     "samplers_chains": "samplers.py chains --repeats 3",
     "vi_steps": "vi.py steps",
     "ratios": "ratios.py",
+    "growth": "growth.py",
 }
 """What writes each file; a row of `tables.py` shows it."""
 

@@ -216,3 +216,15 @@ def vi_steps(rows: list[Row]) -> Table:
 @layout
 def ratios(rows: list[Row]) -> Table:
     return [["ours; theirs", "theirs / ours"], *([r["said"], f"{r['value']:.3g}"] for r in rows)]
+
+
+# ------------------------------------------------------------ growth
+@layout
+def growth(rows: list[Row]) -> Table:
+    """First and last size of every curve."""
+    table = [["", "from", "to", "exponent"]]
+    for row in rows:
+        ends = [f"{n} {row['by']}: {shown(ms / 1e3)}" for n, ms in row["ms"].items()]
+        end = f"{digits(row['exponent'])}{', then refused' if row['end'] else ''}"
+        table.append([row["who"], ends[0], ends[-1], end])
+    return table

@@ -1,7 +1,6 @@
 """The MMD of 1000 against 100 networks of 20 000 weights beside scipy and torchdrift.
 
 python benchmarks/metrics.py mmd
-python benchmarks/metrics.py growth     with networks and weights, up to where memory ends
 """
 
 import importlib.util
@@ -77,28 +76,14 @@ def mmd(options, record):
     record.value("error", float(error))
 
 
-def growth(options, record):
-    """Of a set of networks against half as many."""
-
-    def table(networks, weights):
-        if networks >= 10**6:  # which `mmd_table` refuses: only their number counts
-            x = torch.zeros(1, 1).expand(networks, 1)
-            return lambda: M.mmd_table({"w": x}, {"w": x[: networks // 2]})
-        x = torch.randn(networks, weights)
-        return lambda: M.mmd_table({"w": x}, {"w": 1.05 * x[: networks // 2]})
-
-    record.growth("networks", (50, 100, 200, 400, 800, 10**6), lambda n: table(n, 1000))
-    record.growth("weights", (10**3, 10**4, 10**5, 10**6), lambda n: table(50, n))
-
-
 def main():
-    made = parser(__doc__, ("mmd", "growth"))
+    made = parser(__doc__, ("mmd",))
     made.add_argument("--rows", type=int, default=1000)
     made.add_argument("--others", type=int, default=100)
     made.add_argument("--features", type=int, default=20_000)
     options = parsed(made)
     record = Record(options)
-    {"mmd": mmd, "growth": growth}[options.part](options, record)
+    mmd(options, record)
     record.write()
 
 

@@ -78,17 +78,15 @@ class Record:
         text = " ".join(str(value) for value in (*labels.values(), who))
         print(f"{text:<70}{value:>12}", flush=True)
 
-    def growth(self, what: str, sizes: Sequence[int], make: Callable[[int], Any]) -> None:
-        """Times of one thing at growing sizes, until memory ends, and the exponent of its growth.
+    def growth(self, who: str, by: str, sizes: Sequence[int], make: Callable[[int], Any]) -> None:
+        """A row with the times of one thing at growing sizes, and the exponent of their growth.
 
-        `make` returns what is timed at a size, or refuses it by a `ValueError`.
+        `make` returns what is timed at a size. What it refuses by a `ValueError` ends the row.
         """
-        found, exponent, end = growth(sizes, make)
-        for size, seconds in found.items():
-            self.value(f"{what} {size}", 1e3 * seconds, unit="ms")
-        self.value(what, exponent, unit="exponent")
-        if end:
-            self.value(what, end, unit="ends")
+        times, exponent, end = growth(sizes, make)
+        row = {"who": who, "by": by, "ms": {n: float(f"{1e3 * s:.3g}") for n, s in times.items()}}
+        self.rows.append({**row, "exponent": float(f"{exponent:.2g}"), "end": end})
+        print(*self.rows[-1].values(), flush=True)
 
     def write(self) -> None:
         """Write the file, if one was asked for."""

@@ -6,9 +6,6 @@ python benchmarks/samplers.py chains [--repeats 3]
     chains with all the data, next to blackjax: effective draws of what a perceptron with ten tanh
     units predicts for yachts
 
-python benchmarks/samplers.py growth
-    of a joint gradient of HMC with chains, width and depth
-
 All contestants begin in the same place, in turns. The peers are installed by `make bench`; those
 that are not there are left out.
 """
@@ -272,20 +269,6 @@ def chains(options, record):
         record.value(name, size / seconds, what="draws a CPU second")
 
 
-def growth(options, record):
-    """A transition of ten gradients; 246 examples of six features."""
-    x, y = torch.randn(246, 6), torch.randn(246, 1)
-
-    def transition(count, hidden):
-        network = models.mlp(6, hidden, 1, torch.nn.Tanh)
-        start = P.populate(network, count)
-        return OurChains("HMC", (network, x, y, x), start, leapfrog_steps=10).move
-
-    record.growth("chains", (1, 4, 16, 64, 256), lambda n: transition(n, [10]))
-    record.growth("width", (10, 40, 160, 640), lambda n: transition(4, [n]))
-    record.growth("depth", (1, 2, 4, 8, 16), lambda n: transition(4, [10] * n))
-
-
 # ------------------------------------------------------------ steps
 def steps(options, record):
     """Forward pass, backward pass and update."""
@@ -314,11 +297,11 @@ def plain_step(net, optimizer, x, y):
 
 
 def main():
-    made = parser(__doc__, ("steps", "chains", "growth"), repeats=30)
+    made = parser(__doc__, ("steps", "chains"), repeats=30)
     made.add_argument("--batch", type=int, default=128)
     options = parsed(made)
     record = Record(options)
-    {"steps": steps, "chains": chains, "growth": growth}[options.part](options, record)
+    {"steps": steps, "chains": chains}[options.part](options, record)
     record.write()
 
 
