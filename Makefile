@@ -4,7 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
-DEMO_EXTRAS := data,fast
 
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
@@ -23,15 +22,16 @@ help:  ## show this list
 define install
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ./weightsym --editable '.[$(1)]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable ./weightsym --editable $(1)
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 endef
 
 $(STAMP): pyproject.toml weightsym/pyproject.toml
-	$(call install,dev)
+	$(call install,'.[dev]')
 	touch $(STAMP) $(DEMO_STAMP)
 
 $(DEMO_STAMP): pyproject.toml weightsym/pyproject.toml
-	$(call install,$(DEMO_EXTRAS))
+	$(call install,'.[fast]' 'scikit-learn>=1.3')
 	touch $(DEMO_STAMP)
 
 demo: $(DEMO_STAMP)  ## install what it needs into .venv, compare seven posteriors, write demo/report.html
