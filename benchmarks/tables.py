@@ -58,14 +58,15 @@ def origin(name: str, content: dict[str, Any]) -> str:
     count = "one thread" if content["threads"] == 1 else f"up to {content['threads']} threads"
     how = {"cpu": "CPU time", "wall": "wall time"}
     device = [] if content["device"] == "cpu" else [content["device"]]
+    clock = f"{count}, {' and '.join(how[c] for c in sorted(clocks)) or 'CPU time'}"
     parts = [
         *device,
-        f"{count}, {' and '.join(how[c] for c in sorted(clocks)) or 'CPU time'}",
-        f"{machine['cpu']}, {machine['cores']} cores",
+        *([] if clock == "one thread, CPU time" else [clock]),
+        machine["cpu"],
         f"torch {versions['torch']}",
         content["date"],
         f"`{content['command']}`",
-        f"data: [{name}.json](benchmarks/{name}.json)",
+        f"[{name}.json](benchmarks/{name}.json)",
     ]
     return f"*{'; '.join(parts)}*"
 

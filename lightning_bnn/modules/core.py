@@ -86,7 +86,10 @@ class Core(L.LightningModule):
             raise AttributeError(
                 f"`{name}` is an argument of the method: set `module.method.{name}`."
             )
-        super().__setattr__(name, value)
+        if name == "_current_fx_name":  # which Lightning sets forty times in a step
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
 
     def randomness(self, *key: int | str) -> AbstractContextManager[None]:
         """Random numbers of this module and this process, under a key."""

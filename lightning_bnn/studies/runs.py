@@ -7,8 +7,9 @@ import hashlib
 import json
 import multiprocessing
 import shutil
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,6 +124,12 @@ class Run:
         file = self.folder / "cpu_seconds"
         return float(file.read_text()) if file.is_file() else 0.0
 
+    @property
+    def is_finished(self) -> bool:
+        """Check whether it has finished, with the settings of the job."""
+        file = self.folder / "finished"
+        return file.is_file() and file.read_text() == self.job.key
+
     def problem(self) -> Problem:
         """The network and the data of its configuration."""
         return read_problem(_newest(self.folder.rglob("config.yaml")))
@@ -135,17 +142,18 @@ class Run:
 
 
 @contextmanager
-def beside(jobs: Sequence[Job], folder: Path) -> Iterator[None]:
-    """Train jobs in a process of their own, which is over at the end of the block.
+def beside(work: Callable[..., Any], *args: Any) -> Iterator[None]:
+    """Do some work in a process of its own, which is over at the end of the block.
 
-    What it leaves undone, for whatever reason, `run_jobs` does afterwards, or says why it cannot.
+    What it leaves undone, for whatever reason, the caller does afterwards, or says why it cannot.
 
     Args:
-        jobs: what to train.
-        folder: of all runs.
+        work: a function of a module.
+        *args: of the function.
     """
-    target = multiprocessing.get_context("spawn").Process
-    process = target(target=_run_beside, args=(jobs, folder), daemon=True)
+    how = "fork" if sys.platform == "linux" else "spawn"  # which imports everything again
+    target: Any = multiprocessing.get_context(how)
+    process = target.Process(target=_work_beside, args=(work, *args), daemon=True)
     process.start()
     try:
         yield
@@ -154,9 +162,9 @@ def beside(jobs: Sequence[Job], folder: Path) -> Iterator[None]:
         process.terminate()
 
 
-def _run_beside(jobs: Sequence[Job], folder: Path) -> None:
+def _work_beside(work: Callable[..., Any], *args: Any) -> None:
     with suppress(KeyboardInterrupt), one_thread():
-        run_jobs(jobs, folder, 1)
+        work(*args)
 
 
 def run_jobs(jobs: Sequence[Job], folder: Path, line: int = 0) -> dict[str, Run]:
@@ -192,8 +200,8 @@ def _prepared(run: Run) -> bool:
     That is what other settings have made, and what was killed before its first checkpoint: draws in
     a bank are of no use without.
     """
-    finished, begun = run.folder / "finished", run.folder / "settings"
-    if finished.is_file() and finished.read_text() == run.job.key:
+    begun = run.folder / "settings"
+    if run.is_finished:
         return True
     if begun.is_file() and (begun.read_text() != run.job.key or not _checkpoints(run)):
         shutil.rmtree(run.folder)

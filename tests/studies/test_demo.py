@@ -205,7 +205,7 @@ def test_restart_removes_the_runs_of_a_demo_only(tmp_path, monkeypatch, capsys):
 @pytest.mark.e2e
 def test_jobs_beside_others_are_as_if_they_were_alone(tmp_path):
     first, second = demo_jobs("smallest")[1:3]
-    with runs.beside([first], tmp_path / "both"):
+    with runs.beside(runs.run_jobs, [first], tmp_path / "both"):
         runs.run_jobs([second], tmp_path / "both")
         assert (tmp_path / "both" / second.name / "finished").exists()
     assert (tmp_path / "both" / first.name / "finished").exists()
@@ -219,7 +219,7 @@ def test_jobs_beside_others_are_as_if_they_were_alone(tmp_path):
 @pytest.mark.e2e
 def test_what_a_process_leaves_undone_is_done_or_explained(tmp_path, capfd):
     job = runs.Job("bad", "demo_ensemble", {"model.init_args.members": 0})
-    with runs.beside([job], tmp_path):
+    with runs.beside(runs.run_jobs, [job], tmp_path):
         pass
     with pytest.raises((ValueError, SystemExit)):
         runs.run_jobs([job], tmp_path)
