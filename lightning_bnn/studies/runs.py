@@ -7,7 +7,6 @@ import hashlib
 import json
 import multiprocessing
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -151,9 +150,8 @@ def beside(work: Callable[..., Any], *args: Any) -> Iterator[None]:
         work: a function of a module.
         *args: of the function.
     """
-    how = "fork" if sys.platform == "linux" else "spawn"  # which imports everything again
-    target: Any = multiprocessing.get_context(how)
-    process = target.Process(target=_work_beside, args=(work, *args), daemon=True)
+    target = multiprocessing.get_context("spawn").Process
+    process = target(target=_work_beside, args=(work, *args), daemon=True)
     process.start()
     try:
         yield
