@@ -127,7 +127,8 @@ def unbiased_mmd2(
 
 def _pairs(matrix: Tensor) -> Tensor:
     """Entries of a symmetric matrix above its diagonal."""
-    first, second = torch.triu_indices(*matrix.shape, 1, device=matrix.device)
+    size = len(matrix)
+    first, second = torch.triu_indices(size, size, 1, device=matrix.device)
     return matrix[first, second]
 
 
