@@ -22,6 +22,7 @@ __all__ = [
     "Inputs",
     "UnsupportedModel",
     "as_real",
+    "called",
     "check_filled",
     "check_forward",
     "doubled",
@@ -148,11 +149,16 @@ def outputs(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:
 
     A copy runs, so that nothing a forward keeps (a cache of computed biases) sees other weights.
     """
+    returned = called(structural_copy(network), params, inputs)
+    return [as_real(t) for t in tensors_of(returned)]
+
+
+def called(network: nn.Module, params: Params, inputs: Inputs) -> Any:
+    """What the forward of a network returns, with the same noise in every call."""
     trained = {name for name, _ in network.named_parameters()}
     separate = {n: t if n in trained and t.ndim > 1 else t.clone() for n, t in params.items()}
     with same_noise(params.values()):
-        returned = functional_call(structural_copy(network), separate, inputs.args, inputs.named)
-    return [as_real(t) for t in tensors_of(returned)]
+        return functional_call(network, separate, inputs.args, inputs.named)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from weightsym.comparison import agree, tolerance_of
 from weightsym.dimensions.nodes import operation_of
 from weightsym.discovery.export import Graphs, trace_graphs
 from weightsym.discovery.graph import Graph
-from weightsym.discovery.random_weights import random_weights
+from weightsym.discovery.random_weights import RandomWeights
 from weightsym.forward import Inputs, UnsupportedModel, outputs, structural_copy
 from weightsym.fresh_memory import reused_memory
 
@@ -68,7 +68,7 @@ def _rows_of(inputs: Inputs) -> int:
 
 
 def _separate_rows(model: nn.Module, inputs: Inputs, rows: int) -> Inputs:
-    params = random_weights(model)
+    params = RandomWeights.of_unknown(model).all()
     tolerance = min(1e-4, tolerance_of(params))
     whole = outputs(model, params, inputs)
     for chosen in ([rows - 1, 0], [0, 1]):

@@ -141,7 +141,7 @@ def trace(model: nn.Module, inputs: Inputs, reads: ModeReads | None = None) -> G
         inputs: what it is traced with.
         reads: where to note whether the forward asks for its mode.
     """
-    check_calls(model, inputs)
+    measured = check_calls(model, inputs)
     failure: Exception | None = None
     reads = reads or ModeReads(model)
     for strict in (False, True):
@@ -156,7 +156,7 @@ def trace(model: nn.Module, inputs: Inputs, reads: ModeReads | None = None) -> G
         except Exception as error:  # torch.export raises many kinds: all become one clear message
             failure = failure or error
         else:
-            return Graph(program)
+            return Graph(program, measured)
     assert failure is not None
     check_forward(model, inputs)
     raise UnsupportedModel(_explain(model, failure)) from failure

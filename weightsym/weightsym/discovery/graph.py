@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from weightsym.dimensions.nodes import ancestors, first_written, writes
 
-__all__ = ["Graph", "Source"]
+__all__ = ["Graph", "Measured", "Source"]
 
 
 _NO_DROPOUT = re.compile(r"dropout\.default\((\w+), 0(?:\.0)?, (?:True|False)\)")
@@ -29,6 +29,13 @@ class Source(NamedTuple):
     persistent: bool = True
 
 
+class Measured(NamedTuple):
+    """What a network returned at random weights, and the names of all that was random."""
+
+    random: frozenset[str]
+    outputs: list[Tensor]
+
+
 class Graph:
     """The operations of a network, in one mode.
 
@@ -40,9 +47,11 @@ class Graph:
         outputs: the same in the order of the network, as often as it returns them.
         names_of_inputs: the inputs that are passed by name, in the order of the placeholders.
         written: the buffers that it changes, and what it writes into them.
+        measured: what the network returned when it was called before it was traced.
     """
 
-    def __init__(self, program: ExportedProgram) -> None:
+    def __init__(self, program: ExportedProgram, measured: Measured | None = None) -> None:
+        self.measured = measured
         self.module, self.program = program.graph_module, program
         signature, nodes = program.graph_signature, list(program.graph.nodes)
         sources = _sources(program)

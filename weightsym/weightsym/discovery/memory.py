@@ -7,20 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from weightsym.comparison import agree, tolerance_of
-from weightsym.discovery.random_weights import random_weights
+from weightsym.discovery.graph import Measured
+from weightsym.discovery.random_weights import RandomWeights
 from weightsym.forward import (
     Inputs,
     UnsupportedModel,
     as_real,
-    same_noise,
+    called,
     structural_copy,
     tensors_of,
 )
-from weightsym.fresh_memory import copied, reused_memory
+from weightsym.fresh_memory import reused_memory
 from weightsym.params import Params
 
 __all__ = ["check_calls"]
@@ -30,11 +30,14 @@ _COMPARED = (Tensor, bool, int, float, str, type(None))
 
 
 @torch.no_grad()
-def check_calls(model: nn.Module, inputs: Inputs) -> None:
+def check_calls(model: nn.Module, inputs: Inputs) -> Measured | None:
     """Call a copy of a network, and again if the first call has changed its attributes.
 
     Such attributes may hold what was computed once and for all; they are a state if they change
     what later calls return.
+
+    Returns:
+        What the first call returned, at random weights. None if it failed.
 
     Raises:
         UnsupportedModel: the forward returns no tensor, or depends on earlier calls.
@@ -44,11 +47,10 @@ def check_calls(model: nn.Module, inputs: Inputs) -> None:
     stamps = {key: list(map(_stamp, leaves)) for key, leaves in before.items()}
     try:
         with reused_memory():
-            params = {n: copied(p) for n, p in network.named_parameters()}  # it may write to them
-            with same_noise(params.values()):
-                returned = functional_call(network, params, inputs.args, inputs.named)
+            weights = RandomWeights.of_unknown(model)
+            returned = called(network, weights.all(), inputs)
     except Exception:  # the trace says what is wrong with it
-        return
+        return None
     name = type(model).__name__
     if not tensors_of(returned):
         what = "None" if returned is None else f"a {type(returned).__name__} without a tensor"
@@ -67,6 +69,7 @@ def check_calls(model: nn.Module, inputs: Inputs) -> None:
             "outputs depend on earlier calls: hold this state in buffers (`register_buffer`), or "
             "have the forward take and return it."
         )
+    return Measured(weights.random, [as_real(t) for t in tensors_of(returned)])
 
 
 def _attributes(network: nn.Module) -> dict[str, list[Any]]:
@@ -88,7 +91,7 @@ def _stamp(x: Any) -> Any:
 
 def _repeats(model: nn.Module, inputs: Inputs) -> bool:
     """Tell whether three calls of one copy, at random weights, return the same."""
-    network, params = structural_copy(model), random_weights(model)
+    network, params = structural_copy(model), RandomWeights.of_unknown(model).all()
     try:
         first, *others = [_call(network, params, inputs) for _ in range(3)]
     except Exception:  # what an earlier call has left does not fit
@@ -98,11 +101,9 @@ def _repeats(model: nn.Module, inputs: Inputs) -> bool:
 
 
 def _call(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:
-    separate = {name: t.clone() for name, t in params.items()}
     state = random.getstate()
     try:
-        with same_noise(params.values()):
-            returned = functional_call(network, separate, inputs.args, inputs.named)
+        returned = called(network, {name: t.clone() for name, t in params.items()}, inputs)
     finally:
         random.setstate(state)
     return [as_real(t).clone() for t in tensors_of(returned)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -13,36 +14,50 @@ from weightsym.forward import in_precision
 from weightsym.fresh_memory import copied, fresh
 from weightsym.groups import Symmetries
 from weightsym.params import Params
+from weightsym.randomness import key_of
 from weightsym.shared_tensors import owners
 from weightsym.verify import Read
 
-__all__ = ["RandomWeights", "perturbing", "random_weights"]
+__all__ = ["RandomWeights", "perturbing"]
 
 
 class RandomWeights:
     """Random weights of the size of those of a network, each in memory of its own when read.
 
-    What the groups move and what is trained is random; other state is as it is. What is positive,
-    such as a variance, stays so.
+    What is trained, what the groups move and what is given to be moved is random; other state is as
+    it is. What is positive, such as a variance, stays so.
+
+    Attributes:
+        random: the names of what is random.
     """
 
-    def __init__(self, network: nn.Module, sym: Symmetries) -> None:
+    def __init__(self, network: nn.Module, sym: Symmetries, moved: Collection[str] = ()) -> None:
         self.state = P.of(network)
         self.sym = sym
         self._buffers = {name for name, _ in network.named_buffers()}
         self._sizes: dict[str, float] = {}
         self._broken: set[str] = set()
-        moved = {a.tensor for a in sym.axes} | set(P.weight_names(network))
-        generator = torch.Generator().manual_seed(1)
-        self._starts = {
-            name: int(torch.randint(POOL, (), generator=generator))
-            for name in sorted(self.state.keys() & moved)
+        moved = {a.tensor for a in sym.axes} | set(P.weight_names(network)) | set(moved)
+        self.random = frozenset(
+            name
+            for name in self.state.keys() & moved
             if self.state[name].is_floating_point() and self.state[name].numel()
-        }
+        )
+
+    @classmethod
+    def of_unknown(cls, network: nn.Module) -> RandomWeights:
+        """Random weights of a network of which no symmetry is known: most of what may be moved."""
+        aliases = {name: first for name, first in owners(network).items() if name != first}
+        rows = [n for n, b in network.named_buffers() if b.ndim == 1]
+        return cls(network, Symmetries((), (), (), (), aliases=aliases), rows)
 
     def by_any_name(self, read: Read) -> Read:
         """Read tensors that have several names by the first."""
         return lambda name: read(self.sym.aliases.get(name, name))
+
+    def all(self) -> Params:
+        """All of them at once."""
+        return self.all_by(self.read)
 
     def all_by(self, read: Read) -> Params:
         """All that is read at once. Tensors that share their memory in the network do so again."""
@@ -52,12 +67,12 @@ class RandomWeights:
     def read(self, name: str) -> Tensor:
         """One tensor, in the precision of the network and in memory of its own."""
         old = self.state[name]
-        if name not in self._starts:
+        if name not in self.random:
             return copied(old)
         size = self._size(name, old)
         if name in self._broken or not old.is_contiguous():
             old = copied(old).nan_to_num_(0, 0, 0)
-        row = turned(normal_pool(1), self._starts[name], old.numel())
+        row = turned(normal_pool(1), key_of(name) % POOL, old.numel())
         if name not in self._buffers:
             new = fresh(old.shape, old.dtype, old.device)
             return tiled_(torch.add, old, 0.3 * (size or 0.1) * row, new)
@@ -73,13 +88,6 @@ class RandomWeights:
                 size = float(t.nan_to_num(0, 0, 0).norm()) / math.sqrt(t.numel())
             self._sizes[name] = size
         return self._sizes[name]
-
-
-def random_weights(network: nn.Module) -> Params:
-    """Random weights of a network of which no symmetry is known."""
-    aliases = {name: first for name, first in owners(network).items() if name != first}
-    weights = RandomWeights(network, Symmetries((), (), (), (), aliases=aliases))
-    return weights.all_by(weights.read)
 
 
 def perturbing(
