@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from math import lcm
@@ -26,7 +26,7 @@ from weightsym.dimensions.scales import (
     ratio,
     units_at_entries,
 )
-from weightsym.dimensions.values import Ints, Part
+from weightsym.dimensions.values import Ints, Part, distinct
 from weightsym.groups import (
     Axis,
     Frozen,
@@ -123,7 +123,7 @@ class Layout:
         entries = self._order[np.arange(sizes.sum()) + np.repeat(starts, sizes)]
         row_at = np.repeat(np.arange(rows.size) // max(1, len(units)), sizes)
         tables: dict[int, Ints] = {}
-        for axis in np.unique(self._axis_at[entries]).tolist():
+        for axis in distinct(self._axis_at[entries]).tolist():
             if self.axes[axis].tensor not in without:
                 inside = self._axis_at[entries] == axis
                 positions = entries[inside] - self._first_at[axis]
@@ -136,10 +136,10 @@ class Layout:
         rows, sizes = np.unique(row_at, return_counts=True)
         repeats = sizes // units
         parts = []
-        for times in np.unique(repeats).tolist():
+        for times in distinct(repeats).tolist():
             part = positions[np.repeat(repeats == times, sizes)].reshape(-1, units, times)
             parts.append(self._in_roles(axis, part).transpose(1, 0, 2).reshape(units, -1))
-        order = [np.repeat(rows[repeats == times], times) for times in np.unique(repeats).tolist()]
+        order = [np.repeat(rows[repeats == times], times) for times in distinct(repeats).tolist()]
         return np.concatenate(parts, 1)[:, np.argsort(np.concatenate(order), kind="stable")]
 
     @cached_property
@@ -166,7 +166,7 @@ class Layout:
             is_whole = (
                 moved_axis.blocks > 1 and moved_axis.blocks == self._shape[moved_axis.tensor][0]
             )
-            is_one = (block == block[:, :1]).all() and len(np.unique(block[:, 0])) == len(block)
+            is_one = (block == block[:, :1]).all() and len(distinct(block[:, 0])) == len(block)
             if is_whole and moved_axis.tensor not in tensors and is_one:
                 moving[self._rows_of(moved_axis)] = block[:, :1]
         return moving
@@ -200,8 +200,8 @@ def _laid_out(shape: tuple[int, ...], part: Part, families: Ints) -> tuple[int |
         cuts = np.flatnonzero((table[1:] != table[:-1]).any(1)) + 1
         step = int(np.gcd.reduce([shape[0], *cuts.tolist()]))
         blocks = np.ascontiguousarray(table[::step])
-        inside = [np.unique(families[row]) for row in blocks]
-        if sum(map(len, inside)) == len(np.unique(np.concatenate(inside))):
+        inside = [distinct(families[row]) for row in blocks]
+        if sum(map(len, inside)) == len(distinct(np.concatenate(inside))):
             return dims[1], len(blocks), blocks.reshape(-1)
     return None, 1, part.labels.expand(shape).reshape(-1).numpy()
 
@@ -290,13 +290,13 @@ class _Block:
 def _actions(layout: Layout, units: Units, field: Field) -> Actions:
     """By which powers independent free variables act at every position."""
     parameters = [p.parts for p in layout.reading.parameters.values()]
-    free = independent_variables(parameters, units, field)
+    free, acting = independent_variables(parameters, units, field)
     every = np.concatenate([np.zeros(0, np.int64), *layout.labels])
     labels, first, index = np.unique(every, return_index=True, return_inverse=True)
     roots, signs = units.representatives(labels)
     is_plain, is_free = ~units.is_solved(roots), np.isin(roots, np.array([*free], np.int64))
     rows = {
-        k: {v: c for v, c in units.of(int(labels[k])).items() if v in free}
+        k: {v: c for v, c in units.of(int(labels[k])).items() if v in free or v not in acting}
         for k in np.flatnonzero(~is_plain).tolist()
     }
     shared = {v for row in rows.values() if len(row) > 1 for v in row}
@@ -304,10 +304,11 @@ def _actions(layout: Layout, units: Units, field: Field) -> Actions:
     rows |= {k: {int(roots[k]): int(signs[k])} for k in np.flatnonzero(beside).tolist()}
     axes = np.repeat(np.arange(len(layout.labels)), [table.size for table in layout.labels])[first]
     families = layout.families[layout.exchanges.classes[labels]]
-    _thin_out(rows, units, {k: (axes[k], families[k]) for k in rows})
+    alike = [*zip(axes.tolist(), families.tolist(), strict=True)]
+    _thin_out(rows, units, alike, free)
     exponents = layout.powers if field == "rational" else list(map(Fraction, layout.parities))
     alone = np.flatnonzero(is_plain & is_free & ~beside)
-    terms = [(k, v, c) for k, row in rows.items() for v, c in row.items()]
+    terms = [(k, v, c) for k, row in rows.items() for v, c in row.items() if v in free]
     return Actions(
         *_columns(
             terms,
@@ -356,18 +357,22 @@ def _columns(
     return np.stack([variable, positions[columns_of], axes[columns_of], powers])
 
 
-def _thin_out(rows: dict[int, Row], units: Units, families: Mapping[int, object]) -> None:
+def _thin_out(
+    rows: dict[int, Row], units: Units, families: Sequence[object], free: Collection[int]
+) -> None:
     """Let variables act on as few labels as adding others to them allows.
 
     What acts on a label is a combination of variables. Any basis of them says the same, and one
     whose members act in few places is easier to read, and to set by norms. Of equally many labels,
-    those of few families are chosen, so that channels that change places are treated alike.
+    those of few families are chosen, so that channels that change places are treated alike. What
+    acts on labels, but on no entry, as all rows and all columns of a table may flip, is only added.
     """
     acts: dict[int, Row] = {v: {} for row in rows.values() if len(row) > 1 for v in row}
     for label, row in rows.items():
-        for v in row.keys() & acts.keys():
-            acts[v][label] = row[v]
-    for v in sorted(acts, reverse=True):
+        for v, c in row.items():
+            if v in acts:
+                acts[v][label] = c
+    for v in sorted(acts.keys() & free, reverse=True):
         while (best := _best_saving(v, rows, acts, families)) is not None:
             w, factor = best
             for label, c in acts[w].items():
@@ -378,10 +383,13 @@ def _thin_out(rows: dict[int, Row], units: Units, families: Mapping[int, object]
 
 
 def _best_saving(
-    v: int, rows: Mapping[int, Row], acts: Mapping[int, Row], families: Mapping[int, object]
+    v: int, rows: Mapping[int, Row], acts: Mapping[int, Row], families: Sequence[object]
 ) -> tuple[int, Any] | None:
     """Find the variable, and the multiple of it, that saves most if it is added to another one."""
-    meets = Counter(w for label in acts[v] for w in rows[label])
+    meets: dict[int, int] = {}
+    for label in acts[v]:
+        for w in rows[label]:
+            meets[w] = meets.get(w, 0) + 1
     choices = []
     for w in (w for w, times in meets.items() if w != v and 2 * times >= len(acts[w])):
         fewer, factor = _saving(acts[v], acts[w])
@@ -401,7 +409,7 @@ def _saving(row: Row, added: Row) -> tuple[int, Any]:
     return counts[factor] + counts.total() - len(added), factor
 
 
-def _alike(row: Row, added: Row, factor: Any, families: Mapping[int, object]) -> int:
+def _alike(row: Row, added: Row, factor: Any, families: Sequence[object]) -> int:
     """Find how much more a variable acts on labels of one family than on those of another."""
     counts, change = Counter(families[x] for x in row), Counter[object]()
     for x, c in added.items():
@@ -412,11 +420,14 @@ def _alike(row: Row, added: Row, factor: Any, families: Mapping[int, object]) ->
 
 def independent_variables(
     parameters: Iterable[Sequence[Part]], units: Units, field: Field
-) -> set[int]:
-    """Free variables that act on the entries of the parameters, each in a way of its own."""
+) -> tuple[set[int], set[int]]:
+    """Free variables that act on the entries of the parameters, each in a way of its own.
+
+    And all that act on any entry.
+    """
     tables, others = units.of_rows(units_at_entries(parts, field) for parts in parameters)
     used = np.concatenate([np.zeros(0, np.int64), *(t.ravel() for t, _ in tables)])
-    count = np.bincount(used, minlength=units.count)
+    count = np.bincount(used, minlength=units.count).tolist()
     for v in (v for row in others for v in row):
         count[v] += 1  # what acts everywhere acts on no entry
 
@@ -425,8 +436,8 @@ def independent_variables(
 
     pinned = _pinned([t for t, _ in tables], others, units.count)
     others += [row for table in tables for row in units.rows(_without(table, pinned))]
-    free = ({v: c for v, c in row.items() if not pinned[v]} for row in others)
-    left = {frozenset(row.items()) for row in free if row}
+    open_rows = ({v: c for v, c in row.items() if not pinned[v]} for row in others)
+    left = {frozenset(row.items()) for row in open_rows if row}
     pivots: dict[int, Row] = {}
     for start in sorted(left, key=lambda r: (len(r), sorted(r))):
         row = dict(start)
@@ -436,7 +447,8 @@ def independent_variables(
             row = units.added([row, {w: -factor * k for w, k in pivot.items()}])
         if row:
             pivots[leading(row)] = row
-    return {*np.flatnonzero(pinned).tolist(), *pivots} - {0}
+    free = {*np.flatnonzero(pinned).tolist(), *pivots} - {0}
+    return free, {v for v, times in enumerate(count) if times}
 
 
 def _pinned(tables: Sequence[Ints], others: Sequence[Row], count: int) -> NDArray[np.bool_]:
