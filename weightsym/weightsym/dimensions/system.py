@@ -18,6 +18,8 @@ from weightsym.dimensions.values import (
     Part,
     Value,
     chosen,
+    distinct,
+    distinct_rows,
     label_rows,
     occurrence,
 )
@@ -101,7 +103,7 @@ class System:
         rows = rows[rows[:, 0] != rows[:, 1]]
         if not len(rows):
             return True
-        if len(np.unique(rows[:, 0])) == len(rows) == len(np.unique(rows[:, 1])):
+        if len(distinct(rows[:, 0])) == len(rows) == len(distinct(rows[:, 1])):
             self.ties.append(Tie(rows, self.origin))
             return True
         if name not in _IN_PLACE_ORDER:
@@ -122,7 +124,7 @@ class System:
         if is_placed and part.places is not None:
             rows = label_rows(labels, part.labels, part.places)
             have_one_place = len(rows) == len(label_rows(labels, part.labels))
-            if have_one_place and len(np.unique(rows[:, 1])) < len(rows):
+            if have_one_place and len(distinct(rows[:, 1])) < len(rows):
                 for position in np.unique(rows[:, 2]).tolist():
                     pairs = rows[rows[:, 2] == position, :2]
                     self.relations.append(((name, position), pairs))
@@ -146,7 +148,7 @@ class System:
 
     def mark(self, mark: Mark, part: Part) -> None:
         """Note what keeps the matrices of a part from acting."""
-        labels = np.unique(part.labels.numpy())
+        labels = distinct(part.labels.numpy())
         self.marks.setdefault(mark, []).append(labels[labels >= 0])
 
     # -------------------------------------------------------------- scales and signs
@@ -156,12 +158,12 @@ class System:
         """The units of some parts, with coefficients 1 or -1, cancel at every place."""
         live = [(p.labels, p.power * k) for p, k in terms if p.power != 0]
         if scale and live:
-            rows = label_rows(*(labels for labels, _ in live))
+            rows = _spanning_rows([labels for labels, _ in live])
             self.scales.append(Equation(rows, tuple(c for _, c in live), self.origin))
         odd = [p.labels for p, _ in terms if p.parity]
         if sign and odd:
             ones = (Fraction(1),) * len(odd)
-            self.signs.append(Equation(label_rows(*odd), ones, self.origin))
+            self.signs.append(Equation(_spanning_rows(odd), ones, self.origin))
 
     def stop(self, part: Part, scale: bool = True, sign: bool = True) -> None:
         """The unit of a part is one: no scale, or no sign, passes here."""
@@ -272,16 +274,41 @@ class System:
         return self.as_one_part(replace(value, parts=parts))
 
 
+def _spanning_rows(labels: Sequence[Tensor]) -> Ints:
+    """Rows of labels at places from which the sums at all others follow.
+
+    Labels that change along other dimensions change by themselves: it is enough to go along one
+    group of dimensions where all others are at one place.
+    """
+    groups: list[tuple[set[int], list[int]]] = []
+    for k, x in enumerate(labels):
+        dims, members = {d - x.ndim for d, n in enumerate(x.shape) if n > 1}, [k]
+        for near in [g for g in groups if g[0] & dims]:
+            groups.remove(near)
+            dims, members = dims | near[0], near[1] + members
+        groups.append((dims, members))
+    tables = [label_rows(*(labels[k] for k in members)) for _, members in groups]
+    if len(groups) < 2 or not all(map(len, tables)):
+        return label_rows(*labels)
+    rows = np.empty((sum(map(len, tables)), len(labels)), np.int64)
+    at = 0
+    for (_, members), table in zip(groups, tables, strict=True):
+        rows[:at, members], rows[at + len(table) :, members] = table[0], table[0]
+        rows[at : at + len(table), members] = table
+        at += len(table)
+    return distinct_rows([*rows.T])
+
+
 def _is_grid(rows: Ints) -> bool:
     """Tell whether each of several labels meets each of several others."""
-    sizes = [len(np.unique(column)) for column in rows.T]
+    sizes = [len(distinct(column)) for column in rows.T]
     return min(sizes) > 1 and len(rows) == sizes[0] * sizes[1]
 
 
 def _determines(wide: Tensor, narrow: Tensor) -> bool:
     """Tell whether the first label of a place says what the second is."""
     rows = label_rows(wide, narrow)
-    return len(np.unique(rows[:, 0])) == len(rows)
+    return len(distinct(rows[:, 0])) == len(rows)
 
 
 def _keys(value: Value, part: Part) -> Tensor:
