@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
 
 from weightsym.dimensions.hashing import Hashes, code_of, mix
-from weightsym.dimensions.nodes import operation_of
+from weightsym.dimensions.nodes import leaves_of, operation_of
 from weightsym.dimensions.reading import Reading
 from weightsym.dimensions.scales import connected
 from weightsym.dimensions.system import System
-from weightsym.dimensions.values import Ints, distinct_rows, occurrence
+from weightsym.dimensions.values import Ints, distinct, distinct_rows, occurrence, starts
 
 __all__ = ["Exchange", "Exchanges", "exchanges", "signatures"]
 
@@ -249,7 +248,7 @@ def _edges_of_operations(
 
 def _operands(node: Node) -> Sequence[Any]:
     """The arguments of an operation, and those in the lists that it takes."""
-    return tree_leaves((node.args, node.kwargs))
+    return leaves_of((node.args, node.kwargs))
 
 
 def _stars(
@@ -261,12 +260,12 @@ def _stars(
     for touch in reading.touched:
         node, key = reading.operations[touch.operation], id(touch.labels)
         if key not in centres:
-            centres[key] = np.unique(classes[touch.labels[touch.labels > 0]])
+            centres[key] = distinct(classes[touch.labels[touch.labels > 0]])
         role = "any" if _is_symmetric(node) else str(touch.place)
         passing[vertex[node], role][key] = centres[key]
     for (centre, role), ends in passing.items():
         own = list(ends.values())
-        every = own[0] if len(own) == 1 else np.unique(np.concatenate(own))
+        every = own[0] if len(own) == 1 else distinct(np.concatenate(own))
         yield _Star(centre, _code(("passes", role)), every)
     for name, parameter in reading.parameters.items():
         for d, part in enumerate(parameter.parts):
@@ -294,12 +293,17 @@ def _twins(graph: _Graph) -> list[list[int]]:
         with np.errstate(over="ignore"):
             h[star.ends] += mix(star.colour, star.centre, 2)
         used[star.ends] = True
-    h = mix(graph.colours, h, 5)[:count]
-    order = np.argsort(h, kind="stable")
-    first = np.flatnonzero(np.r_[True, np.diff(h[order]) > 0])
-    last = np.r_[first[1:], count]
-    families = [order[i:j] for i, j in np.stack([first, last], 1)[last - first > 1].tolist()]
-    return [f.tolist() for f in families if used[f[0]] and not graph.fixed[f].any()]
+    families = _alike(np.flatnonzero(used[:count]), mix(graph.colours, h, 5))
+    return [f for f in families if not graph.fixed[f].any()]
+
+
+def _alike(vertices: Ints, hashes: Hashes) -> list[list[int]]:
+    """Several vertices with one hash each, in order of the hashes."""
+    order = vertices[np.argsort(hashes[vertices], kind="stable")]
+    first = np.flatnonzero(starts(hashes[order]))
+    last = np.r_[first, len(order)][1:]
+    several = np.stack([first, last], 1)[last - first > 1]
+    return [order[i:j].tolist() for i, j in several.tolist()]
 
 
 # ------------------------------------------------------------ larger exchanges
@@ -313,19 +317,13 @@ class _Search:
         edges = [np.stack([representative[e[:, 0]], representative[e[:, 1]], e[:, 2]], 1)]
         for centre, colour, ends in graph.stars:
             if id(ends) not in tables:
-                tables[id(ends)] = np.unique(representative[ends])
+                tables[id(ends)] = distinct(representative[ends])
             edges.append(np.stack(np.broadcast_arrays(centre, tables[id(ends)], colour), 1))
         self._edges = _distinct(np.concatenate(edges))
         self._fixed, self._placed = graph.fixed, placed
         self._colours = self._refined(graph, multiplicity)
-        order = np.argsort(self._colours, kind="stable")
-        order = order[np.isin(order, self._edges[:, :2])]
-        cells = np.split(order, np.flatnonzero(np.diff(self._colours[order])) + 1)
-        self._cells = [
-            cell.tolist()
-            for cell in cells
-            if len(cell) > 1 and cell[0] < graph.class_count and not self._fixed[cell[0]]
-        ]
+        cells = _alike(distinct(self._edges[:, :2]), self._colours)
+        self._cells = [c for c in cells if c[0] < graph.class_count and not self._fixed[c[0]]]
         a, b, k = self._edges.T
         self._beside = np.concatenate(
             [np.stack([a, k, a * 0 + 1, b]), np.stack([b, k, a * 0 + 2, a])], 1

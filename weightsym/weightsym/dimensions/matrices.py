@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from weightsym.dimensions.exchanges import Exchanges
 from weightsym.dimensions.reading import Reading
 from weightsym.dimensions.scales import Row, Units
-from weightsym.dimensions.values import Ints
+from weightsym.dimensions.values import Ints, distinct
 from weightsym.placements import LinearKind
 
 __all__ = ["Space", "spaces"]
@@ -60,7 +60,7 @@ def _marked(labels: Iterable[Ints], exchanges: Exchanges) -> NDArray[np.bool_]:
 
 def _labels_by_class(reading: Reading, exchanges: Exchanges) -> dict[int, int]:
     parts = (part for parameter in reading.parameters.values() for part in parameter.parts)
-    labels = np.concatenate([np.zeros(0, np.int64), *(np.unique(p.labels.numpy()) for p in parts)])
+    labels = np.concatenate([np.zeros(0, np.int64), *(distinct(p.labels.numpy()) for p in parts)])
     classes, first = np.unique(exchanges.classes[labels], return_index=True)
     return dict(zip(classes.tolist(), labels[first].tolist(), strict=True))
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from weightsym.dimensions import layers
 from weightsym.dimensions.arithmetic import gathered, multiply, sum_over, unify
@@ -29,7 +29,7 @@ from weightsym.dimensions.moves import (
     stacked,
     unsqueezed,
 )
-from weightsym.dimensions.nodes import is_random, operation_of, second_halves
+from weightsym.dimensions.nodes import is_random, leaves_of, operation_of, second_halves
 from weightsym.dimensions.noise import LAWS, is_noise, is_pointwise, met, noise, of_noise
 from weightsym.dimensions.probe import (
     Along,
@@ -41,7 +41,7 @@ from weightsym.dimensions.program import Program
 from weightsym.dimensions.reports import check_sizes
 from weightsym.dimensions.routing import is_routing, route
 from weightsym.dimensions.system import System
-from weightsym.dimensions.values import ZERO, Ints, Part, Value, label_rows, with_dims
+from weightsym.dimensions.values import ZERO, Ints, Part, Value, distinct, label_rows, with_dims
 
 __all__ = ["Parameter", "Reading", "Touch"]
 
@@ -237,8 +237,7 @@ class Reading:
     # -------------------------------------------------------------- one operation
     def _call(self, node: Node) -> None:
         args, named = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
-        leaves = tree_leaves((args, named), is_leaf=lambda x: isinstance(x, Value))
-        values = [x for x in leaves if isinstance(x, Value)]
+        values = [x for x in leaves_of((args, named)) if isinstance(x, Value)]
         check_sizes(node)
         index = self.system.origin = len(self.operations)
         self.operations.append(node)
@@ -264,7 +263,7 @@ class Reading:
         along = zip(labels.shape, labels.stride(), strict=True)
         key = labels.data_ptr(), *(pair for pair in along if pair[0] != 1)
         if key not in self._distinct:
-            self._distinct[key] = labels, np.unique(labels.numpy())
+            self._distinct[key] = labels, distinct(labels.numpy())
         return self._distinct[key][1]
 
     def _fix_choice(self, value: Value) -> None:

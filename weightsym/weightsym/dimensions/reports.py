@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
 
-from weightsym.dimensions.nodes import operation_of
+from weightsym.dimensions.nodes import leaves_of, operation_of
 from weightsym.forward import UnsupportedModel
 from weightsym.groups import Frozen
 
@@ -28,7 +27,7 @@ def report(node: Node, reason: str) -> Frozen:
 
 def check_sizes(node: Node) -> None:
     """Channels can be counted only where sizes do not depend on numbers in the input."""
-    tensors = (v for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor))
+    tensors = (v for v in leaves_of(node.meta.get("val")) if isinstance(v, torch.Tensor))
     if any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
         where = report(node, "")
         line = f" at {where.line}" if where.line else ""

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
 
-from weightsym.dimensions.nodes import descendants, operation_of
+from weightsym.dimensions.nodes import descendants, leaves_of, operation_of
 from weightsym.dimensions.reading import Reading
 from weightsym.dimensions.values import Value
 
@@ -147,6 +146,6 @@ def _meetings(reading: Reading, weights: set[Node]) -> dict[Node, int]:
 def _is_made_of(node: Node, weights: set[Node]) -> bool:
     """Tell whether a node is a tensor, or a tuple of some, computed from weights alone."""
     inputs = node.all_input_nodes
-    is_tensor = any(isinstance(t, Tensor) for t in tree_leaves(node.meta.get("val")))
+    is_tensor = any(isinstance(t, Tensor) for t in leaves_of(node.meta.get("val")))
     single = is_tensor or node.target is operator.getitem
     return node.op == "call_function" and bool(inputs) and single and set(inputs) <= weights

@@ -57,11 +57,11 @@ class Units:
                 if not any(self._short(terms).any() for terms in left):
                     break
             left = self._joined(left)
-        rows = {frozenset(row.items()) for terms in left for row in self.rows(terms) if row}
+        rows = {tuple(row.items()) for terms in left for row in self.rows(terms) if row}
         acting = [p.labels.numpy().ravel() for parts in parameters for p in parts] if rows else []
         acting.append(np.zeros(1, np.int64))
-        self._acts = np.bincount(self._root[np.concatenate(acting)], minlength=count)
-        for items in sorted(rows, key=lambda r: (len(r), sorted(v for v, _ in r))):
+        self._acts = np.bincount(self._root[np.concatenate(acting)], minlength=count).tolist()
+        for items in sorted(rows, key=lambda r: (len(r), r)):  # their labels are in order
             self._eliminate(self._reduced(dict(items)))
         self._solved = {v: self._reduced(row) for v, row in self._solved.items()}
 

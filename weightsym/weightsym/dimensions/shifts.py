@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from weightsym.dimensions.nodes import operation_of
+from weightsym.dimensions.nodes import leaves_of, operation_of
 from weightsym.dimensions.program import Program
 from weightsym.dimensions.shift_expressions import Expressions
 from weightsym.dimensions.shift_grouping import Uses, groups_of_shifts
@@ -196,7 +196,7 @@ class _Reading:
     def _moved(self, node: Node, value: Any, *args: Any, **named: Any) -> Any:
         """Numbers, or indices of a parameter, that an operation moves as it moves a tensor."""
         target: Any = node.target
-        if any(_is_emptied(size) for size in tree_leaves(node.meta["val"])):
+        if any(_is_emptied(size) for size in leaves_of(node.meta["val"])):
             raise _Seen
 
         def move(numbers: Tensor) -> Any:
@@ -498,8 +498,7 @@ _RULES = {name: rule for names, rule in _ROWS for name in names}
 
 # ------------------------------------------------------------ sizes, masks and averages
 def _operands(values: Any) -> list[_Operand]:
-    leaves = tree_leaves(values, is_leaf=lambda x: isinstance(x, _Operand))
-    return [x for x in leaves if isinstance(x, _Operand)]
+    return [x for x in leaves_of(values) if isinstance(x, _Operand)]
 
 
 def _is_emptied(value: Any) -> bool:

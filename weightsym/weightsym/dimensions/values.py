@@ -12,8 +12,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["NONE", "ZERO", "Choice", "Ints", "Part", "Value", "choice_of", "chosen", "compress",
-           "distinct_rows", "label_rows", "occurrence", "with_dims"]  # fmt: skip
+__all__ = [
+    "NONE",
+    "ZERO",
+    "Choice",
+    "Ints",
+    "Part",
+    "Value",
+    "choice_of",
+    "chosen",
+    "compress",
+    "distinct",
+    "distinct_rows",
+    "label_rows",
+    "occurrence",
+    "starts",
+    "with_dims",
+]
 
 Ints = NDArray[np.int64]
 ZERO = -1
@@ -213,6 +228,19 @@ def label_rows(*labels: Tensor) -> Ints:
     return rows[(rows >= 0).all(1)]
 
 
+def distinct(numbers: Ints) -> Ints:
+    """Numbers, each once, in order. To sort them is faster than `np.unique`, which hashes."""
+    numbers = np.sort(numbers, axis=None)
+    return numbers[starts(numbers)]
+
+
+def starts(numbers: Ints) -> NDArray[np.bool_]:
+    """True where a number differs from the one before it."""
+    mask = np.ones(len(numbers), bool)
+    np.not_equal(numbers[1:], numbers[:-1], out=mask[1:])
+    return mask
+
+
 def distinct_rows(columns: Sequence[Ints]) -> Ints:
     """The rows of some columns, each once, in order: numbers of one row are packed into one."""
     if not columns[0].size:
@@ -225,8 +253,7 @@ def distinct_rows(columns: Sequence[Ints]) -> Ints:
     code = np.zeros(columns[0].size, np.int64)
     for column, low, span in zip(columns, lows, spans, strict=True):
         code = code * span + (column - low)
-    code.sort()  # faster than `np.unique`, which hashes
-    code, rows = code[np.r_[True, code[1:] != code[:-1]]], []
+    code, rows = distinct(code), []
     for low, span in zip(reversed(lows), reversed(spans), strict=True):
         code, digit = np.divmod(code, span)
         rows.append(digit + low)
@@ -237,8 +264,7 @@ def occurrence(labels: Tensor) -> Tensor:
     """Count how often the label of each place has stood at earlier places."""
     flat = np.ascontiguousarray(labels.numpy()).ravel()
     order = np.argsort(flat, kind="stable")
-    ordered = flat[order]
-    start = np.r_[True, ordered[1:] != ordered[:-1]]
+    start = starts(flat[order])
     first = np.maximum.accumulate(np.where(start, np.arange(flat.size), 0))
     count = np.empty(flat.size, np.int64)
     count[order] = np.arange(flat.size) - first

@@ -18,9 +18,10 @@ from weightsym.forward import Inputs, outputs
 from weightsym.groups import Symmetries
 from weightsym.verify import Motion, Read, covering_motions, log_probabilities, logit_shift
 
-__all__ = ["PERTURBED", "Check"]
+__all__ = ["Check"]
 
-PERTURBED = 0.3
+Run = Callable[[Read, torch.dtype | None], list[Tensor]]
+_PERTURBED = 0.3
 """The size of the logarithms of the factors that make a network another one."""
 
 
@@ -28,7 +29,7 @@ class Check:
     """A network at random weights, and the error that a set of groups makes there.
 
     Attributes:
-        run: from how weights are read to outputs.
+        run: from how weights are read, and a precision, to outputs.
         read: how the random weights are read.
         precision: in which they are moved; as they are where it is None.
         tolerance: the error that rounding explains.
@@ -37,26 +38,29 @@ class Check:
 
     def __init__(
         self,
-        run: Callable[[Read], list[Tensor]],
+        run: Run,
         weights: RandomWeights,
         tolerance: float,
         precision: torch.dtype | None = None,
-        measured: tuple[list[Tensor], list[Tensor]] | None = None,
+        first: list[Tensor] | None = None,
     ) -> None:
         self.run, self.read = run, weights.read
         self.tolerance, self.precision = tolerance, precision
-        self._measured, self._touched = measured, weights.sym.touched
+        self._first, self._touched = first, weights.sym.touched
         self.error_seen = 0.0
 
     @cached_property
     def outputs(self) -> list[Tensor]:
         """Outputs of the network at the random weights."""
-        return self.run(self.read)
+        return self.run(self.read, self.precision)
 
     @cached_property
     def measured(self) -> tuple[list[Tensor], list[Tensor]]:
         """The outputs at the random weights and at perturbed ones, which need not be precise."""
-        return self._measured or (self.outputs, self._perturbed(self._touched, PERTURBED))
+        if self._first is None:
+            return self.outputs, self._perturbed(self._touched, _PERTURBED)
+        perturbed = perturbing(self.read, self._touched, _PERTURBED, None)
+        return self._first, self.run(perturbed, None)
 
     @cached_property
     def sensitive(self) -> bool:
@@ -75,7 +79,7 @@ class Check:
         """By the forward of a network."""
         weights = RandomWeights(network, sym)
 
-        def forward(read: Read) -> list[Tensor]:
+        def forward(read: Read, precision: torch.dtype | None) -> list[Tensor]:
             return outputs(network, weights.all_by(read), inputs)
 
         return cls(forward, weights, tolerance_of(weights.state))
@@ -83,19 +87,19 @@ class Check:
     @classmethod
     def of_graph(
         cls, graph: Graph, inputs: Inputs, weights: RandomWeights, even: Pick | None = None,
-        measured: tuple[list[Tensor], list[Tensor]] | None = None,
+        first: list[Tensor] | None = None,
     ) -> Check:  # fmt: skip
         """By an exported graph in float64, one weight after the other.
 
-        If it is ``even``, one number stands for all draws of an operation. The outputs that are
-        ``measured``, at the random weights and at perturbed ones, need not be precise.
+        If it is ``even``, one number stands for all draws of an operation. If the outputs of the
+        network at the random weights are given as ``first``, those at perturbed weights are made in
+        its precision, too.
         """
 
-        def forward(read: Read) -> list[Tensor]:
-            read = weights.by_any_name(read)
-            return streamed_outputs(graph, inputs, read, torch.float64, even)
+        def run(read: Read, precision: torch.dtype | None) -> list[Tensor]:
+            return streamed_outputs(graph, inputs, weights.by_any_name(read), precision, even)
 
-        return cls(forward, weights, tolerance_in(torch.float64), torch.float64, measured)
+        return cls(run, weights, tolerance_in(torch.float64), torch.float64, first)
 
     def holds(self, sym: Symmetries, rounding: float) -> bool:
         """Tell whether two elements give the same, which is what was measured but for rounding.
@@ -135,10 +139,10 @@ class Check:
         return self.error_seen
 
     def _moved(self, motion: Motion) -> list[Tensor]:
-        return self.run(motion.reading(self.read, self.precision))
+        return self.run(motion.reading(self.read, self.precision), self.precision)
 
     def _perturbed(self, names: frozenset[str], size: float) -> list[Tensor]:
-        return self.run(perturbing(self.read, names, size, self.precision))
+        return self.run(perturbing(self.read, names, size, self.precision), self.precision)
 
     def _error_of_probabilities(self, motion: Motion, sym: Symmetries) -> float:
         runs = (self.outputs, *self.measured, self._moved(motion))
@@ -147,7 +151,7 @@ class Check:
 
     def repeatable(self) -> bool:
         """Tell whether the same weights give the same outputs."""
-        return self.measure.error(self.run(self.read)) <= self.tolerance
+        return self.measure.error(self.run(self.read, self.precision)) <= self.tolerance
 
     def raise_tolerance_to_noise(self) -> None:
         """Allow for a forward that computes in float32 inside, and for rounding in deep networks.

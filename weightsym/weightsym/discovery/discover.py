@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import random
@@ -105,12 +106,19 @@ def discover(
 
 @contextmanager
 def _in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while. Afterwards modes and random numbers are as they were."""
+    """Evaluation mode for a while. Afterwards modes and random numbers are as they were.
+
+    Meanwhile Python does not look for garbage, which takes long beside the many parts of graphs.
+    """
     was_training, state = [m for m in model.modules() if m.training], random.getstate()
+    collects = gc.isenabled()
     try:
+        gc.disable()
         _evaluate(model)
         yield
     finally:
+        if collects:
+            gc.enable()
         random.setstate(state)  # a forward may drop layers by it
         for module in was_training:
             module.training = True

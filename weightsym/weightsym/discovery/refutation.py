@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from weightsym.actions import EVERY
 from weightsym.comparison import agree, tolerance_of
-from weightsym.discovery.checking import PERTURBED, Check
+from weightsym.discovery.checking import Check
 from weightsym.discovery.draws import ONE_OF_ALL, draws_numbers
 from weightsym.discovery.example import forgets
 from weightsym.discovery.export import Graphs
 from weightsym.discovery.graph import Graph
-from weightsym.discovery.random_weights import RandomWeights, perturbing
+from weightsym.discovery.random_weights import RandomWeights
 from weightsym.discovery.streaming import streamed_outputs
 from weightsym.forward import (
     Inputs,
@@ -181,8 +181,8 @@ def _judged_by_graph(
     try:
         with reused_memory():
             weights = RandomWeights(case.model, sym)
-            first, wrong = _measured(case, weights)
-            check = Check.of_graph(case.graph, case.inputs, weights, measured=(first, wrong))
+            first = _first(case, weights)
+            check = Check.of_graph(case.graph, case.inputs, weights, first=first)
             if check.sensitive and not case.is_even and check.holds(sym, _ROUNDING):
                 return replace(sym, error=check.error_seen)
             if not _is_of_network(case, case.graph, weights, check.outputs, first):
@@ -236,14 +236,6 @@ def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> Sym
 
 
 # ------------------------------------------------------------ the graph in place of the network
-def _measured(case: _Case, weights: RandomWeights) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs of a network at random weights and at perturbed ones, in its own precision."""
-    perturbed = perturbing(weights.read, weights.sym.touched, PERTURBED, None)
-    with reused_memory():
-        first = _first(case, weights)
-        return first, outputs(case.model, weights.all_by(perturbed), case.inputs)
-
-
 def _first(case: _Case, weights: RandomWeights) -> list[Tensor]:
     """Outputs of a network at random weights. They are known if it was traced with as many."""
     known = case.graph.measured if case.graph is not None else None
@@ -271,13 +263,12 @@ def _computes(
 ) -> bool:
     """Whether a graph gives what its network does, which must do so again where they differ."""
     with reused_memory():
-        params = weights.all()
-        read, tolerance = weights.by_any_name(params.__getitem__), tolerance_of(params)
-        first = first or _first(case, weights)
+        tolerance, first = tolerance_of(weights.state), first or _first(case, weights)
+        read = weights.by_any_name(weights.read)
         traced = streamed_outputs(graph, case.inputs, read, None)
         if agree(first, traced, min(1e-6, tolerance)):
             return True
-        second = outputs(case.model, params, case.inputs)
+        second = outputs(case.model, weights.all(), case.inputs)
         repeats = agree(first, second, min(1e-6, tolerance))
         return repeats and agree(first, traced, min(1e-4, tolerance))
 
