@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
@@ -234,7 +235,7 @@ def distinct(numbers: Ints) -> Ints:
     return numbers[starts(numbers)]
 
 
-def starts(numbers: Ints) -> NDArray[np.bool_]:
+def starts(numbers: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
     """True where a number differs from the one before it."""
     mask = np.ones(len(numbers), bool)
     np.not_equal(numbers[1:], numbers[:-1], out=mask[1:])
