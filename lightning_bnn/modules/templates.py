@@ -82,13 +82,14 @@ def fixed_names(template: nn.Module) -> set[str]:
 def without_fixed(template: nn.Module, stack: Params) -> Params:
     """A stack without the fixed weights, which become constants of the template.
 
-    Those that are not the same in all networks stay in the stack.
+    Those that are not the same in all networks stay in the stack, and all if nothing is trained.
 
     Args:
         template: of the networks; it changes.
         stack: the networks.
     """
     fixed = P.fixed_weights(template)
+    fixed = fixed if any(p.requires_grad for p in template.parameters()) else set()
     common = {n: stack[n][0] for n in fixed if _is_one(stack[n])}
     constants = {id(template.get_parameter(name)): t for name, t in common.items()}
     copies: dict[int, nn.Parameter] = {}
@@ -129,10 +130,8 @@ def fixed_weights(template: nn.Module) -> dict[str, Tensor]:
 
 def sample_of_fixed(template: nn.Module) -> Tensor:
     """Some numbers of every fixed weight, by which another backbone is told from this one."""
-    tensors = [
-        template.get_buffer(name).detach().flatten() for name in getattr(template, _FIXED, ())
-    ]
-    some = [t[:: max(1, len(t) // _OF_EACH)].float().cpu() for t in tensors]
+    rows = [t.detach().flatten() for t in fixed_weights(template).values()]
+    some = [row[:: max(1, len(row) // _OF_EACH)].float().cpu() for row in rows]
     return torch.cat(some) if some else torch.empty(0)
 
 

@@ -96,6 +96,14 @@ def test_another_run_starts_from_members_whose_backbone_is_shared(tmp_path):
     assert all(torch.equal(t[0], wanted[n][1]) for n, t in start.member_stack().items())
 
 
+def test_a_network_of_which_nothing_is_trained_is_that_of_its_stack():
+    net = backbone().requires_grad_(False)
+    module = DeepEnsemble(net)
+    assert module.member_stack().keys() == net.state_dict().keys()
+    module.double()
+    assert net[0].weight.dtype == torch.float32
+
+
 def test_tied_fixed_weights_stay_tied():
     net = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 4), nn.Linear(4, 9))
     net[3].weight = net[0].weight
