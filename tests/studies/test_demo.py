@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, undrawn):
     """A demo that was interrupted in its third run, and then called again."""
     out = tmp_path_factory.mktemp("demo")
     kept, begun = runs._train, []
