@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weightsym.arguments import check_count, check_positive
+from weightsym.arguments import check_count, check_integer, check_positive
 from weightsym.devices import at_least_single
 from weightsym.params import Params, is_weight
 
@@ -91,6 +91,8 @@ class Categorical(Likelihood):
         super().__init__()
         if classes not in ("last", "first"):
             raise ValueError(f"`classes` must be 'last' or 'first', got {classes!r}.")
+        if ignore_index is not None:
+            check_integer("ignore_index", ignore_index)
         self.classes, self.ignore_index, self.next_token = classes, ignore_index, next_token
 
     def extra_repr(self) -> str:
@@ -120,7 +122,7 @@ class Categorical(Likelihood):
     def every_row(self, outputs: Tensor) -> Tensor:
         """Outputs of networks at all positions, ``(samples, rows, classes)``."""
         logits = outputs if self.classes == "last" else outputs.movedim(2, -1)
-        return logits.flatten(1, -2)
+        return (logits[..., :-1, :] if self.next_token else logits).flatten(1, -2)
 
     def rows(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs at all positions that count, ``(..., rows, classes)``, and their targets.

@@ -122,7 +122,8 @@ class PosteriorFigures(SymmetryCallback):
     def begin(self, weights: Params) -> None:
         assert self.network is not None
         sym = self.network.symmetries
-        first = next((g.name for g in sym.permutations if g.name in sym.weights), sym.weights[0])
+        names = [*(g.name for g in sym.permutations if g.name in sym.weights), *sym.weights]
+        first = next(iter(names), next(iter(sym.shapes)))
         size = sym.shapes[first].numel()
         self._layer = first
         count = min(self.weights, size)

@@ -168,13 +168,18 @@ class Evidence:
         """Return the training examples, without which a check is not possible."""
         if self.training is None:
             raise NotPossible("no training data were seen")
-        return self.training
+        return self._at_one_position(self.training)
 
     def held_out_examples(self) -> Examples:
         """Return the held-out examples, without which a check is not possible."""
         if self.held_out is None:
             raise NotPossible("there are no validation data")
-        return self.held_out
+        return self._at_one_position(self.held_out)
+
+    def _at_one_position(self, examples: Examples) -> Examples:
+        if self.classes and examples.targets.ndim > 1 and examples.targets[0].numel() > 1:
+            raise NotPossible("examples have classes at several positions")
+        return examples
 
     @cached_property
     def classes(self) -> bool:

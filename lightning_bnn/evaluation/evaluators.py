@@ -256,8 +256,9 @@ class Evaluator(nn.Module, ABC):
         """Update the metrics of a set by one batch, and return scores that detect OOD examples."""
 
     def needs_targets(self, index: int) -> bool:
-        """Tell whether the predictions on a set are compared with targets."""
-        return self.sets[index][1] != "ood"
+        """Tell whether targets of a set are compared with predictions, or say which count."""
+        marks = getattr(self.likelihood, "ignore_index", None) is not None
+        return self.sets[index][1] != "ood" or marks
 
     def add(self, outputs: Any, targets: Tensor | None, index: int = 0) -> None:
         """Add one batch of predictions.
@@ -269,12 +270,12 @@ class Evaluator(nn.Module, ABC):
             index: number of the set.
         """
         name, role = self.sets[index]
-        targets = None if role == "ood" else targets
         if isinstance(outputs, Tensor) and isinstance(self.likelihood, Categorical):
-            if targets is None:
+            if targets is None or (role == "ood" and self.likelihood.ignore_index is None):
                 outputs = self.likelihood.every_row(outputs)
             else:
                 outputs, targets = self.likelihood.rows(outputs, targets)
+        targets = None if role == "ood" else targets
         scores = self.record(self.metrics[index], outputs, targets)
         if self.detection is None or scores is None:
             return

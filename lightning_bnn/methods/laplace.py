@@ -60,6 +60,13 @@ class CurvedNetworks(Networks):
         prefix = f"{last_layer}." if last_layer else ""
         trained = [n for n, p in network.named_parameters() if p.requires_grad]
         names = [n for n in trained if last_layer is None or n.startswith(prefix)]
+        if not names:
+            raise ValueError(
+                f"The last layer, {last_layer!r}, has no weights of its own that are trained: take "
+                "`layers='all'`."
+                if last_layer is not None
+                else "`network` has no weights that are trained."
+            )
         self.blocks = [(n,) for n in names] if method.structure == "kron" else [tuple(names)]
         self.fitted = NamedTensors()
 

@@ -18,6 +18,7 @@ __all__ = [
     "inputs_only",
     "left_over",
     "only_loader",
+    "parameters_of",
     "positional",
 ]
 
@@ -45,7 +46,7 @@ def inputs_and_targets(
     ((tensor([0., 0.]),), tensor(3))
     """
     if isinstance(batch, Mapping):
-        name = _target_name(batch, _parameters(network))
+        name = _target_name(batch, parameters_of(network))
         return _inputs(batch, network, name), batch[name]
     if isinstance(batch, Sequence) and len(batch) > 1:
         return tuple(batch[:-1]), batch[-1]
@@ -65,7 +66,7 @@ def inputs_only(batch: Any, network: nn.Module | None = None) -> tuple[Any, ...]
     if isinstance(batch, Tensor):
         return (batch,)
     if isinstance(batch, Mapping):
-        return _inputs(batch, network, _target_beside_inputs(batch, _parameters(network)))
+        return _inputs(batch, network, _target_beside_inputs(batch, parameters_of(network)))
     if isinstance(batch, Sequence) and len(batch) == 1:
         return tuple(batch)
     return inputs_and_targets(batch)[0]
@@ -75,7 +76,7 @@ def left_over(batch: Any, network: nn.Module | None) -> list[str]:
     """Names in a dict batch that are neither targets nor go to the network."""
     if not isinstance(batch, Mapping):
         return []
-    parameters = _parameters(network)
+    parameters = parameters_of(network)
     named = _by_name(batch, parameters, _target_beside_inputs(batch, parameters))
     main = [n for n in _INPUTS if n in batch] if _lacks_the_first(batch, named, parameters) else []
     return [n for n in batch if n not in {*named, *main, *_TARGETS}]
@@ -93,7 +94,7 @@ def positional(
     """
     if not named:
         return tuple(inputs)
-    parameters = _parameters(network)
+    parameters = parameters_of(network)
     first = dict(zip(parameters, inputs, strict=False))
     wrong = [n for n in named if n not in parameters or n in first]
     if wrong or len(first) < len(inputs):
@@ -132,7 +133,7 @@ def first_rows(loader: Any, rows: int) -> Any:
 
 
 # ------------------------------------------------------------ names
-def _parameters(network: nn.Module | None) -> Parameters:
+def parameters_of(network: nn.Module | None) -> Parameters:
     """Inputs of a network that can be given by position, in order, none if they have no names."""
     if network is None:
         return {}
@@ -181,7 +182,7 @@ def _only(
 def _inputs(
     batch: Mapping[str, Any], network: nn.Module | None, target: str | None
 ) -> tuple[Any, ...]:
-    parameters = _parameters(network)
+    parameters = parameters_of(network)
     named = _by_name(batch, parameters, target)
     if _lacks_the_first(batch, named, parameters):
         main = batch[_only(batch, _usual(batch, named), _INPUTS, "inputs")]

@@ -53,7 +53,7 @@ class Bayesian(Core):
     Args:
         network: gives the computation; it is copied, not changed. Its weights are where the first
             member starts, those of further members are drawn anew. Weights that do not require
-            gradients are those of all members.
+            gradients are those of all members, and remain those of this network.
         method: what is trained and how, one of `lightning_bnn.methods`.
         likelihood: what the outputs say about targets, by default ``Categorical``.
         members: how many posteriors are trained side by side; one of several is a mixture of them.
@@ -130,6 +130,7 @@ class Bayesian(Core):
             self.fitting.shows_progress, self.fitting.in_common, self.fitting.example,
         )  # fmt: skip
         starts = self.population.starts(self.template, start_from)
+        checkpoints.check_start(self, start_from)
         with self.randomness("blitz", *self.population.key):
             self.adopt(method.init(self.template, starts))
         self.__dict__["_arguments"] = _names_of_method(self)

@@ -16,7 +16,16 @@ from lightning_bnn.modules.core import Core
 from lightning_bnn.modules.templates import check_fixed, sample_of_fixed
 from weightsym.loading import load
 
-__all__ = ["NOTES", "check", "check_weights", "explain", "kind_of", "notes_of", "recall"]
+__all__ = [
+    "NOTES",
+    "check",
+    "check_start",
+    "check_weights",
+    "explain",
+    "kind_of",
+    "notes_of",
+    "recall",
+]
 
 NOTES = "lightning_bnn"
 """Where our notes are in a checkpoint."""
@@ -61,6 +70,19 @@ def recall(module: Core, notes: dict[str, Any]) -> None:
     module.divergence.load_state_dict(state)
     if module.population.share is not None:
         module.divergence.take_share(module.population.share.first, module.population.share.last)
+
+
+def check_start(module: Core, source: str | None) -> None:
+    """Refuse to start from a run of this package with other fixed weights, if it is one file.
+
+    Args:
+        module: that starts.
+        source: what it starts from.
+    """
+    if source is not None and Path(source).suffix == ".ckpt" and Path(source).is_file():
+        notes = load(source, mmap=True).get(NOTES, {})
+        if len(sample := notes.get("fixed", torch.empty(0))):
+            check_fixed(module.template, sample, str(source))
 
 
 def check(module: Core, checkpoint: dict[str, Any]) -> None:

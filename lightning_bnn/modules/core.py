@@ -216,6 +216,13 @@ def _relink(module: Core) -> None:
 def _warn_of_unused(module: Core, batch: Any) -> None:
     """Say once what a batch holds that nothing reads."""
     names = [n for n in batches.left_over(batch, module.template) if n not in module.unused_names]
+    base = getattr(module.template, "get_base_model", None)  # of peft, whose own takes anything
+    asked = set(batches.parameters_of(base())) if callable(base) else set()
+    if wanted := asked & set(names):
+        raise ValueError(
+            f"{', '.join(map(repr, sorted(wanted)))} of the batches would not reach the network: "
+            "pass `network.get_base_model()`, which holds the adapter, too."
+        )
     if names:
         module.unused_names |= set(names)
         rank_zero_warn(

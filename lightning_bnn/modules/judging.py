@@ -20,7 +20,7 @@ from lightning_bnn.calibration.calibrated import validation_loaders
 from lightning_bnn.calibration.calibrators import method_of, read
 from lightning_bnn.evaluation import Evaluator, make_evaluator
 from lightning_bnn.evaluation.evaluators import named_sets
-from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.methods import Purpose
 from lightning_bnn.modules.core import Core, Part
 from lightning_bnn.modules.fitting import Fitting
@@ -294,6 +294,8 @@ class Judging(Part):
         try:
             for index, raw in enumerate(chain.from_iterable(loaders)):
                 inputs, targets = module.inputs_and_targets(move(raw))
+                if isinstance(module.likelihood, Categorical) and targets.ndim > 1:
+                    raise ValueError("Classes at several positions are not calibrated.")
                 predicted = read(module.likelihood, self.outputs(inputs, 0, index))
                 parts.append(tuple(t.cpu() for t in predicted))
                 every.append(targets.cpu())

@@ -108,9 +108,9 @@ def without_fixed(template: nn.Module, stack: Params) -> Params:
 
 
 def network_of(template: nn.Module) -> nn.Module:
-    """A copy of the network that a template is of. It shares the fixed weights."""
-    fixed = fixed_weights(template)
-    network = copy.deepcopy(template, {id(t): t for t in fixed.values()})
+    """A copy of the network that a template is of, with memory of its own: it may be changed."""
+    network = copy.deepcopy(template)
+    fixed = fixed_weights(network)
     parameters = {id(t): nn.Parameter(t, requires_grad=False) for t in fixed.values()}
     for name in fixed:
         path, _, leaf = name.rpartition(".")

@@ -368,7 +368,7 @@ def _blocks(
         if structure == "kron":
             return kronecker_factors(model, names, batches, likelihood, progress)
         matrix = gauss_newton(model, names, batches, likelihood, structure == "diag", progress)
-    except (NotImplementedError, RuntimeError, ValueError) as error:
+    except (NotImplementedError, RuntimeError, ValueError, KeyError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         unusual = f" (it has {', '.join(without_factors(model))})" if without_factors(model) else ""
         raise ValueError(

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from lightning_bnn.callbacks import PosteriorDoctor
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.modules import IVON, MFVI, SWAG, DeepEnsemble, Laplace
 from lightning_bnn.symmetry import canonicalise, discover
@@ -85,6 +86,24 @@ def test_a_checkpoint_holds_what_is_trained_and_knows_its_backbone(make, tmp_pat
     make.load_from_checkpoint(tmp_path / "a.ckpt", network=half, members=2, **CASES[make])
 
 
+def test_a_member_may_be_changed_without_changing_the_others():
+    net = backbone()
+    module, x = DeepEnsemble(net, members=2).eval(), torch.randn(5, 6)
+    before = module(x)
+    with torch.no_grad():
+        for p in module.member(0).parameters():
+            p.zero_()
+    torch.testing.assert_close(module(x), before)
+    assert net[2].weight.abs().sum() > 0
+
+
+def test_a_fixed_last_layer_has_no_laplace_approximation():
+    net = backbone()
+    net[6].requires_grad_(False)
+    with pytest.raises(ValueError, match="The last layer, '6', has no weights of its own"):
+        Laplace(net, layers="last")
+
+
 def test_another_run_starts_from_members_whose_backbone_is_shared(tmp_path):
     net = backbone()
     module = DeepEnsemble(net, members=2, optimizer=adam)
@@ -94,6 +113,10 @@ def test_another_run_starts_from_members_whose_backbone_is_shared(tmp_path):
     start = DeepEnsemble(net, members=1, start_from=str(tmp_path / "a.ckpt"))
     wanted = module.member_stack()
     assert all(torch.equal(t[0], wanted[n][1]) for n, t in start.member_stack().items())
+    other = copy.deepcopy(net)
+    other[2].weight.data.mul_(-1)
+    with pytest.raises(ValueError, match="has other weights that are held fixed"):
+        DeepEnsemble(other, members=1, start_from=str(tmp_path / "a.ckpt"))
 
 
 def test_a_network_of_which_nothing_is_trained_is_that_of_its_stack():
@@ -236,6 +259,74 @@ def test_further_adapters_start_as_peft_starts_them():
     assert left
     assert all((t == 0).all() for t in left)
     assert all((t[1] != t[2]).any() for t in right)
+
+
+@pytest.mark.e2e
+def test_adapters_that_belong_to_a_changed_backbone_stay_with_it():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="TOKEN_CLS", r=2, init_lora_weights="pissa")
+    net = peft.get_peft_model(transformer("tokens"), config)
+    stack = DeepEnsemble(net, members=2).member_stack()
+    factors = [t for n, t in stack.items() if "lora_" in n]
+    assert factors
+    assert all(torch.equal(t[0], t[1]) for t in factors)
+
+
+@pytest.mark.e2e
+def test_a_member_of_an_adapter_may_be_merged():
+    module = DeepEnsemble(adapted("tokens"), likelihood=LIKELIHOODS["tokens"], members=2).eval()
+    for p in module.state.parameters():
+        p.data.normal_(std=0.5)
+    ids = torch.stack([row["input_ids"] for row in Texts("tokens").rows])
+    before = module(ids)
+    merged = module.member(0).eval().merge_and_unload()
+    torch.testing.assert_close(
+        merged(ids).logits.softmax(-1), module.outputs((ids,))[0].softmax(-1)
+    )
+    torch.testing.assert_close(module(ids), before)
+
+
+class Twice(Texts):
+    """The same texts in and out of distribution."""
+
+    def test_dataloader(self):
+        return [self.train_dataloader(), self.train_dataloader()]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", ["tokens", "causal"])
+def test_equal_texts_are_not_told_apart_by_what_does_not_count(kind):
+    module = DeepEnsemble(adapted(kind), likelihood=LIKELIHOODS[kind], members=2)
+    for p in module.state.parameters():
+        p.data.normal_(std=0.5)
+    module.has_weights = True
+    (first, *rest) = trainer().test(module, Twice(kind), verbose=False)
+    found = {**first, **{k: v for more in rest for k, v in more.items()}}
+    assert found["test/ood/AUROC"] == pytest.approx(0.5)
+    assert found["test/ood/mi"] == pytest.approx(found["test/mi"])
+
+
+@pytest.mark.e2e
+def test_what_peft_would_pass_by_is_refused():
+    rows = [{**row, "token_type_ids": row["input_ids"] * 0} for row in Texts("sequences").rows]
+    loader = DataLoader(rows, batch_size=4)
+    with pytest.raises(ValueError, match=r"'token_type_ids' .* pass `network.get_base_model\(\)`"):
+        trainer().fit(DeepEnsemble(adapted("sequences"), optimizer=adam), loader)
+    inner = DeepEnsemble(adapted("sequences").get_base_model(), optimizer=adam)
+    trainer().fit(inner, loader)
+    assert any("lora_A" in name for name in inner.member_stack())
+
+
+@pytest.mark.e2e
+def test_a_doctor_looks_at_tokens(tmp_path):
+    module = DeepEnsemble(
+        adapted("tokens"), likelihood=LIKELIHOODS["tokens"], members=2, optimizer=adam
+    )
+    doctor = PosteriorDoctor()
+    run = trainer(max_epochs=2, callbacks=[doctor], default_root_dir=tmp_path)
+    run.fit(module, Texts("tokens"))
+    with pytest.raises(ValueError, match="Classes at several positions are not calibrated"):
+        module.calibrate(Texts("tokens"))
 
 
 @pytest.mark.e2e

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 from torch.func import functional_call
 
 from weightsym.devices import check_memory, elsewhere, random_numbers
@@ -146,7 +147,10 @@ def block_of(model: nn.Module, state: Mapping[str, Tensor]) -> int:
     with random_numbers(elsewhere(model.parameters())):
         one_by_one = [dict(_reset(_to_be_drawn(model), state)) for _ in range(2)]
         try:
-            together = _vmapped(model, state, 3)
+            network = _to_be_drawn(model)
+            together = _vmapped(network, state, 3)
+            if any(is_batchedtensor(t) for t in network.buffers()):
+                return 1
         except (RuntimeError, ValueError, TypeError, NotImplementedError):
             return 1
     differ = (_varies(torch.stack([a[n] for a in one_by_one])) for n in state)
@@ -192,23 +196,42 @@ def undrawn(
 
 
 def _reset(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    adapters = dict(_adapters(module, state))
+    kept = {part for adapter, fresh in adapters.items() if not fresh for part in adapter.modules()}
     for child in _resettable(module):
         reset: Any = getattr(child, "reset_parameters", None) or child._reset_parameters
-        reset()
-    shared = set(_without_parameters(module))
+        if child not in kept:
+            reset()
+    _draw_as_libraries_do(module, kept)
+    for adapter in adapters.keys() - kept:
+        named: Any = adapter.lora_A
+        for name in named:
+            adapter.reset_lora_parameters(name, init_lora_weights=True)  # type: ignore[operator]
+    after = module.state_dict()
+    return {name: after[name].detach() for name in state}
+
+
+def _draw_as_libraries_do(module: nn.Module, kept: set[nn.Module]) -> None:
+    """Let networks of transformers and timm draw the weights of their parts, but for some."""
+    kept = kept.union(_without_parameters(module))
     for parent in module.modules():
         draw: Any = getattr(parent, "_init_weights", None)
         if callable(draw) and _needs_one(draw):
             for part in parent.modules():
-                if shared.isdisjoint(part.modules()):
+                if kept.isdisjoint(part.modules()):
                     draw(part)
-    for adapter in module.modules():
-        draw = getattr(adapter, "reset_lora_parameters", None)
-        named: Any = () if draw is None else adapter.lora_A
-        for name in named:
-            draw(name, init_lora_weights=True)
-    after = module.state_dict()
-    return {name: after[name].detach() for name in state}
+
+
+def _adapters(module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[nn.Module, bool]]:
+    """Low-rank adapters of peft, and whether they add nothing yet, as a fresh one does.
+
+    Others may belong to weights that were changed with them: they stay as they are.
+    """
+    for path, part in module.named_modules():
+        if hasattr(part, "reset_lora_parameters"):
+            prefix = f"{path}.lora_B.".lstrip(".")
+            factors = [t for n, t in state.items() if n.startswith(prefix)]
+            yield part, all(t.is_meta or not bool(t.any()) for t in factors)
 
 
 def _needs_one(function: Any) -> bool:
