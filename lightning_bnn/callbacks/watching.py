@@ -146,13 +146,14 @@ class Capture:
     def __post_init__(self) -> None:
         self._modules = candidates(self.root, self.name)
         self._handles = [
-            module.register_forward_pre_hook(self._listener(name), with_kwargs=True)
+            module.register_forward_pre_hook(self._listener(name, module), with_kwargs=True)
             for name, module in self._modules
         ]
 
-    def _listener(self, name: str) -> Callable[..., None]:
+    def _listener(self, name: str, watched: nn.Module) -> Callable[..., None]:
         def listen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.calls[name] = (args, kwargs)
+            if module is watched:  # not a copy, which somebody else may trace
+                self.calls[name] = (args, kwargs)
 
         return listen
 

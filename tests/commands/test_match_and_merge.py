@@ -260,7 +260,8 @@ def test_models_of_transformers(tmp_path, capsys):
               tmp_path / "a" / "model.safetensors", {"format": "pt"})  # fmt: skip
     main(["match", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "c")])
     assert distance(tmp_path / "c/model.safetensors", tmp_path / "b/model.safetensors") == 0
-    (tmp_path / "a" / "config.json").write_text('{"architectures": ["os"]}')
+    for name in "ab":
+        (tmp_path / name / "config.json").write_text('{"architectures": ["os"]}')
     capsys.readouterr()
     two = [tmp_path / "a", tmp_path / "b"]
     assert "no network of transformers" in failure(capsys, "match", *two)
