@@ -65,7 +65,14 @@ def test_what_holds_the_networks_changes_no_number(compared):
         {name: cell for name, cell in row.items() if name != "method"}
         for row in rows_of(compared, "distances")[:6]
     )
-    assert all(repr(other) == repr(first) for other in others)
+    for other in others:
+        for name, cell in other.items():
+            if isinstance(
+                cell, tuple
+            ):  # the first has computed what all share: sums in other order
+                assert tuple(cell) == pytest.approx(tuple(first[name]), rel=1e-12, nan_ok=True)
+            else:
+                assert repr(cell) == repr(first[name])
     assert first["modes"] == 5
     law = law_mmd(stack(12, seed=1), stack(5, seed=2), None)
     assert first["law"].value == pytest.approx(100 * float(law.value))
