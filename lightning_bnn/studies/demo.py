@@ -62,7 +62,7 @@ def demo(
 ) -> None:
     """Train a reference and seven posteriors on the digits, compare them, write one page.
 
-    Takes a minute on two cores and works offline. If it is interrupted, the next call
+    Takes one to three minutes on two cores, and works offline. If it is interrupted, the next call
     continues where it stopped; if it has finished, the next call only writes the page again.
 
     Args:
