@@ -28,8 +28,8 @@ from lightning_bnn.modules.members import Members
 from lightning_bnn.modules.optimization import clip_members, configured_optimizers
 from lightning_bnn.modules.templates import (
     TemplateMode,
+    constants_of,
     explaining_misfits,
-    fixed_weights,
     template_of,
 )
 from lightning_bnn.modules.training_data import batch_for
@@ -138,7 +138,7 @@ class Bayesian(Core):
     def __repr__(self) -> str:
         weights = sum(p.numel() for p in self.template.parameters())
         fixed = sum(
-            t.numel() for t in {id(t): t for t in fixed_weights(self.template).values()}.values()
+            t.numel() for t in {id(t): t for t in constants_of(self.template).values()}.values()
         )
         parts = [
             f"{self.members} member{'s' if self.members > 1 else ''}",

@@ -18,7 +18,7 @@ from lightning_bnn.methods import Fit, Method, Progress
 from lightning_bnn.methods.health import finite_members
 from lightning_bnn.modules.batches import only_loader
 from lightning_bnn.modules.core import Core, Part
-from lightning_bnn.modules.templates import check_fixed, fixed_weights, sample_of_fixed
+from lightning_bnn.modules.templates import check_fixed, constants_of, sample_of_fixed
 from lightning_bnn.modules.training_data import TrainingData, data_size, fault_of
 from weightsym.params import Params
 from weightsym.randomness import key_of
@@ -107,7 +107,7 @@ class Fitting(Part):
     def memory(self) -> str:
         """Memory that weights take, in words."""
         module = self.module
-        fixed = {id(t): t.nbytes for t in fixed_weights(module.template).values()}
+        fixed = {id(t): t.nbytes for t in constants_of(module.template).values()}
         own = sum(t.nbytes for t in module.state.state_dict().values())
         trained = sum(p.nbytes for p in module.state.parameters() if p.requires_grad)
         parts = {

@@ -23,9 +23,9 @@ from weightsym.params import Params
 __all__ = [
     "TemplateMode",
     "check_fixed",
+    "constants_of",
     "explaining_misfits",
     "fixed_names",
-    "fixed_weights",
     "network_of",
     "sample_of_fixed",
     "template_of",
@@ -110,7 +110,7 @@ def without_fixed(template: nn.Module, stack: Params) -> Params:
 def network_of(template: nn.Module) -> nn.Module:
     """A copy of the network that a template is of, with memory of its own: it may be changed."""
     network = copy.deepcopy(template)
-    fixed = fixed_weights(network)
+    fixed = constants_of(network)
     parameters = {id(t): nn.Parameter(t, requires_grad=False) for t in fixed.values()}
     for name in fixed:
         path, _, leaf = name.rpartition(".")
@@ -123,14 +123,14 @@ def network_of(template: nn.Module) -> nn.Module:
     return network
 
 
-def fixed_weights(template: nn.Module) -> dict[str, Tensor]:
+def constants_of(template: nn.Module) -> dict[str, Tensor]:
     """The fixed weights of a template, tied ones under each of their names."""
     return {name: template.get_buffer(name) for name in getattr(template, _FIXED, ())}
 
 
 def sample_of_fixed(template: nn.Module) -> Tensor:
     """Some numbers of every fixed weight, by which another backbone is told from this one."""
-    rows = [t.detach().flatten() for t in fixed_weights(template).values()]
+    rows = [t.detach().flatten() for t in constants_of(template).values()]
     some = [row[:: max(1, len(row) // _OF_EACH)].float().cpu() for row in rows]
     return torch.cat(some) if some else torch.empty(0)
 

@@ -462,10 +462,8 @@ def _by_name(likelihood: nn.Module, batch: Batch) -> tuple[dict[str, Any], Tenso
     """As curvlinops takes a batch, whose inputs are in a dict."""
     x, y = batch
     inputs = {str(k): value for k, value in enumerate((*inputs_of(x), y))}
-    if isinstance(likelihood, Categorical) and likelihood.classes == "last":
-        y = likelihood.rows(y[..., None], y)[1]
-    elif isinstance(likelihood, Categorical):
-        y = likelihood.rows(y[:, None], y)[1]
+    if isinstance(likelihood, Categorical):
+        y = likelihood.rows(y.unsqueeze(-1 if likelihood.classes == "last" else 1), y)[1]
     return inputs, y
 
 

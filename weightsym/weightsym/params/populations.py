@@ -117,9 +117,8 @@ def _resettable(module: nn.Module) -> Iterator[nn.Module]:
     """Submodules that can draw their parameters anew, as far as they have any."""
     for part in module.modules():
         names = ("reset_parameters", "_reset_parameters")
-        if any(callable(getattr(part, n, None)) for n in names) and any(
-            True for _ in part.parameters()
-        ):
+        has_any = next(part.parameters(), None) is not None
+        if has_any and any(callable(getattr(part, n, None)) for n in names):
             yield part
 
 
