@@ -28,7 +28,7 @@ __all__ = [
     "Likelihood",
 ]
 
-Noise = Literal["fixed", "learned", "heteroscedastic"]
+Noise = Literal["fixed", "learned", "correlated", "heteroscedastic"]
 FEW_CLASSES = 32
 """With so many classes at most the examples go last while probabilities are normalised."""
 _LOG_2PI = math.log(2 * math.pi)
@@ -36,7 +36,10 @@ _LOG_2PI = math.log(2 * math.pi)
 
 # ------------------------------------------------------------ outputs
 class Likelihood(nn.Module, ABC):
-    """The interface of likelihoods, which any module may have, derived from this class or not.
+    r"""The interface of likelihoods, which any module may have, derived from this class or not.
+
+    Laplace approximations also need ``curvature_root(outputs)``, matrices ``(batch, k, r)`` with
+    :math:`R R^T` the expected second derivatives of ``-log_prob`` at outputs ``(batch, k)``.
 
     >>> class Poisson(Likelihood):
     ...     def log_prob(self, outputs, targets):
@@ -118,6 +121,11 @@ class Categorical(Likelihood):
     def predictive(self, outputs: Tensor) -> Tensor:
         """Mean of the probabilities of several networks, ``(samples, batch, ...)``."""
         return outputs.softmax(-1 if self.classes == "last" else 2).mean(0)
+
+    def curvature_root(self, outputs: Tensor) -> Tensor:
+        """R with R R^T = diag(p) - p p^T, the curvature of the cross-entropy at the logits."""
+        p = outputs.softmax(-1)
+        return torch.diag_embed(p.sqrt()) - p[:, :, None] * p.sqrt()[:, None, :]
 
     def every_row(self, outputs: Tensor) -> Tensor:
         """Outputs of networks at all positions, ``(samples, rows, classes)``."""
@@ -204,6 +212,10 @@ class Bernoulli(Likelihood):
         probability = outputs[..., 0].sigmoid().mean(0)
         return torch.stack([1 - probability, probability], -1)
 
+    def curvature_root(self, outputs: Tensor) -> Tensor:
+        """Root of p (1 - p)."""
+        return torch.diag_embed((outputs.sigmoid() * (-outputs).sigmoid()).sqrt())
+
 
 class GaussianPrediction(NamedTuple):
     r"""Mean and variance of a prediction. The variance has the parts of noise and of weights.
@@ -236,9 +248,11 @@ class Gaussian(Likelihood):
 
     Args:
         noise: ``"fixed"`` standard deviation; ``"learned"``, one parameter for each target;
-            ``"heteroscedastic"``, the second half of the outputs, through a softplus.
+            ``"correlated"``, a whole covariance of the targets, learned as the regression of the
+            error of each on those before it; ``"heteroscedastic"``, the second half of the
+            outputs, through a softplus.
         std: the standard deviation, or where learning it starts.
-        targets: how many there are, for ``"learned"``.
+        targets: how many there are, for ``"learned"`` and ``"correlated"``.
         least: added to heteroscedastic standard deviations.
 
     >>> Gaussian(std=2.0).log_prob(torch.zeros(1, 1), torch.zeros(1, 1))
@@ -255,22 +269,35 @@ class Gaussian(Likelihood):
         check_positive("least", least)
         check_count("targets", targets)
         self.noise, self.least = noise, least
-        log_std = torch.full((targets if noise == "learned" else 1,), math.log(std))
-        self.log_std = nn.Parameter(log_std, requires_grad=noise == "learned")
+        learns = noise in ("learned", "correlated")
+        log_std = torch.full((targets if learns else 1,), math.log(std))
+        self.log_std = nn.Parameter(log_std, requires_grad=learns)
+        if noise == "correlated":
+            self.regression = nn.Parameter(torch.zeros(targets, targets))
 
     def extra_repr(self) -> str:
         """The options that ``print`` shows in brackets."""
         return self.noise
 
+    @property
+    def whitening(self) -> Tensor | None:
+        """The matrix that makes correlated errors independent, each of variance one."""
+        if self.noise != "correlated":
+            return None
+        one = torch.eye(len(self.log_std)).to(self.regression)
+        return (one - self.regression.tril(-1)) * (-self.log_std).exp()[:, None]
+
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the targets."""
-        if self.noise == "learned" and len(self.log_std) != outputs.shape[-1]:
+        if self.log_std.requires_grad and len(self.log_std) != outputs.shape[-1]:
             raise ValueError(
                 f"`outputs` has {outputs.shape[-1]} columns, the likelihood {len(self.log_std)} "
                 "standard deviations: say `targets=...`."
             )
         if self.noise != "heteroscedastic":
-            return outputs, self.log_std.exp().to(outputs).expand_as(outputs)
+            white = self.whitening
+            std = self.log_std.exp() if white is None else white.inverse().norm(dim=-1)
+            return outputs, std.to(outputs).expand_as(outputs)
         if outputs.shape[-1] % 2:
             raise ValueError(
                 "`outputs` must be means and raw scales side by side, got an odd number, "
@@ -287,13 +314,27 @@ class Gaussian(Likelihood):
                 f"`targets` must have shape {tuple(mean.shape[-2:])}, got {tuple(targets.shape)}"
                 + (": add a dimension, `targets[:, None]`." if targets.ndim == 1 else ".")
             )
-        z = (targets - mean) / std
-        return -(z.square() / 2 + std.log() + _LOG_2PI / 2).sum(-1)
+        white = self.whitening
+        if white is None:
+            z, log_scale = (targets - mean) / std, std.log()
+        else:
+            z, log_scale = (targets - mean) @ white.mT.to(mean), self.log_std.to(mean)
+        return -(z.square() / 2 + log_scale + _LOG_2PI / 2).sum(-1)
 
     def predictive(self, outputs: Float[Tensor, "samples batch outputs"]) -> GaussianPrediction:
         """Moments of the mixture of several networks: mean noise, and variance of means."""
         mean, std = self.moments(outputs)
         return GaussianPrediction(mean.mean(0), std.square().mean(0), mean.var(0, correction=0))
+
+    def curvature_root(self, outputs: Tensor) -> Tensor:
+        """Roots of 1 / std^2 at a mean, and of 2 (dstd / draw)^2 / std^2 at a raw scale."""
+        white, std = self.whitening, self.moments(outputs)[1]
+        if white is not None:
+            return white.mT.to(outputs).expand(len(outputs), -1, -1)
+        if self.noise != "heteroscedastic":
+            return torch.diag_embed(1 / std)
+        slope = outputs.chunk(2, -1)[1].sigmoid()
+        return torch.diag_embed(torch.cat([1 / std, 2**0.5 * slope / std], -1))
 
 
 # ------------------------------------------------------------ weights

@@ -7,6 +7,7 @@ from scipy.stats import norm
 from torch import distributions as D
 from torch.nn import functional as F
 
+from lightning_bnn.evaluation.evaluators import RegressionEvaluator
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian, IsotropicGaussianPrior
 
 
@@ -62,6 +63,52 @@ def test_gaussian(noise):
     draws = mean[index] + std[index] * torch.randn(200_000, 5, 2, generator=g).double()
     torch.testing.assert_close(prediction.mean, draws.mean(0), atol=0.05, rtol=0)
     torch.testing.assert_close(prediction.variance, draws.var(0), atol=0.1, rtol=0.05)
+
+
+def correlated(targets=3):
+    """A likelihood with a covariance, and the covariance by hand."""
+    likelihood = Gaussian("correlated", targets=targets).double()
+    g = torch.Generator().manual_seed(3)
+    for parameter in likelihood.parameters():
+        parameter.data.normal_(generator=g)
+    errors = torch.linalg.inv(torch.eye(targets) - likelihood.regression.detach().tril(-1))
+    return likelihood, errors @ torch.diag((2 * likelihood.log_std.detach()).exp()) @ errors.T
+
+
+def test_correlated_noise_is_a_gaussian_with_a_covariance():
+    likelihood, covariance = correlated()
+    outputs, y = torch.randn(2, 5, 3).double(), torch.randn(5, 3).double()
+    expected = D.MultivariateNormal(outputs, covariance).log_prob(y)
+    torch.testing.assert_close(likelihood.log_prob(outputs, y).detach(), expected)
+    mean, std = likelihood.moments(outputs)
+    torch.testing.assert_close(std.detach(), covariance.diag().sqrt().expand(2, 5, 3))
+    apart = D.Normal(mean, std).log_prob(y).sum(-1)
+    assert not torch.allclose(apart, expected)
+    metrics = RegressionEvaluator(likelihood)
+    metrics.add(outputs, y)
+    joint = (expected.logsumexp(0) - np.log(2)).mean()
+    torch.testing.assert_close(metrics.values()["nll"].double(), -joint, rtol=1e-5, atol=0)
+    assert metrics.values()["nll_moments"] > 0
+
+
+def test_correlated_noise_is_learned():
+    torch.manual_seed(0)
+    _, covariance = correlated(2)
+    errors = D.MultivariateNormal(torch.zeros(2).double(), covariance).sample((4000,))
+    likelihood = Gaussian("correlated", targets=2).double()
+    optimizer = torch.optim.LBFGS(likelihood.parameters(), max_iter=100)
+
+    def loss():
+        optimizer.zero_grad()
+        value = -likelihood.log_prob(torch.zeros_like(errors), errors).mean()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    white = likelihood.whitening.detach()
+    torch.testing.assert_close(
+        torch.linalg.inv(white.T @ white), errors.T @ errors / len(errors), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("stacked", [False, True])

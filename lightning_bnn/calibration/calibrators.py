@@ -415,6 +415,8 @@ def method_of(likelihood: nn.Module, name: str | None = None) -> str:
     """
     if isinstance(likelihood, (Categorical, Bernoulli)):
         names = tuple(CLASS_METHODS)
+    elif isinstance(likelihood, Gaussian) and likelihood.noise == "correlated":
+        raise ValueError("Targets with correlated noise are not calibrated, only one by one.")
     elif isinstance(likelihood, Gaussian):
         names = tuple(GAUSSIAN_METHODS)
     else:

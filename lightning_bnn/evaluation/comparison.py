@@ -181,7 +181,8 @@ def _quality(
         )
     likelihood = posterior.likelihood
     sets = sets if _predicts(likelihood) else sets[:1]
-    held_out = [] if validation is None or not _predicts(likelihood) else [validation]
+    calibrated = _predicts(likelihood) and getattr(likelihood, "noise", None) != "correlated"
+    held_out = [] if validation is None or not calibrated else [validation]
     of_modes = [
         predictions_of_mode(
             mode, posterior.network, likelihood, [*sets, *held_out], (reference.samples, share),

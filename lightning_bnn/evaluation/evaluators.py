@@ -103,7 +103,7 @@ class DensityScores:
         stds = torch.where(valid[:, None], stds, 1.0)
         scores = _spread(means, stds)
         if targets is not None:
-            scores |= _quality(means, stds, targets)
+            scores |= _quality(means, stds, targets, mixtures.whitening)
         unknown = ~valid
         return cls(
             {
@@ -124,9 +124,14 @@ def _spread(means: Tensor, stds: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _quality(means: Tensor, stds: Tensor, targets: Tensor) -> dict[str, Tensor]:
+def _quality(
+    means: Tensor, stds: Tensor, targets: Tensor, whitening: Tensor | None
+) -> dict[str, Tensor]:
     """Score predictions beside targets, by log-densities of all targets of an example together."""
-    of_networks = mixture_nll_of_each(means, stds, targets).sum(-1)
+    if whitening is None:
+        of_networks = mixture_nll_of_each(means, stds, targets).sum(-1)
+    else:
+        of_networks = correlated_nll_of_each(means, whitening.movedim(-1, 0), targets)
     mean, std = mixture_moments(means, stds)
     error = mean - targets
     u = M.pit(means, stds, targets)
@@ -152,6 +157,19 @@ def mixture_nll_of_each(means: Tensor, stds: Tensor, targets: Tensor) -> Tensor:
     """
     z = (targets - means) / stds
     return z.square() / 2 + stds.log() + math.log(2 * math.pi) / 2
+
+
+def correlated_nll_of_each(means: Tensor, whitening: Tensor, targets: Tensor) -> Tensor:
+    """Negative log-density of correlated targets under every network, ``(networks, examples)``.
+
+    Args:
+        means: of every network.
+        whitening: triangular matrices that make errors independent, of variance one.
+        targets: ``(examples, targets)``.
+    """
+    z = (whitening @ (targets - means)[..., None])[..., 0]
+    logs = whitening.diagonal(dim1=-2, dim2=-1).log()
+    return (z.square() / 2 - logs + math.log(2 * math.pi) / 2).sum(-1)
 
 
 def _check_targets(targets: Tensor, means: Tensor) -> None:

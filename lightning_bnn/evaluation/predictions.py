@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -43,18 +43,27 @@ One = TypeVar("One", bound="_Predictions")
 class _Predictions:
     """Predictions of some examples as tensors, whose leading dimensions may count networks."""
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that there are, by name."""
+        return {name: t for name, t in vars(self).items() if t is not None}
+
     def __getitem__(self: One, which: Any) -> One:
-        return type(self)(*(t[which] for t in vars(self).values()))
+        return type(self)(**{name: t[which] for name, t in self.tensors().items()})
 
     @classmethod
     def stacked(cls: type[One], parts: Sequence[One]) -> One:
         """Several modes along a new first dimension."""
-        return cls(*map(torch.stack, zip(*(vars(each).values() for each in parts), strict=True)))
+        return cls._together(torch.stack, parts)
 
     @classmethod
     def joined(cls: type[One], parts: Sequence[One]) -> One:
         """Several batches as one set of examples."""
-        return cls(*map(torch.cat, zip(*(vars(each).values() for each in parts), strict=True)))
+        return cls._together(torch.cat, parts)
+
+    @classmethod
+    def _together(cls: type[One], how: Callable[..., Tensor], parts: Sequence[One]) -> One:
+        names = parts[0].tensors()
+        return cls(**{name: how([each.tensors()[name] for each in parts]) for name in names})
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,8 @@ class GaussianPredictions(_Predictions):
     Attributes:
         means: ``(..., examples, targets, networks)``, in float64.
         stds: standard deviations of the same shape.
+        whitening: of correlated targets, ``(..., examples, targets, targets, networks)``, see
+            `lightning_bnn.likelihoods.Gaussian`.
 
     >>> from lightning_bnn.likelihoods import Gaussian
     >>> outputs = torch.zeros(4, 10, 1)  # of four networks
@@ -76,12 +87,15 @@ class GaussianPredictions(_Predictions):
 
     means: Tensor
     stds: Tensor
+    whitening: Tensor | None = None
 
     @classmethod
     def of_each(cls, likelihood: Any, outputs: Tensor) -> GaussianPredictions:
         """The prediction of every single network, ``(networks, examples, targets, 1)``."""
-        moments = likelihood.moments(precise(outputs.detach()))
-        return cls(*(where_precise(t.detach()).double()[..., None] for t in moments))
+        tensors = likelihood.moments(precise(outputs.detach()))
+        if (white := likelihood.whitening) is not None:
+            tensors = *tensors, white.expand(*outputs.shape[:2], *white.shape)
+        return cls(*(where_precise(t.detach()).double()[..., None] for t in tensors))
 
     @property
     def examples(self) -> int:
@@ -94,13 +108,14 @@ class GaussianPredictions(_Predictions):
 
     def mean(self) -> GaussianPredictions:
         """The mixture over the first dimension: all of its networks with equal weights."""
-        return GaussianPredictions(*(t.movedim(0, -2).flatten(-2) for t in (self.means, self.stds)))
+        parts = self.tensors().items()
+        return GaussianPredictions(**{name: t.movedim(0, -2).flatten(-2) for name, t in parts})
 
     @classmethod
     def stacked(cls, parts: Sequence[GaussianPredictions]) -> GaussianPredictions:
         """Several modes along a new first dimension, with equally many networks: the first ones."""
         count = min(each.means.shape[-1] for each in parts)
-        return super().stacked([cls(p.means[..., :count], p.stds[..., :count]) for p in parts])
+        return super().stacked([p[..., :count] for p in parts])
 
 
 @dataclass(frozen=True)

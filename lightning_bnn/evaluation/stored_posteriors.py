@@ -167,7 +167,7 @@ class StoredPosterior:
 
     def knows_its_noise(self) -> bool:
         """Tell whether the likelihood is that of these networks: banks hold no learned noise."""
-        learned = getattr(self.likelihood, "noise", None) == "learned"
+        learned = getattr(self.likelihood, "noise", None) in ("learned", "correlated")
         return not (learned and self.origin.get("kind") == "networks")
 
     def chains(self) -> list[int] | None:

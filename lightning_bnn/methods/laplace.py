@@ -162,7 +162,7 @@ class Laplace(PenalisedTraining):
         self, state: CurvedNetworks, optimizer: Any, run: Run, *fit: Any
     ) -> Any:
         curvature_root(run.likelihood)
-        if self.structure == "kron":
+        if self.structure == "kron" and state.last_layer is None:
             noise_factor(run.likelihood)
         return super().configure_optimizer(state, optimizer, run, *fit)
 

@@ -24,7 +24,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
-from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
+from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.posteriors.laplace import CurvatureBlock, features_of
 from weightsym import params as P
@@ -54,33 +54,15 @@ def curvature_root(likelihood: nn.Module) -> Root:
     """A root of the curvature at the outputs.
 
     Args:
-        likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``.
+        likelihood: ``Categorical``, ``Bernoulli``, ``Gaussian``, or one that has such a method.
     """
-    if isinstance(likelihood, Categorical):
-        return _of_logits
-    if isinstance(likelihood, Bernoulli):
-        return lambda outputs: torch.diag_embed((outputs.sigmoid() * (-outputs).sigmoid()).sqrt())
-    if isinstance(likelihood, Gaussian):
-        return lambda outputs: torch.diag_embed(_of_moments(likelihood, outputs))
-    raise ValueError(
-        "`likelihood` must be Categorical, Bernoulli or Gaussian, whose curvatures are known, got "
-        f"{type(likelihood).__name__}."
-    )
-
-
-def _of_logits(outputs: Tensor) -> Tensor:
-    """R with R R^T = diag(p) - p p^T, the curvature of the cross-entropy at the logits."""
-    p = outputs.softmax(-1)
-    return torch.diag_embed(p.sqrt()) - p[:, :, None] * p.sqrt()[:, None, :]
-
-
-def _of_moments(likelihood: Gaussian, outputs: Tensor) -> Tensor:
-    """Roots of 1 / std^2 at a mean, and of 2 (dstd / draw)^2 / std^2 at a raw scale."""
-    std = likelihood.moments(outputs)[1]
-    if likelihood.noise != "heteroscedastic":
-        return 1 / std
-    slope = outputs.chunk(2, -1)[1].sigmoid()
-    return torch.cat([1 / std, 2**0.5 * slope / std], -1)
+    root: Root | None = getattr(likelihood, "curvature_root", None)
+    if root is None:
+        raise ValueError(
+            "`likelihood` must have a `curvature_root`, as Categorical, Bernoulli and Gaussian "
+            f"have, {type(likelihood).__name__} has none."
+        )
+    return root
 
 
 def noise_factor(likelihood: nn.Module) -> float:
@@ -317,14 +299,14 @@ def curvature(
         batches: the training data, inputs (one, or a tuple of several) and targets; they are asked
             for several times.
         likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``; for Kronecker factors
-            ``Categorical``, or ``Gaussian`` with one standard deviation.
+            of several layers ``Categorical``, or ``Gaussian`` with one standard deviation.
         structure: ``"full"`` matrix, Kronecker factors of every layer (``"kron"``), or ``"diag"``.
         last_layer: only that of this layer, which must be linear and the last.
         progress: show a bar.
     """
     check_choice("structure", structure, get_args(Structure))
     curvature_root(likelihood)
-    if structure == "kron":
+    if structure == "kron" and not (last_layer or isinstance(model, nn.Linear)):
         noise_factor(likelihood)
     runner = copy.deepcopy(model)
     runner.load_state_dict({n: t.clone() for n, t in params.items()}, strict=False)
@@ -425,8 +407,9 @@ def _summed_curvature(
         variances, overlap = p * (1 - p), None if diagonal else p.T @ p
         summed = variances.sum(0) if overlap is None else torch.diag(p.sum(0)) - overlap
         return summed, variances
-    variances = curvature_root(likelihood)(outputs).square().sum(-1)
-    return (variances.sum(0) if diagonal else torch.diag(variances.sum(0))), variances
+    roots = curvature_root(likelihood)(outputs)
+    variances = roots.square().sum(-1)
+    return variances.sum(0) if diagonal else torch.einsum("bir,bjr->ij", roots, roots), variances
 
 
 @dataclass

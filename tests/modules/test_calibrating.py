@@ -160,6 +160,8 @@ def test_what_calibration_refuses(fitted, tmp_path):
         module.calibrate(data, held_out=1)
     with pytest.raises(ValueError, match="at least 2 validation examples, got 1"):
         module.calibrate(Loaders(torch.zeros(1, 6), torch.zeros(1).long()))
+    with pytest.raises(ValueError, match="correlated noise are not calibrated"):
+        DeepEnsemble(nn.Linear(6, 3), likelihood=Gaussian("correlated")).calibrate(data)
     with pytest.raises(ValueError, match="must be Categorical, Bernoulli or Gaussian"):
         DeepEnsemble(nn.Linear(6, 3), likelihood=Own()).calibrate(data)
     torch.save({"a": 1}, tmp_path / "other.pt")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.func import jacrev
 
-from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
+from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from lightning_bnn.posteriors import LaplaceGaussian, laplace
 from lightning_bnn.posteriors.curvature import (
     curvature,
@@ -21,8 +21,10 @@ CASES = {
     "bernoulli": (Bernoulli(), 1),
     "fixed": (Gaussian(std=0.3), 2),
     "learned": (Gaussian("learned", std=0.7, targets=2), 2),
+    "correlated": (Gaussian("correlated", targets=2), 2),
     "heteroscedastic": (Gaussian("heteroscedastic", least=0.1), 4),
 }
+CASES["correlated"][0].regression.data[1, 0] = 0.8
 
 
 def targets_and_weights(likelihood, outputs):
@@ -36,6 +38,8 @@ def targets_and_weights(likelihood, outputs):
     k = mean.shape[-1]
     grid = torch.cartesian_prod(*[nodes] * k).view(-1, k)
     joint = torch.cartesian_prod(*[weights / weights.sum()] * k).view(-1, k).prod(-1)
+    if (white := likelihood.whitening) is not None:
+        return mean + grid @ white.inverse().mT, joint
     return mean + std * grid, joint
 
 
@@ -61,7 +65,7 @@ def test_the_square_of_the_root_is_the_fisher_information(name):
     root = curvature_root(likelihood)(outputs).detach()
     wanted = torch.stack([fisher(likelihood, f) for f in outputs]).detach()
     torch.testing.assert_close(root @ root.mT, wanted, rtol=1e-8, atol=1e-10)
-    if name not in ("fixed", "learned"):  # whose curvature is the same everywhere
+    if name not in ("fixed", "learned", "correlated"):  # whose curvature is the same everywhere
         assert not torch.allclose(wanted[0], wanted[1])
 
 
@@ -87,7 +91,7 @@ def test_the_curvature_of_a_network_is_its_pull_back(name, structure):
 
 @pytest.mark.bad_input
 def test_likelihoods_without_a_known_curvature():
-    with pytest.raises(ValueError, match="`likelihood` must be Categorical, Bernoulli or Gaussian"):
+    with pytest.raises(ValueError, match="`likelihood` must have a `curvature_root`"):
         curvature_root(nn.Identity())
 
 
@@ -149,6 +153,44 @@ def test_a_linear_layer_has_its_curvature_in_closed_form(likelihood):
         found, kronecker_factors(layer, names, batches, likelihood), strict=True
     ):
         torch.testing.assert_close(block.eigenvalues, other.eigenvalues)
+
+
+def test_kronecker_factors_of_a_last_layer_know_correlated_noise():
+    likelihood, k = CASES["correlated"][0].double(), 2
+    layer, x = nn.Linear(5, k).double(), torch.randn(40, 5).double()
+    weight, _ = curvature(layer, P.of(layer), [(x, torch.zeros(40, k))], likelihood, "kron")
+    found = torch.kron(weight.left, weight.right) * weight.eigenvalues.flatten()
+    found = found @ torch.kron(weight.left, weight.right).T
+    precision = likelihood.whitening.detach().T @ likelihood.whitening.detach()
+    torch.testing.assert_close(found, torch.kron(precision, x.T @ x))
+
+
+class Poisson(Likelihood):
+    """Rates of counts, a likelihood that the package does not have."""
+
+    def log_prob(self, outputs, targets):
+        return torch.distributions.Poisson(outputs.exp()).log_prob(targets).sum(-1)
+
+    def predictive(self, outputs):
+        return outputs.exp().mean(0)
+
+    def curvature_root(self, outputs):
+        return torch.diag_embed((outputs / 2).exp())
+
+
+def test_a_likelihood_of_ones_own_has_a_curvature():
+    layer, x = nn.Linear(4, 2).double(), torch.randn(30, 4).double()
+    batches = [(x, torch.zeros(30, 2).double())]
+    (block,) = curvature(layer, P.of(layer), batches, Poisson(), "full")
+    found = block.left @ torch.diag(block.eigenvalues[:, 0]) @ block.left.T
+
+    def nll(flat):
+        weights = {"weight": flat[:8].view(2, 4), "bias": flat[8:]}
+        outputs = torch.func.functional_call(layer, weights, (x,))
+        return -Poisson().log_prob(outputs, batches[0][1]).sum()
+
+    flat = torch.cat([p.detach().flatten() for p in layer.parameters()])
+    torch.testing.assert_close(found, torch.func.hessian(nll)(flat))
 
 
 @pytest.mark.parametrize("structure", ["diag", "kron"])
