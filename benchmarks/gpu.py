@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,15 +28,11 @@ PYTEST += " tests/methods/test_graphs.py"
 STEPS = {
     "tests": (PYTEST, 120),
     **{f"populations{k}": (f"gpu_populations.py --case {k}", 150) for k in (1, 2, 0)},
-    "chains": ("gpu_stacks.py chains", 40),
+    "chains": ("gpu_chains.py", 40),
     "callbacks": ("callbacks.py steps", 40),
-    "callbacks_bf16": ("callbacks.py steps --precision bf16-mixed --channels-last", 40),
     "vi": ("vi.py steps", 40),
     "samplers": ("samplers.py steps", 40),
     "mmd": ("metrics.py mmd --rows 200 --others 50 --repeats 3", 40),
-    "memory": ("gpu_stacks.py memory", 60),
-    "processes": ("gpu_stacks.py processes", 90),
-    "symmetries": ("gpu_stacks.py symmetries", 90),
 }
 """What each step runs, and for how many seconds at most."""
 FIRST = ("tests", "populations1", "populations2", "populations0")
@@ -46,9 +41,9 @@ SHORT = "--sizes 1 100 10000 100000 --repeats 2"
 """Of populations, for a machine that is there for minutes."""
 QUICK = {
     "mmd": "--features 500", "vi": "--repeats 3", "samplers": "--repeats 3",
-    "callbacks": "--repeats 11 --batch 8", "callbacks_bf16": "--repeats 11 --batch 8",
+    "callbacks": "--repeats 11 --batch 8",
 }  # fmt: skip
-HAVE_QUICK = ("gpu_populations.py", "gpu_stacks.py")
+HAVE_QUICK = ("gpu_populations.py", "gpu_chains.py")
 
 
 @dataclass
@@ -109,15 +104,9 @@ class Step:
             if time.monotonic() > self.options.end:
                 os.killpg(self.process.pid, signal.SIGKILL)
             time.sleep(2)
-            self.pack()
-        self.pack()
         print(f"\n== {self.name}: {time.monotonic() - self.started:.0f} s, ended with {code}")
         print("\n".join(self.lines(60 if self.name == "tests" else 400)), flush=True)
         return code == 0
-
-    def pack(self):
-        if self.options.pack:
-            shutil.make_archive(str(self.options.pack), "gztar", self.options.out)
 
     def lines(self, last):
         return self.log.read_text(errors="replace").splitlines()[-last:]
@@ -164,7 +153,6 @@ def _options():
     made.add_argument("--quick", action="store_true", help="small problems, side by side")
     made.add_argument("--short", action="store_true", help="populations of fewer sizes")
     made.add_argument("--pages", action="store_true", help="put what is measured on the pages")
-    made.add_argument("--pack", type=Path, help="archive of the folder, anew after every step")
     made.add_argument("--seconds", type=int, default=540, help="of all steps, at most")
     made.add_argument("--workers", type=int, default=0, help="processes of the tests")
     made.add_argument("--cache", type=Path, default=Path("/tmp/gpu-cache"), help="of compilers")

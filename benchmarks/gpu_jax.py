@@ -1,6 +1,6 @@
 """Sequential networks of torch in JAX: trained by `vmap` and `jit`, sampled by blackjax.
 
-Used by `gpu_populations.py` and `gpu_stacks.py`.
+Used by `gpu_populations.py` and `gpu_chains.py`.
 """
 
 import functools
