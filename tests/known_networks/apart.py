@@ -26,7 +26,6 @@ MORE = {
     "experts with a norm inside": dict(groups="5*3 3b", signs=3),
     "fft_fft of channels": dict(held="_fft_r2c"),
     "gated states": dict(signs=6),
-    "group norm, twice a gain": dict(signs=8),
     "hypot": dict(signs=12),
     "lerp by constants": dict(groups="3*2"),
     "linear attention and products": dict(signs=20),
@@ -51,7 +50,6 @@ MORE = {
     "standardised filters with gains": dict(signs=4),
     "states": dict(signs=9),
     "states by broadcasting": dict(signs=9),
-    "states of channels": dict(signs=9),
     "states that fade": dict(signs=9),
     "states, first": dict(signs=9),
     "tanh of a product": dict(scales=4),
@@ -63,14 +61,11 @@ MORE = {
 }
 
 LESS = {
-    "a product that is convolved": dict(scales=11),
     "a resized table": dict(groups="", scales=0, moves="", held="_upsample_bicubic2d_aa"),
     "addbmm": dict(groups="5*3 3b"),
     "attention of gated units": dict(signs=8),
     "attention of gated units with biases": dict(signs=8),
     "attention of gated units, ReLU": dict(signs=8),
-    "circular padding of channels": dict(groups="4"),
-    "interleaved halves": dict(groups="4*2 2b"),
     "learned keys and values": dict(groups="3*4 5 2b"),
     "products of columns": dict(groups="2", scales=1),
     "products of rows": dict(groups="2", scales=1),

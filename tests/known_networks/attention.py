@@ -54,9 +54,6 @@ attention("ALiBi", "3*4", 12, 12, positions="alibi", shifts=BOTH, dimension=2 * 
 # columns of the table move with the heads, and every one of them may be shifted
 attention("T5 table", HEADS, 12, 12, positions="t5", shifts=BOTH | {"table.weight": 2},
           moves="table.weight", dimension=2 * 18 + 2 * 6 + 2)  # fmt: skip
-for positions in ("rows", "columns"):
-    attention(f"{positions} of relative positions", HEADS, 12, 12, positions=positions, inputs=FEW,
-              dimension=2 * 18 + 2 * 6 + 2, others=[(3, 3, 10)])  # fmt: skip
 # one number between scores and values per head
 for scores in ("linear", "states"):
     attention(f"attention by {scores}", HEADS, 14, 12, scores=scores, bias=False, shifts={},
@@ -187,70 +184,6 @@ for turn, channels in ((lambda x: x, 4), (complex_rotary, 2)):
 
 
 # ------------------------------------------------------------ one key, along no dimension of heads
-def by_matmul(q, k, v):
-    return (q @ k[:, None].mT).softmax(-1) @ v[:, None]
-
-
-def by_einsum(q, k, v):
-    scores = torch.einsum("bhtw,bsw->bhts", q, k).softmax(-1)
-    return torch.einsum("bhts,bsw->bthw", scores, v).transpose(1, 2)
-
-
-def by_expand(q, k, v):
-    k, v = (t[:, None].expand(-1, q.shape[1], -1, -1) for t in (k, v))
-    return (q @ k.mT).softmax(-1) @ v
-
-
-def by_sdpa(q, k, v):
-    k, v = (t[:, None].expand(-1, q.shape[1], -1, -1) for t in (k, v))
-    return F.scaled_dot_product_attention(q, k, v)
-
-
-def by_baddbmm(q, k, v):
-    b, h, t, w = q.shape
-    nothing = torch.empty(b, 1, 1, dtype=q.dtype)
-    scores = torch.baddbmm(nothing, q.reshape(b, h * t, w), k.mT, beta=0, alpha=0.5)
-    shared = scores.view(b, h, t, -1).softmax(-1).view(b, h * t, -1)
-    return torch.bmm(shared, v).view(b, h, t, w)
-
-
-single = partial(network, q=(6, 6), k=(6, 3), v=(6, 3), o=(6, 6), inputs=(8, 5, 6),
-                 others=[(3, 7, 6)])  # fmt: skip
-for attend in (by_matmul, by_einsum, by_expand, by_sdpa, by_baddbmm):
-
-    @single(
-        "2b 3*2", 6, 6, name=f"one key {attend.__name__.replace('_', ' ')}", dimension=2 * 9 + 2 * 3
-    )
-    def one_key(s, x, attend=attend):
-        return s.o(joined(attend(heads(s.q(x), 3), s.k(x), s.v(x))))
-
-
-SPOILT = {  # what is done with the two sides before they meet, and what is left
-    "a bias of values": (lambda s, q, k, v: (q, k, v + s.place), "2b 3*2", 6),
-    "constants beside values": (
-        lambda s, q, k, v: (q, k, v * torch.arange(1.0, 4.0).to(v)),
-        "2b 3",
-        6,
-    ),
-    "tanh of values": (lambda s, q, k, v: (q, k, v.tanh()), "2b 3*2", 3),
-    "tanh of keys": (lambda s, q, k, v: (q, k.tanh(), v), "2b 3*2", 3),
-}
-for name, (spoil, groups, scales) in SPOILT.items():
-    matrices = "general 3*2" if "bias" in name else "general 3"
-
-    @single(groups, scales, 6, name=name, matrices=matrices, place=parameter(3), held=None)
-    def spoilt(s, x, spoil=spoil):
-        return s.o(joined(by_matmul(*spoil(s, heads(s.q(x), 3), s.k(x), s.v(x)))))
-
-
-for axis, name in ((2, "keys of two heads"), (1, "keys between heads")):
-    # queries (groups, heads) or (heads, groups) beside keys of size one along the heads
-    @network("2b*3 3*4", 12, 12, name=name, q=(6, 12), k=(6, 6), v=(6, 6), o=(12, 6),
-             inputs=(10, 6, 6), dimension=2 * (2 * 9 + 2 * 3))  # fmt: skip
-    def grouped(s, x, axis=axis):
-        k, v = (heads(p(x), 3).unsqueeze(axis) for p in (s.k, s.v))
-        y = (heads(s.q(x), 3).unflatten(1, (2, 2)) @ k.mT).softmax(-1) @ v
-        return s.o(joined(y.flatten(1, 2)))
 
 
 # ------------------------------------------------------------ masks, and what is beside keys
@@ -259,15 +192,6 @@ packed = partial(network, qkv=(8, 48), o=(16, 3), inputs=(2, 6, 8), others=[(2, 
 
 def thirds(s, x):
     return (heads(t, 4) for t in s.qkv(x).chunk(3, -1))
-
-
-@packed("4*8", 32, 32)
-def constant_biases_of_heads(s, x):
-    q, k, v = thirds(s, x)
-    t = torch.arange(x.shape[1])
-    slopes = torch.tensor([0.5, 0.25, 0.125, 0.06]).to(x)[:, None, None]
-    mask = -(t[None] - t[:, None]).abs().to(x) * slopes
-    return s.o(joined(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
 
 
 @packed("4*8 4b", 32, 32, mask=lambda: nn.Buffer(torch.tril(torch.ones(9, 9))[None, None]))
@@ -418,38 +342,10 @@ add("LoRA on a trained base", partial(modern.LoRA, trained_base=True), (15, 4, 6
     dimension=2 * (6 + 7), missing=22)  # fmt: skip
 # matrices, and the first bias into the second
 add("low rank", modern.LowRank, (12, 4, 6), "3 5", 3, 8, matrices="general 3", dimension=9 + 3)
-# rows, whose size has no effect; with a ReLU also units
-add(
-    "weight norm by hand, tanh",
-    partial(modern.WeightNorm, nn.Tanh()),
-    (200, 5),
-    "7",
-    7,
-    14,
-    dimension=7,
-)
-add(
-    "weight norm by hand, ReLU",
-    partial(modern.WeightNorm, nn.ReLU()),
-    (200, 5),
-    "7",
-    14,
-    7,
-    dimension=14,
-)
 # classes and all features
 add("cosine classifier", modern.CosineClassifier, (200, 5), "6", 4, 0, dimension=3 + 1)
 # rotations and a scale of all
 add("unit vectors", modern.UnitVectors, (200, 5), "6*2", 1, 12, dimension=15 + 1)
-add(
-    "learned slopes, Snake",
-    partial(modern.LearnedSlope, modern.snake),
-    (200, 5),
-    "6",
-    6,
-    6,
-    dimension=6,
-)
 add(
     "learned slopes, tanh",
     partial(modern.LearnedSlope, torch.tanh),

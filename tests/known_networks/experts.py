@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from cases import Forward
 from torch import nn
 
-from known_networks.table import add, linear, network, parameter
+from known_networks.table import add, network, parameter
 
 IN, EXPERTS, HIDDEN = 4, 3, 5
 ALL, INSIDE = "5*3 3b", "5*3"
@@ -81,12 +81,6 @@ for gates, groups in (((1.0, 2.0, 3.0), INSIDE), ((1.0, 2.0, 2.0), "5*3 2b")):
     )
 
 
-@stacked("5 3", 5, 0, shared=parameter(HIDDEN))
-def experts_with_a_bias_in_common(s, x):
-    h = torch.relu(torch.einsum("bd,edf->bef", x, s.w1) + s.shared)
-    return torch.einsum("bef,efd,be->bd", h, s.w2, softmax(s, x))
-
-
 # ------------------------------------------------------------ how experts are computed
 def by_three(s, x):
     h = torch.relu(torch.einsum("bd,edf->bef", x, s.w1) + s.b1)
@@ -125,15 +119,6 @@ for compute in (by_three, by_bmm, by_transposed, with_an_output_bias, by_baddbmm
 @stacked("4*2 5*3 3b", 23, 4, a=(IN, IN), c=(IN, 2))
 def experts_between_layers(s, x):
     return s.c(by_bmm(s, torch.relu(s.a(x))))
-
-
-gated = partial(stacked, ALL, 15, 15, w1=parameter(EXPERTS, IN, 2 * HIDDEN))
-
-
-@gated()
-def gated_experts(s, x):
-    g, u = torch.einsum("bd,edf->ebf", x, s.w1).chunk(2, -1)
-    return torch.einsum("ebd,be->bd", torch.bmm(F.silu(g) * u, s.w2), softmax(s, x))
 
 
 for top in (None, 2):
@@ -182,20 +167,6 @@ for compute in (chosen_by_bmm, chosen_by_select, chosen_on_the_left, chosen_with
     stacked(ALL, 15, 0, name=f"experts {compute.__name__.replace('_', ' ')}")(compute)
 stacked(ALL, 15, 0, name="experts chosen by einsum", dimension=15 + 4 + 1, others=[(2, IN)],
         inputs=[lambda: 4 * torch.randn(400, IN)])(chosen_by_einsum)  # fmt: skip
-
-
-@gated()
-def chosen_experts_with_gates(s, x):
-    values, at = softmax(s, x).topk(2)
-    g, u = torch.einsum("td,tkdf->tkf", x, s.w1[at]).chunk(2, -1)
-    return (torch.einsum("tkf,tkfd->tkd", F.silu(g) * u, s.w2[at]) * values[..., None]).sum(1)
-
-
-@gated()
-def chosen_experts_with_gates_of_torch(s, x):
-    values, at = softmax(s, x).topk(2)
-    h = F.glu(torch.einsum("td,tkdf->tkf", x, s.w1[at]))
-    return (torch.einsum("tkf,tkfd->tkd", h, s.w2[at]) * values[..., None]).sum(1)
 
 
 @stacked("3 5b", 5, 0, held="")
@@ -412,22 +383,6 @@ for combine in (
     branches(ALL, 15, 0, name=f"branches, {combine.__name__}", moves=moves)(combine)
 
 
-@branches("4 5*3 3b", 15, 1, a=(IN, IN), c=(IN, 2))
-def picked_in_a_stream(s, x):
-    x = s.a(x)
-    return s.c(F.layer_norm(x + picked_by_gather(s, x), [IN]))
-
-
-@branches("4*3 5*3 3b", 27, 12, o=(3 * IN, 2), moves="o.weight")
-def branches_side_by_side(s, x):
-    return s.o(torch.cat([e(x) for e in s.e], -1))
-
-
-@branches(ALL, 15, 0, e=listed(partial(expert, out=1)))
-def branches_of_one_result(s, x):
-    return (softmax(s, x) * torch.cat([e(x) for e in s.e], -1)).sum(-1)
-
-
 class Function(nn.Module):
     """A function of the input, as a module."""
 
@@ -436,18 +391,6 @@ class Function(nn.Module):
         self.forward = forward
 
 
-NOTHING = {
-    "flatten": nn.Flatten,
-    "dropout": lambda: nn.Dropout(0.5),
-    "no dropout": lambda: nn.Dropout(0.0),
-    "to": lambda: Function(lambda x: x.to(x.dtype)),
-    "view": lambda: Function(lambda x: x.view(x.shape)),
-    "type_as": lambda: Function(lambda x: x.type_as(x)),
-}
-for name, first in NOTHING.items():
-    branches(ALL, 15, 0, name=f"branches behind {name}", e=listed(lambda f=first: expert(f())))(
-        summed
-    )
 turned = [nn.Flatten(), Function(lambda x: x.flip(-1)), nn.Flatten()]
 branches("5*3 2b", 15, 0, name="branches of which one turns its input",
          e=lambda: nn.ModuleList(expert(first) for first in turned))(summed)  # fmt: skip
@@ -503,23 +446,6 @@ for outer in (summed, by_einsum):
         branches("5*9 3b*4", 45, 0, name=name, held=None, e=make)(outer)
 
 
-def two_layers():
-    return nn.ModuleList([nn.Linear(IN, HIDDEN, bias=False), nn.Linear(HIDDEN, IN)])
-
-
-@branches("5 3b", 5, 0, e=listed(two_layers), c=parameter(HIDDEN))
-def branches_with_a_bias_in_common(s, x):
-    g = softmax(s, x)
-    return sum(g[:, k : k + 1] * b(torch.relu(a(x) + s.c)) for k, (a, b) in enumerate(s.e))
-
-
-@branches("4 5*3 3b", 19, 0, f=listed(lambda: nn.Linear(IN, IN)))
-def two_layers_of_branches(s, x):
-    g = softmax(s, x)
-    h = torch.relu(sum(g[:, k : k + 1] * e(x) for k, e in enumerate(s.e)))
-    return sum(g[:, k : k + 1] * e(h) for k, e in enumerate(s.f))
-
-
 # ------------------------------------------------------------ what tells branches apart
 def different_activations(s, x):
     functions = (torch.relu, torch.tanh, F.gelu)
@@ -553,21 +479,6 @@ for name, forward in APART.items():
     branches(INSIDE, 15, 0, name=f"branches told apart by {name}")(forward)
 apart = partial(branches, held=None)
 apart(INSIDE, 5, 5)(different_activations)
-
-
-@apart("5*2 2b", 10, 0)
-def branches_with_another_reader_inside(s, x):
-    return summed(s, x), s.e[0][0](x)
-
-
-@apart("5*2 2b", 11, 0)
-def branches_with_weights_read_elsewhere(s, x):
-    return summed(s, x) + F.linear(x, s.e[0][0].weight)[:, :IN]
-
-
-@apart("", 0, 0, first=parameter(EXPERTS), second=parameter(EXPERTS))
-def numbers_added_to_logits(s, x):
-    return s.r(x) + s.first[:, None].T + s.second[:, None].T
 
 
 class Masked(nn.Module):
@@ -609,48 +520,7 @@ small = partial(
 )  # fmt: skip
 
 
-def shared_by(gates):
-    return lambda s, x: sum(gates(s, x)[:, k : k + 1] * e(x) for k, e in enumerate(s.e))
-
-
-def softmax_of_values(s, x, change):
-    values, at = s.r(x).topk(2, -1)
-    return torch.zeros_like(s.r(x)).scatter(-1, at, change(values))
-
-
-FORGETTING = {
-    "softmax": softmax,
-    "a temperature": lambda s, x: (s.r(x) / 0.5).to(x.dtype).softmax(-1),
-    "another bias": lambda s, x: (s.r(x) + torch.arange(3.0).to(x)).softmax(-1),
-    "the best values": lambda s, x: softmax_of_values(s, x, lambda v: v.softmax(-1)),
-    "two softmaxes": lambda s, x: s.r(x).softmax(-1) * s.r(x).log_softmax(-1),
-}
-SEEING = {
-    "a sigmoid": lambda s, x: s.r(x).sigmoid(),
-    "scales": lambda s, x: (s.r(x) * s.z).softmax(-1),
-    "its own gate": lambda s, x: s.r(x).softmax(-1) * s.r(x),
-    "sigmoids of the best": lambda s, x: softmax_of_values(s, x, torch.sigmoid),
-    "a masked number": lambda s, x: (
-        s.r(x).masked_fill(torch.tensor([False, False, True]), -1.0).softmax(-1)
-    ),
-    "weights read again": lambda s, x: (
-        s.r(x).softmax(-1) + s.r.weight.square().sum() * s.r.bias.square().sum()
-    ),
-}
 WORD, NUMBER = {"r.weight": IN}, {"r.bias": 1}
-for name, gates in FORGETTING.items():
-    for router, forgotten in (((IN, EXPERTS), WORD | NUMBER), (linear(IN, EXPERTS), WORD)):
-        kind = "with" if NUMBER.items() <= forgotten.items() else "without"
-        small(name=f"router {kind} bias, {name}", dead=forgotten, r=router)(shared_by(gates))
-for name, gates in SEEING.items():
-    counts = {"scales": 3, "signs": 9} if name == "scales" else {}
-    small(name=f"router seen by {name}", dead={}, r=(IN, EXPERTS), **counts)(shared_by(gates))
-small(name="a softmax over tokens", dead={"r.bias": EXPERTS}, r=(IN, EXPERTS))(
-    shared_by(lambda s, x: s.r(x).softmax(0))
-)
-small(name="a router by hand", dead={"w": IN}, w=parameter(IN, EXPERTS))(
-    shared_by(lambda s, x: (x @ s.w).softmax(-1))
-)
 small(
     name="probabilities of a router",
     unnoticed=True,
@@ -659,6 +529,3 @@ small(
     e=None,
     signs=0,
 )(softmax)
-small(name="logits beside probabilities", shifts={}, r=(IN, EXPERTS), e=None, signs=0)(
-    lambda s, x: (softmax(s, x), s.r(x))
-)

@@ -57,23 +57,6 @@ def in_place_through_a_view(s, x):
     return s.b(h)
 
 
-@two("8", 8, 0)
-def read_after_in_place(s, x):
-    h = s.a(x)
-    y = h.relu_()
-    return s.b(h + 2 * y)
-
-
-@two("2b 4*2", 0, 0)
-def softmax_of_halves(s, x):
-    return s.b(torch.softmax(s.a(x).view(-1, 2, 4), -1).flatten(1))
-
-
-@two("8", 0, 0, held="")
-def sum_of_a_weight_beside_it(s, x):
-    return s.b(torch.relu(s.a(x))) + s.a.weight.sum()
-
-
 @two("8", 8, 0, held="")
 def norms_of_columns_as_gains(s, x):
     return s.b(torch.relu(s.a(x)) * s.b.weight.abs().sum(0))
@@ -82,23 +65,6 @@ def norms_of_columns_as_gains(s, x):
 @images("", 4, 0, held="numerical check")
 def shifted_flatten(s, x):
     return s.b(torch.relu(s.a(x)).flatten(1).roll(1, 1))
-
-
-@images("2 2", 4, 0)
-def half_mirrored(s, x):
-    h = torch.relu(s.a(x))
-    return s.b(torch.cat([h[:, :2], h[:, 2:].flip(-1)], 1).flatten(1))
-
-
-@two("7", 7, 0)
-def one_channel_beside_the_output(s, x):
-    h = torch.relu(s.a(x))
-    return s.b(h) + h[:, :1]
-
-
-@two("", 8, 0)
-def gains_that_differ(s, x):
-    return s.b(torch.relu(s.a(x)) * torch.arange(1.0, 9.0).to(x))
 
 
 @two("", 0, 0, held="used alike|inputs, outputs or constants")
@@ -113,11 +79,6 @@ def crossed_sum(s, x):
     return s.b(torch.cat([y, torch.relu(h[:, [0, 5, 2, 3]])], 1))
 
 
-@two("8", 0, 0, held="")
-def sorted_channels(s, x):
-    return s.b(s.a(x).sort(-1)[0])
-
-
 @two("8", 1, 1)
 def products_of_all_pairs(s, x):
     h = s.a(x)
@@ -130,32 +91,7 @@ def a_channel_picked_by_the_input(s, x):
     return s.b(h.gather(1, x.argsort(-1)[:, :1].expand(-1, 8)))
 
 
-@two("4*2", 8, 0)
-def masks_that_differ(s, x):
-    return s.b(torch.relu(s.a(x)).masked_fill(torch.arange(8) % 2 == 0, 0.0))
-
-
-@two("8", 8, 0, c=(8, 8))
-def one_layer_twice(s, x):
-    return s.b(torch.relu(s.c(torch.relu(s.c(torch.relu(s.a(x)))))))
-
-
-@two("7", 8, 0)
-def scaled_by_the_first_unit(s, x):
-    h = torch.relu(s.a(x))
-    return s.b(h * h[:, :1])
-
-
-@two("8", 8, 0)
-def interleaved_halves(s, x):
-    h = torch.relu(s.a(x))
-    return s.b(torch.stack([h[:, :4], h[:, 4:]], -1).flatten(1))
-
-
 # ------------------------------------------------------------ forwards that broke a reader
-@network("4", 0, 4, a=(5, 8), b=(5, 12), unnoticed=True)
-def padded_beside_a_layer(s, x):
-    return F.pad(torch.relu(s.a(x)), (0, 4)) * torch.tanh(s.b(x))
 
 
 @two("8", 8, 0)
@@ -171,32 +107,16 @@ def a_branch_by_numbers(s, x):
     return s.b(torch.cond(x.sum() > 0, torch.sin, torch.cos, (s.a(x),)))
 
 
-@two("8", 8, 0)
-def a_mask_of_ones(s, x):
-    h = torch.relu(s.a(x))
-    return s.b(h.masked_fill(~torch.ones_like(h, dtype=torch.bool), 0.0))
-
-
 @network("8", 0, 0, a=(5, 8))
 def mean_and_variance(s, x):
     variance, mean = torch.var_mean(torch.tanh(s.a(x)), 1)
     return torch.stack([variance, mean], 1)
 
 
-@two("8", 0, 0, p=lambda: nn.Parameter(torch.rand(8) + 0.5))
-def learned_powers(s, x):
-    return s.b(torch.relu(s.a(x)) ** s.p)
-
-
 @two("8", 8, 8, p=lambda: nn.Parameter(torch.rand(8) + 0.5))
 def snake(s, x):
     h = s.a(x)
     return s.b(h + torch.sin(s.p * h) ** 2 / s.p)
-
-
-@two("8", 0, 0)
-def a_power_of_two(s, x):
-    return s.b(2 ** s.a(x))
 
 
 @network("", 8, 0, a=(5, 8), e=lambda: nn.Embedding(2, 3), held="indices that are computed")
@@ -257,16 +177,6 @@ def blocks_of_rows_and_of_columns(s, x):
 @two("8", 8, 0, inputs=(2, 6, 5), others=[(2, 12, 5)], p=parameter(1, 12, 8))
 def positions_beyond_the_example(s, x):
     return s.b(torch.relu(s.a(x) + s.p[:, : x.shape[1]]))
-
-
-@network(
-    "6 8", 14, 0, inputs=(2, 5), a=(5, 8), b=(8, 3), c=(8, 6), d=(6, 3), moves="c.weight d.weight"
-)
-def a_head_of_training_only(s, x):
-    x = torch.relu(s.a(x))
-    if not s.training:
-        return s.b(x)
-    return s.b(x), s.d(F.dropout(torch.relu(s.c(x)), 0.5))
 
 
 @network("4", 5, 1, a=(3, 4), b=(4, 2), scale=lambda: nn.Parameter(torch.tensor(2.0)),
@@ -367,34 +277,7 @@ def a_resized_table(s, x):
     return s.o((s.c(x) + table).relu().mean((-2, -1)))
 
 
-@sequences("4*2 6", 14, 8, **{name: parameter(4) for name in "pqrt"})
-def differential_shares(s, x):
-    share = (s.p * s.q).sum().exp() - (s.r * s.t).sum().exp()
-    return s.o(s.a(x).relu() * share)
-
-
-for name, gate, scales, signs in (
-    ("number", nn.Identity(), 7, 1),
-    ("tanh", nn.Tanh(), 6, 1),
-    ("relu", nn.ReLU(), 7, 0),
-):
-    sequences("6", scales, signs, name=f"a {name} for all channels", w=parameter(5, 1), gate=gate)(
-        lambda s, x: s.o(s.gate(x @ s.w) * s.a(x).relu())
-    )
-
-for mode, groups in (("constant", "6"), ("reflect", "4 2"), ("replicate", "2 4"),
-                     ("circular", "2 4")):  # fmt: skip
-    # channels at the border stand there twice, and are exchanged among themselves
-    sequences(groups, 6, 0, name=f"{mode} padding of channels", o=(8, 3), mode=mode)(
-        lambda s, x: s.o(F.pad(s.a(x).relu(), (1, 1), mode=s.mode))
-    )
-
 windows = partial(network, "4", 4, 0, a=lambda: nn.Conv2d(3, 4, 1), inputs=(2, 3, 6, 6))
-
-
-@windows(o=(16, 2))
-def unfolded_windows(s, x):
-    return s.o(F.unfold(s.a(x).relu(), 2).mT)
 
 
 @windows(o=lambda: nn.Conv2d(4, 2, 1))
@@ -405,17 +288,6 @@ def folded_windows(s, x):
 @sequences("3 4", 1, 0, a=(5, 3), b=(5, 4), o=(12, 2))
 def sums_of_all_pairs(s, x):
     return s.o((s.a(x)[..., None] + s.b(x)[..., None, :]).relu().flatten(-2))
-
-
-@sequences("2b 3*2", 0, 2, a=(5, 2), o=(6, 2))
-def copies_with_gates_of_their_own(s, x):
-    """Three copies of two units: copies and units are exchanged."""
-    return s.o(s.a(x).tanh().repeat_interleave(3, -1) * s.b(x).sigmoid())
-
-
-@sequences("2", 0, 2, a=lambda: nn.Conv1d(4, 2, 1), b=(20, 10), o=(10, 2))
-def positions_are_no_copies(s, x):
-    return s.o(s.a(x).tanh().flatten(1) * s.b(x.flatten(1)).sigmoid())
 
 
 @network("6", 1, 0, a=lambda: nn.Conv2d(3, 6, 3, padding=1), o=lambda: nn.Conv2d(6, 4, 1),
@@ -491,24 +363,6 @@ def a_norm_with_gains_over_all_channels(s, x):
     return s.b(s.n(s.a(x)))
 
 
-@rows("3", 0, 3, matrices="orthogonal 3")
-def root_mean_square_by_hand(s, x):
-    h = s.a(x)
-    return s.b(h * torch.rsqrt((h * h).mean(-1)[..., None] + 0.1))
-
-
-@rows("3", 0, 3, matrices="orthogonal 3")
-def root_mean_square_by_square(s, x):
-    h = s.a(x)
-    return s.b(h * torch.rsqrt(h.square().mean(-1)[..., None] + 0.1))
-
-
-@rows("3", 0, 1, matrices="centred 3")
-def a_layer_norm_by_hand(s, x):
-    h = s.a(x)
-    return s.b((h - h.mean(-1, keepdim=True)) / (h.var(-1, keepdim=True) + 0.1).sqrt())
-
-
 USERS, ITEMS = torch.arange(8).repeat_interleave(9), torch.arange(9).repeat(8)
 factorised = partial(
     network, u=lambda: nn.Embedding(8, 3), i=lambda: nn.Embedding(9, 3), inputs=[USERS, ITEMS]
@@ -529,46 +383,6 @@ def sums_of_three_factors(s, u, i):
 def products_that_are_returned_too(s, u, i):
     product = s.u(u) * s.i(i)
     return product.sum(-1), product
-
-
-COSINES = {
-    "of normalised rows": lambda h, w: F.linear(F.normalize(h), F.normalize(w)),
-    "by a product": lambda h, w: F.normalize(h) @ F.normalize(w).T,
-    "by norms": lambda h, w: (h / h.norm(dim=-1, keepdim=True)) @ (w / w.norm(dim=-1)[:, None]).T,
-}
-for name, score in COSINES.items():
-    network("5", 4, 5, name=f"cosines {name}", matrices="orthogonal 5", dimension=14, a=(4, 5),
-            w=parameter(3, 5), inputs=(60, 4))(lambda s, x, f=score: f(s.a(x), s.w))  # fmt: skip
-
-LAYERS = {
-    "LSTM": ("3", 3, lambda: nn.LSTM(3, 2, batch_first=True)),
-    "GRU": ("3", 3, lambda: nn.GRU(3, 2, batch_first=True)),
-    "LSTM with projections": ("3 4", 7, lambda: nn.LSTM(3, 4, proj_size=2, batch_first=True)),
-}
-for name, (groups, signs, layer) in LAYERS.items():
-    rows(
-        groups,
-        3,
-        signs,
-        name=f"a linear map before a {name}",
-        matrices="general 3",
-        inputs=(3, 5, 4),
-        r=layer,
-    )(lambda s, x: s.r(s.a(x))[0])
-
-
-def stepped(s, x):
-    state = None
-    for t in range(3):
-        state = s.r(s.a(x[:, t]), state)
-    return state[0] if isinstance(state, tuple) else state
-
-
-for cell in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
-    name = f"a linear map before an {cell.__name__}"
-    rows("3", 3, 3, name=name, matrices="general 3", inputs=(3, 5, 4), r=lambda c=cell: c(3, 2))(
-        stepped
-    )
 
 
 # ------------------------------------------------------------ noise that is always drawn
@@ -619,12 +433,6 @@ def a_slice_that_is_always_empty(s, x):
     return s.o(s.norm(torch.cat([h[:, :1], pooled(s, h, 0)], 1)))
 
 
-@emptied("4", 4, 5)
-def the_rest_of_all_channels(s, x):
-    h = s.a(x)
-    return s.o(s.norm(torch.cat([h[..., :4], h[..., 4:]], -1)))
-
-
 @network("4", 0, 4, a=(6, 4), b=(6, 2), inputs=(2, 5, 6))
 def zeros_among_channels(s, x):
     """Their columns of the next layer are read by nobody, and stay where they are."""
@@ -638,36 +446,6 @@ def a_layer_without_channels(s, x):
 
 
 # ------------------------------------------------------------ branches that look alike
-pair = partial(network, a=linear(3, 4), b=linear(3, 4), c=(4, 2), inputs=(5, 3))
-ALIKE = {
-    "one branch, twice": ("4", lambda a, b: (a + a) + b),
-    "one branch, twice from the right": ("4", lambda a, b: a + (a + b)),
-    "both branches, twice": ("4 2b", lambda a, b: (a + b) + (a + b)),
-    "a branch times two": ("4", lambda a, b: torch.add(a, b, alpha=2)),
-    "one branch of three rows": ("4", lambda a, b: torch.stack([a, a, b]).sum(0)),
-    "two kinds of GELU": ("4", lambda a, b: F.gelu(a) + F.gelu(b, approximate="tanh")),
-}
-for name, (groups, forward) in ALIKE.items():
-    pair(groups, 0, None, name=name)(
-        lambda s, x, f=forward: s.c(torch.relu(f(s.a(x).sigmoid(), s.b(x).sigmoid())))
-    )
-
-maps = partial(network, "4", 4, 0, c=(4, 2), inputs=(2, 2, 6, 6))
-
-
-@maps(
-    a=lambda: nn.Conv2d(2, 4, 3, padding=1),
-    b=lambda: nn.Conv2d(2, 4, 3, padding=2, dilation=2),
-    shifts={"a.bias": 4},
-)
-def filters_of_two_sizes(s, x):
-    return s.c(torch.relu(s.a(x) + s.b(x)).mean((2, 3)))
-
-
-@maps(a=lambda: nn.Conv2d(2, 4, 3), b=lambda: nn.Conv2d(2, 4, 3), shifts={"a.bias": 4})
-def padding_on_two_sides(s, x):
-    left, right = s.a(F.pad(x, (2, 0, 1, 1))), s.b(F.pad(x, (0, 2, 1, 1)))
-    return s.c(torch.relu(left + right).mean((2, 3)))
 
 
 # ------------------------------------------------------------ places behind what no unit passes
@@ -698,11 +476,6 @@ def places_of_patches(s, x):
     return s.o(F.pixel_unshuffle(F.gelu(s.a(x)), 2).mean((2, 3)))
 
 
-@flat("4*2 2b", 0, 0, b=lambda: nn.Conv2d(2, 4, 3), o=(48, 3))
-def flattened_side_by_side(s, x):
-    return s.o(torch.cat([F.gelu(s.a(x)).flatten(1), F.gelu(s.b(x)).flatten(1)], 1))
-
-
 @two("8", 0, 0, b=(13, 3))
 def inputs_beside_gelu(s, x):
     return s.b(torch.cat([F.gelu(s.a(x)), x], 1))
@@ -715,21 +488,6 @@ def constants_beside_gelu(s, x):
 
 
 # ------------------------------------------------------------ gains that are computed
-normed = partial(network, a=(5, 6), b=(6, 2), inputs=(3, 4, 5), others=[(1, 2, 5)],
-                 gain=parameter(6), bias=parameter(6))  # fmt: skip
-GAINS = {
-    "layer norm, gain plus one": (1, lambda s, x: F.layer_norm(x, (6,), 1 + s.gain, s.bias)),
-    "layer norm, twice a bias": (7, lambda s, x: F.layer_norm(x, (6,), s.gain, 2 * s.bias)),
-    "layer norm by a function": (7, lambda s, x: F.layer_norm(x, (6,), s.gain, s.bias)),
-    "rms norm, gain of an exponential": (6, lambda s, x: F.rms_norm(x, (6,), s.gain.exp())),
-    "rms norm by a function": (12, lambda s, x: F.rms_norm(x, (6,), s.gain)),
-    "group norm, twice a gain": (2, lambda s, x: F.group_norm(x.mT, 2, 2 * s.gain, s.bias).mT),
-    "group norm by a function": (8, lambda s, x: F.group_norm(x.mT, 2, s.gain, s.bias).mT),
-}
-for name, (signs, norm) in GAINS.items():
-    normed("3*2 2b" if "group" in name else "6", 0, signs, name=name)(
-        lambda s, x, f=norm: s.b(torch.tanh(f(s, s.a(x))))
-    )
 
 
 @network(

@@ -42,11 +42,6 @@ def a_loop_without_a_first_state(s, x):
     return s.out(s.cell(x[:, 1], s.cell(x[:, 0])))
 
 
-@gru("6", 0, 0)
-def a_first_state_of_ones(s, x):
-    return s.out(s.cell(x[:, 1], s.cell(x[:, 0], x.new_ones(len(x), 6))))
-
-
 @loop("6", 0, 6, hidden=(11, 6), out=(11, 3))
 def the_loop_of_the_tutorials(s, x):
     """Inputs and state side by side."""
@@ -81,19 +76,7 @@ def learned_states(s, x):
     return s.out(s.layer(x, tuple(states))[0])
 
 
-for kind in (nn.GRU, nn.LSTM):
-    made = partial(kind, 5, 6, 2, batch_first=True)
-    # units of a layer move together in both
-    loop("6*2", 0, 12, name=f"a {kind.__name__} that hands its state on", e=made, d=made)(
-        lambda s, x: s.out(s.d(x, s.e(x)[1])[0])
-    )
-
 once = partial(network, layer=lambda: nn.GRU(5, 6, batch_first=True), out=(6, 3))
-
-
-@once("6", 0, 6, first=(5, 6), **SEQUENCE)
-def a_state_computed_from_the_input(s, x):
-    return s.out(s.layer(x, torch.tanh(s.first(x[:, 0]))[None])[0])
 
 
 @once("", 0, 0, inputs=[(2, 4, 5), (1, 2, 6)], held=None)
@@ -162,47 +145,6 @@ for name, (forward, dimension, *counts) in GROWING.items():
     states("3 5", *counts, name=name, dimension=dimension)(forward)
 
 
-# matrices of the states; a number between the states and what reads them
-@network("3 5", 4, 8, dimension=9 + 1, a=(4, 5), dt=(4, 5), b=(4, 3), c=(4, 3), o=(5, 4),
-         inputs=(30, 4, 4), others=[(3, 6, 4)])  # fmt: skip
-def states_of_channels(s, x):
-    """A state space model whose channels decay each at one speed for all states."""
-    channels, step = s.a(x).tanh(), s.dt(x).exp()
-    state, rows = x.new_zeros(len(x), 5, 3), []
-    for t in range(x.shape[1]):
-        new = torch.einsum("be,bn->ben", step[:, t] * channels[:, t], s.b(x[:, t]))
-        state = torch.exp(-step[:, t])[:, :, None] * state + new
-        rows.append(torch.einsum("ben,bn->be", state, s.c(x[:, t])))
-    return s.o(torch.stack(rows, 1))
-
-
-@network("2 3", dimension=4, a=(4, 3), b=(4, 2), o=(6, 3), inputs=(60, 4, 4))
-def bilinear_pooling(s, x):
-    shared = torch.einsum("btk,btc->bkc", s.a(x).sigmoid(), s.b(x))
-    return s.o(shared.flatten(1))
-
-
-@network("2 3", dimension=0, a=(4, 5), o=(6, 3), inputs=(80, 4))
-def products_of_two_halves(s, x):
-    a, b = s.a(x).split([2, 3], -1)
-    return s.o(torch.einsum("bc,bd->bcd", a.tanh(), b.tanh()).flatten(1))
-
-
-@network("2 3", matrices="general 3", a=(4, 5), o=(5, 2), inputs=(6, 4))
-def a_product_with_a_part_of_itself(s, x):
-    h = s.a(x)
-    return s.o(torch.einsum("bc,bd->bcd", h, h[:, :2]).sum(-1))
-
-
-@network("5", 5, a=(4, 5), u=parameter(5), o=(5, 3), inputs=(6, 3, 4), others=[(2, 5, 4)])
-def units_that_remember_themselves(s, x):
-    """The first step meets zeros."""
-    h = x.new_zeros(len(x), 5)
-    for t in range(x.shape[1]):
-        h = torch.relu(s.a(x[:, t]) + s.u.exp() * h)
-    return s.o(h)
-
-
 def pairs(s, x):
     return torch.einsum("bi,bj->bij", s.a(x), s.a(x))
 
@@ -264,25 +206,6 @@ def largest_messages(s, x, e):
     empty = torch.zeros_like(h)
     largest = empty.scatter_reduce(0, receivers(e), h[e[0]], "amax", include_self=False)
     return s.c(torch.relu(s.b(largest) + s.own(h)))
-
-
-@passing()
-def messages_that_are_put(s, x, e):
-    h = torch.relu(s.a(x))
-    return s.c(torch.relu(s.b(torch.zeros_like(h).index_put((e[1],), h[e[0]], accumulate=True))))
-
-
-@passing()
-def messages_that_are_gathered(s, x, e):
-    return s.c(torch.relu(s.b(torch.relu(s.a(x)).gather(0, e[0][:, None].expand(-1, 6)))))
-
-
-@edges("6 5", 0, 11)
-def means_of_tanh_messages(s, x, e):
-    h = torch.tanh(s.a(x))
-    at = receivers(e)
-    h = torch.zeros_like(h).scatter_reduce(0, at, h[e[0]], "mean", include_self=False)
-    return s.c(torch.tanh(s.b(h)))
 
 
 @edges("6", signs=0, c=(6, 2))

@@ -39,19 +39,6 @@ for name, (combine, shifts) in COMBINED.items():
         return s.last(torch.tanh(s.norm(x)))
 
 
-tied = partial(tables, words=table(9), first=(6, 6), norm=lambda: nn.LayerNorm(6))
-
-
-@tied()
-def a_tied_table(s, tokens):
-    return F.linear(s.norm(torch.tanh(s.first(s.words(tokens)))), s.words.weight)
-
-
-@tied(last=parameter(9, 6), shifts=BOTH)
-def a_table_that_is_not_tied(s, tokens):
-    return F.linear(s.norm(torch.tanh(s.first(s.words(tokens)))), s.last)
-
-
 three = partial(tables, words=table(9), types=table(2), places=table(5), w=parameter(2, 6),
                 norm=lambda: nn.LayerNorm(6, bias=False))  # fmt: skip
 
@@ -71,30 +58,6 @@ three(name="three tables", shifts={"words.weight": 6, "types.weight": 6})(
 
 
 # ------------------------------------------------------------ vectors that are added by hand
-def normalised(s, x):
-    """A layer norm written by hand."""
-    x = s.first(x)
-    x = x - x.mean(-1, keepdim=True)
-    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * s.gain + s.bias
-
-
-READ = {
-    "taken up": (lambda s, y: s.last(y), {"bias": 5}),
-    "nonlinear": (lambda s, y: s.last(torch.tanh(y)), {}),
-    "read elsewhere": (lambda s, y: s.last(y) * s.bias.sum(), {}),
-    "a gain, too": (lambda s, y: s.last(y * s.bias), {}),
-    "before no bias": (lambda s, y: F.linear(y, s.last.weight), {}),
-}
-for name, (read, shifts) in READ.items():
-    rows(name=f"the bias of a norm, {name}", shifts=shifts, first=(6, 5), last=(5, 2),
-         gain=parameter(5), bias=parameter(5))(
-        lambda s, x, f=read: f(s, normalised(s, x))
-    )  # fmt: skip
-
-
-@rows(shifts={"first.bias": 5, "bias": 5}, first=(6, 5), last=(5, 2), bias=parameter(5))
-def a_bias_beside_that_of_a_layer(s, x):
-    return s.last(s.first(x) + s.bias)
 
 
 # ------------------------------------------------------------ keys without a bias
@@ -113,12 +76,6 @@ VALUE = {"value.bias": 3}
 # what the keys of all tokens gain is forgotten; queries and values take the rest up
 keys(name="a norm before keys", shifts={"norm.bias": 6} | VALUE)(attention())
 keys(name="a norm before keys, nonlinear", shifts=VALUE)(attention(key=torch.tanh))
-keys(name="a norm before keys, turned", shifts=VALUE)(
-    attention(key=lambda k: k * torch.arange(1.0, 5)[:, None])
-)
-keys(name="a norm before keys, gated", shifts=VALUE)(
-    attention(key_of=lambda s, y: s.key(y) * y[..., :4])
-)
 keys(name="a norm before values without a bias", shifts={}, value=linear(6, 3))(attention())
 
 # ------------------------------------------------------------ sums of branches
@@ -140,33 +97,12 @@ for name, (combine, shifts) in SUMS.items():
     )
 
 
-@summed(shifts={"a.bias": 5, "b.bias": 5})
-def biases_of_a_sum_that_a_layer_takes_up(s, x):
-    return s.last(s.a(x) + s.b(x))
-
-
 @rows(shifts={"first.bias": 5, "second.bias": 5}, enter=(6, 5), up=(5, 7), down=(7, 5), out=(5, 2),
       first=lambda: nn.LayerNorm(5), second=lambda: nn.LayerNorm(5))  # fmt: skip
 def post_norm_blocks(s, x):
     """What a norm gains, the layer behind takes up, and the bias of the next sum gives it back."""
     h = s.first(s.enter(x))
     return s.out(s.second(h + s.down(torch.tanh(s.up(h)))))
-
-
-# both biases of a gate trade, but for the candidate of a GRU, where another gate is between them
-for kind, traded in ((nn.LSTM, 4 * 3), (nn.RNN, 3), (nn.GRU, 2 * 3)):
-    rows(name=f"biases of a {kind.__name__}", first=(6, 4), last=(3, 2),
-         cells=partial(kind, 4, 3, batch_first=True),
-         shifts={"first.bias": 4, "cells.bias_ih_l0": traded},
-         )(lambda s, x: s.last(s.cells(s.first(x))[0]))  # fmt: skip
-
-
-@rows(shifts={"token": 5, "patches.bias": 5}, patches=(6, 5), last=(5, 2), token=parameter(1, 1, 5),
-      places=parameter(5, 5))  # fmt: skip
-def rows_of_a_table(s, x):
-    """A class token trades with its position, the bias of patches with all others."""
-    h = torch.cat([s.token.expand(len(x), 1, 5), s.patches(x)], 1) + s.places
-    return s.last(torch.tanh(F.layer_norm(h, (5,))))
 
 
 cells = partial(
@@ -178,11 +114,6 @@ cells = partial(
 def behind_rows(s, x):
     h = torch.cat([s.token.expand(len(x), -1, -1), s.first(x)], 1) + s.places
     return s.last(torch.tanh(s.second(s.norm(h))))
-
-
-cells(name="a norm behind rows that differ", shifts={"norm.bias": 6, "token": 6, "first.bias": 6})(
-    behind_rows
-)
 
 
 @cells(shifts={})
@@ -201,11 +132,6 @@ def parts_of_a_bias(s, x):
     bias = torch.cat([s.query, torch.zeros_like(s.value), s.value])
     q, k, v = F.linear(x, s.all, bias).chunk(3, -1)
     return s.out((q @ k.mT).softmax(-1) @ v)
-
-
-@parts(w=parameter(4, 6), b=parameter(2), c=parameter(2), shifts={})
-def a_part_of_a_bias_that_is_read(s, x):
-    return s.out(F.linear(x, s.w, torch.cat([s.b, s.c])) * s.c.sum())
 
 
 # ------------------------------------------------------------ what is forgotten
@@ -229,18 +155,6 @@ for name, (forget, size) in FORGET.items():
     )
 
 # ------------------------------------------------------------ layers that are read twice, windows
-dropped = partial(rows, "3", first=(6, 3), last=(3, 5))
-for p, matrices, shifts in ((0.0, "general 3", {"first.bias": 3}), (0.3, "", {})):
-    # in training every channel is dropped by itself
-    dropped(name=f"dropout of {p}", matrices=matrices, shifts=shifts, drop=nn.Dropout(p))(
-        lambda s, x: s.last(s.drop(s.first(x)))
-    )
-
-
-@network(shifts={"n.bias": 4}, a=(6, 4), n=lambda: nn.LayerNorm(4), b=(4, 3), c=(4, 3),
-         inputs=(4, 6))  # fmt: skip
-def a_norm_before_two_layers(s, x):
-    return s.b(s.n(s.a(x))) * s.c(s.n(s.a(x)))
 
 
 def convolutions(name, second, **facts):
@@ -260,9 +174,6 @@ grouped(name="a flattened convolution", a=partial(nn.Conv1d, 10, 3, 1), b=(6, 4)
         matrices="general 3")(
     lambda s, x: s.b(F.avg_pool1d(s.a(x), 2).flatten(1))
 )  # fmt: skip
-grouped(name="the largest over positions", a=partial(nn.Conv1d, 10, 3, 1), b=(3, 4), matrices="")(
-    lambda s, x: s.b(s.a(x).amax(-1))
-)
 TELLING = {
     "a relu": lambda s, h, x: torch.relu(h),
     "a batch norm": lambda s, h, x: s.norm(h),

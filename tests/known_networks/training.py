@@ -34,12 +34,6 @@ for name, (change, *counts) in CHANGES.items():
 layers = partial(network, inputs=(5, 4), a=(4, 8), b=(8, 8), c=(8, 3), signs=0, held=None)
 
 
-@layers("", 8)
-def masks_of_other_laws(s, x):
-    h = torch.relu(s.a(x))
-    return s.c(h * (torch.rand(h.shape) < torch.linspace(0.1, 1, 8)) if s.training else h)
-
-
 @layers("", 0)
 def noise_of_other_sizes(s, x):
     h = torch.relu(s.a(x))
@@ -55,13 +49,6 @@ def one_mask_in_two_layers(s, x):
     return s.c(torch.relu(s.b(h * m)) * m)
 
 
-@layers("8", 0)
-def noise_that_is_taken_away_again(s, x):
-    h = torch.relu(s.a(x))
-    n = torch.randn_like(h) if s.training else torch.zeros_like(h)
-    return s.c(torch.relu(s.b(h + n)) - n)
-
-
 @layers("", 0)
 def noise_that_is_returned(s, x):
     h = torch.relu(s.a(x))
@@ -73,13 +60,6 @@ def noise_that_is_returned(s, x):
 def two_masks(s, x):
     h = torch.dropout(torch.relu(s.a(x)), 0.5, s.training)
     return s.c(torch.dropout(torch.relu(s.b(h)), 0.5, s.training))
-
-
-@layers("8", 0)
-def noise_scaled_by_a_layer(s, x):
-    h = torch.relu(s.a(x))
-    n = torch.randn_like(h) if s.training else torch.zeros_like(h)
-    return s.c(h + n * torch.exp(s.b(h)))
 
 
 @layers("7", 8)

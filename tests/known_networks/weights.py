@@ -36,11 +36,6 @@ for name, side in SIDES.items():
     )
 
 
-@maps("3 6", 9, 3, u=parameter(3, 4), w=parameter(6, 3))
-def three_operands(s, x):
-    return s.c(torch.relu(torch.einsum("bd,rd,or->bo", x, s.u, s.w)))
-
-
 @network("6 3*4 2b", 18, 12, a=(4, 6), o=parameter(2, 3, 4), inputs=(2, 5, 4), others=[(1, 3, 4)],
          **{n: parameter(6, 2, 3) for n in "qkv"})  # fmt: skip
 def projections_of_three_dimensions(s, x):
@@ -48,12 +43,6 @@ def projections_of_three_dimensions(s, x):
     q, k, v = (torch.einsum("btd,dhk->bthk", x, t) for t in (s.q, s.k, s.v))
     scores = torch.einsum("bthk,bshk->bhts", q, k).softmax(-1)
     return torch.einsum("bthk,hkd->btd", torch.einsum("bhts,bshk->bthk", scores, v), s.o)
-
-
-@network("3*2 5*2 2b", 16, 0, a=(4, 6), w=parameter(10, 3), c=(10, 2), inputs=(3, 4))
-def a_matrix_for_each_head(s, x):
-    h = torch.relu(s.a(x)).view(-1, 2, 3)
-    return s.c(torch.relu(torch.einsum("bhi,hdi->bhd", h, s.w.view(2, 5, 3))).flatten(1))
 
 
 @network("5b", 5, 0, w=parameter(3, 4, 5), c=(10, 2), inputs=(3, 2, 4))
@@ -82,12 +71,6 @@ def parametrized():
 maps("2 5", 7, 2, name="a parametrized update of low rank", h=parametrized, c=(5, 2))(
     lambda s, x: s.c(torch.relu(s.h(x)))
 )
-
-
-@maps("2 5", 7, 2, w=parameter(5, 4), b=parameter(5, 2), a=parameter(2, 4), d=parameter(5),
-      c=(5, 2))  # fmt: skip
-def an_update_of_low_rank(s, x):
-    return s.c(torch.relu(F.linear(x, s.w + 0.5 * s.b @ s.a, s.d)))
 
 
 @network("3", 3, 3, b=parameter(2, 3), a=parameter(3, 4), inputs=(3, 4))
@@ -198,25 +181,6 @@ for name, (compute, *counts) in FLATTENED.items():
         return s.c(h.mean((2, 3)))
 
 
-@network("6", 4, 0, a=(4, 6), w=parameter(3, 6), inputs=(3, 4))
-def a_cosine_classifier_of_units(s, x):
-    return F.linear(F.normalize(torch.relu(s.a(x))), F.normalize(s.w))
-
-
-@hidden("6", 7, 0, w=parameter(6, 6))
-def a_weight_plus_its_transpose(s, x):
-    return s.c(torch.relu(F.linear(torch.relu(s.a(x)), s.w + s.w.T)))
-
-
-for name, constant in (("the identity", torch.eye(6)), ("numbers", torch.arange(36.0).view(6, 6))):
-    hidden("", 0, 0, name=f"a weight plus {name}", w=parameter(6, 6), held=None, k=constant)(
-        lambda s, x: s.c(torch.relu(F.linear(torch.relu(s.a(x)), s.w + s.k.to(x))))
-    )
-mask = torch.tensor([[1.0, 1, 0, 0]] * 2 + [[1, 0, 0, 0]] * 4)
-maps("2 4", 6, signs=0, name="a masked weight", w=parameter(6, 4), mask=nn.Buffer(mask))(
-    lambda s, x: s.c(torch.relu(F.linear(x, s.w * s.mask)))
-)
-
 STATISTICS = {
     "times constants": (lambda v, c: v * c, "", 5, 6),
     "over constants": (lambda v, c: v / c, "", 5, 6),
@@ -253,12 +217,6 @@ add("weight norm behind units", two_weight_norms, [lambda: 3 * torch.randn(200, 
 def views(p, *shapes):
     parts = p.split([torch.Size(shape).numel() for shape in shapes])
     return [t.view(shape) for t, shape in zip(parts, shapes, strict=True)]
-
-
-@network("5", 5, 0, p=parameter(35), inputs=(6, 4))
-def a_vector_without_biases(s, x):
-    w, v = views(s.p, (5, 4), (5, 3))
-    return F.relu(x @ w.T) @ v
 
 
 @network("4b 5b", 9, 0, p=parameter(59), inputs=(6, 4))
@@ -308,26 +266,10 @@ def inner(s, x):
     return torch.inner(torch.inner(x, s.w).relu(), s.v)
 
 
-@short("5", 5, 0, dimension=5, a=(4, 5), c=(4, 5))
-def vecdot(s, x):
-    return torch.linalg.vecdot(s.a(x).relu(), s.c(x))
-
-
-@short("3 5", 3, 8, dimension=9, a=(4, 5), w=parameter(5, 3), v=parameter(3, 6))
-def multi_dot(s, x):
-    return torch.linalg.multi_dot([s.a(x).tanh(), s.w, s.v])
-
-
 @short("15", 15, 0, dimension=15, w=parameter(3, 4, 5), v=parameter(3, 5, 2), b=parameter(1, 2))
 def addbmm(s, x):
     h = torch.bmm(x.expand(3, -1, -1), s.w).relu()
     return torch.addbmm(s.b, h, s.v, beta=0.5, alpha=2)
-
-
-@network("5", 10, 10, dimension=10, u=parameter(4, 5), v=parameter(4, 5), w=parameter(4, 5),
-         inputs=(150, 8))  # fmt: skip
-def five_factors(s, x):
-    return torch.einsum("bi,bj,ir,jr,kr->bk", x[:, :4], x[:, 4:], s.u, s.v, s.w)
 
 
 @short("5", 3, 5, dimension=3, a=(4, 5), w=parameter(3, 5))
@@ -340,21 +282,11 @@ def distances(s, x):
     return torch.cdist(s.a(x).tanh(), s.w)
 
 
-@short("5", 0, 0, dimension=0, a=(4, 5), c=(4, 5))
-def one_distance(s, x):
-    return F.pairwise_distance(s.a(x).relu(), s.c(x).relu())
-
-
 @short('5', 0, 5, dimension=0, held='', a=(4, 5), c=(4, 5),
        u=parameter(5, 3), v=parameter(5, 3))  # fmt: skip
 def complex_numbers(s, x):
     z = torch.complex(s.a(x).tanh(), s.c(x).tanh()) @ torch.complex(s.u, s.v)
     return torch.cat([z.real, z.imag], 1)
-
-
-@network("5 6", 12, 5, a=(4, 5), b=(4, 3), conv=lambda: nn.Conv1d(5, 6, 1), o=(6, 2), inputs=(6, 4))
-def a_product_that_is_convolved(s, x):
-    return s.o(s.conv(s.a(x)[:, :, None] * s.b(x)[:, None]).relu().sum(2))
 
 
 # ------------------------------------------------------------ products and their scales
