@@ -13,16 +13,16 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 
-def required(name, extras=(), known=None):
+def required(name, extras=(), resolved=None):
     """The names of all distributions that one requires, each with the extras that are asked for."""
-    known = {} if known is None else known
+    resolved = {} if resolved is None else resolved
     for requirement in map(Requirement, distribution(name).requires or ()):
         marker, asked = requirement.marker, frozenset(requirement.extras)
         counts = marker is None or any(marker.evaluate({"extra": e}) for e in ("", *extras))
-        if counts and (requirement.name not in known or not asked <= known[requirement.name]):
-            known[requirement.name] = asked | known.get(requirement.name, frozenset())
-            required(requirement.name, known[requirement.name], known)
-    return known
+        if counts and (requirement.name not in resolved or not asked <= resolved[requirement.name]):
+            resolved[requirement.name] = asked | resolved.get(requirement.name, frozenset())
+            required(requirement.name, resolved[requirement.name], resolved)
+    return resolved
 
 
 def places(name):

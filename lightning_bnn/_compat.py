@@ -41,17 +41,17 @@ def log(module: Any, name: str, value: Any, **settings: Any) -> None:
     """
     trainer, hook = module._trainer, module._current_fx_name
     results: Any = None if trainer is None else trainer._results
-    known = None if results is None else results.get(f"{hook}.{name}")
-    if known is None or getattr(module.log, "__func__", None) is not LightningModule.log:
+    earlier = None if results is None else results.get(f"{hook}.{name}")
+    if earlier is None or getattr(module.log, "__func__", None) is not LightningModule.log:
         module.log(name, value, **settings)
         return
     if trainer._logger_connector.should_reset_tensors(hook):
         results.reset(metrics=False, fx=hook)
-    size = results._extract_batch_size(known, settings.get("batch_size"), known.meta)
+    size = results._extract_batch_size(earlier, settings.get("batch_size"), earlier.meta)
     if not isinstance(value, torch.Tensor):
         value = torch.tensor(value, device=module.device, dtype=torch.get_default_dtype())
-    known.forward(value.detach(), size)
-    known.has_reset = False
+    earlier.forward(value.detach(), size)
+    earlier.has_reset = False
     trainer._logger_connector._current_fx = hook
 
 

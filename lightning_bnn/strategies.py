@@ -164,7 +164,7 @@ def sharding(trainer: Any) -> str | None:
     True
     """
     kinds = (base.__name__ for base in type(trainer.strategy).__mro__)
-    return next((_SHARDING[kind] for kind in kinds if kind in _SHARDING), None)
+    return next((_SHARDING[strategy] for strategy in kinds if strategy in _SHARDING), None)
 
 
 def _changed(state: Mapping[str, Any], stacked: Mapping[int, Any], change: Any) -> dict[str, Any]:

@@ -141,8 +141,8 @@ class Table:
         title = html.escape(self.title)
         caption = "" if folded or not title else f"<caption>{title}</caption>"
         note = f'<p class="about">{html.escape(self.note)}</p>' if self.note else ""
-        kind = "wide" if folded else "wide open"
-        table = f'<div class="{kind}"><table>{caption}\n{body}\n</table></div>{note}'
+        css_class = "wide" if folded else "wide open"
+        table = f'<div class="{css_class}"><table>{caption}\n{body}\n</table></div>{note}'
         return f"<details><summary>{title}</summary>{table}</details>" if folded else table
 
     def __repr__(self) -> str:

@@ -78,8 +78,8 @@ def register(draws_of_cpu: bool = False) -> None:
                 cast = functools.partial(_autocast, operation, dtype)
                 _libraries[1].impl(operation, cast, "AutocastPrivateUse1")
         torch.tensor, torch.Generator = _new_tensor, _Generator  # type: ignore[misc,assignment]
-    made = [_Generator(torch.device(NAME, k)).manual_seed(0) for k in range(COUNT)]
-    _generators[:] = [torch.default_generator] * COUNT if draws_of_cpu else made
+    generators = [_Generator(torch.device(NAME, k)).manual_seed(0) for k in range(COUNT)]
+    _generators[:] = [torch.default_generator] * COUNT if draws_of_cpu else generators
 
 
 def trainer_options(index: int = 0) -> dict[str, Any]:
@@ -127,12 +127,12 @@ class PretendedTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, memory: torch.Tensor, device: torch.device) -> PretendedTensor:
         with torch.inference_mode(False):
-            made = torch.Tensor._make_wrapper_subclass(
+            wrapper = torch.Tensor._make_wrapper_subclass(
                 cls, memory.size(), memory.stride(), memory.storage_offset(),
                 dtype=memory.dtype, device=device,
             )  # fmt: skip
-        made.memory = memory
-        return made
+        wrapper.memory = memory
+        return wrapper
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub has no class method
@@ -219,9 +219,9 @@ class _Generator(_TorchGenerator, metaclass=_AnyGenerator):
     """Of these devices or, as usual, of others."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        made = super().__new__(cls) if _is_ours(device) else _TorchGenerator(device)
-        _places[made._cdata] = _numbered(device)
-        return made
+        generator = super().__new__(cls) if _is_ours(device) else _TorchGenerator(device)
+        _places[generator._cdata] = _numbered(device)
+        return generator
 
     @property
     def device(self) -> torch.device:
@@ -253,12 +253,12 @@ def _computed(operation: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _inside(value: Any, met: dict[torch.device, None]) -> Any:
     """Arguments with the memory of our tensors; devices that can disagree are noted."""
-    kind = type(value)
-    if kind is PretendedTensor:
+    container = type(value)
+    if container is PretendedTensor:
         met[value.device] = None
         return value.memory
-    if kind is list or kind is tuple:
-        return kind([_inside(v, met) for v in value])
+    if container is list or container is tuple:
+        return container([_inside(v, met) for v in value])
     if isinstance(value, torch.Tensor) and value.dim():
         met[value.device] = None
     return value
@@ -291,16 +291,16 @@ def _check_devices(name: str, met: list[torch.device]) -> None:
 @contextlib.contextmanager
 def _draws_of(device: torch.device) -> Iterator[None]:
     """Meanwhile the CPU, which computes, draws from the generator of a device."""
-    own, of_cpu = _generators[device.index], torch.default_generator
-    if own is of_cpu:
+    of_device, of_cpu = _generators[device.index], torch.default_generator
+    if of_device is of_cpu:
         yield
         return
     before = of_cpu.get_state()
-    of_cpu.set_state(own.get_state())
+    of_cpu.set_state(of_device.get_state())
     try:
         yield
     finally:
-        own.set_state(of_cpu.get_state())
+        of_device.set_state(of_cpu.get_state())
         of_cpu.set_state(before)
 
 

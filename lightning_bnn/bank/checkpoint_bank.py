@@ -128,8 +128,8 @@ class CheckpointBank:
         return self.rows
 
     def __repr__(self) -> str:
-        kind = f", stored as {self._manifest.dtype}" if self._manifest.dtype else ""
-        return f"CheckpointBank({str(self.path)!r}: {self.rows} networks{kind})"
+        stored_as = f", stored as {self._manifest.dtype}" if self._manifest.dtype else ""
+        return f"CheckpointBank({str(self.path)!r}: {self.rows} networks{stored_as})"
 
     # -------------------------------------------------------- reading
     @overload

@@ -204,9 +204,9 @@ def _path(network: Network, name: str) -> str:
     return f"{network.name}.{name}" if network.name else name
 
 
-def _index(place: int, shape: torch.Size) -> str:
+def _index(flat_index: int, shape: torch.Size) -> str:
     """The index of a number in a tensor, as torch writes it."""
-    return str([int(k) for k in torch.unravel_index(torch.tensor(place), shape)])
+    return str([int(k) for k in torch.unravel_index(torch.tensor(flat_index), shape)])
 
 
 def _some(names: list[str], count: int) -> list[str]:

@@ -128,26 +128,28 @@ def _of_network(
     return Evidence(network, likelihood, [mode], [mode], *examples, settings, curves, alone=True)
 
 
-def _of_one(seen: Seen | None, targets: int | str | None = None) -> Examples | None:
+def _of_one(examples: Seen | None, targets: int | str | None = None) -> Examples | None:
     """Inputs in order, and the targets of a name, by default the likeliest."""
-    if seen is None:
+    if examples is None:
         return None
-    name = next(iter(seen.targets)) if targets is None else targets
+    name = next(iter(examples.targets)) if targets is None else targets
     return (
-        Examples(tuple(seen.inputs.values()), seen.targets[name]) if name in seen.targets else None
+        Examples(tuple(examples.inputs.values()), examples.targets[name])
+        if name in examples.targets
+        else None
     )
 
 
 @torch.no_grad()
-def _read_as_one_tensor(network: nn.Module, seen: Seen) -> tuple[nn.Module, int | str]:
+def _read_as_one_tensor(network: nn.Module, examples: Seen) -> tuple[nn.Module, int | str]:
     """Let a network return the outputs for which there are targets.
 
     Returns:
         A likelihood for these, and the name of the targets.
     """
-    call = partial(_call, network.forward, tuple(seen.inputs), seen.others)
+    call = partial(_call, network.forward, tuple(examples.inputs), examples.others)
     try:
-        outputs = call(*seen.inputs.values())
+        outputs = call(*examples.inputs.values())
     except Exception as reason:  # whatever the user's forward raises
         raise ValueError(
             f"the network cannot be called with the inputs of a batch: {first_line(reason)}"
@@ -155,8 +157,8 @@ def _read_as_one_tensor(network: nn.Module, seen: Seen) -> tuple[nn.Module, int 
     usual = [k for k, out in enumerate(outputs) if out.ndim == 2 and out.is_floating_point()]
     if not usual:
         raise ValueError("the network's outputs are not (batch, numbers)")
-    for part in usual:
-        chosen = ((n, _likelihood(outputs[part], t)) for n, t in seen.targets.items())
+    for key in usual:
+        chosen = ((n, _likelihood(outputs[key], t)) for n, t in examples.targets.items())
         fitting = [(name, likelihood) for name, likelihood in chosen if likelihood is not None]
         unclear = [str(n) for n, _ in fitting if not (_is_place(n) or is_named_as_targets(n))]
         if len(fitting) == len(unclear) > 1:
@@ -166,7 +168,7 @@ def _read_as_one_tensor(network: nn.Module, seen: Seen) -> tuple[nn.Module, int 
             )
         if fitting:
             name, likelihood = fitting[0]
-            network.forward = partial(_part, call, part)
+            network.forward = partial(_part, call, key)
             return likelihood, name
     raise ValueError("targets are neither class indices nor numbers in the shape of the outputs")
 
@@ -186,8 +188,8 @@ def _call(
     return list(_tensors(forward(*(arguments[k] for k in places), **named)))
 
 
-def _part(call: Any, part: int, *inputs: Tensor) -> Tensor:
-    return call(*inputs)[part]
+def _part(call: Any, key: int, *inputs: Tensor) -> Tensor:
+    return call(*inputs)[key]
 
 
 def _tensors(outputs: Any) -> Iterator[Tensor]:

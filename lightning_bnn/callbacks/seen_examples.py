@@ -56,17 +56,17 @@ class ExampleStore:
         """Whether no more are wanted."""
         return self._count >= self.most
 
-    def add(self, seen: Seen | None) -> None:
+    def add(self, batch: Seen | None) -> None:
         """Keep the examples of a batch, unless they are not known, or others than before."""
-        known = seen is not None and seen.inputs and seen.targets and not self.is_full
-        if seen is None or not known or (self._parts and seen.shapes() != self._parts[0].shapes()):
+        wanted = batch is not None and batch.inputs and batch.targets and not self.is_full
+        if batch is None or not wanted or self._parts and batch.shapes() != self._parts[0].shapes():
             return
         left = self.most - self._count
         inputs, targets = (
             {name: t[:left].detach() for name, t in tensors.items()}
-            for tensors in (seen.inputs, seen.targets)
+            for tensors in (batch.inputs, batch.targets)
         )
-        self._parts.append(seen._replace(inputs=inputs, targets=targets))
+        self._parts.append(batch._replace(inputs=inputs, targets=targets))
         self._count += len(next(iter(inputs.values())))
 
     def examples(self) -> Seen | None:
@@ -108,15 +108,15 @@ def seen_in_call(
     inside = any(isinstance(leaf, Tensor) and leaf.ndim for leaf in tree_leaves(others))
     if inside or any(len(t) != rows for t in tensors.values()):
         return None
-    given = {k: t for k, t in tensors.items() if is_named_as_targets(k)}
-    inputs = {k: t for k, t in tensors.items() if k not in given}
-    found = {
+    labels = {k: t for k, t in tensors.items() if is_named_as_targets(k)}
+    inputs = {k: t for k, t in tensors.items() if k not in labels}
+    unnamed = {
         name: t for name, t in _named_tensors(batch)
         if 0 < t.ndim <= _PLACES and len(t) == rows
         and not any(t is x for x in tensors.values())
     }  # fmt: skip
-    order = sorted(found, key=is_named_as_targets, reverse=True)
-    return Seen(inputs, others, given | {name: found[name] for name in order}, network)
+    order = sorted(unnamed, key=is_named_as_targets, reverse=True)
+    return Seen(inputs, others, labels | {name: unnamed[name] for name in order}, network)
 
 
 def is_named_as_targets(name: int | str) -> bool:

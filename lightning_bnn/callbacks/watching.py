@@ -60,8 +60,8 @@ class Network:
         Args:
             root: the LightningModule.
         """
-        kind = type(self.module).__name__
-        name = f"{self.name} ({kind})" if self.name else type(root).__name__
+        class_name = type(self.module).__name__
+        name = f"{self.name} ({class_name})" if self.name else type(root).__name__
         others = [*self.left_out[:2], f"{len(self.left_out) - 2} more"]
         others = others if len(self.left_out) > 2 else list(self.left_out)
         return f"{name}, without {' and '.join(others)}" if others else name

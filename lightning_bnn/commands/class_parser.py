@@ -64,27 +64,27 @@ def _problem(path: str, wanted: tuple[type, ...]) -> Refusal | None:
     module, _, name = path.rpartition(".")
     if not module:
         import_exports()
-        names = {kind.__name__ for kind in _subclasses(wanted)}
+        names = {subclass.__name__ for subclass in _subclasses(wanted)}
         meant = did_you_mean(path, names)
         missing = Refusal(f"there is no class {path!r}{'' if meant else _FULL_PATH}", path, meant)
         return None if path in names else missing
     try:
-        kind = getattr(importlib.import_module(module), name)
+        subclass = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         return Refusal(f"there is no module {error.name!r}", str(error.name))
     except AttributeError as error:
         meant = did_you_mean(name, (n for n in dir(error.obj) if not n.startswith("_")))
         return Refusal(f"there is no {name!r} in {module}", name, meant)
-    if inspect.isclass(kind) and issubclass(kind, wanted):
+    if inspect.isclass(subclass) and issubclass(subclass, wanted):
         return None
-    return Refusal(f"{path} is no {' or '.join(kind.__name__ for kind in wanted)}", name)
+    return Refusal(f"{path} is no {' or '.join(subclass.__name__ for subclass in wanted)}", name)
 
 
 def _subclasses(classes: tuple[type, ...]) -> Iterator[type]:
     """List all imported classes that count as one of these, which bare names stand for."""
-    for kind in classes:
-        yield kind
-        yield from _subclasses(tuple(kind.__subclasses__()))
+    for base in classes:
+        yield base
+        yield from _subclasses(tuple(base.__subclasses__()))
 
 
 def import_exports(names: Container[str] | None = None) -> None:

@@ -138,28 +138,28 @@ def _settings(settings: Mapping[str, Any], problem: Problem) -> Settings:
     """Read the settings that a configuration asks for."""
     model = settings.get("model") or {}
     arguments = model.get("init_args") or {}
-    kind = getattr(modules, str(model.get("class_path", "")).rpartition(".")[2], None)
+    module_class = getattr(modules, str(model.get("class_path", "")).rpartition(".")[2], None)
     chosen = arguments.get("optimizer")
     optimizer = (chosen.get("init_args") or {}) if isinstance(chosen, Mapping) else {}
-    sampled = getattr(kind, "__name__", "") in {"SGHMC", "HMC", "MILE"}
+    sampled = getattr(module_class, "__name__", "") in {"SGHMC", "HMC", "MILE"}
     num_data = arguments.get("num_data")
     return Settings(
         num_data=num_data if isinstance(num_data, int) else None,
         seen=_size(problem),
         temperature=_number(optimizer.get("temperature", arguments.get("temperature", 1.0))),
         kl_weight=_number(arguments.get("kl_weight", 1.0)),
-        prior_std=_prior_std(kind, arguments),
+        prior_std=_prior_std(module_class, arguments),
         weight_decay=0.0 if sampled else _number(optimizer.get("weight_decay"), 0.0),
         sampled=sampled,
         wanted_energy_variance=_number(optimizer.get("energy_variance"), None),
     )
 
 
-def _prior_std(kind: Any, arguments: Mapping[str, Any]) -> float | None:
+def _prior_std(module_class: Any, arguments: Mapping[str, Any]) -> float | None:
     """As it is stated, or by default of a class that has a prior."""
-    if kind is None:
+    if module_class is None:
         return None
-    parameter = inspect.signature(kind).parameters.get("prior_std")
+    parameter = inspect.signature(module_class).parameters.get("prior_std")
     value = arguments.get("prior_std", None if parameter is None else parameter.default)
     return _number(value, None)
 

@@ -54,12 +54,12 @@ class TrainingCLI(LightningCLI):
         if not untrained or settings.ckpt_path is not None or trainer.fast_dev_run:
             return
         folders = checkpoint_folders(trainer, map(str, settings.get("config") or ()))
-        kind = type(model).__name__
-        path = newest_checkpoint(folders, kind)
+        class_name = type(model).__name__
+        path = newest_checkpoint(folders, class_name)
         if path is None:
             where = ", ".join(map(str, folders)) or trainer.default_root_dir
             raise ValueError(
-                f"There is no checkpoint of {kind} in {where}, and untrained weights are not "
+                f"There is no checkpoint of {class_name} in {where}, and untrained weights are not "
                 "judged: run `lightning-bnn fit` first, or name one with `--ckpt_path`."
             )
         settings.ckpt_path = str(path)

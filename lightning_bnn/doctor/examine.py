@@ -30,14 +30,14 @@ _CONSEQUENCES = {
 """Verdicts that are not reported beside their cause."""
 
 
-def examine(evidence: Any, facts: Mapping[str, Any] | None = None, **known: Any) -> Report:
+def examine(evidence: Any, facts: Mapping[str, Any] | None = None, **options: Any) -> Report:
     """Look at everything that can be looked at.
 
     Args:
         evidence: a posterior and what is known of it; or a list of modules, or whatever
             `Posterior.of` takes.
         facts: what the report says of where it is from.
-        **known: arguments of `Evidence.of`, if there is no evidence yet.
+        **options: arguments of `Evidence.of`, if there is no evidence yet.
 
     >>> import torch
     >>> from weightsym import params as P
@@ -54,7 +54,7 @@ def examine(evidence: Any, facts: Mapping[str, Any] | None = None, **known: Any)
     'probabilities_as_logits'
     """
     begun = time.process_time()
-    evidence = evidence if isinstance(evidence, Evidence) else Evidence.of(evidence, **known)
+    evidence = evidence if isinstance(evidence, Evidence) else Evidence.of(evidence, **options)
     findings: dict[str, Finding] = {}
     fine, skipped = [], {}
     training = evidence.network.training

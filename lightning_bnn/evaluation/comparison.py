@@ -213,7 +213,9 @@ def _quality(
     ]
     modes = torch.arange(len(alone))
     subsets = [modes, *left_out(modes.split(1))]
-    whole, *left = (numbers([part[subset].mean() for part in shared])() for subset in subsets)
+    whole, *left = (
+        numbers([predictions[subset].mean() for predictions in shared])() for subset in subsets
+    )
     return {"one": over_modes([of_mode() for of_mode in alone]), "multi": jackknife(whole, left)}
 
 
@@ -363,8 +365,8 @@ def _kind(source: Any) -> str:
     >>> _kind([nn.Linear(2, 1)])
     'a list'
     """
-    kind = type(source).__name__
-    return f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
+    class_name = type(source).__name__
+    return f"{'an' if class_name[0] in 'AEIOU' else 'a'} {class_name}"
 
 
 def _sources(posteriors: Mapping[str, Any], options: Options) -> dict[str, Location | Any]:

@@ -113,9 +113,11 @@ def precise_outputs(network: nn.Module, networks: Params, inputs: Tensor) -> Ten
         inputs: of one batch.
     """
 
-    def use(model: nn.Module, given: Inputs) -> Tensor:
+    def use(model: nn.Module, inputs: Inputs) -> Tensor:
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-        return P.apply(model, {n: in_precision(t, dtype) for n, t in networks.items()}, *given.args)
+        return P.apply(
+            model, {n: in_precision(t, dtype) for n, t in networks.items()}, *inputs.args
+        )
 
     return in_runnable_precision(network, Inputs((inputs,)), use).double()
 

@@ -118,8 +118,8 @@ def columns_of(names: Iterable[str]) -> dict[str, Column]:
         names: of the numbers of all rows.
     """
     names = set(names)
-    kind = _GAUSSIANS if is_regression(names) else CLASSES
-    return {name: column for name, column in kind.items() if name in names}
+    quality_columns = _GAUSSIANS if is_regression(names) else CLASSES
+    return {name: column for name, column in quality_columns.items() if name in names}
 
 
 def predicted_and_calibrated(names: Iterable[str]) -> tuple[dict[str, Column], dict[str, Column]]:
@@ -343,15 +343,15 @@ def _best(values: Mapping[str, Measured], column: Column) -> list[Cell]:
     level = [name for name in others if not _differ(values[best], values[name])]
     if len(level) == len(others) and len(level) > 1:
         level = ["all others"]
-    shown = column.shown(values[best])
-    text = Table("", ["n"], [[shown]], column.digits).cells()[0][0]
+    value = column.shown(values[best])
+    text = Table("", ["n"], [[value]], column.digits).cells()[0][0]
     unit = column.unit.rstrip("↑↓ ")
     return [best, ", ".join(level) or "none", f"{column.title} {text} {unit}".rstrip()]
 
 
-def _differ(one: Measured, other: Measured) -> bool:
+def _differ(first: Measured, second: Measured) -> bool:
     """Tell whether two numbers differ by more than their errors, which must be known."""
-    return abs(one.value - other.value) > _DIFFERENT * math.hypot(one.error, other.error)
+    return abs(first.value - second.value) > _DIFFERENT * math.hypot(first.error, second.error)
 
 
 _FEW_EXAMPLES = 100
@@ -379,13 +379,13 @@ def cautions_of(comparison: Comparison) -> list[str]:
     ):
         names = [name for name, seeds in modes.items() if seeds == count]
         texts += [f"{', '.join(names)}: {text}."] if names else []
-    for key, kind, use in (
+    for key, caution, use in (
         ("test_examples", "test", "for differences between posteriors"),
         ("validation_examples", "validation", "for a temperature or sets"),
     ):
         size = settings.get(key)
         if size is not None and size < _FEW_EXAMPLES:
-            texts.append(f"{size} {kind} examples are too few {use}.")
+            texts.append(f"{size} {caution} examples are too few {use}.")
     if settings["reference_networks"] < 4:
         texts.append(
             f"A reference of {settings['reference_networks']} networks has no noise floor."

@@ -66,9 +66,9 @@ def _differences(
         yield "prior_std", str(std), str(wanted)
 
 
-def _difference(one: Part, other: Part) -> tuple[str, str] | None:
+def _difference(first: Part, second: Part) -> tuple[str, str] | None:
     """Describe two parts of configurations as far as they differ, or return None."""
-    (name, arguments), (other_name, others) = one, other
+    (name, arguments), (other_name, others) = first, second
     if name != other_name:
         return name, other_name
     keys = [k for k in arguments if k in others and arguments[k] != others[k]]

@@ -59,8 +59,8 @@ class Location:
             raise ValueError(f"There is nothing at {self.path}.")
         if self.path.is_file() or (self.path / "manifest.jsonl").is_file():
             return self.path
-        own = (self.path / "config.yaml").is_file()  # what lies below a run belongs to it
-        versions = [self.path] if own else [c.parent for c in self.path.rglob("config.yaml")]
+        is_run = (self.path / "config.yaml").is_file()  # what lies below a run belongs to it
+        versions = [self.path] if is_run else [c.parent for c in self.path.rglob("config.yaml")]
         banks = [manifest.parent for manifest in self.path.rglob("manifest.jsonl")]
         if not versions:
             return self._only(banks) if banks else self.path
@@ -243,8 +243,10 @@ def _in_memory(name: str, source: Any, problem: Problem, samples: int) -> Stored
     if _is_ours(source):
         return posterior_of(name, source, samples, kind=type(source).__name__)
     posterior = Posterior.of(source, problem.network)
-    modes, kind = posterior.modes(), type(source).__name__
-    return StoredPosterior(name, modes, modes, problem.network, problem.likelihood, {"kind": kind})
+    modes, class_name = posterior.modes(), type(source).__name__
+    return StoredPosterior(
+        name, modes, modes, problem.network, problem.likelihood, {"kind": class_name}
+    )
 
 
 def _no_rows(location: Location, content: str) -> ValueError:

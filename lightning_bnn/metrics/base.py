@@ -73,8 +73,8 @@ class ExactMetric(Metric):
 
         @functools.wraps(update)
         def measured(*args: Any, **kwargs: Any) -> None:
-            given = (*args, *kwargs.values())
-            if not all(isinstance(x, Tensor) and has_float64(x.device) for x in given):
+            values = (*args, *kwargs.values())
+            if not all(isinstance(x, Tensor) and has_float64(x.device) for x in values):
                 args, kwargs = tree_map_only(Tensor, where_precise, (args, kwargs))
             update(*args, **kwargs)
 

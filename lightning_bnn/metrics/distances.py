@@ -120,8 +120,8 @@ class _Sums:
         first = squares[0][:m, :m] if self._first == 0 else across[:, :0]
         blocks = (l2[:m, : m - self._first], l2[:m, m - self._first :], l2[m:, m - self._first :])
         found = (
-            Distances(one, two.masked_fill(one == 0, 0))  # equal rows, up to rounding
-            for one, two in zip((first, across, within), blocks, strict=True)
+            Distances(row, two.masked_fill(row == 0, 0))  # equal rows, up to rounding
+            for row, two in zip((first, across, within), blocks, strict=True)
         )
         return next(found), next(found), next(found)
 

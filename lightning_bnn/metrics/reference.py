@@ -236,9 +236,11 @@ class MMDReference:
         self._within: dict[str, Distances] = {}
         _check_rows(self.source, "x")
         where = device or next(iter(x.values())).device if isinstance(x, dict) else device or "cpu"
-        what = f"Distances of {self.source.rows} networks in {len(self.layers)} layers"
+        description = f"Distances of {self.source.rows} networks in {len(self.layers)} layers"
         size = 16 * self.source.rows**2 * len(self.layers)
-        check_memory(size, torch.device(where), what, "compare fewer of them, or some `layers`")
+        check_memory(
+            size, torch.device(where), description, "compare fewer of them, or some `layers`"
+        )
         self.chains = Modes.of(chains, self.source.rows, "chains")
         if len(self.chains) < 2:
             raise ValueError("`chains` must name at least two chains: pairs of one are no law.")

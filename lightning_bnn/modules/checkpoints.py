@@ -93,11 +93,11 @@ def check(module: Core, checkpoint: dict[str, Any]) -> None:
         checkpoint: as Lightning has read it.
     """
     notes, weights = checkpoint.get(NOTES, {}), checkpoint["state_dict"]
-    method, own = notes.get("method"), [c.__name__ for c in type(module.method).__mro__]
+    method, bases = notes.get("method"), [c.__name__ for c in type(module.method).__mro__]
     foreign = not notes and weights.keys().isdisjoint(module.state.state_dict())
-    if method not in (None, *own) or foreign:
-        there, here = kind_of(checkpoint), type(module).__name__
-        raise _of_another(*((there, here) if there != here else (method, own[0])))
+    if method not in (None, *bases) or foreign:
+        stored, current = kind_of(checkpoint), type(module).__name__
+        raise _of_another(*((stored, current) if stored != current else (method, bases[0])))
     check_weights(module, weights, strict=False)
 
 
@@ -114,10 +114,10 @@ def check_weights(module: Core, weights: Mapping[str, Any], strict: bool) -> Non
         left_out = shape is None and not strict
         if shape == tuple(tensor.shape) or is_lazy(tensor) or left_out:
             continue
-        there = "nothing" if shape is None else f"numbers of shape {shape}"
+        stored = "nothing" if shape is None else f"numbers of shape {shape}"
         raise ValueError(
             f"The checkpoint is of other networks, or of another number of members: for {name!r} "
-            f"it has {there}, and this module has {tuple(tensor.shape)}."
+            f"it has {stored}, and this module has {tuple(tensor.shape)}."
         )
 
 
@@ -139,9 +139,9 @@ def explain(error: Exception, module: type, path: Any) -> None:
         raise unreadable from error
     if not isinstance(content, dict) or "pytorch-lightning_version" not in content:
         raise ValueError(f"{path} is not a checkpoint that Lightning has written.") from error
-    kind = kind_of(content)
-    if kind not in [c.__name__ for c in module.__mro__]:
-        raise _of_another(kind, module.__name__) from error
+    stored = kind_of(content)
+    if stored not in [c.__name__ for c in module.__mro__]:
+        raise _of_another(stored, module.__name__) from error
 
 
 def kind_of(checkpoint: Any) -> str | None:
@@ -154,9 +154,9 @@ def kind_of(checkpoint: Any) -> str | None:
     return notes.get("class") if isinstance(notes, dict) else None
 
 
-def _of_another(there: str | None, here: str) -> ValueError:
-    kind = there or "another LightningModule"
-    return ValueError(f"The checkpoint is of {kind}, and this module is {here}.")
+def _of_another(stored: str | None, current: str) -> ValueError:
+    author = stored or "another LightningModule"
+    return ValueError(f"The checkpoint is of {author}, and this module is {current}.")
 
 
 def _compare(module: Core, saved: dict[str, str]) -> None:

@@ -108,10 +108,10 @@ class Fitting(Part):
         """Memory that weights take, in words."""
         module = self.module
         fixed = {id(t): t.nbytes for t in constants_of(module.template).values()}
-        own = sum(t.nbytes for t in module.state.state_dict().values())
+        state_bytes = sum(t.nbytes for t in module.state.state_dict().values())
         trained = sum(p.nbytes for p in module.state.parameters() if p.requires_grad)
         parts = {
-            "members take": own,
+            "members take": state_bytes,
             "their gradients": trained,
             "an optimizer like Adam": 2 * trained,
             "weights that are held fixed": sum(fixed.values()),

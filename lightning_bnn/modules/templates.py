@@ -101,8 +101,8 @@ def without_fixed(template: nn.Module, stack: Params) -> Params:
                 module.register_buffer(leaf, constants[id(p)], persistent=False)
                 names.append(f"{path}.{leaf}".lstrip("."))
             elif p is not None and not p.requires_grad:  # it is that of the given network
-                own = copies.setdefault(id(p), nn.Parameter(p.detach().clone(), False))
-                module._parameters[leaf] = own
+                copied = copies.setdefault(id(p), nn.Parameter(p.detach().clone(), False))
+                module._parameters[leaf] = copied
     setattr(template, _FIXED, tuple(names))
     return {name: t for name, t in stack.items() if name not in common}
 

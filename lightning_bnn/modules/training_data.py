@@ -56,14 +56,14 @@ class TrainingData:
             source.setup("fit")
             loader, move = source.train_dataloader(), moved_by(module, source)
         loader, wrap = only_loader(loader)
-        whole, place = getattr(loader, "whole", None), 0
+        whole, position = getattr(loader, "whole", None), 0
         sampler = None if whole is not None else getattr(loader, "sampler", None)
         with keyed_randomness(module.seed, "training batches", device=module.device):
             batches = loader if whole is None else whole()
             for raw in islice(batches, _limit(module, loader)):
                 batch = batch_for(module, move(wrap(raw)))
                 if isinstance(sampler, DistributedSampler):
-                    rows, place = _first_times(sampler, place, len(batch.targets))
+                    rows, position = _first_times(sampler, position, len(batch.targets))
                     inputs = tuple(_gathered(module, x, rows) for x in batch.inputs)
                     batch = Batch(inputs, _gathered(module, batch.targets, rows))
                 yield batch
@@ -97,14 +97,14 @@ def _limit(module: Core, loader: Any) -> int | None:
     return int(batches) if cut and math.isfinite(batches) and batches > 0 else None
 
 
-def _first_times(sampler: Any, place: int, size: int) -> tuple[Tensor, int]:
+def _first_times(sampler: Any, start: int, size: int) -> tuple[Tensor, int]:
     """Rows of a gathered batch that do not only fill up the last one, and the place of the next.
 
     Processes take examples in turns; what is missing for the last turn comes from the beginning.
     """
-    turns = torch.arange(place, place + size)
+    turns = torch.arange(start, start + size)
     numbers = turns * sampler.num_replicas + torch.arange(sampler.num_replicas)[:, None]
-    return (numbers.flatten() < len(sampler.dataset)).nonzero().flatten(), place + size
+    return (numbers.flatten() < len(sampler.dataset)).nonzero().flatten(), start + size
 
 
 def _gathered(module: Core, value: Any, rows: Tensor) -> Any:
@@ -123,7 +123,7 @@ def fault_of(data: TrainingData) -> str:
     Args:
         data: the batches to look through.
     """
-    (loader, _), place = only_loader(data.source), 0
+    (loader, _), position = only_loader(data.source), 0
     dataset = getattr(loader, "dataset", None)
     moves_on = isinstance(dataset, IterableDataset) or getattr(loader, "persistent_workers", False)
     if moves_on or not isinstance(dataset, Sized):
@@ -134,9 +134,9 @@ def fault_of(data: TrainingData) -> str:
             for tensor in tensors:
                 if isinstance(tensor, Tensor) and not bool(tensor.isfinite().all()):
                     row = (~tensor.isfinite()).nonzero()[0, int(batch.per_member)]
-                    where = f", first in example {place + int(row)}" if is_ordered else ""
+                    where = f", first in example {position + int(row)}" if is_ordered else ""
                     return f"{name} of the training data hold NaN or infinite values{where}"
-        place += batch.examples
+        position += batch.examples
     return ""
 
 
@@ -181,8 +181,8 @@ def data_size(loader: Any, batches: int | float | None = None) -> int:
 
 def in_order(loader: Any) -> bool:
     """Check whether a loader gives the same batches in every epoch."""
-    given = isinstance(_chooser_of(loader), SequentialSampler | _GIVEN)
-    return given or getattr(loader, "training", None) is False
+    keeps_order = isinstance(_chooser_of(loader), SequentialSampler | _GIVEN)
+    return keeps_order or getattr(loader, "training", None) is False
 
 
 def _sampler_of(loader: Any) -> Any:

@@ -63,8 +63,8 @@ class Empirical(Posterior):
         modes = len(set(self.chains))
         weights = sum(t[0].numel() for n, t in self.networks.items() if is_weight(n, t))
         parts = {self.size: "each a mode", 1: "one mode"}
-        shown = parts.get(modes, f"{modes} modes")
-        return f"{self.size} networks of {weights} weights, {shown}"
+        count = parts.get(modes, f"{modes} modes")
+        return f"{self.size} networks of {weights} weights, {count}"
 
     @property
     def networks(self) -> Params:

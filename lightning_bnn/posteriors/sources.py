@@ -105,8 +105,8 @@ class _Fitted(Posterior):
 
     def _check(self, mean: Tensor) -> None:
         """Refuse a mean that is not the network's: draws of some weights may be of any of them."""
-        names, own = _names_of_rows(self.network, len(mean)), P.of(self.network)
-        if not torch.equal(mean.detach().cpu(), P.ravel(own, names)[0].cpu().to(mean.dtype)):
+        names, params = _names_of_rows(self.network, len(mean)), P.of(self.network)
+        if not torch.equal(mean.detach().cpu(), P.ravel(params, names)[0].cpu().to(mean.dtype)):
             raise ValueError(
                 f"The mean of {type(self.fitted).__name__} is not the weights of the network: pass "
                 "the module that it was fitted to as `network`."
@@ -132,11 +132,11 @@ def _stack_of_rows(rows: Tensor, network: nn.Module) -> Params:
         raise ValueError(
             f"Draws must be a matrix of one row for each network, got shape {tuple(rows.shape)}."
         )
-    own = P.of(network)
+    params = P.of(network)
     names = _names_of_rows(network, rows.shape[1])
-    spec = P.RavelSpec(tuple(names), tuple(own[name].shape for name in names))
-    constants = {name: t for name, t in own.items() if name not in names}
-    return with_constants(P.unravel(rows.detach(), spec), constants, list(own))
+    spec = P.RavelSpec(tuple(names), tuple(params[name].shape for name in names))
+    constants = {name: t for name, t in params.items() if name not in names}
+    return with_constants(P.unravel(rows.detach(), spec), constants, list(params))
 
 
 def _names_of_rows(network: nn.Module, width: int) -> list[str]:

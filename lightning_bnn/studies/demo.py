@@ -75,13 +75,13 @@ def demo(
     if restart:
         for name in ("runs", "compare", "compare_sampled"):
             shutil.rmtree(folder / name, ignore_errors=True)
-    jobs, place = demo_jobs(size), folder / "runs"
+    jobs, runs_folder = demo_jobs(size), folder / "runs"
     with one_thread():
         if size == "full":
             with beside(_second_half, jobs, folder):
                 first = [job for job in jobs if job.name not in SECOND]
-                _compared_with_trained(run_jobs(first, place), folder)
-        runs = run_jobs(jobs, place)
+                _compared_with_trained(run_jobs(first, runs_folder), folder)
+        runs = run_jobs(jobs, runs_folder)
         sections, findings = _sections(runs, folder)
     sections.append(_costs(runs, time.process_time() - begun))
     page = folder / "report.html"
@@ -102,9 +102,9 @@ def demo(
 
 def _second_half(jobs: Sequence[Job], folder: Path) -> None:
     """Train some of the posteriors, then compare all that are there with HMC."""
-    place = folder / "runs"
-    run_jobs([job for job in jobs if job.name in SECOND], place, 1)
-    runs = {job.name: Run(job, place / job.name) for job in jobs}
+    runs_folder = folder / "runs"
+    run_jobs([job for job in jobs if job.name in SECOND], runs_folder, 1)
+    runs = {job.name: Run(job, runs_folder / job.name) for job in jobs}
     with redirect_stderr(io.StringIO()):  # the bar of another process is where this one would be
         _compared_with_sampled({n: run for n, run in runs.items() if run.is_finished}, folder)
 
@@ -115,11 +115,11 @@ def has_screen() -> bool:
     return sys.stdout.isatty() and bool(graphical or sys.platform in ("darwin", "win32"))
 
 
-def _costs(runs: Mapping[str, Run], here: float) -> Section:
+def _costs(runs: Mapping[str, Run], own_seconds: float) -> Section:
     """CPU time of every part: trained by this call or an earlier one, then all of this process."""
     titles = {REFERENCE: "Reference", SAMPLED: "HMC", **METHODS}
     rows = [(titles[name], round(run.seconds, 1)) for name, run in runs.items()]
-    rows.append(("This call, in its first process", round(here, 1)))
+    rows.append(("This call, in its first process", round(own_seconds, 1)))
     text = "Seconds of a CPU. SWAG, both samplers and distances to HMC have another process."
     return Section("How long did it take?", [text], tables=[Table("CPU time", ("part", "s"), rows)])
 
@@ -174,8 +174,8 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
 
 
 def _compared_with_sampled(runs: Mapping[str, Run], folder: Path) -> Comparison:
-    place = str(runs[SAMPLED].folder)
-    return _compared(place, runs, folder / "compare_sampled")
+    reference = str(runs[SAMPLED].folder)
+    return _compared(reference, runs, folder / "compare_sampled")
 
 
 def _compared_with_trained(runs: Mapping[str, Run], folder: Path) -> Comparison:

@@ -46,10 +46,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 EVERY = (*KINDS, "linear", "shifts")
 
 
-def axes_by_tensor(sym: Symmetries, kind: Kind) -> dict[str, list[int]]:
+def axes_by_tensor(sym: Symmetries, field: Kind) -> dict[str, list[int]]:
     """The axes of every tensor that one kind of symmetry reaches."""
     tensors: dict[str, list[int]] = {}
-    for axis in sym.placements_by_axis(kind):
+    for axis in sym.placements_by_axis(field):
         tensors.setdefault(sym.axes[axis].tensor, []).append(axis)
     return tensors
 
@@ -114,10 +114,10 @@ def _select(w: Tensor, index: Tensor, dim: int) -> Tensor:
 
 # ------------------------------------------------------------ factors
 def axis_factors(
-    sym: Symmetries, axis: int, kind: Kind, values: Element, dtype: torch.dtype, device: Any
+    sym: Symmetries, axis: int, field: Kind, values: Element, dtype: torch.dtype, device: Any
 ) -> Tensor:
     """Factor of every position on one axis, with a member dimension if one is given."""
-    pairs = sym.placements_by_axis(kind)[axis]
+    pairs = sym.placements_by_axis(field)[axis]
     powers = [
         values[g].to(device=device, dtype=dtype) ** placement.exponent for g, placement in pairs
     ]
@@ -341,10 +341,10 @@ def multiply(params: Params, sym: Symmetries, factors: Mapping[Kind, Element]) -
 def reached_axes(sym: Symmetries, kinds: Iterable[Kind]) -> dict[str, dict[int, list[Kind]]]:
     """By tensor, the axes that factors of some kinds reach, and the kinds that reach each."""
     axes: dict[str, dict[int, list[Kind]]] = {}
-    for kind in kinds:
-        for name, reached in axes_by_tensor(sym, kind).items():
+    for field in kinds:
+        for name, reached in axes_by_tensor(sym, field).items():
             for axis in reached:
-                axes.setdefault(name, {}).setdefault(axis, []).append(kind)
+                axes.setdefault(name, {}).setdefault(axis, []).append(field)
     return axes
 
 

@@ -223,8 +223,8 @@ def no_worse(whole: Posynomial, solution: Minimum) -> Tensor:
         return solution.logs
     length = torch.zeros_like(solution.value)
     for _ in range(10):
-        there = whole.moved(solution.logs + length[:, None] * solution.fall)
-        worse = ~(there.value <= whole.value * (1 + 1e-12)) & (solution.fall != 0).any(-1)
+        moved = whole.moved(solution.logs + length[:, None] * solution.fall)
+        worse = ~(moved.value <= whole.value * (1 + 1e-12)) & (solution.fall != 0).any(-1)
         if not bool(worse.any()):
             break
         length = torch.where(worse, (2 * length).clamp_min(0.5), length)
@@ -270,10 +270,10 @@ def recession(problem: Posynomial) -> Tensor:
 def _exponents(problem: Posynomial, member: int) -> csr_matrix:
     """The powers of the log scales in the terms of a member."""
     n = problem.variables
-    own = identity(n, dtype=np.int64, format="csr")
-    at, powers = problem.powers.indices().cpu().numpy(), problem.powers.values().cpu().numpy()
-    several = coo_matrix((powers.astype(np.int64), at), tuple(problem.powers.shape))
-    table = vstack([own, csr_matrix((1, n), dtype=np.int64), -own, several]).tocsr()
+    units = identity(n, dtype=np.int64, format="csr")
+    indices, powers = problem.powers.indices().cpu().numpy(), problem.powers.values().cpu().numpy()
+    several = coo_matrix((powers.astype(np.int64), indices), tuple(problem.powers.shape))
+    table = vstack([units, csr_matrix((1, n), dtype=np.int64), -units, several]).tocsr()
     single = np.flatnonzero(problem.single[member].cpu() > 0)
     pairs = [np.stack([single, np.full_like(single, n)])]
     for m in problem.matrices:

@@ -105,13 +105,13 @@ def canonicalise(
         params = remove_shifts(params, sym)
     if mixing not in (None, "balanced"):
         raise ValueError(f"`mixing` must be 'balanced' or None, got {mixing!r}.")
-    held: set[int] = set()
+    unsorted: set[int] = set()
     if mixing is not None and sym.linear:
         check_full_rank(params, sym)
         _check_products(sym, scaling)
         (params,) = balanced_together([params], sym, scaling, target)
         inside = sym.covered(sym.permutations, _ORDERED)
-        held = {
+        unsorted = {
             k
             for k, (group, units) in enumerate(zip(sym.permutations, inside, strict=True))
             if group.kind != "block" and bool(units.all())
@@ -119,7 +119,7 @@ def canonicalise(
     else:
         check_form(sym, scaling, permutation)
         params = _scaled(params, sym, scaling, target)
-    return _sorted(params, sym, permutation, descending, held)
+    return _sorted(params, sym, permutation, descending, unsorted)
 
 
 def _scaled(
@@ -131,11 +131,11 @@ def _scaled(
 
 def _sorted(
     params: Params, sym: Symmetries, permutation: SortKey | None, descending: bool = True,
-    held: Set[int] = frozenset(),
+    unsorted: Set[int] = frozenset(),
 ) -> Params:  # fmt: skip
     if permutation is None or not sym.permutations:
         return params
-    order = sort_permutations(params, sym, permutation, descending, held=held)
+    order = sort_permutations(params, sym, permutation, descending, held=unsorted)
     return permute(params, sym, order)
 
 
@@ -176,8 +176,8 @@ def _without_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey
     }
     moved = multiply(weights, removed, factors)
     moved = permute(moved, removed, random_permutations(removed, generator, members))
-    one, other = (_sorted(_scaled(w, sym, scaling), sym, permutation) for w in (weights, moved))
-    differ = (n for n, t in one.items() if not torch.allclose(other[n], t, rtol=1e-4, atol=1e-5))
+    first, second = (_sorted(_scaled(w, sym, scaling), sym, permutation) for w in (weights, moved))
+    differ = (n for n, t in first.items() if not torch.allclose(second[n], t, rtol=1e-4, atol=1e-5))
     return next(differ, "")
 
 
@@ -337,11 +337,11 @@ class Removal:
             rows: which networks these are.
         """
         if name not in self.sym.shapes:
-            known = ", ".join(list(self.sym.shapes)[:3])
-            raise ValueError(f"The network has no tensor {name!r}; it has {known}, ...")
+            examples = ", ".join(list(self.sym.shapes)[:3])
+            raise ValueError(f"The network has no tensor {name!r}; it has {examples}, ...")
         permutations, scales, signs = (
-            [element[rows] for element in kind]
-            for kind in (self.permutations, self.scales, self.signs)
+            [element[rows] for element in elements]
+            for elements in (self.permutations, self.scales, self.signs)
         )
         for element in (*permutations, *scales, *signs):
             if len(element) != len(values):
@@ -416,9 +416,9 @@ def _plan(
     if permutation is None:
         order = [torch.arange(g.units) for g in sym.permutations]
     else:
-        held = [g for g, group in enumerate(sym.permutations) if group.tensors]
-        order = sort_permutations(scaled, sym, permutation, descending, held=held)
+        listed = [g for g, group in enumerate(sym.permutations) if group.tensors]
+        order = sort_permutations(scaled, sym, permutation, descending, held=listed)
     kinds = (order, scales, signs)
-    expanded = ([t.expand(members, t.shape[-1]) for t in kind] for kind in kinds)
+    expanded = ([t.expand(members, t.shape[-1]) for t in elements] for elements in kinds)
     permutations, scales, signs = expanded
     return permutations, scales, signs

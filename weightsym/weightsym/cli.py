@@ -184,10 +184,10 @@ def _parsed(command: Callable[..., Any], program: str, args: Sequence[str]) -> d
         parser.add_class_arguments(group)
     if "name" in optional and args and not args[0].startswith("-"):
         args = ["--name", *args]  # a name may come first, whether it is needed or not
-    given = vars(parser.parse_args(list(args)))
+    options = vars(parser.parse_args(list(args)))
     if group is not None:
-        given["architecture"] = group(**{option: given[option] for option in vars(group())})
-    return {option: given[option] for option in parameters}
+        options["architecture"] = group(**{option: options[option] for option in vars(group())})
+    return {option: options[option] for option in parameters}
 
 
 def described(command: Callable[..., Any]) -> str:

@@ -87,8 +87,8 @@ def tiled_(
     out, row = t if out is None else out, row.to(t)
     whole = t.numel() // len(row) * len(row)
     parts = [(x[:whole].view(-1, len(row)), x[whole:]) for x in (t.view(-1), out.view(-1))]
-    for part, result in zip(*parts, strict=True):
-        operation(part, row[: part.shape[-1]], out=result)
+    for tiles, result in zip(*parts, strict=True):
+        operation(tiles, row[: tiles.shape[-1]], out=result)
     return out
 
 

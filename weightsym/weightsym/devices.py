@@ -75,8 +75,8 @@ def random_numbers(devices: Iterable[torch.device], seed: int | None = None) -> 
 
 def fastest() -> torch.device:
     """The accelerator that torch uses, or the CPU where there is none that has float64."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return torch.device("cpu") if found is None or not has_float64(found) else found
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if device is None or not has_float64(device) else device
 
 
 def has_float64(device: torch.device | str) -> bool:
@@ -85,9 +85,9 @@ def has_float64(device: torch.device | str) -> bool:
 
 
 @functools.cache
-def _has_float64(kind: str) -> bool:
+def _has_float64(device_type: str) -> bool:
     try:
-        torch.zeros(1, dtype=torch.float64, device=kind)
+        torch.zeros(1, dtype=torch.float64, device=device_type)
     except (TypeError, RuntimeError):
         return False
     return True
@@ -141,13 +141,13 @@ def free_memory(device: torch.device) -> int:
     return _free_and_whole_memory(device)[0]
 
 
-def check_memory(size: int | float, device: torch.device, what: str, instead: str) -> None:
+def check_memory(size: int | float, device: torch.device, title: str, instead: str) -> None:
     """Refuse what a device can never hold, in a sentence that says what to do instead.
 
     Args:
         size: bytes that it takes at least.
         device: which is to hold it.
-        what: takes them.
+        title: the name of what takes them.
         instead: advice.
 
     >>> check_memory(1e18, torch.device("cpu"), "A matrix", "take a smaller one")
@@ -158,7 +158,7 @@ def check_memory(size: int | float, device: torch.device, what: str, instead: st
     if 0 < memory < size:
         takes = f"{size / 1e9:.0f} GB" if size < 1e13 else f"{size / 1e12:.0f} TB"
         has = f"{memory / 1e9:.0f} GB"
-        raise ValueError(f"{what} takes {takes} of memory, and {device} has {has}: {instead}.")
+        raise ValueError(f"{title} takes {takes} of memory, and {device} has {has}: {instead}.")
 
 
 def _whole_memory(device: torch.device) -> int:
@@ -167,8 +167,8 @@ def _whole_memory(device: torch.device) -> int:
         return 0
     if device.type != "cpu":
         return _free_and_whole_memory(device)[1]
-    known = {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(getattr(os, "sysconf_names", ()))
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else 0
+    is_available = {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(getattr(os, "sysconf_names", ()))
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if is_available else 0
 
 
 def _free_and_whole_memory(device: torch.device) -> tuple[int, int]:

@@ -28,11 +28,11 @@ class MissingPackage(ModuleNotFoundError):
 
 
 @contextmanager
-def needed(what: str) -> Iterator[None]:
+def needed(title: str) -> Iterator[None]:
     """While packages are imported that come with extras, say which extra brings a missing one.
 
     Args:
-        what: needs them.
+        title: the name of what needs them.
 
     >>> with needed("The engine"):
     ...     raise ModuleNotFoundError("No module named 'ray'", name="ray")
@@ -46,16 +46,16 @@ def needed(what: str) -> Iterator[None]:
         if requirement is None:
             raise
         package, install = requirement
-        message = f"{what} needs {package}: pip install {shlex.quote(install)}"
+        message = f"{title} needs {package}: pip install {shlex.quote(install)}"
         raise MissingPackage(message, name=error.name) from error
 
 
-def of_the_plug_in(module: str, what: str) -> ModuleType:
+def of_the_plug_in(module: str, title: str) -> ModuleType:
     """Import a file of `lightning_bnn`, or say in one sentence that it is not installed.
 
     Args:
         module: its name within that package.
-        what: needs it.
+        title: the name of what needs it.
     """
-    with needed(what):
+    with needed(title):
         return importlib.import_module(f"lightning_bnn.{module}")

@@ -204,8 +204,8 @@ def path_sums(params: Params, sym: Symmetries, sizes: Mapping[str, float]) -> di
     for count in range(_MOST_ROUNDS):
         total = numbers.clone()
         for name, w in weights.items():
-            for place, sums in atoms.contractions(name, w, numbers).items():
-                total.index_add_(0, atoms.at[place], atoms.shares[place] * sums)
+            for key, sums in atoms.contractions(name, w, numbers).items():
+                total.index_add_(0, atoms.at[key], atoms.shares[key] * sums)
         total += atoms.products(numbers)
         before, zeros, numbers = zeros, int((total == 0).sum()), atoms.normalised(total)
         if count + 1 >= _FEWEST_ROUNDS and before == zeros:
@@ -258,18 +258,18 @@ class _Atoms:
         factors = {a: self.sym.axes[a].spread(along[a], w.shape).to(w) for a in axes}
         if name in self.at:  # a tensor of a block
             w = w * numbers[self.at[name]].prod().to(w)
-        found: dict[int | str, Tensor] = {}
+        contracted: dict[int | str, Tensor] = {}
         for a in axes:
             product = w
-            for other in (b for b in axes if b != a):
-                product = product * factors[other]
+            for partner in (b for b in axes if b != a):
+                product = product * factors[partner]
             sums = along_axis(product, self.sym.axes[a], 0)
-            found[a] = sums.reshape(-1, sums.shape[-1]).sum(0).cpu() * sums.shape[-1] ** 0.5
+            contracted[a] = sums.reshape(-1, sums.shape[-1]).sum(0).cpu() * sums.shape[-1] ** 0.5
         if name in self.at:
             for factor in factors.values():
                 w = w * factor
-            found[name] = w.sum().cpu().expand(len(self.at[name]))
-        return found
+            contracted[name] = w.sum().cpu().expand(len(self.at[name]))
+        return contracted
 
     def products(self, numbers: Tensor) -> Tensor:
         """Products of the parts of a unit that flip by themselves."""
@@ -296,9 +296,9 @@ class _Atoms:
 def _atoms(sym: Symmetries) -> _Atoms:
     """Give positions one atom where the same units of all groups act."""
     marks: dict[int | str, np.ndarray] = {
-        a: np.stack([_marks(sym, kind, a) for kind in _KINDS], -1)
+        a: np.stack([_marks(sym, group_type, a) for group_type in _KINDS], -1)
         for a in range(len(sym.axes))
-        if any(a in sym.placements_by_axis(kind) for kind in _KINDS)
+        if any(a in sym.placements_by_axis(group_type) for group_type in _KINDS)
     }
     for g, group in enumerate(sym.permutations):
         for row in group.tensors:
@@ -312,18 +312,18 @@ def _atoms(sym: Symmetries) -> _Atoms:
     swapped = np.arange(len(different))
     swapped[[0, inverse[0]]] = swapped[[inverse[0], 0]]  # what nothing moves comes first
     ends = np.cumsum([1, *(len(m) for m in marks.values())])
-    at = {
-        place: swapped[inverse[end - len(m) : end]]
-        for (place, m), end in zip(marks.items(), ends[1:], strict=True)
+    positions = {
+        key: swapped[inverse[end - len(m) : end]]
+        for (key, m), end in zip(marks.items(), ends[1:], strict=True)
     }
-    orbits = {place: _orbits(sym, place, len(m)) for place, m in marks.items()}
-    shares = {place: _shares(sym, place, orbit) for place, orbit in orbits.items()}
-    classes = _classes(sym, at, orbits, len(different))
+    orbits = {key: _orbits(sym, key, len(m)) for key, m in marks.items()}
+    shares = {key: _shares(sym, key, orbit) for key, orbit in orbits.items()}
+    classes = _classes(sym, positions, orbits, len(different))
     turned = np.zeros(len(different), bool)
     np.logical_or.at(turned, classes, (different[swapped, 1:] != 0).any(-1))
     return _Atoms(
         sym,
-        {place: torch.from_numpy(a) for place, a in at.items()},
+        {key: torch.from_numpy(a) for key, a in positions.items()},
         shares,
         torch.from_numpy(classes),
         torch.from_numpy((~turned[classes]).astype(np.float64)),
@@ -338,10 +338,10 @@ def _even(pairs: np.ndarray, classes: np.ndarray) -> np.ndarray:
     sizes = np.bincount(classes, minlength=len(classes))
     rows, counts = np.unique(np.stack([kinds, pairs[:, 2]], 1), axis=0, return_counts=True)
     uneven = [
-        kind
-        for kind in np.unique(kinds).tolist()
-        if len(set(own := counts[rows[:, 0] == kind].tolist())) > 1
-        or len(own) < sizes[classes[rows[rows[:, 0] == kind][0, 1]]]
+        mark
+        for mark in np.unique(kinds).tolist()
+        if len(set(own := counts[rows[:, 0] == mark].tolist())) > 1
+        or len(own) < sizes[classes[rows[rows[:, 0] == mark][0, 1]]]
     ]
     return pairs[~np.isin(kinds, uneven)]
 
@@ -351,61 +351,61 @@ def _pairs(marks: np.ndarray) -> np.ndarray:
     unit, sign, matrix = marks.T
     free = np.flatnonzero((unit != 0) & (matrix == 0))
     free = free[np.argsort(unit[free], kind="stable")]
-    found = [np.zeros((0, 3), np.int64)]
+    pairs = [np.zeros((0, 3), np.int64)]
     for atoms in np.split(free, np.flatnonzero(np.diff(unit[free])) + 1):
         if 1 < len(atoms) <= _MOST_PARTS:
             product = sign[atoms][:, None] ^ sign[atoms]
             a, b, c = np.nonzero(product[..., None] == sign[atoms])
-            found.append(atoms[np.stack([a, b, c], -1)])
-    return np.concatenate(found)
+            pairs.append(atoms[np.stack([a, b, c], -1)])
+    return np.concatenate(pairs)
 
 
-def _random_marks(kind: str, group: int, units: int) -> np.ndarray:
+def _random_marks(group_type: str, group: int, units: int) -> np.ndarray:
     """Random integers, of which sets of units have different exclusive ors."""
-    return np.random.default_rng(key_of(kind, group)).integers(1, 2**63 - 1, units)
+    return np.random.default_rng(key_of(group_type, group)).integers(1, 2**63 - 1, units)
 
 
-def _marks(sym: Symmetries, kind: str, a: int) -> np.ndarray:
+def _marks(sym: Symmetries, group_type: str, a: int) -> np.ndarray:
     """For every position of an axis, a number that names the units of one kind that act there."""
     marks = np.zeros(sym.axes[a].length, np.int64)
-    for g, placement in sym.placements_by_axis(kind).get(a, ()):
-        if kind == "signs" and placement.exponent % 2 == 0:
+    for g, placement in sym.placements_by_axis(group_type).get(a, ()):
+        if group_type == "signs" and placement.exponent % 2 == 0:
             continue
         positions = placement.positions.cpu().numpy()
-        if kind == "linear":  # (spaces, size, repeats)
+        if group_type == "linear":  # (spaces, size, repeats)
             positions = positions.reshape(-1, positions.shape[-1])
-        units = _random_marks(kind, g, len(positions))
+        units = _random_marks(group_type, g, len(positions))
         np.bitwise_xor.at(marks, positions.reshape(-1), units.repeat(positions.shape[1]))
     return marks
 
 
-def _place_key(sym: Symmetries, place: int | str) -> tuple[int | str, ...]:
+def _key_numbers(sym: Symmetries, key: int | str) -> tuple[int | str, ...]:
     """Equal for places of tensors that may change places."""
-    if isinstance(place, str):
-        return ("tensor", sym.first_twin(place))
-    axis = sym.axes[place]
+    if isinstance(key, str):
+        return ("tensor", sym.first_twin(key))
+    axis = sym.axes[key]
     return ("axis", sym.first_twin(axis.tensor), str(axis.dim), axis.blocks, axis.role)
 
 
-def _orbits(sym: Symmetries, place: int | str, length: int) -> np.ndarray:
+def _orbits(sym: Symmetries, key: int | str, length: int) -> np.ndarray:
     """For every position of a place, the first one that may change places with it."""
-    if isinstance(place, str):
+    if isinstance(key, str):
         return np.arange(length)
-    axis, pairs = sym.axes[place], [np.zeros((0, 2), np.int64)]
+    axis, pairs = sym.axes[key], [np.zeros((0, 2), np.int64)]
     for a in sym.axes_of[axis.tensor]:
         other = sym.axes[a]
         if axis.dim is None and other.dim is not None:  # of which all entries lie on this axis
             shape = sym.shapes[axis.tensor]
             where = other.labels(shape).expand(shape).reshape(-1).numpy()
-            at = where.argsort(kind="stable").reshape(other.length, -1)
-        elif a == place or (axis.dim, axis.blocks) == (other.dim, other.blocks):
-            at = np.arange(length)[:, None]
+            positions = where.argsort(kind="stable").reshape(other.length, -1)
+        elif a == key or (axis.dim, axis.blocks) == (other.dim, other.blocks):
+            positions = np.arange(length)[:, None]
         else:
             continue
         for kind in ("permutations", "linear"):
             for _, placement in sym.placements_by_axis(kind).get(a, ()):
                 rows = placement.positions.cpu().numpy()
-                rows = at[rows if kind == "permutations" else rows.transpose(1, 0, 2)]
+                rows = positions[rows if kind == "permutations" else rows.transpose(1, 0, 2)]
                 pairs.append(np.stack(np.broadcast_arrays(rows[:1], rows), -1).reshape(-1, 2))
     return _first_of_component(np.concatenate(pairs), length)
 
@@ -417,19 +417,19 @@ def _first_of_component(edges: np.ndarray, length: int) -> np.ndarray:
     return first[component]
 
 
-def _shares(sym: Symmetries, place: int | str, orbits: np.ndarray) -> Tensor:
-    return _draw(len(orbits), *_place_key(sym, place))[torch.from_numpy(orbits)]
+def _shares(sym: Symmetries, key: int | str, orbits: np.ndarray) -> Tensor:
+    return _draw(len(orbits), *_key_numbers(sym, key))[torch.from_numpy(orbits)]
 
 
 def _classes(
-    sym: Symmetries, at: Mapping[int | str, np.ndarray], orbits: Mapping[int | str, np.ndarray],
-    count: int,
+    sym: Symmetries, positions: Mapping[int | str, np.ndarray],
+    orbits: Mapping[int | str, np.ndarray], count: int,
 ) -> np.ndarray:  # fmt: skip
     """Number atoms so that those which may change places have one number."""
-    keys = {key: k for k, key in enumerate(dict.fromkeys(_place_key(sym, p) for p in at))}
+    keys = {key: k for k, key in enumerate(dict.fromkeys(_key_numbers(sym, p) for p in positions))}
     rows = [
-        np.stack([np.full(len(atoms), keys[_place_key(sym, p)]), orbits[p], atoms], 1)
-        for p, atoms in at.items()
+        np.stack([np.full(len(atoms), keys[_key_numbers(sym, p)]), orbits[p], atoms], 1)
+        for p, atoms in positions.items()
     ]
     every = np.concatenate([np.zeros((0, 3), np.int64), *rows])
     every = every[every[:, 2] > 0]

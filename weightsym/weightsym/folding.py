@@ -103,8 +103,8 @@ def _folded(params: Params, prefix: str, readers: Sequence[str]) -> Params:
 
 
 def _bias_of(weight: str) -> str:
-    owner, dot, own = weight.rpartition(".")
-    return owner + dot + (own.replace("weight", "bias") if "weight" in own else f"{own}_bias")
+    owner, dot, name = weight.rpartition(".")
+    return owner + dot + (name.replace("weight", "bias") if "weight" in name else f"{name}_bias")
 
 
 @torch.no_grad()
@@ -112,8 +112,8 @@ def _folds(model: nn.Module, prefix: str, readers: Sequence[str], inputs: Inputs
     """True if the function stays for random gains and biases: all that reads them is linear."""
     params: Params = dict(model.named_parameters())
     generator = torch.Generator().manual_seed(0)
-    for own in (name for name in (f"{prefix}weight", f"{prefix}bias") if name in params):
-        params[own] = torch.randn(params[own].shape, generator=generator).to(params[own])
+    for full in (name for name in (f"{prefix}weight", f"{prefix}bias") if name in params):
+        params[full] = torch.randn(params[full].shape, generator=generator).to(params[full])
     new = _folded(params, prefix, readers)
     inputs = on_network(model, inputs)
     added = [name for name in new if name not in params]
@@ -151,10 +151,14 @@ class _Norm(NamedTuple):
 
 def _is_affine(module: nn.Module) -> bool:
     """True if a module has one vector of weights, maybe one of biases, and nothing else."""
-    own = dict(module.named_parameters())
-    weight = own.get("weight")
-    same = all(p.shape == weight.shape for p in own.values()) if weight is not None else False
-    return same and weight is not None and weight.ndim == 1 and own.keys() <= {"weight", "bias"}
+    parameters = dict(module.named_parameters())
+    weight = parameters.get("weight")
+    same = (
+        all(p.shape == weight.shape for p in parameters.values()) if weight is not None else False
+    )
+    return (
+        same and weight is not None and weight.ndim == 1 and parameters.keys() <= {"weight", "bias"}
+    )
 
 
 @torch.no_grad()
@@ -181,8 +185,10 @@ def _norm_of(module: nn.Module) -> _Norm | None:
 
 def _plain_norms(module: nn.Module, shape: torch.Size) -> Iterator[nn.Module]:
     """Norms without gain, with the epsilon of the module under any of its usual names."""
-    found = [getattr(module, n, None) for n in ("eps", "variance_epsilon", "epsilon", "norm_eps")]
-    eps = next((e for e in found if isinstance(e, float)), None)
+    epsilons = [
+        getattr(module, n, None) for n in ("eps", "variance_epsilon", "epsilon", "norm_eps")
+    ]
+    eps = next((e for e in epsilons if isinstance(e, float)), None)
     yield nn.RMSNorm(shape, eps=eps, elementwise_affine=False)
     if eps is not None:
         yield nn.LayerNorm(shape, eps=eps, elementwise_affine=False)
@@ -213,8 +219,8 @@ def _remove_gain(model: nn.Module, name: str, plain: nn.Module) -> None:
 
 
 def _put(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, module.train(model.get_submodule(name).training))
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module.train(model.get_submodule(name).training))
 
 
 def _leave_fused_kernels(model: nn.Module) -> None:

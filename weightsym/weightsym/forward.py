@@ -81,12 +81,12 @@ def _tensors_in_precision(model: nn.Module, dtype: torch.dtype) -> dict[int, Any
     cast: dict[Hashable, Tensor] = {}
     by_identity: dict[int, Any] = {}
     for _, old in named_tensors(model):
-        place = place_of(old)
-        if place not in cast:
+        position = place_of(old)
+        if position not in cast:
             new = old.detach().to(dtype) if old.is_floating_point() else old.detach()
             trained = isinstance(old, nn.Parameter)
-            cast[place] = nn.Parameter(new, requires_grad=False) if trained else new.clone()
-        by_identity[id(old)] = cast[place]
+            cast[position] = nn.Parameter(new, requires_grad=False) if trained else new.clone()
+        by_identity[id(old)] = cast[position]
     return by_identity
 
 
@@ -108,9 +108,9 @@ def check_forward(model: nn.Module, inputs: Inputs) -> None:
                 f"`model`: {type(model).__name__} has no forward; pass the submodule that has one, "
                 "such as `module.net`."
             ) from error
-        what = first_line(error) if isinstance(error, RuntimeError | ValueError) else repr(error)
+        message = first_line(error) if isinstance(error, RuntimeError | ValueError) else repr(error)
         raise ValueError(
-            f"`example`: the network does not accept {_described(inputs)}: {what}"
+            f"`example`: the network does not accept {_described(inputs)}: {message}"
         ) from error
 
 
@@ -255,7 +255,7 @@ def _described(inputs: Inputs) -> str:
 
 def _describe(x: Any) -> str:
     if isinstance(x, Tensor):
-        kind = "" if x.dtype == torch.float32 else f" ({str(x.dtype).removeprefix('torch.')})"
-        return f"an input of shape {tuple(x.shape)}{kind}"
+        dtype = "" if x.dtype == torch.float32 else f" ({str(x.dtype).removeprefix('torch.')})"
+        return f"an input of shape {tuple(x.shape)}{dtype}"
     hint = " (unpack it with *)" if isinstance(x, tuple | list) else ""
     return f"a {type(x).__name__}{hint}"

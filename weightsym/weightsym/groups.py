@@ -260,26 +260,26 @@ class Symmetries:
     @cached_property
     def exchangeable_tensors(self) -> dict[str, frozenset[str]]:
         """By tensor that may change places with others, all of these and itself."""
-        found: dict[str, frozenset[str]] = {}
+        exchangeable: dict[str, frozenset[str]] = {}
         for row in (row for group in self.permutations for row in group.tensors):
-            together = frozenset(row).union(*(found.get(name, ()) for name in row))
-            found |= dict.fromkeys(together, together)
-        return found
+            together = frozenset(row).union(*(exchangeable.get(name, ()) for name in row))
+            exchangeable |= dict.fromkeys(together, together)
+        return exchangeable
 
     def first_twin(self, name: str) -> str:
         """The first of all tensors that may change places with one."""
         return min(self.exchangeable_tensors.get(name, {name}))
 
-    def placements_by_axis(self, kind: str) -> dict[int, list[tuple[int, Any]]]:
+    def placements_by_axis(self, group_type: str) -> dict[int, list[tuple[int, Any]]]:
         """For each axis the (group, placement) pairs of one kind of groups, as they act."""
-        return self._by_axis[kind]
+        return self._by_axis[group_type]
 
     @cached_property
     def _by_axis(self) -> dict[str, dict[int, list[tuple[int, Placement]]]]:
         tables: dict[str, dict[int, list[tuple[int, Placement]]]] = {}
-        for kind in ("permutations", "scalings", "signs", "linear", "shifts"):
-            table = tables.setdefault(kind, {})
-            for index, group in enumerate(getattr(self, kind)):
+        for group_type in ("permutations", "scalings", "signs", "linear", "shifts"):
+            table = tables.setdefault(group_type, {})
+            for index, group in enumerate(getattr(self, group_type)):
                 for placement in group.placements:
                     table.setdefault(placement.axis, []).append((index, placement))
         return tables
@@ -390,9 +390,9 @@ def _units_inside(
     inside = abs(powers).T @ free == 0
     count = (abs(channels).T @ (powers != 0).astype(np.int64)).tocoo()
     if diagonal and count.nnz:
-        at = count.row, count.col
+        indices = count.row, count.col
         total, squares = channels.T @ powers, abs(channels).T @ powers.multiply(powers)
-        total, squares = (np.asarray(t.tocsr()[at]).ravel() for t in (total, squares))
+        total, squares = (np.asarray(t.tocsr()[indices]).ravel() for t in (total, squares))
         places = np.asarray(abs(channels).sum(0)).ravel()
         whole = (count.data == places[count.row]) & (total**2 == count.data * squares)
         inside[count.col[~whole]] = False
@@ -412,12 +412,14 @@ def incidence(
     ids = [np.arange(group.units) for group in groups] if ids is None else ids
     starts = np.cumsum([0, *(axis.length for axis in axes)])
     parts, first = [np.zeros((3, 0), np.int64)], 0
-    for group, own in zip(groups, ids, strict=True):
+    for group, numbers in zip(groups, ids, strict=True):
         for placement in group.placements:
-            at = placement.positions.cpu().numpy()
-            column = np.broadcast_to(first + own[..., None], at.shape)
-            power = np.full_like(at, placement.exponent)
-            parts.append(np.stack([starts[placement.axis] + at, column, power]).reshape(3, -1))
-        first += int(own.max(initial=-1)) + 1
+            positions = placement.positions.cpu().numpy()
+            column = np.broadcast_to(first + numbers[..., None], positions.shape)
+            power = np.full_like(positions, placement.exponent)
+            parts.append(
+                np.stack([starts[placement.axis] + positions, column, power]).reshape(3, -1)
+            )
+        first += int(numbers.max(initial=-1)) + 1
     row, column, value = np.concatenate(parts, 1)
     return coo_matrix((value, (row, column)), (int(starts[-1]), first)).tocsr()

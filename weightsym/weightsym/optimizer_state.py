@@ -66,10 +66,15 @@ def transform_optimizer_state(
     _check_names(optimizer, names, sym)
     stacked = is_stacked(names, sym.shapes)
     members = next(iter(names.values())).shape[0] if stacked else None
-    given = {"permutations": permutations, "signs": signs, "scalings": scales, "linear": matrices}
+    elements = {
+        "permutations": permutations,
+        "signs": signs,
+        "scalings": scales,
+        "linear": matrices,
+    }
     order, flips, factors, mixings = (
-        None if values is None else check_element(kind, values, sym, members)
-        for kind, values in given.items()
+        None if values is None else check_element(field, values, sym, members)
+        for field, values in elements.items()
     )
 
     def move(key: str, buffers: Params) -> Params:
@@ -145,8 +150,10 @@ def _refuse_other_shapes(
     optimizer: torch.optim.Optimizer, key: str, value: Any, parameter: Tensor
 ) -> None:
     """Histories of all parameters at once, and factored moments, would stay behind silently."""
-    kept = isinstance(value, list) and bool(value)
-    if kept or (isinstance(value, Tensor) and value.ndim > 0 and value.shape != parameter.shape):
+    is_history = isinstance(value, list) and bool(value)
+    if is_history or (
+        isinstance(value, Tensor) and value.ndim > 0 and value.shape != parameter.shape
+    ):
         raise ValueError(
             f"The state {key!r} of {type(optimizer).__name__} has not the shape of a parameter and "
             "cannot be carried along: start a new optimizer."

@@ -80,8 +80,8 @@ class Placement:
     @cached_property
     def is_range(self) -> bool:
         """True if the positions, one unit after the other, are 0, 1, 2 and so on."""
-        at = self.positions.reshape(-1).cpu()
-        return torch.equal(at, torch.arange(len(at)))
+        positions = self.positions.reshape(-1).cpu()
+        return torch.equal(positions, torch.arange(len(positions)))
 
     def covers(self, axis: Axis) -> bool:
         """True if the units are all positions of the axis, in their order."""

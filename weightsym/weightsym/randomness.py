@@ -55,6 +55,8 @@ def keyed_randomness(*parts: Part, device: torch.device | str = "cpu") -> Iterat
     >>> torch.equal(first, again)
     True
     """
-    there = elsewhere([torch.empty(0, device=device)])  # it has the index of the current device
-    with random_numbers(there, key_of(*parts)):
+    generators = elsewhere(
+        [torch.empty(0, device=device)]
+    )  # it has the index of the current device
+    with random_numbers(generators, key_of(*parts)):
         yield

@@ -75,21 +75,21 @@ def canonical_scales_and_signs(
     axes, offset = reached_axes(sym, factors), int(is_stacked(params, sym.shapes))
     dead: list[Tensor] = []
     sizes: list[tuple[str, Tensor]] = []
-    for _, kind, index, placement in sorted(_writers(sym), key=lambda w: w[:3]):
-        group = sym.scalings[index] if kind == "scalings" else sym.signs[index]
+    for _, field, index, placement in sorted(_writers(sym), key=lambda w: w[:3]):
+        group = sym.scalings[index] if field == "scalings" else sym.signs[index]
         names = [sym.axes[p.axis].tensor for p in twin_places(sym, group, placement)]
         twins = [multiplied_tensor(params[n], sym, axes[n], factors, offset) for n in names]
         w = side_by_side(twins, sym, sym.axes[placement.axis])
-        if kind == "signs":
-            factors[kind][index] = _sign_of_largest(params, sym, sym.signs[index], placement, w)
+        if field == "signs":
+            factors[field][index] = _sign_of_largest(params, sym, sym.signs[index], placement, w)
         elif scaling in ("unit-norm", "unit-std"):
             size = statistic(params, sym, placement, "norm" if scaling == "unit-norm" else "std", w)
             sizes.append((sym.axes[placement.axis].tensor, size))
             usable = size > 0
             fixed = torch.zeros_like(usable) if held is None else held[index].to(usable.device)
             scale = torch.where(usable, target / torch.where(usable, size, 1), 1)
-            there = (scale - 1).abs() <= _ROUNDING * torch.finfo(size.dtype).eps
-            factors[kind][index] = torch.where(there | fixed, 1, scale)  # again changes nothing
+            is_one = (scale - 1).abs() <= _ROUNDING * torch.finfo(size.dtype).eps
+            factors[field][index] = torch.where(is_one | fixed, 1, scale)  # again changes nothing
             dead.append((~usable & ~fixed).sum())
     _check_sizes(sizes)
     count = int(torch.stack(dead).sum()) if dead else 0
@@ -108,12 +108,12 @@ def _check_sizes(sizes: Sequence[tuple[str, Tensor]]) -> None:
 def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
     """Every group with the place that writes it, and what orders them."""
     kinds: tuple[Kind, ...] = ("scalings", "signs")
-    for kind in kinds:
-        for index, group in enumerate(getattr(sym, kind)):
+    for field in kinds:
+        for index, group in enumerate(getattr(sym, field)):
             placement = writer(sym, group)
             if placement is not None:
                 first = max(p.axis for p in twin_places(sym, group, placement))
-                yield first, kind, index, placement
+                yield first, field, index, placement
 
 
 def _sign_of_largest(
@@ -144,7 +144,7 @@ def _sign_of_all(
             parts.append(unit_rows(params, sym, other))
     if _inputs_have_an_order(sym, placement):
         parts.append(rows)
-    signs = torch.cat([_signs(part, part.abs().amax((-1, -2))) for part in parts], -1)
+    signs = torch.cat([_signs(weights, weights.abs().amax((-1, -2))) for weights in parts], -1)
     first = (signs != 0).to(torch.uint8).argmax(-1, keepdim=True)
     return torch.take_along_dim(signs, first, -1)[..., 0]
 

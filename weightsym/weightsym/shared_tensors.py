@@ -41,11 +41,11 @@ def overlapping(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
             spans.append((start, start + (last + 1) * t.element_size(), name, place_of(t)))
     others: dict[str, str] = {}
     reach: tuple[int, str, Hashable] | None = None
-    for start, stop, name, place in sorted(spans, key=lambda s: s[:3]):
-        if reach is not None and start < reach[0] and place != reach[2]:
+    for start, stop, name, storage in sorted(spans, key=lambda s: s[:3]):
+        if reach is not None and start < reach[0] and storage != reach[2]:
             others[name], others[reach[1]] = reach[1], name
         if reach is None or stop > reach[0]:
-            reach = (stop, name, place)
+            reach = (stop, name, storage)
     return others
 
 

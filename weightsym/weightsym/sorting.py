@@ -106,24 +106,26 @@ def _sequence(sym: Symmetries, backwards: bool) -> list[int]:
         return (reader(sym, group) if backwards else None) or writer(sym, group)
 
     def depth(g: int) -> int:
-        read = reader(sym, sym.permutations[g]) if backwards else None
+        placement = reader(sym, sym.permutations[g]) if backwards else None
         first = _first_axis(sym, sym.permutations[g])
-        if read is None:  # from the last layer: channels that no layer reads are behind all others
+        if (
+            placement is None
+        ):  # from the last layer: channels that no layer reads are behind all others
             is_last = backwards and sym.permutations[g].kind == "channel"
             return first - is_last * 2 * max(len(sym.axes), *(a.last_read for a in sym.axes))
-        return -sym.axes[read.axis].last_read
+        return -sym.axes[placement.axis].last_read
 
     def compared(g: int, member: int) -> bool:
-        at = placement(g)
-        return at is not None and any(
-            p.axis == at.axis for p in sym.permutations[member].placements
+        position = placement(g)
+        return position is not None and any(
+            p.axis == position.axis for p in sym.permutations[member].placements
         )
 
     def visit(g: int) -> list[int]:
         inside = sorted((m for row in sym.permutations[g].inner for m in row), key=depth)
         first = [m for m in inside if compared(g, m)]
-        rest = [m for m in inside if m not in first]
-        return [*(k for m in first for k in visit(m)), g, *(k for m in rest for k in visit(m))]
+        others = [m for m in inside if m not in first]
+        return [*(k for m in first for k in visit(m)), g, *(k for m in others for k in visit(m))]
 
     inner = {g for group in sym.permutations for row in group.inner for g in row}
     outermost = (g for g in range(len(sym.permutations)) if g not in inner)
@@ -197,9 +199,9 @@ class _State:
         """
         sym, axis = self.sym, self.sym.axes[placement.axis]
         w, moved = self.params[axis.tensor], sym.placements_by_axis("permutations")
-        at = [a for a in sym.axes_of[axis.tensor] if a in moved]
-        blocks = any(sym.axes[a].blocks > 1 for a in at)
-        for a in at:
+        axes = [a for a in sym.axes_of[axis.tensor] if a in moved]
+        blocks = any(sym.axes[a].blocks > 1 for a in axes)
+        for a in axes:
             still = {index} | (_around(sym)[index] if blocks or a == placement.axis else set())
             orders = [
                 torch.arange(order.shape[-1], device=order.device) if g in still else order

@@ -65,16 +65,18 @@ def _check_numbers(params: Params, sym: Symmetries, name: str) -> None:
     for tensor in (n for n in sym.shapes if n in params and (n in sym.weights or n in biases)):
         w = params[tensor]
         if not w.is_floating_point() or w.is_meta or w.layout != torch.strided:
-            kind = "no numbers (meta device)" if w.is_meta else f"{w.dtype} ({w.layout})"
-            raise ValueError(f"`{name}`: {tensor!r} must hold real floats, densely, got {kind}.")
+            description = "no numbers (meta device)" if w.is_meta else f"{w.dtype} ({w.layout})"
+            raise ValueError(
+                f"`{name}`: {tensor!r} must hold real floats, densely, got {description}."
+            )
 
 
 def _check_members(params: Params, sym: Symmetries, stacked: bool, name: str) -> None:
     sizes = {params[n].shape[0]: n for n in sym.shapes if stacked and n in params}
     if len(sizes) > 1:
-        (one, first), (other, second) = list(sizes.items())[:2]
+        (m, first), (n, second) = list(sizes.items())[:2]
         raise ValueError(
-            f"`{name}` is no stack: {first!r} is there for {one} members, {second!r} for {other}."
+            f"`{name}` is no stack: {first!r} is there for {m} members, {second!r} for {n}."
         )
 
 
@@ -147,14 +149,14 @@ def check_squares(
         name: of the argument.
         tensors: some of all.
     """
-    tensors, kept = list(params if tensors is None else tensors), False
+    tensors, survive = list(params if tensors is None else tensors), False
     for tensor in tensors:
         w = params[tensor] if params[tensor].dtype == torch.float64 else params[tensor].float()
         total = float(w.square().sum())
         if not math.isfinite(total):
             raise ValueError(f"`{name}`: the squares of {tensor!r} overflow in {w.dtype}.")
-        kept = kept or total >= torch.finfo(w.dtype).tiny
-    sizes = [] if kept else [float(params[n].abs().amax()) for n in tensors if params[n].numel()]
+        survive = survive or total >= torch.finfo(w.dtype).tiny
+    sizes = [] if survive else [float(params[n].abs().amax()) for n in tensors if params[n].numel()]
     if any(sizes):
         raise ValueError(f"`{name}`: all squares vanish, the largest weight is {max(sizes):.3g}.")
 
@@ -184,19 +186,23 @@ def check_pair(params: Params, reference: Params, sym: Symmetries, tensors: Iter
 
 # ------------------------------------------------------------ elements
 def check_element(
-    kind: str, values: Sequence[Tensor], sym: Symmetries, members: int | None = None, name: str = ""
+    field: str,
+    values: Sequence[Tensor],
+    sym: Symmetries,
+    members: int | None = None,
+    name: str = "",
 ) -> list[Tensor]:
     """Return one dense tensor of real numbers per group, and refuse anything else.
 
     Args:
-        kind: of the groups, an attribute of the symmetries.
+        field: of the groups, an attribute of the symmetries.
         values: the part of an element.
         sym: what `discover` returned.
         members: of a stack; values may differ by member.
         name: of the argument, by default the usual one.
     """
-    groups: Sequence[Any] = getattr(sym, kind)
-    usual, problem = _PARTS[kind]
+    groups: Sequence[Any] = getattr(sym, field)
+    usual, problem = _PARTS[field]
     name = name or usual
     try:
         tensors = [torch.as_tensor(v) for v in values]
@@ -259,7 +265,7 @@ def _matrices_problem(matrices: Tensor, group: LinearGroup) -> str:
     if bool((singular[..., -1] <= 1e-12 * singular[..., 0]).any()):
         return "be invertible"
     if not bool(torch.linalg.inv(matrices).isfinite().all()):
-        return "be invertible: an inverse overflows"
+        return "be invertible: an inverse survive"
     if not group.rescales and float((singular - 1).abs().max()) > near:
         return "be orthogonal"
     if group.kind == "centred" and float((matrices.sum(-1) - 1).abs().max()) > near:

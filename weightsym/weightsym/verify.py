@@ -101,8 +101,8 @@ def verify(
         check_params(before, sym, "model")
 
         old = seen(outputs(network, before, inputs))
-        other = seen(outputs(network, perturbed(before, sym.touched), inputs))
-        comparison = Comparison.between(old, other, tolerance_of(before))
+        perturbed_outputs = seen(outputs(network, perturbed(before, sym.touched), inputs))
+        comparison = Comparison.between(old, perturbed_outputs, tolerance_of(before))
         motions = [motion for _ in range(2) for motion in covering_motions(sym, generator)]
         if softmax_shift:
             motions = [replace(m, logits=logit_shift(sym, generator)) for m in motions]
@@ -163,26 +163,26 @@ class Motion:
     shifts: Element = ()
     logits: tuple[Tensor, Tensor] | None = None
 
-    def reading(self, read: Read, precision: torch.dtype | None = None) -> Read:
+    def reading(self, weights: Read, precision: torch.dtype | None = None) -> Read:
         """A way to read the moved network, where ``read`` reads the one at rest."""
-        return lambda name: self.moved(name, read, precision)
+        return lambda name: self.moved(name, weights, precision)
 
     def applied(self, params: Params) -> Params:
         """The moved network, from one at rest."""
         reading = self.reading(lambda name: params[name].clone())
-        own = (name for name in params if name not in self.sym.aliases)
-        return tied({name: reading(name) for name in own}, self.sym)
+        names = (name for name in params if name not in self.sym.aliases)
+        return tied({name: reading(name) for name in names}, self.sym)
 
-    def moved(self, name: str, read: Read, precision: torch.dtype | None = None) -> Tensor:
+    def moved(self, name: str, weights: Read, precision: torch.dtype | None = None) -> Tensor:
         """One tensor of the moved network, for which others of the one at rest may be read.
 
         Args:
             name: its first name.
-            read: gives what it has read in memory of its own.
+            weights: gives what it has read in memory of its own.
             precision: in which products and sums are made; that of the tensor where none is given.
         """
         source = source_of(name, self.sym, self.cycles) if self.cycles else name
-        w = self._shifted(source, read, precision) if self.shifts else read(source)
+        w = self._shifted(source, weights, precision) if self.shifts else weights(source)
         for a in self.sym.axes_of.get(source, ()) if self.cycles else ():
             if a in self.sym.placements_by_axis("permutations"):
                 w = self._reordered(w, a)  # before the cast: half as much to move
@@ -197,15 +197,15 @@ class Motion:
                 w = mixed_axis(w, self.sym, placement, torch.linalg.inv(g).mT if inverse else g)
         return self._with_shifted_logits(name, w)
 
-    def _shifted(self, name: str, read: Read, precision: torch.dtype | None) -> Tensor:
-        w = read(name)
+    def _shifted(self, name: str, weights: Read, precision: torch.dtype | None) -> Tensor:
+        w = weights(name)
         for a in self.sym.axes_of.get(name, ()):
             for k, placement in self.sym.placements_by_axis("shifts").get(a, ()):
                 w = added(in_precision(w, precision), self.sym, placement, self.shifts[k])
         for group, value in zip(self.sym.shifts, self.shifts, strict=True):
             for reader in (reader for reader in group.readers if reader.bias == name):
                 weight = self.sym.axes[reader.channels.axis].tensor
-                read_by = {weight: in_precision(read(weight), precision)}
+                read_by = {weight: in_precision(weights(weight), precision)}
                 w = in_precision(w, precision)
                 w -= carried(read_by, self.sym, reader, value).to(w)
         return w
@@ -245,7 +245,7 @@ def covering_motions(sym: Symmetries, generator: torch.Generator) -> tuple[Motio
     orders = [torch.randperm(group.units, generator=generator) for group in sym.permutations]
     swaps = _patterns(len(orders), generator)
     signs = [[1 - 2 * pattern[k] for pattern in flips] for k in range(2)]
-    one = Motion(
+    first = Motion(
         sym,
         {"signs": signs[0], "scalings": random_scales(sym, generator)},
         [_cycle(order, bool(swap)) for order, swap in zip(orders, swaps[0], strict=True)],
@@ -257,7 +257,7 @@ def covering_motions(sym: Symmetries, generator: torch.Generator) -> tuple[Motio
         "scalings": random_scales(sym, generator),
     }
     exchanges = [_exchange(order, bool(s)) for order, s in zip(orders, swaps[1], strict=True)]
-    return one, Motion(sym, factors, exchanges)
+    return first, Motion(sym, factors, exchanges)
 
 
 def _random_mixings(sym: Symmetries, generator: torch.Generator) -> list[Tensor]:

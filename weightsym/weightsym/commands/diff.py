@@ -129,8 +129,8 @@ def _are_equal(a: FittedNetwork, b: FittedNetwork) -> bool:
 
     def same(x: Tensor, y: Tensor) -> bool:
         if x.is_floating_point() and y.is_floating_point():
-            kind = max(x.dtype, y.dtype, key=lambda t: torch.finfo(t).eps)
-            x, y = x.to(kind), y.to(kind)
+            coarser = max(x.dtype, y.dtype, key=lambda t: torch.finfo(t).eps)
+            x, y = x.to(coarser), y.to(coarser)
         return torch.equal(x, y)
 
     return all(same(a.read(n), b.read(n)) for n in shown(a.places, "comparing"))

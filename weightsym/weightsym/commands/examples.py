@@ -156,7 +156,7 @@ def _described(values: Any) -> str:
     tensors = [t for t in tree_leaves(values) if isinstance(t, Tensor)]
     types = (str(t.dtype).removeprefix("torch.") for t in tensors)
     pairs = zip(tensors, types, strict=True)
-    return ", ".join(f"{tuple(t.shape)} {kind}" for t, kind in pairs) or type(values).__name__
+    return ", ".join(f"{tuple(t.shape)} {dtype}" for t, dtype in pairs) or type(values).__name__
 
 
 def _unfit(outputs: Tensor, targets: Tensor) -> str:

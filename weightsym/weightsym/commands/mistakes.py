@@ -40,11 +40,11 @@ def mistake(error: Exception, typed: Sequence[str], program: str) -> str | None:
 
 
 @contextmanager
-def building(what: str) -> Iterator[None]:
+def building(title: str) -> Iterator[None]:
     """While objects are made from values of the user, complaints about values are mistakes.
 
     Args:
-        what: is made, for the message.
+        title: the name of what is made, for the message.
     """
     try:
         yield
@@ -54,7 +54,7 @@ def building(what: str) -> Iterator[None]:
             first = first.__cause__
         if isinstance(first, (*_BUGS, MissingPackage)):
             raise
-        prefix = "" if _is_ours(first) else f"{what} cannot be made: "
+        prefix = "" if _is_ours(first) else f"{title} cannot be made: "
         raise ValueError(f"{prefix}{first}") from error
 
 

@@ -126,12 +126,12 @@ def network_of(path: str, init: Mapping[str, Any]) -> nn.Module:
 
 
 @contextlib.contextmanager
-def code_of_the_user(what: str) -> Iterator[None]:
+def code_of_the_user(title: str) -> Iterator[None]:
     """Turn whatever the user's own code raises into one sentence."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{what} {type(error).__name__}: {error}") from error
+        raise ValueError(f"{title} {type(error).__name__}: {error}") from error
 
 
 def imported(path: str) -> Any:
@@ -160,17 +160,19 @@ def transformers_network(folder: Path) -> nn.Module:
         raise ValueError(f"{folder} is quantised, and quantised networks are not read.")
     names = settings.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    kind: Any = getattr(transformers, name, None) if isinstance(name, str) else None
-    is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    model_class: Any = getattr(transformers, name, None) if isinstance(name, str) else None
+    is_network = isinstance(model_class, type) and issubclass(
+        model_class, transformers.PreTrainedModel
+    )
     if not is_network:
         raise ValueError(
             f"{folder / 'config.json'} names {name!r}, which is no network of transformers "
             f"{transformers.__version__}; name its class by `--network`."
         )
     with code_of_the_user(f"transformers cannot make the {name} of {folder}:"):
-        config = kind.config_class.from_dict(settings)
+        config = model_class.config_class.from_dict(settings)
         config._attn_implementation, config.use_cache = "eager", False
-        network = kind(config).float().eval()
+        network = model_class(config).float().eval()
     assert isinstance(network, nn.Module)
     return network
 
@@ -228,6 +230,6 @@ def fit_all(
     ]
 
 
-def shown(steps: Iterable[T], what: str) -> Iterable[T]:
+def shown(steps: Iterable[T], title: str) -> Iterable[T]:
     """Go through steps with a progress bar on a terminal."""
-    return tqdm(list(steps), desc=what, leave=False, disable=not sys.stderr.isatty())
+    return tqdm(list(steps), desc=title, leave=False, disable=not sys.stderr.isatty())

@@ -163,7 +163,7 @@ def _an_option(parser: argparse.ArgumentParser) -> str:
     """Show an option that takes several things by name, in half a sentence, if there is one."""
     for action in parser._actions:
         if get_origin(getattr(action, "_typehint", None)) in (Union, UnionType):
-            kinds = [get_origin(kind) for kind in get_args(getattr(action, "_typehint", None))]
+            kinds = [get_origin(hint) for hint in get_args(getattr(action, "_typehint", None))]
             if dict in kinds:
                 return f"; name it, as in --{action.dest}.NAME PLACE"
     return ""

@@ -132,14 +132,16 @@ def _graph_of(reading: Reading) -> _Graph:
     fixed = np.zeros(len(colours), bool)
     fixed[classes[0]] = True
     colours[classes[0]] = mix(classes[0] + 1, 77)
-    seen = []
+    operation_colours = []
     for labels, keys, origin in system.colours:
         live = labels > 0
         rows = distinct_rows([classes[labels[live]], keys[live]])
         hashes = mix(rows[:, 1], code_of("colour"))
         if 0 <= origin < len(reading.operations):  # as seen by an operation
-            at = np.full(len(rows), vertex[reading.operations[origin]])
-            seen.append(np.stack([at, rows[:, 0], (hashes >> np.uint64(2)).astype(np.int64)], 1))
+            origins = np.full(len(rows), vertex[reading.operations[origin]])
+            operation_colours.append(
+                np.stack([origins, rows[:, 0], (hashes >> np.uint64(2)).astype(np.int64)], 1)
+            )
         else:
             with np.errstate(over="ignore"):
                 np.add.at(colours, rows[:, 0], hashes)
@@ -149,7 +151,7 @@ def _graph_of(reading: Reading) -> _Graph:
     for name, parameter in reading.parameters.items():
         colours[tensors[name]] = code_of((parameter.shape, parameter.is_buffer))
     edges = [
-        *seen,
+        *operation_colours,
         *_edges_of_operations(reading, vertex, tensors, classes),
         *_edges_of_relations(reading, classes),
     ]
@@ -233,17 +235,17 @@ def _edges_of_operations(
         return vertex.get(node, tensors.get(name)) if isinstance(node, Node) else None
 
     uses = [
-        (vertex[node], at, 0 if _is_symmetric(node) else place)
+        (vertex[node], operand, 0 if _is_symmetric(node) else position)
         for node in reading.operations
-        for place, at in enumerate(map(vertex_of, _operands(node)))
-        if at is not None and at != vertex[node]
+        for position, operand in enumerate(map(vertex_of, _operands(node)))
+        if operand is not None and operand != vertex[node]
     ]
-    for (own, used, place), times in Counter(uses).items():  # a sum of sums may take one twice
-        yield _edge(own, used, ("operand", place, times))
+    for (user, used, position), times in Counter(uses).items():  # a sum of sums may take one twice
+        yield _edge(user, used, ("operand", position, times))
     for labels, node in reading.stacks:
-        for label, at in zip(labels.tolist(), map(vertex_of, _operands(node)), strict=False):
-            if at is not None:
-                yield _edge(at, classes[label], "place")
+        for label, operand in zip(labels.tolist(), map(vertex_of, _operands(node)), strict=False):
+            if operand is not None:
+                yield _edge(operand, classes[label], "place")
 
 
 def _operands(node: Node) -> Sequence[Any]:

@@ -45,10 +45,10 @@ def spaces(reading: Reading, exchanges: Exchanges, scales: Units, signs: Units) 
         units = [[x for x in unit if x < exchanges.class_count] for unit in group.units]
         key = _row(units, group.units, apart, marked["ones"], label_of, scales, signs)
         if key is not None:
-            kind, order = key
+            group_type, order = key
             ordered = tuple(tuple(units[k]) for k in order[1])
-            rows.setdefault((kind, order[0]), []).append(ordered)
-    return planes + [Space(kind, tuple(labels)) for (kind, _), labels in rows.items()]
+            rows.setdefault((group_type, order[0]), []).append(ordered)
+    return planes + [Space(group_type, tuple(labels)) for (group_type, _), labels in rows.items()]
 
 
 def _marked(labels: Iterable[Ints], exchanges: Exchanges) -> NDArray[np.bool_]:
@@ -116,9 +116,9 @@ def _row(
         return ("centred", key) if mixes else None
     if not _all_free(signs_of):
         return None
-    kind: LinearKind = "general" if _all_free(scales_of) else "orthogonal"
+    group_type: LinearKind = "general" if _all_free(scales_of) else "orthogonal"
     order = sorted(range(len(units)), key=lambda k: sorted(v for v, _ in signs_of[k]))
-    return kind, (frozenset(signs_of), order)
+    return group_type, (frozenset(signs_of), order)
 
 
 def _up_to_sign(row: Row) -> frozenset[tuple[int, Any]]:

@@ -66,7 +66,7 @@ class Program(NamedTuple):
 
 def decompose(
     model: nn.Module, exported: ExportedProgram, changing: Collection[str] = (),
-    kept: Collection[str] = (), rules: Mapping[str, Rule] | None = None,
+    preserved: Collection[str] = (), rules: Mapping[str, Rule] | None = None,
 ) -> Program:  # fmt: skip
     """Write the compound operations of an exported module out as sums, products and functions.
 
@@ -74,7 +74,7 @@ def decompose(
         model: the module.
         exported: what `torch.export` says of it.
         changing: further buffers that a forward writes, in another mode.
-        kept: the buffers for which it matters what is written into them.
+        preserved: the buffers for which it matters what is written into them.
         rules: for operations, by name, the functions that compute the same.
     """
     functions = {
@@ -99,7 +99,7 @@ def decompose(
     written = tuple(
         (n, first[name])
         for name, n in at_the_end.items()
-        if name in kept and tensors[first[name]].is_floating_point()
+        if name in preserved and tensors[first[name]].is_floating_point()
     )
     live = ancestors([*results, *(n for n, _ in written)])
     nodes = [n for n in decomposed.graph.nodes if n in live]

@@ -57,9 +57,9 @@ class Uses:
         self._reached: dict[str, Tensor] = {}
         self._taken = [np.zeros((0, 2), np.int64)]
 
-    def note(self, name: str, kind: str) -> None:
+    def note(self, name: str, role: str) -> None:
         """Note a use. Nothing is added to a parameter with uses of several kinds."""
-        self._kinds[name].add(kind)
+        self._kinds[name].add(role)
 
     def entries(self, name: str, coords: tuple[Tensor, ...]) -> Tensor:
         """The unknowns of some entries of a parameter."""
@@ -112,13 +112,13 @@ class Uses:
         none = np.zeros(0, np.int64)
         return Read(name, dims[1], blocks, size, total, positions, rows, none, none)
 
-    def _tensor(self, name: str, kind: str, dim: int | None) -> _Tensor:
-        self.note(name, kind)
-        if (name, kind) not in self._unknowns:
+    def _tensor(self, name: str, role: str, dim: int | None) -> _Tensor:
+        self.note(name, role)
+        if (name, role) not in self._unknowns:
             shape = self.shapes[name]
             sizes = [shape[dim]] if dim is not None else shape
-            self._unknowns[name, kind] = _Tensor(name, dim, self.system.fresh(*sizes))
-        return self._unknowns[name, kind]
+            self._unknowns[name, role] = _Tensor(name, dim, self.system.fresh(*sizes))
+        return self._unknowns[name, role]
 
     def take_up(self, bias: Tensor, outputs: Tensor) -> None:
         """Let entries of parameters take up what layers have made of constants."""
@@ -143,12 +143,12 @@ class Uses:
     def _hold(self) -> None:
         """Hold what is used in several ways, and rows beyond the example like the others."""
         taken = np.concatenate(self._taken)
-        for (name, kind), tensor in self._unknowns.items():
+        for (name, role), tensor in self._unknowns.items():
             if len(self._kinds[name]) > 1:
                 self.system.stop(tensor.numbers)
                 by_own = np.isin(taken[:, 0], tensor.numbers.numpy())
                 self.system.stop(torch.from_numpy(taken[by_own, 1]))
-            elif kind == "entries":
+            elif role == "entries":
                 reached = self._reached[name]
                 dims = [
                     d for d in range(reached.ndim)
@@ -165,23 +165,25 @@ class Uses:
         tensors = list(self._unknowns.values())
         for k, layer in enumerate(solution.reads):
             layer_of[layer.made], row_of[layer.made] = k, layer.rows
-        for k, own in enumerate(tensors):
-            flat = own.numbers.reshape(-1).numpy()
-            owner[flat], index_of[flat] = k, np.arange(own.size)
+        for k, tensor in enumerate(tensors):
+            flat = tensor.numbers.reshape(-1).numpy()
+            owner[flat], index_of[flat] = k, np.arange(tensor.size)
         terms = solution.terms(outputs).tocoo()
         terms_at, columns = terms.coords
         takers = []
         for k, j in distinct_rows([owner[bias[terms_at]], layer_of[columns]]).tolist():
             chosen = (owner[bias[terms_at]] == k) & (layer_of[columns] == j)
             entries, rows = index_of[bias[terms_at[chosen]]], row_of[columns[chosen]]
-            own, layer = tensors[k], solution.reads[j]
+            tensor, layer = tensors[k], solution.reads[j]
             once = len(np.unique(entries)) == len(entries) and bool((terms.data[chosen] == 1).all())
-            in_place = np.array_equal(entries, rows) and own.size == layer.total
+            in_place = np.array_equal(entries, rows) and tensor.size == layer.total
             if once and in_place and len(rows) == len(layer.rows):
-                takers.append(_Taker(layer, own.name, None))
-            elif once and len(entries) == own.size:
+                takers.append(_Taker(layer, tensor.name, None))
+            elif once and len(entries) == tensor.size:
                 by_entry = dict(zip(entries.tolist(), rows.tolist(), strict=True))
-                takers.append(_Taker(layer, own.name, tuple(by_entry[e] for e in range(own.size))))
+                takers.append(
+                    _Taker(layer, tensor.name, tuple(by_entry[e] for e in range(tensor.size)))
+                )
             else:
                 self.system.stop(torch.from_numpy(layer.incoming))
         return takers

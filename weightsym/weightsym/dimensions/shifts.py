@@ -38,7 +38,7 @@ _SIZES = frozenset(
 
 
 def shifts_of(
-    programs: Sequence[Program], axes: Sequence[Axis], held: Collection[str] = ()
+    programs: Sequence[Program], axes: Sequence[Axis], fixed: Collection[str] = ()
 ) -> tuple[tuple[Axis, ...], tuple[ShiftGroup, ...], str]:
     """Find the constants that may be added to tensors of a network.
 
@@ -50,7 +50,7 @@ def shifts_of(
     Args:
         programs: what the network computes, in each of its modes.
         axes: of the groups that are known.
-        held: names of tensors to which nothing may be added.
+        fixed: names of tensors to which nothing may be added.
 
     Returns:
         All axes, with those that only shifts have, the groups of shifts, and why some may be
@@ -58,7 +58,7 @@ def shifts_of(
     """
     every, groups, reason = list(axes), list[ShiftGroup](), ""
     for to_rows in (False, True):
-        reading = _Reading(held, to_rows)
+        reading = _Reading(fixed, to_rows)
         for program in programs:
             reading.follow(program)
         shifted = {every[p.axis].tensor for group in groups for p in group.placements}
@@ -98,8 +98,8 @@ _ZERO = torch.zeros(1, dtype=torch.long)
 class _Reading:
     """One reading of a network: of what is added to biases, or else to all rows of weights."""
 
-    def __init__(self, held: Collection[str], to_rows: bool) -> None:
-        self.system, self._held, self._to_rows = Expressions(), held, to_rows
+    def __init__(self, fixed: Collection[str], to_rows: bool) -> None:
+        self.system, self._held, self._to_rows = Expressions(), fixed, to_rows
         self.uses = Uses(self.system)
         self._values: dict[Node, Any] = {}
 

@@ -291,11 +291,11 @@ def _spanning_rows(labels: Sequence[Tensor]) -> Ints:
     if len(groups) < 2 or not all(map(len, tables)):
         return label_rows(*labels)
     rows = np.empty((sum(map(len, tables)), len(labels)), np.int64)
-    at = 0
+    start = 0
     for (_, members), table in zip(groups, tables, strict=True):
-        rows[:at, members], rows[at + len(table) :, members] = table[0], table[0]
-        rows[at : at + len(table), members] = table
-        at += len(table)
+        rows[:start, members], rows[start + len(table) :, members] = table[0], table[0]
+        rows[start : start + len(table), members] = table
+        start += len(table)
     return distinct_rows([*rows.T])
 
 

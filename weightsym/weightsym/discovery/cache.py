@@ -52,16 +52,16 @@ def forget() -> None:
 def key_of(model: nn.Module, graphs: Graphs, batch_norm: str) -> str:
     """A hash of what determines a result. Empty where that cannot be told."""
     training = graphs.training
-    rest = batch_norm, sorted(graphs.mutable), sorted(graphs.read), graphs.evaluation_only
+    settings = batch_norm, sorted(graphs.mutable), sorted(graphs.read), graphs.evaluation_only
     try:
-        parts = [*map(str, rest), *_described_tensors(model), *_described(graphs.evaluation)]
+        parts = [*map(str, settings), *_described_tensors(model), *_described(graphs.evaluation)]
         if training is not graphs.evaluation:
             parts += ["training", *(_described(training) if training is not None else ())]
     except _Unknown:
         return ""
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.encode())
+    for item in parts:
+        digest.update(item.encode())
         digest.update(b"\0")
     return digest.hexdigest()
 

@@ -109,8 +109,8 @@ class Check:
             rounding: of the outputs that were measured.
         """
         right, wrong = self.measured
-        one, two = covering_motions(sym, torch.Generator().manual_seed(2))
-        old = self._moved(one)
+        first, two = covering_motions(sym, torch.Generator().manual_seed(2))
+        old = self._moved(first)
         if not agree(right, old, rounding):
             return False
         if sym.softmax_shift is None:
@@ -126,8 +126,8 @@ class Check:
         """Two elements that together move every unit and flip every sign."""
         if not self.sensitive:
             return 0.0
-        one, two = covering_motions(sym, torch.Generator().manual_seed(2))
-        self.error_seen = self.measure.error(self._moved(one))
+        first, two = covering_motions(sym, torch.Generator().manual_seed(2))
+        self.error_seen = self.measure.error(self._moved(first))
         if self.error_seen > self.tolerance:
             return self.error_seen
         if sym.softmax_shift is not None:

@@ -33,15 +33,15 @@ _NO_CHANNELS = (
 
 
 def symmetries_of(
-    model: nn.Module, graphs: Graphs, read: Reading, groups: dict[str, Any]
+    model: nn.Module, graphs: Graphs, reading: Reading, groups: dict[str, Any]
 ) -> tuple[Symmetries, list[str]]:
     """Describe the groups that were read of a network. Also list what no result reads."""
     first = owners(model)
     state = model.state_dict()
     shapes = {first.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
-    overlaps, used = overlapping(named_tensors(model)), set(read.parameters)
+    overlaps, used = overlapping(named_tensors(model)), set(reading.parameters)
     groups["axes"], groups["shifts"], cut = shifts_of(
-        read.programs, groups["axes"], {first[n] for n in overlaps}
+        reading.programs, groups["axes"], {first[n] for n in overlaps}
     )
     unsearched = [*groups.pop("frozen"), *([Frozen("shift", "", "", cut)] if cut else [])]
     unread = [n for n, _ in model.named_parameters() if first[n] not in used]
@@ -53,10 +53,10 @@ def symmetries_of(
     unreached = unread + [n for n in statistics if not {n, first[n]} & met]
     symmetries = Symmetries(
         **groups,
-        frozen=tuple(dict.fromkeys([*_frozen(read), *unsearched, *_in_parts(overlaps, used)]))
+        frozen=tuple(dict.fromkeys([*_frozen(reading), *unsearched, *_in_parts(overlaps, used)]))
         or _why_nothing_moves(model, groups, used),
         softmax_shift=_shift(graphs.evaluation, first),
-        weights=_weights(model, read, groups, unread, first),
+        weights=_weights(model, reading, groups, unread, first),
         shapes=shapes,
         aliases={n: f for n, f in first.items() if n != f},
         constants={first.get(n, n): t.detach().clone() for n, t in _constants(graphs, used, first)},
@@ -80,10 +80,10 @@ def read_graphs(
 
     shared = {owners(model)[n] for n in overlapping(named_tensors(model))}
 
-    def reading(kept: frozenset[str]) -> tuple[Reading, dict[str, Any]]:
+    def reading(preserved: frozenset[str]) -> tuple[Reading, dict[str, Any]]:
         """Read the network if it matters what is written into some buffers."""
         pointwise = [name for name, rule in rules.items() if rule == "pointwise"]
-        parts = (decompose(model, p, graphs.mutable, kept, rules) for p in programs)
+        parts = (decompose(model, p, graphs.mutable, preserved, rules) for p in programs)
         read = Reading.of(*parts, is_fixed=batch_norm == "eval", pointwise=pointwise)
         for name in shared & read.parameters.keys():
             for part in read.parameters[name].parts:
@@ -97,12 +97,12 @@ def read_graphs(
     return read
 
 
-def _sizes(read: Reading, groups: Mapping[str, Any]) -> tuple[object, ...]:
+def _sizes(reading: Reading, groups: Mapping[str, Any]) -> tuple[object, ...]:
     """The groups that are found, in numbers."""
     blocks = sorted((g.units, g.kind) for g in groups["permutations"])
     matrices = sorted((g.kind, g.spaces, g.size) for g in groups["linear"])
-    factors = [sum(g.units for g in groups[kind]) for kind in ("scalings", "signs")]
-    return blocks, matrices, factors, [*read.unfollowed.values()]
+    factors = [sum(g.units for g in groups[field]) for field in ("scalings", "signs")]
+    return blocks, matrices, factors, [*reading.unfollowed.values()]
 
 
 def _told_apart(graphs: Graphs) -> list[Graph]:
@@ -113,16 +113,16 @@ def _told_apart(graphs: Graphs) -> list[Graph]:
     return [graphs.evaluation, training]
 
 
-def _frozen(read: Reading) -> list[Frozen]:
-    operations = read.operations
-    return [report(operations[k], why) for k, why in read.unfollowed.items()]
+def _frozen(reading: Reading) -> list[Frozen]:
+    operations = reading.operations
+    return [report(operations[k], why) for k, why in reading.unfollowed.items()]
 
 
 def _in_parts(overlaps: Mapping[str, str], used: set[str]) -> list[Frozen]:
     """Tensors that share their memory in part, or in another layout, with others."""
     return [
-        Frozen("parameter", name, "", f"shares its memory in part, or transposed, with {other}")
-        for name, other in overlaps.items() if name in used
+        Frozen("parameter", name, "", f"shares its memory in part, or transposed, with {whole}")
+        for name, whole in overlaps.items() if name in used
     ]  # fmt: skip
 
 
@@ -130,11 +130,11 @@ def _why_nothing_moves(
     model: nn.Module, groups: dict[str, Any], used: set[str]
 ) -> tuple[Frozen, ...]:
     """A reason for every weight, where a network that was understood has no symmetry at all."""
-    if any(groups[kind] for kind in ("permutations", "scalings", "signs", "linear", "shifts")):
+    if any(groups[field] for field in ("permutations", "scalings", "signs", "linear", "shifts")):
         return ()
-    read = [n for n, _ in model.named_parameters() if n in used]
+    parameters = [n for n, _ in model.named_parameters() if n in used]
     nothing = Frozen("network", "", "", "its outputs depend on no weight")
-    return tuple(Frozen("parameter", n, "", _NO_CHANNELS) for n in read) or (nothing,)
+    return tuple(Frozen("parameter", n, "", _NO_CHANNELS) for n in parameters) or (nothing,)
 
 
 def _constants(graphs: Graphs, used: set[str], first: dict[str, str]) -> list[tuple[str, Tensor]]:
@@ -148,7 +148,7 @@ def _constants(graphs: Graphs, used: set[str], first: dict[str, str]) -> list[tu
 
 
 def _weights(
-    model: nn.Module, read: Reading, groups: dict[str, Any], unread: list[str],
+    model: nn.Module, reading: Reading, groups: dict[str, Any], unread: list[str],
     first: dict[str, str],
 ) -> tuple[str, ...]:  # fmt: skip
     """Parameters that count for the mass: all but biases."""

@@ -85,13 +85,13 @@ def discover(
         inputs = two_rows(model, inputs)
         graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm)
         key = "" if custom or explain else key_of(model, graphs, batch_norm)
-        known = recall(key)
-        if known is not None and computes_its_graphs(model, known, graphs, inputs):
-            return known
-        read, groups = read_graphs(model, graphs, batch_norm, custom)
+        cached = recall(key)
+        if cached is not None and computes_its_graphs(model, cached, graphs, inputs):
+            return cached
+        reading, groups = read_graphs(model, graphs, batch_norm, custom)
         if explain is not None:
-            print(*reasons(read, owners(model).get(explain, explain)), sep="\n")
-        symmetries, unreached = symmetries_of(model, graphs, read, groups)
+            print(*reasons(reading, owners(model).get(explain, explain)), sep="\n")
+        symmetries, unreached = symmetries_of(model, graphs, reading, groups)
         symmetries = replace(
             symmetries, batch_norm=batch_norm, evaluation_only=graphs.evaluation_only
         )
@@ -99,8 +99,8 @@ def discover(
         symmetries = _with_what_is_not_reached(symmetries, unreached)
         remember(key, symmetries)
     if symmetries.unchecked:
-        what = "nothing" if math.isnan(symmetries.error) else "not everything"
-        _log.warning("discover: %s was checked: %s.", what, symmetries.unchecked)
+        extent = "nothing" if math.isnan(symmetries.error) else "not everything"
+        _log.warning("discover: %s was checked: %s.", extent, symmetries.unchecked)
     return symmetries
 
 
@@ -147,9 +147,11 @@ def _with_what_is_not_reached(symmetries: Symmetries, names: Sequence[str]) -> S
 
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
-        given = type(model).__name__
-        hint = ": pass the module that it was exported from" if given == "ExportedProgram" else ""
-        raise ValueError(f"`model` must be a torch.nn.Module, got {given}{hint}.")
+        class_name = type(model).__name__
+        hint = (
+            ": pass the module that it was exported from" if class_name == "ExportedProgram" else ""
+        )
+        raise ValueError(f"`model` must be a torch.nn.Module, got {class_name}{hint}.")
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise UnsupportedModel(f"{type(model).__name__} only wraps a network: pass `model.module`.")
     complex_ = [n for n, p in model.named_parameters() if p.is_complex()]

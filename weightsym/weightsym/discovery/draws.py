@@ -52,8 +52,8 @@ def _draws(node: Node) -> bool:
         return bool(node.args[1] and node.args[2])
     if name == "scaled_dot_product_attention":
         return bool(_probability(node))
-    at = _AT_TRAINING.get(name)
-    return at is None or bool(node.args[at : at + 1] == (True,))
+    position = _AT_TRAINING.get(name)
+    return position is None or bool(node.args[position : position + 1] == (True,))
 
 
 def _probability(node: Node) -> Any:
@@ -75,9 +75,9 @@ def evened(node: Node, args: Any, kwargs: Any, result: Any, pick: Pick) -> Any:
     if name == "bernoulli":
         probability = args[1] if len(args) > 1 else args[0]
         return torch.zeros_like(result) + probability
-    given = [a for a in args[:2] if isinstance(a, Tensor)]
-    if name == "normal" and given:
-        return given[0].expand_as(result).clone()
+    tensors = [a for a in args[:2] if isinstance(a, Tensor)]
+    if name == "normal" and tensors:
+        return tensors[0].expand_as(result).clone()
     if name in _LAWS and result.is_floating_point():
         return torch.full_like(result, float(pick(result)))
     return result

@@ -119,8 +119,8 @@ def _tokens_for_choices(graph: Graph) -> int:
     for node in graph.module.graph.nodes:
         name = operation_of(node) if node.op == "call_function" else ""
         if name in ("topk", "argmax", "argmin", "sort", "argsort", "max", "min"):
-            numbers, at = node.args[0].meta["val"], 2 if name == "topk" else 1
-            d = node.args[at] if len(node.args) > at else node.kwargs.get("dim", -1)
+            numbers, position = node.args[0].meta["val"], 2 if name == "topk" else 1
+            d = node.args[position] if len(node.args) > position else node.kwargs.get("dim", -1)
             if isinstance(d, int) and numbers.ndim and numbers.numel():
                 needed = 2 * numbers.shape[d] ** 2 // numbers.numel() + 1
                 times = max(times, needed if needed <= _MOST_TIMES else 1)

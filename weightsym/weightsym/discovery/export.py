@@ -122,14 +122,14 @@ def _is_batch_norm(module: nn.Module) -> bool:
 
 def _read_buffers(graphs: list[Graph]) -> frozenset[str]:
     """Those that results depend on, now or once another call has written what is read there."""
-    read: set[str] = set().union(*(graph.buffers_behind(graph.results) for graph in graphs))
+    buffers: set[str] = set().union(*(graph.buffers_behind(graph.results) for graph in graphs))
     while True:
-        reached = set(read)
+        reached = set(buffers)
         for graph in graphs:
-            reached |= graph.buffers_behind(node for name, node in graph.written if name in read)
-        if reached == read:
-            return frozenset(read)
-        read = reached
+            reached |= graph.buffers_behind(node for name, node in graph.written if name in buffers)
+        if reached == buffers:
+            return frozenset(buffers)
+        buffers = reached
 
 
 # ------------------------------------------------------------ one graph
@@ -212,18 +212,18 @@ def _inline(module: GraphModule) -> None:
     for node in list(module.graph.nodes):
         if not getattr(node.target, "__name__", "").startswith("wrap_with_"):
             continue
-        at = next(k for k, a in enumerate(node.args) if _is_module(module, a))
-        inner = getattr(module, node.args[at].target)
+        position = next(k for k, a in enumerate(node.args) if _is_module(module, a))
+        inner = getattr(module, node.args[position].target)
         _inline(inner)
         places = [n for n in inner.graph.nodes if n.op == "placeholder"]
-        copies = dict(zip(places, node.args[at + 1 :], strict=True))
+        copies = dict(zip(places, node.args[position + 1 :], strict=True))
         with module.graph.inserting_before(node):
-            for own in inner.graph.nodes:
-                if own.op in ("call_function", "get_attr"):
-                    copies[own] = module.graph.node_copy(own, copies.__getitem__)
-                if own.op == "get_attr":
-                    copies[own].target = f"{node.args[at].target}_{own.target}"
-                    setattr(module, copies[own].target, getattr(inner, own.target))
+            for inner_node in inner.graph.nodes:
+                if inner_node.op in ("call_function", "get_attr"):
+                    copies[inner_node] = module.graph.node_copy(inner_node, copies.__getitem__)
+                if inner_node.op == "get_attr":
+                    copies[inner_node].target = f"{node.args[position].target}_{inner_node.target}"
+                    setattr(module, copies[inner_node].target, getattr(inner, inner_node.target))
         results = next(n for n in inner.graph.nodes if n.op == "output").args[0]
         for piece in list(node.users):  # it stays, since the signature knows it by its name
             piece.args = (copies[results[piece.args[1]]],)
@@ -264,9 +264,9 @@ def _is_view(node: Node) -> bool:
 # ------------------------------------------------------------ messages
 def _explain(model: nn.Module, failure: BaseException) -> str:
     line = _user_line(failure)
-    at = f" at {line}" if line else ""
+    location = f" at {line}" if line else ""
     return (
-        f"{type(model).__name__} cannot be traced by torch.export{at}: {_reason(failure)} "
+        f"{type(model).__name__} cannot be traced by torch.export{location}: {_reason(failure)} "
         "Pass the submodule whose forward has no such step (for example "
         "`discover(model.backbone, features)`) "
         "with an input of its own."
@@ -275,17 +275,17 @@ def _explain(model: nn.Module, failure: BaseException) -> str:
 
 def _reason(failure: BaseException) -> str:
     """The tracer's first line, or its meaning."""
-    said = first_line(failure)
-    return next((meaning for part, meaning in _MEANINGS.items() if part in said), said)
+    message = first_line(failure)
+    return next((meaning for phrase, meaning in _MEANINGS.items() if phrase in message), message)
 
 
 def _user_line(failure: BaseException) -> str:
     """The last line of the user's code in a traceback, or in the message of the tracer."""
     frames = traceback.extract_tb(failure.__traceback__)
-    theirs = [f for f in frames if not any(part in f.filename for part in _OUTSIDE)]
+    theirs = [f for f in frames if not any(folder in f.filename for folder in _OUTSIDE)]
     if theirs and theirs[-1].line:
         return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno} (`{theirs[-1].line.strip()}`)"
     for text in reversed(str(failure).splitlines()):
-        if text.strip().startswith("File ") and not any(part in text for part in _OUTSIDE):
+        if text.strip().startswith("File ") and not any(folder in text for folder in _OUTSIDE):
             return text.strip()
     return ""

@@ -32,13 +32,13 @@ def find_shift(results: list[Node], name_of: Callable[[Node], str | None]) -> So
         node = node.args[0] if isinstance(node.args[0], Node) else None
     if node is None or node.op != "call_function":
         return None
-    kind, tensors = operation_of(node), [n for n in node.args[1:3] if isinstance(n, Node)]
-    grouped = kind == "conv2d" and len(node.args) > 6 and node.args[6] != 1
+    operation, tensors = operation_of(node), [n for n in node.args[1:3] if isinstance(n, Node)]
+    grouped = operation == "conv2d" and len(node.args) > 6 and node.args[6] != 1
     names = [name for n in tensors if len(n.users) == 1 and (name := name_of(n)) is not None]
-    if kind not in ("linear", "conv2d") or grouped or not names or len(names) < len(tensors):
+    if operation not in ("linear", "conv2d") or grouped or not names or len(names) < len(tensors):
         return None
     if tensors[0].meta["val"].shape[0] < 2:
         return None
     return SoftmaxShift(
-        names[0], names[1] if len(names) > 1 else None, -1 if kind == "linear" else 1
+        names[0], names[1] if len(names) > 1 else None, -1 if operation == "linear" else 1
     )

@@ -53,10 +53,10 @@ def check_calls(model: nn.Module, inputs: Inputs) -> Measured | None:
         return None
     name = type(model).__name__
     if not tensors_of(returned):
-        what = "None" if returned is None else f"a {type(returned).__name__} without a tensor"
+        output = "None" if returned is None else f"a {type(returned).__name__} without a tensor"
         raise UnsupportedModel(
-            f"The forward of {name} returns {what}, so that there is no output to keep: return its "
-            "outputs as tensors, or pass the submodule that does."
+            f"The forward of {name} returns {output}, so that there is no output to keep: return "
+            "its outputs as tensors, or pass the submodule that does."
         )
     changed = [
         key
@@ -97,7 +97,7 @@ def _repeats(model: nn.Module, inputs: Inputs) -> bool:
     except Exception:  # what an earlier call has left does not fit
         return False
     tolerance = min(1e-4, tolerance_of(params))
-    return all(agree(first, other, tolerance) for other in others)
+    return all(agree(first, later, tolerance) for later in others)
 
 
 def _call(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:

@@ -35,12 +35,12 @@ class ModeReads:
         def write(module: nn.Module, value: Any) -> None:
             vars(module)["training"] = value
 
-        seen = property(read, write)
+        watched_property = property(read, write)
         if self.asked or "training" in vars(nn.Module):  # someone else watches
             self.asked = True
             yield
             return
-        nn.Module.training = seen  # type: ignore[assignment]  # an attribute of every instance
+        nn.Module.training = watched_property  # type: ignore[assignment]  # an attribute of every instance
         try:
             yield
         finally:
@@ -49,9 +49,9 @@ class ModeReads:
 
 def _reads_unseen(module: nn.Module) -> bool:
     """Whether a module may know its mode in another way than by reading `training` in Python."""
-    own = type(module).train is not nn.Module.train or type(module).eval is not nn.Module.eval
+    overrides = type(module).train is not nn.Module.train or type(module).eval is not nn.Module.eval
     hidden = any("training" in vars(c) for c in type(module).__mro__ if c is not nn.Module)
-    return own or hidden or isinstance(module, torch.jit.ScriptModule)
+    return overrides or hidden or isinstance(module, torch.jit.ScriptModule)
 
 
 def _drops_nothing(module: nn.Module) -> bool:

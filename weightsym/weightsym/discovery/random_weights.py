@@ -51,18 +51,18 @@ class RandomWeights:
         rows = [n for n, b in network.named_buffers() if b.ndim == 1]
         return cls(network, Symmetries((), (), (), (), aliases=aliases), rows)
 
-    def by_any_name(self, read: Read) -> Read:
+    def by_any_name(self, weights: Read) -> Read:
         """Read tensors that have several names by the first."""
-        return lambda name: read(self.sym.aliases.get(name, name))
+        return lambda name: weights(self.sym.aliases.get(name, name))
 
     def all(self) -> Params:
         """All of them at once."""
         return self.all_by(self.read)
 
-    def all_by(self, read: Read) -> Params:
+    def all_by(self, weights: Read) -> Params:
         """All that is read at once. Tensors that share their memory in the network do so again."""
-        made = {name: read(name) for name in self.state if name not in self.sym.aliases}
-        return {name: made[self.sym.aliases.get(name, name)] for name in self.state}
+        tensors = {name: weights(name) for name in self.state if name not in self.sym.aliases}
+        return {name: tensors[self.sym.aliases.get(name, name)] for name in self.state}
 
     def read(self, name: str) -> Tensor:
         """One tensor, in the precision of the network and in memory of its own."""
@@ -91,12 +91,12 @@ class RandomWeights:
 
 
 def perturbing(
-    read: Read, names: frozenset[str], size: float, precision: torch.dtype | None
+    weights: Read, names: frozenset[str], size: float, precision: torch.dtype | None
 ) -> Read:
     """Weights of another function: some tensors (else all) times random positive factors."""
 
     def perturbed(name: str) -> Tensor:
-        t = in_precision(read(name), precision)
+        t = in_precision(weights(name), precision)
         return perturb_(name, t, size) if name in names or not names else t
 
     return perturbed

@@ -111,8 +111,10 @@ def _without_wrong_factors(case: _Case, sym: Symmetries, custom_rules: bool) -> 
         return sym
     left = _refuted(case, replace(factors, softmax_shift=None, frozen=()), custom_rules)
     frozen = (*sym.frozen, *left.frozen)
-    kept: dict[str, Any] = {kind: getattr(left, kind) for kind in EVERY if kind != "permutations"}
-    return replace(sym, frozen=frozen, **kept)
+    groups: dict[str, Any] = {
+        field: getattr(left, field) for field in EVERY if field != "permutations"
+    }
+    return replace(sym, frozen=frozen, **groups)
 
 
 class _Unrepeatable(UnsupportedModel):
@@ -238,14 +240,14 @@ def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> Sym
 # ------------------------------------------------------------ the graph in place of the network
 def _first(case: _Case, weights: RandomWeights) -> list[Tensor]:
     """Outputs of a network at random weights. They are known if it was traced with as many."""
-    known = case.graph.measured if case.graph is not None else None
-    if known is not None and known.random == weights.random:
-        return known.outputs
+    measured = case.graph.measured if case.graph is not None else None
+    if measured is not None and measured.random == weights.random:
+        return measured.outputs
     return outputs(case.model, weights.all(), case.inputs)
 
 
 def _is_of_network(
-    case: _Case, graph: Graph, weights: RandomWeights, made: list[Tensor], first: list[Tensor]
+    case: _Case, graph: Graph, weights: RandomWeights, results: list[Tensor], first: list[Tensor]
 ) -> bool:
     """Tell whether a graph made in float64 what the network returns, which may round and draw.
 
@@ -253,9 +255,9 @@ def _is_of_network(
     twice: noise of a source of its own is no part of a graph.
     """
     rounding = max(1e-2, tolerance_of(weights.state))
-    if agree(first, made, _ROUNDING):
+    if agree(first, results, _ROUNDING):
         return True
-    return agree(first, made, rounding) and _computes(case, graph, weights, first)
+    return agree(first, results, rounding) and _computes(case, graph, weights, first)
 
 
 def _computes(
@@ -264,8 +266,8 @@ def _computes(
     """Whether a graph gives what its network does, which must do so again where they differ."""
     with reused_memory():
         tolerance, first = tolerance_of(weights.state), first or _first(case, weights)
-        read = weights.by_any_name(weights.read)
-        traced = streamed_outputs(graph, case.inputs, read, None)
+        by_name = weights.by_any_name(weights.read)
+        traced = streamed_outputs(graph, case.inputs, by_name, None)
         if agree(first, traced, min(1e-6, tolerance)):
             return True
         second = outputs(case.model, weights.all(), case.inputs)
@@ -278,48 +280,53 @@ def _offenders(check: Check, sym: Symmetries) -> list[tuple[str, int, str]]:
     """Halve the set of groups until single wrong ones remain."""
     pending, wrong = [_every(sym)], []
     while pending:
-        part = pending.pop()
-        if not part or check.error(_only(sym, part)) <= check.tolerance:
+        suspects = pending.pop()
+        if not suspects or check.error(_only(sym, suspects)) <= check.tolerance:
             continue
-        if len(part) == 1:
-            wrong += part
+        if len(suspects) == 1:
+            wrong += suspects
         else:
-            pending += [part[: len(part) // 2], part[len(part) // 2 :]]
+            pending += [suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]]
     return wrong
 
 
 def _without_what_fails_together(check: Check, sym: Symmetries) -> Symmetries:
     """Groups that hold one by one, but not together: kind by kind fewer, until the rest holds."""
-    for kind in ("permutations", "shifts", "linear", "signs", "scalings"):
+    for field in ("permutations", "shifts", "linear", "signs", "scalings"):
         if check.error(sym) <= check.tolerance:
             break
-        sym = _without(sym, [group for group in _every(sym) if group[0] == kind])
+        sym = _without(sym, [group for group in _every(sym) if group[0] == field])
     return sym
 
 
 def _every(sym: Symmetries) -> list[tuple[str, int, str]]:
-    return [(kind, k, group.name) for kind in EVERY for k, group in enumerate(getattr(sym, kind))]
+    return [
+        (field, k, group.name) for field in EVERY for k, group in enumerate(getattr(sym, field))
+    ]
 
 
 def _only(sym: Symmetries, kept: Sequence[tuple[str, int, str]]) -> Symmetries:
     groups: dict[str, Any] = {
-        kind: tuple(getattr(sym, kind)[k] for name, k, _ in kept if name == kind) for kind in EVERY
+        field: tuple(getattr(sym, field)[k] for name, k, _ in kept if name == field)
+        for field in EVERY
     }
     return replace(sym, **groups)
 
 
 def _without(sym: Symmetries, wrong: Sequence[tuple[str, int, str]]) -> Symmetries:
-    kept = [group for group in _every(sym) if group not in wrong]
-    left = _only(sym, kept)
-    new_index = {k: n for n, k in enumerate(k for kind, k, _ in kept if kind == "permutations")}
+    remaining = [group for group in _every(sym) if group not in wrong]
+    left = _only(sym, remaining)
+    new_index = {
+        k: n for n, k in enumerate(k for field, k, _ in remaining if field == "permutations")
+    }
 
     def inner(group: PermutationGroup) -> tuple[tuple[int, ...], ...]:
         rows = (row for row in group.inner if all(k in new_index for k in row))
         return tuple(tuple(new_index[k] for k in row) for row in rows)
 
     reports = [
-        Frozen(kind.removesuffix("s"), name, "", "the numerical check refuted this group")
-        for kind, _, name in wrong
+        Frozen(field.removesuffix("s"), name, "", "the numerical check refuted this group")
+        for field, _, name in wrong
     ]
     return replace(
         left,

@@ -37,7 +37,7 @@ class NotRunnable(RuntimeError):
 def streamed_outputs(
     graph: Graph,
     inputs: Inputs,
-    read: Read,
+    weights: Read,
     precision: torch.dtype | None,
     even: Pick | None = None,
 ) -> list[Tensor]:
@@ -46,7 +46,7 @@ def streamed_outputs(
     Args:
         graph: what `torch.export` has traced.
         inputs: what it was traced with.
-        read: gives parameters and persistent buffers, in memory that the forward may write to.
+        weights: gives parameters and persistent buffers, in memory that the forward may write to.
         precision: in which the graph runs; as it was traced where None is given.
         even: picks the number that stands for all draws of an operation; None for the draws.
     """
@@ -56,7 +56,7 @@ def streamed_outputs(
     def source(node: Node) -> Any:
         source = graph.sources[node]
         if source.kind == "parameter" or (source.kind == "buffer" and source.persistent):
-            return in_precision(read(source.name), precision)
+            return in_precision(weights(source.name), precision)
         value = given[node] if source.kind == "input" else source.tensor
         return in_precision(value.clone(), precision) if isinstance(value, Tensor) else value
 
@@ -84,14 +84,14 @@ def _run(
     results: Iterable[Node],
     cast: Cast,
     call: Call,
-    kept: int = _KEPT,
+    budget: int = _KEPT,
 ) -> list[Any]:
     results = list(results)
     draws = (n for n in module.graph.nodes if n.op == "call_function" and is_random(n))
     live = ancestors([*results, *draws])  # draws that nobody reads move those that follow, too
     done_after = _last_readers(module, live)
     values: dict[Node, Any] = {}
-    made = 0
+    size = 0
 
     def value_of(node: Node) -> Any:
         if node not in values:
@@ -105,26 +105,26 @@ def _run(
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
         result = call(node, args, kwargs, cast)
         del args, kwargs
-        made += sum(t.nbytes for t in tree_leaves(result) if isinstance(t, Tensor))
+        size += sum(t.nbytes for t in tree_leaves(result) if isinstance(t, Tensor))
         if node.users:
             values[node] = result
         del result
-        for read in done_after[node] - set(results):
-            values.pop(read, None)
-        if made > kept:
+        for operand in done_after[node] - set(results):
+            values.pop(operand, None)
+        if size > budget:
             hand_back()
-            made = 0
+            size = 0
     return [value_of(node) for node in results]
 
 
 def _last_readers(module: GraphModule, live: set[Node]) -> Mapping[Node, set[Node]]:
     """By node, what nobody reads after it."""
     done: dict[Node, set[Node]] = defaultdict(set)
-    seen: set[Node] = set()
+    visited: set[Node] = set()
     for node in reversed(module.graph.nodes):
         if node in live and node.op == "call_function" and not _says_nothing(node):
-            done[node] = set(node.all_input_nodes) - seen
-            seen |= done[node]
+            done[node] = set(node.all_input_nodes) - visited
+            visited |= done[node]
     return done
 
 

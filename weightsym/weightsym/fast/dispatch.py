@@ -106,9 +106,9 @@ def plan_of(model: nn.Module, params: Params, x: Tensor, gradients: Mapping[str,
 
 def _tell(model: nn.Module, reason: str) -> None:
     """Log a reason, once for a network."""
-    told = known_of(model).setdefault("told", set())
-    if reason not in told:
-        told.add(reason)
+    reasons = known_of(model).setdefault("told", set())
+    if reason not in reasons:
+        reasons.add(reason)
         _log.info("%s runs by operations of torch: %s.", type(model).__name__, reason)
 
 

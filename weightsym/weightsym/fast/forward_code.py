@@ -40,9 +40,9 @@ def forward(code: VectorCode, stage: Stage) -> None:
             with code.loop(stage.groups) as g:
                 for o, count in code.parts(stage.share, stage.tile.channels):
                     first = code.index((g, stage.share), (o, 1))
-                    here = channel_of(code, stage, block, g, first)
+                    output = channel_of(code, stage, block, g, first)
                     mine = (code.at(weight, weight_index(code, stage, first)), code.at(bias, first))
-                    with windows(code, stage, here) as window:
+                    with windows(code, stage, output) as window:
                         channels = [later_channel(code, stage, window, k) for k in range(count)]
                         _window(code, stage, channels, *mine, valid)
 
@@ -55,14 +55,14 @@ def _window(
     with tiles(code, stage, channels[0]) as piece:
         sums = _sums(code, stage, piece, len(channels), weight, bias)
         for k, channel in enumerate(channels):
-            for place, value in zip(stage.tile.places, sums[k], strict=True):
+            for position, value in zip(stage.tile.places, sums[k], strict=True):
                 if stage.pooling == "none":
                     out = _rectified(code, value, stage.outside)
                     out = code.select(valid, out, code.number(0))
-                    offset = (place[0] * stage.out_padded[1] + place[1]) * code.lanes
+                    offset = (position[0] * stage.out_padded[1] + position[1]) * code.lanes
                     code.store(out, channel.out, offset)
                 else:
-                    number = place[0] * stage.window[1] + place[1]
+                    number = position[0] * stage.window[1] + position[1]
                     pooled[k].take(value, piece.place, number, channel.notes)
     for k, channel in enumerate(channels if stage.pooling != "none" else []):
         out = _rectified(code, pooled[k].result(channel.notes), stage.outside)
@@ -70,14 +70,14 @@ def _window(
 
 
 def _sums(
-    code: VectorCode, stage: Stage, at: Address, count: int, weight: str, bias: str
+    code: VectorCode, stage: Stage, address: Address, count: int, weight: str, bias: str
 ) -> list[list[str]]:
     """Weighted sums at the places of a tile, for each of some channels."""
     tile = stage.tile
     if not stage.weighted:
         return [
             [
-                code.load(at.x, offset_of(code, stage, cell_of(stage, p, (0, 0))))
+                code.load(address.x, offset_of(code, stage, cell_of(stage, p, (0, 0))))
                 for p in tile.places
             ]
         ]
@@ -87,11 +87,11 @@ def _sums(
         for slot in row:
             code.write(start, slot)
     with code.loop(stage.depth) as c:
-        x = code.at(at.x, code.index((c, math.prod(stage.padded) * code.lanes)))
+        x = code.at(address.x, code.index((c, math.prod(stage.padded) * code.lanes)))
         with taps_of(code, stage, x) as (taps, inputs, start):
             sums = [[code.read(slot) for slot in row] for row in slots]
-            here = code.at(weight, weight_index(code, stage, "0", c, start))
-            _add_products(code, stage, inputs, here, taps, sums)
+            weight_address = code.at(weight, weight_index(code, stage, "0", c, start))
+            _add_products(code, stage, inputs, weight_address, taps, sums)
             for row, values in zip(slots, sums, strict=True):
                 for slot, value in zip(row, values, strict=True):
                     code.write(value, slot)
@@ -103,7 +103,7 @@ def _add_products(
 ) -> None:
     for n, tap in enumerate(taps):
         offsets = [
-            offset_of(code, stage, cell_of(stage, place, tap)) for place in stage.tile.places
+            offset_of(code, stage, cell_of(stage, position, tap)) for position in stage.tile.places
         ]
         inputs = [code.load(x, offset) for offset in offsets]
         for k, row in enumerate(sums):
@@ -157,9 +157,9 @@ class _Pooled:
         if stage.inside != 1:
             more = lets_through(code, value, stage.inside)
             bits = code.let(f"bitcast {code.mask} {more} to i{code.lanes}")
-            at = code.at(notes, code.index((start, code.lanes // 8)), "i8")
-            at = code.at(at, number * code.lanes // 8, "i8")
-            code.do(f"store i{code.lanes} {bits}, ptr {at}, align 1")
+            address = code.at(notes, code.index((start, code.lanes // 8)), "i8")
+            address = code.at(address, number * code.lanes // 8, "i8")
+            code.do(f"store i{code.lanes} {bits}, ptr {address}, align 1")
         value = _rectified(code, value, stage.inside)
         code.write(code.arithmetic("fadd", code.read(self.best), value), self.best)
 

@@ -40,28 +40,28 @@ def before_backward(code: VectorCode, stage: Stage) -> None:
         valid = valid_lanes(code, b)
         block = code.index((code.index((m, "%blocks"), (b, 1)), cells * code.lanes))
         with code.loop(cells) as k:
-            at = code.index((block, 1), (k, code.lanes))
-            g = code.select(valid, code.load("%out", at), code.number(0))
+            address = code.index((block, 1), (k, code.lanes))
+            g = code.select(valid, code.load("%out", address), code.number(0))
             if stage.outside != 1:
-                more = lets_through(code, code.load("%x", at), stage.outside)
+                more = lets_through(code, code.load("%x", address), stage.outside)
                 g = code.select(more, g, _times(code, g, stage.outside))
             if stage.pooling == "mean":
                 g = code.arithmetic("fdiv", g, code.number(math.prod(stage.window)))
-            code.store(g, "%out", at)
+            code.store(g, "%out", address)
 
 
 def _times(code: VectorCode, g: str, slope: float) -> str:
     return code.number(0) if slope == 0 else code.arithmetic("fmul", g, code.number(slope))
 
 
-def gradients(code: VectorCode, stage: Stage, window: Address, part: Address) -> list[str]:
+def gradients(code: VectorCode, stage: Stage, window: Address, piece: Address) -> list[str]:
     """Gradients at the places of a tile of one channel, before anything is pooled.
 
     Args:
         code: where the instructions go.
         stage: its sizes.
         window: where the window is.
-        part: where the tile is.
+        piece: where the tile is.
     """
     places = stage.tile.places
     if stage.pooling == "none":
@@ -74,18 +74,18 @@ def gradients(code: VectorCode, stage: Stage, window: Address, part: Address) ->
         mask = code.let(f"load {vector}, ptr {window.notes}, align 1")
         gradients_of = []
         for number in numbers:
-            place = f"i{stage.note_bits} {place_number(code, stage, part.place, number)}"
-            here = code.let(f"icmp eq {vector} {mask}, {code.spread(place, vector)}")
-            gradients_of.append(code.select(here, g, code.number(0)))
+            position = f"i{stage.note_bits} {place_number(code, stage, piece.place, number)}"
+            is_largest = code.let(f"icmp eq {vector} {mask}, {code.spread(position, vector)}")
+            gradients_of.append(code.select(is_largest, g, code.number(0)))
         return gradients_of
     if stage.inside == 1:
         return [g for _ in places]
     less = _times(code, g, stage.inside)
-    start = code.at(window.notes, code.index((part.place, code.lanes // 8)), "i8")
+    start = code.at(window.notes, code.index((piece.place, code.lanes // 8)), "i8")
     gradients_of = []
     for number in numbers:
-        at = code.at(start, number * code.lanes // 8, "i8")
-        bits = code.let(f"load i{code.lanes}, ptr {at}, align 1")
+        address = code.at(start, number * code.lanes // 8, "i8")
+        bits = code.let(f"load i{code.lanes}, ptr {address}, align 1")
         more = code.let(f"bitcast i{code.lanes} {bits} to {code.mask}")
         gradients_of.append(code.select(more, g, less))
     return gradients_of
@@ -108,9 +108,12 @@ def input_gradient(code: VectorCode, stage: Stage) -> None:
             with code.loop(stage.groups) as g:
                 for o, count in code.parts(stage.share, stage.tile.channels):
                     first = code.index((g, stage.share), (o, 1))
-                    here = channel_of(code, stage, block, g, first)
+                    output = channel_of(code, stage, block, g, first)
                     mine = code.at(weight, weight_index(code, stage, first))
-                    with windows(code, stage, here) as window, tiles(code, stage, window) as piece:
+                    with (
+                        windows(code, stage, output) as window,
+                        tiles(code, stage, window) as piece,
+                    ):
                         channels = [later_channel(code, stage, window, k) for k in range(count)]
                         rows = [gradients(code, stage, channel, piece) for channel in channels]
                         _channels_back(code, stage, piece.x, mine, rows)
@@ -132,10 +135,10 @@ def _give_back(
 ) -> None:
     """Add the products of weights and gradients to the inputs that they come from."""
     cells: dict[Pair, list[tuple[int, int, int]]] = {}
-    for p, place in enumerate(stage.tile.places):
+    for p, position in enumerate(stage.tile.places):
         for n, tap in enumerate(taps):
             for k in range(len(rows)):
-                cells.setdefault(cell_of(stage, place, tap), []).append((k, n, p))
+                cells.setdefault(cell_of(stage, position, tap), []).append((k, n, p))
     size = stage.depth * math.prod(stage.kernel)
     for cell, terms in sorted(cells.items()):
         offset = offset_of(code, stage, cell)
@@ -201,8 +204,8 @@ def _bias_gradient(code: VectorCode, stage: Stage, m: str, bias: str, o: str) ->
     slot = code.slot()
     code.write(code.number(0), slot)
     with code.loop("%blocks") as b:
-        here = channel_of(code, stage, block_of(code, stage, m, b), "0", o)
-        with windows(code, stage, here) as window, tiles(code, stage, window) as piece:
+        output = channel_of(code, stage, block_of(code, stage, m, b), "0", o)
+        with windows(code, stage, output) as window, tiles(code, stage, window) as piece:
             total = code.read(slot)
             for g in gradients(code, stage, window, piece):
                 total = code.arithmetic("fadd", total, g)
@@ -229,8 +232,8 @@ def _some_weights(
     area = math.prod(stage.padded) * code.lanes
     down = stage.dilation[0] * stage.padded[1] * code.lanes
     with code.loop("%blocks") as b:
-        here = channel_of(code, stage, block_of(code, stage, m, b), g, first)
-        with windows(code, stage, here) as window, tiles(code, stage, window) as piece:
+        output = channel_of(code, stage, block_of(code, stage, m, b), g, first)
+        with windows(code, stage, output) as window, tiles(code, stage, window) as piece:
             x = code.at(piece.x, code.index((channel, area), (row, down)))
             channels = [later_channel(code, stage, window, o) for o in range(outs)]
             gradients_of = [gradients(code, stage, single, piece) for single in channels]
@@ -249,15 +252,15 @@ def _add_products(
     stage: Stage,
     x: str,
     taps: list[Pair],
-    found: list[list[str]],
+    products: list[list[str]],
     sums: dict[tuple[int, int, int], str],
 ) -> None:
     """Of gradients and inputs, place by place."""
     area = math.prod(stage.padded) * code.lanes
-    for p, place in enumerate(stage.tile.places):
+    for p, position in enumerate(stage.tile.places):
         inputs: dict[tuple[int, int], str] = {}
         for o, c, n in sums:
             if (c, n) not in inputs:
-                offset = c * area + offset_of(code, stage, cell_of(stage, place, taps[n]))
+                offset = c * area + offset_of(code, stage, cell_of(stage, position, taps[n]))
                 inputs[c, n] = code.load(x, offset)
-            sums[o, c, n] = code.fused(found[o][p], inputs[c, n], sums[o, c, n])
+            sums[o, c, n] = code.fused(products[o][p], inputs[c, n], sums[o, c, n])

@@ -82,11 +82,11 @@ def compiled(stage: Stage | None, function: str, size: int) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(stage: Stage | None, function: str, size: int) -> Any:
-    lanes, kind = lanes_of(size), KINDS[size]
-    vector, suffix = f"<{lanes} x {kind}>", f"v{lanes}f{8 * size}"
-    text = f"""{code_of(stage, function, kind, lanes)}
+    lanes, number_type = lanes_of(size), KINDS[size]
+    vector, suffix = f"<{lanes} x {number_type}>", f"v{lanes}f{8 * size}"
+    text = f"""{code_of(stage, function, number_type, lanes)}
 declare {vector} @llvm.fmuladd.{suffix}({vector}, {vector}, {vector})
-declare {kind} @llvm.vector.reduce.fadd.{suffix}({kind}, {vector})
+declare {number_type} @llvm.vector.reduce.fadd.{suffix}({number_type}, {vector})
 """
     return _callable(text, function, [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 7)
 
@@ -122,8 +122,8 @@ _TANH_BOUND = 7.90531110763549805
 def _tanh(code: VectorCode, stage: None) -> None:
     """``out = tanh(x)`` in single precision."""
     with code.loop("%last", "%first") as k:
-        at = code.index((k, code.lanes))
-        x = code.load("%x", at)
+        address = code.index((k, code.lanes))
+        x = code.load("%x", address)
         for sign, relation in ((1, "ogt"), (-1, "olt")):
             bound = code.number(sign * _TANH_BOUND)
             x = code.select(code.compare(relation, x, bound), bound, x)
@@ -134,16 +134,16 @@ def _tanh(code: VectorCode, stage: None) -> None:
                 total = code.fused(total, square, code.number(power))
             sums.append(total)
         odd = code.arithmetic("fmul", x, sums[0])
-        code.store(code.arithmetic("fdiv", odd, sums[1]), "%out", at)
+        code.store(code.arithmetic("fdiv", odd, sums[1]), "%out", address)
 
 
 def _tanh_backward(code: VectorCode, stage: None) -> None:
     """``out = x * (1 - weight ** 2)``, where ``weight`` are values of the function."""
     with code.loop("%last", "%first") as k:
-        at = code.index((k, code.lanes))
-        y, g = code.load("%weight", at), code.load("%x", at)
+        address = code.index((k, code.lanes))
+        y, g = code.load("%weight", address), code.load("%x", address)
         falling = code.arithmetic("fsub", code.number(1), code.arithmetic("fmul", y, y))
-        code.store(code.arithmetic("fmul", g, falling), "%out", at)
+        code.store(code.arithmetic("fmul", g, falling), "%out", address)
 
 
 def _difference(code: VectorCode, stage: None) -> None:
@@ -151,18 +151,20 @@ def _difference(code: VectorCode, stage: None) -> None:
     scale = code.spread_from("%bias", 0)
     with code.loop("%last", "%first") as m, code.loop("%blocks") as k:
         shared = code.index((k, code.lanes))
-        at = code.index((code.index((m, "%blocks"), (k, 1)), code.lanes))
-        away = code.arithmetic("fsub", code.load("%x", at), code.load("%weight", shared))
-        code.store(away, "%out", at)
-        code.store(code.arithmetic("fmul", away, scale), "%notes", at)
+        address = code.index((code.index((m, "%blocks"), (k, 1)), code.lanes))
+        away = code.arithmetic("fsub", code.load("%x", address), code.load("%weight", shared))
+        code.store(away, "%out", address)
+        code.store(code.arithmetic("fmul", away, scale), "%notes", address)
 
 
 def _add(code: VectorCode, stage: None) -> None:
     """``out += bias * x``."""
     scale = code.spread_from("%bias", 0)
     with code.loop("%last", "%first") as k:
-        at = code.index((k, code.lanes))
-        code.store(code.fused(scale, code.load("%x", at), code.load("%out", at)), "%out", at)
+        address = code.index((k, code.lanes))
+        code.store(
+            code.fused(scale, code.load("%x", address), code.load("%out", address)), "%out", address
+        )
 
 
 FUNCTIONS: dict[str, Callable[[VectorCode, Any], None]] = {
@@ -179,16 +181,16 @@ POINTERS = ("x", "weight", "bias", "out", "notes")
 """Gradients stand where that of which they are the gradient stands."""
 
 
-def code_of(stage: Stage | None, function: str, kind: str, lanes: int) -> str:
+def code_of(stage: Stage | None, function: str, number_type: str, lanes: int) -> str:
     """Write the code that LLVM compiles.
 
     Args:
         stage: the sizes; nothing for functions of single numbers.
         function: a name in ``FUNCTIONS``.
-        kind: ``"float"`` or ``"double"``.
+        number_type: ``"float"`` or ``"double"``.
         lanes: examples in a block.
     """
-    code = VectorCode(function, POINTERS, kind, lanes)
+    code = VectorCode(function, POINTERS, number_type, lanes)
     FUNCTIONS[function](code, stage)
     return code.text()
 
@@ -269,10 +271,10 @@ def _loop() -> Any:
     """A function that makes the calls of a table several times."""
     kinds = ["ptr"] * 6 + ["i64"] * 7
     loads = [
-        f"%p{k} = getelementptr i64, ptr %row, i64 {k}\n%a{k} = load {kind}, ptr %p{k}"
-        for k, kind in enumerate(kinds)
+        f"%p{k} = getelementptr i64, ptr %row, i64 {k}\n%a{k} = load {argument_type}, ptr %p{k}"
+        for k, argument_type in enumerate(kinds)
     ]
-    arguments = ", ".join(f"{kind} %a{k}" for k, kind in enumerate(kinds) if k)
+    arguments = ", ".join(f"{argument_type} %a{k}" for k, argument_type in enumerate(kinds) if k)
     text = f"""define void @loop(ptr %table, i64 %count, i64 %times) {{
 start:
 %all = mul i64 %count, %times

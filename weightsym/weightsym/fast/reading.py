@@ -105,12 +105,15 @@ class _Reader(TorchDispatchMode):
 
     def _read(self, schema: Any, result: Any, args: Any, kwargs: Any) -> None:
         called = schema.name.removeprefix("aten::")
-        given = {a.name: a.default_value for a in schema.arguments}
-        given.update(zip(given, args, strict=False))
-        given.update(kwargs)
+        arguments = {a.name: a.default_value for a in schema.arguments}
+        arguments.update(zip(arguments, args, strict=False))
+        arguments.update(kwargs)
         if self._is_about_weights(called, args, result):
             return
-        x, name = given.get("mat1", next(iter(given.values()), None)), called.removesuffix("_")
+        x, name = (
+            arguments.get("mat1", next(iter(arguments.values()), None)),
+            called.removesuffix("_"),
+        )
         if name == "detach" or (name in VIEWS and id(x) in self._aside):
             self._aside.add(id(result))  # saved by autograd, or places of maxima
             return
@@ -122,7 +125,7 @@ class _Reader(TorchDispatchMode):
         self._aside |= {id(extra) for extra in others}
         if any(self.draft.pads) and name != "convolution":
             raise Unsuitable("padding is followed by something else than a convolution")
-        READERS[name](self.draft, given, out)
+        READERS[name](self.draft, arguments, out)
         if len(out) != len(x):
             raise Unsuitable(f"{called} changes the number of examples")
         self.is_input = self.is_input and out.data_ptr() == x.data_ptr()
@@ -198,22 +201,22 @@ class Draft:
 Given = dict[str, Any]
 
 
-def _convolution(draft: Draft, given: Given, out: Tensor) -> None:
-    weight, bias = given["weight"], given["bias"]
-    if given["transposed"] or weight.ndim > 4 or weight.shape[-1] > WIDEST_KERNEL:
+def _convolution(draft: Draft, arguments: Given, out: Tensor) -> None:
+    weight, bias = arguments["weight"], arguments["bias"]
+    if arguments["transposed"] or weight.ndim > 4 or weight.shape[-1] > WIDEST_KERNEL:
         raise Unsuitable("it has transposed, three-dimensional or very wide convolutions")
     channels, size = draft.shape()
-    rows, columns = _pair(given["padding"], weight.ndim - 2, 0)
+    rows, columns = _pair(arguments["padding"], weight.ndim - 2, 0)
     top, bottom, left, right = draft.pads
     draft.pads = (0, 0, 0, 0)
     stage = Stage(
         channels,
         (size[0] - top - bottom, size[1] - left - right),
         weight.shape[0],
-        given["groups"],
+        arguments["groups"],
         _pair(weight.shape[2:], weight.ndim - 2, 1),
-        _pair(given["stride"], weight.ndim - 2, 1),
-        _pair(given["dilation"], weight.ndim - 2, 1),
+        _pair(arguments["stride"], weight.ndim - 2, 1),
+        _pair(arguments["dilation"], weight.ndim - 2, 1),
         (top + rows, bottom + rows, left + columns, right + columns),
         bias=bias is not None,
     )
@@ -227,29 +230,31 @@ def _pair(values: Any, dimensions: int, default: int) -> Pair:
     return (default, values[0]) if dimensions == 1 else (values[0], values[1])
 
 
-def _linear(draft: Draft, given: Given, out: Tensor) -> None:
-    bias, weight = (given["self"], given["mat2"]) if "mat1" in given else (None, given["mat2"])
-    scaled = given.get("alpha", 1) != 1 or given.get("beta", 1) != 1
+def _linear(draft: Draft, arguments: Given, out: Tensor) -> None:
+    bias, weight = (
+        (arguments["self"], arguments["mat2"]) if "mat1" in arguments else (None, arguments["mat2"])
+    )
+    scaled = arguments.get("alpha", 1) != 1 or arguments.get("beta", 1) != 1
     if scaled or (bias is not None and bias.ndim != 1):
         raise Unsuitable("a linear layer scales or adds a matrix")
     stage = Stage(draft.current.shape[1], (1, 1), out.shape[1], bias=bias is not None)
     draft.add(Layer(stage, draft.name_of(weight, turned=True), draft.name_of(bias)))
 
 
-def _rectifier(draft: Draft, given: Given, out: Tensor) -> None:
-    slope = float(given.get("negative_slope", 0))
+def _rectifier(draft: Draft, arguments: Given, out: Tensor) -> None:
+    slope = float(arguments.get("negative_slope", 0))
     stage = draft.last_stage()
     if stage is not None and stage.outside == 1 and 0 <= slope < 1:
         draft.change(replace(stage, outside=slope))
-    elif "negative_slope" in given:
+    elif "negative_slope" in arguments:
         draft.add(Elementwise("leaky_relu", (slope,)))
     else:
         draft.add(Elementwise("relu"))
 
 
 def _elementwise(name: str) -> Callable[..., None]:
-    def read(draft: Draft, given: Given, out: Tensor) -> None:
-        remainder = list(given.values())[1:]
+    def read(draft: Draft, arguments: Given, out: Tensor) -> None:
+        remainder = list(arguments.values())[1:]
         if name == "gelu":
             draft.add(Elementwise("gelu_tanh" if remainder == ["tanh"] else "gelu"))
         else:
@@ -258,46 +263,46 @@ def _elementwise(name: str) -> Callable[..., None]:
     return read
 
 
-def _view(draft: Draft, given: Given, out: Tensor) -> None:
+def _view(draft: Draft, arguments: Given, out: Tensor) -> None:
     if out.numel() != draft.current.numel() or out.ndim < 2:
         raise Unsuitable("it takes a part of an activation, or makes one vector of a batch")
     if out.shape != draft.current.shape:
         draft.is_open = False
 
 
-def _zeros_around(draft: Draft, given: Given, out: Tensor) -> None:
-    pads, images = list(given["pad"]), draft.current.ndim - 2
-    if given["value"] != 0 or min(pads) < 0 or images < 1 or len(pads) > 2 * images:
+def _zeros_around(draft: Draft, arguments: Given, out: Tensor) -> None:
+    pads, images = list(arguments["pad"]), draft.current.ndim - 2
+    if arguments["value"] != 0 or min(pads) < 0 or images < 1 or len(pads) > 2 * images:
         raise Unsuitable("it pads with something else than zeros around images")
     left, right, top, bottom = (*pads, 0, 0)[:4]
     draft.pads = (top, bottom, left, right)
 
 
 def _windows(pooling: Pooling) -> Callable[..., None]:
-    def read(draft: Draft, given: Given, out: Tensor) -> None:
-        window = _pair(given["kernel_size"], 2, 1)
-        step = _pair(given["stride"], 2, 1) if given["stride"] else window
-        gaps = any(d != 1 for d in given.get("dilation") or ())
-        if any(given["padding"]) or gaps or given.get("divisor_override") is not None:
+    def read(draft: Draft, arguments: Given, out: Tensor) -> None:
+        window = _pair(arguments["kernel_size"], 2, 1)
+        step = _pair(arguments["stride"], 2, 1) if arguments["stride"] else window
+        gaps = any(d != 1 for d in arguments.get("dilation") or ())
+        if any(arguments["padding"]) or gaps or arguments.get("divisor_override") is not None:
             raise Unsuitable("its windows reach over the edge, have gaps or are scaled")
         _pool(draft, pooling, window, step, out)
 
     return read
 
 
-def _all_places(draft: Draft, given: Given, out: Tensor) -> None:
+def _all_places(draft: Draft, arguments: Given, out: Tensor) -> None:
     count = draft.current.ndim
-    dimensions = {d % count for d in given.get("dim") or ()}
-    if count < 3 or dimensions != set(range(2, count)) or given.get("dtype") is not None:
+    dimensions = {d % count for d in arguments.get("dim") or ()}
+    if count < 3 or dimensions != set(range(2, count)) or arguments.get("dtype") is not None:
         raise Unsuitable("it takes means over something else than all places of a channel")
     _, size = draft.shape()
     _pool(draft, "mean", size, size, None)
 
 
 def _adaptive(pooling: Pooling) -> Callable[..., None]:
-    def read(draft: Draft, given: Given, out: Tensor) -> None:
+    def read(draft: Draft, arguments: Given, out: Tensor) -> None:
         _, size = draft.shape()
-        wanted = _pair(given["output_size"], 2, 1)
+        wanted = _pair(arguments["output_size"], 2, 1)
         if any(n % k for n, k in zip(size, wanted, strict=True)):
             raise Unsuitable("adaptive pooling has windows of different sizes")
         window = size[0] // wanted[0], size[1] // wanted[1]

@@ -225,7 +225,7 @@ class _Run:
         apart = [0 if t is None else t.stride(0) for t in tensors[1:3]]
         shared, blocks = int(len(x) > 1), x.shape[1]
 
-        def some(first: int, last: int, held: Any = tensors) -> None:
+        def some(first: int, last: int, tensors_alive: Any = tensors) -> None:
             function(*places, shared, first, last, blocks, self.examples, *apart)
 
         call = partial(_over_members, some, self.members)
@@ -277,14 +277,14 @@ class _Run:
         return self._of_inputs(g) if wants_inputs else None, gradients
 
     def _weight_gradient(
-        self, layer: Layer, x: Tensor, g: Tensor, notes: Tensor, found: dict[str, Tensor]
+        self, layer: Layer, x: Tensor, g: Tensor, notes: Tensor, gradients: dict[str, Tensor]
     ) -> None:
         """Add the gradients of a layer's weights to those of earlier uses."""
         names = [name for name in (layer.weight, layer.bias) if name]
         grads = [self.into.get(name, torch.empty_like(self.weights[name])) for name in names]
         self._call(layer, "weight_gradient", x, [x, *[*grads, None][:2], g, notes])
         for name, grad in zip(names, grads, strict=True):
-            found[name] = found[name] + grad if name in found else grad
+            gradients[name] = gradients[name] + grad if name in gradients else grad
 
     def _of_inputs(self, g: Tensor) -> Tensor:
         first = self.chain.first

@@ -37,13 +37,13 @@ class VectorCode:
     Args:
         name: of the function.
         pointers: names of the arguments that are pointers.
-        kind: ``"float"`` or ``"double"``.
+        number_type: ``"float"`` or ``"double"``.
         lanes: numbers in a vector.
     """
 
-    def __init__(self, name: str, pointers: tuple[str, ...], kind: str, lanes: int) -> None:
-        self.kind, self.lanes = kind, lanes
-        self.vector, self.mask = f"<{lanes} x {kind}>", f"<{lanes} x i1>"
+    def __init__(self, name: str, pointers: tuple[str, ...], number_type: str, lanes: int) -> None:
+        self.kind, self.lanes = number_type, lanes
+        self.vector, self.mask = f"<{lanes} x {number_type}>", f"<{lanes} x i1>"
         self.label, self._count = "start", 0
         self._slots: list[str] = []
         self._lines: list[str] = []
@@ -136,28 +136,30 @@ class VectorCode:
             total = piece if total == "0" else self.let(f"add nuw nsw i64 {total}, {piece}")
         return total
 
-    def at(self, pointer: str, index: str | int, kind: str | None = None) -> str:
+    def at(self, pointer: str, index: str | int, number_type: str | None = None) -> str:
         """The address of a place behind a pointer.
 
         Args:
             pointer: where counting begins.
             index: how many numbers further.
-            kind: what is counted, by default numbers of this function.
+            number_type: what is counted, by default numbers of this function.
         """
         if index in ("0", 0):
             return pointer
-        return self.let(f"getelementptr inbounds {kind or self.kind}, ptr {pointer}, i64 {index}")
+        return self.let(
+            f"getelementptr inbounds {number_type or self.kind}, ptr {pointer}, i64 {index}"
+        )
 
     # ------------------------------------------------------------ vectors
     def load(self, pointer: str, index: str | int = 0) -> str:
         """Read a vector from memory."""
-        place = self.at(pointer, index)
-        return self.let(f"load {self.vector}, ptr {place}, align {self.bytes}")
+        address = self.at(pointer, index)
+        return self.let(f"load {self.vector}, ptr {address}, align {self.bytes}")
 
     def store(self, value: str, pointer: str, index: str | int = 0) -> None:
         """Write a vector to memory."""
-        place = self.at(pointer, index)
-        self.do(f"store {self.vector} {value}, ptr {place}, align {self.bytes}")
+        address = self.at(pointer, index)
+        self.do(f"store {self.vector} {value}, ptr {address}, align {self.bytes}")
 
     @property
     def bytes(self) -> int:
@@ -166,8 +168,8 @@ class VectorCode:
 
     def store_number(self, value: str, pointer: str, index: str | int = 0) -> None:
         """Write a single number to memory."""
-        place = self.at(pointer, index)
-        self.do(f"store {self.kind} {value}, ptr {place}, align {self.bytes}")
+        address = self.at(pointer, index)
+        self.do(f"store {self.kind} {value}, ptr {address}, align {self.bytes}")
 
     def number(self, value: int | float) -> str:
         """A vector of equal numbers."""
@@ -231,10 +233,10 @@ class VectorCode:
         self.do(f"store {vector or self.vector} {value}, ptr {slot}, align 64")
 
 
-def _bits(value: int | float, kind: str) -> int:
+def _bits(value: int | float, number_type: str) -> int:
     import struct
 
-    if kind == "float":  # LLVM writes single precision in the bits of a double
+    if number_type == "float":  # LLVM writes single precision in the bits of a double
         value = struct.unpack("f", struct.pack("f", value))[0]
     return int.from_bytes(struct.pack(">d", value), "big")
 
@@ -265,7 +267,7 @@ def block_of(code: VectorCode, stage: Stage, m: str, b: str) -> Address:
     return Address(code.at("%x", x), code.at("%out", out), code.at("%notes", notes, "i8"), "0")
 
 
-def channel_of(code: VectorCode, stage: Stage, at: Address, group: str, first: str) -> Address:
+def channel_of(code: VectorCode, stage: Stage, address: Address, group: str, first: str) -> Address:
     """Move to the inputs of a group, and to the outputs of a channel."""
     rows, columns = stage.out_padded
     top, left = stage.out_pads[0], stage.out_pads[2]
@@ -274,15 +276,15 @@ def channel_of(code: VectorCode, stage: Stage, at: Address, group: str, first: s
     inner = (top * columns + left) * code.lanes
     notes = code.index((first, stage.notes // stage.outputs * stage.note_bits * code.lanes // 8))
     return Address(
-        code.at(at.x, x),
-        code.at(code.at(at.out, out), inner),
-        code.at(at.notes, notes, "i8"),
+        code.at(address.x, x),
+        code.at(code.at(address.out, out), inner),
+        code.at(address.notes, notes, "i8"),
         "0",
     )
 
 
 @contextmanager
-def windows(code: VectorCode, stage: Stage, at: Address) -> Iterator[Address]:
+def windows(code: VectorCode, stage: Stage, address: Address) -> Iterator[Address]:
     """Loop over windows. Where nothing is pooled these are tiles."""
     (rows, columns), step, _, _ = stage.steps_of_tiles
     across, width = stage.padded[1], stage.out_padded[1]
@@ -295,12 +297,12 @@ def windows(code: VectorCode, stage: Stage, at: Address) -> Iterator[Address]:
         out = code.index((i, out_step[0] * width * code.lanes), (j, out_step[1] * code.lanes))
         window = code.index((i, columns), (j, 1))
         size = _notes_of_window(stage) * stage.note_bits * code.lanes // 8
-        notes = code.at(at.notes, code.index((window, size)), "i8")
-        yield Address(code.at(at.x, x), code.at(at.out, out), notes, "0")
+        notes = code.at(address.notes, code.index((window, size)), "i8")
+        yield Address(code.at(address.x, x), code.at(address.out, out), notes, "0")
 
 
 @contextmanager
-def tiles(code: VectorCode, stage: Stage, at: Address) -> Iterator[Address]:
+def tiles(code: VectorCode, stage: Stage, address: Address) -> Iterator[Address]:
     """Loop over the tiles of a window."""
     _, _, (rows, columns), inner = stage.steps_of_tiles
     across = stage.padded[1]
@@ -309,11 +311,11 @@ def tiles(code: VectorCode, stage: Stage, at: Address) -> Iterator[Address]:
             (i, inner[0] * stage.stride[0] * across * code.lanes),
             (j, inner[1] * stage.stride[1] * code.lanes),
         )
-        place = code.index((i, inner[0] * stage.window[1]), (j, inner[1]))
-        notes = at.notes
+        offset = code.index((i, inner[0] * stage.window[1]), (j, inner[1]))
+        notes = address.notes
         if stage.pooling == "mean" and stage.notes:
-            notes = code.at(notes, code.index((place, code.lanes // 8)), "i8")
-        yield Address(code.at(at.x, x), at.out, notes, place)
+            notes = code.at(notes, code.index((offset, code.lanes // 8)), "i8")
+        yield Address(code.at(address.x, x), address.out, notes, offset)
 
 
 def _notes_of_window(stage: Stage) -> int:
@@ -322,17 +324,20 @@ def _notes_of_window(stage: Stage) -> int:
     )
 
 
-def later_channel(code: VectorCode, stage: Stage, at: Address, k: int) -> Address:
+def later_channel(code: VectorCode, stage: Stage, address: Address, k: int) -> Address:
     """Move to the outputs of a later channel."""
     notes = k * (stage.notes // stage.outputs) * stage.note_bits * code.lanes // 8
     out = k * math.prod(stage.out_padded) * code.lanes
-    return Address(at.x, code.at(at.out, out), code.at(at.notes, notes, "i8"), at.place)
+    return Address(
+        address.x, code.at(address.out, out), code.at(address.notes, notes, "i8"), address.place
+    )
 
 
-def cell_of(stage: Stage, place: Pair, tap: Pair) -> Pair:
+def cell_of(stage: Stage, position: Pair, tap: Pair) -> Pair:
     """Number the input that a tap meets, counted from the first of a tile."""
     row, column = (
-        p * s + t * d for p, s, t, d in zip(place, stage.stride, tap, stage.dilation, strict=True)
+        p * s + t * d
+        for p, s, t, d in zip(position, stage.stride, tap, stage.dilation, strict=True)
     )
     return row, column
 

@@ -134,7 +134,7 @@ def _of_state(
                 yield network, {**record, "member": m}
             return
         places, _ = find_names(path, state, NetworkNames.of(like), prefix)
-        yield {name: state[place] for name, place in places.items()}, record
+        yield {name: state[key] for name, key in places.items()}, record
         return
     network = strip_prefix(state, prefix or "")
     if not network:

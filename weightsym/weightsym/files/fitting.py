@@ -48,7 +48,7 @@ class FittedNetwork:
     @cached_property
     def names(self) -> dict[str, str]:
         """By name in the file, the name in the network."""
-        return {place: name for name, place in self.places.items()} | dict(self.again)
+        return {key: name for name, key in self.places.items()} | dict(self.again)
 
     def read(self, name: str) -> Tensor:
         """One tensor, by its name in the network, as it is stored."""
@@ -89,8 +89,8 @@ def fit(
     """
     places, renaming = find_names(stored.path, stored.tensors, names, prefix)
     again = _again(stored, names, places, renaming)
-    rest = [n for n in stored.tensors if n not in again and n not in set(places.values())]
-    fitted = FittedNetwork(stored, places, again, tuple(rest))
+    unused = [n for n in stored.tensors if n not in again and n not in set(places.values())]
+    fitted = FittedNetwork(stored, places, again, tuple(unused))
     _check_types(fitted, names)
     _check_ties(fitted)
     if others == "refuse":
@@ -103,27 +103,27 @@ def _again(
 ) -> dict[str, str]:
     """Tied tensors that the file holds more than once."""
     firsts = names.aliases | {first: first for first in names.aliases.values()}
-    found = {renaming.place(name): first for name, first in firsts.items()}
-    return {p: first for p, first in found.items() if p in stored.tensors and p != places[first]}
+    repeated = {renaming.place(name): first for name, first in firsts.items()}
+    return {p: first for p, first in repeated.items() if p in stored.tensors and p != places[first]}
 
 
 # ------------------------------------------------------------ what cannot be moved
 def _check_types(fitted: FittedNetwork, names: NetworkNames) -> None:
-    for name, place in fitted.places.items():
-        tensor, dtype = names.tensors[name], fitted.stored.tensors[place].dtype
+    for name, key in fitted.places.items():
+        tensor, dtype = names.tensors[name], fitted.stored.tensors[key].dtype
         if tensor.is_floating_point() != (dtype in _FLOATS):
             raise ValueError(
-                f"{fitted.stored.path}: {place!r} is of type "
+                f"{fitted.stored.path}: {key!r} is of type "
                 f"{str(dtype).removeprefix('torch.')}, and the network has "
                 f"{str(tensor.dtype).removeprefix('torch.')}: quantised networks are not read."
             )
 
 
 def _check_ties(fitted: FittedNetwork) -> None:
-    for place, name in fitted.again.items():
-        if not torch.equal(fitted.stored.read(place), fitted.read(name)):
+    for key, name in fitted.again.items():
+        if not torch.equal(fitted.stored.read(key), fitted.read(name)):
             raise ValueError(
-                f"{fitted.stored.path}: {place!r} and {fitted.places[name]!r} are one tensor in "
+                f"{fitted.stored.path}: {key!r} and {fitted.places[name]!r} are one tensor in "
                 "the network, and differ in the file."
             )
 

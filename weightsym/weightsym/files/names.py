@@ -99,12 +99,12 @@ def find_names(
     misfits = [_misfit(stored, names.tensors, table) for table in tables]
     fitting = [k for k, why in enumerate(misfits) if why is None]
     if not fitting:
-        present = [sum(place in stored for place in table.values()) for table in tables]
+        present = [sum(key in stored for key in table.values()) for table in tables]
         nearest = present.index(max(present))
         raise ValueError(f"{path} does not fit: {misfits[nearest]}.")
     if any(tables[k] != tables[fitting[0]] for k in fitting):
-        found = " or ".join(sorted({repr(renamings[k].prefix) for k in fitting}))
-        raise ValueError(f"Several networks in {path} fit: choose one by its `prefix`, {found}.")
+        prefixes = " or ".join(sorted({repr(renamings[k].prefix) for k in fitting}))
+        raise ValueError(f"Several networks in {path} fit: choose one by its `prefix`, {prefixes}.")
     return tables[fitting[0]], renamings[fitting[0]]
 
 
@@ -128,9 +128,9 @@ def _places(stored: Mapping[str, Any], names: NetworkNames, renaming: Renaming) 
     for name in names.tensors:
         aliases = [alias for alias, first in names.aliases.items() if first == name]
         options = [renaming.place(n) for n in (name, *aliases)]
-        there = [n for n in options if n in stored]
-        if there or name not in names.fixed:
-            places[name] = (there or options)[0]
+        present = [n for n in options if n in stored]
+        if present or name not in names.fixed:
+            places[name] = (present or options)[0]
     return places
 
 
@@ -148,9 +148,9 @@ def _misfit(
     if missing:
         more = f" and {len(missing) - 1} more names" if len(missing) > 1 else ""
         return f"it lacks {missing[0]!r}{more}"
-    for name, place in places.items():
-        shape = stored[place].shape
+    for name, key in places.items():
+        shape = stored[key].shape
         if shape != wanted[name].shape:
             size = tuple(wanted[name].shape)
-            return f"{place!r} has shape {tuple(shape)}, the network has {size}"
+            return f"{key!r} has shape {tuple(shape)}, the network has {size}"
     return None

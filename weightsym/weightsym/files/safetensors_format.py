@@ -79,7 +79,7 @@ def read_file(path: Path) -> TensorFile:
             kinds = {name: (row.get_dtype(), row.get_shape()) for name, row in rows.items()}
     except SafetensorError as error:
         raise _damaged(path, error) from error
-    tensors = {name: _stored(path, name, *kind) for name, kind in kinds.items()}
+    tensors = {name: _stored(path, name, *entry) for name, entry in kinds.items()}
     return TensorFile(path.name, tensors, metadata)
 
 
@@ -94,12 +94,14 @@ def _damaged(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path} is no safetensors file, or it is damaged: {error}.")
 
 
-def _stored(path: Path, name: str, kind: str, shape: list[int]) -> StoredTensor:
-    if kind not in _TYPES:
-        raise ValueError(f"{path}: {name!r} is of type {kind}, which this package cannot read.")
+def _stored(path: Path, name: str, dtype_name: str, shape: list[int]) -> StoredTensor:
+    if dtype_name not in _TYPES:
+        raise ValueError(
+            f"{path}: {name!r} is of type {dtype_name}, which this package cannot read."
+        )
     if max(shape, default=0) >= 2**63:
         raise ValueError(f"{path} is damaged: {name!r} has a shape that no tensor can have.")
-    return StoredTensor(_TYPES[kind], torch.Size(shape), lambda: _read(path, name))
+    return StoredTensor(_TYPES[dtype_name], torch.Size(shape), lambda: _read(path, name))
 
 
 def _read(path: Path, name: str) -> Tensor:
@@ -146,8 +148,8 @@ def write_file(
     end = 0
     for name in order:
         start, end = end, end + tensors[name].nbytes
-        kind, shape = _NAMES[tensors[name].dtype], list(tensors[name].shape)
-        rows[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+        dtype_name, shape = _NAMES[tensors[name].dtype], list(tensors[name].shape)
+        rows[name] = {"dtype": dtype_name, "shape": shape, "data_offsets": [start, end]}
     header = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % 8)
     with path.open("xb") as file:

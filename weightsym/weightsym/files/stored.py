@@ -51,8 +51,8 @@ def companions(folder: Path) -> list[Path]:
     Weights in other formats are left out: they would be of another network.
     """
     files = (p for p in sorted(folder.iterdir()) if p.is_file() and not p.name.startswith("."))
-    kept = [p for p in files if p.suffix not in _WEIGHTS and not _is_other_index(p)]
-    return [_inside(folder, path.name) for path in kept]
+    others = [p for p in files if p.suffix not in _WEIGHTS and not _is_other_index(p)]
+    return [_inside(folder, path.name) for path in others]
 
 
 def _is_other_index(path: Path) -> bool:
@@ -153,17 +153,17 @@ def open_network(path: Path) -> StoredNetwork:
 
 
 def _folder(path: Path) -> StoredNetwork:
-    shards, seen = [], dict[str, str]()
+    shards, owners = [], dict[str, str]()
     for file, expected in weight_shards(path).items():
         shard = read_file(file)
         odd = sorted(expected ^ shard.tensors.keys()) if expected is not None else []
         if odd:
             where = "the index" if odd[0] in shard.tensors else file.name
             raise ValueError(f"{path} is damaged: {odd[0]!r} of {file.name} is not in {where}.")
-        twice = [name for name in shard.tensors if name in seen]
+        twice = [name for name in shard.tensors if name in owners]
         if twice:
-            raise ValueError(f"{path}: {twice[0]!r} is in {seen[twice[0]]} and in {file.name}.")
-        seen |= dict.fromkeys(shard.tensors, file.name)
+            raise ValueError(f"{path}: {twice[0]!r} is in {owners[twice[0]]} and in {file.name}.")
+        owners |= dict.fromkeys(shard.tensors, file.name)
         shards.append(shard)
     return StoredNetwork(path, tuple(shards))
 

@@ -207,8 +207,8 @@ def _with_shared_heads(
     )
     ascent = Ascent(plan, params, reference)
     ascent.stand(orders)
-    known = set(range(len(orders))) - moving
-    ascent.climb(torch.Generator().manual_seed(0), _SWEEPS, chosen, known)
+    still = set(range(len(orders))) - moving
+    ascent.climb(torch.Generator().manual_seed(0), _SWEEPS, chosen, still)
     return list(ascent.permutations)
 
 
@@ -252,17 +252,17 @@ def values_at(
     """Values at the positions of a placement, ``(*positions, samples)``, or None."""
     axis = sym.axes[placement.axis]
     every = (_values(sym, placement, product) for product in products.get(axis.tensor, ()))
-    parts = [part for part in every if part is not None]
+    parts = [piece for piece in every if piece is not None]
     return torch.cat(parts, -1) if parts else None
 
 
 def _values(sym: Symmetries, placement: Placement, product: Product) -> Tensor | None:
     axis, positions = sym.axes[placement.axis], placement.positions.to(product.columns.device)
     if axis.dim != 1:
-        values, at = product.outputs, positions - product.rows.start
-        if axis.dim != 0 or bool((at < 0).any()) or int(at.max()) >= values.shape[1]:
+        values, rows = product.outputs, positions - product.rows.start
+        if axis.dim != 0 or bool((rows < 0).any()) or int(rows.max()) >= values.shape[1]:
             return None
-        return values.T[at]
+        return values.T[rows]
     if product.columns.shape[1] == axis.blocks * axis.size:
         return product.columns.T[positions]
     height = sym.shapes[axis.tensor][0] // axis.blocks

@@ -152,11 +152,11 @@ def align(
     permutations = compose(permutations, invert([p[0] for p in permutations], sym), sym)
     flips = _as_the_first(permutations, flips, sym) if signs else flips
     if not (mixing and sym.linear):
-        given = distance_to_mean(stack, plan_of(sym).compared, counts)
+        spread = distance_to_mean(stack, plan_of(sym).compared, counts)
         return Alignment(
             permutations=tuple(permutations),
             signs=tuple(flips) if signs else None,
-            spread=(given, *best.spread),
+            spread=(spread, *best.spread),
             method=method,
         )
     return _with_matrices(stack, sym, permutations, method, rounds, seed, counts)
@@ -288,8 +288,8 @@ class _ByPermutations(_Frame):
             some, moving = {n: t[rows] for n, t in stack.items()}, [e[rows] for e in start]
             self.ascents.append(Ascent(plan, some, nothing, moving[groups:] or None))
             self.ascents[-1].stand(moving[:groups])
-        here = {n: torch.cat([a.current[n] for a in self.ascents]) for n in plan.compared}
-        super().__init__(here, counts, parts)
+        current = {n: torch.cat([a.current[n] for a in self.ascents]) for n in plan.compared}
+        super().__init__(current, counts, parts)
 
     def visit(self, part: int, others: Params) -> Params | None:
         """Ascend from where the networks stand."""
@@ -341,8 +341,8 @@ class _ByMatrices(_Frame):
         pair.run(1, anchored=False)
         self.elements[m] = pair.element
         new = self._moved(m)
-        here = {n: t[m] for n, t in self.standing.items()}
-        before, after = (float(distance(w, mean, self.sym.touched)) for w in (here, new))
+        current = {n: t[m] for n, t in self.standing.items()}
+        before, after = (float(distance(w, mean, self.sym.touched)) for w in (current, new))
         if after < before * (1 - 1e-9):
             return {n: t[None] for n, t in new.items()}
         self.elements[m] = old

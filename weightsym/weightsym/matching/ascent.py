@@ -102,8 +102,8 @@ class Ascent:
         total = None
         for view in views:
             if known is None or self.plan.across[view.axis] <= known:
-                part = self._product(view)
-                total = part if total is None else total + part
+                summand = self._product(view)
+                total = summand if total is None else total + summand
         return total
 
     def _product(self, view: Placement) -> Tensor:
@@ -254,17 +254,17 @@ class Ascent:
                 self.permutations[g] = before[g].gather(1, order)
                 continue
             for m, moving in enumerate(order):
-                at = standing_at(g, [p[m] for p in before], self.sym, self.plan.homes)
-                if self.permutations[at] is before[at]:
-                    self.permutations[at] = before[at].clone()
-                self.permutations[at][m] = before[at][m][moving]
+                positions = standing_at(g, [p[m] for p in before], self.sym, self.plan.homes)
+                if self.permutations[positions] is before[positions]:
+                    self.permutations[positions] = before[positions].clone()
+                self.permutations[positions][m] = before[positions][m][moving]
 
     def _flip(self, k: int, mirror: int, factors: Tensor) -> None:
         """Flip units as they stand."""
         assert self.signs is not None
-        at = self.permutations[self.plan.families[k].group]
+        orders = self.permutations[self.plan.families[k].group]
         signs = self.signs[mirror]
-        self.signs[mirror] = signs.scatter(1, at, signs.gather(1, at) * factors.to(signs))
+        self.signs[mirror] = signs.scatter(1, orders, signs.gather(1, orders) * factors.to(signs))
         step = [torch.ones(g.units) for g in self.sym.signs]
         step[mirror] = factors
         for n in self.plan.names[k]:

@@ -93,9 +93,9 @@ def _moments(moving: Tensor, goal: Tensor, side: int) -> Moments:
     s, n = moving.shape[:2]
     cross = (goal.flatten(0, 1) @ moving.flatten(0, 1).mT).reshape(s, n, s, n).transpose(1, 2)
     parts = []
-    for part in (*both, cross):
-        whole = part.new_zeros(2, *part.shape)
-        whole[side] = part
+    for moment in (*both, cross):
+        whole = moment.new_zeros(2, *moment.shape)
+        whole[side] = moment
         parts.append(whole)
     return Moments(*parts)
 
@@ -141,8 +141,8 @@ def activation_moments(
         both = [watch(network, p, x, names) for p in (params, reference)]
         for k, group in enumerate(sym.linear):
             for number, (moving, goal, side) in _shown(sym, group, *both).items():
-                found, sides[k, number] = _moments(moving, goal, side), side
-                every[k, number] = every[k, number] + found if (k, number) in every else found
+                measured, sides[k, number] = _moments(moving, goal, side), side
+                every[k, number] = every[k, number] + measured if (k, number) in every else measured
     if not all(bool((m.moving + m.goal).isfinite().all()) for m in every.values()):
         raise ValueError("`batches` lead to activations that are not finite.")
     like = next(iter(params.values()))
@@ -202,11 +202,11 @@ def _floats(sym: Symmetries, group: LinearGroup) -> bool:
     Not where one tensor takes back what another gives, as in a sum of two tables.
     """
     mixed = {sym.axes[p.axis].tensor for p in group.placements}
-    given = [
+    free = [
         [p.exponent for p in shift.placements if sym.axes[p.axis].tensor in mixed]
         for shift in sym.shifts
     ]
-    return any(sum(exponents) != 0 for exponents in given)
+    return any(sum(exponents) != 0 for exponents in free)
 
 
 # ------------------------------------------------------------ both

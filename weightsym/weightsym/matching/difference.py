@@ -145,8 +145,8 @@ class Difference:
         """
         if not self.kept:
             return 1.0
-        mean, kept = torch.tensor([self.groups, self.kept], dtype=torch.float64)
-        return float(torch.special.gammainc(kept, mean))
+        mean, preserved = torch.tensor([self.groups, self.kept], dtype=torch.float64)
+        return float(torch.special.gammainc(preserved, mean))
 
     @property
     def related(self) -> bool:
@@ -269,8 +269,8 @@ class _Way:
         if sym.signs:
             signs = steady_signs(goal, sym)
             steady = multiply(goal, sym, {"signs": signs})
-            for other in self._sign_choices(start.a):
-                end = self._fitted(self._matched(start._replace(a=other, b=steady)))
+            for candidate in self._sign_choices(start.a):
+                end = self._fitted(self._matched(start._replace(a=candidate, b=steady)))
                 ends.append(end._replace(a=multiply(end.a, sym, {"signs": signs}), b=goal))
         return [*ends, start._replace(a=moving, permutations=identity(sym))]
 
@@ -324,8 +324,8 @@ class _Way:
         if all(group.units > 1 for group in sym.signs):
             return [steady]
         turned = [torch.full((g.units,), -1.0 if g.units == 1 else 1.0) for g in sym.signs]
-        other = multiply(steady, sym, {"signs": turned})
-        return [steady, multiply(other, sym, {"signs": gain_signs(other, sym)})]
+        candidate = multiply(steady, sym, {"signs": turned})
+        return [steady, multiply(candidate, sym, {"signs": gain_signs(candidate, sym)})]
 
     def _mixed_from(self, before: _Step, moving: Params, goal: Params) -> _Step:
         sym = self.sym
@@ -457,8 +457,8 @@ def steady_signs(params: Params, sym: Symmetries) -> list[Tensor]:
     signs = gain_signs(params, sym)
     _, others = canonical_scales_and_signs(multiply(params, sym, {"signs": signs}), sym, None)
     return [
-        sign if _gain(sym, group) is not None else other
-        for group, sign, other in zip(sym.signs, signs, others, strict=True)
+        sign if _gain(sym, group) is not None else partner
+        for group, sign, partner in zip(sym.signs, signs, others, strict=True)
     ]
 
 

@@ -104,7 +104,9 @@ def frank_wolfe(
         if not bool(going.any()):
             break
         active, slope = active[going], slope[going]
-        gradients, point, orders = ([t[going] for t in part] for part in (gradients, point, orders))
+        gradients, point, orders = (
+            [t[going] for t in tensors] for tensors in (gradients, point, orders)
+        )
         ends = objective.of(active).slopes(orders)
         last = inner(orders, ends) - inner(point, ends)  # slope at the end
         share = torch.where(last < 0, slope / (slope - last), 1.0)
@@ -173,8 +175,8 @@ class Objective:
                 continue
             for axis, pieces in axes.items():
                 w = self.params[name]
-                for other in axes:
-                    w = w if other == axis else self._moved(w, other, axes[other], point)
+                for partner in axes:
+                    w = w if partner == axis else self._moved(w, partner, axes[partner], point)
                 for k, placement in pieces:
                     moving = unit_rows({}, self.sym, placement, w)
                     goal = unit_rows({}, self.sym, placement, self.goal[name]).to(moving)

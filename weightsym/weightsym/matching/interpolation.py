@@ -137,11 +137,11 @@ def barrier(
         raise ValueError(
             "`batches` must be a list of (input, target) pairs: it is read many times."
         )
-    network, at, statistics = _between(model, a, b, batches, batch_norm, repair)
+    network, network_at, statistics = _between(model, a, b, batches, batch_norm, repair)
     weights = torch.linspace(0, 1, points, dtype=torch.float64).tolist()
     losses = []
     for weight in weights:
-        losses.append(mean_loss(network, at(weight), batches, loss))
+        losses.append(mean_loss(network, network_at(weight), batches, loss))
     height = max(losses) - (losses[0] + losses[-1]) / 2
     return Barrier(height, tuple(weights), tuple(losses), statistics)
 
@@ -160,13 +160,13 @@ def _between(
         repairs = Repairs(model, a, b, inputs)
         done: Statistics = "repaired" if repairs.layers else "as-is"
         return repairs.network, lambda w: repairs.at(interpolate(a, b, w), w), done
-    network, anew = copy.deepcopy(model).eval(), norms and batch_norm == "reestimate"
+    network, reestimates = copy.deepcopy(model).eval(), norms and batch_norm == "reestimate"
 
     def at(weight: float) -> Params:
         params = interpolate(a, b, weight)
-        return reestimated(network, params, inputs) if anew else params
+        return reestimated(network, params, inputs) if reestimates else params
 
-    return network, at, "re-estimated" if anew else "as-is"
+    return network, at, "re-estimated" if reestimates else "as-is"
 
 
 @torch.no_grad()

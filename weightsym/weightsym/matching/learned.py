@@ -95,8 +95,8 @@ class HalfWay:
         between = {n: t if P.is_weight(n, t) else t.detach().clone() for n, t in between.items()}
         outputs = P.apply(self.network, between, in_precision_of(between, x))
         members = range(P.stack_size(stack))
-        one = [tree_map(lambda t, m=m: t[m], outputs) for m in members]
-        return torch.stack([self.loss(o, y) for o in one])
+        per_member = [tree_map(lambda t, m=m: t[m], outputs) for m in members]
+        return torch.stack([self.loss(o, y) for o in per_member])
 
     @torch.no_grad()
     def judge(self, stack: Params) -> Tensor:

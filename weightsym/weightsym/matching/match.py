@@ -103,9 +103,13 @@ class MatchResult(Moves):
     def single(self) -> MatchResult:
         """The result of the only member of a stack."""
         signs = None if self.signs is None else tuple(s[0] for s in self.signs)
-        one = tuple(p[0] for p in self.permutations)
+        orders = tuple(p[0] for p in self.permutations)
         return replace(
-            self, permutations=one, signs=signs, objective=self.objective[0], method=self.method[0]
+            self,
+            permutations=orders,
+            signs=signs,
+            objective=self.objective[0],
+            method=self.method[0],
         )
 
     def __str__(self) -> str:

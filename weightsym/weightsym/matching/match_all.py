@@ -278,7 +278,9 @@ class Pair:
     def _exchange(self) -> None:
         """Exchange heads by the best that can be had inside each pair of them."""
         for group, spaces in self.spaces.blocks.items():
-            similarity = torch.stack([self._similarity(k, at) for k, at in spaces.items()]).sum(0)
+            similarity = torch.stack(
+                [self._similarity(k, matrices) for k, matrices in spaces.items()]
+            ).sum(0)
             step = identity(self.sym)
             step[group] = assign(similarity)
             self._permute(step)

@@ -130,8 +130,8 @@ def nearest(group: LinearGroup, moving: Tensor, goal: Tensor, cross: Tensor) -> 
     both = cross[0] + cross[1]
     basis = group.basis.to(both)
     rotation = procrustes(basis.mT @ both @ basis)
-    held = torch.eye(group.size).to(both) - basis @ basis.mT
-    similarity = rotation.similarity + (both * held).sum((-1, -2))
+    projection = torch.eye(group.size).to(both) - basis @ basis.mT
+    similarity = rotation.similarity + (both * projection).sum((-1, -2))
     return Nearest(group.lifted(rotation.matrices), similarity)
 
 
@@ -279,8 +279,8 @@ class SpaceMap:
         for group in self.sym.linear:
             placement = group.placements[0]
             index = axis_permutation(self.sym, placement.axis, permutations)
-            at = _owners(self.sym, group, placement.axis)[index[placement.positions[..., 0]]]
-            spaces, channels = at.unbind(-1)
+            owners = _owners(self.sym, group, placement.axis)[index[placement.positions[..., 0]]]
+            spaces, channels = owners.unbind(-1)
             result.append((spaces[:, 0], channels))
         return result
 
@@ -318,9 +318,11 @@ def _contains(sym: Symmetries, linear: LinearGroup, group: PermutationGroup) -> 
     """True if the units of a group are the channels of one space, wherever they are."""
     chosen = set()
     for placement in group.placements:
-        at = _owners(sym, linear, placement.axis)[placement.positions]
-        space, channels = at[..., 0], at[:, 0, 1]
-        if bool((at < 0).any() | (at != at[:, :1]).any() | (space != space[0, 0]).any()):
+        owners = _owners(sym, linear, placement.axis)[placement.positions]
+        space, channels = owners[..., 0], owners[:, 0, 1]
+        if bool(
+            (owners < 0).any() | (owners != owners[:, :1]).any() | (space != space[0, 0]).any()
+        ):
             return False
         chosen.add((int(space[0, 0]), *channels.tolist()))
     return len(chosen) == 1

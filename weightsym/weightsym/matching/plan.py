@@ -96,8 +96,8 @@ class Plan:
                 inner.append(row)
                 for p in places:
                     taken.setdefault(p.axis, []).append(p.positions.reshape(-1))
-        rest = (_without(p, taken) for p in self.groups[group].placements)
-        tables = [Table(self.groups[group].units, tuple(p for p in rest if p is not None))]
+        others = (_without(p, taken) for p in self.groups[group].placements)
+        tables = [Table(self.groups[group].units, tuple(p for p in others if p is not None))]
         for joined in map(self._joined, inner):
             tables.append(Table(len(joined[0].positions), joined))
         return Family(group, tuple(inner), tuple(tables))
@@ -160,7 +160,7 @@ class Plan:
     def neighbours(self) -> list[list[int]]:
         """Of every family, those that see it on the other side of a tensor."""
         return [
-            [j for j, seen in enumerate(self._seen) if j != k and seen & family.members]
+            [j for j, members in enumerate(self._seen) if j != k and members & family.members]
             for k, family in enumerate(self.families)
         ]
 
@@ -188,16 +188,16 @@ class Plan:
     def _views_of(self, family: Family) -> list[list[Placement]]:
         moving = family.members if family.inner else set[int]()
 
-        def counts(place: Placement) -> bool:
-            seen = self.axes[place.axis].tensor in self.compared
-            return seen and not self.across[place.axis] & moving
+        def counts(placement: Placement) -> bool:
+            is_compared = self.axes[placement.axis].tensor in self.compared
+            return is_compared and not self.across[placement.axis] & moving
 
         return [[p for p in table.places if counts(p)] for table in family.tables]
 
     @cached_property
     def pairs(self) -> int:
         """The number of pairs of units in all views."""
-        every = [v for views in self.views for part in views for v in part]
+        every = [v for views in self.views for of_family in views for v in of_family]
         return sum(len(v.positions) ** 2 for v in every)
 
     # -------------------------------------------------------- tables of all units
@@ -260,7 +260,7 @@ class Plan:
         for name, axes in self.places.items():
             where = (torch.cat([p.positions.flatten() for _, p in e]) for e in axes.values())
             number = max(self.axes[a].blocks for a in axes)
-            if number > 1 or any(len(at.unique()) < len(at) for at in where):
+            if number > 1 or any(len(positions.unique()) < len(positions) for positions in where):
                 result[name] = number
         return result
 

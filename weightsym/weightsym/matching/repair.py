@@ -126,12 +126,12 @@ class Repairs:
             return reestimated(self.network, params, self.inputs)
         params = self._with_biases(params)
         for layer in self.layers:
-            own = self._moments(params, [layer])[layer]
+            moments = self._moments(params, [layer])[layer]
             a, b = (end[layer] for end in self.ends)
             mean = torch.lerp(torch.as_tensor(a.mean), torch.as_tensor(b.mean), weight)
             deviation = torch.lerp(a.deviation, b.deviation, weight)
-            factor = (deviation / own.deviation).where(own.deviation > 0, 1.0)
-            params |= self._folded(layer, params, factor, mean - factor * own.mean)
+            factor = (deviation / moments.deviation).where(moments.deviation > 0, 1.0)
+            params |= self._folded(layer, params, factor, mean - factor * moments.mean)
         return params
 
     def _with_biases(self, params: Params) -> Params:
@@ -175,8 +175,8 @@ class Moments:
         rows = rows.double()
         mean, new = rows.mean(-1), rows.shape[-1]
         off, share = mean - self.mean, self.count * new / (self.count + new)
-        own = (rows - mean[..., None]).square().sum(-1)
-        self.squares = self.squares + own + share * off.square()
+        squares = (rows - mean[..., None]).square().sum(-1)
+        self.squares = self.squares + squares + share * off.square()
         self.mean = self.mean + off * new / (self.count + new)
         self.count += new
 
@@ -218,8 +218,8 @@ def _hidden_layers(network: nn.Module, params: Params, x: Any) -> list[str]:
         for module in names:
             stack.callback(module.register_forward_hook(note).remove)
         outputs = call_modules(network, params, x)
-    given = {id(_whole(t)) for t in tree_leaves(outputs) if isinstance(t, Tensor)}
-    hidden = [name for name, own in called.items() if not set(map(id, own)) & given]
+    results = {id(_whole(t)) for t in tree_leaves(outputs) if isinstance(t, Tensor)}
+    hidden = [name for name, outputs_of in called.items() if not set(map(id, outputs_of)) & results]
     return hidden if len(hidden) < len(called) else hidden[:-1]
 
 

@@ -26,7 +26,7 @@ def populate(
 ) -> Params:
     """A stack of independently re-initialised copies of a module.
 
-    Every submodule with a ``reset_parameters`` (or ``_reset_parameters``) method draws its
+    Every layer with a ``reset_parameters`` (or ``_reset_parameters``) method draws its
     parameters anew, then those with an ``_init_weights`` for their parts (as in transformers), then
     adapters of peft; parameters that no such method owns keep the value they have in ``model``, and
     a warning names them.
@@ -66,8 +66,8 @@ def _check_room(state: Params, members: int) -> None:
     """Refuse stacks that do not fit twice: blocks are drawn, and then joined."""
     for tensor in list(state.values())[:1]:
         size = members * sum(t.nbytes for t in state.values())
-        what = f"Drawing {members} networks of {size / members / 1e6:.3g} MB"
-        check_memory(2 * size, tensor.device, what, "draw fewer at a time, see `skip`")
+        title = f"Drawing {members} networks of {size / members / 1e6:.3g} MB"
+        check_memory(2 * size, tensor.device, title, "draw fewer at a time, see `skip`")
 
 
 def stacked_copy(model: nn.Module, params: Params) -> nn.Module:
@@ -115,11 +115,11 @@ def _computed(module: nn.Module) -> list[Tensor]:
 
 def _resettable(module: nn.Module) -> Iterator[nn.Module]:
     """Submodules that can draw their parameters anew, as far as they have any."""
-    for part in module.modules():
+    for layer in module.modules():
         names = ("reset_parameters", "_reset_parameters")
-        has_any = next(part.parameters(), None) is not None
-        if has_any and any(callable(getattr(part, n, None)) for n in names):
-            yield part
+        has_any = next(layer.parameters(), None) is not None
+        if has_any and any(callable(getattr(layer, n, None)) for n in names):
+            yield layer
 
 
 def _to_be_drawn(model: nn.Module) -> nn.Module:
@@ -196,13 +196,15 @@ def undrawn(
 
 def _reset(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     adapters = dict(_adapters(module, state))
-    kept = {part for adapter, fresh in adapters.items() if not fresh for part in adapter.modules()}
+    untouched = {
+        layer for adapter, fresh in adapters.items() if not fresh for layer in adapter.modules()
+    }
     for child in _resettable(module):
         reset: Any = getattr(child, "reset_parameters", None) or child._reset_parameters
-        if child not in kept:
+        if child not in untouched:
             reset()
-    _draw_as_libraries_do(module, kept)
-    for adapter in adapters.keys() - kept:
+    _draw_as_libraries_do(module, untouched)
+    for adapter in adapters.keys() - untouched:
         named: Any = adapter.lora_A
         for name in named:
             adapter.reset_lora_parameters(name, init_lora_weights=True)  # type: ignore[operator]
@@ -210,15 +212,15 @@ def _reset(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: after[name].detach() for name in state}
 
 
-def _draw_as_libraries_do(module: nn.Module, kept: set[nn.Module]) -> None:
+def _draw_as_libraries_do(module: nn.Module, untouched: set[nn.Module]) -> None:
     """Let networks of transformers and timm draw the weights of their parts, but for some."""
-    kept = kept.union(_without_parameters(module))
+    untouched = untouched.union(_without_parameters(module))
     for parent in module.modules():
         draw: Any = getattr(parent, "_init_weights", None)
         if callable(draw) and _needs_one(draw):
-            for part in parent.modules():
-                if kept.isdisjoint(part.modules()):
-                    draw(part)
+            for layer in parent.modules():
+                if untouched.isdisjoint(layer.modules()):
+                    draw(layer)
 
 
 def _adapters(module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[nn.Module, bool]]:
@@ -226,11 +228,11 @@ def _adapters(module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[
 
     Others may belong to weights that were changed with them: they stay as they are.
     """
-    for path, part in module.named_modules():
-        if hasattr(part, "reset_lora_parameters"):
+    for path, layer in module.named_modules():
+        if hasattr(layer, "reset_lora_parameters"):
             prefix = f"{path}.lora_B.".lstrip(".")
             factors = [t for n, t in state.items() if n.startswith(prefix)]
-            yield part, all(t.is_meta or not bool(t.any()) for t in factors)
+            yield layer, all(t.is_meta or not bool(t.any()) for t in factors)
 
 
 def _needs_one(function: Any) -> bool:
