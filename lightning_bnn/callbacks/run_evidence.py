@@ -117,12 +117,12 @@ def _of_network(
     curves: Mapping[str, Sequence[float]],
 ) -> Evidence:
     """Collect the evidence on any module: one network, and the likelihood that targets suggest."""
-    seen = held_out or training
-    if seen is None:
+    judged = held_out or training
+    if judged is None:
         raise ValueError("no network was called with the tensors of a batch that holds targets")
-    called = name if seen.network is None else seen.network
+    called = name if judged.network is None else judged.network
     network = copy.deepcopy(whole_network(pl_module, called or None)[1]).eval()
-    likelihood, targets = _read_as_one_tensor(network, seen)
+    likelihood, targets = _read_as_one_tensor(network, judged)
     mode = Empirical({n: t.detach()[None] for n, t in P.of(network).items()})
     examples = _of_one(training, targets), _of_one(held_out, targets)
     return Evidence(network, likelihood, [mode], [mode], *examples, settings, curves, alone=True)

@@ -139,7 +139,7 @@ class Evidence:
         source: Any,
         network: nn.Module | None = None,
         likelihood: nn.Module | None = None,
-        **known: Any,
+        **facts: Any,
     ) -> Evidence:
         """Collect what is known of a list of modules, or of whatever `Posterior.of` takes.
 
@@ -147,12 +147,12 @@ class Evidence:
             source: holds the networks.
             network: a module of their kind, by default the first.
             likelihood: what outputs say about targets, by default `Categorical`.
-            **known: other fields, such as ``held_out``.
+            **facts: other fields, such as ``held_out``.
         """
         modes = Posterior.of(source, network).modes()
         alone = len(modes) == 1 and getattr(modes[0], "size", 0) == 1
         network = network or network_of([source])
-        return cls(network, likelihood or Categorical(), modes, modes, **{"alone": alone, **known})
+        return cls(network, likelihood or Categorical(), modes, modes, **{"alone": alone, **facts})
 
     def once(self, compute: Callable[[Evidence], T]) -> T:
         """Return the result of a function of this evidence, computed for the first check that asks.

@@ -119,11 +119,11 @@ class _Sums:
         m, l2 = len(across), products.add_(norms).clamp_min_(0)
         first = squares[0][:m, :m] if self._first == 0 else across[:, :0]
         blocks = (l2[:m, : m - self._first], l2[:m, m - self._first :], l2[m:, m - self._first :])
-        found = (
+        powers = (
             Distances(row, two.masked_fill(row == 0, 0))  # equal rows, up to rounding
             for row, two in zip((first, across, within), blocks, strict=True)
         )
-        return next(found), next(found), next(found)
+        return next(powers), next(powers), next(powers)
 
 
 def _square(pairs: Tensor) -> Tensor:

@@ -143,9 +143,9 @@ def check_fixed(template: nn.Module, sample: Tensor, where: str) -> None:
         sample: what `sample_of_fixed` said there.
         where: who has others.
     """
-    here = sample_of_fixed(template)
+    present = sample_of_fixed(template)
     rounding = 0.02 * (sample.abs() + sample.abs().nanmean())
-    if len(here) != len(sample) or bool(((here - sample).abs() > rounding).any()):
+    if len(present) != len(sample) or bool(((present - sample).abs() > rounding).any()):
         raise ValueError(
             f"{where} has other weights that are held fixed than `network`; they are not in "
             "checkpoints: give the network with the same pretrained weights."

@@ -255,15 +255,15 @@ def recession(problem: Posynomial) -> Tensor:
     Args:
         problem: terms.
     """
-    known: dict[bytes, NDArray[np.float64]] = {}
+    solved: dict[bytes, NDArray[np.float64]] = {}
     directions = []
     for k in range(len(problem.single)):
         rows = _exponents(problem, k)
         key = rows.indptr.tobytes() + rows.indices.tobytes() + rows.data.tobytes()
-        if key not in known:
+        if key not in solved:
             several = rows.size and int(abs(rows).sum(1).max()) > 2
-            known[key] = _steepest(rows) if several else _off_cycles(rows)
-        directions.append(torch.from_numpy(known[key]))
+            solved[key] = _steepest(rows) if several else _off_cycles(rows)
+        directions.append(torch.from_numpy(solved[key]))
     return torch.stack(directions).to(problem.single)
 
 

@@ -205,16 +205,18 @@ def balanced_together(
     def mixed(matrices: Sequence[Tensor]) -> list[Params]:
         return [mix_some(p, sym, matrices) for p in networks]
 
-    held = sym.covered(sym.scalings, ("general", "complex"))
+    covered = sym.covered(sym.scalings, ("general", "complex"))
     if scaling == "unit-std" and _reads_mixed_channels(sym, ("general", *_TURNED)):
         networks = balanced_together(networks, sym, "unit-norm", target)
-        return scaled(canonical_scales_and_signs(networks[0], sym, scaling, target, held=held)[0])
+        return scaled(
+            canonical_scales_and_signs(networks[0], sym, scaling, target, unscaled=covered)[0]
+        )
     if scaling == "min-mass" or (scaling is not None and _reads_mixed_channels(sym, ("general",))):
         least = min_mass(networks[0], sym, mixing=True, tolerance=1e-13)
         networks = scaled(least.scales)
         networks = mixed(least.matrices)
     if scaling != "min-mass":
-        scales, _ = canonical_scales_and_signs(networks[0], sym, scaling, target, held=held)
+        scales, _ = canonical_scales_and_signs(networks[0], sym, scaling, target, unscaled=covered)
         networks = scaled(scales)
     networks = mixed(balancing_matrices(networks[0], sym))
     for _ in range(len(sym.linear) + 1 if sym.signs else 0):
@@ -392,8 +394,8 @@ def plan_removal(
     if not parts:
         raise ValueError("`networks` must hold at least one stack.")
     permutations, scales, signs = (
-        tuple(torch.cat(elements) for elements in zip(*kind, strict=True))
-        for kind in zip(*parts, strict=True)
+        tuple(torch.cat(elements) for elements in zip(*of_chunks, strict=True))
+        for of_chunks in zip(*parts, strict=True)
     )
     return Removal(sym, permutations, scales, signs)
 

@@ -41,11 +41,11 @@ def remember_randomness(devices: Iterable[torch.device]) -> Callable[[], None]:
     Args:
         devices: see `elsewhere`.
     """
-    here = torch.get_rng_state()
+    of_cpu = torch.get_rng_state()
     states = [(d, torch.get_device_module(d).get_rng_state(d)) for d in devices]
 
     def restore() -> None:
-        torch.set_rng_state(here)
+        torch.set_rng_state(of_cpu)
         for device, state in states:
             torch.get_device_module(device).set_rng_state(state, device)
 

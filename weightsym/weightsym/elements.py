@@ -137,7 +137,7 @@ def _by_member(
     if members is None or not homes(sym):
         return act(sym, *elements)
     each = ([[p[m] if p.ndim == 2 else p for p in e] for e in elements] for m in range(members))
-    every = [act(sym, *own) for own in each]
+    every = [act(sym, *of_member) for of_member in each]
     return [torch.stack(rows) for rows in zip(*every, strict=True)]
 
 

@@ -340,8 +340,8 @@ def _even(pairs: np.ndarray, classes: np.ndarray) -> np.ndarray:
     uneven = [
         mark
         for mark in np.unique(kinds).tolist()
-        if len(set(own := counts[rows[:, 0] == mark].tolist())) > 1
-        or len(own) < sizes[classes[rows[rows[:, 0] == mark][0, 1]]]
+        if len(set(frequencies := counts[rows[:, 0] == mark].tolist())) > 1
+        or len(frequencies) < sizes[classes[rows[rows[:, 0] == mark][0, 1]]]
     ]
     return pairs[~np.isin(kinds, uneven)]
 
@@ -393,19 +393,19 @@ def _orbits(sym: Symmetries, key: int | str, length: int) -> np.ndarray:
         return np.arange(length)
     axis, pairs = sym.axes[key], [np.zeros((0, 2), np.int64)]
     for a in sym.axes_of[axis.tensor]:
-        other = sym.axes[a]
-        if axis.dim is None and other.dim is not None:  # of which all entries lie on this axis
+        sibling = sym.axes[a]
+        if axis.dim is None and sibling.dim is not None:  # of which all entries lie on this axis
             shape = sym.shapes[axis.tensor]
-            where = other.labels(shape).expand(shape).reshape(-1).numpy()
-            positions = where.argsort(kind="stable").reshape(other.length, -1)
-        elif a == key or (axis.dim, axis.blocks) == (other.dim, other.blocks):
+            where = sibling.labels(shape).expand(shape).reshape(-1).numpy()
+            positions = where.argsort(kind="stable").reshape(sibling.length, -1)
+        elif a == key or (axis.dim, axis.blocks) == (sibling.dim, sibling.blocks):
             positions = np.arange(length)[:, None]
         else:
             continue
-        for kind in ("permutations", "linear"):
-            for _, placement in sym.placements_by_axis(kind).get(a, ()):
+        for group_type in ("permutations", "linear"):
+            for _, placement in sym.placements_by_axis(group_type).get(a, ()):
                 rows = placement.positions.cpu().numpy()
-                rows = positions[rows if kind == "permutations" else rows.transpose(1, 0, 2)]
+                rows = positions[rows if group_type == "permutations" else rows.transpose(1, 0, 2)]
                 pairs.append(np.stack(np.broadcast_arrays(rows[:1], rows), -1).reshape(-1, 2))
     return _first_of_component(np.concatenate(pairs), length)
 

@@ -295,9 +295,9 @@ def plan(sym: Symmetries) -> tuple[dict[str, Recipe], Tensor]:
     return _plans[sym]
 
 
-def _recipe(sym: Symmetries, name: str, at: Sequence[int], table: _Table) -> Recipe:
+def _recipe(sym: Symmetries, name: str, indices: Sequence[int], table: _Table) -> Recipe:
     by_side: dict[tuple[int | None, int], list[int]] = {}
-    for a in at:
+    for a in indices:
         by_side.setdefault((sym.axes[a].dim, sym.axes[a].blocks), []).append(a)
     powers = [
         sum((sym.scale_powers[a] for a in group[1:]), sym.scale_powers[group[0]])

@@ -29,7 +29,7 @@ def canonical_scales_and_signs(
     scaling: Scaling | None,
     target: float = 1.0,
     *,
-    held: Sequence[Tensor] | None = None,
+    unscaled: Sequence[Tensor] | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     r"""The scales that bring every unit to the target, and the signs of the canonical form.
 
@@ -46,7 +46,7 @@ def canonical_scales_and_signs(
         sym: what `discover` returned.
         scaling: as in `canonicalise`; ``None`` leaves all scales at one.
         target: the norm or standard deviation that every unit gets.
-        held: for every group of scalings, a mask of the units whose scale stays one.
+        unscaled: for every group of scalings, a mask of the units whose scale stays one.
 
     >>> from weightsym import params as P
     >>> from torch import nn
@@ -86,7 +86,9 @@ def canonical_scales_and_signs(
             size = statistic(params, sym, placement, "norm" if scaling == "unit-norm" else "std", w)
             sizes.append((sym.axes[placement.axis].tensor, size))
             usable = size > 0
-            fixed = torch.zeros_like(usable) if held is None else held[index].to(usable.device)
+            fixed = (
+                torch.zeros_like(usable) if unscaled is None else unscaled[index].to(usable.device)
+            )
             scale = torch.where(usable, target / torch.where(usable, size, 1), 1)
             is_one = (scale - 1).abs() <= _ROUNDING * torch.finfo(size.dtype).eps
             factors[field][index] = torch.where(is_one | fixed, 1, scale)  # again changes nothing
@@ -139,9 +141,9 @@ def _sign_of_all(
     parts = [ascending.flip(-1) + ascending]
     up, down = (by_kernel(r, sym, placement).sort(-2).values.flatten(-2) for r in (rows, -rows))
     parts.append(up - down)
-    for other in group.placements:
-        if sym.axes[other.axis].role == "bias" and sym.axes[other.axis].tensor in params:
-            parts.append(unit_rows(params, sym, other))
+    for later in group.placements:
+        if sym.axes[later.axis].role == "bias" and sym.axes[later.axis].tensor in params:
+            parts.append(unit_rows(params, sym, later))
     if _inputs_have_an_order(sym, placement):
         parts.append(rows)
     signs = torch.cat([_signs(weights, weights.abs().amax((-1, -2))) for weights in parts], -1)

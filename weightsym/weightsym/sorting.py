@@ -176,15 +176,15 @@ class _State:
     def key(self, index: int, by: SortKey) -> Tensor | None:
         """The number by which units are sorted, or None where nothing writes them."""
         sym, group = self.sym, self.sym.permutations[index]
-        read = reader(sym, group) if by == "outgoing" else None
-        placement = read or writer(sym, group)
+        reading = reader(sym, group) if by == "outgoing" else None
+        placement = reading or writer(sym, group)
         placement = placement or (None if group.tensors else reader(sym, group))
         if placement is None:
             return self._of_tensors(group, by) if group.tensors else None
         if len(twin_places(sym, group, placement)) > 1:
             weight = common_weight(self.params, sym, group, placement)
             return statistic(self.params, sym, placement, _POOLED.get(by, by), weight)  # type: ignore[arg-type]
-        if by == "first" or read is not None:
+        if by == "first" or reading is not None:
             return self._first(index, placement)
         return statistic(self.params, sym, placement, "max" if by == "outgoing" else by)
 

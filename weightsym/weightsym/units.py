@@ -52,8 +52,8 @@ def twin_places(sym: Symmetries, group: Group, placement: Placement) -> list[Pla
     if len(twins) == 1:
         return [placement]
 
-    def corresponds(other: Placement) -> bool:
-        a = sym.axes[other.axis]
+    def corresponds(placement: Placement) -> bool:
+        a = sym.axes[placement.axis]
         return a.tensor in twins and (a.dim, a.role, a.size) == (axis.dim, axis.role, axis.size)
 
     return [p for p in group.placements if corresponds(p) and p.exponent == placement.exponent]

@@ -79,8 +79,8 @@ def example_of(text: str) -> tuple[Tensor, ...]:
 
 
 def _tensor(text: str) -> Tensor:
-    shape, _, kind = text.partition(":")
-    dtype = getattr(torch, kind or "float32", None)
+    shape, _, type_name = text.partition(":")
+    dtype = getattr(torch, type_name or "float32", None)
     try:
         sizes = [int(n) for n in shape.split(",")]
     except ValueError:

@@ -147,8 +147,8 @@ class StrictParser(ArgumentParser):
             names = [f"`{_COMMAND.sub('', name)}`" for name in missing[1].split(", ")]
             return Refusal(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} missing")
         if extra := _TOO_MANY.search(message):
-            known = ", ".join(f"`{name}`" for name in places) or "nothing"
-            reason = f"{extra[1]!r} has no option before it, and only {known} can be without one"
+            accepted = ", ".join(f"`{name}`" for name in places) or "nothing"
+            reason = f"{extra[1]!r} has no option before it, and only {accepted} can be without one"
             return Refusal(reason, extra[1], _an_option(self))
         if not (unknown := _UNKNOWN.search(message)):
             return None
@@ -178,7 +178,7 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
                 yield from _options(action.choices[name])
 
 
-def did_you_mean(word: str, known: Iterable[str], quote: str = "'") -> str:
+def did_you_mean(word: str, candidates: Iterable[str], quote: str = "'") -> str:
     """Name what is nearest to a word, or to its first part, in half a sentence, if anything is.
 
     >>> did_you_mean("fti", ["fit", "test"])
@@ -188,10 +188,10 @@ def did_you_mean(word: str, known: Iterable[str], quote: str = "'") -> str:
 
     Args:
         word: what was written.
-        known: what can be written.
+        candidates: what can be written.
         quote: around the name.
     """
-    names = list(known)
+    names = list(candidates)
     near = get_close_matches(word, names, 1) or get_close_matches(word.partition(".")[0], names, 1)
     return f"; did you mean {quote}{near[0]}{quote}?" if near else ""
 

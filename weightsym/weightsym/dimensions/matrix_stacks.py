@@ -62,9 +62,9 @@ def stack_codes(programs: Iterable[Program], tables: frozenset[str]) -> dict[str
                     _add(uses, *moved[tensor], 1)
                 else:
                     _follow(node, moved, uses)
-    found = {name: _codes(tensors[name], nodes) for name, nodes in uses.items()}
-    found |= {name: _codes_of_table(tensors[name]) for name in tables}
-    return {name: codes for name, codes in found.items() if codes is not None}
+    by_tensor = {name: _codes(tensors[name], nodes) for name, nodes in uses.items()}
+    by_tensor |= {name: _codes_of_table(tensors[name]) for name in tables}
+    return {name: codes for name, codes in by_tensor.items() if codes is not None}
 
 
 def _codes_of_table(tensor: Tensor) -> Codes:

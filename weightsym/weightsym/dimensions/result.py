@@ -235,10 +235,10 @@ def _permutations(layout: Layout) -> tuple[PermutationGroup, ...]:
     located.sort(key=lambda x: (len(x[0].units[0]), _first(x[1])))
     for block, places in located:
         inner = block.inside(index)
-        kind = "block" if inner or block.tensors or _is_block(places) else "channel"
+        unit = "block" if inner or block.tensors or _is_block(places) else "channel"
         name = writer_of(layout.axes, places) if places else block.tensors[0][0]
         index[block.support] = len(groups)
-        groups.append(PermutationGroup(len(block.units), name, places, kind, inner, block.tensors))
+        groups.append(PermutationGroup(len(block.units), name, places, unit, inner, block.tensors))
     return tuple(groups)
 
 
@@ -487,20 +487,20 @@ def _linear(layout: Layout) -> tuple[LinearGroup, ...]:
         if places:
             shapes = tuple((key, positions.shape) for key, positions in sorted(places.items()))
             similar[space.kind, shapes].append(places)
-    groups = [_linear_group(layout, kind, spaces) for (kind, _), spaces in similar.items()]
+    groups = [_linear_group(layout, law, spaces) for (law, _), spaces in similar.items()]
     return tuple(
         sorted(groups, key=lambda g: (g.placements[0].axis, int(g.placements[0].positions.min())))
     )
 
 
-def _linear_group(layout: Layout, kind: LinearKind, spaces: Sequence[_Places]) -> LinearGroup:
+def _linear_group(layout: Layout, law: LinearKind, spaces: Sequence[_Places]) -> LinearGroup:
     spaces = sorted(spaces, key=lambda s: int(s[min(s)].min()))
     placements = tuple(
         Placement(axis, torch.from_numpy(np.stack([s[axis, power] for s in spaces])), power)
         for axis, power in sorted(spaces[0])
     )
     size = placements[0].positions.shape[1]
-    return LinearGroup(kind, len(spaces), size, writer_of(layout.axes, placements), placements)
+    return LinearGroup(law, len(spaces), size, writer_of(layout.axes, placements), placements)
 
 
 def _signed_powers(layout: Layout) -> list[NDArray[np.int64]]:

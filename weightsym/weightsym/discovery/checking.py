@@ -79,8 +79,8 @@ class Check:
         """By the forward of a network."""
         weights = RandomWeights(network, sym)
 
-        def forward(read: Read, precision: torch.dtype | None) -> list[Tensor]:
-            return outputs(network, weights.all_by(read), inputs)
+        def forward(tensors: Read, precision: torch.dtype | None) -> list[Tensor]:
+            return outputs(network, weights.all_by(tensors), inputs)
 
         return cls(forward, weights, tolerance_of(weights.state))
 
@@ -96,8 +96,8 @@ class Check:
         its precision, too.
         """
 
-        def run(read: Read, precision: torch.dtype | None) -> list[Tensor]:
-            return streamed_outputs(graph, inputs, weights.by_any_name(read), precision, even)
+        def run(tensors: Read, precision: torch.dtype | None) -> list[Tensor]:
+            return streamed_outputs(graph, inputs, weights.by_any_name(tensors), precision, even)
 
         return cls(run, weights, tolerance_in(torch.float64), torch.float64, first)
 

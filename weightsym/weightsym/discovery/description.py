@@ -84,17 +84,17 @@ def read_graphs(
         """Read the network if it matters what is written into some buffers."""
         pointwise = [name for name, rule in rules.items() if rule == "pointwise"]
         parts = (decompose(model, p, graphs.mutable, preserved, rules) for p in programs)
-        read = Reading.of(*parts, is_fixed=batch_norm == "eval", pointwise=pointwise)
-        for name in shared & read.parameters.keys():
-            for part in read.parameters[name].parts:
-                read.system.fix(part)
-        return read, groups_of(read)
+        network = Reading.of(*parts, is_fixed=batch_norm == "eval", pointwise=pointwise)
+        for name in shared & network.parameters.keys():
+            for part in network.parameters[name].parts:
+                network.system.fix(part)
+        return network, groups_of(network)
 
-    read = reading(graphs.read)
+    first = reading(graphs.read)
     if graphs.only_written:  # what nothing reads moves along, if that takes nothing away
         more = reading(graphs.read | graphs.only_written)
-        read = more if _sizes(*more) == _sizes(*read) else read
-    return read
+        first = more if _sizes(*more) == _sizes(*first) else first
+    return first
 
 
 def _sizes(reading: Reading, groups: Mapping[str, Any]) -> tuple[object, ...]:

@@ -49,7 +49,7 @@ def _statements(reading: Reading, is_own: NDArray[np.bool_]) -> Iterator[str]:
         texts = [
             f"{_listed(kinds)} {'go with ' + _listed(others) if others else 'are held'}"
             for others, kinds in partners[origin].items()
-            if others != _UNNAMED or all(other in ((), _UNNAMED) for other in partners[origin])
+            if others != _UNNAMED or all(partner in ((), _UNNAMED) for partner in partners[origin])
         ]
         text = f"{'; '.join(texts)}: {_operation(reading, origin)}"
         if text not in sentences:

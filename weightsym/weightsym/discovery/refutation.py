@@ -305,9 +305,9 @@ def _every(sym: Symmetries) -> list[tuple[str, int, str]]:
     ]
 
 
-def _only(sym: Symmetries, kept: Sequence[tuple[str, int, str]]) -> Symmetries:
+def _only(sym: Symmetries, chosen: Sequence[tuple[str, int, str]]) -> Symmetries:
     groups: dict[str, Any] = {
-        field: tuple(getattr(sym, field)[k] for name, k, _ in kept if name == field)
+        field: tuple(getattr(sym, field)[k] for name, k, _ in chosen if name == field)
         for field in EVERY
     }
     return replace(sym, **groups)

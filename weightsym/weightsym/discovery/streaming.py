@@ -50,14 +50,14 @@ def streamed_outputs(
         precision: in which the graph runs; as it was traced where None is given.
         even: picks the number that stands for all draws of an operation; None for the draws.
     """
-    given = _given(graph, inputs)
+    sources = _given(graph, inputs)
     cast = _casting(graph, precision)
 
     def source(node: Node) -> Any:
         source = graph.sources[node]
         if source.kind == "parameter" or (source.kind == "buffer" and source.persistent):
             return in_precision(weights(source.name), precision)
-        value = given[node] if source.kind == "input" else source.tensor
+        value = sources[node] if source.kind == "input" else source.tensor
         return in_precision(value.clone(), precision) if isinstance(value, Tensor) else value
 
     size = sum(s.tensor.nbytes for s in graph.sources.values() if s.kind == "parameter")

@@ -38,7 +38,11 @@ _log = logging.getLogger("weightsym.params")
 
 
 def chain_of(
-    model: nn.Module, params: Params, x: Any, own: bool = False, chunk_size: int | None = None
+    model: nn.Module,
+    params: Params,
+    x: Any,
+    own_inputs: bool = False,
+    chunk_size: int | None = None,
 ) -> Chain | None:
     """Find how a stack runs as a chain of stages, None if it does not.
 
@@ -46,23 +50,23 @@ def chain_of(
         model: gives the computation.
         params: a stack.
         x: the inputs, as a tuple.
-        own: whether members have inputs of their own.
+        own_inputs: whether members have inputs of their own_inputs.
         chunk_size: members that shall run at once: one by one they run by torch.
     """
     if chunk_size == 1 or len(x) != 1 or work_of(model) > LIMIT:
         return None
     try:
-        _refuse_unusual(x[0], params, own)
+        _refuse_unusual(x[0], params, own_inputs)
         if has_hooks(model):
             raise Unsuitable("hooks look at it")
-        return _known_chain(model, params, x[0][0] if own else x[0])
+        return _known_chain(model, params, x[0][0] if own_inputs else x[0])
     except Unsuitable as reason:
         _tell(model, str(reason))
         return None
 
 
 def fused_outputs(
-    chain: Chain, params: Params, x: Any, own: bool, by_torch: Callable[[Params, Any], Any]
+    chain: Chain, params: Params, x: Any, own_inputs: bool, by_torch: Callable[[Params, Any], Any]
 ) -> Tensor:
     """Outputs of all members of a stack.
 
@@ -70,7 +74,7 @@ def fused_outputs(
         chain: how they run.
         params: a stack.
         x: the inputs, as a tuple.
-        own: whether members have inputs of their own.
+        own_inputs: whether members have inputs of their own_inputs.
         by_torch: computes the same by operations of torch, for second derivatives.
     """
     others = {n: t for n, t in params.items() if n not in chain.weights}
@@ -80,7 +84,7 @@ def fused_outputs(
         out: Tensor = by_torch(stack, (inputs,))
         return out
 
-    return run_chain(chain, x[0], [params[n] for n in chain.weights], own, again)
+    return run_chain(chain, x[0], [params[n] for n in chain.weights], own_inputs, again)
 
 
 def plan_of(model: nn.Module, params: Params, x: Tensor, gradients: Mapping[str, Tensor]) -> Plan:
@@ -113,7 +117,7 @@ def _tell(model: nn.Module, reason: str) -> None:
 
 
 # ------------------------------------------------------------ what is asked of a call
-def _refuse_unusual(x: Any, params: Params, own: bool) -> None:
+def _refuse_unusual(x: Any, params: Params, own_inputs: bool) -> None:
     """Ordinary tensors on the CPU must meet, and nobody watch what happens to them."""
     tensors = [x, *(t for t in params.values() if t.is_floating_point())]
     if _is_watched():
@@ -122,11 +126,11 @@ def _refuse_unusual(x: Any, params: Params, own: bool) -> None:
         raise Unsuitable("it has tensors of a special kind, or on another device")
     if {t.dtype for t in tensors} not in ({torch.float32}, {torch.float64}):
         raise Unsuitable("inputs and weights are not all in single or all in double precision")
-    if len({t.shape[:1] for t in params.values()}) > 1 or x.ndim < 2 + own or not x.numel():
+    if len({t.shape[:1] for t in params.values()}) > 1 or x.ndim < 2 + own_inputs or not x.numel():
         raise Unsuitable("its tensors do not fit together")
     if not has_compiler():
         raise Unsuitable("llvmlite does not work")
-    if 2 * x.shape[own] < (lanes := lanes_of(x.element_size())):
+    if 2 * x.shape[own_inputs] < (lanes := lanes_of(x.element_size())):
         raise Unsuitable(f"batches have fewer than {lanes // 2} examples")
 
 
@@ -156,10 +160,10 @@ def _keeps_tensors_elsewhere() -> bool:
 # ------------------------------------------------------------ what is known of a network
 def _known_chain(model: nn.Module, params: Params, x: Tensor) -> Chain | None:
     """Look up the chain for these settings, shapes and this precision, or read it now."""
-    known, settings = known_of(model).setdefault("chains", {}), settings_of(model)
-    if settings not in known and len(known) == MOST_SETTINGS:
+    cached, settings = known_of(model).setdefault("chains", {}), settings_of(model)
+    if settings not in cached and len(cached) == MOST_SETTINGS:
         raise Unsuitable(f"its attributes have had more than {MOST_SETTINGS} values")
-    chains = known.setdefault(settings, {})
+    chains = cached.setdefault(settings, {})
     key = (x.shape, x.dtype, *(t.shape[1:] for t in params.values()))
     if key not in chains:
         chains[key] = _read(model, params, x)

@@ -143,11 +143,11 @@ class _Pooled:
         larger, broken = code.compare("ogt", value, best), code.compare("uno", value, value)
         more = code.let(f"or {code.mask} {larger}, {broken}")
         code.write(code.select(more, value, best), self.best)
-        place = code.spread(
+        spread = code.spread(
             f"i{self.stage.note_bits} {place_number(code, self.stage, start, number)}", self.notes
         )
         code.write(
-            code.select(more, place, code.read(self.place, self.notes), self.notes),
+            code.select(more, spread, code.read(self.place, self.notes), self.notes),
             self.place,
             self.notes,
         )

@@ -25,19 +25,19 @@ def run_chain(
     chain: Chain,
     x: Tensor,
     weights: Sequence[Tensor],
-    own: bool,
+    own_inputs: bool,
     by_torch: Callable[..., Tensor],
 ) -> Tensor:
     """Outputs ``(members, examples, ...)`` of all members.
 
     Args:
         chain: what they compute.
-        x: inputs, with a leading member dimension if members have their own.
+        x: inputs, with a leading member dimension if members have their own_inputs.
         weights: those of ``chain.weights``, stacked.
-        own: whether members have inputs of their own.
+        own_inputs: whether members have inputs of their own_inputs.
         by_torch: the same by operations of torch, which second derivatives are taken of.
     """
-    out: Tensor = _Chain.apply(chain, by_torch, own, x, *weights)
+    out: Tensor = _Chain.apply(chain, by_torch, own_inputs, x, *weights)
     return out
 
 
@@ -46,12 +46,12 @@ class _Chain(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, chain: Chain, by_torch: Any, own: bool, x: Tensor, *weights: Tensor
+        ctx: Any, chain: Chain, by_torch: Any, own_inputs: bool, x: Tensor, *weights: Tensor
     ) -> Tensor:
         keeps = any(ctx.needs_input_grad)
         stacked = [w.detach().contiguous() for w in weights]
         named = dict(zip(chain.weights, stacked, strict=True))
-        run = _Run(chain, x if own else x[None], named)
+        run = _Run(chain, x if own_inputs else x[None], named)
         size = run.members if keeps else run.members_at_once()
         if size >= run.members:
             out = run.outputs()
@@ -60,7 +60,7 @@ class _Chain(torch.autograd.Function):
             out = torch.cat([run.of(slice(k, k + size)).outputs() for k in starts])
         if keeps:
             ctx.save_for_backward(x, *weights)
-            ctx.run, ctx.own, ctx.by_torch = run, own, by_torch
+            ctx.run, ctx.own_inputs, ctx.by_torch = run, own_inputs, by_torch
         return out
 
     @staticmethod
@@ -72,7 +72,7 @@ class _Chain(torch.autograd.Function):
         run: _Run = ctx.run
         names = [n for n, needed in zip(run.weights, wanted[1:], strict=True) if needed]
         gx, gradients = run.backward(run.laid_out(g), wanted[0], names)
-        if gx is not None and not ctx.own:
+        if gx is not None and not ctx.own_inputs:
             gx = gx.sum(0)
         return None, None, None, gx, *(gradients.get(n) for n in run.weights)
 

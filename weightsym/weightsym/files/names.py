@@ -113,10 +113,10 @@ def _renamings(
 ) -> Iterator[Renaming]:
     first = next(iter(names.tensors))
     aliases = [alias for alias, name in names.aliases.items() if name == first]
-    for known in (first, *aliases) if prefix is None else ():
+    for network_names in (first, *aliases) if prefix is None else ():
         for name in stored:
-            if name.endswith(f".{known}"):
-                yield Renaming(name.removesuffix(known))
+            if name.endswith(f".{network_names}"):
+                yield Renaming(name.removesuffix(network_names))
     yield Renaming(prefix or "")
     if names.base and prefix is None:
         yield Renaming(left_out=f"{names.base}.")

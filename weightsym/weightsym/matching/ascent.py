@@ -97,11 +97,11 @@ class Ascent:
             total += product.reshape(self.members, -1).sum(1, dtype=torch.float64).cpu()
         return total
 
-    def similarity(self, views: Sequence[Placement], known: set[int] | None) -> Tensor | None:
+    def similarity(self, views: Sequence[Placement], settled: set[int] | None) -> Tensor | None:
         """Inner products of all pairs of units, over the places whose other side is known."""
         total = None
         for view in views:
-            if known is None or self.plan.across[view.axis] <= known:
+            if settled is None or self.plan.across[view.axis] <= settled:
                 summand = self._product(view)
                 total = summand if total is None else total + summand
         return total
@@ -125,7 +125,7 @@ class Ascent:
         """Ascend from permutations, or once through the network first where there are none."""
         if start is not None:
             self.stand(start)
-        self.climb(generator, max_sweeps, known=set() if start is None else None)
+        self.climb(generator, max_sweeps, settled=set() if start is None else None)
         self.exchange(generator, max_sweeps)
 
     def climb(
@@ -133,7 +133,7 @@ class Ascent:
         generator: torch.Generator,
         max_sweeps: int,
         chosen: Sequence[int] | None = None,
-        known: set[int] | None = None,
+        settled: set[int] | None = None,
     ) -> None:
         """Ascend by families in random order, until none has anything to gain.
 
@@ -141,17 +141,17 @@ class Ascent:
             generator: of the order of the families within a sweep, the same for all members.
             max_sweeps: sweeps at most.
             chosen: indices of the families, by default all.
-            known: the groups to compare with in a first pass, in graph order; None for no such
+            settled: the groups to compare with in a first pass, in graph order; None for no such
                 pass.
         """
         families, everyone = len(self.plan.families), np.ones(self.members, bool)
         chosen = range(families) if chosen is None else chosen
-        for k in chosen if known is not None else ():
-            known = (known or set()) | self.plan.families[k].members
-            self._improve(k, everyone, known)
+        for k in chosen if settled is not None else ():
+            settled = (settled or set()) | self.plan.families[k].members
+            self._improve(k, everyone, settled)
         pending = np.zeros((families, self.members), bool)
         alone = not self.plan.couples and not any(f.inner for f in self.plan.families)
-        pending[list(chosen)] = known is None or not alone  # a first pass is all that they need
+        pending[list(chosen)] = settled is None or not alone  # a first pass is all that they need
         allowed = pending[:, :1].copy()
         for _ in range(max_sweeps):
             for k in torch.randperm(families, generator=generator).tolist():
@@ -163,10 +163,10 @@ class Ascent:
                 break
         self.settled = not pending.any()
 
-    def _improve(self, k: int, due: np.ndarray, known: set[int] | None) -> np.ndarray:
+    def _improve(self, k: int, due: np.ndarray, settled: set[int] | None) -> np.ndarray:
         """Reassign one family of the members that are due, and return which of them change."""
         family, before = self.plan.families[k], None
-        similarities = [self.similarity(views, known) for views in self.plan.views[k]]
+        similarities = [self.similarity(views, settled) for views in self.plan.views[k]]
         if all(table is None for table in similarities):
             return np.zeros(self.members, bool)
         tables = [
@@ -174,7 +174,7 @@ class Ascent:
             for similarity, t in zip(similarities, family.tables, strict=True)
         ]
         mirror = None if self.signs is None else self.plan.mirrors[family.group]
-        if known is None and self.plan.sees_itself[k]:
+        if settled is None and self.plan.sees_itself[k]:
             before = self.element, dict(self.current), self.score(self.plan.names[k])
         better, orders, factors = self._assigned(tables, due, mirror is not None)
         if better.any():
@@ -323,8 +323,8 @@ class Ascent:
         self.stand(compose(before, step, self.sym))
         inside = self.plan.inside(group)
         moving = {g for k in inside for g in self.plan.families[k].members}
-        known = set(range(len(self.plan.groups))) - moving
-        self.climb(generator, max_sweeps, inside, known)
+        settled = set(range(len(self.plan.groups))) - moving
+        self.climb(generator, max_sweeps, inside, settled)
 
     def _facing(self, group: int) -> Tensor:
         """Similarity of every branch with what stands in its place, with its rows in a router."""

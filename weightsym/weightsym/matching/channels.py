@@ -192,8 +192,8 @@ def _telling(sym: Symmetries, sides: dict[tuple[int, int], int]) -> list[tuple[i
         for k, number in sides
         if (sym.axes[sym.linear[k].placements[number].axis].dim == 1) != sym.linear[k].rescales
     }
-    seen = {kinds[key] for key in best}
-    return [key for key in sides if key in best or kinds[key] not in seen]
+    measured = {kinds[key] for key in best}
+    return [key for key in sides if key in best or kinds[key] not in measured]
 
 
 def _floats(sym: Symmetries, group: LinearGroup) -> bool:
@@ -275,19 +275,19 @@ class ChannelView:
         k: int,
         params: Params,
         reference: Params,
-        seen: Sequence[Moments] | None,
+        observed: Sequence[Moments] | None,
         first: bool = False,
     ) -> Moments:
-        """Moments of one group: what was seen of it, and weights where nothing was."""
+        """Moments of one group: what was observed of it, and weights where nothing was."""
         group, sym = self.sym.linear[k], self.sym
         places = self.anchored[k] if first else group.placements
-        if seen is None or not bool((seen[k].goal != 0).any()):
+        if observed is None or not bool((observed[k].goal != 0).any()):
             return weight_moments(params, reference, sym, group, places)
         if not group.rescales:
-            return seen[k]
-        missing = [s for s in (0, 1) if not bool((seen[k].goal[s] != 0).any())]
+            return observed[k]
+        missing = [s for s in (0, 1) if not bool((observed[k].goal[s] != 0).any())]
         places = [p for p in group.placements if int(p.exponent == -1) in missing]
-        return seen[k] + weight_moments(params, reference, sym, group, places)
+        return observed[k] + weight_moments(params, reference, sym, group, places)
 
 
 def view_of(

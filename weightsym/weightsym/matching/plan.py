@@ -289,19 +289,19 @@ def assign(similarity: Tensor) -> Tensor:
     return torch.from_numpy(linear_sum_assignment(similarity.cpu().numpy(), maximize=True)[1])
 
 
-def assign_blocks(rest: np.ndarray, *inside: np.ndarray) -> list[np.ndarray]:
+def assign_blocks(fixed: np.ndarray, *inside: np.ndarray) -> list[np.ndarray]:
     """Assign blocks by the best that can be had inside each pair of them.
 
     Args:
-        rest: similarity ``(blocks, blocks)`` of what is fixed inside a block.
+        fixed: similarity ``(blocks, blocks)`` of what is fixed inside a block.
         *inside: for every class of channels, their similarities over all blocks.
 
     Returns:
         The order of blocks, then that of all channels of every class.
     """
     if not inside:
-        return [linear_sum_assignment(rest, maximize=True)[1]]
-    blocks, total, every = len(rest), rest.astype(np.float64), []
+        return [linear_sum_assignment(fixed, maximize=True)[1]]
+    blocks, total, every = len(fixed), fixed.astype(np.float64), []
     for similarity in inside:
         units = len(similarity) // blocks
         table = similarity.reshape(blocks, units, blocks, units)

@@ -150,16 +150,16 @@ class Repairs:
 
     def _moments(self, params: Params, layers: Sequence[str]) -> dict[str, Moments]:
         """Of the preactivations of some layers, over all inputs and calls."""
-        found = {layer: Moments() for layer in layers}
+        by_layer = {layer: Moments() for layer in layers}
         with ExitStack() as stack:
-            for layer, moments in found.items():
+            for layer, moments in by_layer.items():
                 module = self.network.get_submodule(layer)
                 stack.callback(module.register_forward_hook(_measure(moments)).remove)
             for x in self.inputs:
                 call_modules(self.network, params, x)
-        if any(not bool(torch.as_tensor(m.squares).isfinite().all()) for m in found.values()):
+        if any(not bool(torch.as_tensor(m.squares).isfinite().all()) for m in by_layer.values()):
             raise ValueError("`batches` lead to preactivations that are NaN or infinite.")
-        return found
+        return by_layer
 
 
 @dataclass
