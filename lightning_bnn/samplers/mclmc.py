@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +11,20 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.samplers.energy_sampler import EnergySampler
+from lightning_bnn.samplers.isokinetic import (
+    Array,
+    Tuning,
+    adam,
+    add_to_spread,
+    as_array,
+    bend,
+    library_of,
+    refresh,
+    total_spread,
+    unit,
+)
 from weightsym.arguments import check_count, check_integer, check_positive
-from weightsym.devices import precise, where_precise, widest
+from weightsym.devices import where_precise
 from weightsym.randomness import keyed_generator
 
 __all__ = ["MCLMC"]
@@ -22,10 +33,7 @@ _SIZES_ONLY, _WITH_SPREAD = 0.8, 0.9
 """Parts of the adaptation after which the spread of weights, and then a trace of them, is taken."""
 _TRACED = 128
 """How many weights the length of memory is chosen by."""
-_BETA, _BETA_SQUARE, _EPS = 0.9, 0.999, 1e-8
-Array = Any
-"""Of numpy on the CPU, whose small operations take a third of the time of torch's, else a tensor.
-All are in the `widest` type."""
+_LEAST_TRACE = 16
 
 
 class MCLMC(EnergySampler):
@@ -169,16 +177,11 @@ class MCLMC(EnergySampler):
     def _descend(self, group: dict[str, Any], closure: Callable[[], Tensor] | None) -> Tensor:
         """Adam, each chain for itself."""
         x, each, state = self.rows(), 2 * group["steps"], self.state[self.moving()[0]]
-        mean, square = (state.setdefault(name, torch.zeros_like(x)) for name in ("mean", "square"))
         energies = torch.zeros(0)
         for k in range(group["step"] * each, (group["step"] + 1) * each):
             energies, gradient = self.look(closure, x)
-            rate = 1 + math.cos(math.pi * k / (group["descent_steps"] * each))
-            rate *= group["descent_lr"] / 2 / (1 - _BETA ** (k + 1))
-            mean.lerp_(gradient, 1 - _BETA)
-            square.mul_(_BETA_SQUARE).addcmul_(gradient, gradient, value=1 - _BETA_SQUARE)
-            size = square.sqrt().div_(math.sqrt(1 - _BETA_SQUARE ** (k + 1))).add_(_EPS)
-            x.addcdiv_(mean, size, value=-rate)
+            way, rate = adam(state, gradient, k, group["descent_steps"] * each, group["descent_lr"])
+            x.add_(way, alpha=rate)
         self.put(x)
         if group["step"] + 1 == group["descent_steps"]:
             self.state.clear()
@@ -190,10 +193,10 @@ class MCLMC(EnergySampler):
 
         def look(x: Array) -> tuple[Array, Array]:
             energies, gradients = self.look(closure, torch.as_tensor(x))
-            return _array(energies) / temperature, _array(gradients) / temperature
+            return as_array(energies) / temperature, as_array(gradients) / temperature
 
         def slope(x: Array) -> Array:
-            return _array(self.slope(closure, torch.as_tensor(x))) / temperature
+            return as_array(self.slope(closure, torch.as_tensor(x))) / temperature
 
         with np.errstate(all="ignore"):
             position = self._place(rows, look)
@@ -202,10 +205,10 @@ class MCLMC(EnergySampler):
                 new, error = integrate(position, tuning.sizes, look, slope)
                 errors = error**2 / rows.shape[1] + 0 * new.total()  # NaN where that is not finite
                 position = new.where(
-                    _library(errors).isfinite(errors),
+                    library_of(errors).isfinite(errors),
                     position._replace(direction=-position.direction),
                 )
-                noise = _array(torch.empty_like(rows).normal_(generator=generator))
+                noise = as_array(torch.empty_like(rows).normal_(generator=generator))
                 turned = refresh(position.direction, noise, tuning.sizes, tuning.lengths)
                 position = position._replace(direction=turned)
                 self._learn(tuning, errors, position.x, state)
@@ -222,8 +225,8 @@ class MCLMC(EnergySampler):
             direction = torch.empty_like(rows).normal_(
                 generator=self._generator(rows, "directions")
             )
-        x = _array(rows)
-        return Place(x, _unit(_array(direction)), *look(x))
+        x = as_array(rows)
+        return Place(x, unit(as_array(direction)), *look(x))
 
     def _generator(self, like: Tensor, name: str) -> torch.Generator:
         group = self.param_groups[0]
@@ -256,7 +259,7 @@ class MCLMC(EnergySampler):
         else:
             tuning.adapt(errors, self.param_groups[0]["energy_variance"])
             if phase == "spread":
-                _add_to_spread(state, self._stored(x))
+                add_to_spread(state, self._stored(x))
 
     def _stored(self, array: Array) -> Tensor:
         """An array as the state keeps it: loading makes everything of the type of parameters."""
@@ -268,58 +271,18 @@ class MCLMC(EnergySampler):
         if phase == self._phase(1) or phase in ("sizes", "sampling"):
             return
         if phase == "spread":
-            lengths = _total_spread(state).sqrt()
+            lengths = total_spread(state).sqrt()
         else:
             lengths = memory_length(
                 torch.stack(state.pop("trace"), 1), torch.as_tensor(tuning.sizes)
             )
         if self.param_groups[0]["length"] is None:
             usable, chosen = lengths.isfinite() & (lengths > 0), torch.as_tensor(tuning.lengths)
-            tuning.lengths = _array(torch.where(usable, lengths, chosen))
-
-
-def _add_to_spread(state: dict[str, Any], x: Tensor) -> None:
-    """Running mean and sum of squared deviations, by Welford."""
-    for name in ("mean", "deviation"):
-        state.setdefault(name, torch.zeros_like(x))
-    state["count"] = state.get("count", 0) + 1
-    away = x - state["mean"]
-    state["mean"] += away / state["count"]
-    state["deviation"] += away * (x - state["mean"])
-
-
-def _total_spread(state: dict[str, Any]) -> Tensor:
-    """Sum of the variances of all weights, of every chain."""
-    deviation = state.pop("deviation")
-    state.pop("mean")
-    return deviation.sum(1, dtype=widest(deviation.device)) / state.pop("count")
+            tuning.lengths = as_array(torch.where(usable, lengths, chosen))
 
 
 _B = 0.1931833275037836
 """Of the splitting of second order whose error is least."""
-
-
-def _array(tensor: Tensor) -> Array:
-    """The array that computes on a device."""
-    return precise(tensor).numpy() if tensor.device.type == "cpu" else precise(tensor)
-
-
-def _library(array: Array) -> Any:
-    """The library whose functions take an array: both have the same."""
-    return torch if isinstance(array, Tensor) else np
-
-
-def _length(rows: Array) -> Array:
-    """The Euclidean length of every row."""
-    return _library(rows).sqrt((rows * rows).sum(1))
-
-
-def _unit(rows: Array) -> Array:
-    """Rows of unit length."""
-    return rows / (_length(rows) + _LEAST)[:, None]
-
-
-_LEAST = 1e-30
 
 
 class Place(NamedTuple):
@@ -348,7 +311,7 @@ class Place(NamedTuple):
             chains: which, ``(chains,)``.
             rejected: of the same chains.
         """
-        pick, where = chains[:, None], _library(chains).where
+        pick, where = chains[:, None], library_of(chains).where
         return Place(
             where(pick, self.x, rejected.x),
             where(pick, self.direction, rejected.direction),
@@ -380,137 +343,6 @@ def integrate(
     direction, third = bend(direction, gradient, _B * sizes)
     error = first + second + third + energy - position.energy
     return Place(x, direction, energy, gradient), error
-
-
-def bend(direction: Array, gradient: Array, sizes: Array) -> tuple[Array, Array]:
-    """Directions after a time in which the gradient was the same, and what kinetic energy gained.
-
-    Args:
-        direction: of unit length, ``(chains, numbers)``.
-        gradient: of the energy.
-        sizes: how long, ``(chains,)``.
-    """
-    library, freedom = _library(gradient), gradient.shape[1] - 1
-    norm = _length(gradient)
-    safe = norm + _LEAST
-    angle = norm * (sizes / freedom)
-    cosine = ((gradient * direction).sum(1) / -safe).clip(-1, 1)
-    fade = library.exp(-angle)
-    rest = 1 - fade
-    along = rest * (1 + fade + cosine * rest) / -safe
-    turned = along[:, None] * gradient + (2 * fade)[:, None] * direction
-    gain = angle - math.log(2) + library.log((1 + cosine) + (1 - cosine) * fade * fade)
-    return _unit(turned), freedom * gain
-
-
-def refresh(direction: Array, noise: Array, sizes: Array, lengths: Array) -> Array:
-    """Directions that forget themselves over some length.
-
-    Args:
-        direction: of unit length, ``(chains, numbers)``.
-        noise: standard normal numbers.
-        sizes: of the step, ``(chains,)``.
-        lengths: after which a direction is forgotten.
-    """
-    library = _library(direction)
-    spread = library.sqrt(library.expm1(2 * sizes / lengths) / direction.shape[1])
-    return _unit(direction + spread[:, None] * noise)
-
-
-_FADE, _TRUST, _ORDER = 99 / 101, 9.0, 6
-_SHRINK = 0.8
-_LEAST_TRACE = 16
-
-
-@dataclass
-class Tuning:
-    """The step sizes of every chain and what they rest on, each field ``(chains,)`` and precise.
-
-    Attributes:
-        sizes: of steps.
-        largest: that have not failed yet.
-        weighted: faded sum of squared errors over the sixth power of their step sizes, each with
-            a weight that trusts outliers less.
-        weights: faded sum of these weights.
-        lengths: after which directions are forgotten.
-        squares: sum of squared errors over the number of weights, since the adaptation.
-        steps: how many they are of.
-        failed: how many more were undone since, as something was not finite.
-    """
-
-    sizes: Array
-    largest: Array
-    weighted: Array
-    weights: Array
-    lengths: Array
-    squares: Array
-    steps: Array
-    failed: Array
-
-    @classmethod
-    def start(cls, chains: int, size: float, length: float, device: torch.device) -> Tuning:
-        """Of chains that know nothing yet.
-
-        Args:
-            chains: how many.
-            size: of their steps.
-            length: after which directions are forgotten.
-            device: where the arrays are.
-        """
-        first = [size, math.inf, 0.0, 0.0, length, 0.0, 0.0, 0.0]
-        names = [field.name for field in fields(cls)]
-        return cls.from_lists({n: [v] * chains for n, v in zip(names, first, strict=True)}, device)
-
-    @classmethod
-    def from_lists(cls, lists: dict[str, list[float]], device: torch.device) -> Tuning:
-        """Read what `as_lists` has made, exactly.
-
-        Args:
-            lists: of every field.
-            device: where the arrays are.
-        """
-        rows = torch.tensor(list(lists.values()), dtype=torch.float64)
-        rows = _array(rows.to(device, widest(device)))
-        return cls(**dict(zip(lists, rows, strict=True)))
-
-    def as_lists(self) -> dict[str, list[float]]:
-        """Plain numbers, which checkpoints keep in double precision."""
-        names = [field.name for field in fields(self)]
-        rows = _library(self.sizes).stack([getattr(self, name) for name in names]).tolist()
-        return dict(zip(names, rows, strict=True))
-
-    def adapt(self, errors: Array, wanted: float) -> None:
-        """Take the errors of one step into account, and choose the sizes of the next.
-
-        A step that failed makes all later ones of its chain smaller.
-
-        Args:
-            errors: squares over the number of weights; not finite where a step has failed.
-            wanted: their mean.
-        """
-        library = _library(errors)
-        well = library.isfinite(errors)
-        ratio = library.where(well, errors, wanted) / wanted + 1e-8
-        trust = library.where(well, library.exp(-0.5 * (library.log(ratio) / _TRUST) ** 2), 0.0)
-        fade = library.where(well, _FADE, 1.0)
-        self.weighted = fade * self.weighted + trust * ratio / self.sizes**_ORDER
-        self.weights = fade * self.weights + trust
-        self.largest = library.where(well, self.largest, _SHRINK * self.sizes)
-        lengths = (self.weighted / self.weights) ** (-1 / _ORDER)
-        lengths = library.where(self.weights > 0, lengths, self.sizes)
-        self.sizes = library.minimum(lengths, self.largest)
-
-    def watch(self, errors: Array) -> None:
-        """Count the errors of one step of the sampling.
-
-        Args:
-            errors: as in `adapt`.
-        """
-        library = _library(errors)
-        well = library.isfinite(errors)
-        self.squares = self.squares + library.where(well, errors, 0.0)
-        self.steps = self.steps + well
-        self.failed = self.failed + ~well
 
 
 def memory_length(trace: Tensor, sizes: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from scipy.integrate import solve_ivp
 from torch import nn
 
 from lightning_bnn.samplers import MCLMC
-from lightning_bnn.samplers.mclmc import Place, Tuning, bend, integrate, memory_length, refresh
+from lightning_bnn.samplers.isokinetic import Tuning, bend, refresh
+from lightning_bnn.samplers.mclmc import Place, integrate, memory_length
 
 D = 30
 SCALES = torch.logspace(-0.5, 0.5, D, dtype=torch.float64)
