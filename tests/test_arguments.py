@@ -38,7 +38,7 @@ MAKERS = {
     "MILE": lambda **o: modules.MILE(network(), **o),
     **{
         f"samplers.{name}": lambda name=name, **o: getattr(samplers, name)(WEIGHT, **o)
-        for name in ("SGHMC", "SGLD", "PreconditionedSGLD", "HMC", "MCLMC")
+        for name in ("SGHMC", "SGLD", "PreconditionedSGLD", "SMILE", "HMC", "MCLMC")
     },
     "samplers.CyclicalSchedule": lambda **o: samplers.CyclicalSchedule(
         sampler(), **{"cycle_length": 5, **o}

@@ -95,6 +95,13 @@ def refuse_second_prior(group: dict[str, Any]) -> None:
         )
 
 
+def tell_members(optimizer: Any) -> None:
+    """Tell an optimizer that the first dimension of parameters counts members, if it asks."""
+    for group in optimizer.param_groups:
+        if group.get("stacked", False) is None:
+            group["stacked"] = True
+
+
 def tell_prior(optimizer: Any, prior: IsotropicGaussianPrior | None) -> None:
     """Tell an optimizer of the prior of a method, unless it has one of its own."""
     if prior is None:
@@ -135,6 +142,7 @@ class DeepEnsemble(PenalisedTraining):
         return Networks(network, stack, self.max_loss)
 
     def configure_optimizer(self, state: Networks, optimizer: Any, run: Run, *fit: Any) -> Any:
+        tell_members(optimizer)
         if isinstance(optimizer, Langevin) and self.prior is not None:
             for group in optimizer.param_groups:
                 refuse_second_prior(group)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lightning_bnn.methods.chains import Chains, Keeping
 from lightning_bnn.methods.mc_dropout import has_dropout
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
-from lightning_bnn.methods.networks import gaussian_prior, tell_prior
+from lightning_bnn.methods.networks import gaussian_prior, tell_members, tell_prior
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import CyclicalSchedule, Langevin
@@ -81,6 +81,7 @@ class SGMCMC(Method):
                 f"`optimizer` {type(optimizer).__name__} is no sampler: take one of "
                 "lightning_bnn.samplers, such as SGHMC or SGLD."
             )
+        tell_members(optimizer)
         tell_prior(optimizer, self.prior)
         return scheduler
 
@@ -110,7 +111,8 @@ class SGMCMC(Method):
 
     # ------------------------------------------------------------ what is kept
     def after_step(self, state: Chains, progress: Progress, run: Run) -> bool:
-        if any(not schedule.sampling for schedule in _cycles(progress.schedulers)):
+        exploring = any(not schedule.sampling for schedule in _cycles(progress.schedulers))
+        if exploring or getattr(progress.optimizer, "is_tuning", False):
             return False
         return self.keeping.keep_if_due(state, progress, run)
 

@@ -13,5 +13,6 @@ if TYPE_CHECKING:
     from lightning_bnn.samplers.mclmc import *
     from lightning_bnn.samplers.sghmc import *
     from lightning_bnn.samplers.sgld import *
+    from lightning_bnn.samplers.smile import *
 
 lazy_package(__name__)

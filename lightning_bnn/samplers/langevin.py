@@ -133,6 +133,11 @@ class Langevin(Tempered):
     [-0.5, -1.0]
     """
 
+    @property
+    def is_tuning(self) -> bool:
+        """Whether its steps give no draws of the posterior yet."""
+        return False
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of all groups.

@@ -11,7 +11,14 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from lightning_bnn.samplers import SGHMC, SGLD, CyclicalSchedule, PreconditionedSGLD, langevin
+from lightning_bnn.samplers import (
+    SGHMC,
+    SGLD,
+    SMILE,
+    CyclicalSchedule,
+    PreconditionedSGLD,
+    langevin,
+)
 from weightsym.randomness import keyed_generator
 
 N, CHAINS = 50, 4000
@@ -22,6 +29,7 @@ SAMPLERS = {
     "sghmc": lambda p, **o: SGHMC(p, lr=0.02, momentum=0.9, **o),
     "sghmc, no momentum": lambda p, **o: SGHMC(p, lr=0.05, momentum=0.0, **o),
     "preconditioned": lambda p, **o: PreconditionedSGLD(p, lr=0.003, alpha=0.9995, **o),
+    "smile": lambda p, **o: SMILE(p, lr=2.0, length=10.0, descent_steps=0, adapt_steps=0, **o),
 }
 EACH = pytest.mark.parametrize("name", SAMPLERS)
 

@@ -1,0 +1,335 @@
+"""Microcanonical Langevin dynamics with the gradients of minibatches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_bnn.samplers.energy_sampler import as_rows
+from lightning_bnn.samplers.isokinetic import (
+    Array,
+    Tuning,
+    adam,
+    add_to_spread,
+    as_array,
+    bend,
+    library_of,
+    refresh,
+    total_spread,
+    unit,
+)
+from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
+from weightsym.arguments import check_count, check_positive
+from weightsym.devices import precise
+
+__all__ = ["SMILE"]
+
+_RATE, _FLOOR = 0.01, 0.1
+"""Of the averages of gradients; of the least deviation, in units of their median."""
+_SCALES_AND_SIZES = 0.7
+"""Part of the adaptation in which scales are learned; in the rest the spread of weights is."""
+
+
+class SMILE(Langevin):
+    r"""Chains of constant speed, whose directions the gradients of minibatches bend.
+
+    .. math:: dx = C u \, dt, \quad du = (1 - u u^T) \Big(\frac{-C \nabla U}{T (d - 1)} \, dt
+        + \sqrt{\tfrac{2}{L d}} \, dW\Big), \quad C \propto 1 / \mathrm{std}(\nabla U)
+
+    Noise of the gradients that is the same in all directions does what dW does: it refreshes u and
+    leaves the target alone. If it is not the same, some directions are too wide and others too
+    narrow; the diagonal C makes it the same. After ``descent_steps`` of Adam, ``adapt_steps`` tune
+    every chain:
+
+    - *C* comes from running averages of half the squared differences of successive gradients, which
+      hold their noise and little of their change. Deviations below a tenth of their median count as
+      that, the mean square of C is one, and C is fixed after seven tenths of the adaptation.
+    - *The step size* comes from energy errors, of the kinetic energy that the half kicks before and
+      after a step give, and of the trapezoid rule between. Their mean square over d becomes
+      ``energy_variance``, which also keeps small by what angle the noise of a gradient turns u.
+
+    From the paper are the dynamics, what noise does to them, a C that makes it isotropic, and step
+    sizes that follow energy errors. Ours are steps of one gradient by leapfrog (theirs take two, of
+    the same minibatch), the differences (theirs are deviations from a running mean), an absolute
+    goal (theirs compares each error with those before, and undoes outliers), tuning that ends, and
+    the refreshment dW (theirs is the noise alone), without which exact gradients would not do.
+
+    Parameters of a group that have one type and device share one u: d is how many numbers they
+    have. ``is_tuning`` says whether steps give no draws of the posterior yet. At T = 0 it descends
+    with steps of equal length.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: length of a step, by the root of the mean square over directions; the adaptation starts
+            from it, and schedules of it scale what was found.
+        num_data: number of training examples.
+        temperature: T.
+        prior_precision: of a Gaussian prior.
+        weight_decay: ``prior_precision / num_data`` instead.
+        energy_variance: wanted mean square of the energy error of a step, over d.
+        length: L; by default the root of d, until the adaptation has seen the spread of the chain.
+        precondition: whether there is a C; without it biases remain, see above.
+        descent_steps: steps of Adam first.
+        descent_lr: its learning rate, which falls to zero as a cosine.
+        adapt_steps: how many steps tune; with 0 steps have the length ``lr``, and C is one.
+        stacked: whether the first dimension of every parameter counts chains; by default all
+            parameters are one chain, our modules fill in theirs.
+        seed: of the noise, 0 by default; our modules fill in theirs.
+
+    References:
+        | Can Microcanonical Langevin Dynamics Leverage Mini-Batch Gradient Noise?
+        | (Sommer et al., 2026), https://arxiv.org/abs/2602.06500
+
+    >>> chains = torch.nn.Parameter(torch.randn(500, 10))  # of a normal of variance 1 / 100
+    >>> fixed = {"descent_steps": 0, "adapt_steps": 0}
+    >>> sampler = SMILE([chains], lr=0.1, num_data=100, stacked=True, **fixed)
+    >>> for _ in range(200):
+    ...     noise = torch.randn(500, 10) / 5  # of minibatches
+    ...     chains.grad = chains.detach() + noise  # of the mean loss w^2 / 2
+    ...     sampler.step()
+    >>> round(chains.var().item(), 2)
+    0.01
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        num_data: int | None = None,
+        temperature: float = 1.0,
+        prior_precision: float | None = None,
+        weight_decay: float | None = None,
+        energy_variance: float = 5e-4,
+        length: float | None = None,
+        precondition: bool = True,
+        descent_steps: int = 1000,
+        descent_lr: float = 5e-3,
+        adapt_steps: int = 1000,
+        stacked: bool | None = None,
+        seed: int | None = None,
+    ) -> None:
+        for name, value in (
+            ("energy_variance", energy_variance), ("descent_lr", descent_lr),
+            ("length", 1.0 if length is None else length),
+        ):  # fmt: skip
+            check_positive(name, value)
+        check_count("descent_steps", descent_steps, 0)
+        check_count("adapt_steps", adapt_steps, 0)
+        super().__init__(
+            params, lr, num_data, temperature, prior_precision, weight_decay, seed,
+            energy_variance=energy_variance, length=length, precondition=precondition,
+            descent_steps=descent_steps, descent_lr=descent_lr, adapt_steps=adapt_steps,
+            stacked=stacked, tuning={},
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ what is known of the steps
+    @property
+    def is_tuning(self) -> bool:
+        """Whether the last step still descended or tuned."""
+        return any(g["step"] <= g["descent_steps"] + g["adapt_steps"] for g in self.param_groups)
+
+    @property
+    def step_sizes(self) -> Tensor:
+        """Length of the next step of every chain, nothing before the first one."""
+        return self._known(lambda group, tuning: group["lr"] * tuning.sizes)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Length after which each chain forgets its direction, nothing before the first step."""
+        return self._known(lambda _, tuning: tuning.lengths)
+
+    @property
+    def energy_variances(self) -> Tensor:
+        """Mean squared energy error of a step over d, of every chain since the tuning, else NaN."""
+        return self._known(lambda _, tuning: tuning.squares / tuning.steps)
+
+    @property
+    def failed_steps(self) -> Tensor:
+        """Number of steps of every chain that were undone since the tuning, as not finite."""
+        return self._known(lambda _, tuning: tuning.failed)
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Numbers that are worth logging, means over the chains of what is known by now."""
+        numbers = {
+            "energy_variance": self.energy_variances,
+            "step_size": self.step_sizes,
+            "memory_length": self.lengths,
+        }
+        return {name: values.mean() for name, values in numbers.items() if len(values)}
+
+    def _known(self, field: Any) -> Tensor:
+        groups = [(g, rows) for g in self.param_groups for rows in g["tuning"].values()]
+        found = [torch.as_tensor(field(g, Tuning.from_rows(rows[:-2]))) for g, rows in groups]
+        return torch.cat(found) if found else torch.tensor([])
+
+    # ------------------------------------------------------------ steps
+    def update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        values: list[Tensor],
+        grads: list[Tensor],
+        noise: list[Tensor] | None,
+    ) -> None:
+        """One step of all chains, see the class."""
+
+        def rows_of(tensors: Sequence[Tensor]) -> Tensor:
+            return as_rows(tensors if group["stacked"] else [t[None] for t in tensors])
+
+        state, rows = self.state[params[0]], rows_of(values)
+        if rows.shape[1] < 2:
+            raise ValueError("SMILE needs at least two numbers in a chain, got one.")
+        if state.get("direction", rows).shape != rows.shape:
+            raise ValueError(
+                "SMILE moves all parameters of a chain together: those that have gradients must be "
+                "the same at every step."
+            )
+        grad = rows_of(grads).add_(rows, alpha=decay_of(group))
+        if group["step"] < group["descent_steps"]:
+            way, rate = adam(
+                state, grad, group["step"], group["descent_steps"], group["descent_lr"]
+            )
+            rows.add_(way, alpha=rate)
+            if group["step"] + 1 == group["descent_steps"]:
+                state.clear()
+        elif noise is None:
+            scales = _scales_of(state)
+            rows = rows - torch.as_tensor(group["lr"] * scales * unit(scales * as_array(grad)))
+            for tuning in group["tuning"].values():
+                tuning[-2], tuning[-1] = math.nan, 0.0  # no step is under way
+        else:
+            place = str(next(k for k, p in enumerate(group["params"]) if p is params[0]))
+            force = as_array(grad) / temperature_of(group)
+            with np.errstate(all="ignore"):
+                rows = self._move_chains(group, state, place, rows, force, rows_of(noise))
+        pieces = rows.split([v.numel() // len(rows) for v in values], 1)
+        shaped = [piece.reshape(v.shape) for piece, v in zip(pieces, values, strict=True)]
+        torch._foreach_copy_(values, shaped)
+
+    def _move_chains(
+        self,
+        group: dict[str, Any],
+        state: dict[str, Any],
+        place: str,
+        rows: Tensor,
+        gradient: Array,
+        noise: Tensor,
+    ) -> Tensor:
+        """End the steps that are under way, learn from them, and begin the next.
+
+        A chain whose gradient is not finite goes back, turns around, and waits for another one.
+        """
+        fresh, x, xi = "direction" not in state, as_array(rows), as_array(noise)
+        tuning, pending, taken = self._tuning(group, place, rows)
+        where, scales = library_of(x).where, _scales_of(state)
+        direction = unit(xi) if fresh else as_array(state["direction"])
+        drift = taken[:, None] * scales * direction
+
+        unknown = group["energy_variance"]
+        direction, errors = _arrive(direction, scales * gradient, pending, taken, unknown)
+        well = library_of(x).isfinite(errors)
+        x = where(well[:, None], x, x - drift)
+        gradient = where(well[:, None], gradient, 0.0)
+        if not fresh:
+            self._learn(group, state, tuning, errors, torch.as_tensor(gradient), rows)
+        scales, sizes = _scales_of(state), where(well, group["lr"] * tuning.sizes, 0.0)
+        if not fresh:
+            direction = refresh(direction, xi, sizes, tuning.lengths)
+        direction, pending = _depart(direction, scales * gradient, sizes)
+        under_way = library_of(x).stack([where(well, pending, math.nan), sizes])
+        group["tuning"][place] = torch.cat([tuning.as_rows(), torch.as_tensor(under_way)])
+        state["direction"] = torch.as_tensor(direction).to(rows.dtype)
+        return torch.as_tensor(x + sizes[:, None] * scales * direction)
+
+    def _tuning(self, group: dict[str, Any], place: str, like: Tensor) -> tuple[Any, Array, Array]:
+        """The tuning, and of the steps under way: energy errors, if they are known, and lengths."""
+        if place in group["tuning"]:
+            known = group["tuning"][place].to(like.device)
+            return Tuning.from_rows(known[:-2]), *as_array(known[-2:])
+        chains, numbers = like.shape
+        tuning = Tuning.start(chains, 1.0, group["length"] or numbers**0.5, like.device)
+        return tuning, math.nan * tuning.sizes, 0 * tuning.sizes
+
+    # ------------------------------------------------------------ tuning
+    def _phase(self, group: dict[str, Any], ahead: int = 0) -> str:
+        """Name the phase of a step: of this one, or of one that is some ahead."""
+        after, steps = group["step"] + ahead - group["descent_steps"], group["adapt_steps"]
+        if after >= steps:
+            return "sampling"
+        return "scales" if after < math.ceil(_SCALES_AND_SIZES * steps) else "spread"
+
+    def _learn(
+        self,
+        group: dict[str, Any],
+        state: dict[str, Any],
+        tuning: Tuning,
+        errors: Array,
+        gradient: Tensor,
+        rows: Tensor,
+    ) -> None:
+        """Learn from a step the size of the next, and scales or the length of memory."""
+        phase = self._phase(group)
+        if phase == "sampling":
+            tuning.watch(errors)
+            return
+        tuning.adapt(errors, group["energy_variance"])
+        ends = phase != self._phase(group, 1)
+        if phase == "scales" and group["precondition"]:
+            rate = max(_RATE, 1 / max(1, group["step"] - group["descent_steps"] - 1))
+            _add_to_scales(state, gradient.to(rows.dtype), rate, ends)
+        elif phase == "spread":
+            add_to_spread(state, torch.as_tensor(as_array(rows) / _scales_of(state)).to(rows.dtype))
+            if ends and group["length"] is None:
+                spread = total_spread(state).sqrt()
+                usable = spread.isfinite() & (spread > 0)
+                known = torch.as_tensor(tuning.lengths)
+                tuning.lengths = as_array(torch.where(usable, spread, known))
+
+
+def _arrive(
+    direction: Array, force: Array, pending: Array, taken: Array, unknown: float
+) -> tuple[Array, Array]:
+    """Directions after the half kick that ends a step, and squares of its energy errors over d.
+
+    They are NaN, and the directions turned around, where the force is not finite.
+    """
+    library = library_of(force)
+    turned, gain = bend(direction, force, taken / 2)
+    error = pending + gain + taken / 2 * (force * direction).sum(1)
+    known = library.isfinite(pending)
+    errors = library.where(known, error**2 / force.shape[1], unknown) + 0 * force.sum(1)
+    return library.where(library.isfinite(errors)[:, None], turned, -direction), errors
+
+
+def _depart(direction: Array, force: Array, sizes: Array) -> tuple[Array, Array]:
+    """Directions after the half kick that begins a step, and the half of its energy error."""
+    direction, gain = bend(direction, force, sizes / 2)
+    return direction, gain + sizes / 2 * (force * direction).sum(1)
+
+
+def _add_to_scales(state: dict[str, Any], gradient: Tensor, rate: float, is_last: bool) -> None:
+    """Take the change of gradients into account. What scales rest on is forgotten at the end."""
+    if "last" in state:
+        squares = (gradient - state["last"]).square() / 2
+        state.setdefault("square", squares).lerp_(squares, rate)
+        state["scales"] = _inverse(precise(state["square"]).sqrt()).to(gradient.dtype)
+    state["last"] = gradient
+    if is_last:
+        state.pop("last")
+        state.pop("square", None)
+
+
+def _scales_of(state: dict[str, Any]) -> Array:
+    """C of every chain; one as long as nothing is known."""
+    return as_array(state["scales"]) if "scales" in state else 1.0
+
+
+def _inverse(std: Tensor) -> Tensor:
+    """Scales with a mean square of one, which make deviations equal that are not very small."""
+    inverse = 1 / std.clamp(min=_FLOOR * std.median(1, keepdim=True).values + 1e-30)
+    return inverse / inverse.square().mean(1, keepdim=True).sqrt()
