@@ -48,6 +48,7 @@ REFERENCES = {
     "reference": "sample one of them yourself by long chains, and see how far to trust it",
     "fidelity": "score posteriors by their distance to one that was sampled, closest first",
     "leaderboard": "score all methods against the sampled posteriors, at equal cost in gradients",
+    "uci": "all methods on the UCI tables and their published splits, beside published results",
 }
 """Commands about references, whose functions live in ``studies/<name>.py``, too."""
 EVERY = {**TRAINING, **COMMANDS, **REFERENCES, **STUDIES}
