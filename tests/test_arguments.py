@@ -31,7 +31,7 @@ def from_checkpoints(**options):
 MAKERS = {
     **{
         name: lambda name=name, **o: getattr(modules, name)(network(dropout=0.2), **o)
-        for name in ("DeepEnsemble", "MFVI", "SymmetrizedVI", "SGHMC", "SWAG", "Laplace")
+        for name in ("DeepEnsemble", "MFVI", "SymmetrizedVI", "SGHMC", "SMILE", "SWAG", "Laplace")
     },
     "MCDropout": lambda **o: modules.MCDropout(network(), **{"p": 0.2, **o}),
     "HMC": lambda **o: modules.HMC(network(), **o),

@@ -46,6 +46,7 @@ class Keys(CSVLogger):
 
 
 HMC = partial(samplers.HMC, step_size=0.02, leapfrog_steps=3)
+SMILE = partial(samplers.SMILE, descent_steps=1, adapt_steps=1)
 MILE = partial(samplers.MCLMC, steps=2, descent_steps=1, adapt_steps=1)
 
 
@@ -72,6 +73,7 @@ RUNS = {
     "MFVI": lambda: (*sine(M.MFVI, prior_std=1.0), []),
     "SymmetrizedVI": lambda: (M.SymmetrizedVI(mlp(64, [4], 10), prior_std=1.0), Digits(), []),
     "SGHMC": lambda: (*sine(M.SGHMC, members=2), [C.ChainDiagnostics()]),
+    "SMILE": lambda: (*sine(M.SMILE, members=2, optimizer=SMILE), []),
     "HMC": lambda: (*sine(M.HMC, members=2, optimizer=HMC), []),
     "MILE": lambda: (*sine(M.MILE, members=2, optimizer=MILE, burn_in=3), []),
 }

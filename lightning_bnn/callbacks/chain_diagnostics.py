@@ -22,7 +22,7 @@ __all__ = ["ChainDiagnostics"]
 
 
 class ChainDiagnostics(Callback):
-    r"""Logs :math:`\hat R` and effective sample sizes of the chains of `SGHMC`, `HMC` and `MILE`.
+    r"""Logs :math:`\hat R` and effective sample sizes of chains (`SGHMC`, `SMILE`, `HMC`, `MILE`).
 
     Of the predictions for some inputs (``function``), of some weights (``weights``) and of the same
     weights in canonical form (``canonical``): ``posterior/rhat_max/<space>``,

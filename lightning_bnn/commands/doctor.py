@@ -141,7 +141,7 @@ def _settings(settings: Mapping[str, Any], problem: Problem) -> Settings:
     module_class = getattr(modules, str(model.get("class_path", "")).rpartition(".")[2], None)
     chosen = arguments.get("optimizer")
     optimizer = (chosen.get("init_args") or {}) if isinstance(chosen, Mapping) else {}
-    sampled = getattr(module_class, "__name__", "") in {"SGHMC", "HMC", "MILE"}
+    sampled = getattr(module_class, "__name__", "") in {"SGHMC", "SMILE", "HMC", "MILE"}
     num_data = arguments.get("num_data")
     return Settings(
         num_data=num_data if isinstance(num_data, int) else None,

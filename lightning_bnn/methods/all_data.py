@@ -22,7 +22,7 @@ from torch import distributed as dist
 
 from lightning_bnn import samplers
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
-from lightning_bnn.methods.chains import Chains, Keeping
+from lightning_bnn.methods.chains import Chains, Keeping, warn_of_steps
 from lightning_bnn.methods.mc_dropout import has_dropout
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
 from lightning_bnn.methods.planned_chains import PlannedField
@@ -38,8 +38,6 @@ from weightsym.params import Params
 __all__ = ["HMC", "MILE"]
 
 _LEAST_ACCEPTANCE = 0.01
-_MOST = 10
-"""Times the wanted variance of energy errors, above which the user is warned."""
 
 
 class AllDataChains(Chains):
@@ -50,7 +48,6 @@ class AllDataChains(Chains):
         processes: how many processes share the data.
         is_new: whether this fit has not made a transition yet.
         stuck: chains whose energy was no number, as far as the user was warned of them.
-        sampler: what moves the chains of this fit.
         sums: energies and gradients of this fit.
         notes: ``"acceptance"``, the sum of the acceptance probabilities of every chain, where
             proposals are tested, and ``"transitions"``, how many they are of.
@@ -61,7 +58,6 @@ class AllDataChains(Chains):
         self.data: list[Batch] = []
         self.processes, self.is_new = 1, False
         self.stuck: set[int] = set()
-        self.sampler: Any = None
         self.sums: Callable[[], list[Tensor]] | None = None
         self.notes |= {"acceptance": torch.zeros(self.count), "transitions": 0}
 
@@ -339,24 +335,8 @@ class MILE(AllDataSampling):
     def after_fit(self, state: AllDataChains, run: Run) -> None:
         sampler = state.sampler
         super().after_fit(state, run)
-        if sampler is None or not sampler.step_sizes.numel():
-            return
-        variances, failures = sampler.energy_variances, sampler.failed_steps
-        wanted = sampler.param_groups[0]["energy_variance"]
-        rough = (variances > _MOST * wanted).nonzero().flatten().tolist()
-        if rough:
-            run.warn(
-                f"The energy errors of chains {rough} of {state.count} vary by up to "
-                f"{float(variances[rough].max()):.2g}, more than {_MOST} times what was asked for "
-                f"({wanted:.2g}), and so do their laws differ from the posterior: take a smaller "
-                "`energy_variance`, or confirm the draws by HMC."
-            )
-        failed = (failures > 0).nonzero().flatten().tolist()
-        if failed:
-            run.warn(
-                f"Chains {failed} of {state.count} have left the finite numbers while sampling, "
-                f"{int(failures.sum())} times in all; these steps were undone."
-            )
+        if sampler is not None:
+            warn_of_steps(sampler, run)
 
 
 def _moving(state: AllDataChains) -> list[Tensor]:

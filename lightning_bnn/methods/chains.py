@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -20,6 +21,9 @@ from weightsym.params import Params, stack_size
 
 __all__ = ["Keeping"]
 
+_MOST = 10
+"""Times the wanted variance of energy errors, above which the user is warned."""
+
 
 class Chains(Networks):
     """Every member is a chain. The posterior is made of the networks that are kept of all chains.
@@ -32,7 +36,12 @@ class Chains(Networks):
         stack: where the chains start.
         keeping: says where networks are kept.
         max_loss: see `Networks`.
+
+    Attributes:
+        sampler: what moves the chains of this fit.
     """
+
+    sampler: Any = None
 
     def __init__(
         self,
@@ -171,3 +180,30 @@ class Keeping:
         broken = int((~finite).sum())
         ending = f"; {broken} others are not finite, and left out" if broken else ""
         run.inform(f"{name}: {int(finite.sum())} networks of {chains} were kept{ending}.")
+
+
+def warn_of_steps(sampler: Any, run: Run) -> None:
+    """Say which microcanonical chains have energy errors that are too large, or undone steps.
+
+    Args:
+        sampler: that has moved the chains.
+        run: knows the user.
+    """
+    if not sampler.step_sizes.numel():
+        return
+    variances, failures = sampler.energy_variances, sampler.failed_steps
+    wanted, count = sampler.param_groups[0]["energy_variance"], len(variances)
+    rough = (variances > _MOST * wanted).nonzero().flatten().tolist()
+    if rough:
+        run.warn(
+            f"The energy errors of chains {rough} of {count} vary by up to "
+            f"{float(variances[rough].max()):.2g}, more than {_MOST} times what was asked for "
+            f"({wanted:.2g}), and so do their laws differ from the posterior: take a smaller "
+            "`energy_variance`, or confirm the draws by HMC."
+        )
+    failed = (failures > 0).nonzero().flatten().tolist()
+    if failed:
+        run.warn(
+            f"Chains {failed} of {count} have left the finite numbers while sampling, "
+            f"{int(failures.sum())} times in all; these steps were undone."
+        )

@@ -8,11 +8,12 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from lightning_bnn.methods.chains import Chains, Keeping
+from lightning_bnn import samplers
+from lightning_bnn.methods.chains import Chains, Keeping, warn_of_steps
 from lightning_bnn.methods.mc_dropout import has_dropout
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
 from lightning_bnn.methods.networks import gaussian_prior, tell_members, tell_prior
@@ -21,7 +22,7 @@ from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import CyclicalSchedule, Langevin
 from weightsym.params import Params
 
-__all__ = ["SGMCMC"]
+__all__ = ["SGMCMC", "SMILE"]
 
 
 @dataclass(eq=False)
@@ -57,6 +58,8 @@ class SGMCMC(Method):
     keeping: Keeping = field(default_factory=Keeping)
     max_loss: float | None = None
 
+    module: ClassVar[str] = "SGHMC"
+    """Name in messages."""
     takes_samplers = True
     is_sampler = keeps_networks = True
     unfitted = "its chains are judged where they start"
@@ -86,7 +89,7 @@ class SGMCMC(Method):
         return scheduler
 
     def before_fit(self, state: Chains, fit: Fit, run: Run) -> None:
-        self.keeping.begin(state, fit, run, "SGHMC")
+        self.keeping.begin(state, fit, run, self.module)
         groups = fit.optimizer.param_groups
         if self.prior is None and not any(
             g["prior_precision"] or g["weight_decay"] for g in groups
@@ -117,10 +120,62 @@ class SGMCMC(Method):
         return self.keeping.keep_if_due(state, progress, run)
 
     def after_fit(self, state: Chains, run: Run) -> None:
-        self.keeping.close(state, run, "SGHMC")
+        self.keeping.close(state, run, self.module)
 
     def posterior(self, state: Chains, run: Run, purpose: Purpose = AS_IT_IS) -> Empirical:
         return state.kept(purpose.choose)
+
+
+@dataclass(eq=False)
+class SMILE(SGMCMC):
+    r"""Samples of the posterior by chains of constant speed, with mini-batches.
+
+    .. math:: \exp\big(-(N \cdot \mathrm{NLL}(\omega) - \log p(\omega)) / T\big)
+
+    The sampler is `lightning_bnn.samplers.SMILE`; no network is kept until it is tuned.
+
+    >>> import torch
+    >>> from lightning_bnn import methods, params, samplers
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [4], 2), torch.randn(50, 2), torch.arange(50) % 2
+    >>> method, run, batch = methods.SMILE(), methods.Run(net, num_data=50), methods.Batch((x,), y)
+    >>> state = method.init(net, params.populate(net, members=2))
+    >>> sampler = samplers.SMILE(state.parameters(), 0.01, 50, descent_steps=1, adapt_steps=2)
+    >>> _ = method.configure_optimizer(state, sampler, run)  # tells it the prior
+    >>> for step in range(5):
+    ...     sampler.zero_grad()
+    ...     method.losses(state, batch, run)["loss"].sum().backward()
+    ...     sampler.step()
+    ...     kept = method.after_step(state, methods.Progress(step + 1, step, True, sampler), run)
+    >>> method.posterior(state, run).size  # two chains, kept twice after three steps
+    4
+    """
+
+    module = "SMILE"
+
+    def configure_optimizer(self, state: Chains, optimizer: Any, *fit: Any, **more: Any) -> Any:
+        if not isinstance(optimizer, samplers.SMILE):
+            raise ValueError(
+                f"`optimizer` {type(optimizer).__name__} is not lightning_bnn.samplers.SMILE: take "
+                "it, or the module SGHMC."
+            )
+        return super().configure_optimizer(state, optimizer, *fit, **more)
+
+    def before_fit(self, state: Chains, fit: Fit, run: Run) -> None:
+        super().before_fit(state, fit, run)
+        state.sampler = fit.optimizer
+        tuning = max(g["descent_steps"] + g["adapt_steps"] for g in fit.optimizer.param_groups)
+        if tuning >= fit.steps and not fit.trial:
+            run.warn(
+                f"SMILE keeps nothing in its first {tuning} steps, which descend and adapt; this "
+                f"fit has {fit.steps:.0f}: take fewer `descent_steps` and `adapt_steps`."
+            )
+
+    def after_fit(self, state: Chains, run: Run) -> None:
+        super().after_fit(state, run)
+        if state.sampler is not None:
+            warn_of_steps(state.sampler, run)
+        state.sampler = None
 
 
 def _cycles(schedulers: tuple[Any, ...]) -> list[CyclicalSchedule]:

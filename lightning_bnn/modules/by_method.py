@@ -30,6 +30,7 @@ __all__ = [
     "MFVI",
     "MILE",
     "SGHMC",
+    "SMILE",
     "SWAG",
     "SymmetrizedVI",
 ]
@@ -432,6 +433,51 @@ class SGHMC(Bayesian):
     arguments = staticmethod(joint_arguments(methods.SGMCMC, Bayesian, optimizer=samplers.SGHMC))
 
     def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
+        super().__init__(network=network, members=members, **self.arguments(**kwargs))
+
+
+class SMILE(Bayesian):
+    r"""Samples of the posterior by chains of constant speed, with gradients of minibatches.
+
+    .. math:: \exp\big(-(N \cdot \mathrm{NLL}(\omega) - \log p(\omega)) / T\big)
+
+    The ``optimizer`` is `lightning_bnn.samplers.SMILE`: the first 1000 steps descend by Adam, and
+    the next 1000 tune the steps by the noise of gradients and by energy errors. Networks are kept
+    after that. `MILE` does the same with all data in every gradient. ``start_from`` starts from
+    networks that were trained already; set ``descent_steps`` of the sampler to 0 then.
+
+    Args:
+        network: gives the computation, and where the first chain starts.
+        members: how many chains.
+        optimizer: makes the sampler, given parameters.
+        **kwargs: of the method, see `lightning_bnn.methods.SMILE`, and of every module, see
+            `Bayesian`.
+
+    References:
+        | Can Microcanonical Langevin Dynamics Leverage Mini-Batch Gradient Noise?
+        | (Sommer et al., 2026), https://arxiv.org/abs/2602.06500
+
+    >>> from functools import partial
+    >>> from lightning import Trainer
+    >>> from lightning_bnn import samplers
+    >>> from lightning_bnn.datamodules import NoisySine
+    >>> from lightning_bnn.likelihoods import Gaussian
+    >>> from lightning_bnn.models import mlp
+    >>> sampler = partial(samplers.SMILE, descent_steps=2, adapt_steps=2)
+    >>> module = SMILE(mlp(1, [4], 1), members=2, optimizer=sampler, likelihood=Gaussian())
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> trainer = Trainer(max_epochs=4, enable_model_summary=False, **quiet)
+    >>> trainer.fit(module, NoisySine(batch_size=20))  # two steps an epoch
+    >>> module.posterior().size  # of two chains, after the third and the fourth epoch
+    4
+    """
+
+    networks: nn.Module
+    samples: KeptNetworks
+
+    arguments = staticmethod(joint_arguments(methods.SMILE, Bayesian, optimizer=samplers.SMILE))
+
+    def __init__(self, network: nn.Module, members: int = 4, **kwargs: Any) -> None:
         super().__init__(network=network, members=members, **self.arguments(**kwargs))
 
 

@@ -155,16 +155,14 @@ class SMILE(Langevin):
 
     def metrics(self) -> dict[str, Tensor]:
         """Numbers that are worth logging, means over the chains of what is known by now."""
-        numbers = {
-            "energy_variance": self.energy_variances,
-            "step_size": self.step_sizes,
-            "memory_length": self.lengths,
-        }
+        numbers = {"step_size": self.step_sizes, "memory_length": self.lengths}
+        if not self.is_tuning:
+            numbers["energy_variance"] = self.energy_variances
         return {name: values.mean() for name, values in numbers.items() if len(values)}
 
     def _known(self, field: Any) -> Tensor:
         groups = [(g, rows) for g in self.param_groups for rows in g["tuning"].values()]
-        found = [torch.as_tensor(field(g, Tuning.from_rows(rows[:-2]))) for g, rows in groups]
+        found = [field(g, Tuning(*rows[:-2])) for g, rows in groups]
         return torch.cat(found) if found else torch.tensor([])
 
     # ------------------------------------------------------------ steps

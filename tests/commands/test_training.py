@@ -73,6 +73,7 @@ FAST = ("digits_ensemble", "digits_mfvi", "digits_sghmc", "digits_laplace", "two
 
 LONGER = (
     "cifar100_p1_swag", "cifar10_p1_mfvi", "diabetes_hmc", "digits_dropout", "digits_mile",
+    "digits_smile",
     "digits_multi_swag", "mnist_symmetrized_vi", "tractable_relu",
 )  # fmt: skip
 """Networks, targets and methods that those have not; presets beyond them are not trained."""

@@ -21,6 +21,10 @@ METHODS = {
     "dropout": (methods.MCDropout, None),
     "laplace": (lambda: methods.Laplace("diag", prior_std=1.0), None),
     "sgmcmc": (methods.SGMCMC, lambda p: samplers.SGHMC(p, lr=0.05, num_data=len(X), seed=0)),
+    "smile": (
+        methods.SMILE,
+        lambda p: samplers.SMILE(p, 0.1, len(X), descent_steps=10, adapt_steps=15, seed=0),
+    ),
     "mile": (
         lambda: methods.MILE(keeping=Keeping(burn_in=10)),
         lambda p: samplers.MCLMC(p, 0.1, 1, descent_steps=5, adapt_steps=5, seed=0),

@@ -39,7 +39,7 @@ class Plain(L.LightningModule):
 # ------------------------------------------------------------ other classes
 def loads_as(kind):
     """The classes whose checkpoints are Gaussians, or networks, as this one has them."""
-    return {kind, "MFVI"} if kind == "SymmetrizedVI" else {kind}
+    return {kind, {"SymmetrizedVI": "MFVI", "SMILE": "SGHMC"}.get(kind, kind)}
 
 
 @pytest.mark.parametrize("kind", CLASSES)

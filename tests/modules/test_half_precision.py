@@ -89,7 +89,7 @@ def test_terms_of_the_weights_are_in_single_precision(name):
 
 
 VARIATIONAL = {n for n in MODULES if "mfvi" in n} | {"bethe", "multi-capacity", "uniform"}
-WARNED = VARIATIONAL | {"chains", "sghmc", "sgld", "ivon", "multi-ivon"}
+WARNED = VARIATIONAL | {"chains", "sghmc", "smile", "sgld", "ivon", "multi-ivon"}
 """Modules that move weights by less than half precision tells apart, which they say."""
 REFUSED = {"hmc", "mile"}
 """Those that need exact energies."""

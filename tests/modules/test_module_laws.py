@@ -327,7 +327,7 @@ def test_precisions(name, precision):
     run.test(module, Blobs(), verbose=False)
 
 
-NOISY = "chains", "sghmc", "sgld", "hmc", "mile"
+NOISY = "chains", "sghmc", "smile", "sgld", "hmc", "mile"
 
 
 def run_on(devices, names, folder):

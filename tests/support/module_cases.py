@@ -13,6 +13,7 @@ from lightning_bnn.modules import (
     MFVI,
     MILE,
     SGHMC,
+    SMILE,
     SWAG,
     DeepEnsemble,
     Laplace,
@@ -105,6 +106,12 @@ MODULES = {
     "sgld": lambda net, **o: SGHMC(
         net, every_n_epochs=1, optimizer=lambda p: samplers.SGLD(p, lr=0.1), **o
     ),
+    "smile": lambda net, **o: SMILE(
+        net,
+        members=2,
+        optimizer=lambda p: samplers.SMILE(p, descent_steps=2, adapt_steps=4),
+        **{"every_n_steps": 2} | o,
+    ),
     "swag": lambda net, **o: SWAG(net, start=0, optimizer=adam, rank=4, **o),
     "multi-swag": lambda net, **o: SWAG(
         net, members=2, start=1, swa_lr=2e-2, ramp=2, scale=0.5, optimizer=adam, **o
@@ -145,7 +152,7 @@ MODULES = {
 }
 """How each kind of module is made around a network."""
 OF_EACH_CLASS = (
-    "ensemble", "population", "multi-mfvi", "multi-ivon", "bethe", "sghmc", "multi-swag",
+    "ensemble", "population", "multi-mfvi", "multi-ivon", "bethe", "sghmc", "smile", "multi-swag",
     "multi-dropout", "laplace", "multi-laplace", "hmc", "mile",
 )  # fmt: skip
 """One module or two of each class."""
