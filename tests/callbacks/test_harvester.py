@@ -23,7 +23,6 @@ from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.writer import BankWriter
 from lightning_bnn.callbacks import CheckpointHarvester, harvester
 from lightning_bnn.harvest import Schedule
-from weightsym import params as P
 
 
 def close(a, b):
@@ -91,24 +90,6 @@ def test_several_networks(tmp_path, members):
     for k, step in enumerate((4, 8, 12)):
         expected = {n: t[chosen] for n, t in recorder.weights[step].items()}
         close(bank[count * k : count * (k + 1)], expected)
-
-
-def test_names_fit_the_network(tmp_path):
-    """What is in the bank can be run, and weights are told from buffers."""
-
-    class Normed(Plain):
-        def __init__(self):
-            super().__init__()
-            layers = torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)
-            self.net = torch.nn.Sequential(*layers)
-
-    module = built(Normed)
-    fit(module, CheckpointHarvester(tmp_path))
-    bank = reading(tmp_path)
-    assert "1.running_mean" in bank.names
-    assert "1.running_mean" not in bank.shapes
-    x = torch.randn(5, 6)
-    torch.testing.assert_close(P.apply(module.net.eval(), bank[-1], x), module.net(x))
 
 
 def test_metrics_and_type(tmp_path):
@@ -297,32 +278,6 @@ def test_an_error_of_the_disk_stops_training(tmp_path, monkeypatch):
 def test_a_run_that_ends_before_its_first_epoch(tmp_path):
     with pytest.warns(UserWarning, match="has harvested nothing"):
         fit(built(Plain), CheckpointHarvester(tmp_path), max_steps=3, max_epochs=-1)
-
-
-def test_the_same_callback_in_another_run(tmp_path):
-    """Without a folder of its own, every run has its own bank."""
-    harvest = CheckpointHarvester(every_n_steps=4)
-    folders = [
-        fit(built(Plain), harvest, logger=L.pytorch.loggers.CSVLogger(tmp_path)).log_dir
-        for _ in range(2)
-    ]
-    assert folders[0] != folders[1]
-    assert [len(reading(f"{f}/bank")) for f in folders] == [3, 3]
-
-
-def test_no_optimizer_and_odd_state(tmp_path):
-    class Odd(Plain):
-        def __init__(self):
-            super().__init__()
-            self.weights = torch.tensor([1.0, 2.0])  # of classes, say
-            self.net.get_extra_state = lambda: {"version": 3}
-            self.net.set_extra_state = lambda state: None
-
-        def configure_optimizers(self):
-            return None
-
-    fit(built(Odd), CheckpointHarvester(tmp_path, every_n_epochs=1))
-    assert "lr" not in reading(tmp_path).records[0]
 
 
 # ------------------------------------------------------------ mistakes

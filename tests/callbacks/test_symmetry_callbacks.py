@@ -110,21 +110,6 @@ def test_tau_of_orders_further_apart_and_beside_weight_averaging(every, others):
         assert found == pytest.approx(expected, abs=1e-9)
 
 
-def test_two_networks_keep_their_names_apart():
-    class Two(Plain):
-        def __init__(self):
-            super().__init__()
-            self.other = Plain(0.0).net
-
-        def training_step(self, batch, index):
-            x, y = batch
-            loss = torch.nn.functional.cross_entropy
-            return loss(self.net(x), y) + loss(self.other(x), y)
-
-    trainer = fit(built(Two), PermutationTau(module="net"), PermutationTau(module="other"))
-    assert {"net/tau", "other/tau", "net/tau/0.weight"} <= set(trainer.callback_metrics)
-
-
 # ------------------------------------------------------------ what cannot be watched
 
 

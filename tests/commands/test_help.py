@@ -116,21 +116,6 @@ def refusal(capsys, *args):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", PLACES)
-def test_a_misspelt_option_is_named_with_the_right_one(name, capsys):
-    options, words, needed = options_of(name)
-    for option in options:
-        sentence = refusal(capsys, name, *words, f"--{option}z", "1")
-        assert f"no option `--{option}z`; did you mean `--{option}`?" in sentence
-        if len(option) > 5:  # abbreviations are not guessed
-            assert f"did you mean `--{option}`?" in refusal(
-                capsys, name, *words, f"--{option[:-1]}"
-            )
-    if needed:
-        assert all(f"`{n}`" in refusal(capsys, name) for n in needed)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", PLACES)
 def test_a_value_of_another_type_is_named_with_what_fits(name, capsys):
     options, words, _ = options_of(name)
     for option, hint in options.items():

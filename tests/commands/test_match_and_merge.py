@@ -134,16 +134,6 @@ def test_signs_are_flipped_where_they_may_be(tmp_path, monkeypatch):
     assert distance(c, b) < 1e-6 < distance(a, b)
 
 
-def test_a_lightning_checkpoint_moves(files):
-    state = {f"model.{n}": t for n, t in load_file(files / "a1.safetensors").items()}
-    torch.save({"state_dict": state, "epoch": 3}, files / "a.ckpt")
-    c = files / "c.safetensors"
-    main(["match", str(files / "a.ckpt"), str(files / "b.safetensors"), "--out", str(c), *PLAIN])
-    assert load_file(c).keys() == state.keys()
-    b = load_file(files / "b.safetensors")
-    assert all(torch.equal(load_file(c)[f"model.{n}"], t) for n, t in b.items())
-
-
 def test_without_an_output_numbers_are_printed_and_nothing_is_written(files, capsys):
     before = sorted(os.listdir(files))
     networks = [f"{files}/{name}.safetensors" for name in ("a1", "b")]
@@ -154,22 +144,6 @@ def test_without_an_output_numbers_are_printed_and_nothing_is_written(files, cap
 
 
 # ------------------------------------------------------------ merge
-def test_copies_of_one_network_merge_into_it(files, capsys):
-    networks = [str(files / f"{name}.safetensors") for name in ("a1", "a2", "b")]
-    m = files / "m.safetensors"
-    weights = ["--weights", "0.5", "0.3", "0.2"]
-    main(["merge", *networks, *weights, "--out", str(m), *PLAIN, "--data", f"{files}/data.pt"])
-    out = capsys.readouterr().out
-    assert "weighted 0.5, 0.3, 0.2" in out
-    assert re.search(r"^barrier .*: \S+ -> -?(0|\S+e-\d+)$", out, re.M)
-    assert distance(m, networks[0]) < 1e-6 < distance(networks[1], networks[0])
-    torch.testing.assert_close(outputs(plain, m), outputs(plain, networks[2]), atol=1e-6, rtol=0)
-    naive = {
-        n: sum(w * load_file(f)[n] for w, f in zip((0.5, 0.3, 0.2), networks, strict=True))
-        for n in load_file(m)
-    }
-    write(files / "naive.safetensors", naive)
-    assert distance(files / "naive.safetensors", m) > 0.5  # a negative control
 
 
 def test_the_average_is_weighted(tmp_path, capsys):

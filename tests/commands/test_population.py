@@ -19,8 +19,8 @@ from small_populations import CONFIG, networks, same
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.disk import WriterLock
 from lightning_bnn.cli import main
-from lightning_bnn.commands import parts, population_settings
-from lightning_bnn.commands import population as command
+from lightning_bnn.commands import parts
+from lightning_bnn.commands import population as population_command
 from lightning_bnn.commands.population import population
 from weightsym.extras import MissingPackage
 
@@ -113,32 +113,13 @@ def test_members_that_another_process_trains_are_waited_for(config, tmp_path, ca
     threading.Timer(1.0, other.release).start()
     with pytest.raises(ValueError, match="no population"):  # of a folder that nobody has claimed
         population(config, 2, str(tmp_path / "bank"))
-    own = population_settings.identity_of(
-        population_settings.population_settings(Path(config), {}), None
+    own = population_command.identity_of(
+        population_command.population_settings(Path(config), {}), None
     )
     parts.write_whole(tmp_path / "bank" / "population.json", json.dumps({"settings": own}))
     population(config, 2, str(tmp_path / "bank"))
     assert "another process trains these members" in caplog.text
     assert sorted(networks(tmp_path / "bank")) == [0, 1]
-
-
-@pytest.mark.parametrize("file", ["population.json", "config.yaml"])
-def test_a_claim_that_was_cut_off_goes_on(config, tmp_path, monkeypatch, file):
-    write = population_settings.write_whole
-
-    def cut_off(path, text):
-        if path.name == file:
-            path.with_name(f".{path.name}.1").write_text(text)
-            raise KeyboardInterrupt
-        write(path, text)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(population_settings, "write_whole", cut_off)
-        with pytest.raises(KeyboardInterrupt):
-            population(config, 2, str(tmp_path / "bank"))
-    population(config, 2, str(tmp_path / "bank"))
-    assert sorted(networks(tmp_path / "bank")) == [0, 1]
-    assert (tmp_path / "bank" / "config.yaml").is_file()  # for whoever judges the networks
 
 
 @pytest.mark.bad_input
@@ -183,26 +164,6 @@ def test_an_attempt_that_was_cut_off_leaves_nothing_twice(config, tmp_path, monk
     population(config, 3, str(tmp_path / "bank"), part=2, checkpoint_minutes=1e-6)
     population(config, 3, str(tmp_path / "whole"), part=2)
     same(networks(tmp_path / "whole"), networks(tmp_path / "bank"))
-
-
-def test_a_merge_that_was_cut_off_goes_on(config, tmp_path, monkeypatch):
-    extend, calls = CheckpointBank.extend, []
-
-    def once(self, *arguments):
-        if self.path.name == "bank" and self.path.parent == tmp_path:
-            calls.append(1)
-            if len(calls) == 2:
-                raise KeyboardInterrupt
-        extend(self, *arguments)
-
-    monkeypatch.setattr(command, "_PART", 2)  # networks at once
-    with monkeypatch.context() as patch:
-        patch.setattr(CheckpointBank, "extend", once)
-        with pytest.raises(KeyboardInterrupt):
-            population(config, 3, str(tmp_path / "bank"), part=3)
-    assert len(CheckpointBank(tmp_path / "bank", "r")) == 2
-    population(config, 3, str(tmp_path / "bank"), part=3)
-    assert sorted(networks(tmp_path / "bank")) == [0, 1, 2]
 
 
 LONG = ["--change", json.dumps({"trainer.max_epochs": 80})]
@@ -317,21 +278,6 @@ def test_other_populations_and_other_banks_are_not_mixed(config, tmp_path):
         population(config, 2, str(tmp_path / "other"))
     with pytest.raises(ValueError, match="no population"):
         population(config, 2, config)
-
-
-def test_a_network_of_the_users_own_in_the_current_folder(tmp_path, monkeypatch):
-    (tmp_path / "net_of_mine.py").write_text(
-        "import torch\nclass Tiny(torch.nn.Sequential):\n"
-        "    def __init__(self):\n        super().__init__(torch.nn.Linear(2, 1))\n"
-    )
-    held = {**CONFIG, "model": {**CONFIG["model"], "init_args": {
-        **CONFIG["model"]["init_args"], "network": {"class_path": "net_of_mine.Tiny"}
-    }}}  # fmt: skip
-    (tmp_path / "x.yaml").write_text(yaml.safe_dump(held))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    main(["population", "--config", "x.yaml", "--members", "2", "--bank", "bank"])
-    assert sorted(networks("bank")) == [0, 1]
 
 
 @pytest.mark.bad_input

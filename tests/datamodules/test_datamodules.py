@@ -183,19 +183,6 @@ def test_damaged_tables_are_refused(tmp_path, text, message):
         UCI("yacht", str(tmp_path)).load()
 
 
-def test_diabetes_is_split_by_split_and_standardised_by_the_training_rows():
-    data = Diabetes(split=1)
-    splits, other = data.load(), Diabetes(split=2).load()
-    torch.testing.assert_close(splits.train[0].mean(0), torch.zeros(10), atol=1e-5, rtol=0)
-    torch.testing.assert_close(splits.train[1].std(0, correction=0), torch.ones(1))
-    assert not torch.equal(splits.test[1], other.test[1])
-    assert 60 < float(data.target_std) < 90  # standard deviation of the progression: 77
-    shuffled, test = splits.ood["shuffled"][0], splits.test[0]
-    torch.testing.assert_close(shuffled.sort(0).values, test.sort(0).values)
-    assert not torch.equal(shuffled, test)
-    torch.testing.assert_close(splits.ood["far"][0], 5 * test)
-
-
 def test_digits_keep_the_shares_of_all_classes():
     splits = Digits(val_share=0.2, test_share=0.2).load()
     counts = torch.stack([part[1].bincount() for part in (splits.train, splits.val, splits.test)])

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from lightning_bnn import plots
-from lightning_bnn.plots import Line, lines_figure, predictions, weights
+from lightning_bnn.plots import Line, lines_figure, weights
 
 
 @pytest.mark.parametrize("name", ["a$b$", "$", "x_$^{", "$\\frac$"])
@@ -70,38 +70,12 @@ def test_trajectories():
     figure.canvas.draw()
 
 
-def test_the_legend_of_reliability_diagrams_covers_none_of_them():
-    count, confidence = torch.tensor([2, 0, 6]), torch.tensor([0.3, 0.0, 0.9])
-    diagrams = {title: (count, confidence, confidence / 2) for title in ("before", "after")}
-    figure = predictions.reliability_figures(diagrams)
-    assert [ax.get_legend() for ax in figure.axes] == [None, None]
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    (legend,) = figure.legends
-    box = legend.get_window_extent(canvas.get_renderer())
-    assert not any(box.overlaps(ax.get_window_extent()) for ax in figure.axes)
-    single, ax = predictions.reliability_figure(count, confidence, confidence / 2)
-    texts = [text.get_text() for text in legend.get_texts()]
-    assert texts == [text.get_text() for text in ax.get_legend().get_texts()]
-
-
 def test_densities():
     points = torch.tensor([[0.0, 1.0]] * 5 + [[1.0, 0.0]] * 3)
     figure = plots.hexbin_figure({"raw": points, "still": points[:5]}, ("u", "v"))
     counts = [ax.collections[0].get_array().tolist() for ax in figure.axes[:2]]
     assert sorted(counts[0]) == [3, 5]
     assert counts[1] == [5]
-
-
-def test_marginals():
-    layers = {f"l{k}": {"raw": torch.randn(1000), "scaled": torch.randn(50)} for k in range(4)}
-    figure = plots.histograms_figure(layers)
-    assert [ax.get_title() for ax in figure.axes[:4]] == list(layers)
-    heights = figure.axes[0].patches[0].get_path().vertices
-    assert heights.shape[0] > 60
-    few = plots.histograms_figure({"l": {"raw": torch.randn(10)}})
-    assert few.axes[0].patches[0].get_path().vertices.shape[0] < 45
-    figure.canvas.draw()
 
 
 NAN = math.nan

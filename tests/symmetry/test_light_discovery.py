@@ -21,7 +21,7 @@ from weightsym.placements import Axis, Placement
 from weightsym.verify import covering_motions
 
 refutation = importlib.import_module("weightsym.discovery.refutation")
-checking = importlib.import_module("weightsym.discovery.checking")
+checking = importlib.import_module("weightsym.discovery.refutation")
 
 
 # ------------------------------------------------------------ the check

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 from lightning_bnn.models import mlp
 from weightsym import UnsupportedModel, discover
 from weightsym.discovery.cache import forget
-from weightsym.discovery.checking import Check
 from weightsym.discovery.export import trace_graphs
 from weightsym.discovery.random_weights import RandomWeights
+from weightsym.discovery.refutation import Check
 from weightsym.forward import Inputs
 
 refutation = importlib.import_module("weightsym.discovery.refutation")

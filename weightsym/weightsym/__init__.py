@@ -45,8 +45,7 @@ if TYPE_CHECKING:
         Symmetries,
     )
     from weightsym.matching.activations import match_activations
-    from weightsym.matching.align import Alignment, align
-    from weightsym.matching.averaging import average
+    from weightsym.matching.align import Alignment, align, average
     from weightsym.matching.difference import Difference, Stage, difference
     from weightsym.matching.interpolation import Barrier, barrier, interpolate
     from weightsym.matching.learned import Learning, learn_match

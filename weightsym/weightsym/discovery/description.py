@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -16,13 +18,14 @@ from weightsym.dimensions.reading import Reading
 from weightsym.dimensions.reports import report
 from weightsym.dimensions.result import groups_of
 from weightsym.dimensions.shifts import shifts_of
+from weightsym.dimensions.system import System
+from weightsym.dimensions.values import Ints
 from weightsym.discovery.export import Graphs
 from weightsym.discovery.graph import Graph
-from weightsym.discovery.logits import find_shift
 from weightsym.groups import Frozen, SoftmaxShift, Symmetries
 from weightsym.shared_tensors import named_tensors, overlapping, owners
 
-__all__ = ["read_graphs", "symmetries_of"]
+__all__ = ["read_graphs", "reasons", "symmetries_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -173,3 +176,123 @@ def _shift(graph: Graph, first: dict[str, str]) -> SoftmaxShift | None:
     if shift is None or shared & {first.get(n, n) for n in (shift.weight, shift.bias) if n}:
         return None
     return shift
+
+
+# ------------------------------------------------------------ shifts of logits
+_KEEP_LOGITS = frozenset(
+    "view reshape flatten squeeze dropout softmax log_softmax contiguous clone alias".split()
+)
+"""What may follow the layer that writes the logits without a change of its symmetry."""
+
+
+def find_shift(results: list[Node], name_of: Callable[[Node], str | None]) -> SoftmaxShift | None:
+    """The layer that writes the logits, if only shape operations and softmax follow it.
+
+    Its tensors must be used nowhere else, and all its outputs must see the same inputs.
+
+    Args:
+        results: what the network returns.
+        name_of: gives the name of a parameter that a node stands for as a whole.
+    """
+    node: Any = results[0] if len(results) == 1 else None
+    while node is not None and node.op == "call_function" and operation_of(node) in _KEEP_LOGITS:
+        node = node.args[0] if isinstance(node.args[0], Node) else None
+    if node is None or node.op != "call_function":
+        return None
+    operation, tensors = operation_of(node), [n for n in node.args[1:3] if isinstance(n, Node)]
+    grouped = operation == "conv2d" and len(node.args) > 6 and node.args[6] != 1
+    names = [name for n in tensors if len(n.users) == 1 and (name := name_of(n)) is not None]
+    if operation not in ("linear", "conv2d") or grouped or not names or len(names) < len(tensors):
+        return None
+    if tensors[0].meta["val"].shape[0] < 2:
+        return None
+    return SoftmaxShift(
+        names[0], names[1] if len(names) > 1 else None, -1 if operation == "linear" else 1
+    )
+
+
+# ------------------------------------------------------------ why a tensor stays
+_UNNAMED = ("others",)
+
+
+def reasons(reading: Reading, tensor: str) -> list[str]:
+    """Say which operations tie the units of a tensor to others, or hold them.
+
+    Every line names an axis, what is said about its units, and the operation that says so, with its
+    line in the code of the network.
+    """
+    parameters = reading.parameters
+    if tensor not in parameters:
+        raise ValueError(f"no output depends on a tensor {tensor!r}, but on {sorted(parameters)}.")
+    lines = []
+    for part in parameters[tensor].parts:
+        is_own = np.zeros(reading.system.count, bool)
+        is_own[part.labels.numpy()] = True
+        axis = ", ".join(map(str, sorted(part.dims))) or "all"
+        lines += [f"{tensor}, axis {axis}: {text}" for text in _statements(reading, is_own)]
+    return list(dict.fromkeys(lines))
+
+
+def _statements(reading: Reading, is_own: NDArray[np.bool_]) -> Iterator[str]:
+    """By operation, with which tensors units, scales and signs go, and what is held."""
+    partners: dict[int, dict[tuple[str, ...], dict[str, None]]] = {}
+    for origin, relation, rows in _rows(reading.system):
+        selected = rows[is_own[rows].any(1) & (rows >= 0).all(1)]
+        if len(selected):
+            others = _tensors_of(reading, selected[~is_own[selected]]) or _UNNAMED
+            key = others if rows.shape[1] > 1 else ()
+            partners.setdefault(origin, {}).setdefault(key, {})[relation] = None
+    sentences: set[str] = set()
+    for origin in sorted(partners):
+        texts = [
+            f"{_listed(kinds)} {'go with ' + _listed(others) if others else 'are held'}"
+            for others, kinds in partners[origin].items()
+            if others != _UNNAMED or all(partner in ((), _UNNAMED) for partner in partners[origin])
+        ]
+        text = f"{'; '.join(texts)}: {_operation(reading, origin)}"
+        if text not in sentences:
+            sentences.add(text)
+            yield text + " in training" * _is_in_training(reading, origin)
+
+
+def _rows(system: System) -> Iterator[tuple[int, str, Ints]]:
+    """All statements: the operation that says it, what it is about, and its labels."""
+    for tie in system.ties:
+        yield tie.origin, "units", tie.pairs
+    for equation in system.scales:
+        yield equation.origin, "scales", equation.labels
+    for equation in system.signs:
+        yield equation.origin, "signs", equation.labels
+    for labels, _, origin in system.colours:
+        yield origin, "places", labels[:, None]
+
+
+def _listed(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _tensors_of(reading: Reading, labels: Ints) -> tuple[str, ...]:
+    """The tensors that some labels belong to."""
+    return tuple(
+        name
+        for name, parameter in reading.parameters.items()
+        if any(np.isin(part.labels.numpy(), labels).any() for part in parameter.parts)
+    )
+
+
+def _is_in_training(reading: Reading, origin: int) -> bool:
+    operations, first = reading.operations, reading.programs[0]
+    is_operation = 0 <= origin < len(operations)
+    return is_operation and operations[origin].graph is not first.graph
+
+
+def _operation(reading: Reading, origin: int) -> str:
+    operations = reading.operations
+    if origin < 0:
+        return "its being a statistic"
+    if origin >= len(operations):
+        return "what the network returns and writes"
+    where = report(operations[origin], "")
+    module = f" in `{where.module}`" if where.module else ""
+    return f"{where.operation}{module}{f' at {where.line}' if where.line else ''}"

@@ -15,9 +15,8 @@ from torch import nn
 
 from weightsym.dimensions.program import Rule
 from weightsym.discovery.cache import key_of, recall, remember
-from weightsym.discovery.description import read_graphs, symmetries_of
+from weightsym.discovery.description import read_graphs, reasons, symmetries_of
 from weightsym.discovery.example import trace_with_two_tokens, two_rows
-from weightsym.discovery.explanation import reasons
 from weightsym.discovery.refutation import computes_its_graphs, refute
 from weightsym.forward import Inputs, UnsupportedModel, check_filled, on_network
 from weightsym.groups import Symmetries

@@ -6,6 +6,7 @@ import functools
 import io
 import logging
 import operator
+import random
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -18,20 +19,25 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
+from weightsym.comparison import agree, tolerance_of
 from weightsym.dimensions.nodes import writes
-from weightsym.discovery.graph import Graph
-from weightsym.discovery.memory import check_calls
-from weightsym.discovery.modes import ModeReads
+from weightsym.discovery.graph import Graph, Measured
+from weightsym.discovery.random_weights import RandomWeights
 from weightsym.forward import (
     Inputs,
     UnsupportedModel,
+    as_real,
+    called,
     check_forward,
     doubled,
     first_line,
     structural_copy,
     tensors_of,
 )
+from weightsym.fresh_memory import reused_memory
+from weightsym.params import Params
 
 __all__ = ["Graphs", "trace", "trace_graphs"]
 
@@ -289,3 +295,138 @@ def _user_line(failure: BaseException) -> str:
         if text.strip().startswith("File ") and not any(folder in text for folder in _OUTSIDE):
             return text.strip()
     return ""
+
+
+# ------------------------------------------------------------ reads of the mode
+class ModeReads:
+    """Watches the attribute `training` while a forward runs.
+
+    Attributes:
+        asked: whether the mode may matter: something has read it, or could do so unseen.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.asked = any(map(_reads_unseen, model.modules())) or bool(
+            model._forward_hooks or model._forward_pre_hooks  # they run outside the forward
+        )
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Every module answers as before, and is seen to do so."""
+
+        def read(module: nn.Module) -> Any:
+            self.asked = self.asked or not _drops_nothing(module)
+            return vars(module)["training"]
+
+        def write(module: nn.Module, value: Any) -> None:
+            vars(module)["training"] = value
+
+        watched_property = property(read, write)
+        if self.asked or "training" in vars(nn.Module):  # someone else watches
+            self.asked = True
+            yield
+            return
+        nn.Module.training = watched_property  # type: ignore[assignment]  # an attribute of every instance
+        try:
+            yield
+        finally:
+            del nn.Module.training
+
+
+def _reads_unseen(module: nn.Module) -> bool:
+    """Whether a module may know its mode in another way than by reading `training` in Python."""
+    overrides = type(module).train is not nn.Module.train or type(module).eval is not nn.Module.eval
+    hidden = any("training" in vars(c) for c in type(module).__mro__ if c is not nn.Module)
+    return overrides or hidden or isinstance(module, torch.jit.ScriptModule)
+
+
+def _drops_nothing(module: nn.Module) -> bool:
+    """A dropout with probability zero gives what it gets in both modes, and so does attention."""
+    if type(module) is nn.MultiheadAttention:
+        return module.dropout == 0
+    return isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0
+
+
+# ------------------------------------------------------------ calls that remember others
+_OF_EVERY_MODULE = vars(nn.Module()).keys()
+_COMPARED = (Tensor, bool, int, float, str, type(None))
+
+
+@torch.no_grad()
+def check_calls(model: nn.Module, inputs: Inputs) -> Measured | None:
+    """Call a copy of a network, and again if the first call has changed its attributes.
+
+    Such attributes may hold what was computed once and for all; they are a state if they change
+    what later calls return.
+
+    Returns:
+        What the first call returned, at random weights. None if it failed.
+
+    Raises:
+        UnsupportedModel: the forward returns no tensor, or depends on earlier calls.
+    """
+    network = structural_copy(model)
+    before = _attributes(network)  # their tensors live on, so that no identity is used twice
+    stamps = {key: list(map(_stamp, leaves)) for key, leaves in before.items()}
+    try:
+        with reused_memory():
+            weights = RandomWeights.of_unknown(model)
+            returned = called(network, weights.all(), inputs)
+    except Exception:  # the trace says what is wrong with it
+        return None
+    name = type(model).__name__
+    if not tensors_of(returned):
+        output = "None" if returned is None else f"a {type(returned).__name__} without a tensor"
+        raise UnsupportedModel(
+            f"The forward of {name} returns {output}, so that there is no output to keep: return "
+            "its outputs as tensors, or pass the submodule that does."
+        )
+    changed = [
+        key
+        for key, leaves in _attributes(network).items()
+        if list(map(_stamp, leaves)) != stamps.get(key, [])
+    ]
+    if changed and not _repeats(model, inputs):
+        raise UnsupportedModel(
+            f"{name} keeps {', '.join(map(repr, changed))} from one call to the next, so that its "
+            "outputs depend on earlier calls: hold this state in buffers (`register_buffer`), or "
+            "have the forward take and return it."
+        )
+    return Measured(weights.random, [as_real(t) for t in tensors_of(returned)])
+
+
+def _attributes(network: nn.Module) -> dict[str, list[Any]]:
+    """Tensors and plain values in attributes of modules other than parameters and buffers."""
+    return {
+        f"{name}.{key}".lstrip("."): [x for x in tree_leaves(value) if isinstance(x, _COMPARED)]
+        for name, module in network.named_modules()
+        for key, value in vars(module).items()
+        if key not in _OF_EVERY_MODULE
+    }
+
+
+def _stamp(x: Any) -> Any:
+    """Another one for another tensor, and for one that was written to."""
+    if isinstance(x, Tensor):
+        return id(x), 0 if x.is_inference() else x._version
+    return x
+
+
+def _repeats(model: nn.Module, inputs: Inputs) -> bool:
+    """Tell whether three calls of one copy, at random weights, return the same."""
+    network, params = structural_copy(model), RandomWeights.of_unknown(model).all()
+    try:
+        first, *others = [_call(network, params, inputs) for _ in range(3)]
+    except Exception:  # what an earlier call has left does not fit
+        return False
+    tolerance = min(1e-4, tolerance_of(params))
+    return all(agree(first, later, tolerance) for later in others)
+
+
+def _call(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:
+    state = random.getstate()
+    try:
+        returned = called(network, {name: t.clone() for name, t in params.items()}, inputs)
+    finally:
+        random.setstate(state)
+    return [as_real(t).clone() for t in tensors_of(returned)]
