@@ -15,6 +15,7 @@ from known_networks import NETWORKS, counted
 from weightsym import canonical, canonicalise, fingerprint, rescale, verify
 from weightsym import params as P
 from weightsym.actions import tied
+from weightsym.orbits import orbit_directions
 from weightsym.verify import covering_motions, random_element
 
 SORTED_BY = ("max", "first", "outgoing")
@@ -148,6 +149,54 @@ def test_no_scale_says_what_others_say(network):
     factors = [moved[n].double().log().reshape(count, -1) for n in sym.touched]
     factors = torch.cat(factors, 1).round()
     assert int(torch.linalg.matrix_rank(factors @ factors.mT)) == count
+
+
+OVERLAPPING = {"a weight made by the input": 9, "unit rows of a product": 1}
+"""Scales that are products of matrices of several spaces, and counted with both."""
+CONSTANT = [NETWORKS["thresholds as an index"]]
+"""Outputs that do not change, or jump."""
+
+
+@varied
+def test_nothing_changes_along_the_tangents_of_the_orbit(network):
+    model, x, sym = network.known()
+    if not sym.dimension:
+        pytest.skip("there are no tangents")
+    params = P.of(model)
+    orbit = orbit_directions(params, sym)
+    columns = [flat(orbit.times(unit)) for unit in torch.eye(orbit.size, dtype=torch.float64)]
+    tangents = torch.stack(columns, 1)
+    twice = sum(count for name, count in OVERLAPPING.items() if NETWORKS[name] is network)
+    assert int(torch.linalg.matrix_rank(tangents)) == sym.dimension - twice
+    generator = torch.Generator().manual_seed(0)
+    vector = {
+        n: torch.randn(params[n].shape, generator=generator, dtype=torch.float64)
+        for n in orbit.names
+    }
+    along = orbit.onto(vector)
+    solution = torch.linalg.lstsq(tangents, flat(vector)[:, None], driver="gelsd").solution
+    torch.testing.assert_close(flat(along), (tangents @ solution)[:, 0], rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(orbit.adjoint(vector), tangents.mT @ flat(vector))
+    if network.random:
+        return
+    assert slope(model, params, x, along) < 2e-8
+    moves = not torch.allclose(flat(along), flat(vector))
+    if moves and not network.unnoticed and network not in CONSTANT:
+        assert slope(model, params, x, orbit.off(vector)) > 2e-8
+
+
+def flat(vectors):
+    return torch.cat([t.flatten() for t in vectors.values()])
+
+
+def slope(model, params, x, direction):
+    """Of the outputs along a direction, by a difference."""
+    step = 1e-6 / flat(direction).norm()
+    ends = [
+        outputs(model, params | {n: params[n] + h * t for n, t in direction.items()}, x)
+        for h in (step, -step)
+    ]
+    return change(*ends) / 2e-6
 
 
 @varied

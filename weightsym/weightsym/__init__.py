@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from weightsym.min_mass import MinMass, mass, min_mass
     from weightsym.mixing import identity_mixings, mix, random_mixings, random_shifts, shift
     from weightsym.optimizer_state import transform_optimizer_state
+    from weightsym.orbits import orbit_directions
     from weightsym.orders import OrderChange, UnitOrders, order_change, transpositions_between
     from weightsym.sorting import sort_permutations
     from weightsym.verify import verify

@@ -303,9 +303,16 @@ def shift_logits(
     if sym.softmax_shift is None:
         raise ValueError("The network does not end in a layer whose outputs are its logits.")
     check_params(params, sym)
-    result = dict(params)
+    return shift_logits_some(params, sym, weight, bias)
+
+
+def shift_logits_some(
+    params: Params, sym: Symmetries, weight: Tensor, bias: Tensor | None = None
+) -> Params:
+    """`shift_logits` for a part of the tensors, without checks."""
     last = sym.softmax_shift
-    old = params[last.weight]
+    assert last is not None
+    result, old = dict(params), params[last.weight]
     result[last.weight] = old + weight.to(old).unsqueeze(old.ndim - len(sym.shapes[last.weight]))
     if last.bias is not None and bias is not None:
         result[last.bias] = params[last.bias] + bias.to(old)[..., None]

@@ -213,7 +213,10 @@ class Symmetries:
 
     @property
     def dimension(self) -> int:
-        """Dimension of the continuous group: matrices, shifts, and scales that are no matrices."""
+        """Dimension of the continuous group: matrices, shifts, and scales that are no matrices.
+
+        Too large by the scales that are products of matrices of several spaces.
+        """
         mixed = self.covered(self.scalings, ("general", "complex"))
         covered = sum(int(inside.sum()) for inside in mixed)
         matrices = sum(g.dimension for g in self.linear)

@@ -1,0 +1,141 @@
+"""Projections onto orbits: of stacks, of gradients, and what they refuse."""
+
+import pytest
+import torch
+from torch import nn
+
+from weightsym import discover, mix, random_mixings, random_scales, random_shifts, rescale, shift
+from weightsym import params as P
+from weightsym.orbits import orbit_directions
+
+NETS = {
+    "perceptron": (
+        lambda: nn.Sequential(
+            nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)
+        ),
+        torch.randn(7, 4),
+    ),
+    "encoder": (
+        lambda: nn.TransformerEncoderLayer(
+            8, 2, 12, dropout=0.0, norm_first=True, batch_first=True
+        ).eval(),
+        torch.randn(3, 5, 8),
+    ),
+    "linear maps": (
+        lambda: nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+        torch.randn(7, 6),
+    ),
+    "norms": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 2, bias=False),
+            nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2),
+        ).eval(),
+        torch.randn(3, 2, 5, 5),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(params=NETS)
+def case(request):
+    torch.manual_seed(0)
+    make, x = NETS[request.param]
+    net = make().double()
+    return net, x.double(), discover(net, x.double())
+
+
+def drawn(params, orbit, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return {n: torch.randn(params[n].shape, generator=g, dtype=torch.float64) for n in orbit.names}
+
+
+def close(one, other, **tolerance):
+    for name, t in one.items():
+        torch.testing.assert_close(t, other[name], **tolerance or {"rtol": 1e-9, "atol": 1e-10})
+
+
+def test_gradients_are_orthogonal_to_the_orbit(case):
+    net, x, sym = case
+    weights = dict(net.named_parameters())
+    loss = net(x).square().sin().sum()
+    gradient = dict(zip(weights, torch.autograd.grad(loss, weights.values()), strict=True))
+    orbit = orbit_directions(P.of(net), sym)
+    size = sum(t.square().sum() for t in gradient.values()).sqrt()
+    assert orbit.adjoint(gradient).abs().max() < 1e-10 * size
+    penalised = {n: t + weights[n].detach() for n, t in gradient.items()}
+    assert orbit.adjoint(penalised).abs().max() > 1e-3  # a penalty has a slope along it
+    rest = orbit.off({n: w.detach() for n, w in weights.items()})
+    close(orbit.off(penalised), {n: gradient[n] + t for n, t in rest.items()})
+
+
+def test_projections_are_idempotent_and_split_a_vector(case):
+    net, _, sym = case
+    orbit = orbit_directions(P.of(net), sym)
+    vector = drawn(P.of(net), orbit)
+    onto, off = orbit.onto(vector), orbit.off(vector)
+    close({n: onto[n] + off[n] for n in vector}, vector)
+    close(orbit.onto(onto), onto)
+    close(orbit.off(off), off)
+    assert abs(sum((onto[n] * off[n]).sum() for n in vector)) < 1e-9
+
+
+def test_tangents_are_derivatives_of_the_action(case):
+    """Of scales, matrices and shifts as `rescale`, `mix` and `shift` apply them."""
+    net, _, sym = case
+    params, h = P.of(net), 1e-6
+    orbit = orbit_directions(params, sym)
+    generator = torch.Generator().manual_seed(1)
+    ends = []
+    scales = [s.log() for s in random_scales(sym, generator)]
+    turns = [(m - m.mT) / 2 for m in random_mixings(sym, generator)]
+    shifts = random_shifts(sym, generator)
+    for t in (h, -h):
+        moved = rescale(params, sym, [(t * s).exp() for s in scales])
+        moved = mix(moved, sym, [torch.matrix_exp(t * m) for m in turns])
+        ends.append(shift(moved, sym, [t * c for c in shifts]))
+    slope = {n: (ends[0][n] - ends[1][n]) / (2 * h) for n in orbit.names}
+    close(orbit.onto(slope), slope, rtol=1e-6, atol=1e-7)
+
+
+def test_members_of_a_stack_are_projected_each_by_itself(case):
+    net, _, sym = case
+    stack = {n: t.double() if t.is_floating_point() else t for n, t in P.populate(net, 3).items()}
+    every = orbit_directions(stack, sym)
+    vectors = drawn(stack, every)
+    onto, products = every.onto(vectors), every.adjoint(vectors)
+    for k in range(3):
+        alone = orbit_directions({n: t[k] for n, t in stack.items()}, sym)
+        close(alone.onto({n: t[k] for n, t in vectors.items()}), {n: t[k] for n, t in onto.items()})
+        torch.testing.assert_close(
+            alone.adjoint({n: t[k] for n, t in vectors.items()}), products[k]
+        )
+
+
+def test_logits_may_be_shifted_too():
+    net, x = nn.Linear(3, 4).double(), torch.randn(9, 3).double()
+    sym, names = discover(net, x), ("weight", "bias")
+    losses = net(x).log_softmax(-1)[:, 0].sum(), net(x)[:, 0].sum()
+    gradient, other = (
+        dict(zip(names, torch.autograd.grad(loss, net.parameters()), strict=True))
+        for loss in losses
+    )
+    orbit = orbit_directions(P.of(net), sym, softmax_shift=True)
+    assert orbit.size == 4
+    assert orbit.adjoint(gradient).abs().max() < 1e-12
+    assert orbit.adjoint(other).abs().max() > 1e-3
+    assert orbit_directions(P.of(net), sym).size == 0
+
+
+@pytest.mark.bad_input
+def test_what_projections_refuse(case):
+    net, _, sym = case
+    orbit = orbit_directions(P.of(net), sym)
+    vector = drawn(P.of(net), orbit)
+    name = next(iter(vector))
+    with pytest.raises(ValueError, match=f"`vectors` lacks '{name}', which moves along the orbit"):
+        orbit.onto({n: t for n, t in vector.items() if n != name})
+    with pytest.raises(ValueError, match="`sym` must be what `discover` returned"):
+        orbit_directions(P.of(net), None)
+    with pytest.raises(ValueError, match="must have shape"):
+        orbit.onto(vector | {name: torch.zeros(1)})
+    with pytest.raises(ValueError, match="must have shape"):
+        orbit.times(torch.zeros(orbit.size + 1))
