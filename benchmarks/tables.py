@@ -52,8 +52,7 @@ def table(name: str, files: Path = FILES) -> str:
 
 
 def origin(name: str, content: dict[str, Any]) -> str:
-    """Machine, threads, versions, command and day, and where the file is."""
-    machine, versions = content["machine"], content["versions"]
+    """Device, threads, command and day, and where the file is, which has the versions."""
     clocks = {row["clock"] for row in content["rows"] if "clock" in row}
     count = "one thread" if content["threads"] == 1 else f"up to {content['threads']} threads"
     how = {"cpu": "CPU time", "wall": "wall time"}
@@ -62,8 +61,6 @@ def origin(name: str, content: dict[str, Any]) -> str:
     parts = [
         *device,
         *([] if clock == "one thread, CPU time" else [clock]),
-        machine["cpu"],
-        f"torch {versions['torch']}",
         content["date"],
         f"`{content['command']}`",
         f"[{name}.json](benchmarks/{name}.json)",
