@@ -30,10 +30,12 @@ from lightning_bnn.methods.recording import Recorded
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers.energy_sampler import as_rows
-from weightsym.arguments import check_positive
+from weightsym import discover
+from weightsym.arguments import check_count, check_positive
 from weightsym.devices import precise, widest
 from weightsym.fast import Unsuitable
 from weightsym.params import Params
+from weightsym.randomness import keyed_generator
 
 __all__ = ["HMC", "MILE"]
 
@@ -49,6 +51,7 @@ class AllDataChains(Chains):
         is_new: whether this fit has not made a transition yet.
         stuck: chains whose energy was no number, as far as the user was warned of them.
         sums: energies and gradients of this fit.
+        moves: along the orbits of the chains, if they are asked for.
         notes: ``"acceptance"``, the sum of the acceptance probabilities of every chain, where
             proposals are tested, and ``"transitions"``, how many they are of.
     """
@@ -59,6 +62,7 @@ class AllDataChains(Chains):
         self.processes, self.is_new = 1, False
         self.stuck: set[int] = set()
         self.sums: Callable[[], list[Tensor]] | None = None
+        self.moves: samplers.OrbitMoves | None = None
         self.notes |= {"acceptance": torch.zeros(self.count), "transitions": 0}
 
 
@@ -227,7 +231,7 @@ class AllDataSampling(Method):
         self.keeping.close(state, run, type(self).__name__)
         if state.sampler is not None:
             state.sampler.field = None
-        state.data, state.sampler, state.sums = [], None, None
+        state.data, state.sampler, state.sums, state.moves = [], None, None, None
 
     def posterior(self, state: Chains, run: Run, purpose: Purpose = AS_IT_IS) -> Empirical:
         return state.kept(purpose.choose)
@@ -240,6 +244,11 @@ class HMC(AllDataSampling):
     .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
 
     Every step is one transition of `lightning_bnn.samplers.HMC`; see `AllDataSampling`.
+
+    Args:
+        orbit_moves: so many transitions apart, move chains to other networks of the same function,
+            see `lightning_bnn.samplers.OrbitMoves`: they then visit all copies of what they find,
+            at the price of no gradient. By default never.
 
     >>> import torch
     >>> from lightning_bnn import methods, params, samplers
@@ -256,15 +265,41 @@ class HMC(AllDataSampling):
     (torch.Size([2]), 6)
     """
 
+    orbit_moves: int = 0
+
     sampler = samplers.HMC
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("orbit_moves", self.orbit_moves, 0)
 
     def before_fit(self, state: AllDataChains, fit: Fit, run: Run) -> None:
         super().before_fit(state, fit, run)
+        state.moves = self._moves(fit, run) if self.orbit_moves else None
         if fit.anew:
             state.notes |= {"acceptance": torch.zeros(state.count), "transitions": 0}
         if fit.trial:
             for group in fit.optimizer.param_groups:
                 group["leapfrog_steps"] = 1
+
+    def _moves(self, fit: Fit, run: Run) -> samplers.OrbitMoves:
+        example = next(iter(fit.batches())).example()
+        moves = samplers.OrbitMoves(discover(run.network.eval(), *example), self.prior_std)
+        if moves.held:
+            run.warn(f"Moves along orbits leave some scales alone, those of {moves.held[0]}.")
+        return moves
+
+    def transition(
+        self, state: AllDataChains, run: Run, move: Callable[..., Tensor]
+    ) -> dict[str, Tensor]:
+        (group,) = state.sampler.param_groups
+        if state.moves is not None and group["step"] % self.orbit_moves == 0:
+            generator = keyed_generator(group["seed"] or 0, "orbit", group["step"])
+            moved = state.moves(state.stack(), generator)
+            with torch.no_grad():
+                for name, p in state.networks.named_parameters():
+                    p.copy_(moved[name])
+        return super().transition(state, run, move)
 
     def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
         last = progress.optimizer.acceptance

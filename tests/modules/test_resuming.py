@@ -127,7 +127,11 @@ def from_a_file(folder):
     return made("multi-mfvi", start_from=str(path))
 
 
-KINDS = {"mile": lambda _: made("mile"), "hmc": lambda _: made("hmc"), "from a file": from_a_file}
+KINDS = {
+    "mile": lambda _: made("mile"),
+    "hmc": lambda _: made("hmc", orbit_moves=2),
+    "from a file": from_a_file,
+}
 
 
 def trained(folder, files, make, stop=None, resumed=None):

@@ -1,0 +1,150 @@
+"""Moves of chains to other networks of the same function, by the prior's law on their orbits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from weightsym import Symmetries, flip, permute, random_permutations, random_signs
+from weightsym.actions import along_axis
+from weightsym.arguments import check_positive
+from weightsym.groups import Placement, ScalingGroup
+from weightsym.params import Params
+
+__all__ = ["OrbitMoves"]
+
+_SLICES = 3
+"""Draws in a row of every scale: after one, a scale still remembers where it was."""
+
+
+class OrbitMoves:
+    r"""Draws of networks from the law of a Gaussian prior on their orbits, given their functions.
+
+    The likelihood does not change along an orbit, so that these draws leave the posterior as it is.
+    Permutations and signs are uniform. The logarithm of a scale, given all others, has the density
+
+    .. math:: p(\lambda) \propto \exp\Big(n \lambda
+        - \frac{1}{2 \sigma^2} \textstyle\sum_k w_k^2 e^{2 e_k \lambda}\Big), \quad
+        n = \textstyle\sum_k e_k
+
+    for weights with exponents :math:`e_k`, of which the sum comes from volumes. It is drawn by
+    slices.
+
+    Args:
+        sym: what `discover` returned.
+        prior_std: standard deviation of the prior over all weights.
+
+    Attributes:
+        held: names of scalings that are left alone, since two of their units meet in one weight.
+
+    References:
+        | Slice Sampling (Neal, 2003)
+
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import discover, params as P
+    >>> net, x = mlp(2, [4], 1), torch.randn(5, 2)
+    >>> stack = P.populate(net, 3)
+    >>> moved = OrbitMoves(discover(net, x))(stack, torch.Generator().manual_seed(0))
+    >>> torch.allclose(P.apply(net, moved, x), P.apply(net, stack, x), atol=1e-5)
+    True
+    """
+
+    def __init__(self, sym: Symmetries, prior_std: float = 1.0) -> None:
+        check_positive("prior_std", prior_std)
+        self.sym, self.prior_std = sym, prior_std
+        self.scalings = [group for group in sym.scalings if _is_separable(group, sym)]
+        self.held = [group.name for group in sym.scalings if group not in self.scalings]
+
+    @torch.no_grad()
+    def __call__(self, stack: Params, generator: torch.Generator | None = None) -> Params:
+        """Other networks with the functions of those of a stack."""
+        members = len(next(iter(stack.values())))
+        moved = permute(stack, self.sym, random_permutations(self.sym, generator, members))
+        moved = flip(moved, self.sym, random_signs(self.sym, generator, members))
+        for group in self.scalings:
+            logs = self._logs(group, moved, generator)
+            for placement in group.placements:
+                moved |= self._scaled(moved, placement, logs)
+        return moved
+
+    def _logs(
+        self, group: ScalingGroup, stack: Params, generator: torch.Generator | None
+    ) -> Tensor:
+        """Logarithms of new scales of the units of a group, ``(members, units)``."""
+        squares, counts = self._sums(group, stack)
+        of_volume = sum(power * count for power, count in counts.items())
+
+        def log_density(logs: Tensor) -> Tensor:
+            sizes = sum(s * (2 * power * logs).exp() for power, s in squares.items())
+            return of_volume * logs - sizes / (2 * self.prior_std**2)
+
+        first = next(iter(squares.values()))
+        numbers = torch.stack([power**2 * count for power, count in counts.items()]).sum(0)
+        width = 2 / numbers.sqrt()  # of the order of the deviation
+        logs = torch.zeros_like(first)
+        for _ in range(_SLICES):
+            logs = _slice(log_density, logs, width, generator)
+        return logs
+
+    def _sums(
+        self, group: ScalingGroup, stack: Params
+    ) -> tuple[Mapping[int, Tensor], Mapping[int, Tensor]]:
+        """By power, the squared weights of every unit, and how many there are."""
+        squares: dict[int, Tensor] = {}
+        counts: dict[int, Tensor] = {}
+        for placement in group.placements:
+            axis = self.sym.axes[placement.axis]
+            rows = along_axis(stack[axis.tensor].double(), axis, 1)
+            positions = placement.positions.to(rows.device)
+            size = rows[0, ..., positions[0]].numel()
+            of_units = rows.square().flatten(1, -2).sum(1) if rows.ndim > 2 else rows.square()
+            total = of_units[:, positions].sum(-1)
+            power = placement.exponent
+            squares[power] = squares.get(power, torch.zeros_like(total)) + total
+            count = torch.full((group.units,), float(size), dtype=total.dtype)
+            counts[power] = counts.get(power, torch.zeros_like(count)) + count
+        return squares, {power: count.to(total.device) for power, count in counts.items()}
+
+    def _scaled(self, stack: Params, placement: Placement, logs: Tensor) -> Params:
+        axis = self.sym.axes[placement.axis]
+        w = stack[axis.tensor]
+        factors = torch.ones(len(w), axis.length, dtype=logs.dtype, device=w.device)
+        positions = placement.positions.to(w.device)
+        each = (placement.exponent * logs).exp()[..., None].expand(*logs.shape, positions.shape[1])
+        factors[:, positions.reshape(-1)] = each.flatten(1)
+        return {axis.tensor: (w * axis.spread(factors, w.shape[1:])).to(w)}
+
+
+def _is_separable(group: ScalingGroup, sym: Symmetries) -> bool:
+    """Tell whether no weight has factors of two units, or of one unit twice."""
+    tensors = [sym.axes[placement.axis].tensor for placement in group.placements]
+    return len(set(tensors)) == len(tensors) and not any(p.meets_itself for p in group.placements)
+
+
+def _slice(
+    log_density: Callable[[Tensor], Tensor],
+    x: Tensor,
+    width: Tensor,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """One draw of every number by stepping out and shrinking, for densities with one mode."""
+
+    def uniform() -> Tensor:
+        return torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+
+    level = log_density(x) + uniform().log()
+    low = x - width * uniform()
+    high = low + width
+    for end, step in ((low, -width), (high, width)):
+        while bool((inside := log_density(end) > level).any()):
+            end += torch.where(inside, step, 0)
+    new, open_ = x, torch.ones_like(x, dtype=torch.bool)
+    while bool(open_.any()):
+        proposal = low + (high - low) * uniform()
+        new = torch.where(open_, proposal, new)
+        open_ &= ~(log_density(new) > level)
+        low = torch.where(open_ & (proposal < x), proposal, low)
+        high = torch.where(open_ & (proposal >= x), proposal, high)
+    return new

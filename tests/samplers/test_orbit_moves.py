@@ -1,0 +1,167 @@
+"""Moves along orbits leave functions, the prior and the posterior as they are."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import geninvgauss, kstest
+from torch import nn
+
+from lightning_bnn import methods, samplers
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.metrics import rhat
+from lightning_bnn.models import mlp
+from lightning_bnn.modules import HMC
+from lightning_bnn.samplers.orbit_moves import OrbitMoves
+from weightsym import discover, random_scales, rescale
+from weightsym import params as P
+
+NETS = {
+    "perceptron": (lambda: mlp(3, [4, 5], 2), torch.randn(6, 3)),
+    "convolutions": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 2, groups=2), nn.ReLU(), nn.Flatten(),
+            nn.Linear(16, 2),
+        ),
+        torch.randn(3, 2, 5, 5),
+    ),
+    "norms": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 2)).eval(),
+        torch.randn(5, 3),
+    ),
+}  # fmt: skip
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(params=NETS)
+def case(request):
+    make, x = NETS[request.param]
+    net = make().double()
+    return net, x.double(), discover(net, x.double())
+
+
+def of_prior(net, members, std, seed):
+    g = seeded(seed)
+    draw = lambda t: std * torch.randn(members, *t.shape, generator=g, dtype=torch.float64)  # noqa: E731
+    return {name: draw(p) for name, p in net.named_parameters()}
+
+
+def test_functions_stay_and_weights_do_not(case):
+    net, x, sym = case
+    stack = of_prior(net, 3, 0.7, 1)
+    moves = OrbitMoves(sym, 0.7)
+    moved = moves(stack, seeded())
+    torch.testing.assert_close(P.apply(net, moved, x), P.apply(net, stack, x))
+    assert not moves.held
+    assert all(not torch.allclose(moved[n], t) for n, t in stack.items() if n in sym.touched)
+
+
+def test_draws_of_the_prior_stay_draws_of_the_prior(case):
+    """Every weight, and the balance of every scale, whose law the volumes decide."""
+    net, _, sym = case
+    std = 0.7
+    stack = of_prior(net, 4000, std, 2)
+    fresh = of_prior(net, 4000, std, 3)
+    for seed in range(3):
+        stack = OrbitMoves(sym, std)(stack, seeded(seed))
+    for name, t in stack.items():
+        assert kstest((t / std).flatten(1)[:, 0].numpy(), "norm").pvalue > 1e-4, name
+        sizes = [s[name].flatten(1).norm(dim=1).numpy() for s in (stack, fresh)]
+        assert kstest(*sizes).pvalue > 1e-4, name
+
+
+def test_one_scale_has_the_law_of_an_inverse_gaussian():
+    net = mlp(5, [1], 1)
+    sym = discover(net, torch.randn(4, 5))
+    stack = {n: p.detach().double().expand(4000, *p.shape) for n, p in net.named_parameters()}
+    moved = OrbitMoves(sym, 0.5)(stack, seeded())
+    factors = (moved["1.bias"] / stack["1.bias"]).square().flatten().numpy()
+    up = sum(float(stack[n][0].square().sum()) for n in ("1.weight", "1.bias")) / 0.25
+    down = float(stack["3.weight"][0].square().sum()) / 0.25
+
+    def law(p):
+        return geninvgauss(p, np.sqrt(up * down), scale=np.sqrt(down / up)).cdf
+
+    assert kstest(factors, law((6 - 1) / 2)).pvalue > 1e-3
+    assert kstest(factors, law(0)).pvalue < 1e-6  # without the volumes
+
+
+def test_scales_forget_where_they_were():
+    net = mlp(3, [6], 2).double()
+    sym = discover(net, torch.randn(4, 3).double())
+    one = {n: p.detach().expand(2000, *p.shape) for n, p in net.named_parameters()}
+    far = rescale(one, sym, [s.pow(6) for s in random_scales(sym, seeded(1))])
+    assert kstest(*(s["1.bias"][:, 0].abs().numpy() for s in (one, far))).pvalue < 1e-9
+    for seed in range(2):
+        one, far = (OrbitMoves(sym)(s, seeded(2 * seed + k)) for k, s in enumerate((one, far)))
+    assert kstest(*(s["1.bias"][:, 0].abs().numpy() for s in (one, far))).pvalue > 1e-3
+
+
+# ------------------------------------------------------------ in a module
+X = torch.randn(40, 2, generator=seeded())
+Y = torch.relu(X[:, :1]) - 0.5 * X[:, 1:] + 0.1 * torch.randn(40, 1, generator=seeded(1))
+
+
+def chains(orbit_moves, transitions=1200):
+    """Draws ``(chains, times, ...)`` of four chains."""
+    net = mlp(2, [5], 1)
+    method = methods.HMC(
+        orbit_moves=orbit_moves, keeping=methods.Keeping(burn_in=200, every_n_steps=1)
+    )
+    run = methods.Run(net, likelihood=Gaussian(std=0.3), num_data=40)
+    torch.manual_seed(0)
+    state = method.init(net, P.populate(net, members=4))
+    sampler = samplers.HMC(
+        state.parameters(), step_size=0.01, leapfrog_steps=20, adapt_steps=150, seed=1
+    )
+    fit = methods.Fit(optimizer=sampler, batches=lambda: [methods.Batch((X,), Y)])
+    method.before_fit(state, fit, run)
+    for k in range(transitions):
+        method.transition(state, run, sampler.step)
+        method.after_step(state, methods.Progress(k + 1, 0, False, sampler), run)
+    return net, state.chains()
+
+
+def test_chains_mix_over_copies_and_their_functions_have_the_same_law():
+    points = torch.linspace(-2, 2, 5)[:, None].expand(-1, 2).contiguous()
+    laws, raw = [], []
+    for moves in (0, 1):
+        net, draws = chains(moves)
+        stack = {n: t.flatten(0, 1) for n, t in draws.items()}
+        values = P.apply(net, stack, points)[..., 0].unflatten(0, (4, -1)).double()
+        errors = values.mean(1).std(0) / 2
+        laws.append((values.mean((0, 1)), values.std((0, 1)), errors))
+        weights = torch.cat([t.flatten(2) for t in draws.values()], 2).double()
+        raw.append(max(float(rhat(weights[..., k])) for k in range(weights.shape[-1])))
+    (mean, std, error), (other_mean, other_std, other_error) = laws
+    assert ((mean - other_mean).abs() < 4 * (error + other_error) + 0.005).all()
+    torch.testing.assert_close(std, other_std, rtol=0.2, atol=0)
+    assert raw[1] < 1.06 < raw[0]
+
+
+def test_weights_that_are_not_trained_stay():
+    net = mlp(2, [5, 4], 1)
+    net[1].requires_grad_(False)
+    module = HMC(net, members=2, orbit_moves=1, likelihood=Gaussian())
+    before = {n: t.clone() for n, t in module.state.stack().items()}
+    optimizer = samplers.HMC(module.state.parameters(), step_size=1e-9, leapfrog_steps=1)
+    fit = methods.Fit(optimizer=optimizer, batches=lambda: [methods.Batch((X,), Y)])
+    run = module.run
+    run.num_data = 40
+    module.method.before_fit(module.state, fit, run)
+    module.method.transition(module.state, run, optimizer.step)
+    after = module.state.stack()
+    assert "1.weight" not in after
+    assert not torch.allclose(after["5.weight"], before["5.weight"])
+    one, other = (P.apply(run.network, stack, X) for stack in (before, after))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.bad_input
+def test_what_moves_refuse():
+    with pytest.raises(ValueError, match="`orbit_moves` must not be negative"):
+        methods.HMC(orbit_moves=-1)
+    with pytest.raises(ValueError, match="`prior_std` must be positive"):
+        OrbitMoves(discover(mlp(2, [2], 1), torch.randn(3, 2)), 0)
