@@ -90,15 +90,9 @@ def rotary_of_heads(x):
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-def sizes_of_heads(x):
-    return x * torch.arange(1.0, 5.0)[:, None, None].to(x)
-
-
 TURNS = {
     "complex rotary positions": (complex_rotary, "6*4 4b", 36, 36),
     "angles of every head": (rotary_of_heads, "6*4", 36, 36),
-    "sizes of every head": (sizes_of_heads, "6*8", 48, 48),
-    "norms of heads without gains": (lambda x: F.layer_norm(x, (6,)), "6*8 4b", 24, 28),
 }
 SEQUENCE = {"inputs": (2, 5, 10), "others": [(3, 8, 10)]}
 four = partial(network, q=(10, 24), k=(10, 24), v=(10, 24), o=(24, 3), **SEQUENCE)
@@ -286,7 +280,6 @@ STREAMS = {
         8,
         14,
     ),
-    "the same by hand": (lambda x: modern.rms(x, 0.1), "orthogonal 6", 8, 14),
     "a stream of unit vectors": (lambda x: F.normalize(x, dim=-1), "orthogonal 6", 9, 14),
     "a stream of layer norms": (lambda x: F.layer_norm(x, (6,), eps=0.1), "centred 6", 8, 9),
 }

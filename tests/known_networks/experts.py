@@ -24,24 +24,9 @@ def softmax(s, x):
     return s.r(x).softmax(-1)
 
 
-def scattered(s, x):
-    values, at = s.r(x).topk(2)
-    return torch.zeros_like(s.r(x)).scatter(-1, at, values.softmax(-1))
-
-
-def one_hot(s, x):
-    values, at = softmax(s, x).topk(2)
-    return (F.one_hot(at, EXPERTS) * values[..., None]).sum(1)
-
-
 def compared(s, x):
     values, at = softmax(s, x).topk(2)
     return ((at[..., None] == torch.arange(EXPERTS)) * values[..., None]).sum(1)
-
-
-def threshold(s, x):
-    logits = s.r(x)
-    return logits.masked_fill(logits < logits.topk(2)[0][:, -1:], -torch.inf).softmax(-1)
 
 
 def selected_by_a_bias(s, x):
@@ -67,7 +52,7 @@ def dense(s, x, gates):
 
 
 for gates in (
-    softmax, scattered, one_hot, compared, threshold, selected_by_a_bias, largest, largest_kept
+    softmax,   compared,  selected_by_a_bias, largest, largest_kept
 ):  # fmt: skip
     selection = " selection" * (gates is selected_by_a_bias)
     stacked(ALL, 15, 0, name=f"experts, {gates.__name__}", selection=nn.Buffer(torch.randn(3)),
@@ -92,27 +77,12 @@ def by_bmm(s, x):
     return (torch.bmm(h, s.w2) * softmax(s, x).T[..., None]).sum(0)
 
 
-def by_transposed(s, x):
-    h = torch.relu(torch.einsum("edf,bd->ebf", s.w1, x) + s.b1[:, None])
-    return torch.einsum("ebd,be->bd", h @ s.w2, softmax(s, x))
-
-
-def with_an_output_bias(s, x):
-    h = torch.relu(torch.einsum("bd,edf->ebf", x, s.w1) + s.b1[:, None])
-    return torch.einsum("ebd,be->bd", torch.bmm(h, s.w2) + s.b2[:, None], softmax(s, x))
-
-
-def by_baddbmm(s, x):
-    h = torch.relu(torch.bmm(x.expand(EXPERTS, -1, -1), s.w1) + s.b1[:, None])
-    return (torch.baddbmm(s.b2[:, None], h, s.w2) * softmax(s, x).T[..., None]).sum(0)
-
-
 def by_copies(s, x):
     h = torch.relu(torch.bmm(x[None].repeat(EXPERTS, 1, 1), s.w1) + s.b1[:, None])
     return (torch.bmm(h, s.w2) * softmax(s, x).T[..., None]).sum(0)
 
 
-for compute in (by_three, by_bmm, by_transposed, with_an_output_bias, by_baddbmm, by_copies):
+for compute in (by_three, by_copies):
     stacked(ALL, 15, 0, name=f"experts {compute.__name__.replace('_', ' ')}")(compute)
 
 
@@ -134,27 +104,11 @@ def chosen_by_einsum(s, x):
     return (torch.einsum("tkf,tkfd->tkd", h, s.w2[at]) * values[..., None]).sum(1)
 
 
-def chosen_by_bmm(s, x):
-    values, at = softmax(s, x).topk(2)
-    at = at.reshape(-1)
-    h = torch.bmm(x.repeat_interleave(2, 0)[:, None], s.w1[at])[:, 0] + s.b1[at]
-    y = torch.bmm(torch.relu(h)[:, None], s.w2[at])[:, 0] * values.reshape(-1)[:, None]
-    return y.view(len(x), 2, -1).sum(1)
-
-
 def chosen_by_select(s, x):
     values, at = softmax(s, x).topk(2)
     w1, w2 = (w.index_select(0, at.flatten()).view(*at.shape, *w.shape[1:]) for w in (s.w1, s.w2))
     h = torch.relu(torch.einsum("td,tkdf->tkf", x, w1) + s.b1[at])
     return (torch.einsum("tkf,tkfd->tkd", h, w2) * values[..., None]).sum(1)
-
-
-def chosen_on_the_left(s, x):
-    values, at = softmax(s, x).topk(2)
-    at = at.reshape(-1)
-    h = torch.bmm(s.w1.mT[at], x.repeat_interleave(2, 0)[..., None]).squeeze(-1) + s.b1[at]
-    y = torch.bmm(s.w2[at].transpose(1, 2), torch.relu(h)[..., None]).squeeze(-1)
-    return (y.view(len(x), 2, -1) * values[..., None]).sum(1)
 
 
 def chosen_with_an_output_bias(s, x):
@@ -163,7 +117,7 @@ def chosen_with_an_output_bias(s, x):
     return ((torch.einsum("tkf,tkfd->tkd", h, s.w2[at]) + s.b2[at]) * values[..., None]).sum(1)
 
 
-for compute in (chosen_by_bmm, chosen_by_select, chosen_on_the_left, chosen_with_an_output_bias):
+for compute in (chosen_by_select, chosen_with_an_output_bias):
     stacked(ALL, 15, 0, name=f"experts {compute.__name__.replace('_', ' ')}")(compute)
 stacked(ALL, 15, 0, name="experts chosen by einsum", dimension=15 + 4 + 1, others=[(2, IN)],
         inputs=[lambda: 4 * torch.randn(400, IN)])(chosen_by_einsum)  # fmt: skip
@@ -212,10 +166,6 @@ def selected(*stacks):
     return [tuple(w[e] for w in stacks) for e in range(EXPERTS)]
 
 
-def unbound(*stacks):
-    return list(zip(*(w.unbind() for w in stacks), strict=True))
-
-
 def part_by_part(parts, change=lambda s, e, h: h):
     def forward(s, x):
         p = softmax(s, x)
@@ -227,20 +177,13 @@ def part_by_part(parts, change=lambda s, e, h: h):
     return forward
 
 
-def stacked_again(s, x):
-    rows = torch.stack([torch.relu(x @ w1) @ w2 for w1, w2 in selected(s.w1, s.w2)], 1)
-    return (rows * softmax(s, x)[..., None]).sum(1)
-
-
 PARTS = {
     "selected": (part_by_part(selected), ALL, 15, 0),
-    "unbound": (part_by_part(unbound), ALL, 15, 0),
-    "stacked again": (stacked_again, ALL, 15, 0),
-    "with gains": (part_by_part(selected, lambda s, e, h: h * s.gain[e]), ALL, 30, 15),
-    "one different": (
-        part_by_part(selected, lambda s, e, h: h if e else h.tanh()), "5*3 2b", 10, 0
-    ),
-    "each different": (part_by_part(selected, lambda s, e, h: h + e + 1), INSIDE, 0, 0),
+    
+    
+    
+    
+    
 }  # fmt: skip
 for name, (forward, *counts) in PARTS.items():
     stacked(*counts, name=f"parts of a tensor, {name}", gain=parameter(3, HIDDEN))(forward)
@@ -282,7 +225,6 @@ def sorted_by_expert(s, x, places=False):
 
 
 for inside, *counts in (
-    (nn.ReLU(), ALL, 15, 0),
     (nn.Tanh(), ALL, 0, 15),
     (nn.Softmax(0), "3b 5b", 0, 0),
 ):
@@ -332,29 +274,8 @@ def mean(s, x):
     return torch.stack([e(x) for e in s.e]).mean(0)
 
 
-def in_place(s, x):
-    total = torch.zeros_like(x)
-    for k, e in enumerate(s.e):
-        total += softmax(s, x)[:, k, None] * e(x)
-    return x + total
-
-
-def split(s, x):
-    return sum(g * e(x) for g, e in zip(softmax(s, x).split(1, 1), s.e, strict=True))
-
-
 def by_einsum(s, x):
     return torch.einsum("be,bed->bd", softmax(s, x), torch.stack([e(x) for e in s.e], 1))
-
-
-def best_two(s, x):
-    share = scattered(s, x)
-    return x + sum(share[:, k : k + 1] * e(x) for k, e in enumerate(s.e))
-
-
-def one_hot_sum(s, x):
-    share = one_hot(s, x)
-    return sum(share[:, k : k + 1] * e(x) for k, e in enumerate(s.e))
 
 
 def where(s, x):
@@ -369,15 +290,9 @@ def picked_by_gather(s, x):
     return (y * values[..., None]).sum(1)
 
 
-def picked_by_index(s, x):
-    p = softmax(s, x)
-    rows, at = torch.arange(len(x)), p.argmax(-1)
-    return torch.stack([e(x) for e in s.e], 1)[rows, at] * p[rows, at][:, None]
-
-
 for combine in (
-    summed, ensemble, mean, in_place, split, by_einsum, best_two, one_hot_sum, where,
-    picked_by_gather, picked_by_index,
+    summed, ensemble,       where,
+    picked_by_gather, 
 ):  # fmt: skip
     moves = TENSORS + " r.weight r.bias" * (combine not in (ensemble, mean))
     branches(ALL, 15, 0, name=f"branches, {combine.__name__}", moves=moves)(combine)
@@ -419,14 +334,7 @@ class Grouped(nn.Module):
         return self.b(F.relu(self.n(self.a(x[:, None]))))[:, 0]
 
 
-def standardised():
-    layers = nn.Linear(IN, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU(inplace=True), nn.Dropout(0.3)
-    return nn.Sequential(*layers, nn.Linear(HIDDEN, IN))
-
-
 INNER = {
-    "batch norm": (standardised, ALL, 15, 15),
-    "one layer": (lambda: nn.Linear(IN, IN), "3b", 0, 0),
     "heads": (Attention, "2*12 2b*3 3b", 24, 24),
     "groups": (Grouped, "2*6 2b*3 3b", 12, 6),
 }
@@ -452,28 +360,8 @@ def different_activations(s, x):
     return sum(e[2](f(e[0](x))) for e, f in zip(s.e, functions, strict=True))
 
 
-def one_after_the_other(s, x):
-    for e in s.e:
-        x = x + e(x)
-    return x
-
-
-def weighted_in_a_row(s, x):
-    inside = torch.stack([x + e(x) for e in s.e], 1)
-    return (inside * torch.arange(1.0, EXPERTS + 1).to(x)[:, None]).sum(1)
-
-
 APART = {
     "constants": lambda s, x: sum((1.0 + k) * e(x) for k, e in enumerate(s.e)),
-    "inputs": lambda s, x: sum(x[:, k : k + 1] * e(x) for k, e in enumerate(s.e)),
-    "another reader": lambda s, x: (summed(s, x), s.e[0](x)[:, :1] * softmax(s, x)[:, :1]),
-    "gates that are returned": lambda s, x: (summed(s, x), softmax(s, x)),
-    "results that are returned": lambda s, x: torch.stack([e(x) for e in s.e], 1),
-    "their order": one_after_the_other,
-    "weights of a row": weighted_in_a_row,
-    "scales in a tensor": lambda s, x: sum(
-        c * e(x) for c, e in zip(torch.tensor([[1.0], [2.0], [3.0]]).to(x), s.e, strict=True)
-    ),
 }
 for name, forward in APART.items():
     branches(INSIDE, 15, 0, name=f"branches told apart by {name}")(forward)

@@ -28,8 +28,6 @@ def in_a_loop(s, x):
 CELLS = {
     "GRU": (lambda: nn.GRUCell(5, 6), 0, 6),
     "LSTM": (lambda: nn.LSTMCell(5, 6), 0, 6),
-    "tanh": (lambda: nn.RNNCell(5, 6), 0, 6),
-    "ReLU": (lambda: nn.RNNCell(5, 6, nonlinearity="relu"), 6, 0),
     "LSTM without biases": (lambda: nn.LSTMCell(5, 6, bias=False), 0, 6),
 }
 for name, (cell, *counts) in CELLS.items():
@@ -108,19 +106,6 @@ def product(k, v, state):
     return torch.einsum("bd,be->bde", k, v)
 
 
-def broadcast(k, v, state):
-    return k[:, :, None] * v[:, None]
-
-
-def difference(k, v, state):
-    """A delta rule: what the state already says of a key is taken from its value."""
-    return torch.einsum("bd,be->bde", k, v - torch.einsum("bde,bd->be", state, k))
-
-
-def forgetting(k, v, state):
-    return k.sigmoid()[:, :, None] * state + k[:, :, None] * v[:, None]
-
-
 def running_sums(by):
     def forward(s, x):
         state = (s.k(x)[..., None] * s.v(x)[..., None, :]).cumsum(1)
@@ -132,14 +117,9 @@ def running_sums(by):
 GROWING = {
     "states": (growing(product), STATE, 9, 8),
     "states, first": (growing(product, start=False), STATE, 9, 8),
-    "states by broadcasting": (growing(broadcast), STATE, 9, 8),
-    "states that fade": (growing(product, decay=0.9), STATE, 9, 8),
     # rotations of the keys; a number between queries and values
-    "a delta rule": (growing(difference), 3 + 25 + 1, 6, 8),
     # the gate reads the keys as they are
-    "gated states": (growing(forgetting), 25 + 1, 6, 5),
     "running sums": (running_sums(lambda q, s: torch.einsum("btd,btde->bte", q, s)), STATE, 9, 8),
-    "running sums by hand": (running_sums(lambda q, s: (q[..., None] * s).sum(-2)), STATE, 9, 8),
 }
 for name, (forward, dimension, *counts) in GROWING.items():
     states("3 5", *counts, name=name, dimension=dimension)(forward)
@@ -151,11 +131,9 @@ def pairs(s, x):
 
 PAIRS = {
     "by a layer": (lambda s, x: s.o(pairs(s, x).flatten(1)), "", "with itself"),
-    "by a sum": (lambda s, x: pairs(s, x).flatten(1).tanh().sum(1), "", "with itself"),
+    
     "by two sums": (lambda s, x: pairs(s, x).sum((1, 2)), "5", ""),
-    "of two rows": (
-        lambda s, x: s.o(torch.einsum("bi,bj->bij", s.a(x), s.c(x)).flatten(1)), "5*2", ""
-    ),
+    
 }  # fmt: skip
 for name, (read, groups, held) in PAIRS.items():
     network(groups, name=f"pairs of channels, read {name}", held=held,
@@ -236,7 +214,7 @@ def channels_picked_by_edges(s, x, e):
 
 
 words = torch.randint(9, (7,), generator=torch.Generator().manual_seed(0))
-for mode in ("sum", "mean", "max"):
+for mode in ("mean", "max"):
     network("5", 5, 0, name=f"bags with offsets, {mode}", c=(5, 2),
             inputs=[words, torch.tensor([0, 3, 5])],
             table=lambda m=mode: nn.EmbeddingBag(9, 5, mode=m),

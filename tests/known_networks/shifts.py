@@ -22,13 +22,7 @@ BOTH = {"words.weight": 6}
 COMBINED = {
     "a sum": (lambda w, p: w + p, BOTH),
     "a copied sum": (lambda w, p: (w + p).contiguous(), BOTH),
-    "three words": (lambda w, p: w + w + w + p, BOTH),
-    "a difference": (lambda w, p: w - p, BOTH),
-    "two positions": (lambda w, p: w + p + p, {"places.weight": 6}),
     "three words and two positions": (lambda w, p: w + w + w + p + p, {}),  # no whole multiple
-    "half a position": (lambda w, p: w + 0.5 * p, {}),
-    "relu of words": (lambda w, p: torch.relu(w) + p, {}),
-    "norms of words": (lambda w, p: F.layer_norm(w, (6,)) + p, {}),
 }
 for name, (combine, shifts) in COMBINED.items():
 
@@ -81,10 +75,6 @@ keys(name="a norm before values without a bias", shifts={}, value=linear(6, 3))(
 # ------------------------------------------------------------ sums of branches
 SUMS = {  # what is summed, and sizes of what trades
     "sum": (lambda a, b: a + b, {"a.bias": 5}),
-    "difference": (lambda a, b: a - b, {"a.bias": 5}),
-    "product": (lambda a, b: a * b, {}),
-    "relu": (lambda a, b: a + b.relu(), {}),
-    "gate": (lambda a, b: a + b * a, {}),
     "part": (
         lambda a, b: torch.cat([a[..., :2] + b[..., :2], a[..., 2:] * b[..., 2:]], -1),
         {"a.bias": 2},
@@ -136,15 +126,9 @@ def parts_of_a_bias(s, x):
 
 # ------------------------------------------------------------ what is forgotten
 FORGET = {
-    "a softmax of tokens": (lambda y: y.softmax(1), 4),
     "the mean of tokens": (lambda y: y - y.mean(1, keepdim=True), 4),
     "an instance norm": (lambda y: F.instance_norm(y.mT).mT, 4),
-    "the largest token": (lambda y: y - y.amax(1, keepdim=True), 4),
     "a variance": (lambda y: y.var(1, keepdim=True), 4),
-    "a softmax of channels": (lambda y: y.softmax(-1), 1),
-    "the mean of all": (lambda y: y - y.mean(), 0),
-    "a nonlinear token": (lambda y: y - y[:, :1].sigmoid(), 0),
-    "a softmax of sums": (lambda y: y.cumsum(1).softmax(1), 0),
 }
 for name, (forget, size) in FORGET.items():
     shifts = {"first.bias": size} if size else {}
@@ -175,10 +159,7 @@ grouped(name="a flattened convolution", a=partial(nn.Conv1d, 10, 3, 1), b=(6, 4)
     lambda s, x: s.b(F.avg_pool1d(s.a(x), 2).flatten(1))
 )  # fmt: skip
 TELLING = {
-    "a relu": lambda s, h, x: torch.relu(h),
     "a batch norm": lambda s, h, x: s.norm(h),
-    "constants": lambda s, h, x: h * torch.arange(1.0, 4).to(h),
-    "one number": lambda s, h, x: h + s.c(x),
 }
 for name, tell in TELLING.items():
     network(name=f"matrices ended by {name}", matrices="", a=(6, 3), b=(3, 4), c=(6, 1),

@@ -19,16 +19,16 @@ filters = partial(
 
 # ------------------------------------------------------------ sides, letters, numbers
 SIDES = {
-    "on the left": lambda s, x: (s.w @ x.T).T,
+    
     "by einsum": lambda s, x: torch.einsum("oi,bi->bo", s.w, x),
     "by an implicit einsum": lambda s, x: torch.einsum("bi,oi", x, s.w),
     "by an einsum with dots": lambda s, x: torch.einsum("...i,oi->...o", x, s.w),
-    "transposed twice": lambda s, x: torch.einsum("io,bi->ob", s.w.T, x).T,
+    
     "with numbers": lambda s, x: torch.addmm(s.b, x, s.w.T, alpha=0.5, beta=2),
     "of three dimensions": lambda s, x: torch.einsum(
         "bi,hdi->bhd", x, s.w.view(2, 3, 4)
     ).flatten(1),
-    "by inner": lambda s, x: torch.inner(x, s.w),
+    
 }  # fmt: skip
 for name, side in SIDES.items():
     maps("6", 6, 0, name=f"a matrix {name}", w=parameter(6, 4), b=parameter(6))(
@@ -79,9 +79,7 @@ def low_rank_beside_fixed_inputs(s, x):
 
 
 FACTORS = {
-    "a product of factors": (lambda s: (s.u.T @ s.v).T, 14, 3),
     "unit rows of a product": (lambda s: F.normalize(s.v.T @ s.u, dim=1), 8, 3),
-    "tanh of a product": (lambda s: torch.tanh(s.v.T @ s.u), 3, 3),
 }
 for name, (weight, *counts) in FACTORS.items():
     hidden("3 5 6", *counts, name=name, u=parameter(3, 6), v=parameter(3, 5), c=(5, 2))(
@@ -128,11 +126,6 @@ def by_both(v):
     return (v - mean) * torch.rsqrt(variance + 1e-5)
 
 
-def by_deviation(v):
-    deviation, mean = torch.std_mean(v, dim=[1, 2, 3], keepdim=True)
-    return (v - mean) / (deviation + 1e-5)
-
-
 def by_variance(v):
     return (v - v.mean((1, 2, 3), keepdim=True)) / (v.var((1, 2, 3), keepdim=True) + 1e-5).sqrt()
 
@@ -142,7 +135,7 @@ def by_batch_norm(v):
     return F.batch_norm(rows, None, None, training=True, momentum=0.0).reshape_as(v)
 
 
-for standardise in (by_variance, by_both, by_deviation, by_batch_norm):
+for standardise in (by_variance, by_batch_norm):
 
     @filters("4 5", 0, 0, name=f"standardised filters {standardise.__name__.replace('_', ' ')}")
     def standardised(s, x, f=standardise):
@@ -165,7 +158,7 @@ FLATTENED = {
     # outputs against `o`, that against the last layer; columns against numbers, of which one for
     # each channel is found, none for places of the kernel
     "times a vector": (lambda s, w: w * s.m, "5", 5 + 5 + 4, 9),
-    "by a sine": (lambda s, w: torch.sin(w), "4 5", 5, 9),
+    
     "by a batch norm with a gain": (
         lambda s, w: F.batch_norm(w[None], None, None, (0.3 * s.g).view(-1), training=True),
         "4 5", 5 + 5, 5,
@@ -182,14 +175,8 @@ for name, (compute, *counts) in FLATTENED.items():
 
 
 STATISTICS = {
-    "times constants": (lambda v, c: v * c, "", 5, 6),
-    "over constants": (lambda v, c: v / c, "", 5, 6),
-    "times one constant a row": (lambda v, c: v * c[:, :1], "6", 5, 6),
     "over its deviation": (lambda v, c: v / v.std(1, keepdim=True), "5 6", 0, 0),
     "over its largest": (lambda v, c: v / v.amax(1, keepdim=True), "5 6", 0, 0),
-    "over its norm": (lambda v, c: v / v.norm(dim=1, keepdim=True), "5 6", 5, 6),
-    "over a root": (lambda v, c: v / v.square().sum(1, keepdim=True).sqrt(), "5b 6", 5, 6),
-    "times a root": (lambda v, c: v * (v.square().sum(1)[:, None] + 0.1).rsqrt(), "5b 6", 0, 6),
 }
 for name, (compute, *counts) in STATISTICS.items():
     hidden(*counts, name=f"a weight {name}", w=parameter(5, 6), k=torch.rand(5, 6) + 1, c=(5, 2),
@@ -298,10 +285,6 @@ def gates(name, combine, dimension, *counts, **parts):
     )
 
 
-def size(h, plus=0.0):
-    return h.pow(2).mean(-1, keepdim=True) + plus
-
-
 FREE = {"gate": linear(6, 3), "up": linear(6, 3)}
 gates("a product", lambda a, b: a * b, 6, "3", 6, 3)
 gates("a product without biases", lambda a, b: a * b, 6, "3", 6, 3, **FREE)
@@ -317,12 +300,7 @@ gates("a gate of squared ReLUs", lambda a, b: torch.relu(a) ** 2 * b, 6, "3", 6,
 gates("a root of two squares", lambda a, b: (a.relu() ** 2 + b.relu() ** 2).sqrt(), 3, "2b 3", 3, 0)
 ALONE = {
     "squared ReLUs": (lambda h: torch.relu(h).square(), 3, 3, 0),
-    "a number beside a square": (lambda h: (1 + torch.relu(h)) ** 2, 0, 0, 0),
     # what is divided by its own size has one scale, and the rotations of three channels
-    "divided by its norm": (lambda h: h / h.norm(dim=-1, keepdim=True), 1 + 3, 1, 3),
-    "divided by a root": (lambda h: h / size(h) ** 0.5, 1 + 3, 1, 3),
-    "times one over a root": (lambda h: h * size(h).rsqrt(), 1 + 3, 1, 3),
-    "a number beside the size": (lambda h: h * size(h, 0.1).rsqrt(), 3, 0, 3),
 }
 for name, (function, dimension, *counts) in ALONE.items():
     network("3", *counts, name=name, dimension=dimension, up=(6, 3), down=(3, 5), inputs=(80, 6))(
