@@ -9,6 +9,7 @@ import warnings
 
 import lightning as L
 import torch
+from population import quiet_trainer
 from record import Record, parsed, parser
 from torch.nn.functional import cross_entropy
 from turns import Times
@@ -63,16 +64,9 @@ def steps(options, record):
         }
         found = {name: Times(options.threads, options.device) for name in ("step", *contestants)}
         callbacks = [watched(callback, found[name]) for name, (callback, *_) in contestants.items()]
-        trainer = L.Trainer(
-            max_epochs=options.repeats,
-            accelerator="gpu" if options.device == "cuda" else "cpu",
-            devices=1,
-            callbacks=[Clock(found["step"]), *callbacks],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            log_every_n_steps=50,
+        callbacks = [Clock(found["step"]), *callbacks]
+        trainer = quiet_trainer(
+            options.device, max_epochs=options.repeats, callbacks=callbacks, log_every_n_steps=50
         )
         trainer.fit(Classifier(), torch.utils.data.DataLoader(data, n))
     record.times({"step": found["step"].after(2)}, every=1)

@@ -9,7 +9,7 @@ the last three. What cannot fit into memory is refused before it is tried.
 import torch
 from record import Record, parsed, parser
 from samplers import OurChains
-from vi import stepper
+from vi import adam
 
 from lightning_bnn import likelihoods, methods, models
 from lightning_bnn import metrics as M
@@ -35,7 +35,7 @@ def mfvi(members=1, width=64, depth=2):
     """A step with Adam, batches of 128."""
     network, x, y = perceptron(784, width, depth), torch.randn(128, 784), torch.arange(128) % 10
     module = MFVI(network, num_data=60_000, members=members)
-    step = stepper(lambda x, y: module.losses((x,), y)["loss"].sum(), module.parameters())
+    step = adam(lambda x, y: module.losses((x,), y)["loss"].sum(), module.parameters())
     return lambda: step(x, y)
 
 

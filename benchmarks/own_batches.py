@@ -8,9 +8,8 @@ They take turns.
 import logging
 import warnings
 
-import lightning as L
 import torch
-from population import WARM, Clock
+from population import WARM, Clock, quiet_trainer
 from record import Record, parsed, parser
 from turns import Times
 
@@ -38,11 +37,7 @@ MEMBERS, STEPS = 256, 16
 def train(times, settings):
     """Some steps of a population."""
     module = DeepEnsemble(optunet(), MEMBERS, optimizer=lambda p: torch.optim.SGD(p, 0.04))
-    trainer = L.Trainer(
-        accelerator="cpu", max_steps=STEPS + WARM, limit_val_batches=0, callbacks=[Clock(times)],
-        logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
-    )  # fmt: skip
+    trainer = quiet_trainer(max_steps=STEPS + WARM, limit_val_batches=0, callbacks=[Clock(times)])
     trainer.fit(module, Bytes(batch_size=64, val_size=0, **settings))
 
 

@@ -14,7 +14,7 @@ import torch
 from record import Record, parsed, parser
 from torch import nn
 from torch.func import functional_call
-from turns import Times
+from turns import Times, fastest_threads, stepper
 
 from lightning_bnn import models
 from lightning_bnn.methods import Batch
@@ -71,14 +71,11 @@ class Plain(L.LightningModule):
 def stepped(network, members, batches, times):
     """Our stack without a Trainer."""
     module = DeepEnsemble(network, members, optimizer=SGD).to(times.device)
-    optimizer = SGD(module.parameters())
 
-    def step(x, y):
-        optimizer.zero_grad()
-        module.run.losses(module.state.trained_stack(), Batch((x,), y)).sum().backward()
-        optimizer.step()
+    def loss(x, y):
+        return module.run.losses(module.state.trained_stack(), Batch((x,), y)).sum()
 
-    timed(step, batches, times)
+    timed(stepper(loss, module.parameters(), SGD), batches, times)
 
 
 def timed(step, batches, times):
@@ -88,6 +85,14 @@ def timed(step, batches, times):
             times.start()
         step(*batch)
     times.stop()
+
+
+def quiet_trainer(device="cpu", **options):
+    return L.Trainer(
+        accelerator="gpu" if device == "cuda" else "cpu", devices=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        **options,
+    )  # fmt: skip
 
 
 class Clock(L.Callback):
@@ -105,39 +110,25 @@ class Clock(L.Callback):
 
 
 def fitted(module, batches, times):
-    trainer = L.Trainer(
-        accelerator="gpu" if times.device == "cuda" else "cpu", devices=1, max_epochs=1,
-        callbacks=[Clock(times)], logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(module, batches)
+    quiet_trainer(times.device, max_epochs=1, callbacks=[Clock(times)]).fit(module, batches)
 
 
 def bare(network, batches, times):
-    optimizer = SGD(network.parameters())
+    def loss(x, y):
+        return nn.functional.cross_entropy(network(x), y)
 
-    def step(x, y):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(network(x), y).backward()
-        optimizer.step()
-
-    timed(step, batches, times)
+    timed(stepper(loss, network.parameters(), SGD), batches, times)
 
 
 def vmapped(network, members, batches, times):
     """What one would write: grouped convolutions, everything at once, no Trainer."""
     stack = {n: nn.Parameter(t.to(times.device)) for n, t in P.populate(network, members).items()}
-    optimizer = SGD(stack.values())
 
     def loss(member, x, y):
         return nn.functional.cross_entropy(functional_call(network, member, (x,)), y)
 
-    def step(x, y):
-        optimizer.zero_grad()
-        torch.vmap(loss, in_dims=(0, None, None))(stack, x, y).sum().backward()
-        optimizer.step()
-
-    timed(step, batches, times)
+    losses = torch.vmap(loss, in_dims=(0, None, None))
+    timed(stepper(lambda x, y: losses(stack, x, y).sum(), stack.values(), SGD), batches, times)
 
 
 def contestants(network, shape, classes, members, device):
@@ -154,18 +145,6 @@ def contestants(network, shape, classes, members, device):
     }
 
 
-def best_threads(run, most, device):
-    """One thread or all of them, by the best of three runs each: the time of their steps."""
-    best = {}
-    for count in sorted({1, most}):
-        torch.set_num_threads(count)
-        times = Times(count, device)
-        for _ in range(3):
-            run(times)
-        best[count] = min(times.wall)
-    return min(best, key=best.__getitem__)
-
-
 def main():
     options = parsed(parser(__doc__, repeats=5))
     warnings.simplefilter("ignore")
@@ -173,10 +152,13 @@ def main():
     record, device = Record(options), options.device
     for name, network, shape, classes, members in cases():
         entered = contestants(network.to(device), shape, classes, members, device)
-        found = {
-            who: Times(best_threads(run, options.threads, device), device)
-            for who, (run, _) in entered.items()
-        }
+        found = {}
+        for who, (run, _) in entered.items():
+            spare = Times(device=device)
+            count = fastest_threads(
+                lambda run=run, spare=spare: run(spare), options.threads, device
+            )
+            found[who] = Times(count, device)
         for _ in range(options.repeats):
             for who, (run, _) in entered.items():
                 torch.set_num_threads(found[who].threads)

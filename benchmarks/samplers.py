@@ -12,11 +12,13 @@ that are not there are left out.
 
 import os
 import warnings
+from functools import partial
 
 import torch
 from record import Record, parsed, parser
 from torch.nn.functional import cross_entropy
-from turns import taking_turns, timed
+from turns import present, stepper, taking_turns, timed
+from vi import density_of_posteriors
 
 from lightning_bnn import likelihoods, methods, models, samplers
 from lightning_bnn import metrics as M
@@ -33,57 +35,43 @@ def network():
 
 
 # ------------------------------------------------------------ optimizers
-def ours(parameters):
-    return samplers.SGHMC(parameters, lr=RATE, num_data=N, prior_precision=1.0)
-
-
-def ours_sgld(parameters):
-    return samplers.SGLD(parameters, lr=RATE, num_data=N, prior_precision=1.0)
-
-
-def ours_preconditioned(parameters):
-    return samplers.PreconditionedSGLD(parameters, lr=RATE, num_data=N, prior_precision=1.0)
-
-
 def sgd(parameters):
     return torch.optim.SGD(parameters, RATE, momentum=0.9, weight_decay=1 / N, foreach=True)
 
 
-def torch_uncertainty_sghmc(parameters):
-    from torch_uncertainty.optim import SGHMC as Theirs
-
-    return Theirs(parameters, lr=RATE)
-
-
-def torch_uncertainty_sgld(parameters):
-    from torch_uncertainty.optim import SGLD as Theirs
-
-    return Theirs(parameters, lr=RATE)
+def ours(name):
+    kind = getattr(samplers, name)
+    return lambda parameters: kind(parameters, lr=RATE, num_data=N, prior_precision=1.0)
 
 
-OPTIMIZERS = {
-    "SGD with momentum": sgd,
-    "SGHMC": ours,
-    "SGLD": ours_sgld,
-    "PreconditionedSGLD": ours_preconditioned,
-    "torch-uncertainty SGHMC": torch_uncertainty_sghmc,
-    "torch-uncertainty SGLD": torch_uncertainty_sgld,
-}
+def theirs(name):
+    def make(parameters):
+        import torch_uncertainty.optim
+
+        return getattr(torch_uncertainty.optim, name)(parameters, lr=RATE)
+
+    return make
 
 
-def posteriors(net, x, y):
+def plain(make):
+    """A step of an optimizer on a batch."""
+
+    def made(x, y):
+        net = network().to(x.device)
+        step = stepper(lambda x, y: cross_entropy(net(x), y), net.parameters(), make)
+        return lambda: step(x, y)
+
+    return made
+
+
+def posteriors(x, y):
     """The functional library: its whole step."""
     import posteriors as library
 
-    call = library.model_to_function(net)
-
-    def log_posterior(params, data):
-        prior = library.diag_normal_log_prob(params, sd_diag=1.0)
-        return -cross_entropy(call(params, data[0]), data[1]) + prior / N, torch.tensor([])
-
-    transform = library.sgmcmc.sghmc.build(log_posterior, lr=RATE, temperature=1 / N)
-    state = transform.init(dict(net.named_parameters()))
-    box = [state]
+    net = network().to(x.device)
+    density = density_of_posteriors(net)
+    transform = library.sgmcmc.sghmc.build(density, lr=RATE, temperature=1 / N)
+    box = [transform.init(dict(net.named_parameters()))]
 
     def step():
         box[0], _ = transform.update(box[0], (x, y), inplace=True)
@@ -91,16 +79,12 @@ def posteriors(net, x, y):
     return step
 
 
-def available(table):
-    found = {}
-    for name, make in table.items():
-        try:
-            make([torch.nn.Parameter(torch.zeros(1))])
-        except ImportError as error:
-            print(f"{name} is left out: {error}")
-        else:
-            found[name] = make
-    return found
+STEPS = {
+    "SGD with momentum": plain(sgd),
+    **{name: plain(ours(name)) for name in ("SGHMC", "SGLD", "PreconditionedSGLD")},
+    **{f"torch-uncertainty {name}": plain(theirs(name)) for name in ("SGHMC", "SGLD")},
+    "posteriors SGHMC": posteriors,
+}
 
 
 # ------------------------------------------------------------ chains with all the data
@@ -249,14 +233,12 @@ SAMPLERS = {
 def chains(options, record):
     problem = (models.mlp(6, [10], 1, torch.nn.Tanh), *yachts())
     start, size = our_start(problem)
+    calls = {
+        name: partial(timed, partial(make, problem, start, size)) for name, make in SAMPLERS.items()
+    }
     made = {}
-    for name, make in SAMPLERS.items():
-        try:
-            times, made[name] = timed(lambda make=make: make(problem, start, size))
-        except ImportError as error:
-            print(f"{name} is left out: {error}")
-        else:
-            record.value(name, times.seconds, what="CPU s of tuning")
+    for name, (times, made[name]) in present(calls).items():
+        record.value(name, times.seconds, what="CPU s of tuning")
     kept = {name: [] for name in made}
     turns = {name: lambda name=name: kept[name].append(made[name].sample()) for name in made}
     found = taking_turns(turns, options.repeats, warm=1)
@@ -274,26 +256,8 @@ def steps(options, record):
     """Forward pass, backward pass and update."""
     x = torch.randn(options.batch, 784, device=options.device)
     y = torch.randint(10, (options.batch,), device=options.device)
-    functions = {}
-    for name, make in available(OPTIMIZERS).items():
-        net = network().to(options.device)
-        functions[name] = plain_step(net, make(net.parameters()), x, y)
-    try:
-        net = network().to(options.device)
-        functions["posteriors SGHMC"] = posteriors(net, x, y)
-    except ImportError as error:
-        print(f"posteriors is left out: {error}")
-    found = taking_turns(functions, options.repeats, options.device)
+    found = taking_turns(present(STEPS, x, y), options.repeats, options.device)
     record.times(found, network="mlp")
-
-
-def plain_step(net, optimizer, x, y):
-    def step():
-        optimizer.zero_grad()
-        cross_entropy(net(x), y).backward()
-        optimizer.step()
-
-    return step
 
 
 def main():

@@ -133,6 +133,29 @@ def timed(call: Callable[[], Any], device: str = "cpu") -> tuple[Times, Any]:
     return times, times.add(call)
 
 
+def stepper(loss: Any, parameters: Any, optimizer: Any) -> Callable[..., None]:
+    """A step of training on a batch; ``optimizer`` makes one of parameters."""
+    made = optimizer(parameters)
+
+    def step(*batch: Any) -> None:
+        made.zero_grad()
+        loss(*batch).backward()
+        made.step()
+
+    return step
+
+
+def present(makers: Mapping[str, Callable[..., Any]], *args: Any) -> dict[str, Any]:
+    """What functions make, but for those whose package is not installed, which are named."""
+    made = {}
+    for name, make in makers.items():
+        try:
+            made[name] = make(*args)
+        except ImportError as error:
+            print(f"{name} is left out: {error}")
+    return made
+
+
 def synchronise(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()

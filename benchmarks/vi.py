@@ -6,13 +6,14 @@ All contestants take the same batches and torch.optim.Adam, in turns. The peers 
 `make bench`; those that are not there are left out.
 """
 
+import functools
 import warnings
 
 import torch
 from record import Record, parsed, parser
 from torch import nn
 from torch.nn.functional import cross_entropy
-from turns import taking_turns
+from turns import present, stepper, taking_turns
 
 from lightning_bnn import models
 from lightning_bnn.modules import MFVI, SymmetrizedVI
@@ -33,20 +34,12 @@ def batch(options):
 
 
 # ------------------------------------------------------------ contestants
-def stepper(loss, parameters):
-    optimizer = torch.optim.Adam(parameters, 1e-3)
-
-    def step(x, y):
-        optimizer.zero_grad()
-        loss(x, y).backward()
-        optimizer.step()
-
-    return step
+adam = functools.partial(stepper, optimizer=lambda p: torch.optim.Adam(p, 1e-3))
 
 
 def deterministic(options):
     net = network().to(options.device)
-    return stepper(lambda x, y: cross_entropy(net(x), y), net.parameters())
+    return adam(lambda x, y: cross_entropy(net(x), y), net.parameters())
 
 
 def ours(options, kind=MFVI, log_std=START, **arguments):
@@ -58,7 +51,7 @@ def ours(options, kind=MFVI, log_std=START, **arguments):
     def loss(x, y):
         return module.losses((x,), y)["loss"].sum()
 
-    return stepper(loss, module.parameters())
+    return adam(loss, module.parameters())
 
 
 def converted(linear):
@@ -80,7 +73,7 @@ def blitz(options):
         return BayesianLinear(m.in_features, m.out_features, m.bias is not None, prior_dist=prior)
 
     net = converted(linear).to(options.device)
-    return stepper(
+    return adam(
         lambda x, y: cross_entropy(net(x), y) + kl_divergence_from_nn(net) / N, net.parameters()
     )
 
@@ -95,7 +88,7 @@ def bayesian_torch(options):
     net = network()
     dnn_to_bnn(net, settings)
     net = net.to(options.device)
-    return stepper(lambda x, y: cross_entropy(net(x), y) + get_kl_loss(net) / N, net.parameters())
+    return adam(lambda x, y: cross_entropy(net(x), y) + get_kl_loss(net) / N, net.parameters())
 
 
 def torch_uncertainty(options):
@@ -107,20 +100,29 @@ def torch_uncertainty(options):
 
     net = converted(linear).to(options.device)
     elbo = ELBOLoss(net, nn.CrossEntropyLoss(), kl_weight=1 / N, num_samples=1)
-    return stepper(lambda x, y: elbo(x, y), net.parameters())
+    return adam(lambda x, y: elbo(x, y), net.parameters())
+
+
+def density_of_posteriors(net):
+    """The log-posterior over N as that library wants it."""
+    import posteriors as library
+
+    call = library.model_to_function(net)
+
+    def log_posterior(params, data):
+        prior = library.diag_normal_log_prob(params, sd_diag=1.0)
+        return -cross_entropy(call(params, data[0]), data[1]) + prior / N, torch.tensor([])
+
+    return log_posterior
 
 
 def posteriors(options):
     import posteriors as library
 
     net = network().to(options.device)
-    call = library.model_to_function(net)
     mean = {k: v.detach().clone().requires_grad_() for k, v in net.named_parameters()}
     logs = {k: torch.full_like(v, START).requires_grad_() for k, v in mean.items()}
-
-    def log_posterior(params, data):
-        prior = library.diag_normal_log_prob(params, sd_diag=1.0)
-        return -cross_entropy(call(params, data[0]), data[1]) + prior / N, torch.tensor([])
+    log_posterior = density_of_posteriors(net)
 
     def loss(x, y):
         deviations = {k: v.exp() for k, v in logs.items()}
@@ -128,7 +130,7 @@ def posteriors(options):
             mean, deviations, (x, y), log_posterior, temperature=1 / N, n_samples=1
         )[0]
 
-    return stepper(loss, [*mean.values(), *logs.values()])
+    return adam(loss, [*mean.values(), *logs.values()])
 
 
 PEERS = {
@@ -140,7 +142,7 @@ PEERS = {
 
 
 def contestants(options):
-    found = {
+    return {
         "deterministic": deterministic(options),
         "MFVI": ours(options),
         "MFVI, flipout": ours(options, reparameterisation="flipout"),
@@ -150,13 +152,8 @@ def contestants(options):
         "SymmetrizedVI, uniform, 20 draws": ours(
             options, SymmetrizedVI, estimator="uniform", draws=20
         ),
+        **present(PEERS, options),
     }
-    for name, make in PEERS.items():
-        try:
-            found[name] = make(options)
-        except ImportError as error:
-            print(f"{name} is left out: {error}")
-    return found
 
 
 def steps(options, record):
