@@ -61,7 +61,7 @@ def points(cls, **options):
 def heads():
     module = built(Plain)
     module.net = Attention()
-    return module, DataLoader(Points(), 6), [C.PermutationTau(), C.MassGap(1)]
+    return module, DataLoader(Points(), 6), [C.PermutationTau(), C.MassGap(1), C.OrbitDrift(1)]
 
 
 RUNS = {

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lightning_bnn.callbacks.figures import *
     from lightning_bnn.callbacks.harvester import *
     from lightning_bnn.callbacks.mass_gap import *
+    from lightning_bnn.callbacks.orbit_drift import *
     from lightning_bnn.callbacks.permutation_tau import *
     from lightning_bnn.callbacks.posterior_doctor import *
     from lightning_bnn.callbacks.training_cost import *

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from lightning_bnn.samplers.cyclical import *
     from lightning_bnn.samplers.energy_sampler import *
     from lightning_bnn.samplers.hmc import *
+    from lightning_bnn.samplers.horizontal import *
     from lightning_bnn.samplers.ivon import *
     from lightning_bnn.samplers.langevin import *
     from lightning_bnn.samplers.mclmc import *

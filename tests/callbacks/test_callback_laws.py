@@ -33,6 +33,7 @@ from lightning_bnn.callbacks import (
     CheckpointHarvester,
     DrawnWeights,
     MassGap,
+    OrbitDrift,
     PermutationTau,
     PosteriorDoctor,
     PosteriorFigures,
@@ -170,6 +171,7 @@ CALLBACKS = {
     "DrawnWeights": (drawn, lambda folder: [DrawnWeights()]),
     "PermutationTau": (plain, lambda folder: [PermutationTau()]),
     "MassGap": (plain, lambda folder: [MassGap(1)]),
+    "OrbitDrift": (plain, lambda folder: [OrbitDrift(3)]),
     "PosteriorFigures": (plain, lambda folder: [PosteriorFigures(1)]),
     "CheckpointHarvester": (plain, lambda folder: [CheckpointHarvester(folder, every_n_steps=1)]),
     "PosteriorDoctor": (plain, lambda folder: [PosteriorDoctor()]),
@@ -231,6 +233,7 @@ def test_a_resumed_run_has_seen_what_an_uninterrupted_one_has(one, tmp_path):
 LOOKS = {
     "PermutationTau": lambda c: len(c.history),
     "MassGap": lambda c: len(c.history),
+    "OrbitDrift": lambda c: 3 * len(c.history),
     "PosteriorFigures": lambda c: len(c._steps),
 }
 WATCHING = pytest.mark.parametrize("one", LOOKS, indirect=True)

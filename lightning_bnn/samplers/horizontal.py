@@ -1,0 +1,99 @@
+"""Steps of any optimizer without the part along which the function does not change."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from lightning_bnn.metrics.validation import check_choice
+from lightning_bnn.samplers.langevin import Tempered
+from weightsym import Symmetries, min_mass, orbit_directions, rescale, transform_optimizer_state
+from weightsym import params as P
+from weightsym.params import Params
+
+__all__ = ["Horizontal"]
+
+
+class Horizontal:
+    r"""Takes from every step of an optimizer what moves along the orbit of symmetries.
+
+    .. math:: \Delta \leftarrow (1 - P)\, \Delta
+
+    P projects onto the tangents of the orbit, see `weightsym.orbit_directions`. Steps of gradient
+    descent have no such part, steps of Adam, and penalties, do.
+
+    Args:
+        optimizer: of all parameters of the network, perhaps of others, too; its ``step`` changes.
+        network: whose symmetries were found.
+        symmetries: what `discover` returned.
+        gauge: ``"min-mass"`` also brings the network to the scales of least mass after every step,
+            which does not change its function, and carries the optimizer's state along.
+        tolerance: of the projection, see `weightsym.orbits.OrbitDirections.onto`.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import discover
+    >>> net, x = mlp(2, [8], 1), torch.randn(16, 2)
+    >>> optimizer = torch.optim.Adam(net.parameters())
+    >>> horizontal = Horizontal(optimizer, net, discover(net, x))
+    >>> before = P.of(net)
+    >>> net(x).square().mean().backward(), optimizer.step()
+    (None, None)
+    >>> orbit = orbit_directions(before, discover(net, x))
+    >>> step = {name: t - before[name] for name, t in P.of(net).items()}
+    >>> bool(orbit.adjoint(step).abs().max() < 1e-6)
+    True
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        network: nn.Module,
+        symmetries: Symmetries,
+        gauge: Literal["min-mass"] | None = None,
+        tolerance: float = 1e-6,
+    ) -> None:
+        if gauge is not None:
+            check_choice("gauge", gauge, ("min-mass",))
+        if isinstance(optimizer, Tempered):
+            raise ValueError(
+                f"Noise of {type(optimizer).__name__} along the orbit belongs to the posterior: "
+                "`Horizontal` is for optimizers; chains take `HMC(orbit_moves=1)`."
+            )
+        if symmetries.evaluation_only:
+            raise ValueError(f"`symmetries` hold in evaluation only: {symmetries.evaluation_only}.")
+        self.names = dict(network.named_parameters())
+        moved = {p for group in optimizer.param_groups for p in group["params"]}
+        fixed = [n for n in symmetries.touched if n in self.names and self.names[n] not in moved]
+        if fixed:
+            raise ValueError(f"`optimizer` does not move {min(fixed)!r}, which symmetries move.")
+        self.network, self.symmetries, self.gauge = network, symmetries, gauge
+        self.tolerance = tolerance
+        self._before: Params = {}
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._remember),
+            optimizer.register_step_post_hook(self._remove),
+        ]
+
+    def detach(self) -> None:
+        """Give the optimizer its own steps back."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _remember(self, *_: Any) -> None:
+        self._before = {n: t.clone() for n, t in P.of(self.network).items()}
+
+    @torch.no_grad()
+    def _remove(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        orbit = orbit_directions(self._before, self.symmetries)
+        steps = {n: self.names[n] - self._before[n] for n in orbit.names}
+        for name, step in orbit.off(steps, self.tolerance).items():
+            self.names[name].copy_(self._before[name] + step)
+        if self.gauge is not None and self.symmetries.scalings:
+            weights = P.of(self.network)
+            scales = min_mass(weights, self.symmetries).scales
+            transform_optimizer_state(optimizer, self.names, self.symmetries, scales=scales)
+            for name, t in rescale(weights, self.symmetries, scales).items():
+                if name in self.names:
+                    self.names[name].copy_(t)
