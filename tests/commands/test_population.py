@@ -146,26 +146,6 @@ def test_another_configuration_does_not_touch_what_has_begun(config, tmp_path, m
     assert CheckpointBank(bank, "r").records[0]["epoch"] == 4
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("name", ["part.json", "progress"])
-def test_an_attempt_that_was_cut_off_leaves_nothing_twice(config, tmp_path, monkeypatch, name):
-    """At the last moment before a part is finished; and at its first step."""
-    write = parts.write_whole
-
-    def cut_off(path, *arguments, **options):
-        if path.name == name:
-            raise KeyboardInterrupt
-        write(path, *arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(parts, "write_whole", cut_off)
-        with pytest.raises(KeyboardInterrupt):
-            population(config, 3, str(tmp_path / "bank"), part=2, checkpoint_minutes=1e-6)
-    population(config, 3, str(tmp_path / "bank"), part=2, checkpoint_minutes=1e-6)
-    population(config, 3, str(tmp_path / "whole"), part=2)
-    same(networks(tmp_path / "whole"), networks(tmp_path / "bank"))
-
-
 LONG = ["--change", json.dumps({"trainer.max_epochs": 80})]
 
 

@@ -142,46 +142,6 @@ def test_a_bank_on_a_disk_that_is_full_at_any_call(length, tmp_path, monkeypatch
 
 
 # ------------------------------------------------------------ training
-def trained(folder, *callbacks, **options):
-    """A run that keeps every step: its harvester, its trainer, what it said."""
-    harvest = CheckpointHarvester(folder, every_n_steps=1)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        trainer = fit(built(Plain), harvest, *callbacks, max_epochs=1, **options)
-    return harvest, trainer, [w for w in told if TOLD in str(w.message)]
-
-
-def test_a_run_on_a_disk_that_is_full_at_any_call(tmp_path, monkeypatch):
-    """It goes on, the bank has all other steps, a checkpoint knows of them, it is said once."""
-    disk, missing = Disk(monkeypatch), set()
-
-    def without(call):
-        disk.armed, disk.calls, disk.failing = False, 0, {call}
-        harvest, trainer, told = trained(tmp_path / str(call), Armed(disk), batches=4)
-        disk.armed = False
-        bank = CheckpointBank(tmp_path / str(call), "r")
-        bank.verify()
-        steps = [r["step"] for r in bank.records]
-        assert trainer.global_step == 4
-        assert steps == sorted(set(steps))
-        assert len(told) == 4 - len(steps) <= 1
-        assert harvest.state_dict()["rows"] == len(bank)
-        return {1, 2, 3, 4} - set(steps)
-
-    assert without(None) == set()  # the control
-    for call in range(1, disk.calls + 1, 3):
-        missing |= without(call)
-    assert missing == {1, 2, 3, 4}
-
-
-class Armed(L.Callback):
-    """Not before training: what does not fit from the start is refused."""
-
-    def __init__(self, disk):
-        self.disk = disk
-
-    def on_train_batch_start(self, *_):
-        self.disk.armed = True
 
 
 @pytest.mark.parametrize("seen", ["before it is written", "while it is written"])

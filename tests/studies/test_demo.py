@@ -1,15 +1,9 @@
 """`lightning-bnn demo`: one page, again and again, interrupted or not."""
 
-import contextlib
-import io
-import os
 import re
-import signal
-import time
 
 import pytest
 import torch
-from processes import start
 
 from lightning_bnn.cli import main
 from lightning_bnn.studies import demo as demo_study
@@ -154,32 +148,6 @@ def test_other_settings_begin_anew(folder, monkeypatch):
     runs.run_jobs(again, folder / "copies")
     assert trained == ["ensemble", "ensemble"]
     assert not (folder / "copies" / "ensemble" / "old").exists()
-
-
-def interrupted_mass(args):
-    """The command, with a pause after every epoch; how it ends."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may have taken it
-    runs._Epochs.on_train_epoch_end = lambda *_: time.sleep(1)
-    with contextlib.redirect_stderr(io.StringIO()) as told, pytest.raises(SystemExit) as end:
-        main(args)
-    return end.value.code, told.getvalue()
-
-
-@pytest.mark.e2e
-def test_ctrl_c_in_the_middle_of_an_epoch(tmp_path):
-    """A real signal: one line, code 130, and the next call goes on."""
-    args = ["mass", "--members", "3", "--out", str(tmp_path / "m")]
-    run = start(interrupted_mass, args)
-    while not list(tmp_path.rglob("*.ckpt")):
-        time.sleep(0.05)
-        assert run.process.is_alive(), run.result()
-    os.kill(run.process.pid, signal.SIGINT)
-    code, told = run.result()
-    assert code == 130
-    assert "stopped; the same command goes on from its last checkpoint" in told
-    assert "Traceback" not in told
-    main(args)
-    assert (tmp_path / "m" / "mass.png").exists()
 
 
 def test_restart_removes_the_runs_of_a_demo_only(tmp_path, monkeypatch, capsys):
