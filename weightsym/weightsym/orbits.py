@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weightsym.actions import axes_by_tensor, members_of, shift_logits_some
 from weightsym.devices import precise
-from weightsym.groups import LinearGroup, Symmetries
+from weightsym.groups import LinearGroup, SoftmaxShift, Symmetries
 from weightsym.mixing import multiplied, shift_some
 from weightsym.params import Params
 from weightsym.placements import complex_matrices
@@ -68,13 +68,13 @@ class OrbitDirections:
         self._single = members_of(params, sym) is None
         names = [n for n in params if n in sym.shapes and params[n].is_floating_point()]
         weights = {n: self._stacked(precise(params[n].detach())) for n in names}
-        sym = sym if softmax_shift else replace(sym, softmax_shift=None)
-        sizes = list(_sizes(sym))
+        last = sym.softmax_shift if softmax_shift else None
+        sizes = list(_sizes(sym, last))
         self.size = sum(sizes)
         first = next(iter(weights.values()))
         with torch.inference_mode(False), torch.enable_grad():
             self._generators = first.new_zeros(len(first), self.size).requires_grad_()
-            moved = _moved(weights, sym, self._generators.split(sizes, -1))
+            moved = _moved(weights, sym, last, self._generators.split(sizes, -1))
             self.names = tuple(n for n in names if moved[n].requires_grad)
             self._moved = {n: moved[n].reshape(len(first), -1) for n in self.names}
             self._shapes = {n: weights[n].shape for n in self.names}
@@ -181,17 +181,19 @@ def _check_shape(what: str, rows: Tensor, shape: torch.Size, single: bool) -> No
 
 
 # ------------------------------------------------------------ the group near the identity
-def _sizes(sym: Symmetries) -> Iterator[int]:
+def _sizes(sym: Symmetries, last: SoftmaxShift | None) -> Iterator[int]:
     """The number of generators of every group, in the order in which `_moved` takes them."""
     yield from (group.units for group in sym.scalings)
     yield from (group.dimension for group in sym.linear)
     yield from (group.size for group in sym.shifts)
-    if sym.softmax_shift is not None:
-        yield sym.shapes[sym.softmax_shift.weight][1:].numel()
-        yield int(sym.softmax_shift.bias is not None)
+    if last is not None:
+        yield sym.shapes[last.weight][1:].numel()
+        yield int(last.bias is not None)
 
 
-def _moved(weights: Params, sym: Symmetries, generators: tuple[Tensor, ...]) -> Params:
+def _moved(
+    weights: Params, sym: Symmetries, last: SoftmaxShift | None, generators: tuple[Tensor, ...]
+) -> Params:
     """Weights after an element of the group that is right to first order in its generators."""
     rest = iter(generators)
     moved = _scaled(weights, sym, [next(rest) for _ in sym.scalings])
@@ -200,7 +202,6 @@ def _moved(weights: Params, sym: Symmetries, generators: tuple[Tensor, ...]) -> 
         one = torch.eye(group.size).to(a)
         moved = multiplied(moved, sym, group, one + a, one - a.mT)
     moved = shift_some(moved, sym, [next(rest) for _ in sym.shifts])
-    last = sym.softmax_shift
     if last is not None:
         row, bias = next(rest), next(rest)
         row = row.unflatten(-1, sym.shapes[last.weight][1:])
@@ -217,7 +218,7 @@ def _scaled(weights: Params, sym: Symmetries, logs: Sequence[Tensor]) -> Params:
         if name in moved:
             total = torch.zeros_like(weights[name])
             for axis in axes:
-                of_positions = (_as_tensor(sym.scale_powers[axis]).to(every) @ every.mT).mT
+                of_positions = (_powers(sym)[axis].to(every) @ every.mT).mT
                 total = total + sym.axes[axis].spread(of_positions, sym.shapes[name])
             moved[name] = torch.addcmul(weights[name], weights[name], total)
     return moved
@@ -237,6 +238,16 @@ def _matrices(group: LinearGroup, numbers: Tensor) -> Tensor:
     lower = numbers.new_zeros(*numbers.shape[:-1], n, n)
     lower[..., rows, columns] = numbers
     return basis @ (lower - lower.mT) @ basis.mT
+
+
+def _powers(sym: Symmetries) -> list[Tensor]:
+    """`Symmetries.scale_powers` as tensors."""
+    if sym not in _POWERS:
+        _POWERS[sym] = [_as_tensor(powers) for powers in sym.scale_powers]
+    return _POWERS[sym]
+
+
+_POWERS: WeakKeyDictionary[Symmetries, list[Tensor]] = WeakKeyDictionary()
 
 
 def _as_tensor(powers: csr_matrix) -> Tensor:
