@@ -229,7 +229,7 @@ class _Frame:
         self.spread = [self._spread()]
 
     @abstractmethod
-    def visit(self, part: int, others: Params) -> Params | None:
+    def visit(self, index: int, others: Params) -> Params | None:
         """Bring networks closer to the sums of all others, or return nothing if they stay."""
 
     def run(self, sweeps: int, seed: int) -> None:
@@ -238,11 +238,11 @@ class _Frame:
         for _ in range(sweeps):
             total, still = _sums(self.standing, self.counts), True
             order = torch.randperm(len(self.parts), generator=self.generator).tolist()
-            for part in tqdm(order, "align", leave=False, disable=len(self.counts) <= _SAMPLE):
-                rows = self.parts[part]
+            for index in tqdm(order, "align", leave=False, disable=len(self.counts) <= _SAMPLE):
+                rows = self.parts[index]
                 counts, old = self.counts[rows], {n: t[rows] for n, t in self.standing.items()}
                 others = {n: t - _weighted(old[n], counts) for n, t in total.items()}
-                new = self.visit(part, others)
+                new = self.visit(index, others)
                 if new is not None:
                     less, more, still = _sums(old, counts), _sums(new, counts), False
                     total = {n: t - less[n] + more[n] for n, t in total.items()}
@@ -296,9 +296,9 @@ class _ByPermutations(_Frame):
         current = {n: torch.cat([a.current[n] for a in self.ascents]) for n in plan.compared}
         super().__init__(current, counts, parts)
 
-    def visit(self, part: int, others: Params) -> Params | None:
+    def visit(self, index: int, others: Params) -> Params | None:
         """Ascend from where the networks stand."""
-        ascent, before = self.ascents[part], self.ascents[part].element
+        ascent, before = self.ascents[index], self.ascents[index].element
         ascent.look_at(others)
         ascent.climb(self.generator, _SWEEPS)
         ascent.exchange(self.generator, _SWEEPS)
@@ -335,9 +335,9 @@ class _ByMatrices(_Frame):
         whole = moved(self.members[m], self.sym, self.elements[m])
         return {n: whole[n] for n in sorted(self.sym.touched)}
 
-    def visit(self, part: int, others: Params) -> Params | None:
+    def visit(self, index: int, others: Params) -> Params | None:
         """Bring one network closer to the mean of the others, from where it stands."""
-        m, left = part, float(self.counts.sum() - self.counts[part])
+        m, left = index, float(self.counts.sum() - self.counts[index])
         if left <= 0:
             return None
         mean = {**self.members[m], **{n: t[0] / left for n, t in others.items()}}
