@@ -284,19 +284,24 @@ class Gaussian(Likelihood):
         """The matrix that makes correlated errors independent, each of variance one."""
         if self.noise != "correlated":
             return None
-        one = torch.eye(len(self.log_std)).to(self.regression)
-        return (one - self.regression.tril(-1)) * (-self.log_std).exp()[:, None]
+        rows, log_std = at_least_single(self.regression), at_least_single(self.log_std)
+        return (torch.eye(len(rows)).to(rows) - rows.tril(-1)) * (-log_std).exp()[:, None]
 
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the targets."""
-        if self.log_std.requires_grad and len(self.log_std) != outputs.shape[-1]:
+        learns = self.noise in ("learned", "correlated")
+        if learns and len(self.log_std) != outputs.shape[-1]:
             raise ValueError(
                 f"`outputs` has {outputs.shape[-1]} columns, the likelihood {len(self.log_std)} "
                 "standard deviations: say `targets=...`."
             )
         if self.noise != "heteroscedastic":
             white = self.whitening
-            std = self.log_std.exp() if white is None else white.inverse().norm(dim=-1)
+            if white is None:
+                std = self.log_std.exp()
+            else:
+                one = torch.eye(len(white)).to(white)
+                std = torch.linalg.solve_triangular(white, one, upper=False).norm(dim=-1)
             return outputs, std.to(outputs).expand_as(outputs)
         if outputs.shape[-1] % 2:
             raise ValueError(
@@ -318,7 +323,8 @@ class Gaussian(Likelihood):
         if white is None:
             z, log_scale = (targets - mean) / std, std.log()
         else:
-            z, log_scale = (targets - mean) @ white.mT.to(mean), self.log_std.to(mean)
+            errors = at_least_single(targets - mean)
+            z, log_scale = errors @ white.mT.to(errors), self.log_std.to(errors)
         return -(z.square() / 2 + log_scale + _LOG_2PI / 2).sum(-1)
 
     def predictive(self, outputs: Float[Tensor, "samples batch outputs"]) -> GaussianPrediction:

@@ -91,6 +91,18 @@ def test_correlated_noise_is_a_gaussian_with_a_covariance():
     assert metrics.values()["nll_moments"] > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_correlated_noise_in_half_precision(dtype):
+    likelihood, _ = correlated()
+    outputs, y = torch.randn(2, 5, 3), torch.randn(5, 3)
+    wanted = likelihood.float().log_prob(outputs, y).detach()
+    mixed = likelihood.log_prob(outputs.to(dtype), y).detach()
+    half = likelihood.to(dtype).log_prob(outputs.to(dtype), y.to(dtype)).detach()
+    for found in (mixed, half):
+        torch.testing.assert_close(found.float(), wanted, rtol=0.1, atol=0.5)
+    assert likelihood.predictive(outputs.to(dtype)).noise.isfinite().all()
+
+
 def test_correlated_noise_is_learned():
     torch.manual_seed(0)
     _, covariance = correlated(2)

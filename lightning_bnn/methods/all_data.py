@@ -275,18 +275,20 @@ class HMC(AllDataSampling):
 
     def before_fit(self, state: AllDataChains, fit: Fit, run: Run) -> None:
         super().before_fit(state, fit, run)
-        state.moves = self._moves(fit, run) if self.orbit_moves else None
+        state.moves = self._moves(state, fit, run) if self.orbit_moves else None
         if fit.anew:
             state.notes |= {"acceptance": torch.zeros(state.count), "transitions": 0}
         if fit.trial:
             for group in fit.optimizer.param_groups:
                 group["leapfrog_steps"] = 1
 
-    def _moves(self, fit: Fit, run: Run) -> samplers.OrbitMoves:
+    def _moves(self, state: AllDataChains, fit: Fit, run: Run) -> samplers.OrbitMoves:
         example = next(iter(fit.batches())).example()
-        moves = samplers.OrbitMoves(discover(run.network.eval(), *example), self.prior_std)
+        trained = {n for n, p in state.networks.named_parameters() if p.requires_grad}
+        symmetries = discover(run.network.eval(), *example)
+        moves = samplers.OrbitMoves(symmetries, self.prior_std, trained)
         if moves.held:
-            run.warn(f"Moves along orbits leave some scales alone, those of {moves.held[0]}.")
+            run.inform(f"Moves along orbits leave {len(moves.held)} groups alone: {moves.held[0]}.")
         return moves
 
     def transition(

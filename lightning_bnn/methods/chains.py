@@ -156,7 +156,7 @@ class Keeping:
         if any(p.requires_grad for p in likelihood.parameters()):
             raise ValueError(
                 "`likelihood` has parameters of its own, which chains cannot share: take a fixed "
-                "or a heteroscedastic noise."
+                "or a heteroscedastic noise, or `likelihood.requires_grad_(False)`."
             )
 
     def keep_if_due(self, state: Chains, progress: Progress, run: Run) -> bool:

@@ -56,12 +56,22 @@ def curvature_root(likelihood: nn.Module) -> Root:
     Args:
         likelihood: ``Categorical``, ``Bernoulli``, ``Gaussian``, or one that has such a method.
     """
-    root: Root | None = getattr(likelihood, "curvature_root", None)
-    if root is None:
+    method: Root | None = getattr(likelihood, "curvature_root", None)
+    if method is None:
         raise ValueError(
             "`likelihood` must have a `curvature_root`, as Categorical, Bernoulli and Gaussian "
             f"have, {type(likelihood).__name__} has none."
         )
+
+    def root(outputs: Tensor) -> Tensor:
+        found = method(outputs)
+        if found.ndim != 3 or found.shape[:2] != outputs.shape:
+            raise ValueError(
+                f"`{type(likelihood).__name__}.curvature_root` must return (batch, k, r) for "
+                f"outputs {tuple(outputs.shape)}, got {tuple(found.shape)}"
+            )
+        return found
+
     return root
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from weightsym import Symmetries, flip, permute, random_permutations, random_signs
 from weightsym.actions import along_axis
 from weightsym.arguments import check_positive
-from weightsym.groups import Placement, ScalingGroup
+from weightsym.groups import Group, PermutationGroup, Placement, ScalingGroup
 from weightsym.params import Params
 
 __all__ = ["OrbitMoves"]
@@ -35,9 +35,11 @@ class OrbitMoves:
     Args:
         sym: what `discover` returned.
         prior_std: standard deviation of the prior over all weights.
+        movable: names of the tensors that may move; by default all that symmetries move.
 
     Attributes:
-        held: names of scalings that are left alone, since two of their units meet in one weight.
+        held: names of groups that are left alone: those of which a tensor may not move, and
+            scalings of which two units meet in one weight.
 
     References:
         | Slice Sampling (Neal, 2003)
@@ -51,18 +53,34 @@ class OrbitMoves:
     True
     """
 
-    def __init__(self, sym: Symmetries, prior_std: float = 1.0) -> None:
+    def __init__(
+        self, sym: Symmetries, prior_std: float = 1.0, movable: Collection[str] | None = None
+    ) -> None:
         check_positive("prior_std", prior_std)
         self.sym, self.prior_std = sym, prior_std
-        self.scalings = [group for group in sym.scalings if _is_separable(group, sym)]
-        self.held = [group.name for group in sym.scalings if group not in self.scalings]
+        names = sym.touched if movable is None else movable
+        groups = *sym.permutations, *sym.signs, *sym.scalings
+        fixed = {g for g in groups if not _tensors(g, sym).issubset(names)}
+        fixed |= {g for g in sym.scalings if not _is_separable(g, sym)}
+        self.scalings = [group for group in sym.scalings if group not in fixed]
+        self.held = [group.name for group in groups if group in fixed]
+        self._held = [
+            [k for k, group in enumerate(kind) if group in fixed]
+            for kind in (sym.permutations, sym.signs)
+        ]
 
     @torch.no_grad()
     def __call__(self, stack: Params, generator: torch.Generator | None = None) -> Params:
         """Other networks with the functions of those of a stack."""
         members = len(next(iter(stack.values())))
-        moved = permute(stack, self.sym, random_permutations(self.sym, generator, members))
-        moved = flip(moved, self.sym, random_signs(self.sym, generator, members))
+        orders = random_permutations(self.sym, generator, members)
+        signs = random_signs(self.sym, generator, members)
+        held_orders, held_signs = self._held
+        for g in held_orders:
+            orders[g] = torch.arange(orders[g].shape[-1]).expand_as(orders[g])
+        for g in held_signs:
+            signs[g] = torch.ones_like(signs[g])
+        moved = flip(permute(stack, self.sym, orders), self.sym, signs)
         for group in self.scalings:
             logs = self._logs(group, moved, generator)
             for placement in group.placements:
@@ -81,11 +99,19 @@ class OrbitMoves:
             return of_volume * logs - sizes / (2 * self.prior_std**2)
 
         first = next(iter(squares.values()))
+
+        def total(side: int) -> Tensor:
+            parts = [s for power, s in squares.items() if power * side > 0]
+            return torch.stack(parts).sum(0) if parts else torch.zeros_like(first)
+
+        up, down = total(1), total(-1)
+        has_law = ((up > 0) | (of_volume < 0)) & ((down > 0) | (of_volume > 0))
+        has_law &= (up + down).isfinite()  # where one side is zero, a scale may have none
         numbers = torch.stack([power**2 * count for power, count in counts.items()]).sum(0)
         width = 2 / numbers.sqrt()  # of the order of the deviation
         logs = torch.zeros_like(first)
         for _ in range(_SLICES):
-            logs = _slice(log_density, logs, width, generator)
+            logs = _slice(log_density, logs, width, has_law, generator)
         return logs
 
     def _sums(
@@ -117,6 +143,13 @@ class OrbitMoves:
         return {axis.tensor: (w * axis.spread(factors, w.shape[1:])).to(w)}
 
 
+def _tensors(group: Group, sym: Symmetries) -> set[str]:
+    """Names of the tensors that a group moves."""
+    rows = group.tensors if isinstance(group, PermutationGroup) else ()
+    placed = {sym.axes[placement.axis].tensor for placement in group.placements}
+    return placed.union(*rows)
+
+
 def _is_separable(group: ScalingGroup, sym: Symmetries) -> bool:
     """Tell whether no weight has factors of two units, or of one unit twice."""
     tensors = [sym.axes[placement.axis].tensor for placement in group.placements]
@@ -127,9 +160,10 @@ def _slice(
     log_density: Callable[[Tensor], Tensor],
     x: Tensor,
     width: Tensor,
+    moves: Tensor,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """One draw of every number by stepping out and shrinking, for densities with one mode."""
+    """One draw of the numbers that move by stepping out and shrinking, for laws with one mode."""
 
     def uniform() -> Tensor:
         return torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device)
@@ -138,13 +172,13 @@ def _slice(
     low = x - width * uniform()
     high = low + width
     for end, step in ((low, -width), (high, width)):
-        while bool((inside := log_density(end) > level).any()):
+        while bool((inside := (log_density(end) > level) & moves).any()):
             end += torch.where(inside, step, 0)
-    new, open_ = x, torch.ones_like(x, dtype=torch.bool)
-    while bool(open_.any()):
+    new, left = x, moves.clone()
+    while bool(left.any()):
         proposal = low + (high - low) * uniform()
-        new = torch.where(open_, proposal, new)
-        open_ &= ~(log_density(new) > level)
-        low = torch.where(open_ & (proposal < x), proposal, low)
-        high = torch.where(open_ & (proposal >= x), proposal, high)
+        new = torch.where(left, proposal, new)
+        left &= ~(log_density(new) > level)
+        low = torch.where(left & (proposal < x), proposal, low)
+        high = torch.where(left & (proposal >= x), proposal, high)
     return new

@@ -93,6 +93,10 @@ def test_the_curvature_of_a_network_is_its_pull_back(name, structure):
 def test_likelihoods_without_a_known_curvature():
     with pytest.raises(ValueError, match="`likelihood` must have a `curvature_root`"):
         curvature_root(nn.Identity())
+    likelihood, layer = Poisson(), nn.Linear(3, 2)
+    likelihood.curvature_root = lambda outputs: outputs
+    with pytest.raises(ValueError, match=r"must return \(batch, k, r\) for outputs \(4, 2\)"):
+        curvature(layer, P.of(layer), [(torch.ones(4, 3), torch.ones(4, 2))], likelihood, "full")
 
 
 # ------------------------------------------------------------ several positions

@@ -159,6 +159,43 @@ def test_weights_that_are_not_trained_stay():
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_statistics_of_batch_norms_belong_to_all_chains():
+    """What they are of stays where it is."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4), nn.ReLU())
+    net.append(nn.Linear(4, 2))
+    for _ in range(20):
+        net.train()(X)
+    module = HMC(net.eval(), members=2, orbit_moves=1)
+    targets = torch.arange(40) % 2
+    optimizer = samplers.HMC(module.state.parameters(), step_size=1e-9, leapfrog_steps=1)
+    batch = methods.Batch((X,), targets)
+    run, before = module.run, {n: t.clone() for n, t in module.state.stack().items()}
+    run.num_data = 40
+    fit = methods.Fit(optimizer=optimizer, batches=lambda: [batch])
+    module.method.before_fit(module.state, fit, run)
+    module.method.transition(module.state, run, optimizer.step)
+    after = module.state.stack()
+    assert module.state.moves.held
+    assert torch.equal(after["1.running_var"], before["1.running_var"])
+    assert not torch.allclose(after["3.weight"], before["3.weight"])
+    one, other = (P.apply(run.network, stack, X) for stack in (before, after))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_chains_that_cannot_move_stay():
+    """Those that are not finite, and units of which one side is zero and has no law."""
+    net = mlp(2, [3], 9)
+    moves = OrbitMoves(discover(net, X))
+    stack = {n: t.clone() for n, t in P.populate(net, 3).items()}
+    stack["1.weight"][0] = torch.nan
+    stack["1.bias"][1] = torch.inf
+    stack["3.weight"][2] = 0
+    moved = moves(stack, seeded())
+    assert moved["1.weight"][0].isnan().all()
+    assert (moved["1.weight"][2].sort(0).values == stack["1.weight"][2].sort(0).values).all()
+
+
 @pytest.mark.bad_input
 def test_what_moves_refuse():
     with pytest.raises(ValueError, match="`orbit_moves` must not be negative"):

@@ -110,6 +110,50 @@ def test_members_of_a_stack_are_projected_each_by_itself(case):
         )
 
 
+@pytest.mark.parametrize("factor", [1e-12, 1e12])
+def test_tangents_of_any_length_are_projected_alike(factor):
+    net, x = mlp_of_two(), torch.randn(5, 3).double()
+    net[0].weight.data[1] *= factor
+    net[0].bias.data[1] *= factor
+    net[2].weight.data[:, 1] *= factor
+    orbit = orbit_directions(P.of(net), discover(net, x))
+    vector = drawn(P.of(net), orbit)
+    rest, size = orbit.off(vector), sum(t.square().sum() for t in vector.values()).sqrt()
+    for unit in torch.eye(orbit.size, dtype=torch.float64):
+        tangent = orbit.times(unit)
+        length = sum(t.square().sum() for t in tangent.values()).sqrt()
+        assert abs(sum((rest[n] * t).sum() for n, t in tangent.items())) < 1e-9 * length * size
+
+
+def mlp_of_two():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_all_along_the_orbit_has_no_rest(seed, recwarn):
+    torch.manual_seed(seed)
+    cell, x = nn.GRU(3, 4, batch_first=True).double(), torch.randn(2, 5, 3).double()
+    orbit = orbit_directions(P.of(cell), discover(cell, x))
+    along = orbit.times(torch.randn(orbit.size))
+    assert max(t.abs().max() for t in orbit.off(along).values()) < 1e-12
+    assert not [w for w in recwarn if "have not converged" in str(w.message)]
+
+
+def test_projections_in_inference_mode_and_of_vectors_with_a_history():
+    net, x = mlp_of_two(), torch.randn(5, 3).double()
+    sym, params = discover(net, x), P.of(net)
+    vector = drawn(params, orbit_directions(params, sym))
+    wanted = orbit_directions(params, sym).off(vector)
+    with torch.inference_mode():
+        own = {n: t.clone() for n, t in params.items()}
+        close(orbit_directions(own, sym).off({n: t.clone() for n, t in vector.items()}), wanted)
+    live = {n: t.clone().requires_grad_() for n, t in vector.items()}
+    found = orbit_directions(params, sym).off(live)
+    assert not any(found[n].requires_grad for n in orbit_directions(params, sym).names)
+    with pytest.raises(ValueError, match="`vectors` lacks"):
+        orbit_directions(params, sym).off(vector | {"0.weight": None})
+
+
 def test_logits_may_be_shifted_too():
     net, x = nn.Linear(3, 4).double(), torch.randn(9, 3).double()
     sym, names = discover(net, x), ("weight", "bias")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -67,12 +68,12 @@ class OrbitDirections:
     def __init__(self, params: Params, sym: Symmetries, softmax_shift: bool = False) -> None:
         self._single = members_of(params, sym) is None
         names = [n for n in params if n in sym.shapes and params[n].is_floating_point()]
-        weights = {n: self._stacked(precise(params[n].detach())) for n in names}
         last = sym.softmax_shift if softmax_shift else None
         sizes = list(_sizes(sym, last))
         self.size = sum(sizes)
-        first = next(iter(weights.values()))
         with torch.inference_mode(False), torch.enable_grad():
+            weights = {n: self._stacked(precise(_usable(params[n]))) for n in names}
+            first = next(iter(weights.values()))
             self._generators = first.new_zeros(len(first), self.size).requires_grad_()
             moved = _moved(weights, sym, last, self._generators.split(sizes, -1))
             self.names = tuple(n for n in names if moved[n].requires_grad)
@@ -82,17 +83,20 @@ class OrbitDirections:
             self._cotangents = [torch.zeros_like(t).requires_grad_() for t in self._moved.values()]
             self._pulled = self._pull(self._cotangents, create_graph=True)
 
+    @torch.inference_mode(False)
     def times(self, generators: Tensor) -> Params:
         """The direction in which generators ``(size,)``, or ``(members, size)``, move weights."""
-        rows = self._stacked(generators.to(self._generators))
+        rows = self._stacked(_usable(generators).to(self._generators))
         _check_shape("`generators`", rows, self._generators.shape, self._single)
         return self._tensors(self._push(rows))
 
+    @torch.inference_mode(False)
     def adjoint(self, vectors: Params) -> Tensor:
         """The products of vectors, shaped as the weights, with all directions."""
         products = self._pull(self._parts(self._rows(vectors)))
         return products[0] if self._single else products
 
+    @torch.inference_mode(False)
     def onto(self, vectors: Params, tolerance: float = 1e-12) -> Params:
         """The part of vectors along the orbit, by least squares.
 
@@ -103,6 +107,7 @@ class OrbitDirections:
         rows = self._rows(vectors)
         return self._tensors(rows - self._rest(rows, tolerance), vectors)
 
+    @torch.inference_mode(False)
     def off(self, vectors: Params, tolerance: float = 1e-12) -> Params:
         """The part of vectors that changes the function.
 
@@ -116,10 +121,10 @@ class OrbitDirections:
     # ------------------------------------------------------------ rows of numbers
     def _rows(self, vectors: Params) -> Tensor:
         """Vectors as ``(members, numbers)``."""
-        missing = self._shapes.keys() - vectors.keys()
+        missing = [n for n in self.names if vectors.get(n) is None]
         if missing:
-            raise ValueError(f"`vectors` lacks {min(missing)!r}, which moves along the orbit.")
-        parts = [self._stacked(vectors[n].to(self._generators)) for n in self._shapes]
+            raise ValueError(f"`vectors` lacks {missing[0]!r}, which moves along the orbit.")
+        parts = [self._stacked(_usable(vectors[n]).to(self._generators)) for n in self.names]
         for (name, shape), part in zip(self._shapes.items(), parts, strict=True):
             _check_shape(f"`vectors`: {name!r}", part, shape, self._single)
         return torch.cat([part.reshape(len(part), -1) for part in parts] or [self._nothing], 1)
@@ -152,26 +157,53 @@ class OrbitDirections:
         return torch.cat(parts, 1)
 
     def _rest(self, rows: Tensor, tolerance: float) -> Tensor:
-        """What least squares leave, by conjugate gradients (CGLS), for all members at once."""
+        """What least squares leave, by conjugate gradients (CGLS), for all members at once.
+
+        Tangents are divided by their lengths, nearly.
+        """
 
         def norm(t: Tensor) -> Tensor:
             return torch.linalg.vector_norm(t, dim=-1, keepdim=True)
 
-        rest, slope = rows, self._pull(self._parts(rows))
+        scale, rest = self._inverse_lengths, rows
+        slope = scale * self._pull(self._parts(rest))
         direction, longest = slope, torch.zeros_like(norm(slope))
+        rounding = 10 * torch.finfo(rows.dtype).eps * norm(rows)
         for _ in range(2 * self.size + 20):
-            step = self._push(direction)
+            step = self._push(scale * direction)
             longest = torch.maximum(longest, norm(step) / norm(direction).clamp_min(1e-300))
-            small = norm(slope) <= tolerance * longest * norm(rest)
+            small = norm(slope) <= longest * (tolerance * norm(rest) + rounding)
             if bool(small.all()):
                 return rest
             before = norm(slope).square()
             length = torch.where(small, 0, before / norm(step).square().clamp_min(1e-300))
             rest = rest - length * step
-            slope = self._pull(self._parts(rest))
+            slope = scale * self._pull(self._parts(rest))
             direction = slope + norm(slope).square() / before.clamp_min(1e-300) * direction
         warnings.warn("Least squares along the orbit have not converged.", stacklevel=4)
         return rest
+
+    @cached_property
+    def _inverse_lengths(self) -> Tensor:
+        """About one over the length of every tangent, by products with random signs."""
+        generator, squares = torch.Generator().manual_seed(0), 0 * self._generators.detach()
+        for _ in range(_PROBES):
+            signs = torch.randint(0, 2, self._rows_shape, generator=generator) * 2.0 - 1
+            squares += self._pull(self._parts(signs.to(self._generators))).square()
+        lengths = (squares / _PROBES).sqrt()
+        return torch.where(lengths > 0, 1 / lengths, 0)
+
+    @property
+    def _rows_shape(self) -> tuple[int, int]:
+        return len(self._generators), sum(t.shape[1] for t in self._moved.values())
+
+
+_PROBES = 4
+
+
+def _usable(t: Tensor) -> Tensor:
+    """A tensor without its history, which gradients of others may be taken through."""
+    return t.detach().clone() if t.is_inference() else t.detach()
 
 
 def _check_shape(what: str, rows: Tensor, shape: torch.Size, single: bool) -> None:
