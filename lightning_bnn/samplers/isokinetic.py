@@ -181,8 +181,8 @@ def total_spread(state: dict[str, Any]) -> Tensor:
 
 def adam(
     state: dict[str, Any], gradient: Tensor, k: int, steps: int, rate: float
-) -> tuple[Tensor, float]:
-    """One step of Adam whose rate falls to zero as a cosine: a direction, and how far to go.
+) -> tuple[Tensor, Tensor, float]:
+    """The means, their sizes and the rate of a step of Adam, which falls to zero as a cosine.
 
     Args:
         state: with the averages of gradients and of their squares, which are changed.
@@ -195,8 +195,8 @@ def adam(
     mean.lerp_(gradient, 1 - _BETA)
     square.mul_(_BETA_SQUARE).addcmul_(gradient, gradient, value=1 - _BETA_SQUARE)
     size = square.sqrt().div_(math.sqrt(1 - _BETA_SQUARE ** (k + 1))).add_(_EPS)
-    falling = (1 + math.cos(math.pi * k / steps)) / 2
-    return mean / size, -rate * falling / (1 - _BETA ** (k + 1))
+    falling = 1 + math.cos(math.pi * k / steps)
+    return mean, size, falling * (rate / 2 / (1 - _BETA ** (k + 1)))
 
 
 _BETA, _BETA_SQUARE, _EPS = 0.9, 0.999, 1e-8

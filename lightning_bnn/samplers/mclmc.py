@@ -180,8 +180,9 @@ class MCLMC(EnergySampler):
         energies = torch.zeros(0)
         for k in range(group["step"] * each, (group["step"] + 1) * each):
             energies, gradient = self.look(closure, x)
-            way, rate = adam(state, gradient, k, group["descent_steps"] * each, group["descent_lr"])
-            x.add_(way, alpha=rate)
+            total, first = group["descent_steps"] * each, group["descent_lr"]
+            mean, size, rate = adam(state, gradient, k, total, first)
+            x.addcdiv_(mean, size, value=-rate)
         self.put(x)
         if group["step"] + 1 == group["descent_steps"]:
             self.state.clear()

@@ -57,7 +57,8 @@ class SMILE(Langevin):
     sizes that follow energy errors. Ours are steps of one gradient by leapfrog (theirs take two, of
     the same minibatch), the differences (theirs are deviations from a running mean), an absolute
     goal (theirs compares each error with those before, and undoes outliers), tuning that ends, and
-    the refreshment dW (theirs is the noise alone), without which exact gradients would not do.
+    the refreshment dW (on networks, theirs is the noise alone), without which exact gradients would
+    not do. What is said of theirs is from the abstract of the paper and the code of its authors.
 
     Parameters of a group that have one type and device share one u: d is how many numbers they
     have. ``is_tuning`` says whether steps give no draws of the posterior yet. At T = 0 it descends
@@ -189,10 +190,9 @@ class SMILE(Langevin):
             )
         grad = rows_of(grads).add_(rows, alpha=decay_of(group))
         if group["step"] < group["descent_steps"]:
-            way, rate = adam(
-                state, grad, group["step"], group["descent_steps"], group["descent_lr"]
-            )
-            rows.add_(way, alpha=rate)
+            total, first = group["descent_steps"], group["descent_lr"]
+            mean, size, rate = adam(state, grad, group["step"], total, first)
+            rows.add_(mean / size, alpha=-rate)
             if group["step"] + 1 == group["descent_steps"]:
                 state.clear()
         elif noise is None:
