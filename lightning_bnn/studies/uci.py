@@ -32,8 +32,7 @@ __all__ = ["SplitTable", "best_factor", "choose_and_score", "over_splits", "uci"
 
 TABLES = (
     "yacht", "energy", "concrete", "wine-quality-red", "kin8nm", "power-plant",
-    "naval-propulsion-plant", "protein-tertiary-structure",
-)  # fmt: skip
+    "naval-propulsion-plant", "protein-tertiary-structure")  # fmt: skip
 _WIDER = {"protein-tertiary-structure": 100}
 """Hidden units, if not 50."""
 _WIDTHS = 1.0, 2.0, 4.0
@@ -135,7 +134,7 @@ class SplitTable:
     def key(self, contestant: Contestant) -> str:
         """A digest of what decides a result."""
         parts = [lightning_bnn.__version__, self.name, len(self.splits), self.budget, _WIDTHS]
-        parts += [contestant.settings, contestant.members]
+        parts += [contestant.settings, contestant.members, contestant.longer]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     def candidates(self, all_rows: bool) -> list[Candidate]:
@@ -221,7 +220,7 @@ def _findings(found: Found, settings: Mapping[str, Any]) -> Findings:
     panels: dict[str, Any] = {
         name: {label: [row[k + 1] for row in rows]} for k, name in enumerate(names)
     }
-    figure = dots_figure(panels, [str(row[0]) for row in rows], label=label)
+    figure = dots_figure(panels, [str(row[0]) for row in rows], columns=4, label=label)
     notes = [source["note"] for source in published.values()]
     settings = {**settings, "per_split": {"/".join(run): rows for run, rows in found.items()}}
     return Findings("uci", _TITLE, tables, {"densities": figure}, notes, settings)
@@ -234,8 +233,7 @@ def _table(quantity: str, found: Found, names: list[str], published: Any) -> Tab
         for m in dict.fromkeys(method for _, method in found)
     ]
     for title, source in published.items():
-        values = source[quantity]
-        rows.append([title, *(Measured(*values.get(name, [math.nan])) for name in names)])
+        rows.append([title, *(Measured(*source[quantity].get(n, [math.nan])) for n in names)])
     return Table(_QUANTITIES[quantity], ["method", *names], rows, _DIGITS, _NOTE)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from lightning_bnn import methods, samplers
@@ -11,13 +12,10 @@ from lightning_bnn.studies.uci_stacks import Contestant
 
 __all__ = ["CONTESTANTS"]
 
-_KEPT = 50
-"""Networks that are kept of a chain."""
-
 
 def _second_half(length: int) -> Keeping:
-    """Keep networks along the second half of a run."""
-    return Keeping(burn_in=length // 2, every_n_epochs=max(1, length // 2 // _KEPT))
+    """Keep some fifty networks along the second half of a run."""
+    return Keeping(burn_in=length // 2, every_n_epochs=max(1, length // 2 // 50))
 
 
 def _langevin(title: str, sampler: Any, *rates: float) -> Contestant:
@@ -45,7 +43,7 @@ CONTESTANTS = {
     ),
     "dropout": Contestant(
         "MC dropout", lambda *_: methods.MCDropout(prior_std=1.0), settings=(0.005, 0.05),
-        network=lambda network, rate: with_dropout(network, rate, "all"),
+        network=lambda network, p: with_dropout(network, p, "all"), longer=4,
     ),
     "swag": Contestant(
         "SWAG", lambda _, epochs: methods.SWAG(start=3 * epochs // 4, prior_std=1.0),
@@ -66,6 +64,7 @@ CONTESTANTS = {
     ),
     "sgld": _langevin("SGLD", samplers.SGLD, 2e-5, 2e-4),
     "sghmc": _langevin("SGHMC", samplers.SGHMC, 1e-5, 1e-4),
+    "smile": _langevin("SMILE", partial(samplers.SMILE, descent_steps=0), 0.01),
     "hmc": _full_batch(
         "HMC", methods.HMC,
         lambda p, length: samplers.HMC(p, leapfrog_steps=30, adapt_steps=length // 3),

@@ -180,6 +180,7 @@ class Contestant:
         floor: the rate there, as a share of the first.
         warm_start: whether it starts from maxima of the posterior.
         full_batch: whether every step is a transition with the gradients of all data.
+        longer: how many times as many steps with batches as others it takes.
     """
 
     title: str
@@ -192,6 +193,7 @@ class Contestant:
     floor: float = 0.0
     warm_start: bool = False
     full_batch: bool = False
+    longer: int = 1
 
     def rate(self, progress: float) -> float:
         """The share of the first learning rate: a cosine, then a plateau."""
@@ -286,7 +288,7 @@ def _trained(
     """Train a stack, with batches or by transitions of all the data."""
     full, count = contestant.full_batch, rows.inputs.shape[1]
     of_epoch = 1 if full else -(-count // budget.batch_size)
-    length = budget.transitions if full else -(-budget.steps // of_epoch)
+    length = budget.transitions if full else -(-contestant.longer * budget.steps // of_epoch)
     method: Any = contestant.method(setting, length)
     state = method.init(run.network, stack)
     parameters = [p for p in state.parameters() if p.requires_grad]
