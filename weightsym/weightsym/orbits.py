@@ -185,11 +185,11 @@ class OrbitDirections:
 
     @cached_property
     def _inverse_lengths(self) -> Tensor:
-        """About one over the length of every tangent, by products with random signs."""
+        """About one over the length of every tangent, by products with noise."""
         generator, squares = torch.Generator().manual_seed(0), 0 * self._generators.detach()
         for _ in range(_PROBES):
-            signs = torch.randint(0, 2, self._rows_shape, generator=generator) * 2.0 - 1
-            squares += self._pull(self._parts(signs.to(self._generators))).square()
+            noise = torch.randn(self._rows_shape, generator=generator)
+            squares += self._pull(self._parts(noise.to(self._generators))).square()
         lengths = (squares / _PROBES).sqrt()
         return torch.where(lengths > 0, 1 / lengths, 0)
 
