@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -29,8 +30,11 @@ from weightsym.devices import precise
 
 __all__ = ["SMILE"]
 
-_RATE, _FLOOR = 0.01, 0.1
-"""Of the averages of gradients; of the least deviation, in units of their median."""
+_RATE, _FLOOR, _NOISY = 0.01, 0.1, 0.01
+"""Of the averages of gradients; of the least deviation, in units of the median of those that are
+larger than a part of the largest."""
+_QUIET = 0.5
+"""Part of the weights without noise, above which the user is warned."""
 _SCALES_AND_SIZES = 0.7
 """Part of the adaptation in which scales are learned; in the rest the spread of weights is."""
 
@@ -183,13 +187,15 @@ class SMILE(Langevin):
         state, rows = self.state[params[0]], rows_of(values)
         if rows.shape[1] < 2:
             raise ValueError("SMILE needs at least two numbers in a chain, got one.")
-        if state.get("direction", rows).shape != rows.shape:
+        known = state.get("direction", state.get("mean", rows))
+        if known.shape != rows.shape or any(self.state.get(p) for p in params[1:]):
             raise ValueError(
                 "SMILE moves all parameters of a chain together: those that have gradients must be "
                 "the same at every step."
             )
         grad = rows_of(grads).add_(rows, alpha=decay_of(group))
         if group["step"] < group["descent_steps"]:
+            grad = grad.where(grad.isfinite().all(1, keepdim=True), 0)
             total, first = group["descent_steps"], group["descent_lr"]
             mean, size, rate = adam(state, grad, group["step"], total, first)
             rows.add_(mean / size, alpha=-rate)
@@ -318,6 +324,14 @@ def _add_to_scales(state: dict[str, Any], gradient: Tensor, rate: float, is_last
         state["scales"] = _inverse(precise(state["square"]).sqrt()).to(gradient.dtype)
     state["last"] = gradient
     if is_last:
+        quiet = (state["scales"] == state["scales"].amax(1, keepdim=True)).double().mean(1)
+        if float(quiet.max()) > _QUIET:
+            warnings.warn(
+                f"SMILE: gradients of {100 * float(quiet.max()):.0f} % of the weights have hardly "
+                "any noise (inputs that are zero?), so that the law of the others is too wide: "
+                "compare with HMC or SGHMC.",
+                stacklevel=2,
+            )
         state.pop("last")
         state.pop("square", None)
 
@@ -328,6 +342,12 @@ def _scales_of(state: dict[str, Any]) -> Array:
 
 
 def _inverse(std: Tensor) -> Tensor:
-    """Scales with a mean square of one, which make deviations equal that are not very small."""
-    inverse = 1 / std.clamp(min=_FLOOR * std.median(1, keepdim=True).values + 1e-30)
+    """Scales with a mean square of one, which make deviations equal that are not very small.
+
+    Weights with hardly any noise, such as those of inputs that are zero, do not count for the
+    median.
+    """
+    noisy = torch.where(std > _NOISY * std.amax(1, keepdim=True), std, math.nan)
+    floor = _FLOOR * noisy.nanmedian(1, keepdim=True).values.nan_to_num(0)
+    inverse = 1 / std.clamp(min=floor + 1e-30)
     return inverse / inverse.square().mean(1, keepdim=True).sqrt()

@@ -241,3 +241,51 @@ def test_the_numbers_of_a_chain_are_two_at_least_and_the_same_at_every_step():
     pair[1].grad = None
     with pytest.raises(ValueError, match="must be the same at every step"):
         sampler.step()
+
+
+# ------------------------------------------------------------ gradients of odd kinds
+def test_weights_without_noise_do_not_stop_the_others():
+    """And the user is told that the law of the others is too wide."""
+    torch.manual_seed(0)
+    chains, live = torch.nn.Parameter(torch.zeros(200, 20)), torch.ones(20)
+    live[:12] = 0
+    sampler = SMILE(
+        [chains], 0.01, 10_000, prior_precision=1.0, stacked=True, descent_steps=50,
+        adapt_steps=600,
+    )  # fmt: skip
+    draws = []
+
+    def run():
+        for step in range(1500):
+            chains.grad = live * (chains.detach() + 0.3 * torch.randn(200, 20))
+            sampler.step()
+            draws.extend([chains.detach().clone()] if step > 1000 else [])
+
+    with pytest.warns(UserWarning, match="60 % of the weights have hardly any noise"):
+        run()
+    assert 0.5 < torch.stack(draws).var((0, 1))[12:].mean() * 10_001 < 3
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_in_every_phase():
+    torch.manual_seed(0)
+    chains = torch.nn.Parameter(torch.randn(3, 5))
+    sampler = SMILE([chains], num_data=100, stacked=True, descent_steps=5, adapt_steps=5)
+    for step in range(15):
+        chains.grad = chains.detach().clone()
+        if step in (2, 8, 12):
+            chains.grad[1] = torch.nan
+        sampler.step()
+    assert chains.isfinite().all()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("descent", [0, 5])
+def test_gradients_that_come_later_are_refused(late, descent):
+    params = [torch.nn.Parameter(torch.randn(3, k)) for k in (4, 2)]
+    sampler = SMILE(params, num_data=10, stacked=True, descent_steps=descent, adapt_steps=5)
+    params[1 - late].grad = torch.ones_like(params[1 - late])
+    sampler.step()
+    params[late].grad = torch.ones_like(params[late])
+    with pytest.raises(ValueError, match="must be the same at every step"):
+        sampler.step()
