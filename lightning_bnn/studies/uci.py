@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -70,8 +71,8 @@ def uci(
     learns. The width of the prior, settings of the method, and a factor of the noise are those of
     largest log-likelihood on a fifth of the training rows of a split; then the method is trained
     again on all of these rows. Members of all splits are trained as one stack. Results of each
-    table and method are written at once: an interrupted command continues where it stopped, and
-    several commands may fill one folder with different tables.
+    table and method are written at once: an interrupted command continues where it stopped.
+    Several commands may fill one folder with different tables, and one more shows all.
 
     Args:
         tables: names of folders in the layout of the published splits; by default all eight.
@@ -95,6 +96,9 @@ def uci(
         for method in methods or CONTESTANTS
         if not (CONTESTANTS[method].full_batch and table.rows > _LARGE)
     ]
+    if not runs:
+        limited = ", ".join(methods or ())
+        raise ValueError(f"`methods`: {limited} is only run up to {_LARGE} training rows.")
     found: dict[tuple[str, str], Scores] = {}
     with one_thread(), tqdm(runs, unit="run") as bar:
         for table, method in bar:
@@ -107,7 +111,10 @@ def _stored(folder: Path, table: SplitTable, method: str) -> Scores:
     """The scores of a method on a table, read or made."""
     contestant = CONTESTANTS[method]
     file, key = folder / "runs" / f"{table.name}-{method}.json", table.key(contestant)
-    record = json.loads(file.read_text()) if file.is_file() else {}
+    record = {}
+    if file.is_file():
+        with suppress(ValueError):  # what was cut off is made again
+            record = json.loads(file.read_text())
     if record.get("key") != key:
         record = {"key": key, "splits": choose_and_score(contestant, table)}
         file.parent.mkdir(exist_ok=True)
@@ -130,6 +137,11 @@ class SplitTable:
         self.rows = len(splits[0].train[0]) + len(splits[0].val[0])
         self.budget = replace(budget, steps=(1 + (self.rows > _LARGE)) * budget.steps)
         self._maxima: dict[bool, Fitted] = {}
+        self._digest = hashlib.sha256()
+        for split in splits:
+            for t in (*split.train, *split.val, *split.test):
+                self._digest.update(t.numpy().tobytes())
+            self._digest.update(repr(split.target_std).encode())
 
     def key(self, contestant: Contestant) -> str:
         """A digest of what decides a result."""

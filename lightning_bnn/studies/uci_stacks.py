@@ -67,6 +67,8 @@ def read_splits(table: str, root: str | None, count: int | None = None) -> list[
     """
     first = UCI(table, root)
     published = len(list(first.folder.glob("index_train_*.txt")))
+    if published and count is not None and count > published:
+        raise ValueError(f"`splits` must be at most {published} for {table}, got {count}.")
     held_out = max(1, int(_HELD_OUT * len(first.load().train[0])))
     splits = []
     for number in range(count or published or 20):

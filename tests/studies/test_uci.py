@@ -172,6 +172,13 @@ def test_an_interrupted_command_ends_as_one_that_was_not(tmp_path, monkeypatch, 
     assert "MC dropout (tuned)" in (tmp_path / "whole/README.md").read_text()
     assert call(tmp_path, tmp_path / "broken", "--splits", "1") == 0  # other splits are run anew
     assert calls[3:] == ["MAP", "SGHMC"]
+    (tmp_path / "broken/runs/yacht-map.json").write_text('{"key": ')
+    assert call(tmp_path, tmp_path / "broken", "--splits", "1") == 0  # what is cut off, too
+    assert calls[5:] == ["MAP"]
+    (table,) = tmp_path.glob("**/yacht/data/data.txt")
+    table.write_text(table.read_text().replace("1", "2"))
+    assert call(tmp_path, tmp_path / "broken", "--splits", "1") == 0  # and other data
+    assert calls[6:] == ["MAP", "SGHMC"]
 
 
 @pytest.mark.bad_input
@@ -179,6 +186,9 @@ def test_mistakes_are_refused_in_a_sentence(tmp_path, capsys):
     out = ("--out", tmp_path / "out", "--data", tmp_path)
     assert "`methods` must be among map, " in failure(capsys, "uci", "--methods", "[magic]", *out)
     assert "`splits` must be" in failure(capsys, "uci", "--splits", "0", *out)
+    splits_of(tmp_path / "there", count=2)
+    there = ("--tables", "[yacht]", "--out", tmp_path / "out", "--data", tmp_path / "there")
+    assert "at most 2 for yacht, got 3" in failure(capsys, "uci", "--splits", "3", *there)
     assert "yacht was not found in" in failure(capsys, "uci", "--tables", "[yacht]", *out)
 
 
