@@ -147,6 +147,7 @@ class SplitTable:
         """A digest of what decides a result."""
         parts = [lightning_bnn.__version__, self.name, len(self.splits), self.budget, _WIDTHS]
         parts += [contestant.settings, contestant.members, contestant.longer]
+        parts += [self._digest.hexdigest()]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     def candidates(self, all_rows: bool) -> list[Candidate]:
