@@ -324,7 +324,9 @@ def _add_to_scales(state: dict[str, Any], gradient: Tensor, rate: float, is_last
         state["scales"] = _inverse(precise(state["square"]).sqrt()).to(gradient.dtype)
     state["last"] = gradient
     if is_last:
-        quiet = (state["scales"] == state["scales"].amax(1, keepdim=True)).double().mean(1)
+        scales = state.get("scales", torch.eye(2))
+        largest, differ = scales.amax(1, keepdim=True), scales.amin(1) < scales.amax(1)
+        quiet = (scales == largest).double().mean(1) * differ
         if float(quiet.max()) > _QUIET:
             warnings.warn(
                 f"SMILE: gradients of {100 * float(quiet.max()):.0f} % of the weights have hardly "
