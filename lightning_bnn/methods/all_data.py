@@ -265,13 +265,14 @@ class HMC(AllDataSampling):
     (torch.Size([2]), 6)
     """
 
-    orbit_moves: int = 0
+    orbit_moves: int | None = None
 
     sampler = samplers.HMC
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("orbit_moves", self.orbit_moves, 0)
+        if self.orbit_moves is not None:
+            check_count("orbit_moves", self.orbit_moves)
 
     def before_fit(self, state: AllDataChains, fit: Fit, run: Run) -> None:
         super().before_fit(state, fit, run)
@@ -295,7 +296,7 @@ class HMC(AllDataSampling):
         self, state: AllDataChains, run: Run, move: Callable[..., Tensor]
     ) -> dict[str, Tensor]:
         (group,) = state.sampler.param_groups
-        if state.moves is not None and group["step"] % self.orbit_moves == 0:
+        if state.moves is not None and group["step"] % (self.orbit_moves or 1) == 0:
             generator = keyed_generator(group["seed"] or 0, "orbit", group["step"])
             moved = state.moves(state.stack(), generator)
             with torch.no_grad():

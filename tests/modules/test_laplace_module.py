@@ -181,7 +181,7 @@ OTHERS = "take `structure='diag'` or 'full'"
 REFUSED = [
     ({"likelihood": HETEROSCEDASTIC, "structure": "kron"}, f"must be Cat.*heterosc.*: {OTHERS}"),
     ({"likelihood": LEARNED, "structure": "kron"}, f"`likelihood` must be Cat.*: {OTHERS}"),
-    ({"likelihood": nn.Identity()}, "`likelihood` must be Categorical, Bernoulli"),
+    ({"likelihood": nn.Identity()}, "`likelihood` must have a `curvature_root`"),
     (
         {"net": network(batch_norm=True), "structure": "kron", "layers": "all"},
         "it has BatchNorm1d.*`layers='last'`",

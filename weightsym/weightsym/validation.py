@@ -265,7 +265,7 @@ def _matrices_problem(matrices: Tensor, group: LinearGroup) -> str:
     if bool((singular[..., -1] <= 1e-12 * singular[..., 0]).any()):
         return "be invertible"
     if not bool(torch.linalg.inv(matrices).isfinite().all()):
-        return "be invertible: an inverse survive"
+        return "be invertible: an inverse overflows"
     if not group.rescales and float((singular - 1).abs().max()) > near:
         return "be orthogonal"
     if group.kind == "centred" and float((matrices.sum(-1) - 1).abs().max()) > near:
