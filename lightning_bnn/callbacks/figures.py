@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.figure_logging import log_folder, log_layout, log_panels
 from lightning_bnn.callbacks.mass_gap import MassGap
+from lightning_bnn.callbacks.orbit_drift import OrbitDrift
 from lightning_bnn.callbacks.permutation_tau import PermutationTau
 from lightning_bnn.callbacks.watching import Network, SymmetryCallback
 from weightsym import canonicalise
@@ -39,6 +40,7 @@ _ASKS = {
     "marginals": "How large are weights? No far tails: good.",
     "tau": "Do units still change places? Flat at 1: no.",
     "mass": "Can rescaling save penalty? Lines meet: no.",
+    "drift": "Do steps change the function? At 0: all do.",
 }
 
 
@@ -49,8 +51,8 @@ class PosteriorFigures(SymmetryCallback):
     - ``posterior/pair/<form>``: two weights against each other over time (and over the networks of
       a module that trains several), as a density,
     - ``posterior/marginals/<layer>``: the distribution of the weights of each layer, now,
-    - ``posterior/tau`` and ``posterior/mass``: the curves of `PermutationTau` and `MassGap`, if
-      they run too.
+    - ``posterior/tau``, ``posterior/mass`` and ``posterior/drift``: the curves of `PermutationTau`,
+      `MassGap` and `OrbitDrift`, if they run too.
 
     Forms are ``raw``, ``scaled`` and ``sorted``. Goes to every logger that takes figures
     (TensorBoard, Weights & Biases, MLflow, Comet), one panel at a time, else to PNG files in the
@@ -232,7 +234,7 @@ def _curves(trainer: Any, network: Network) -> dict[str, Any]:
 
     figures = {}
     for callback in trainer.callbacks:
-        if not isinstance(callback, (PermutationTau, MassGap)) or not callback.history:
+        if not isinstance(callback, (PermutationTau, MassGap, OrbitDrift)) or not callback.history:
             continue
         if callback.network is None or callback.network.name != network.name:
             continue
@@ -241,6 +243,8 @@ def _curves(trainer: Any, network: Network) -> dict[str, Any]:
                 "tau",
                 [*short_names([_path(network, n) for n in callback.layers]).values()],
             )
+        elif isinstance(callback, OrbitDrift):
+            tag, names = "drift", ["last steps", "path", "chance"]
         else:
             tag, names = "mass", ["as trained", "minimum"]
         steps = [step for step, _ in callback.history]

@@ -11,7 +11,7 @@ from runs import Attention, Plain, Stacked, built, fit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_bnn.callbacks import MassGap, PermutationTau, PosteriorFigures, figures
+from lightning_bnn.callbacks import MassGap, OrbitDrift, PermutationTau, PosteriorFigures, figures
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 FORMS = ("raw", "scaled", "sorted")
@@ -179,13 +179,16 @@ def test_a_network_that_is_all_there_is_or_was_chosen_needs_no_advice(tmp_path, 
 
 def test_each_network_has_the_curves_of_its_own_callbacks(tmp_path):
     names = "generator", "discriminator"
-    kinds = MassGap, PosteriorFigures
+    kinds = MassGap, OrbitDrift, PosteriorFigures
     callbacks = {(kind, n): kind(6, module=n) for n in names for kind in kinds}
     seen = pictures(tmp_path, Gan(), *callbacks.values())
     for name in names:
         mass, minimum, _ = callbacks[MassGap, name].history[-1][1]
         found = heights(seen[f"{name}/posterior/mass"])
         assert found == pytest.approx({"as trained": mass, "minimum": minimum})
+        names_of_lines = "last steps", "path", "chance"
+        drift = dict(zip(names_of_lines, callbacks[OrbitDrift, name].history[-1][1], strict=True))
+        assert heights(seen[f"{name}/posterior/drift"]) == pytest.approx(drift)
 
 
 def test_curves_of_heads_and_of_the_units_inside_of_them_are_apart(tmp_path):
