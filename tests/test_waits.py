@@ -35,7 +35,7 @@ REASONS = {
     "lightning_bnn/samplers/hmc.py step": TRANSITION,
     "lightning_bnn/samplers/isokinetic.py as_lists": TRANSITION,
     "lightning_bnn/samplers/isokinetic.py from_lists": TRANSITION,
-    "lightning_bnn/samplers/smile.py _add_to_scales": "once, where the tuning ends",
+    "lightning_bnn/samplers/smile.py _warn_of_silence": "once, where the tuning ends",
     "weightsym/balancing.py balance": "iterations end where nothing is left to gain",
     "weightsym/mass_problem.py slopes": "a sparse matrix has a size",
     "weightsym/mass_problem.py mass_problem": ASKED_FOR,

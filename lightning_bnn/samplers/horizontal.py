@@ -63,11 +63,12 @@ class Horizontal:
             )
         if symmetries.evaluation_only:
             raise ValueError(f"`symmetries` hold in evaluation only: {symmetries.evaluation_only}.")
-        self.names = dict(network.named_parameters())
-        moved = {p for group in optimizer.param_groups for p in group["params"]}
-        fixed = [n for n in symmetries.touched if n in self.names and self.names[n] not in moved]
+        self.parameters = dict(network.named_parameters())
+        trained = {p for group in optimizer.param_groups for p in group["params"]}
+        names = orbit_directions(P.of(network), symmetries).names
+        fixed = [name for name in names if self.parameters.get(name) not in trained]
         if fixed:
-            raise ValueError(f"`optimizer` does not move {min(fixed)!r}, which symmetries move.")
+            raise ValueError(f"`optimizer` does not move {fixed[0]!r}, which symmetries move.")
         self.network, self.symmetries, self.gauge = network, symmetries, gauge
         self.tolerance = tolerance
         self._before: Params = {}
@@ -87,13 +88,13 @@ class Horizontal:
     @torch.no_grad()
     def _remove(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         orbit = orbit_directions(self._before, self.symmetries)
-        steps = {n: self.names[n] - self._before[n] for n in orbit.names}
+        steps = {n: self.parameters[n] - self._before[n] for n in orbit.names}
         for name, step in orbit.off(steps, self.tolerance).items():
-            self.names[name].copy_(self._before[name] + step)
+            self.parameters[name].copy_(self._before[name] + step)
         if self.gauge is not None and self.symmetries.scalings:
             weights = P.of(self.network)
             scales = min_mass(weights, self.symmetries).scales
-            transform_optimizer_state(optimizer, self.names, self.symmetries, scales=scales)
+            transform_optimizer_state(optimizer, self.parameters, self.symmetries, scales=scales)
             for name, t in rescale(weights, self.symmetries, scales).items():
-                if name in self.names:
-                    self.names[name].copy_(t)
+                if name in self.parameters:
+                    self.parameters[name].copy_(t)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from weightsym import Symmetries, flip, permute, random_permutations, random_signs
-from weightsym.actions import along_axis
+from weightsym.actions import along_axis, multiplied_tensor
 from weightsym.arguments import check_positive
-from weightsym.groups import Group, PermutationGroup, Placement, ScalingGroup
+from weightsym.groups import Group, PermutationGroup, ScalingGroup
 from weightsym.params import Params
 
 __all__ = ["OrbitMoves"]
@@ -81,10 +81,15 @@ class OrbitMoves:
         for g in held_signs:
             signs[g] = torch.ones_like(signs[g])
         moved = flip(permute(stack, self.sym, orders), self.sym, signs)
+        ones = [torch.ones(g.units) for g in self.sym.scalings]
         for group in self.scalings:
-            logs = self._logs(group, moved, generator)
+            scales = list(ones)
+            scales[self.sym.scalings.index(group)] = self._logs(group, moved, generator).exp()
             for placement in group.placements:
-                moved |= self._scaled(moved, placement, logs)
+                name = self.sym.axes[placement.axis].tensor
+                moved[name] = multiplied_tensor(
+                    moved[name], self.sym, {placement.axis: ["scalings"]}, {"scalings": scales}, 1
+                )
         return moved
 
     def _logs(
@@ -132,15 +137,6 @@ class OrbitMoves:
             count = torch.full((group.units,), float(size), dtype=total.dtype)
             counts[power] = counts.get(power, torch.zeros_like(count)) + count
         return squares, {power: count.to(total.device) for power, count in counts.items()}
-
-    def _scaled(self, stack: Params, placement: Placement, logs: Tensor) -> Params:
-        axis = self.sym.axes[placement.axis]
-        w = stack[axis.tensor]
-        factors = torch.ones(len(w), axis.length, dtype=logs.dtype, device=w.device)
-        positions = placement.positions.to(w.device)
-        each = (placement.exponent * logs).exp()[..., None].expand(*logs.shape, positions.shape[1])
-        factors[:, positions.reshape(-1)] = each.flatten(1)
-        return {axis.tensor: (w * axis.spread(factors, w.shape[1:])).to(w)}
 
 
 def _tensors(group: Group, sym: Symmetries) -> set[str]:

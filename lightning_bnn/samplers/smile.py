@@ -324,18 +324,23 @@ def _add_to_scales(state: dict[str, Any], gradient: Tensor, rate: float, is_last
         state["scales"] = _inverse(precise(state["square"]).sqrt()).to(gradient.dtype)
     state["last"] = gradient
     if is_last:
-        scales = state.get("scales", torch.eye(2))
-        largest, differ = scales.amax(1, keepdim=True), scales.amin(1) < scales.amax(1)
-        quiet = (scales == largest).double().mean(1) * differ
-        if float(quiet.max()) > _QUIET:
-            warnings.warn(
-                f"SMILE: gradients of {100 * float(quiet.max()):.0f} % of the weights have hardly "
-                "any noise (inputs that are zero?), so that the law of the others is too wide: "
-                "compare with HMC or SGHMC.",
-                stacklevel=2,
-            )
+        if "scales" in state:
+            _warn_of_silence(state["scales"])
         state.pop("last")
         state.pop("square", None)
+
+
+def _warn_of_silence(scales: Tensor) -> None:
+    """Say if most weights have no noise that could be made as large as that of the others."""
+    largest, differ = scales.amax(1, keepdim=True), scales.amin(1) < scales.amax(1)
+    share = float(((scales == largest).double().mean(1) * differ).max())
+    if share > _QUIET:
+        warnings.warn(
+            f"SMILE: gradients of {100 * share:.0f} % of the weights have hardly any noise "
+            "(inputs that are zero?), so that the law of the others is too wide: compare with HMC "
+            "or SGHMC.",
+            stacklevel=2,
+        )
 
 
 def _scales_of(state: dict[str, Any]) -> Array:

@@ -233,7 +233,7 @@ def _findings(found: Found, settings: Mapping[str, Any]) -> Findings:
     panels: dict[str, Any] = {
         name: {label: [row[k + 1] for row in rows]} for k, name in enumerate(names)
     }
-    figure = dots_figure(panels, [str(row[0]) for row in rows], columns=4, label=label)
+    figure = dots_figure(panels, [str(row[0]) for row in rows], columns=4)
     notes = [source["note"] for source in published.values()]
     settings = {**settings, "per_split": {"/".join(run): rows for run, rows in found.items()}}
     return Findings("uci", _TITLE, tables, {"densities": figure}, notes, settings)

@@ -188,14 +188,10 @@ class OrbitDirections:
         """About one over the length of every tangent, by products with noise."""
         generator, squares = torch.Generator().manual_seed(0), 0 * self._generators.detach()
         for _ in range(_PROBES):
-            noise = torch.randn(self._rows_shape, generator=generator)
-            squares += self._pull(self._parts(noise.to(self._generators))).square()
+            noise = [torch.randn(t.shape, generator=generator) for t in self._moved.values()]
+            squares += self._pull([t.to(self._generators) for t in noise]).square()
         lengths = (squares / _PROBES).sqrt()
         return torch.where(lengths > 0, 1 / lengths, 0)
-
-    @property
-    def _rows_shape(self) -> tuple[int, int]:
-        return len(self._generators), sum(t.shape[1] for t in self._moved.values())
 
 
 _PROBES = 4
