@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weightsym.arguments import check_count, check_integer, check_positive
-from weightsym.devices import at_least_single
+from weightsym.devices import at_least_single, where_precise
 from weightsym.params import Params, is_weight
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "GaussianPrediction",
     "IsotropicGaussianPrior",
     "Likelihood",
+    "SequenceScores",
 ]
 
 Noise = Literal["fixed", "learned", "correlated", "heteroscedastic"]
@@ -59,6 +60,39 @@ class Likelihood(nn.Module, ABC):
     @abstractmethod
     def predictive(self, outputs: Tensor) -> Any:
         """One prediction of several networks, whose outputs are ``(samples, batch, ...)``."""
+
+
+class SequenceScores(NamedTuple):
+    r"""Scores of the classes of whole sequences under several networks, one number per sequence.
+
+    .. math:: \log p(y) = \log \tfrac1S \textstyle\sum_s \prod_t p_s(y_t)
+        = \sum_t \log \sum_s \pi_{st}\, p_s(y_t), \quad \pi_{st} \propto \prod_{u < t} p_s(y_u)
+
+    A network that has predicted the first tokens well counts more at the next: the product of mean
+    probabilities is another number. The information is the sum over tokens of that between a token
+    and the network, given the tokens before. Its mean over sequences that the networks generate is
+    the mutual information of sequence and network.
+
+    Attributes:
+        log_prob: of the mixture of all networks.
+        information: that the tokens hold about which network is right, in nats, never negative.
+        disagreement: share of the pairs of networks whose likeliest classes differ somewhere.
+        tokens: how many count.
+
+    References:
+        | Uncertainty Estimation in Autoregressive Structured Prediction (Malinin and Gales, 2021)
+        | https://arxiv.org/abs/2002.07650
+
+    >>> logits = torch.tensor([[50.0, 0.0], [0.0, 50.0]])[:, None, None].expand(2, 1, 3, 2)
+    >>> scores = Categorical().sequences(logits, torch.tensor([[0, 0, 0]]))  # of two networks
+    >>> [round(score.item(), 4) for score in scores]  # the first token says which: log 2
+    [-0.6931, 0.6931, 1.0, 3]
+    """
+
+    log_prob: Tensor
+    information: Tensor
+    disagreement: Tensor
+    tokens: Tensor
 
 
 class Categorical(Likelihood):
@@ -103,6 +137,11 @@ class Categorical(Likelihood):
         defaults = {"classes": "last", "ignore_index": None, "next_token": False}
         chosen = {name: getattr(self, name) for name in defaults}
         return ", ".join(f"{n}={v!r}" for n, v in chosen.items() if v != defaults[n])
+
+    @property
+    def of_sequences(self) -> bool:
+        """True if examples are sequences: of next tokens, or with some that do not count."""
+        return self.next_token or self.ignore_index is not None
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Log-probability of the targets of every example, ``(..., batch)``."""
@@ -150,6 +189,49 @@ class Categorical(Likelihood):
             return logits, targets
         counts = targets != self.ignore_index
         return logits[..., counts, :], targets[counts]
+
+    def sequences(self, outputs: Tensor, targets: Tensor) -> SequenceScores:
+        """Score the classes of whole sequences, or of all pixels of images, in float64.
+
+        Args:
+            outputs: of networks, ``(samples, batch, ...)``; of causal language models given the
+                tokens before each.
+            targets: of the examples. Where there are none, draw some from every network:
+                ``torch.distributions.Categorical(logits=outputs[0]).sample()``.
+
+        Returns:
+            Numbers ``(batch,)``.
+        """
+        logits, targets = self.aligned(outputs.detach(), targets)
+        if logits.ndim != targets.ndim + 2:
+            raise ValueError(
+                f"`outputs` must be those of networks, (samples, batch, ...), got "
+                f"{tuple(outputs.shape)} for targets {tuple(targets.shape)}."
+            )
+        each = [self._sequence(*p) for p in zip(logits.unbind(1), targets, strict=True)]
+        return SequenceScores(*map(torch.stack, zip(*each, strict=True)))
+
+    def _sequence(self, logits: Tensor, targets: Tensor) -> SequenceScores:
+        """Scores of one example, given logits ``(samples, ..., classes)``."""
+        counts = torch.ones_like(targets) > 0
+        if self.ignore_index is not None:
+            counts = targets != self.ignore_index
+        classes = where_precise(targets[counts]).long()
+        _check_range(classes, logits.shape[-1])
+        logs = where_precise(logits[:, counts]).double().log_softmax(-1)
+        of_targets = logs.gather(-1, classes.expand(logs.shape[:-1])[..., None])[..., 0]
+        before = of_targets.cumsum(1).roll(1, 1)
+        before[:, :1] = 0
+        weights, each = before.softmax(0), torch.special.entr(logs.exp()).sum(-1)
+        mixed = torch.special.entr((weights[..., None] * logs.exp()).sum(0)).sum(-1)
+        guesses, size = logs.argmax(-1), len(logs)
+        alike = (guesses[:, None] == guesses).all(-1).sum()
+        return SequenceScores(
+            of_targets.sum(1).logsumexp(0) - math.log(size),
+            (mixed - (weights * each).sum(0)).clamp_min(0).sum(),
+            (size**2 - alike) / alike.new_tensor(size * (size - 1)).double(),
+            counts.sum(),
+        )
 
     def aligned(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Logits ``(..., batch, positions, classes)``, and what they are of."""

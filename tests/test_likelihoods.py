@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from lightning_bnn.evaluation.evaluators import RegressionEvaluator
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian, IsotropicGaussianPrior
+from lightning_bnn.metrics import mutual_information
 
 
 def test_categorical():
@@ -195,10 +196,78 @@ def test_categorical_at_positions_is_cross_entropy(positions, classes, ignore_in
             Categorical(classes, None, next_token).log_prob(outputs, targets)
 
 
+NETWORKS, WORDS, LENGTH = 3, 3, 4
+TEXTS = torch.cartesian_prod(*[torch.arange(WORDS)] * LENGTH)
+
+
+def causal_outputs(generator):
+    """Logits of networks that know all prefixes, ``(networks, texts, tokens, words)``."""
+    tables = [
+        2 * torch.randn(NETWORKS, WORDS**t, WORDS, generator=generator).double()
+        for t in range(LENGTH)
+    ]
+    prefixes = [(TEXTS[:, :t] * WORDS ** torch.arange(t)).sum(1) for t in range(LENGTH)]
+    return torch.stack([table[:, at] for table, at in zip(tables, prefixes, strict=True)], 2)
+
+
+def test_sequences_are_those_of_a_mixture_of_networks_over_all_texts():
+    logits = causal_outputs(torch.Generator().manual_seed(0))
+    tokens = logits.log_softmax(-1).gather(-1, TEXTS.expand(NETWORKS, -1, -1)[..., None])[..., 0]
+    of_each, scores = tokens.sum(-1).exp(), Categorical().sequences(logits, TEXTS)
+    mixture, chance = of_each.mean(0), scores.log_prob.exp()
+    torch.testing.assert_close(chance, mixture)
+    assert chance.sum().item() == pytest.approx(1)
+    product = tokens.exp().mean(0).prod(-1)  # of mean probabilities of tokens
+    assert (product / mixture).log().abs().max() > 0.5
+    information = torch.special.entr(mixture).sum() - torch.special.entr(of_each).sum(-1).mean()
+    assert (mixture * scores.information).sum().item() == pytest.approx(information.item())
+    alone = mutual_information(logits.flatten(1, 2).softmax(-1)).view(len(TEXTS), LENGTH).sum(-1)
+    assert (mixture * alone).sum() > 1.1 * information  # without what the first tokens say
+    pairs = [(a, b) for a in range(NETWORKS) for b in range(a)]
+    guesses = logits.argmax(-1)
+    differ = torch.stack([(guesses[a] != guesses[b]).any(-1) for a, b in pairs])
+    torch.testing.assert_close(scores.disagreement, differ.double().mean(0))
+
+
+def test_tokens_that_do_not_count_do_not_change_the_scores_of_a_sequence():
+    g = torch.Generator().manual_seed(1)
+    logits = causal_outputs(g)
+    wanted = Categorical().sequences(logits, TEXTS)
+    likelihood = Categorical(ignore_index=-100, next_token=True)
+    first, last = (torch.randn(NETWORKS, len(TEXTS), 2, WORDS, generator=g) for _ in range(2))
+    outputs = torch.cat([first[:, :, :1], logits, last], 2)  # padded, and of the next tokens
+    ignored = torch.full((len(TEXTS), 2), -100)
+    found = likelihood.sequences(outputs, torch.cat([ignored, TEXTS, ignored[:, :1]], 1))
+    torch.testing.assert_close(found, wanted)
+    assert found.tokens.unique().tolist() == [LENGTH]
+    nothing = likelihood.sequences(outputs, torch.full((len(TEXTS), LENGTH + 3), -100))
+    assert all(bool((score == 0).all()) for score in nothing)
+
+
+def test_scores_of_images_and_of_examples_with_one_class():
+    logits = causal_outputs(torch.Generator().manual_seed(2))
+    wanted = Categorical().sequences(logits, TEXTS)
+    images = logits.movedim(-1, 2).unflatten(-1, (2, 2))
+    found = Categorical("first").sequences(images, TEXTS.view(-1, 2, 2))
+    torch.testing.assert_close(found, wanted)
+    one = Categorical().sequences(logits[:, :, 0], TEXTS[:, 0])
+    torch.testing.assert_close(one.information, mutual_information(logits[:, :, 0].softmax(-1)))
+    alone = Categorical().sequences(logits[:1], TEXTS)
+    assert bool((alone.information.abs() < 1e-12).all() & alone.disagreement.isnan().all())
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (
+            lambda: Categorical().sequences(torch.ones(4, 5, 3), torch.ones(4, 5).long()),
+            r"`outputs` must be those of networks, \(samples, batch, ...\), got \(4, 5, 3\)",
+        ),
+        (
+            lambda: Categorical().sequences(torch.ones(2, 4, 5, 3), 3 * torch.ones(4, 5).long()),
+            "must be between 0 and 2",
+        ),
         (lambda: Categorical("middle"), "`classes` must be 'last' or 'first'"),
         (
             lambda: Categorical().log_prob(torch.ones(4, 5, 3), torch.ones(4, 6).long()),

@@ -15,7 +15,7 @@ from lightning_bnn import callbacks as C
 from lightning_bnn import modules as M
 from lightning_bnn import samplers
 from lightning_bnn.datamodules import Digits, NoisySine, TwoGaussians
-from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.models import mlp
 
 WORDS = {"<layer>": r"[\w.]+", "<set>": r"\w+", "<space>": "(function|weights|canonical)"}
@@ -67,7 +67,7 @@ def heads():
 RUNS = {
     "heads": heads,
     "callbacks": lambda: (
-        *points(M.DeepEnsemble, members=2, prior_std=1.0),
+        *points(M.DeepEnsemble, members=2, prior_std=1.0, likelihood=Categorical("last", -100)),
         [C.PermutationTau(), C.MassGap(1), C.PosteriorDoctor(), C.TrainingCost()],
     ),
     "MFVI": lambda: (*sine(M.MFVI, prior_std=1.0), []),

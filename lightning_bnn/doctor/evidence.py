@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from lightning_bnn.posteriors import Posterior
 from lightning_bnn.posteriors.sources import network_of
 from weightsym.forward import first_line
 from weightsym.params import Params
+from weightsym.randomness import keyed_generator
 
 __all__ = [
     "Evidence", "Examples", "NotPossible", "Settings", "constant_log_density", "frequencies",
@@ -168,18 +170,30 @@ class Evidence:
         """Return the training examples, without which a check is not possible."""
         if self.training is None:
             raise NotPossible("no training data were seen")
-        return self._at_one_position(self.training)
+        return self.training
 
     def held_out_examples(self) -> Examples:
         """Return the held-out examples, without which a check is not possible."""
         if self.held_out is None:
             raise NotPossible("there are no validation data")
-        return self._at_one_position(self.held_out)
+        return self.held_out
 
-    def _at_one_position(self, examples: Examples) -> Examples:
-        if self.classes and examples.targets.ndim > 1 and examples.targets[0].numel() > 1:
-            raise NotPossible("examples have classes at several positions")
-        return examples
+    def at_one_position(self) -> Evidence:
+        """Look at one position of every example, drawn at random: others of it would say the same.
+
+        Examples of one class are what they are.
+        """
+        likelihood = self.likelihood
+        known = [e for e in (self.training, self.held_out) if e is not None]
+        if not isinstance(likelihood, Categorical) or all(e.targets.ndim == 1 for e in known):
+            return self
+        network = copy.copy(self.network)  # of the same weights
+        network.forward = partial(_forward_at, network.forward, likelihood)
+        training = _one_of_each(self.training, likelihood)
+        held_out = _one_of_each(self.held_out, likelihood)
+        return replace(
+            self, network=network, likelihood=Categorical(), training=training, held_out=held_out
+        )
 
     @cached_property
     def classes(self) -> bool:
@@ -237,6 +251,31 @@ class Evidence:
                 raise NotPossible("the network's outputs are not one tensor")
             every.append(outputs.double())
         return every
+
+
+def _one_of_each(examples: Examples | None, likelihood: Categorical) -> Examples | None:
+    """Examples with the number of a position that counts as a further input, and its class."""
+    if examples is None:
+        return None
+    targets = examples.targets[:, 1:] if likelihood.next_token else examples.targets
+    targets = targets.flatten(1)
+    chances = torch.rand(targets.shape, generator=keyed_generator("positions")).to(targets.device)
+    if likelihood.ignore_index is not None:
+        chances[targets == likelihood.ignore_index] = -1
+    best, position = chances.max(1)
+    inputs = (*examples.inputs, position)
+    return Examples(
+        tuple(x[best >= 0] if isinstance(x, Tensor) else x for x in inputs),
+        targets.gather(1, position[:, None])[best >= 0, 0],
+    )
+
+
+def _forward_at(forward: Callable[..., Any], likelihood: Categorical, *inputs: Any) -> Tensor:
+    """Outputs at one position of every example, whose number is the last input."""
+    outputs, position = forward(*inputs[:-1]), inputs[-1]
+    logits = likelihood.every_row(getattr(outputs, "logits", outputs)[None])[0]
+    every = logits.unflatten(0, (len(position), -1))
+    return every[torch.arange(len(position), device=position.device), position]
 
 
 def log_mean_exp(rows: Tensor) -> Tensor:

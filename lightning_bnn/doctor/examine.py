@@ -57,8 +57,9 @@ def examine(evidence: Any, facts: Mapping[str, Any] | None = None, **options: An
     evidence = evidence if isinstance(evidence, Evidence) else Evidence.of(evidence, **options)
     findings: dict[str, Finding] = {}
     fine, skipped = [], {}
-    training = evidence.network.training
-    evidence.network.eval()
+    network, training = evidence.network, evidence.network.training
+    network.eval()
+    evidence = evidence.at_one_position()
     with random_numbers(elsewhere(evidence.network.parameters())):
         for name, check in CHECKS.items():
             try:
@@ -70,7 +71,7 @@ def examine(evidence: Any, facts: Mapping[str, Any] | None = None, **options: An
                 fine.append(name)
             else:
                 findings[name] = finding
-    evidence.network.train(training)
+    network.train(training)
     for name, consequences in _CONSEQUENCES.items():
         if name in findings:
             for consequence in consequences:

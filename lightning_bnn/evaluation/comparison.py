@@ -180,8 +180,10 @@ def _quality(
             "name the checkpoint of the run in place of a bank or a folder."
         )
     likelihood = posterior.likelihood
-    sets = sets if _predicts(likelihood) else sets[:1]
-    calibrated = _predicts(likelihood) and getattr(likelihood, "noise", None) != "correlated"
+    targets, unit = sets[0].targets(), sets[0].target_std()
+    predicts = isinstance(likelihood, Gaussian) or (has_classes(likelihood) and targets.ndim == 1)
+    sets = sets if predicts else sets[:1]  # others say nothing without targets
+    calibrated = predicts and getattr(likelihood, "noise", None) != "correlated"
     held_out = [] if validation is None or not calibrated else [validation]
     of_modes = [
         predictions_of_mode(
@@ -190,7 +192,6 @@ def _quality(
         )
         for k, mode in enumerate(posterior.predictors)
     ]  # fmt: skip
-    targets, unit = sets[0].targets(), sets[0].target_std()
 
     def numbers(of_sets: Sequence[Any]) -> NumbersOf:
         tested, validated = of_sets[: len(sets)], of_sets[len(sets) :]
@@ -217,11 +218,6 @@ def _quality(
         numbers([predictions[subset].mean() for predictions in shared])() for subset in subsets
     )
     return {"one": over_modes([of_mode() for of_mode in alone]), "multi": jackknife(whole, left)}
-
-
-def _predicts(likelihood: Any) -> bool:
-    """Tell whether outputs say something without targets, so that OOD sets can be looked at."""
-    return has_classes(likelihood) or isinstance(likelihood, Gaussian)
 
 
 FAILED = "failed"

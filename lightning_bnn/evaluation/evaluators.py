@@ -6,14 +6,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_bnn import metrics as M
-from lightning_bnn.evaluation.predictions import ClassPredictions, GaussianPredictions, has_classes
+from lightning_bnn.evaluation.predictions import (
+    ClassPredictions,
+    GaussianPredictions,
+    LogDensities,
+    has_classes,
+)
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from lightning_bnn.metrics.base import ExampleMean
 from lightning_bnn.metrics.gaussian_mixture import mixture_moments, mixture_nll
@@ -292,6 +297,10 @@ class Evaluator(nn.Module, ABC):
             if targets is None or (role == "ood" and self.likelihood.ignore_index is None):
                 outputs = self.likelihood.every_row(outputs)
             else:
+                metrics: Any = self.metrics[index]
+                if "sequence_nll" in metrics:
+                    logs = LogDensities.of_each(self.likelihood, outputs, targets)
+                    metrics["sequence_nll"].update(-logs.mean().values)
                 outputs, targets = self.likelihood.rows(outputs, targets)
         targets = None if role == "ood" else targets
         scores = self.record(self.metrics[index], outputs, targets)
@@ -347,7 +356,8 @@ class DensityEvaluator(Evaluator):
     def record(self, metrics: Any, outputs: Tensor, targets: Tensor | None) -> None:
         """Compare with targets, and return no score that detects OOD examples."""
         if targets is not None:
-            metrics["nll"].update(_negative_log_density(self.likelihood, outputs, targets))
+            logs = LogDensities.of_each(self.likelihood, outputs, targets)
+            metrics["nll"].update(-logs.mean().values)
 
 
 class RegressionEvaluator(Evaluator):
@@ -403,6 +413,9 @@ _SCORED = {"rmse": "squares", "calib": "pit"}
 class ClassificationEvaluator(Evaluator):
     """Accuracy, NLL, Brier score, ECE and information of mean probabilities, and OOD detection.
 
+    Of examples with several positions these are means over positions; ``sequence_nll`` is that of
+    whole examples, where the likelihood says that they are sequences.
+
     Args:
         likelihood: of classes.
         sets: name and kind of each.
@@ -436,6 +449,10 @@ class ClassificationEvaluator(Evaluator):
         }
         super().__init__(likelihood, sets, quality, {"mi": Mean})
         self.score = _SCORES[score]
+        if isinstance(likelihood, Categorical) and likelihood.of_sequences:
+            for (_, role), metrics in zip(self.sets, self.metrics, strict=True):
+                if role != "ood":
+                    cast(nn.ModuleDict, metrics)["sequence_nll"] = Mean()
 
     def record(
         self, metrics: Any, outputs: Tensor | ClassPredictions, targets: Tensor | None
@@ -487,12 +504,6 @@ def class_numbers(
     >>> numbers["acc"], sorted(numbers)
     (1.0, ['acc', 'ace', 'brier', 'ece', 'idmi', 'nll'])
     """
-    kinds = TABLE_SETS[: len(sets)]
-    evaluator = ClassificationEvaluator(likelihood, kinds, score, ace=M.ACE)
+    of_one = likelihood if isinstance(likelihood, Bernoulli) else Categorical()
+    evaluator = ClassificationEvaluator(of_one, TABLE_SETS[: len(sets)], score, ace=M.ACE)
     return evaluator.table_numbers(sets, labels)
-
-
-def _negative_log_density(likelihood: Any, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of the mixture of all networks, one number per example."""
-    log_probs = where_precise(likelihood.log_prob(outputs, targets)).double()
-    return math.log(len(log_probs)) - log_probs.logsumexp(0)

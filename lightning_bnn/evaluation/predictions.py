@@ -134,6 +134,11 @@ class LogDensities(_Predictions):
 
     values: Tensor
 
+    @classmethod
+    def of_each(cls, likelihood: Any, outputs: Tensor, targets: Tensor) -> LogDensities:
+        """The density of every single network, whose outputs are ``(networks, examples, ...)``."""
+        return cls(where_precise(likelihood.log_prob(outputs.detach(), targets)).double())
+
     @property
     def examples(self) -> int:
         """The number of examples that are predicted."""
@@ -204,18 +209,19 @@ def has_classes(likelihood: nn.Module) -> bool:
 def predictions_of_each(likelihood: Any, outputs: Tensor, targets: Tensor) -> Any:
     """Predict by every single network: classes, Gaussians, or only the density of targets.
 
-    All three can be chosen from, averaged, stacked and joined in the same way.
+    All three can be chosen from, averaged, stacked and joined in the same way. Of examples with
+    classes at several positions it is the density of all together.
 
     Args:
         likelihood: says what outputs mean.
         outputs: ``(networks, examples, ...)``.
         targets: of the examples; only needed where the likelihood is unknown.
     """
-    if has_classes(likelihood):
+    if has_classes(likelihood) and targets.ndim == 1:
         return ClassPredictions.of_each(likelihood, outputs)
     if isinstance(likelihood, Gaussian):
         return GaussianPredictions.of_each(likelihood, outputs)
-    return LogDensities(where_precise(likelihood.log_prob(outputs, targets).detach()).double())
+    return LogDensities.of_each(likelihood, outputs, targets)
 
 
 def draw(mode: Posterior, count: int, *key: int | str) -> Params:

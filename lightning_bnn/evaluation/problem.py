@@ -48,12 +48,19 @@ class StoredBatches:
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
         if self._batches is None:
             batches = itertools.islice(iter(self._loader), self._most)
-            self._batches = [self._source.on_after_batch_transfer(b, 0)[:2] for b in batches]
+            moved = (self._source.on_after_batch_transfer(batch, 0) for batch in batches)
+            self._batches = [_pair(batch) for batch in moved]
         return iter(self._batches)
 
     def targets(self) -> Tensor:
         """The targets of all batches."""
-        return torch.cat([targets for _, targets in self])
+        every = [targets for _, targets in self]
+        if len({targets.shape[1:] for targets in every}) > 1:
+            raise ValueError(
+                "The targets of batches have different lengths: pad all to one, with "
+                "`Categorical(ignore_index=-100)`."
+            )
+        return torch.cat(every)
 
     def target_std(self) -> Tensor | None:
         """Return the unit of standardised targets, if the datamodule knows it."""
@@ -67,6 +74,16 @@ class StoredBatches:
                 content = tensor.detach().cpu().contiguous().view(torch.uint8)
                 digest.update(content.numpy().tobytes())
         return digest.hexdigest()[:12]
+
+
+def _pair(batch: Any) -> tuple[Any, Tensor]:
+    """Inputs and targets of a batch."""
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        raise ValueError(
+            f"Batches must be (inputs, targets) where posteriors are compared, got a "
+            f"{type(batch).__name__}: let `on_after_batch_transfer` of the datamodule make them so."
+        )
+    return batch[0], batch[1]
 
 
 class _OnlyTests(L.LightningDataModule):

@@ -172,7 +172,7 @@ def _about(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("rmse", "RMSE, CRPS, Width90, Sharpness in the unit of the targets as networks see them."),
         ("rmse_unit", "RMSE (unit): in the target's own unit."),
-        ("nll", "NLL: of the mixture of the networks' Gaussians;"),
+        ("nll", "NLL: of the mixture of all networks, nats for a whole example;"),
         ("nll_moments", "(moments): of the one Gaussian with its mean and variance."),
         ("cover90", "Cover90, Width90: of central intervals of 90 %."),
         ("interval90", "Conf90, Held90: width and coverage of conformal intervals of 90 %, "

@@ -244,6 +244,8 @@ def calibrator_inputs(predictions: Any) -> Predictions:
     """Predictions as calibrators take them."""
     if isinstance(predictions, ClassPredictions):
         return (predictions.probs.clamp_min(torch.finfo(torch.float64).tiny).log()[None],)
+    if isinstance(predictions, LogDensities):
+        raise ValueError("Classes at several positions are not calibrated.")
     means, stds = predictions.components()
     return means, stds
 

@@ -386,3 +386,34 @@ class TwoOutputs(nn.Linear):
     def forward(self, x):
         y = super().forward(x)
         return y, y
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        Categorical(ignore_index=-100),
+        Categorical(ignore_index=-100, next_token=True),
+        Categorical("first", ignore_index=-100),
+    ],
+)
+def test_texts_and_images_are_examined_at_one_position_that_counts(likelihood, factor):
+    plain, first = labelled(3), likelihood.classes == "first"
+    counts = torch.rand(EXAMPLES, 4, generator=generator(4)) > 0.5
+    counts[0] = False  # an example without any is left out
+    wrong = torch.randn(EXAMPLES, 4, CLASSES, generator=generator(5))
+    x = wrong.where(~counts[..., None], plain.inputs[0][:, None])
+    y = plain.targets[:, None].where(counts, -100)
+    if likelihood.next_token:
+        x, y = torch.cat([x, wrong[:, :1]], 1), torch.cat([torch.full((EXAMPLES, 1), -100), y], 1)
+    examples = Examples((x.mT if first else x,), y)
+    weights = [scaled(factor * f)["weight"] for f in (1.0, 1.01, 0.99)]
+    found = modes(*({"weight": w[..., None] if first else w} for w in weights))
+    net = nn.Conv1d(3, 3, 1, bias=False) if first else nn.Linear(3, 3, bias=False)
+    whole = Evidence(net, likelihood, found, found, examples, examples)
+    one = whole.at_one_position()
+    rows = counts.any(1)
+    assert torch.equal(one.held_out.targets, plain.targets[rows])
+    torch.testing.assert_close(one.on_held_out[0][0].float(), factor * plain.inputs[0][rows])
+    assert one.at_one_position() is one
+    assert ("miscalibrated" in examine(whole).names()) == (factor > 1)

@@ -1,6 +1,7 @@
 """`lightning_bnn.compare` and `Posterior.of`: from Python, whatever holds the networks."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
 from lightning_bnn.datamodules import Digits
 from lightning_bnn.doctor import Examples, examine
+from lightning_bnn.evaluation.predictions import predictions_of_mode
+from lightning_bnn.evaluation.scores import calibrator_inputs
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics import law_mmd, mmd
 from lightning_bnn.models import mlp
@@ -199,6 +202,31 @@ def test_a_result_shows_itself(compared):
 
 
 NAN = [{n: torch.full_like(t, torch.nan) for n, t in one.items()} for one in P.unstack(stack(3, 3))]
+
+
+def test_texts_are_compared_by_the_likelihood_of_whole_texts():
+    net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3))
+    ours, theirs = (P.populate(net, 4, torch.Generator().manual_seed(k)) for k in (1, 2))
+    x = torch.randint(5, (30, 6), generator=torch.Generator().manual_seed(0))
+    y = (x % 3).where(x > 0, -100)
+    likelihood = Categorical(ignore_index=-100)
+    data = {"test": (x, y), "other": (x.flip(1), y)}
+    arguments = {"network": net, "likelihood": likelihood}
+    found = lightning_bnn.compare(theirs, {"A": Posterior.of(ours, draws=True)}, data, **arguments)
+    (row,) = rows_of(found, "predictions")
+    logs = likelihood.log_prob(P.apply(net, ours, x), y).double()
+    assert row["NLL"].value == pytest.approx(-(logs.logsumexp(0) - math.log(4)).mean().item())
+    ragged = [(x[:4], y[:4]), (x[4:, :5], y[4:, :5])]
+    with pytest.raises(ValueError, match="targets of batches have different lengths: pad all"):
+        lightning_bnn.compare(theirs, {"A": ours}, ragged, **arguments)
+    named = [{"input_ids": x, "labels": y}]
+    with pytest.raises(ValueError, match=r"must be \(inputs, targets\) where .*, got a dict"):
+        lightning_bnn.compare(theirs, {"A": ours}, named, **arguments)
+    ((predicted,),) = predictions_of_mode(Empirical(ours), net, likelihood, [[(x, y)]], (4,), 0)
+    with pytest.raises(ValueError, match="Classes at several positions are not calibrated"):
+        calibrator_inputs(predicted)
+
+
 IMAGES = torch.randn(20, 1, 8, 8), torch.randint(10, (20,))
 
 

@@ -1,6 +1,7 @@
 """Posteriors of a few weights of a large network: memory, checkpoints, transformers and peft."""
 
 import copy
+import math
 
 import lightning as L
 import pytest
@@ -233,6 +234,14 @@ def test_a_posterior_over_an_adapter(make, kind):
     mean = predicted.softmax(-1).mean(0).flatten(0, -2).log()
     wanted = F.nll_loss(mean, labels.flatten(), ignore_index=IGNORED)
     assert found["val/nll"] == pytest.approx(wanted.item(), abs=1e-5)
+    if kind == "sequences":
+        assert "val/sequence_nll" not in found
+        return
+    counts = labels != IGNORED
+    index = labels.where(counts, 0).expand(predicted.shape[:-1])[..., None]
+    tokens = predicted.double().log_softmax(-1).gather(-1, index)[..., 0].where(counts, 0)
+    of_texts = math.log(len(tokens)) - tokens.sum(-1).logsumexp(0)
+    assert found["val/sequence_nll"] == pytest.approx(of_texts.mean().item(), abs=1e-5)
 
 
 @pytest.mark.e2e
