@@ -10,7 +10,6 @@ import torch
 from lightning_bnn import models
 from lightning_bnn.datamodules import CIFAR10, MNIST, Diabetes, Digits
 from lightning_bnn.engines import Work, run_on_ray, run_on_slurm
-from lightning_bnn.posteriors.curvature import kronecker_factors
 from lightning_bnn.studies.marginals import clusters
 from weightsym.commands.mistakes import mistake
 from weightsym.extras import _EXTRAS, MissingPackage, needed
@@ -27,7 +26,6 @@ CALLS = [
     ("torchvision", lambda: CIFAR10(root="nowhere").load()),
     ("torchvision", models.resnet18),
     ("torchvision", models.resnet20_frn),
-    ("curvlinops", lambda: kronecker_factors(models.mlp(3, [4], 1), [], [], None)),
     ("ray", lambda: run_on_ray(WORK)),
     ("submitit", lambda: run_on_slurm(WORK)),
 ]

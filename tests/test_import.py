@@ -10,7 +10,7 @@ from lightning_bnn import callbacks
 from weightsym.extras import _EXTRAS
 
 pytestmark = pytest.mark.e2e
-HEAVY = {"curvlinops", "cvxpy", "laplace", "matplotlib", "sklearn", "ray", "torchvision"}
+HEAVY = {"cvxpy", "laplace", "matplotlib", "sklearn", "ray", "torchvision"}
 IMPORTED = "import {}, sys; print(*sys.modules)"
 FROM_CALLBACKS = "import sys; from lightning_bnn.callbacks import {}; print(*sys.modules)"
 STRATEGY = """

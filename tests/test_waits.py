@@ -64,8 +64,6 @@ def found():
 
 @pytest.mark.parametrize("name", sorted(W.PATHS.keys() - {"reading"}))
 def test_the_host_waits_only_where_it_must(found, name):
-    if "laplace" in name:
-        pytest.importorskip("curvlinops")
     assert set(found(name)) <= REASONS.keys()
 
 

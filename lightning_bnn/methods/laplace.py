@@ -26,13 +26,12 @@ from lightning_bnn.posteriors.curvature import (
     MappedBatches,
     Structure,
     curvature,
-    curvature_root,
     last_layer_name,
     likeliest_precision,
-    noise_factor,
-    without_factors,
 )
 from lightning_bnn.posteriors.dropout import Layers
+from lightning_bnn.posteriors.gauss_newton import curvature_root
+from lightning_bnn.posteriors.kronecker import without_factors
 from lightning_bnn.posteriors.laplace import CurvatureBlock, Prediction
 from weightsym import params as P
 from weightsym.arguments import check_not_negative, check_positive
@@ -162,8 +161,6 @@ class Laplace(PenalisedTraining):
         self, state: CurvedNetworks, optimizer: Any, run: Run, *fit: Any
     ) -> Any:
         curvature_root(run.likelihood)
-        if self.structure == "kron" and state.last_layer is None:
-            noise_factor(run.likelihood)
         return super().configure_optimizer(state, optimizer, run, *fit)
 
     # ------------------------------------------------------------ the curvature

@@ -1,17 +1,8 @@
-r"""The curvature of a trained network's loss, and the prior that it speaks for.
-
-.. math:: H = \sum_i J_i^T \Lambda_i J_i, \quad
-    \Lambda(f) = E_{y \sim p(y | f)}\big[\nabla_f \log p(y | f) \nabla_f \log p(y | f)^T\big]
-
-This is the Hessian of the cross-entropy and of the squared error at the outputs, whatever the
-targets are. Where the Hessian depends on them and may be indefinite, as that of a Gaussian whose
-noise is an output, it is the expected one.
-"""
+"""The curvature of a trained network's loss, and the prior that it speaks for."""
 
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,264 +11,34 @@ from typing import Any, Literal, get_args
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import tree_map_only
-from tqdm import tqdm
 
-from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.metrics.validation import check_choice
+from lightning_bnn.posteriors.gauss_newton import (
+    Batch,
+    curvature_root,
+    gauss_newton,
+    inputs_of,
+)
+from lightning_bnn.posteriors.kronecker import (
+    factored_blocks,
+    kronecker_factors,
+    without_factors,
+)
 from lightning_bnn.posteriors.laplace import CurvatureBlock, features_of
 from weightsym import params as P
 from weightsym.devices import check_memory, precise
-from weightsym.extras import needed
 from weightsym.params import Params
 
 __all__ = [
     "MappedBatches",
     "Structure",
     "curvature",
-    "curvature_root",
-    "gauss_newton",
-    "kronecker_factors",
     "last_layer_name",
     "likeliest_precision",
     "log_marginal_likelihood",
-    "noise_factor",
-    "without_factors",
 ]
-
-Root = Callable[[Tensor], Tensor]
-r"""From outputs ``(batch, k)`` to matrices ``(batch, k, r)`` with :math:`R R^T = \Lambda`."""
-
-
-def curvature_root(likelihood: nn.Module) -> Root:
-    """A root of the curvature at the outputs.
-
-    Args:
-        likelihood: ``Categorical``, ``Bernoulli``, ``Gaussian``, or one that has such a method.
-    """
-    method: Root | None = getattr(likelihood, "curvature_root", None)
-    if method is None:
-        raise ValueError(
-            "`likelihood` must have a `curvature_root`, as Categorical, Bernoulli and Gaussian "
-            f"have, {type(likelihood).__name__} has none."
-        )
-
-    def root(outputs: Tensor) -> Tensor:
-        found = method(outputs)
-        if found.ndim != 3 or found.shape[:2] != outputs.shape:
-            raise ValueError(
-                f"`{type(likelihood).__name__}.curvature_root` must return (batch, k, r) for "
-                f"outputs {tuple(outputs.shape)}, got {tuple(found.shape)}"
-            )
-        return found
-
-    return root
-
-
-def noise_factor(likelihood: nn.Module) -> float:
-    """Compute the factor of the curvature of half the squared error, or of the cross-entropy.
-
-    Args:
-        likelihood: one that laplace-torch knows, as it does for Kronecker factors.
-    """
-    if isinstance(likelihood, Categorical):
-        return 1.0
-    if isinstance(likelihood, Gaussian) and likelihood.noise != "heteroscedastic":
-        stds = likelihood.log_std.detach().exp()
-        if len(stds) == 1:
-            return float(stds[0]) ** -2
-    got = f"{type(likelihood).__name__}({likelihood.extra_repr()})"
-    raise ValueError(
-        "`likelihood` must be Categorical, or Gaussian with one standard deviation of noise for "
-        f"all targets, for Kronecker factors and for networks that vmap cannot run, got {got}: "
-        "take `structure='diag'` or 'full'."
-    )
-
-
-Batch = tuple[Any, Tensor]
-"""The input, or a tuple of several; and the targets."""
-_BYTES = 2**26
-"""Size of the gradients that are in memory at a time, apart from those of a single example."""
-
-
-def inputs_of(x: Any) -> tuple[Any, ...]:
-    """The inputs of a batch by position."""
-    return x if isinstance(x, tuple) else (x,)
-
-
-@torch.no_grad()
-def gauss_newton(
-    model: nn.Module,
-    names: Sequence[str],
-    batches: Iterable[Batch],
-    likelihood: nn.Module,
-    diagonal: bool,
-    progress: bool = False,
-) -> Tensor:
-    """The Gauss-Newton matrix of the summed negative log-likelihood.
-
-    Args:
-        model: in evaluation mode.
-        names: the weights, which require gradients.
-        batches: inputs and targets.
-        likelihood: what outputs say about targets.
-        diagonal: only the diagonal.
-        progress: show a bar.
-    """
-    weights: Params = {name: model.get_parameter(name) for name in names}
-    size = sum(t.numel() for t in weights.values())
-    like = next(iter(weights.values()))
-    total = like.new_zeros(size) if diagonal else like.new_zeros(size, size)
-    for x, y in tqdm(batches, "curvature", disable=not progress, leave=False):
-        inputs = inputs_of(x)
-        roots = _columns(likelihood, model(*inputs), y)
-        at_once = max(1, _BYTES // (roots.shape[1] * size * like.element_size()))
-        for start, columns in zip(range(0, len(roots), at_once), roots.split(at_once), strict=True):
-            rows = [t[start : start + at_once] if isinstance(t, Tensor) else t for t in inputs]
-            gradients = _pulled_back(model, weights, rows, columns)
-            total += gradients.square().sum(0) if diagonal else gradients.T @ gradients
-    return total
-
-
-def _columns(likelihood: Any, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Columns of the roots for every example, ``(batch, r, ...)`` with the shape of its outputs.
-
-    Of several positions each has columns of its own, which are zero at the others.
-    """
-    root = curvature_root(likelihood)
-    if outputs.ndim == 2 and getattr(likelihood, "ignore_index", None) is None:
-        return root(outputs).mT
-    if not isinstance(likelihood, Categorical):
-        raise ValueError(f"outputs must be (batch, numbers), not {tuple(outputs.shape)}")
-    logits, targets = likelihood.aligned(outputs, targets)
-    positions, flat = logits.shape[1:-1], logits.flatten(0, -2)
-    size = len(logits) * positions.numel() ** 2 * logits.shape[-1] ** 2 * logits.element_size()
-    check_memory(size, logits.device, "A curvature of all outputs", "take `layers='last'`")
-    roots = root(flat)
-    if likelihood.ignore_index is not None:
-        roots = roots * (targets != likelihood.ignore_index).flatten()[:, None, None]
-    if not positions:
-        return roots.mT
-    apart = torch.diag_embed(roots.unflatten(0, (len(logits), -1)).movedim(1, -1))
-    columns = apart.permute(0, 3, 2, 4, 1).flatten(1, 2)  # (batch, r, positions, classes)
-    if likelihood.next_token:  # nothing is said after the last
-        columns = nn.functional.pad(columns, (0, 0, 0, 1))
-    if likelihood.classes == "first":
-        return columns.unflatten(2, positions).movedim(-1, 2)
-    return columns.unflatten(2, outputs.shape[1:-1])
-
-
-def _pulled_back(
-    model: nn.Module, weights: Params, inputs: Sequence[Any], columns: Tensor
-) -> Tensor:
-    """Gradients of all weights, a row for each column ``(batch, r, outputs)`` of the roots."""
-    try:
-        return _at_once(model, weights, inputs, columns)
-    except (RuntimeError, NotImplementedError, IndexError):  # vmap cannot run some networks
-        return _one_by_one(model, weights, inputs, columns)
-
-
-def _at_once(model: nn.Module, weights: Params, inputs: Sequence[Any], columns: Tensor) -> Tensor:
-    def of_example(cotangents: Tensor, *example: Any) -> Tensor:
-        batch = tuple(t[None] if isinstance(t, Tensor) else t for t in example)
-        pull_back = vjp(lambda values: functional_call(model, values, batch)[0], weights)[1]
-        (gradients,) = vmap(pull_back)(cotangents)
-        return torch.cat([t.flatten(1) for t in gradients.values()], 1)
-
-    dims = [0 if isinstance(t, Tensor) else None for t in inputs]
-    return vmap(of_example, (0, *dims))(columns, *inputs).flatten(0, 1)
-
-
-@torch.enable_grad()
-def _one_by_one(
-    model: nn.Module, weights: Params, inputs: Sequence[Any], columns: Tensor
-) -> Tensor:
-    rows = []
-    for k, cotangents in enumerate(columns):
-        output = model(*(t[k : k + 1] if isinstance(t, Tensor) else t for t in inputs))[0]
-        for cotangent in cotangents:
-            gradients = torch.autograd.grad(
-                output, list(weights.values()), cotangent, retain_graph=True, materialize_grads=True
-            )
-            rows.append(torch.cat([t.flatten() for t in gradients]))
-    return torch.stack(rows)
-
-
-def without_factors(model: nn.Module) -> list[str]:
-    """Names of the layers with trained weights that Kronecker factors are not made for."""
-    others = {
-        type(m).__name__
-        for m in model.modules()
-        if not isinstance(m, (nn.Linear, nn.Conv2d))
-        and any(p.requires_grad for p in m.parameters(recurse=False))
-    }
-    return sorted(others)
-
-
-@torch.enable_grad()
-def kronecker_factors(
-    model: nn.Module,
-    names: Sequence[str],
-    batches: Iterable[Batch],
-    likelihood: nn.Module,
-    progress: bool = False,
-) -> list[CurvatureBlock]:
-    """A block for every weight and bias, of the summed negative log-likelihood.
-
-    Args:
-        model: in evaluation mode.
-        names: the weights, which require gradients.
-        batches: inputs and targets.
-        likelihood: ``Categorical``, or ``Gaussian`` with one standard deviation.
-        progress: show a bar.
-    """
-    with needed("A Laplace approximation with Kronecker factors"):
-        from curvlinops import FisherType, KFACLinearOperator  # type: ignore[import-untyped]  # it has no types
-
-    classes = isinstance(likelihood, Categorical)
-    loss = (nn.CrossEntropyLoss if classes else nn.MSELoss)(reduction="sum")
-    factor = noise_factor(likelihood) / (1 if classes else 2)  # second derivative of a square
-    uses = sum(p.requires_grad for m in model.modules() for p in m.parameters(recurse=False))
-    if uses > len(names):
-        raise ValueError("there are no Kronecker factors of weights that layers share")
-    counted = MappedBatches(batches, lambda batch: batch)
-    data = MappedBatches(counted, functools.partial(_by_name, likelihood))
-    operator = KFACLinearOperator(
-        _RunByName(model, likelihood), loss, [model.get_parameter(name) for name in names], data,
-        progressbar=progress, check_deterministic=False, fisher_type=FisherType.TYPE2,
-        num_data=1, num_per_example_loss_terms=1, batch_size_fn=len,
-    )  # fmt: skip
-    operator.compute_kronecker_factors()
-    factors = operator.state_dict()
-    blocks = []
-    for name in names:
-        layer, _, parameter = f"model.{name}".rpartition(".")
-        rows, left = torch.linalg.eigh(factors["gradient_covariances"][layer])
-        columns, right = torch.ones_like(rows[:1]), None
-        if parameter == "weight":
-            columns, right = torch.linalg.eigh(
-                factors["input_covariances"][layer] / counted.examples
-            )
-        values = factor * torch.outer(rows.clamp(min=0), columns.clamp(min=0))
-        blocks.append(CurvatureBlock((name,), values, left, right))
-    return blocks
-
-
-class _RunByName(nn.Module):
-    """Runs a network on the inputs of a dict, in order, at whose end are the targets."""
-
-    def __init__(self, model: nn.Module, likelihood: nn.Module) -> None:
-        super().__init__()
-        self.model, self.likelihood = model, likelihood
-
-    def forward(self, x: dict[str, Any]) -> Any:
-        *inputs, targets = x.values()
-        outputs = self.model(*inputs)
-        if isinstance(self.likelihood, Categorical):
-            return self.likelihood.rows(outputs, targets)[0]
-        return outputs
-
 
 Structure = Literal["full", "kron", "diag"]
 _LARGEST = 20_000
@@ -308,16 +69,14 @@ def curvature(
         params: one network.
         batches: the training data, inputs (one, or a tuple of several) and targets; they are asked
             for several times.
-        likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``; for Kronecker factors
-            of several layers ``Categorical``, or ``Gaussian`` with one standard deviation.
+        likelihood: ``Categorical``, ``Bernoulli``, ``Gaussian``, or one with a `curvature_root`.
         structure: ``"full"`` matrix, Kronecker factors of every layer (``"kron"``), or ``"diag"``.
         last_layer: only that of this layer, which must be linear and the last.
         progress: show a bar.
     """
     check_choice("structure", structure, get_args(Structure))
     curvature_root(likelihood)
-    if structure == "kron" and not (last_layer or isinstance(model, nn.Linear)):
-        noise_factor(likelihood)
+    batches = MappedBatches(batches, lambda batch: batch)
     runner = copy.deepcopy(model)
     runner.load_state_dict({n: t.clone() for n, t in params.items()}, strict=False)
     runner.eval()
@@ -358,7 +117,7 @@ def _blocks(
         if isinstance(model, nn.Linear) and structure != "full":
             return _of_linear(model, names, batches, likelihood, structure == "diag")
         if structure == "kron":
-            return kronecker_factors(model, names, batches, likelihood, progress)
+            return kronecker_factors(model, batches, likelihood, progress)
         matrix = gauss_newton(model, names, batches, likelihood, structure == "diag", progress)
     except (NotImplementedError, RuntimeError, ValueError, KeyError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -390,18 +149,10 @@ def _of_linear(
         left, right = (variances, features.square()) if diagonal else (features, features)
         inner, of_outputs = inner.to(features) + left.T @ right, of_outputs.to(features) + summed
         examples += len(features)
-    if examples == 0:
-        raise ValueError("The training data are empty: a stream can be read only once.")
     if diagonal:
         parts = {"weight": inner.flatten(), "bias": of_outputs}
         return [CurvatureBlock(tuple(names), torch.cat([parts[n] for n in names])[:, None])]
-    rows, left = torch.linalg.eigh(of_outputs)
-    columns, right = torch.linalg.eigh(inner / examples)
-    rows, columns = rows.clamp(min=0), columns.clamp(min=0)
-    blocks = {
-        "weight": CurvatureBlock(("weight",), torch.outer(rows, columns), left, right),
-        "bias": CurvatureBlock(("bias",), rows[:, None], left),
-    }
+    blocks = factored_blocks("", of_outputs, inner / examples)
     return [blocks[name] for name in names]
 
 
@@ -449,15 +200,6 @@ class MappedBatches:
 def _in_single_precision(batch: Batch) -> Batch:
     x, y = batch
     return tree_map_only(Tensor, lambda t: t.float() if t.is_floating_point() else t, x), y
-
-
-def _by_name(likelihood: nn.Module, batch: Batch) -> tuple[dict[str, Any], Tensor]:
-    """As curvlinops takes a batch, whose inputs are in a dict."""
-    x, y = batch
-    inputs = {str(k): value for k, value in enumerate((*inputs_of(x), y))}
-    if isinstance(likelihood, Categorical):
-        y = likelihood.rows(y.unsqueeze(-1 if likelihood.classes == "last" else 1), y)[1]
-    return inputs, y
 
 
 @torch.no_grad()

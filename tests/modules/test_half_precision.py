@@ -107,11 +107,6 @@ def loss(name, precision):
     return run.callback_metrics["val/nll"].item()
 
 
-def skip_without_peers(name):
-    if "laplace" in name:
-        pytest.importorskip("curvlinops")
-
-
 def each(names):
     """Those beyond one or two of each class are trained with those tests that start processes."""
     return [n if n in OF_EACH_CLASS else pytest.param(n, marks=pytest.mark.e2e) for n in names]
@@ -119,13 +114,11 @@ def each(names):
 
 @pytest.mark.parametrize("name", each(MODULES))
 def test_modules_learn_the_same_in_mixed_precision(name, single):
-    skip_without_peers(name)
     assert loss(name, "bf16-mixed") == pytest.approx(single(name), abs=0.03)
 
 
 @pytest.mark.parametrize("name", each(sorted(MODULES.keys() - WARNED - REFUSED)))
 def test_modules_learn_the_same_in_half_precision(name, single):
-    skip_without_peers(name)
     assert loss(name, "bf16-true") == pytest.approx(single(name), abs=0.03)
 
 

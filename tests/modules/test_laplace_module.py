@@ -176,11 +176,7 @@ class Misnamed(nn.Module):
         return self.out(torch.relu(self.first(x)))
 
 
-HETEROSCEDASTIC, LEARNED = Gaussian("heteroscedastic"), Gaussian("learned", targets=2)
-OTHERS = "take `structure='diag'` or 'full'"
 REFUSED = [
-    ({"likelihood": HETEROSCEDASTIC, "structure": "kron"}, f"must be Cat.*heterosc.*: {OTHERS}"),
-    ({"likelihood": LEARNED, "structure": "kron"}, f"`likelihood` must be Cat.*: {OTHERS}"),
     ({"likelihood": nn.Identity()}, "`likelihood` must have a `curvature_root`"),
     (
         {"net": network(batch_norm=True), "structure": "kron", "layers": "all"},

@@ -8,12 +8,9 @@ from torch.func import jacrev
 
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from lightning_bnn.posteriors import LaplaceGaussian, laplace
-from lightning_bnn.posteriors.curvature import (
-    curvature,
-    curvature_root,
-    gauss_newton,
-    kronecker_factors,
-)
+from lightning_bnn.posteriors.curvature import curvature
+from lightning_bnn.posteriors.gauss_newton import curvature_root, gauss_newton
+from lightning_bnn.posteriors.kronecker import kronecker_factors
 from weightsym import params as P
 
 CASES = {
@@ -89,6 +86,40 @@ def test_the_curvature_of_a_network_is_its_pull_back(name, structure):
     torch.testing.assert_close(found.detach(), wanted, rtol=1e-6, atol=1e-8)
 
 
+def matrix(block):
+    """The curvature of a block, dense."""
+    unit = torch.eye(block.eigenvalues.numel()).double().unflatten(1, block.eigenvalues.shape)
+    half = block.rotated(unit * block.eigenvalues.sqrt())
+    return half.T @ half
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_kronecker_factors_of_one_example_are_exact(name, groups):
+    """The mean of products of factors is that of the means where there is one, for like groups."""
+    likelihood, k = CASES[name][0].double(), CASES[name][1]
+    around = {"stride": 2, "padding": (0, 1), "dilation": 2, "padding_mode": "reflect"}
+    net = nn.Sequential(
+        nn.Conv2d(2, 4, (2, 3), groups=groups, **around),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(4, k),
+    ).double()
+    x, y = torch.randn(2, 2 // groups, 3, 3).double().repeat(1, groups, 1, 1), torch.zeros(2)
+    names = [n for n, _ in net.named_parameters()]
+    for rows, is_exact in ((x[:1], True), (x, False)):
+        full = gauss_newton(net, names, [(rows, y[: len(rows)])], likelihood, False)
+        blocks = kronecker_factors(net, [(rows, y[: len(rows)])], likelihood)
+        assert [block.names for block in blocks] == [(n,) for n in names]
+        start = 0
+        for block in blocks:
+            end = start + block.eigenvalues.numel()
+            is_same = torch.allclose(matrix(block), full[start:end, start:end])
+            assert is_same or (not is_exact and "weight" in block.names[0])
+            assert is_exact or not (is_same and block.names == ("0.weight",))
+            start = end
+
+
 @pytest.mark.bad_input
 def test_likelihoods_without_a_known_curvature():
     with pytest.raises(ValueError, match="`likelihood` must have a `curvature_root`"):
@@ -143,6 +174,49 @@ def test_tokens_are_examples_to_a_curvature(structure, likelihood, counted, last
             assert not torch.allclose(block.eigenvalues, other.eigenvalues)
 
 
+class OneByOne(OfTokens):
+    """The same, but layers are called for every token."""
+
+    def forward(self, x):
+        return torch.stack([super(OneByOne, self).forward(t) for t in x.unbind(1)], 1)
+
+
+class Mixing(OfTokens):
+    """Sums of all tokens so far."""
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.inner(x)).cumsum(1))
+
+
+def test_every_use_of_a_layer_counts_in_its_factors():
+    net, other = OfTokens().double(), OneByOne().double()
+    other.load_state_dict(net.state_dict())
+    batches = [(torch.randn(6, 7, 4).double(), torch.randint(3, (6, 7)))]
+    found, wanted = (kronecker_factors(n, batches, Categorical()) for n in (other, net))
+    for block, same in zip(found, wanted, strict=True):
+        torch.testing.assert_close(block.eigenvalues, same.eigenvalues)
+
+
+def test_products_of_two_tokens_vanish_in_the_mean_of_kronecker_factors():
+    net = Mixing().double()
+    x, y, n = torch.randn(1, 4, 4).double(), torch.zeros(1, 4).long(), 3000
+    found = kronecker_factors(net, [(x.expand(n, 4, 4), y.expand(n, 4))], Categorical())[1]
+    outputs = []
+    net.inner.register_forward_hook(lambda *call: outputs.append(call[2]))
+    rows = net(x)[0]
+    roots = curvature_root(Categorical())(rows.detach())
+    apart = [
+        torch.autograd.grad(rows[t], outputs[0], roots[t, :, c], retain_graph=True)[0][0]
+        for t in range(4)
+        for c in range(3)
+    ]
+    wanted = sum(g.T @ g for g in apart)
+    together = sum(g.T @ g for g in (sum(apart[c::3]) for c in range(3)))
+    scale = float(wanted.norm())
+    assert float((matrix(found) / n - wanted).norm()) < 0.05 * scale
+    assert float((together - wanted).norm()) > 0.2 * scale
+
+
 @pytest.mark.parametrize("likelihood", [Categorical(), Gaussian(std=0.4)])
 def test_a_linear_layer_has_its_curvature_in_closed_form(likelihood):
     layer, names = nn.Linear(5, 3).double(), ["weight", "bias"]
@@ -153,9 +227,7 @@ def test_a_linear_layer_has_its_curvature_in_closed_form(likelihood):
     wanted = gauss_newton(layer, names, batches, likelihood, True)
     torch.testing.assert_close(diagonal.eigenvalues[:, 0], wanted)
     found = curvature(layer, P.of(layer), batches, likelihood, "kron")
-    for block, other in zip(
-        found, kronecker_factors(layer, names, batches, likelihood), strict=True
-    ):
+    for block, other in zip(found, kronecker_factors(layer, batches, likelihood), strict=True):
         torch.testing.assert_close(block.eigenvalues, other.eigenvalues)
 
 

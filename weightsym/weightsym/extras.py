@@ -11,7 +11,6 @@ from types import ModuleType
 __all__ = ["MissingPackage", "needed", "of_the_plug_in"]
 
 _EXTRAS = {
-    "curvlinops": ("curvlinops", "lightning_bnn[laplace]"),
     "lightning_bnn": ("lightning_bnn", "lightning_bnn"),
     "llvmlite": ("llvmlite", "weightsym[fast]"),
     "pandas": ("pandas", "pandas"),

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_bnn.doctor.evidence import Evidence, NotPossible, constant_log_density
 from lightning_bnn.doctor.findings import Finding
 from lightning_bnn.posteriors import DiagonalGaussian, Posterior, Symmetrized
-from lightning_bnn.posteriors.curvature import gauss_newton
+from lightning_bnn.posteriors.gauss_newton import gauss_newton
 from weightsym import params as P
 
 __all__ = ["prior_dominates", "wrong_deviations"]

@@ -1,0 +1,195 @@
+r"""Kronecker factors of the curvature of linear layers and convolutions.
+
+.. math:: \sum_i J_i^T \Lambda_i J_i \approx \sum_{i,t} g_{it} g_{it}^T
+    \otimes \tfrac1m \sum_{i,t} a_{it} a_{it}^T
+
+Inputs :math:`a` of a layer and pulled-back roots :math:`g` of :math:`\Lambda` at its outputs are
+counted wherever it is used, m times in all: for every example, token, and place of an image.
+
+References:
+    | Optimizing Neural Networks with Kronecker-factored Approximate Curvature (Martens & Grosse,
+      2015)
+    | Kronecker-Factored Approximate Curvature for Modern Neural Network Architectures
+      (Eschenhagen et al., 2023), where this is the setting "expand"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.posteriors.gauss_newton import Batch, curvature_root, inputs_of
+from lightning_bnn.posteriors.laplace import CurvatureBlock
+
+__all__ = ["factored_blocks", "kronecker_factors", "without_factors"]
+
+_BYTES = 2**24
+"""Size of the gradients that are in memory at a time, apart from those of a single column."""
+
+
+def without_factors(model: nn.Module) -> list[str]:
+    """Names of the layers with trained weights that Kronecker factors are not made for."""
+    others = {
+        type(m).__name__ for m in _trained(model).values() if not isinstance(m, _WITH_FACTORS)
+    }
+    return sorted(others)
+
+
+_WITH_FACTORS = nn.Linear, nn.Conv2d
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that hold weights that require gradients."""
+    modules = model.named_modules()
+    return {n: m for n, m in modules if any(p.requires_grad for p in m.parameters(recurse=False))}
+
+
+@torch.enable_grad()
+def kronecker_factors(
+    model: nn.Module, batches: Iterable[Batch], likelihood: nn.Module, progress: bool = False
+) -> list[CurvatureBlock]:
+    """A block for every weight and bias, of the summed negative log-likelihood.
+
+    Roots of all positions of an example are pulled back at once, with random signs, so that
+    products of two positions vanish in the mean.
+
+    Args:
+        model: in evaluation mode.
+        batches: inputs and targets.
+        likelihood: what outputs say about targets.
+        progress: show a bar.
+    """
+    if without_factors(model):
+        raise ValueError("there are Kronecker factors of linear layers and convolutions only")
+    layers = {name: _Layer(m) for name, m in _trained(model).items()}
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    weights = [p for x in layers.values() for p in x.module.parameters() if p.requires_grad]
+    if len(weights) > len(names):
+        raise ValueError("there are no Kronecker factors of weights that layers share")
+    signs = torch.Generator().manual_seed(0)
+    hooks = [x.module.register_forward_hook(x.see, with_kwargs=True) for x in layers.values()]
+    try:
+        for x, y in tqdm(batches, "curvature", disable=not progress, leave=False):
+            outputs = model(*inputs_of(x))
+            rows, columns = _columns(likelihood, outputs, y, signs)
+            _add(rows, columns, list(layers.values()))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    blocks: dict[str, CurvatureBlock] = {}
+    for name, layer in layers.items():
+        if not layer.uses:
+            raise ValueError(f"the layer {name!r} is not called")
+        prefix = f"{name}." if name else ""
+        blocks |= factored_blocks(prefix, layer.of_outputs, layer.of_inputs / layer.uses)
+    return [blocks[name] for name in names]
+
+
+def factored_blocks(prefix: str, outputs: Tensor, inputs: Tensor) -> dict[str, CurvatureBlock]:
+    """The blocks of a layer's weight and bias, whose factors are those of outputs and inputs."""
+    rows, left = torch.linalg.eigh(outputs)
+    columns, right = torch.linalg.eigh(inputs)
+    rows, columns = rows.clamp(min=0), columns.clamp(min=0)
+    weight, bias = f"{prefix}weight", f"{prefix}bias"
+    return {
+        weight: CurvatureBlock((weight,), torch.outer(rows, columns), left, right),
+        bias: CurvatureBlock((bias,), rows[:, None], left),
+    }
+
+
+class _Layer:
+    """Sums of the factors of a layer.
+
+    Attributes:
+        uses: how many inputs there were.
+        outputs: of the calls since the last pull-back, with their numbers of entries.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.uses = module, 0
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        size = weight[0].numel()
+        self.of_inputs = weight.new_zeros(size, size)
+        self.of_outputs = weight.new_zeros(len(weight), len(weight))
+        self.outputs: list[tuple[GradientEdge, int]] = []
+
+    @torch.no_grad()
+    def see(
+        self, module: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
+    ) -> None:
+        """Add the inputs of a call."""
+        (x,) = (*args, *named.values())
+        if isinstance(module, nn.Conv2d):
+            around: Any = module._reversed_padding_repeated_twice
+            mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+            x = F.unfold(
+                F.pad(x.flatten(0, -4), around, mode), module.kernel_size, module.dilation,
+                stride=module.stride,
+            ).mT  # fmt: skip
+        rows = x.reshape(-1, len(self.of_inputs))
+        self.of_inputs += rows.T @ rows
+        self.uses += len(rows)
+        self.outputs.append((get_gradient_edge(output), output.numel()))
+
+    def add(self, gradients: Tensor) -> None:
+        """Add gradients at the outputs of a call, ``(columns, ...)``."""
+        if isinstance(self.module, nn.Conv2d):
+            gradients = gradients.flatten(-2).flatten(0, -3)
+            if gradients.shape[2] > gradients.shape[1]:  # products are smaller than a copy
+                self.of_outputs += (gradients @ gradients.mT).sum(0)
+                return
+            gradients = gradients.mT
+        rows = gradients.reshape(-1, gradients.shape[-1])
+        self.of_outputs += rows.T @ rows
+
+
+def _columns(
+    likelihood: Any, outputs: Tensor, targets: Tensor, signs: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Rows of outputs ``(m, k)`` that count, and columns of their roots ``(r, m, k)``."""
+    has_positions = isinstance(likelihood, Categorical) and outputs.ndim > 2
+    rows = likelihood.rows(outputs, targets)[0] if has_positions else outputs
+    if rows.ndim != 2:
+        raise ValueError(f"outputs must be (batch, numbers), not {tuple(outputs.shape)}")
+    columns = curvature_root(likelihood)(rows.detach()).movedim(-1, 0)
+    if has_positions:
+        heads = torch.rand(len(rows), 1, generator=signs) < 0.5
+        columns = columns.where(heads.to(columns.device), -columns)
+    return rows, columns.detach()
+
+
+def _add(rows: Tensor, columns: Tensor, layers: Sequence[_Layer]) -> None:
+    """Pull columns back to the outputs of all layers."""
+    calls = [(layer, *call) for layer in layers for call in layer.outputs]
+    if not calls:
+        return
+    used, edges, sizes = zip(*calls, strict=True)
+    at_once = max(1, _BYTES // (sum(sizes) * columns.element_size()))
+    for some in columns.split(at_once):
+        for layer, gradients in zip(used, _pulled_back(rows, edges, some), strict=True):
+            if gradients is not None:
+                layer.add(gradients)
+    for layer in layers:
+        layer.outputs.clear()
+
+
+def _pulled_back(
+    rows: Tensor, edges: Sequence[GradientEdge], columns: Tensor
+) -> Sequence[Tensor | None]:
+    """Gradients at the outputs of all calls, None where none comes, ``(columns, ...)``."""
+    options: Any = {"retain_graph": True, "allow_unused": True}
+    if len(columns) > 1:
+        try:
+            return torch.autograd.grad(rows, edges, columns, is_grads_batched=True, **options)
+        except (RuntimeError, NotImplementedError):  # vmap cannot run some networks
+            pass
+    one_by_one = [torch.autograd.grad(rows, edges, column, **options) for column in columns]
+    return [None if g[0] is None else torch.stack(g) for g in zip(*one_by_one, strict=True)]
