@@ -67,7 +67,7 @@ BAD = {
 ZERO = {
     "seed", "first_member", "temperature", "kl_weight", "burn_in", "start", "ramp",
     "scale", "p", "lr", "prior_precision", "weight_decay", "momentum", "alpha", "adapt_steps",
-    "jitter", "descent_steps", "exploration",
+    "jitter", "descent_steps", "exploration", "localization",
 }  # fmt: skip
 """Numbers that may be zero somewhere."""
 
@@ -93,7 +93,9 @@ def numeric(cls):
             kind = re.match(r"(int|float|Literal)( \| None$|$|\[)", annotation)
             if kind:
                 found[name] = kind[1]
-    return found
+    own = inspect.signature(cls).parameters
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in own.values())
+    return {name: kind for name, kind in found.items() if passes_on or name in own}
 
 
 CASES = [

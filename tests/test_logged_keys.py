@@ -58,6 +58,9 @@ def points(cls, **options):
     return cls(mlp(2, [4], 2), **options), TwoGaussians()
 
 
+LLC = C.LearningCoefficient(steps=16)
+
+
 def heads():
     module = built(Plain)
     module.net = Attention()
@@ -68,7 +71,7 @@ RUNS = {
     "heads": heads,
     "callbacks": lambda: (
         *points(M.DeepEnsemble, members=2, prior_std=1.0, likelihood=Categorical("last", -100)),
-        [C.PermutationTau(), C.MassGap(1), C.PosteriorDoctor(), C.TrainingCost()],
+        [C.PermutationTau(), C.MassGap(1), C.PosteriorDoctor(), C.TrainingCost(), LLC],
     ),
     "MFVI": lambda: (*sine(M.MFVI, prior_std=1.0), []),
     "SymmetrizedVI": lambda: (M.SymmetrizedVI(mlp(64, [4], 10), prior_std=1.0), Digits(), []),

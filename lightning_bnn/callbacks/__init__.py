@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lightning_bnn.callbacks.drawn_weights import *
     from lightning_bnn.callbacks.figures import *
     from lightning_bnn.callbacks.harvester import *
+    from lightning_bnn.callbacks.learning_coefficient import *
     from lightning_bnn.callbacks.mass_gap import *
     from lightning_bnn.callbacks.orbit_drift import *
     from lightning_bnn.callbacks.permutation_tau import *

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.figure_logging import log_folder
-from lightning_bnn.callbacks.seen_examples import ExampleStore, seen_by_module, seen_in_call
-from lightning_bnn.callbacks.watching import Capture, prefix_among_others, shards_weights
+from lightning_bnn.callbacks.seen_examples import ExampleListener, ExampleStore
+from lightning_bnn.callbacks.watching import prefix_among_others, shards_weights
 from weightsym.arguments import check_count
 
 __all__ = ["PosteriorDoctor"]
@@ -72,7 +72,7 @@ class PosteriorDoctor(Callback):
         self._loss: Tensor | None = None
         self._steps = 0
         self._active = True
-        self._capture: Capture | None = None
+        self._listener = ExampleListener(module)
 
     @property
     def state_key(self) -> str:
@@ -109,7 +109,7 @@ class PosteriorDoctor(Callback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any
     ) -> None:
         """Add to the loss of this epoch."""
-        self._hear(self._training)
+        self._listener.hear(self._training)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if self._active and isinstance(loss, Tensor) and loss.numel() == 1:
             if pl_module.automatic_optimization:  # Lightning has divided it
@@ -147,7 +147,7 @@ class PosteriorDoctor(Callback):
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Keep what the network was called with."""
-        self._hear(self._held_out)
+        self._listener.hear(self._held_out)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Look, if it is time."""
@@ -163,30 +163,14 @@ class PosteriorDoctor(Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Say what may be the reason, where a run breaks off with an error."""
-        self._hear(self._held_out if trainer.validating else self._training)
+        self._listener.hear(self._held_out if trainer.validating else self._training)
         if isinstance(exception, Exception) and not trainer.fast_dev_run:
             self.look(trainer, pl_module)
 
     def _listen(self, store: ExampleStore, pl_module: Any, batch: Any) -> None:
-        """Keep the examples of a batch, or listen to what a network is called with."""
-        if store.is_full:
-            return
         begun = time.process_time()
-        self._batch, self._seen = batch, seen_by_module(pl_module, batch)
-        if callable(getattr(pl_module, "inputs_and_targets", None)):
-            store.add(self._seen)
-        else:
-            self._capture = Capture(pl_module, self.module)
+        self._listener.listen(store, pl_module, batch)
         self.seconds += time.process_time() - begun
-
-    def _hear(self, store: ExampleStore) -> None:
-        """Keep what a network was called with in this batch, if it is known."""
-        if self._capture is None:
-            return
-        self._capture.close()
-        calls = (seen_in_call(*call, self._batch) for call in self._capture.called())
-        store.add(next(filter(None, calls), self._seen))
-        self._capture = self._batch = self._seen = None
 
     def _follow(self, name: str, value: float) -> None:
         self.curves.setdefault(name, []).append(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from lightning_bnn.posteriors import Empirical
 from weightsym import params as P
 from weightsym.forward import first_line
 
-__all__ = ["examine_run"]
+__all__ = ["examine_run", "read_as_one_tensor", "return_first_tensor"]
 
 _FEW_CLASSES = 1000
 _DRAWS = 20
@@ -122,7 +122,7 @@ def _of_network(
         raise ValueError("no network was called with the tensors of a batch that holds targets")
     called = name if judged.network is None else judged.network
     network = copy.deepcopy(whole_network(pl_module, called or None)[1]).eval()
-    likelihood, targets = _read_as_one_tensor(network, judged)
+    likelihood, targets = read_as_one_tensor(network, judged)
     mode = Empirical({n: t.detach()[None] for n, t in P.of(network).items()})
     examples = _of_one(training, targets), _of_one(held_out, targets)
     return Evidence(network, likelihood, [mode], [mode], *examples, settings, curves, alone=True)
@@ -141,13 +141,13 @@ def _of_one(examples: Seen | None, targets: int | str | None = None) -> Examples
 
 
 @torch.no_grad()
-def _read_as_one_tensor(network: nn.Module, examples: Seen) -> tuple[nn.Module, int | str]:
+def read_as_one_tensor(network: nn.Module, examples: Seen) -> tuple[nn.Module, int | str]:
     """Let a network return the outputs for which there are targets.
 
     Returns:
         A likelihood for these, and the name of the targets.
     """
-    call = partial(_call, network.forward, tuple(examples.inputs), examples.others)
+    call = _with_others(network, examples)
     try:
         outputs = call(*examples.inputs.values())
     except Exception as reason:  # whatever the user's forward raises
@@ -171,6 +171,15 @@ def _read_as_one_tensor(network: nn.Module, examples: Seen) -> tuple[nn.Module, 
             network.forward = partial(_part, call, key)
             return likelihood, name
     raise ValueError("targets are neither class indices nor numbers in the shape of the outputs")
+
+
+def return_first_tensor(network: nn.Module, examples: Seen) -> None:
+    """Let a network take the inputs of examples, and return its first tensor, or its logits."""
+    network.forward = partial(_part, _with_others(network, examples), 0)
+
+
+def _with_others(network: nn.Module, examples: Seen) -> Callable[..., list[Tensor]]:
+    return partial(_call, network.forward, tuple(examples.inputs), examples.others)
 
 
 def _is_place(name: int | str) -> bool:

@@ -9,9 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lightning_bnn.callbacks.watching import Capture
 from lightning_bnn.member_batch import MemberBatch
 
-__all__ = ["ExampleStore", "Seen", "is_named_as_targets", "seen_by_module", "seen_in_call"]
+__all__ = [
+    "ExampleListener",
+    "ExampleStore",
+    "Seen",
+    "is_named_as_targets",
+    "seen_by_module",
+    "seen_in_call",
+]
 
 _NAMES = "label", "target"
 _PLACES = 2
@@ -77,6 +85,37 @@ class ExampleStore:
         inputs = {n: torch.cat([p.inputs[n] for p in self._parts]) for n in first.inputs}
         targets = {n: torch.cat([p.targets[n] for p in self._parts]) for n in first.targets}
         return first._replace(inputs=inputs, targets=targets)
+
+
+class ExampleListener:
+    """Keeps what the network of a run is called with, batch by batch.
+
+    Args:
+        module: name of the network, if the user has named it.
+    """
+
+    def __init__(self, module: str | None) -> None:
+        self.module = module
+        self._capture: Capture | None = None
+
+    def listen(self, store: ExampleStore, pl_module: Any, batch: Any) -> None:
+        """Keep the examples of a batch, or listen to what a network is called with."""
+        if store.is_full:
+            return
+        self._batch, self._seen = batch, seen_by_module(pl_module, batch)
+        if callable(getattr(pl_module, "inputs_and_targets", None)):
+            store.add(self._seen)
+        else:
+            self._capture = Capture(pl_module, self.module)
+
+    def hear(self, store: ExampleStore) -> None:
+        """Keep what a network was called with in this batch, if it is known."""
+        if self._capture is None:
+            return
+        self._capture.close()
+        calls = (seen_in_call(*call, self._batch) for call in self._capture.called())
+        store.add(next(filter(None, calls), self._seen))
+        self._capture = self._batch = self._seen = None
 
 
 def seen_by_module(pl_module: Any, batch: Any) -> Seen | None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lightning_bnn.methods.from_checkpoints import *
     from lightning_bnn.methods.ivon import *
     from lightning_bnn.methods.laplace import *
+    from lightning_bnn.methods.learning_coefficient import *
     from lightning_bnn.methods.mc_dropout import *
     from lightning_bnn.methods.method import *
     from lightning_bnn.methods.mfvi import *

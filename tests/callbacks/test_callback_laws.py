@@ -32,6 +32,7 @@ from lightning_bnn.callbacks import (
     ChainDiagnostics,
     CheckpointHarvester,
     DrawnWeights,
+    LearningCoefficient,
     MassGap,
     OrbitDrift,
     PermutationTau,
@@ -70,7 +71,7 @@ def trained(name, folder):
     fit(alone, **options)
     recorder = Recorder("" if cls in (Attributes, Encoder, TwoOptimizers) else "net")
     looks = PermutationTau(), MassGap(every_n_steps=2)
-    others = [CheckpointHarvester(folder / "bank", every_n_steps=1)]
+    others = [CheckpointHarvester(folder / "bank", every_n_steps=1), LearningCoefficient(steps=16)]
     others += [PosteriorFigures(4, 100)] if name in DRAWN else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -172,6 +173,7 @@ CALLBACKS = {
     "PermutationTau": (plain, lambda folder: [PermutationTau()]),
     "MassGap": (plain, lambda folder: [MassGap(1)]),
     "OrbitDrift": (plain, lambda folder: [OrbitDrift(3)]),
+    "LearningCoefficient": (plain, lambda folder: [LearningCoefficient(steps=16)]),
     "PosteriorFigures": (plain, lambda folder: [PosteriorFigures(1)]),
     "CheckpointHarvester": (plain, lambda folder: [CheckpointHarvester(folder, every_n_steps=1)]),
     "PosteriorDoctor": (plain, lambda folder: [PosteriorDoctor()]),
@@ -234,6 +236,7 @@ LOOKS = {
     "PermutationTau": lambda c: len(c.history),
     "MassGap": lambda c: len(c.history),
     "OrbitDrift": lambda c: 3 * len(c.history),
+    "LearningCoefficient": lambda c: 6 * len(c.history),
     "PosteriorFigures": lambda c: len(c._steps),
 }
 WATCHING = pytest.mark.parametrize("one", LOOKS, indirect=True)

@@ -1,0 +1,193 @@
+"""The learning coefficient of a network at the ends of epochs."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightning_bnn._compat import figure_step
+from lightning_bnn.callbacks.seen_examples import ExampleListener, ExampleStore, Seen
+from lightning_bnn.callbacks.watching import SymmetryCallback, stack_of
+from weightsym.arguments import check_count, check_integer, check_not_negative, check_positive
+from weightsym.params import Params
+
+Loss = Callable[[Any, Tensor], Tensor]
+
+__all__ = ["LearningCoefficient"]
+
+
+class LearningCoefficient(SymmetryCallback):
+    r"""The local learning coefficient of the network, by chains that begin at its weights.
+
+    .. math:: \hat\lambda = n \beta\, (E[L_n(w)] - L_n(w^*)), \quad \beta = 1 / \log n
+
+    It says how many parameters the network has where it is, in halves of a number, see
+    `lightning_bnn.methods.learning_coefficient`. The data are the first examples of the epoch, as
+    the network was called with them. Logged at the ends of chosen epochs:
+
+    - ``learning_coefficient``, its standard error ``learning_coefficient/error``, and
+      ``learning_coefficient/rhat``, R-hat of the losses of the chains,
+    - ``learning_coefficient/wbic``, the Bayesian information criterion of singular models.
+
+    Works with any LightningModule; of our modules it watches the first member. A look costs as many
+    gradients as ``chains * steps``, each of all examples or of a batch.
+
+    Args:
+        loss: from outputs and targets to the mean loss, in nats; by default that of the module's
+            likelihood, or the one that targets suggest: classes, or numbers with noise as large
+            as the errors.
+        every_n_epochs: how often.
+        examples: n.
+        module: name of the network inside the LightningModule; by default it is found.
+        chains: how many.
+        steps: of every chain, of which the second half is averaged.
+        lr: step size, in the scale of an SGD on the mean loss.
+        localization: precision of the Gaussian that holds chains near the network.
+        batch_size: examples of a gradient, by default all.
+        seed: of all random numbers.
+
+    References:
+        | The Local Learning Coefficient: A Singularity-Aware Complexity Measure (Lau et al., 2023)
+        | https://arxiv.org/abs/2308.12108
+
+    >>> from lightning import Trainer
+    >>> from lightning_bnn.datamodules import TwoGaussians
+    >>> from lightning_bnn.models import mlp
+    >>> from lightning_bnn.modules import DeepEnsemble
+    >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    >>> complexity = LearningCoefficient(steps=40)
+    >>> quiet |= {"enable_model_summary": False}
+    >>> trainer = Trainer(max_epochs=1, callbacks=[complexity], **quiet)
+    >>> trainer.fit(DeepEnsemble(mlp(2, [8], 2), members=1), TwoGaussians())
+    >>> bool(abs(trainer.logged_metrics["learning_coefficient"]) < 21)  # of 42 parameters
+    True
+    """
+
+    def __init__(
+        self,
+        loss: Loss | None = None,
+        every_n_epochs: int = 1,
+        examples: int = 1024,
+        module: str | None = None,
+        chains: int = 4,
+        steps: int = 1000,
+        lr: float = 0.03,
+        localization: float = 100.0,
+        batch_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(module, every_n_steps=sys.maxsize)
+        check_count("every_n_epochs", every_n_epochs)
+        check_count("examples", examples, 2)
+        check_count("chains", chains, 2)
+        check_count("steps", steps, 16)
+        check_positive("lr", lr)
+        check_not_negative("localization", localization)
+        if batch_size is not None:
+            check_count("batch_size", batch_size)
+        check_integer("seed", seed)
+        self.loss, self.every_n_epochs = loss, every_n_epochs
+        self.settings: dict[str, Any] = {
+            "chains": chains, "steps": steps, "lr": lr, "localization": localization,
+            "batch_size": batch_size, "seed": seed,
+        }  # fmt: skip
+        self.history: list[tuple[int, list[float]]] = []
+        """Step and (coefficient, error, R-hat, WBIC), as logged."""
+        self._store, self._listener = ExampleStore(examples), ExampleListener(module)
+
+    @property
+    def state_key(self) -> str:
+        return f"LearningCoefficient(module={self.module!r})"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": list(self.history)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.history = [(int(step), list(row)) for step, row in state_dict["history"]]
+        self._restored = True
+
+    def forget(self) -> None:
+        self.history = []
+
+    def begin(self, weights: Params) -> None:
+        """Nothing is compared with the weights before the first step."""
+
+    # -------------------------------------------------------- hooks
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._every = sys.maxsize  # epochs count, not steps
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._store.clear()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, *_)
+        if self._active and self._is_due(trainer):
+            self._listener.listen(self._store, pl_module, batch)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        super().on_train_batch_end(trainer, pl_module, *_)
+        self._listener.hear(self._store)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._active and self._is_due(trainer):
+            self._see(trainer, pl_module)
+
+    def _is_due(self, trainer: Any) -> bool:
+        return (trainer.current_epoch + 1) % self.every_n_epochs == 0
+
+    def _close(self) -> None:
+        super()._close()
+        self._listener.hear(self._store)
+        self._store.clear()
+
+    # -------------------------------------------------------- the look
+    def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
+        from lightning_bnn.methods import learning_coefficient
+
+        assert self.network is not None
+        seen = self._store.examples()
+        if seen is None:
+            raise ValueError("the network was called with no examples whose targets are known.")
+        network = copy.deepcopy(self.network.module)
+        if stack_of(pl_module) is None:
+            loss, targets = self._read(network, seen)
+        else:
+            weights = {name: t[0] for name, t in weights.items()}
+            loss, targets = self.loss or _of(pl_module.likelihood), seen.targets["targets"]
+        network.load_state_dict(weights, strict=False)
+        data = *seen.inputs.values(), targets
+        symmetries = self.network.symmetries
+        found = learning_coefficient(network, loss, data, symmetries, **self.settings)
+        row = [found.value, found.error, found.rhat, found.wbic]
+        self._log_all(trainer, pl_module, dict(zip(_NAMES, row, strict=True)))
+        self.history.append((figure_step(trainer), row))
+
+    def _read(self, network: nn.Module, seen: Seen) -> tuple[Loss, Tensor]:
+        """The loss of a network, which is made to return one tensor, and its targets."""
+        from lightning_bnn.callbacks.run_evidence import read_as_one_tensor, return_first_tensor
+
+        if self.loss is not None:
+            return_first_tensor(network, seen)
+            return self.loss, next(iter(seen.targets.values()))
+        likelihood, name = read_as_one_tensor(network.eval(), seen)
+        return _of(likelihood), seen.targets[name]
+
+
+_NAMES = (
+    "learning_coefficient", "learning_coefficient/error", "learning_coefficient/rhat",
+    "learning_coefficient/wbic",
+)  # fmt: skip
+
+
+def _of(likelihood: Any) -> Loss:
+    """The mean loss of one network."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return -likelihood.log_prob(outputs[None], targets)[0].mean()
+
+    return loss

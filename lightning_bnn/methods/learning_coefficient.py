@@ -1,0 +1,221 @@
+"""The local learning coefficient: how many parameters a network has where it is, by chains there.
+
+References:
+    | The Local Learning Coefficient: A Singularity-Aware Complexity Measure (Lau et al., 2023)
+    | https://arxiv.org/abs/2308.12108
+    | A Widely Applicable Bayesian Information Criterion (Watanabe, 2013)
+    | https://arxiv.org/abs/1208.6338
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from lightning_bnn.methods.run import Batch, evaluation, member_losses
+from lightning_bnn.metrics.chains import LEAST, rhat
+from lightning_bnn.samplers import SGLD
+from weightsym import Symmetries
+from weightsym import params as P
+from weightsym.arguments import check_count, check_integer, check_not_negative, check_positive
+from weightsym.params import Params
+from weightsym.randomness import keyed_generator
+
+Loss = Callable[[Any, Tensor], Tensor]
+
+__all__ = ["CoefficientEstimate", "learning_coefficient"]
+
+_EVALUATIONS = 100
+"""Of all the data by every chain, where gradients are those of minibatches."""
+
+
+@dataclass(frozen=True)
+class CoefficientEstimate:
+    r"""A local learning coefficient, and what says how far to trust it.
+
+    Attributes:
+        value: :math:`\hat\lambda`, the mean of all chains.
+        error: its standard error, from the differences of chains.
+        rhat: R-hat of the losses of the chains.
+        wbic: :math:`n\, E[L_n]`, the Bayesian information criterion of singular models.
+        bound: the most that the coefficient can be where the loss is smooth.
+        loss: :math:`L_n` of the network.
+        losses: those that the chains have visited, ``(chains, draws)``.
+
+    >>> estimate = CoefficientEstimate(1.52, 0.1, 1.01, 60.2, 2.0, 0.6, torch.zeros(4, 8))
+    >>> print(estimate)
+    1.52 +- 0.1 (at most 2, R-hat 1.01)
+    """
+
+    value: float
+    error: float
+    rhat: float
+    wbic: float
+    bound: float
+    loss: float
+    losses: Tensor = field(repr=False)
+
+    def __str__(self) -> str:
+        trust = f"(at most {self.bound:.4g}, R-hat {self.rhat:.3g})"
+        return f"{self.value:.4g} +- {self.error:.2g} {trust}"
+
+
+def learning_coefficient(
+    network: nn.Module,
+    loss: Loss,
+    data: tuple[Any, ...],
+    symmetries: Symmetries | None = None,
+    chains: int = 4,
+    steps: int = 1000,
+    lr: float = 0.03,
+    localization: float = 100.0,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> CoefficientEstimate:
+    r"""Estimate the local learning coefficient of a network, which should be at a minimum.
+
+    .. math:: \hat\lambda = n \beta\, (E[L_n(w)] - L_n(w^*)), \quad
+        w \sim \exp\Big(-n \beta L_n(w) - \frac{\gamma}{2} \|w - w^*\|^2\Big), \quad
+        \beta = \frac{1}{\log n}
+
+    The loss of w grows by :math:`\lambda \log n / n` when all that data of size n cannot tell apart
+    is averaged: half the number of parameters for a regular model, less for a singular one. Chains
+    of `SGLD` begin at the network, side by side; the second half of their steps is averaged.
+
+    The restoring term makes the estimate smaller: a direction of curvature k has
+    :math:`n \beta k / (n \beta k + \gamma) / 2` instead of one half. Steps make it larger, by
+    :math:`1 / (1 - \eta (k + \gamma / (n \beta)) / 2)`, and so does the noise of minibatches.
+    Estimates can be compared if all settings are alike. One is negative where chains find lower
+    losses: the network was not at a minimum.
+
+    Symmetries do not change the loss, so that it is a function of d minus the dimension of the
+    orbit many numbers, and :math:`\lambda` is at most half of them: a warning says where the
+    estimate is not.
+
+    Args:
+        network: in evaluation mode here, with the weights :math:`w^*`; it is left as it is.
+        loss: from outputs and targets to the mean loss, in nats.
+        data: inputs, and targets in the last place.
+        symmetries: what `discover` returned; without, the bound is half of all parameters.
+        chains: how many, at least 2; one costs ``steps`` gradients.
+        steps: of every chain.
+        lr: step size :math:`\eta`, in the scale of an SGD on the mean loss.
+        localization: :math:`\gamma`.
+        batch_size: examples of a gradient, drawn anew by every chain, by default all; losses are
+            those of all data, 100 times in a chain.
+        seed: of all random numbers.
+
+    >>> from lightning_bnn.models import mlp
+    >>> net, x = mlp(1, [1], 1), torch.randn(100, 1)
+    >>> _ = [p.data.zero_() for p in net.parameters()]  # outputs w2 relu(w1 x + b1) + b2
+    >>> half_square = lambda outputs, y: (outputs - y).square().mean() / 2
+    >>> estimate = learning_coefficient(net, half_square, (x, torch.zeros(100, 1)), lr=0.1)
+    >>> bool(0.5 < estimate.value < 1), estimate.bound  # of four parameters
+    (True, 2.0)
+    """
+    batch = _checked(data, chains, steps, batch_size)
+    check_positive("lr", lr)
+    check_not_negative("localization", localization)
+    check_integer("seed", seed)
+    n, beta = batch.examples, 1 / math.log(batch.examples)
+    with evaluation(network), torch.inference_mode(False), torch.enable_grad():
+        around = _Around(network, loss, chains)
+        losses = around.losses(batch).detach()
+        if losses.shape != (chains,):
+            raise ValueError(f"`loss` must return one number, got shape {tuple(losses.shape[1:])}.")
+        centre = float(losses[0])
+        if not math.isfinite(centre):
+            raise ValueError(f"the loss of `network` is {centre}: there is nothing to estimate.")
+        rates = {"lr": lr, "temperature": 1 / beta, "prior_precision": localization / beta}
+        sampler = SGLD(around.moves.values(), num_data=n, seed=seed, **rates)
+        losses = around.run(sampler, batch, steps, batch_size, seed)
+    if lost := (~losses.isfinite().all(1)).nonzero().flatten().tolist():
+        raise ValueError(f"chains {lost} of {chains} have diverged: take a smaller `lr`.")
+    values = n * beta * (losses.mean(1) - centre)
+    estimate = CoefficientEstimate(
+        value=float(values.mean()),
+        error=float(values.std() / math.sqrt(chains)),
+        rhat=float(rhat(losses)),
+        wbic=float(n * losses.mean()),
+        bound=_bound(around.moves, symmetries),
+        loss=centre,
+        losses=losses,
+    )
+    if estimate.value - 2 * estimate.error > estimate.bound:
+        warnings.warn(
+            f"The learning coefficient {estimate} is more than it can be where the loss is smooth: "
+            "chains are not in equilibrium, or their steps are too large. Take a smaller `lr`, and "
+            "more `steps`.",
+            stacklevel=2,
+        )
+    return estimate
+
+
+class _Around:
+    """Networks near one, as what is added to it, which a sampler moves."""
+
+    def __init__(self, network: nn.Module, loss: Loss, chains: int) -> None:
+        self.network, self.loss = network, loss
+        self.centre = {n: t.expand(chains, *t.shape) for n, t in P.of(network).items()}
+        trained = [n for n, p in network.named_parameters() if p.requires_grad]
+        self.moves = {n: torch.zeros_like(self.centre[n]).requires_grad_() for n in trained}
+
+    def losses(self, batch: Batch) -> Tensor:
+        """The loss of every chain, with gradients."""
+        stack = {**self.centre, **{n: self.centre[n] + t for n, t in self.moves.items()}}
+
+        each = torch.vmap(self.loss, (0, 0 if batch.per_member else None))
+        return member_losses(self.network, stack, batch, each)
+
+    def run(self, sampler: SGLD, batch: Batch, steps: int, size: int | None, seed: int) -> Tensor:
+        """Losses on all data in the second half of a run, ``(chains, draws)``."""
+        first, trace = steps // 2, []
+        every = 1 if size is None else max(1, (steps - first) // _EVALUATIONS)
+        for step in range(steps):
+            sampler.zero_grad()
+            losses = self.losses(batch if size is None else self._some(batch, size, seed, step))
+            if size is not None and step >= first and (step - first) % every == 0:
+                with torch.no_grad():
+                    trace.append(self.losses(batch))
+            elif size is None and step >= first:
+                trace.append(losses.detach())
+            losses.sum().backward()
+            sampler.step()
+        return torch.stack(trace, 1).double().cpu()
+
+    def _some(self, batch: Batch, size: int, seed: int, step: int) -> Batch:
+        """Examples for every chain, of its own."""
+        chains = len(next(iter(self.centre.values())))
+        generator = keyed_generator(seed, "rows", step)
+        rows = torch.randint(batch.examples, (chains, size), generator=generator)
+        rows = rows.to(batch.targets.device)
+        inputs = tree_map(lambda t: t[rows] if isinstance(t, Tensor) else t, batch.inputs)
+        return Batch(inputs, batch.targets[rows], per_member=True)
+
+
+def _checked(data: tuple[Any, ...], chains: int, steps: int, size: int | None) -> Batch:
+    """The data as one batch, of which there are enough."""
+    check_count("chains", chains, 2)
+    check_count("steps", steps, 2 * LEAST)
+    if size is not None:
+        check_count("batch_size", size)
+    if not isinstance(data, (tuple, list)) or len(data) < 2 or not isinstance(data[-1], Tensor):
+        raise ValueError("`data` must be inputs and targets, the latter a tensor.")
+    *inputs, targets = data
+    if len(targets) < 2:
+        raise ValueError(f"`data` has {len(targets)} example: 1 / log(n) needs at least 2.")
+    return Batch(tuple(inputs), targets)
+
+
+def _bound(moves: Params, symmetries: Symmetries | None) -> float:
+    """Half of the dimensions off the orbit. An orbit that fixed weights cut is left out."""
+    numbers = sum(t[0].numel() for t in moves.values())
+    whole = symmetries is not None and symmetries.touched <= moves.keys()
+    return (numbers - (symmetries.dimension if symmetries and whole else 0)) / 2

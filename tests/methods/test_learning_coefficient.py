@@ -1,0 +1,228 @@
+"""Learning coefficients of networks whose laws are known, and what cannot have one."""
+
+import math
+
+import lightning as L
+import pytest
+import torch
+from runs import QUIET, Plain, Points, built
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lightning_bnn.callbacks import LearningCoefficient
+from lightning_bnn.methods import learning_coefficient
+from lightning_bnn.models import mlp
+from weightsym import discover
+
+
+class Function(nn.Module):
+    """Some numbers, as a function of the weights alone."""
+
+    def __init__(self, weights, function):
+        super().__init__()
+        self.weights, self.function = nn.Parameter(weights.double()), function
+
+    def forward(self, x):
+        return self.function(self.weights)
+
+
+def half_square(outputs, y):
+    return outputs.square().sum() / 2
+
+
+def estimate(network, n, **options):
+    data = torch.zeros(n, 1).double(), torch.zeros(n)
+    return learning_coefficient(network, half_square, data, **options)
+
+
+# ------------------------------------------------------------ regular models
+ROOTS = torch.tensor([0.4, 0.6, 1.0, 2.0]).double()
+"""Of the curvatures."""
+
+
+@pytest.mark.parametrize(("lr", "localization"), [(0.03, 3.0), (0.03, 30.0), (0.35, 3.0)])
+@pytest.mark.filterwarnings("ignore:The learning coefficient")
+def test_a_quadratic_has_half_its_dimension_less_what_holds_chains_and_more_by_steps(
+    lr, localization
+):
+    network = Function(torch.zeros(4), lambda w: ROOTS * w)
+    found = estimate(network, 50, lr=lr, localization=localization, chains=400, steps=800)
+    k, strength = ROOTS.square(), 50 / math.log(50)
+    shares = strength * k / (strength * k + localization)
+    exact = shares / (1 - lr * (k + localization / strength) / 2) / 2
+    assert abs(found.value - float(exact.sum())) < 4 * found.error + 0.01
+    assert abs(found.value - 2) > 8 * found.error
+    assert found.wbic == pytest.approx(50 * float(found.losses.mean()))
+    assert found.rhat < 1.1
+    assert found.loss == 0
+
+
+# ------------------------------------------------------------ singular models
+def products(rows, columns, hidden, rank):
+    """A deep linear network at a matrix of lower rank: reduced rank regression."""
+    target = torch.zeros(rows, columns).double()
+    target[range(rank), range(rank)] = 1
+    left, right = torch.zeros(rows, hidden), torch.zeros(hidden, columns)
+    left[range(rank), range(rank)] = right[range(rank), range(rank)] = 1
+
+    def function(w):
+        a, b = w.split([rows * hidden, hidden * columns])
+        return (a.view(rows, hidden) @ b.view(hidden, columns) - target).flatten()
+
+    return Function(torch.cat([left.flatten(), right.flatten()]), function)
+
+
+def aoyagi_watanabe(rows, columns, hidden, rank):
+    """The coefficient of reduced rank regression where no side dominates and the sum is even."""
+    h = hidden + rank
+    squares = h * h + rows * rows + columns * columns
+    return (2 * h * (rows + columns) + 2 * rows * columns - squares) / 8
+
+
+SINGULAR = {
+    "w1 w2^2": (Function(torch.zeros(2), lambda w: (w[0] * w[1] ** 2)[None]), 1 / 4),
+    "w1^3 w2": (Function(torch.zeros(2), lambda w: (w[0] ** 3 * w[1])[None]), 1 / 6),
+    "rank 0": (products(2, 2, 2, 0), aoyagi_watanabe(2, 2, 2, 0)),
+    "rank 1": (products(2, 3, 2, 1), aoyagi_watanabe(2, 3, 2, 1)),
+}
+
+
+def brute_force(network, n):
+    """The same mean by weighing draws of the Gaussian that holds the chains."""
+    generator, strength = torch.Generator().manual_seed(0), n / math.log(n)
+    shape = 400_000, *network.weights.shape
+    draws = network.weights.detach() + torch.randn(shape, generator=generator).double()
+    losses = strength * torch.vmap(network.function)(draws).square().sum(1) / 2
+    weights = (-losses).exp()
+    return float((weights * losses).sum() / weights.sum())
+
+
+@pytest.mark.parametrize("name", SINGULAR)
+def test_singular_models_have_less_than_half_their_dimension(name):
+    network, coefficient = SINGULAR[name]
+    options = {"localization": 1.0, "lr": 0.025, "chains": 200, "steps": 1200}
+    found = estimate(network, 40, **options)
+    assert abs(found.value - brute_force(network, 40)) < 4 * found.error + 0.04 * found.value
+    half = found.bound
+    assert half == len(network.weights) / 2
+    assert found.value < half - 20 * found.error
+    assert abs(found.value - coefficient) < abs(found.value - half)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rank 0", "rank 1"])
+def test_reduced_rank_regression_has_the_coefficient_of_aoyagi_and_watanabe(name):
+    network, coefficient = SINGULAR[name]
+    options = {"localization": 1.0, "lr": 0.02, "chains": 200, "steps": 12000}
+    found = estimate(network, 1500, **options)
+    assert found.value == pytest.approx(coefficient, rel=0.1)
+
+
+# ------------------------------------------------------------ networks
+X = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+Y = torch.zeros(64, 1)
+
+
+def squares(outputs, y):
+    return (outputs - y).square().mean() / 2
+
+
+def test_the_bound_leaves_out_the_orbit_and_says_where_steps_are_too_large():
+    torch.manual_seed(0)
+    net = mlp(3, [4], 1)
+    sym = discover(net, X)
+    assert estimate_of(net, sym).bound == (21 - 4) / 2
+    assert estimate_of(net).bound == 21 / 2
+    net[1].weight.requires_grad_(False)
+    assert estimate_of(net, sym).bound == (21 - 12) / 2
+    linear = nn.Linear(3, 1)
+    nn.init.zeros_(linear.weight), nn.init.zeros_(linear.bias)
+    with pytest.warns(UserWarning, match="is more than it can be where the loss is smooth"):
+        learning_coefficient(linear, squares, (X, Y), lr=1.2, localization=1.0)
+
+
+def estimate_of(net, sym=None, **options):
+    options = {"steps": 16, "localization": 0.0, "lr": 0.01, **options}
+    return learning_coefficient(net, squares, (X, net(X).detach()), sym, **options)
+
+
+def test_minibatches_have_the_coefficient_of_all_data():
+    torch.manual_seed(0)
+    net = mlp(3, [4], 1)
+    options = {"steps": 600, "chains": 32, "localization": 20.0, "lr": 0.05}
+    whole, parts = estimate_of(net, **options), estimate_of(net, batch_size=16, **options)
+    assert abs(whole.value - parts.value) < 4 * (whole.error + parts.error)
+    assert parts.losses.shape == (32, 100)
+    assert whole.value > 20 * whole.error
+
+
+def test_one_seed_gives_one_estimate_and_leaves_everything_alone():
+    net = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 1)
+    )
+    state = {n: t.clone() for n, t in net.state_dict().items()}
+    numbers = torch.get_rng_state()
+    with torch.no_grad():
+        one, again, other = (estimate_of(net.eval(), batch_size=8, seed=s) for s in (0, 0, 1))
+    assert torch.equal(one.losses, again.losses)
+    assert not torch.equal(one.losses, other.losses)
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert all(torch.equal(t, state[n]) for n, t in net.state_dict().items())
+    assert not any(p.grad is not None for p in net.parameters())
+    net.train()
+    estimate_of(net)
+    assert all(module.training for module in net.modules())
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chains": 1}, "`chains` must be at least 2, got 1"),
+        ({"steps": 15}, "`steps` must be at least 16"),
+        ({"lr": 0.0}, "`lr` must be positive"),
+        ({"localization": -1.0}, "`localization` must not be negative"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1"),
+        ({"lr": 1e6}, r"chains \[0, 1, 2, 3\] of 4 have diverged: take a smaller `lr`"),
+        ({"data": (X[:1], Y[:1])}, "`data` has 1 example"),
+        ({"data": (X, Y * math.nan)}, "the loss of `network` is nan"),
+        ({"data": X}, "`data` must be inputs and targets"),
+        ({"loss": F.mse_loss, "reduction": "none"}, "`loss` must return one number"),
+    ],
+)
+def test_what_has_no_coefficient_is_refused(options, message):
+    torch.manual_seed(0)
+    if options.pop("reduction", None):
+        options["loss"] = lambda o, y: F.mse_loss(o, y, reduction="none")
+    options = {"loss": squares, "data": (X, Y), **options}
+    with pytest.raises(ValueError, match=message):
+        learning_coefficient(mlp(3, [4], 1), **options)
+
+
+# ------------------------------------------------------------ the callback
+def watched(module, steps=20, epochs=4, **options):
+    callback = LearningCoefficient(steps=steps, **options)
+    options = QUIET | {"max_epochs": epochs, "callbacks": [callback]}
+    trainer = L.Trainer(**options)
+    trainer.fit(module, DataLoader(Points(), 6))
+    return callback, trainer
+
+
+@pytest.mark.parametrize("loss", [None, F.cross_entropy])
+def test_the_callback_sees_the_network_and_its_data(loss):
+    module = built(Plain, 0.0)
+    callback, trainer = watched(module, loss=loss, every_n_epochs=2, examples=30, lr=0.01)
+    assert [step for step, _ in callback.history] == [12, 24]
+    data = Points().x[:30], Points().y[:30]
+    expected = learning_coefficient(module.net.eval(), F.cross_entropy, data, steps=20, lr=0.01)
+    row = [expected.value, expected.error, expected.rhat, expected.wbic]
+    assert callback.history[-1][1] == pytest.approx(row, rel=1e-4)
+    assert trainer.logged_metrics["learning_coefficient/wbic"] == pytest.approx(row[-1], rel=1e-4)
+
+
+def test_diverging_chains_switch_the_callback_off():
+    with pytest.warns(UserWarning, match="switched off: chains .* have diverged"):
+        callback, trainer = watched(built(Plain, 0.0), lr=1e8)
+    assert not callback.history
+    assert trainer.global_step == 24
