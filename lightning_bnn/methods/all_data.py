@@ -11,6 +11,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,12 +31,10 @@ from lightning_bnn.methods.recording import Recorded
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers.energy_sampler import as_rows
-from weightsym import discover
 from weightsym.arguments import check_count, check_positive
 from weightsym.devices import precise, widest
 from weightsym.fast import Unsuitable
 from weightsym.params import Params
-from weightsym.randomness import keyed_generator
 
 __all__ = ["HMC", "MILE"]
 
@@ -51,7 +50,6 @@ class AllDataChains(Chains):
         is_new: whether this fit has not made a transition yet.
         stuck: chains whose energy was no number, as far as the user was warned of them.
         sums: energies and gradients of this fit.
-        moves: along the orbits of the chains, if they are asked for.
         notes: ``"acceptance"``, the sum of the acceptance probabilities of every chain, where
             proposals are tested, and ``"transitions"``, how many they are of.
     """
@@ -62,7 +60,6 @@ class AllDataChains(Chains):
         self.processes, self.is_new = 1, False
         self.stuck: set[int] = set()
         self.sums: Callable[[], list[Tensor]] | None = None
-        self.moves: samplers.OrbitMoves | None = None
         self.notes |= {"acceptance": torch.zeros(self.count), "transitions": 0}
 
 
@@ -276,32 +273,20 @@ class HMC(AllDataSampling):
 
     def before_fit(self, state: AllDataChains, fit: Fit, run: Run) -> None:
         super().before_fit(state, fit, run)
-        state.moves = self._moves(state, fit, run) if self.orbit_moves else None
+        if self.orbit_moves:
+            state.find_moves(fit, run)
         if fit.anew:
             state.notes |= {"acceptance": torch.zeros(state.count), "transitions": 0}
         if fit.trial:
             for group in fit.optimizer.param_groups:
                 group["leapfrog_steps"] = 1
 
-    def _moves(self, state: AllDataChains, fit: Fit, run: Run) -> samplers.OrbitMoves:
-        example = next(iter(fit.batches())).example()
-        trained = {n for n, p in state.networks.named_parameters() if p.requires_grad}
-        symmetries = discover(run.network.eval(), *example)
-        moves = samplers.OrbitMoves(symmetries, self.prior_std, trained)
-        if moves.held:
-            run.inform(f"Moves along orbits leave {len(moves.held)} groups alone: {moves.held[0]}.")
-        return moves
-
     def transition(
         self, state: AllDataChains, run: Run, move: Callable[..., Tensor]
     ) -> dict[str, Tensor]:
         (group,) = state.sampler.param_groups
         if state.moves is not None and group["step"] % (self.orbit_moves or 1) == 0:
-            generator = keyed_generator(group["seed"] or 0, "orbit", group["step"])
-            moved = state.moves(state.stack(), generator)
-            with torch.no_grad():
-                for name, p in state.networks.named_parameters():
-                    p.copy_(moved[name])
+            state.move_along_orbits(self.prior_std * math.sqrt(group["temperature"]), group)
         return super().transition(state, run, move)
 
     def after_step(self, state: Any, progress: Progress, run: Run) -> bool:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from lightning_bnn.harvest import Schedule
@@ -13,11 +14,14 @@ from lightning_bnn.methods.health import finite_members
 from lightning_bnn.methods.kept_networks import InBank, InMemory, KeptNetworks
 from lightning_bnn.methods.method import Choice, Fit, Progress
 from lightning_bnn.methods.networks import Networks
-from lightning_bnn.methods.run import Run
+from lightning_bnn.methods.run import Run, evaluation
 from lightning_bnn.posteriors import Empirical
+from lightning_bnn.samplers import OrbitMoves
+from weightsym import discover
 from weightsym.arguments import check_count
 from weightsym.devices import check_memory
 from weightsym.params import Params, stack_size
+from weightsym.randomness import keyed_generator
 
 __all__ = ["Keeping"]
 
@@ -39,9 +43,11 @@ class Chains(Networks):
 
     Attributes:
         sampler: what moves the chains of this fit.
+        moves: along the orbits of the chains, if they are asked for.
     """
 
     sampler: Any = None
+    moves: OrbitMoves | None = None
 
     def __init__(
         self,
@@ -57,6 +63,30 @@ class Chains(Networks):
     def any_finite(self) -> bool:
         """Check whether a chain is left."""
         return bool(finite_members(self.parameters()).any())
+
+    def find_moves(self, fit: Fit, run: Run) -> None:
+        """Get ready for moves along orbits, by the symmetries of the network."""
+        example = run.example() or next((batch.example() for batch in fit.batches()), ())
+        trained = {n for n, p in self.networks.named_parameters() if p.requires_grad}
+        with evaluation(run.network):
+            self.moves = OrbitMoves(discover(run.network, *example), movable=trained)
+        if held := self.moves.held:
+            run.inform(f"Moves along orbits leave {len(held)} groups alone: {held[0]}.")
+
+    @torch.no_grad()
+    def move_along_orbits(self, prior_std: float, group: dict[str, Any]) -> None:
+        """Draw other networks of the same functions.
+
+        Args:
+            prior_std: standard deviation of the prior, times the root of the temperature.
+            group: of the sampler, with the key of the random numbers.
+        """
+        assert self.moves is not None
+        self.moves.prior_std = prior_std
+        generator = keyed_generator(group["seed"] or 0, "orbit", group["step"])
+        moved = self.moves(self.stack(), generator)
+        for name, p in self.networks.named_parameters():
+            p.copy_(moved[name])
 
     def rows(self) -> list[int]:
         """Numbers of the networks of chains that have not diverged. Of all, if there are none."""

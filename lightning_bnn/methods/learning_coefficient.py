@@ -116,8 +116,9 @@ def learning_coefficient(
     >>> net, x = mlp(1, [1], 1), torch.randn(100, 1)
     >>> _ = [p.data.zero_() for p in net.parameters()]  # outputs w2 relu(w1 x + b1) + b2
     >>> half_square = lambda outputs, y: (outputs - y).square().mean() / 2
-    >>> estimate = learning_coefficient(net, half_square, (x, torch.zeros(100, 1)), lr=0.1)
-    >>> bool(0.5 < estimate.value < 1), estimate.bound  # of four parameters
+    >>> settings = {"lr": 0.1, "localization": 1.0, "steps": 200}
+    >>> estimate = learning_coefficient(net, half_square, (x, torch.zeros(100, 1)), **settings)
+    >>> bool(0 < estimate.value < 1), estimate.bound  # of four parameters
     (True, 2.0)
     """
     batch = _checked(data, chains, steps, batch_size)

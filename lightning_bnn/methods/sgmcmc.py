@@ -7,6 +7,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,6 +21,8 @@ from lightning_bnn.methods.networks import gaussian_prior, tell_members, tell_pr
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import CyclicalSchedule, Langevin
+from lightning_bnn.samplers.langevin import decay_of, temperature_of
+from weightsym.arguments import check_count
 from weightsym.params import Params
 
 __all__ = ["SGMCMC", "SMILE"]
@@ -36,6 +39,9 @@ class SGMCMC(Method):
             sampler.
         keeping: when and where the members are kept.
         max_loss: members above it after the last epoch are left out.
+        orbit_moves: so many steps apart, move chains to other networks of the same function, by
+            `samplers.OrbitMoves`; for SGLD and SGHMC. Momenta are then drawn anew from their law,
+            which does not know where a chain has been.
 
     >>> import torch
     >>> from lightning_bnn import methods, params, samplers
@@ -57,6 +63,7 @@ class SGMCMC(Method):
     prior_std: float | None = 1.0
     keeping: Keeping = field(default_factory=Keeping)
     max_loss: float | None = None
+    orbit_moves: int | None = None
 
     module: ClassVar[str] = "SGHMC"
     """Name in messages."""
@@ -66,6 +73,8 @@ class SGMCMC(Method):
 
     def __post_init__(self) -> None:
         self.prior = gaussian_prior(self.prior_std)
+        if self.orbit_moves is not None:
+            check_count("orbit_moves", self.orbit_moves)
 
     def init(self, network: nn.Module, stack: Params) -> Chains:
         return Chains(network, stack, self.keeping, self.max_loss)
@@ -86,10 +95,14 @@ class SGMCMC(Method):
             )
         tell_members(optimizer)
         tell_prior(optimizer, self.prior)
+        if self.orbit_moves:
+            _check_moves(optimizer)
         return scheduler
 
     def before_fit(self, state: Chains, fit: Fit, run: Run) -> None:
         self.keeping.begin(state, fit, run, self.module)
+        if self.orbit_moves:
+            state.find_moves(fit, run)
         groups = fit.optimizer.param_groups
         if self.prior is None and not any(
             g["prior_precision"] or g["weight_decay"] for g in groups
@@ -114,13 +127,25 @@ class SGMCMC(Method):
 
     # ------------------------------------------------------------ what is kept
     def after_step(self, state: Chains, progress: Progress, run: Run) -> bool:
+        if state.moves is not None:
+            self._move(state, progress.optimizer)
         exploring = any(not schedule.sampling for schedule in _cycles(progress.schedulers))
         if exploring or getattr(progress.optimizer, "is_tuning", False):
             return False
         return self.keeping.keep_if_due(state, progress, run)
 
+    def _move(self, state: Chains, sampler: Any) -> None:
+        """Move along orbits if it is time, at any temperature above zero."""
+        (group,) = sampler.param_groups
+        if group["step"] % (self.orbit_moves or 1) or not group["temperature"]:
+            return
+        state.move_along_orbits(math.sqrt(temperature_of(group) / decay_of(group)), group)
+        for p in group["params"]:
+            sampler.state.pop(p, None)  # SGHMC draws momenta that are not there
+
     def after_fit(self, state: Chains, run: Run) -> None:
         self.keeping.close(state, run, self.module)
+        state.moves = None
 
     def posterior(self, state: Chains, run: Run, purpose: Purpose = AS_IT_IS) -> Empirical:
         return state.kept(purpose.choose)
@@ -176,6 +201,17 @@ class SMILE(SGMCMC):
         if state.sampler is not None:
             warn_of_steps(state.sampler, run)
         state.sampler = None
+
+
+def _check_moves(sampler: Langevin) -> None:
+    """Refuse samplers that remember where weights were, and targets that moves do not know."""
+    if not isinstance(sampler, samplers.SGLD | samplers.SGHMC):
+        name = type(sampler).__name__
+        raise ValueError(f"`orbit_moves` are for SGLD and SGHMC, not for {name}: leave them out.")
+    if len(sampler.param_groups) > 1:
+        raise ValueError("`orbit_moves` need all parameters in one group of the sampler.")
+    if not (sampler.param_groups[0]["prior_precision"] or sampler.param_groups[0]["weight_decay"]):
+        raise ValueError("`orbit_moves` draw from a prior: give `prior_std`.")
 
 
 def _cycles(schedulers: tuple[Any, ...]) -> list[CyclicalSchedule]:

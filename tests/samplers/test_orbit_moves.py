@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import geninvgauss, kstest
+from scipy.stats import chi, geninvgauss, kstest
 from torch import nn
 
 from lightning_bnn import methods, samplers
@@ -104,41 +104,103 @@ X = torch.randn(40, 2, generator=seeded())
 Y = torch.relu(X[:, :1]) - 0.5 * X[:, 1:] + 0.1 * torch.randn(40, 1, generator=seeded(1))
 
 
-def chains(orbit_moves, transitions=1200):
+CHAINS = {
+    "hmc": lambda p, t: samplers.HMC(p, 0.01, 20, t, adapt_steps=150, seed=1),
+    "sghmc": lambda p, t: samplers.SGHMC(p, 0.02, 0.9, 40, t, seed=1),
+    "sgld": lambda p, t: samplers.SGLD(p, 0.02, 40, t, seed=1),
+}
+
+
+def begun(name, net, stack, likelihood, temperature=1.0, **options):
+    """The chains of a method, their sampler, and a function that makes steps."""
+    method = (methods.HMC if name == "hmc" else methods.SGMCMC)(**options)
+    run, batch = methods.Run(net, likelihood, num_data=40), methods.Batch((X,), Y)
+    state = method.init(net, stack)
+    sampler = CHAINS[name](state.parameters(), temperature)
+    method.configure_optimizer(state, sampler, run)
+    method.before_fit(state, methods.Fit(optimizer=sampler, batches=lambda: [batch]), run)
+
+    def steps(count):
+        for k in range(count):
+            if name == "hmc":
+                method.transition(state, run, sampler.step)
+            else:
+                sampler.zero_grad()
+                method.losses(state, batch, run)["loss"].sum().backward()
+                sampler.step()
+            method.after_step(state, methods.Progress(k + 1, 0, False, sampler), run)
+
+    return state, sampler, steps
+
+
+def chains(name, moves, every, count):
     """Draws ``(chains, times, ...)`` of four chains."""
-    net = mlp(2, [5], 1)
-    method = methods.HMC(
-        orbit_moves=orbit_moves, keeping=methods.Keeping(burn_in=200, every_n_steps=1)
-    )
-    run = methods.Run(net, likelihood=Gaussian(std=0.3), num_data=40)
     torch.manual_seed(0)
-    state = method.init(net, P.populate(net, members=4))
-    sampler = samplers.HMC(
-        state.parameters(), step_size=0.01, leapfrog_steps=20, adapt_steps=150, seed=1
-    )
-    fit = methods.Fit(optimizer=sampler, batches=lambda: [methods.Batch((X,), Y)])
-    method.before_fit(state, fit, run)
-    for k in range(transitions):
-        method.transition(state, run, sampler.step)
-        method.after_step(state, methods.Progress(k + 1, 0, False, sampler), run)
+    net, keeping = mlp(2, [5], 1), methods.Keeping(burn_in=200, every_n_steps=every)
+    stack = P.populate(net, members=4)
+    likelihood = Gaussian(std=0.3 if name == "hmc" else 0.5)
+    state, _, steps = begun(name, net, stack, likelihood, orbit_moves=moves, keeping=keeping)
+    steps(200 + count)
     return net, state.chains()
 
 
-def test_chains_mix_over_copies_and_their_functions_have_the_same_law():
+@pytest.mark.parametrize(
+    ("name", "every", "count"),
+    [("hmc", 1, 1000), pytest.param("sghmc", 10, 3000, marks=pytest.mark.e2e)],
+)
+def test_chains_mix_over_copies_and_their_functions_have_the_same_law(name, every, count):
     points = torch.linspace(-2, 2, 5)[:, None].expand(-1, 2).contiguous()
     laws, raw = [], []
-    for moves in (None, 1):
-        net, draws = chains(moves)
+    for moves in (None, every):
+        net, draws = chains(name, moves, every, count)
         stack = {n: t.flatten(0, 1) for n, t in draws.items()}
         values = P.apply(net, stack, points)[..., 0].unflatten(0, (4, -1)).double()
         errors = values.mean(1).std(0) / 2
         laws.append((values.mean((0, 1)), values.std((0, 1)), errors))
-        weights = torch.cat([t.flatten(2) for t in draws.values()], 2).double()
-        raw.append(max(float(rhat(weights[..., k])) for k in range(weights.shape[-1])))
+        weights = torch.cat([t.flatten(2) for n, t in draws.items() if n != "3.bias"], 2)
+        raw.append(max(float(rhat(weights[..., k].double())) for k in range(weights.shape[-1])))
     (mean, std, error), (other_mean, other_std, other_error) = laws
     assert ((mean - other_mean).abs() < 4 * (error + other_error) + 0.005).all()
     torch.testing.assert_close(std, other_std, rtol=0.2, atol=0)
-    assert raw[1] < 1.06 < raw[0]
+    assert raw[1] < 1.04 < 1.08 < raw[0]
+
+
+class Flat(nn.Module):
+    """A likelihood that says nothing."""
+
+    def log_prob(self, outputs, targets):
+        return 0 * outputs[..., 0]
+
+
+def moved(name, temperature):
+    net = mlp(2, [3], 1)
+    stack = {n: t.float() for n, t in of_prior(net, 3000, 1.0, 4).items()}
+    options = {"orbit_moves": 2, "prior_std": 0.5, "keeping": methods.Keeping(burn_in=99)}
+    state, sampler, steps = begun(name, net, stack, Flat(), temperature, **options)
+    steps(5)
+    return state.stack(), sampler
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_draws_of_a_tempered_prior_stay_draws_of_it(name):
+    stack, sampler = moved(name, 4.0)
+    for weight, t in stack.items():
+        assert kstest(t.flatten(1).norm(dim=1).numpy(), chi(t[0].numel()).cdf).pvalue > 1e-4, weight
+    if name == "sghmc":
+        assert sampler.kinetic_temperature() == pytest.approx(4.0, rel=0.03)
+    other, _ = moved(name, 1.0)
+    sizes = other["1.bias"].norm(dim=1).numpy()
+    assert kstest(sizes, chi(3).cdf).pvalue < 1e-6
+
+
+def test_momenta_are_drawn_anew_after_a_move():
+    net = mlp(2, [3], 1)
+    state, sampler, steps = begun("sghmc", net, P.populate(net, 2), Gaussian(), orbit_moves=3)
+    sizes = []
+    for _ in range(4):
+        steps(1)
+        sizes.append(len(sampler.state))
+    assert sizes == [4, 4, 0, 4]
 
 
 def test_weights_that_are_not_trained_stay():
@@ -202,3 +264,18 @@ def test_what_moves_refuse():
         methods.HMC(orbit_moves=0)
     with pytest.raises(ValueError, match="`prior_std` must be positive"):
         OrbitMoves(discover(mlp(2, [2], 1), torch.randn(3, 2)), 0)
+    with pytest.raises(ValueError, match="`orbit_moves` must be"):
+        methods.SGMCMC(orbit_moves=0)
+    weights, run = [nn.Parameter(torch.zeros(2, 3))], methods.Run(mlp(2, [2], 1))
+    for method, sampler, message in (
+        (methods.SGMCMC(orbit_moves=1), samplers.PreconditionedSGLD(weights), "for SGLD and SGHMC"),
+        (methods.SMILE(orbit_moves=1), samplers.SMILE(weights), "not for SMILE: leave them out"),
+        (methods.SGMCMC(None, orbit_moves=1), samplers.SGLD(weights), "a prior: give `prior_std`"),
+        (
+            methods.SGMCMC(orbit_moves=1),
+            samplers.SGLD([{"params": weights}, {"params": [nn.Parameter(torch.zeros(2))]}]),
+            "in one group of the sampler",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            method.configure_optimizer(None, sampler, run)

@@ -101,7 +101,12 @@ MODULES = {
         net, estimator="uniform", draws=3, optimizer=adam, **o
     ),
     "sghmc": lambda net, **o: SGHMC(
-        net, members=2, every_n_steps=2, optimizer=lambda p: samplers.SGHMC(p, lr=0.05), **o
+        net,
+        members=2,
+        every_n_steps=2,
+        orbit_moves=3,
+        optimizer=lambda p: samplers.SGHMC(p, lr=0.05),
+        **o,
     ),
     "sgld": lambda net, **o: SGHMC(
         net, every_n_epochs=1, optimizer=lambda p: samplers.SGLD(p, lr=0.1), **o
