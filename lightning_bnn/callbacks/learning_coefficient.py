@@ -63,8 +63,8 @@ class LearningCoefficient(SymmetryCallback):
     >>> quiet |= {"enable_model_summary": False}
     >>> trainer = Trainer(max_epochs=1, callbacks=[complexity], **quiet)
     >>> trainer.fit(DeepEnsemble(mlp(2, [8], 2), members=1), TwoGaussians())
-    >>> bool(abs(trainer.logged_metrics["learning_coefficient"]) < 21)  # of 42 parameters
-    True
+    >>> [key for key in sorted(trainer.logged_metrics) if key.startswith("learning")][:2]
+    ['learning_coefficient', 'learning_coefficient/error']
     """
 
     def __init__(
