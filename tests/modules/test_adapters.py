@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader
 from lightning_bnn.callbacks import PosteriorDoctor
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.modules import IVON, MFVI, SWAG, DeepEnsemble, Laplace
-from lightning_bnn.symmetry import canonicalise, discover
+from lightning_bnn.posteriors import merge_gaussians, transform_gaussian
+from lightning_bnn.symmetry import canonicalise, discover, random_mixings
 from weightsym import params as P
+from weightsym.matching.matrices import isometric
 from weightsym.verify import random_element
 
 WIDTH = 64
@@ -368,6 +370,27 @@ def test_factors_of_adapters_have_one_form_in_an_orbit(kind):
     torch.testing.assert_close(*outputs)
     wrong = {n: t.flip(1) if "lora_A" in n else t for n, t in stack.items()}
     assert not torch.allclose(P.apply(template, wrong, *example), outputs[0])
+
+
+@pytest.mark.e2e
+def test_adapters_in_other_frames_are_merged_to_one_function():
+    module = IVON(adapted("tokens"), likelihood=LIKELIHOODS["tokens"]).double()
+    row = Texts("tokens").rows[0]
+    example = row["input_ids"][None], row["attention_mask"][None]
+    template, one = module.template.eval(), module.posterior()
+    with torch.no_grad():
+        one.mean += torch.randn(one.mean.shape, generator=torch.Generator().manual_seed(0)) / 3
+        one.log_std.fill_(-3.0)
+    sym = discover(template, *example)
+    turns = random_mixings(isometric(sym), torch.Generator().manual_seed(1))
+    other = transform_gaussian(one, sym, matrices=turns)
+    wanted = P.apply(template, P.stack([one.centre, other.centre]), *example)
+    torch.testing.assert_close(wanted[0], wanted[1])
+    merged, naive = merge_gaussians([one, other], symmetries=sym), merge_gaussians([one, other])
+    found, wrong = P.apply(template, P.stack([merged.centre, naive.centre]), *example)
+    torch.testing.assert_close(found, wanted[0], rtol=1e-4, atol=1e-5)
+    assert (wrong - wanted[0]).abs().max() > 1e-3
+    torch.testing.assert_close(merged.log_std, one.log_std - math.log(2) / 2, atol=1e-5, rtol=0)
 
 
 def test_an_object_without_logits_is_refused_in_one_sentence():

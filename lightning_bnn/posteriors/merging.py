@@ -1,0 +1,228 @@
+r"""Several Gaussian posteriors over one network as one, weighted by their precisions.
+
+.. math:: q(w) \propto p(w)^{1 - K} \prod_k q_k(w)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.posteriors.gaussian import DiagonalGaussian
+from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
+from weightsym import Symmetries, flip, match, match_all, mix, permute, rescale
+from weightsym.actions import Element, tied
+from weightsym.arguments import check_positive
+from weightsym.devices import precise
+from weightsym.matching.matrices import isometric
+from weightsym.mixing import multiplied
+from weightsym.params import Params, is_weight, ravel, unravel
+
+__all__ = ["merge_gaussians", "transform_gaussian"]
+
+
+def merge_gaussians(
+    posteriors: Sequence[Any], prior_std: float | None = None, symmetries: Symmetries | None = None
+) -> Any:
+    r"""The Gaussian that is proportional to the product of Gaussians, such as those of clients.
+
+    .. math:: \Lambda = \textstyle\sum_k \Lambda_k - (K - 1) / \sigma^2, \quad
+        \mu = \Lambda^{-1} \sum_k \Lambda_k \mu_k
+
+    Where each posterior has seen data of its own and the same prior, that prior is in the product K
+    times, and dividing by all but one gives the posterior of all data: exactly for a Gaussian
+    likelihood of a linear model. Without ``prior_std`` each weight is an average by precisions.
+
+    Networks that were trained apart differ by symmetries. With these the means are matched to the
+    first one, by what leaves an isotropic prior as it is: permutations and signs, and rotations of
+    heads and of the factors of adapters, which keep a product B A only if both turn together. After
+    rotations deviations are those of the single weights. BatchNorm statistics are averaged:
+    estimate them again.
+
+    Args:
+        posteriors: `DiagonalGaussian`, or `LaplaceGaussian` of the structures ``"full"`` and
+            ``"diag"`` without symmetries, all over the same weights.
+        prior_std: of the Gaussian prior around zero that all of them have. A posterior that is less
+            sure of a weight than the prior says nothing of it.
+        symmetries: what `weightsym.discover` returned for the network.
+
+    Returns:
+        A posterior of their kind.
+
+    References:
+        | A Bayesian Committee Machine (Tresp, 2000)
+        | https://doi.org/10.1162/089976600300014908
+        | Merging Models with Fisher-Weighted Averaging (Matena and Raffel, 2022)
+        | https://arxiv.org/abs/2111.09832
+
+    >>> sure = DiagonalGaussian({"w": torch.tensor([4.0])}, std=0.5)
+    >>> unsure = DiagonalGaussian({"w": torch.tensor([0.0])}, std=1.0)
+    >>> merge_gaussians([sure, unsure]).centre["w"]  # precisions 4 and 1
+    tensor([3.2000])
+    >>> merge_gaussians([sure, unsure], prior_std=1.0).centre["w"]  # the second is the prior
+    tensor([4.])
+    """
+    if prior_std is not None:
+        check_positive("prior_std", prior_std)
+    if all(isinstance(p, LaplaceGaussian) for p in posteriors) and len(posteriors):
+        if symmetries is not None:
+            raise ValueError("`symmetries` are for DiagonalGaussian, not for LaplaceGaussian.")
+        return _merged_laplace(posteriors, prior_std)
+    if not len(posteriors) or not all(isinstance(p, DiagonalGaussian) for p in posteriors):
+        kinds = ", ".join(sorted({type(p).__name__ for p in posteriors})) or "none"
+        raise ValueError(
+            f"`posteriors` must all be DiagonalGaussian, or all LaplaceGaussian, got {kinds}."
+        )
+    every = [p.centre for p in posteriors]
+    _check_alike(every, [p.spec.names for p in posteriors])
+    if symmetries is not None:
+        if not isinstance(symmetries, Symmetries):
+            kind = type(symmetries).__name__
+            raise ValueError(f"`symmetries` must be what `discover` returned, got {kind}.")
+        posteriors = [posteriors[0], *(_in_frame(p, every[0], symmetries) for p in posteriors[1:])]
+        every = [p.centre for p in posteriors]
+    constants = _constants(every, posteriors[0].spec.names)
+    means = torch.stack([precise(p.mean.detach()) for p in posteriors])
+    precisions = torch.stack([(-2 * precise(p.log_std.detach())).exp() for p in posteriors])
+    prior = 0.0 if prior_std is None else prior_std**-2
+    data = (precisions - prior).clamp_min(0)
+    if not bool((precisions > 0.99 * prior).any(1).all()):
+        raise ValueError(f"A posterior is everywhere less sure than `prior_std` {prior_std}.")
+    precision = data.sum(0) + prior
+    mean = (precisions * means).where(data > 0, 0).sum(0) / precision
+    spec, like = posteriors[0].spec, posteriors[0].mean
+    weights, std = (unravel(t.to(like), spec) for t in (mean, precision.rsqrt()))
+    return DiagonalGaussian({**every[0], **constants, **weights}, std, spec.names)
+
+
+def transform_gaussian(
+    posterior: DiagonalGaussian,
+    sym: Symmetries,
+    *,
+    signs: Element | None = None,
+    scales: Element | None = None,
+    permutations: Element | None = None,
+    matrices: Element | None = None,
+) -> DiagonalGaussian:
+    r"""The Gaussian of networks that are flipped, rescaled, permuted and mixed, in this order.
+
+    Variances of single weights are exact, and all of the law but for matrices,
+
+    .. math:: w' = s\, w \Rightarrow \sigma'^2 = s^2 \sigma^2, \qquad
+        w' = G w \Rightarrow \sigma'^2_i = \textstyle\sum_j G_{ij}^2 \sigma_j^2
+
+    Args:
+        posterior: a Gaussian over the weights of one network.
+        sym: what `weightsym.discover` returned for the network.
+        signs: as in `weightsym.flip`.
+        scales: as in `weightsym.rescale`.
+        permutations: as in `weightsym.permute`.
+        matrices: as in `weightsym.mix`.
+
+    >>> from lightning_bnn.models import mlp
+    >>> from weightsym import discover
+    >>> from weightsym import params as P
+    >>> net = mlp(2, [3], 1)
+    >>> posterior, sym = DiagonalGaussian(P.of(net), 0.1), discover(net, torch.randn(8, 2))
+    >>> moved = transform_gaussian(posterior, sym, scales=[torch.tensor([2.0, 1.0, 0.5])])
+    >>> moved.deviations["1.bias"], moved.deviations["3.weight"]
+    (tensor([0.2000, 0.1000, 0.0500]), tensor([[0.0500, 0.1000, 0.2000]]))
+    """
+    mean, variance = posterior.centre, {n: t.square() for n, t in posterior.deviations.items()}
+    variance = {**mean, **variance}
+    if signs is not None:
+        mean = flip(mean, sym, signs)
+    if scales is not None:
+        mean = rescale(mean, sym, scales)
+        variance = rescale(variance, sym, [s.square() for s in scales])
+    if permutations is not None:
+        mean, variance = (permute(t, sym, permutations) for t in (mean, variance))
+    if matrices is not None:
+        mean = mix(mean, sym, matrices)
+        for group, g in zip(sym.linear, matrices, strict=True):
+            inverse = torch.linalg.inv(precise(g)).mT
+            variance = multiplied(variance, sym, group, g.square(), inverse.square())
+        variance = tied(variance, sym)
+    names = posterior.spec.names
+    return DiagonalGaussian(mean, {n: variance[n].sqrt() for n in names}, names)
+
+
+def _in_frame(
+    posterior: DiagonalGaussian, reference: Params, symmetries: Symmetries
+) -> DiagonalGaussian:
+    """A Gaussian whose mean is matched to a network, by isometries."""
+    sym, mean = isometric(symmetries), posterior.centre
+    if sym.linear:
+        full = match_all(mean, reference, sym)
+        return transform_gaussian(
+            posterior, sym, permutations=full.permutations, matrices=full.matrices
+        )
+    found = match(mean, reference, sym, signs=bool(sym.signs))
+    return transform_gaussian(posterior, sym, signs=found.signs, permutations=found.permutations)
+
+
+# ------------------------------------------------------------ Laplace approximations
+def _merged_laplace(posteriors: Sequence[LaplaceGaussian], prior_std: float | None) -> Any:
+    """Merge curvatures, which are those of data alone, and pull the means to each other."""
+    first, every = posteriors[0], [p.constants.tensors() for p in posteriors]
+    _check_alike(every, [[n for b in p.blocks for n in b.names] for p in posteriors])
+    if len({(p.temperature, p.last_layer, p.prediction) for p in posteriors}) > 1:
+        raise ValueError("`posteriors` must have the same temperature, layers and prediction.")
+    priors = [float(p.prior_precision) for p in posteriors]
+    prior = sum(priors) - (0 if prior_std is None else (len(priors) - 1) / prior_std**2)
+    if not prior > 0:
+        raise ValueError(f"`prior_std` {prior_std} is surer than the priors of the posteriors.")
+    mean = {**every[0], **_constants(every, [n for b in first.blocks for n in b.names])}
+    merged = []
+    for row in zip(*(p.blocks for p in posteriors), strict=True):
+        curvatures = torch.stack([_curvature(block) for block in row])
+        means = [precise(ravel(network, row[0].names)[0]) for network in every]
+        pulls = [_times(h, m) + p * m for h, m, p in zip(curvatures, means, priors, strict=True)]
+        total, left = curvatures.sum(0), None
+        if total.ndim == 2:
+            total, left = torch.linalg.eigh(total)
+        values, pull = total.clamp_min(0), torch.stack(pulls).sum(0)
+        turned = (pull if left is None else left.mT @ pull) / (values + prior)
+        centre, spec = turned if left is None else left @ turned, ravel(mean, row[0].names)[1]
+        like = row[0].eigenvalues
+        mean |= {n: t.to(mean[n]) for n, t in unravel(centre, spec).items()}
+        left = None if left is None else left.to(like)
+        merged.append(CurvatureBlock(row[0].names, values.view_as(like).to(like), left))
+    options = first.temperature, first.prediction, first.last_layer
+    return LaplaceGaussian(mean, merged, prior, *options)
+
+
+def _curvature(block: CurvatureBlock) -> Tensor:
+    """Of a block, a diagonal or a matrix."""
+    values, left = precise(block.eigenvalues), block.left
+    if block.right is not None or (left is not None and values.shape[1] > 1):
+        raise ValueError("Kronecker factors have no sum: take the structure 'full' or 'diag'.")
+    return values.flatten() if left is None else (precise(left) * values.mT) @ precise(left).mT
+
+
+def _times(curvature: Tensor, vector: Tensor) -> Tensor:
+    return curvature * vector if curvature.ndim == 1 else curvature @ vector
+
+
+# ------------------------------------------------------------ networks that belong together
+def _check_alike(networks: Sequence[Params], weights: Sequence[Sequence[str]]) -> None:
+    """Refuse networks of other names or shapes."""
+    first = {n: t.shape for n, t in networks[0].items()}
+    for k, (network, names) in enumerate(zip(networks, weights, strict=True)):
+        if {n: t.shape for n, t in network.items()} != first or set(names) != set(weights[0]):
+            raise ValueError(f"`posteriors[{k}]` is over other weights than the first.")
+
+
+def _constants(networks: Sequence[Params], weights: Sequence[str]) -> Params:
+    """The mean of statistics, where all that is held fixed is the same."""
+    constants: Params = {}
+    for name in networks[0].keys() - {*weights}:
+        rows = [network[name] for network in networks]
+        if not is_weight(name, rows[0]) and rows[0].is_floating_point():
+            constants[name] = torch.stack(rows).mean(0)
+        elif is_weight(name, rows[0]) and not all(torch.equal(rows[0], t) for t in rows):
+            raise ValueError(f"`posteriors` differ in a weight that is held fixed, {name!r}.")
+    return constants

@@ -1,0 +1,200 @@
+"""Products of Gaussians: closed forms of linear regression, and networks in one frame."""
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn.models import mlp
+from lightning_bnn.posteriors import (
+    DiagonalGaussian,
+    LaplaceGaussian,
+    merge_gaussians,
+    transform_gaussian,
+)
+from lightning_bnn.posteriors.laplace import CurvatureBlock
+from weightsym import (
+    discover,
+    flip,
+    mix,
+    permute,
+    random_mixings,
+    random_permutations,
+    random_scales,
+    random_signs,
+    rescale,
+)
+from weightsym import params as P
+from weightsym.matching.matrices import isometric
+
+NOISE, PRIOR, INPUTS = 0.5, 0.7, 5
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# ------------------------------------------------------------ linear regression
+def shards(orthogonal):
+    """Data of four clients, of different sizes and designs."""
+    g, weights = generator(), torch.arange(INPUTS) - 2.0
+    for rows in (5, 8, 13, 40):
+        x = torch.randn(rows, INPUTS, generator=g).double()
+        x = torch.linalg.qr(x)[0] * torch.rand(INPUTS, generator=g) * 3 if orthogonal else x
+        yield x, x @ weights.double() + NOISE * torch.randn(rows, generator=g).double()
+
+
+def exact(x, y, diagonal):
+    """The posterior of a linear regression."""
+    curvature = x.T @ x / NOISE**2
+    precision = curvature + torch.eye(INPUTS) / PRIOR**2
+    mean = {"w": torch.linalg.solve(precision, x.T @ y / NOISE**2)}
+    if diagonal:
+        return DiagonalGaussian(mean, {"w": precision.diagonal().rsqrt()})
+    values, left = torch.linalg.eigh(curvature)
+    return LaplaceGaussian(mean, [CurvatureBlock(("w",), values[:, None], left)], PRIOR**-2)
+
+
+def laplace_diagonal(x, y, _):
+    values = x.square().sum(0) / NOISE**2
+    mean = {"w": x.T @ y / NOISE**2 / (values + PRIOR**-2)}
+    return LaplaceGaussian(mean, [CurvatureBlock(("w",), values[:, None])], PRIOR**-2)
+
+
+@pytest.mark.parametrize(
+    ("posterior", "diagonal"), [(exact, True), (exact, False), (laplace_diagonal, True)]
+)
+def test_posteriors_of_parts_of_the_data_are_merged_to_that_of_all(posterior, diagonal):
+    every = list(shards(diagonal))
+    whole = posterior(*(torch.cat(parts) for parts in zip(*every, strict=True)), diagonal)
+    parts = [posterior(x, y, diagonal) for x, y in every]
+    points = {"w": torch.randn(20, INPUTS, generator=generator(1)).double()}
+    wanted = whole.log_prob(points)
+    torch.testing.assert_close(merge_gaussians(parts, PRIOR).log_prob(points), wanted)
+    assert type(merge_gaussians(parts, PRIOR)) is type(whole)
+    with_all_priors = merge_gaussians(parts).log_prob(points)
+    assert (with_all_priors - wanted).abs().max() > 1
+    product = torch.stack([part.log_prob(points) for part in parts]).sum(0)
+    torch.testing.assert_close(with_all_priors.diff(), product.diff())  # but for a constant
+
+
+def test_a_posterior_that_is_less_sure_than_the_prior_says_nothing():
+    sure = DiagonalGaussian({"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([0.1, 0.1])})
+    vague = DiagonalGaussian({"w": torch.tensor([9.0, 2.0])}, {"w": torch.tensor([1.1, 0.1])})
+    merged = merge_gaussians([sure, vague], prior_std=1.0)
+    torch.testing.assert_close(merged.centre["w"], torch.tensor([1.0, 300 / 199]))
+    torch.testing.assert_close(merged.deviations["w"], torch.tensor([100, 199.0]).rsqrt())
+
+
+# ------------------------------------------------------------ symmetries
+def adapter():
+    """A product of two matrices, between which any invertible matrix may stand."""
+    return nn.Sequential(nn.Linear(6, 3, bias=False), nn.Linear(3, 5, bias=False))
+
+
+def cases():
+    torch.manual_seed(0)
+    relu, tanh = mlp(3, [4, 5], 2), mlp(3, [4], 2, activation=nn.Tanh)
+    yield relu, 3, "permutations", permute, random_permutations
+    yield relu, 3, "scales", rescale, random_scales
+    yield tanh, 3, "signs", flip, random_signs
+    yield adapter(), 6, "matrices", mix, random_mixings
+
+
+def gaussian(network, seed=0):
+    weights = {n: torch.randn(t.shape, generator=generator(seed)) for n, t in P.of(network).items()}
+    stds = {
+        n: 0.05 + torch.rand(t.shape, generator=generator(seed + 1)) for n, t in weights.items()
+    }
+    return DiagonalGaussian(weights, stds)
+
+
+@pytest.mark.parametrize(("network", "inputs", "kind", "act", "draw"), cases())
+def test_a_transformed_gaussian_draws_transformed_networks(network, inputs, kind, act, draw):
+    sym, posterior = discover(network, torch.randn(2, inputs)), gaussian(network)
+    element = draw(sym, generator(2))
+    moved = transform_gaussian(posterior, sym, **{kind: element})
+    networks = act(posterior.sample(40_000, generator(3)), sym, element)
+    for name, std in moved.deviations.items():
+        torch.testing.assert_close(networks[name].std(0), std, rtol=0.03, atol=0)
+    wanted = act(posterior.centre, sym, element)
+    torch.testing.assert_close(moved.centre, wanted)
+    if kind in ("permutations", "signs"):  # their densities are the same
+        some = posterior.sample(9)
+        torch.testing.assert_close(
+            moved.log_prob(act(some, sym, element)), posterior.log_prob(some)
+        )
+    if kind != "signs":
+        assert any(
+            not torch.allclose(networks[n].std(0), t, rtol=0.1)
+            for n, t in posterior.deviations.items()
+        )
+
+
+@pytest.mark.parametrize(("network", "inputs", "kind", "act", "draw"), cases())
+def test_copies_in_other_frames_are_merged_to_one_function(network, inputs, kind, act, draw):
+    if kind == "scales":
+        return
+    x = torch.randn(2, inputs)
+    sym, posterior = discover(network, x), gaussian(network)
+    if kind == "matrices":
+        posterior = DiagonalGaussian(posterior.centre, 0.1)  # rotations leave it as it is
+    copies = [
+        transform_gaussian(posterior, sym, **{kind: draw(isometric(sym), generator(k))})
+        for k in (4, 5)
+    ]
+    merged = merge_gaussians([posterior, *copies], symmetries=sym)
+    torch.testing.assert_close(merged.centre, posterior.centre, rtol=1e-3, atol=1e-4)
+    for name, std in posterior.deviations.items():
+        torch.testing.assert_close(merged.deviations[name], std / 3**0.5, rtol=1e-3, atol=1e-5)
+    naive = merge_gaussians([posterior, *copies])
+    outputs, wrong = (P.apply(network, P.stack([q.centre]), x) for q in (posterior, naive))
+    assert not torch.allclose(outputs, wrong, rtol=0.1, atol=0.1)
+
+
+def test_statistics_are_averaged_and_what_is_held_fixed_must_be_the_same():
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    first, second = P.of(net), {n: t + 2 if "running" in n else t for n, t in P.of(net).items()}
+    names = ["1.weight"]
+    merged = merge_gaussians([DiagonalGaussian(w, 0.1, names) for w in (first, second)])
+    assert torch.equal(merged.centre["1.running_mean"], first["1.running_mean"] + 1)
+    assert merged.spec.names == ("1.weight",)
+    other = {**second, "0.bias": first["0.bias"] + 1}
+    with pytest.raises(ValueError, match="differ in a weight that is held fixed, '0.bias'"):
+        merge_gaussians([DiagonalGaussian(w, 0.1, names) for w in (first, other)])
+
+
+A = DiagonalGaussian({"w": torch.ones(2)})
+CORE = CurvatureBlock(("w",), torch.ones(2, 1))
+FACTORS = CurvatureBlock(("w",), torch.ones(2, 2), torch.eye(2), torch.eye(2))
+BY_CURVATURE = LaplaceGaussian({"w": torch.ones(2)}, [CORE])
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("posteriors", "options", "message"),
+    [
+        ([], {}, "must all be DiagonalGaussian, or all LaplaceGaussian, got none"),
+        ([A, BY_CURVATURE], {}, "got DiagonalGaussian, LaplaceGaussian"),
+        ([A, {"w": torch.ones(2)}], {}, "got DiagonalGaussian, dict"),
+        ([A, DiagonalGaussian({"w": torch.ones(3)})], {}, r"`posteriors.1.` is over other weights"),
+        ([A, DiagonalGaussian({"v": torch.ones(2)})], {}, r"`posteriors.1.` is over other weights"),
+        ([A, A], {"prior_std": -1.0}, "`prior_std` must be positive"),
+        ([A, A], {"prior_std": 0.05}, "everywhere less sure than `prior_std` 0.05"),
+        ([A, A], {"symmetries": 3}, "`symmetries` must be what `discover` returned, got int"),
+        ([BY_CURVATURE], {"symmetries": 3}, "`symmetries` are for DiagonalGaussian"),
+        ([BY_CURVATURE] * 2, {"prior_std": 0.5}, "surer than the priors of the posteriors"),
+        (
+            [LaplaceGaussian({"w": torch.ones(2, 2)}, [FACTORS])],
+            {},
+            "Kronecker factors have no sum",
+        ),
+        (
+            [BY_CURVATURE, LaplaceGaussian({"w": torch.ones(2)}, [CORE], temperature=0.1)],
+            {},
+            "must have the same temperature",
+        ),
+    ],
+)
+def test_what_cannot_be_merged_is_refused(posteriors, options, message):
+    with pytest.raises(ValueError, match=message):
+        merge_gaussians(posteriors, **options)
