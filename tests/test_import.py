@@ -83,7 +83,7 @@ def test_submodules_are_reachable_by_attribute_and_hide_no_function(printed):
     assert printed["submodules"] == ["verify", "weightsym.verify", "True", "False"]
 
 
-@pytest.mark.parametrize(("name", "most"), [("one callback", 8), ("all callbacks", 18)])
+@pytest.mark.parametrize(("name", "most"), [("one callback", 8), ("all callbacks", 19)])
 def test_callbacks_import_the_symmetries_and_few_other_files(name, most, printed):
     """Figures, banks and the doctor are imported once a run needs them."""
     files = [module for module in printed[name] if module.startswith("lightning_bnn")]

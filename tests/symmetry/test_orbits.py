@@ -96,6 +96,55 @@ def test_tangents_are_derivatives_of_the_action(case):
     close(orbit.onto(slope), slope, rtol=1e-6, atol=1e-7)
 
 
+class Rotary(nn.Module):
+    """Planes of queries and keys turn with the position, after a norm without weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Linear(3, 4), nn.RMSNorm(4, elementwise_affine=False)
+        self.q, self.k, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = self.norm(self.embed(x))
+        angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.1]).to(x)
+        q, k = (self.turned(part(h), angle) for part in (self.q, self.k))
+        return self.out((q @ k.mT).softmax(-1) @ h)
+
+    @staticmethod
+    def turned(x, angle):
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+
+
+MORE = {
+    "rotary": (Rotary, torch.randn(3, 5, 3)),
+    "groups": (
+        lambda: nn.Sequential(
+            nn.Conv2d(4, 4, 3, groups=2), nn.ReLU(), nn.Conv2d(4, 6, 2, groups=2)
+        ),
+        torch.randn(2, 4, 6, 6),
+    ),
+    "cell": (lambda: nn.GRU(3, 4, batch_first=True), torch.randn(2, 5, 3)),
+}
+
+
+@pytest.mark.parametrize("name", [*NETS, *MORE])
+def test_the_matrix_of_tangents_has_the_products_of_derivatives(name, monkeypatch):
+    make, x = (NETS | MORE)[name]
+    torch.manual_seed(0)
+    net = make().double()
+    params, sym = P.of(net), discover(net, x.double())
+    matrix = orbit_directions(params, sym)
+    monkeypatch.setattr("weightsym.orbits.sparse_tangents", lambda *_: None)
+    wanted = orbit_directions(params, sym)
+    assert (matrix._sparse, wanted._sparse) != (None, None)
+    assert matrix.names == wanted.names
+    vector, generators = drawn(params, wanted), torch.randn(wanted.size).double()
+    close(matrix.times(generators), wanted.times(generators))
+    torch.testing.assert_close(matrix.adjoint(vector), wanted.adjoint(vector))
+    close(matrix.off(vector), wanted.off(vector))
+
+
 def test_members_of_a_stack_are_projected_each_by_itself(case):
     net, _, sym = case
     stack = {n: t.double() if t.is_floating_point() else t for n, t in P.populate(net, 3).items()}

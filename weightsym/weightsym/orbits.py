@@ -14,10 +14,10 @@ from torch import Tensor
 
 from weightsym.actions import axes_by_tensor, members_of, shift_logits_some
 from weightsym.devices import precise
-from weightsym.groups import LinearGroup, SoftmaxShift, Symmetries
+from weightsym.groups import SoftmaxShift, Symmetries
 from weightsym.mixing import multiplied, shift_some
 from weightsym.params import Params
-from weightsym.placements import complex_matrices
+from weightsym.tangents import SparseTangents, algebra, sparse_tangents
 
 __all__ = ["OrbitDirections", "orbit_directions"]
 
@@ -53,7 +53,8 @@ def orbit_directions(
 class OrbitDirections:
     """Products with the tangents of an orbit and with their adjoint, and projections.
 
-    The tangents are not written out: products are derivatives of the action of the group.
+    Of a small network the tangents are a sparse matrix. Those of large ones, and of stacks, are not
+    written out: products are derivatives of the action of the group.
 
     Args:
         params: one network or a stack.
@@ -74,14 +75,36 @@ class OrbitDirections:
         with torch.inference_mode(False), torch.enable_grad():
             weights = {n: self._stacked(precise(_usable(params[n]))) for n in names}
             first = next(iter(weights.values()))
-            self._generators = first.new_zeros(len(first), self.size).requires_grad_()
-            moved = _moved(weights, sym, last, self._generators.split(sizes, -1))
-            self.names = tuple(n for n in names if moved[n].requires_grad)
-            self._moved = {n: moved[n].reshape(len(first), -1) for n in self.names}
-            self._shapes = {n: weights[n].shape for n in self.names}
             self._nothing = first.new_zeros(len(first), 0)
-            self._cotangents = [torch.zeros_like(t).requires_grad_() for t in self._moved.values()]
-            self._pulled = self._pull(self._cotangents, create_graph=True)
+            self._generators = first.new_zeros(len(first), self.size)
+            self._sparse = self._as_matrix(weights, sym) if last is None else None
+            if self._sparse is None:
+                self._differentiate(weights, sym, last, sizes)
+            self._shapes = {n: weights[n].shape for n in self.names}
+            self._numbers = [shape[1:].numel() for shape in self._shapes.values()]
+
+    def _as_matrix(self, weights: Params, sym: Symmetries) -> SparseTangents | None:
+        """The tangents of one network of double precision in memory that numpy reads, if few."""
+        usual = self._single and self.size and self._generators.dtype == torch.float64
+        if not usual or self._generators.device.type != "cpu":
+            return None
+        pattern = sparse_tangents(sym, tuple(weights))
+        if pattern is None:
+            return None
+        self.names = pattern.moving
+        flat = torch.cat([t.flatten() for t in weights.values()])
+        return SparseTangents(pattern, flat.numpy())
+
+    def _differentiate(
+        self, weights: Params, sym: Symmetries, last: SoftmaxShift | None, sizes: list[int]
+    ) -> None:
+        """Get ready for products as derivatives."""
+        self._generators.requires_grad_()
+        moved = _moved(weights, sym, last, self._generators.split(sizes, -1))
+        self.names = tuple(n for n in weights if moved[n].requires_grad)
+        self._moved = {n: moved[n].flatten(1) for n in self.names}
+        self._cotangents = [torch.zeros_like(t).requires_grad_() for t in self._moved.values()]
+        self._pulled = self._pull_parts(self._cotangents, create_graph=True)
 
     @torch.inference_mode(False)
     def times(self, generators: Tensor) -> Params:
@@ -93,7 +116,7 @@ class OrbitDirections:
     @torch.inference_mode(False)
     def adjoint(self, vectors: Params) -> Tensor:
         """The products of vectors, shaped as the weights, with all directions."""
-        products = self._pull(self._parts(self._rows(vectors)))
+        products = self._pull(self._rows(vectors))
         return products[0] if self._single else products
 
     @torch.inference_mode(False)
@@ -140,9 +163,14 @@ class OrbitDirections:
         return t[None] if self._single else t
 
     def _parts(self, rows: Tensor) -> Sequence[Tensor]:
-        return rows.split([t.shape[1] for t in self._moved.values()], 1)
+        return rows.split(self._numbers, 1)
 
-    def _pull(self, parts: Sequence[Tensor], create_graph: bool = False) -> Tensor:
+    def _pull(self, rows: Tensor) -> Tensor:
+        if self._sparse is not None:
+            return torch.from_numpy(self._sparse.pull(rows[0].numpy()))[None]
+        return self._pull_parts(self._parts(rows))
+
+    def _pull_parts(self, parts: Sequence[Tensor], create_graph: bool = False) -> Tensor:
         moved = list(self._moved.values())
         if not moved:
             return torch.zeros_like(self._generators)
@@ -151,6 +179,8 @@ class OrbitDirections:
         )[0]
 
     def _push(self, generators: Tensor) -> Tensor:
+        if self._sparse is not None:
+            return torch.from_numpy(self._sparse.push(generators[0].numpy()))[None]
         if not self._moved:
             return self._nothing
         parts = torch.autograd.grad(self._pulled, self._cotangents, generators, retain_graph=True)
@@ -159,14 +189,16 @@ class OrbitDirections:
     def _rest(self, rows: Tensor, tolerance: float) -> Tensor:
         """What least squares leave, by conjugate gradients (CGLS), for all members at once.
 
-        Tangents are divided by their lengths, nearly.
+        Tangents are divided by their lengths, nearly. Few of one network are made orthonormal.
         """
 
         def norm(t: Tensor) -> Tensor:
             return torch.linalg.vector_norm(t, dim=-1, keepdim=True)
 
+        if self._sparse is not None and self._sparse.factor is not None:
+            return torch.from_numpy(self._sparse.off(rows[0].numpy()))[None]
         scale, rest = self._inverse_lengths, rows
-        slope = scale * self._pull(self._parts(rest))
+        slope = scale * self._pull(rest)
         direction, longest = slope, torch.zeros_like(norm(slope))
         rounding = 10 * torch.finfo(rows.dtype).eps * norm(rows)
         for _ in range(2 * self.size + 20):
@@ -178,18 +210,20 @@ class OrbitDirections:
             before = norm(slope).square()
             length = torch.where(small, 0, before / norm(step).square().clamp_min(1e-300))
             rest = rest - length * step
-            slope = scale * self._pull(self._parts(rest))
+            slope = scale * self._pull(rest)
             direction = slope + norm(slope).square() / before.clamp_min(1e-300) * direction
         warnings.warn("Least squares along the orbit have not converged.", stacklevel=4)
         return rest
 
     @cached_property
     def _inverse_lengths(self) -> Tensor:
-        """About one over the length of every tangent, by products with noise."""
+        """One over the length of every tangent, of large networks about, by products with noise."""
+        if self._sparse is not None:
+            return torch.from_numpy(self._sparse.inverse_lengths)[None]
         generator, squares = torch.Generator().manual_seed(0), 0 * self._generators.detach()
         for _ in range(_PROBES):
             noise = [torch.randn(t.shape, generator=generator) for t in self._moved.values()]
-            squares += self._pull([t.to(self._generators) for t in noise]).square()
+            squares += self._pull_parts([t.to(self._generators) for t in noise]).square()
         lengths = (squares / _PROBES).sqrt()
         return torch.where(lengths > 0, 1 / lengths, 0)
 
@@ -226,7 +260,7 @@ def _moved(
     rest = iter(generators)
     moved = _scaled(weights, sym, [next(rest) for _ in sym.scalings])
     for group in sym.linear:
-        a = _matrices(group, next(rest).unflatten(-1, (group.spaces, -1)))
+        a = algebra(group, next(rest).unflatten(-1, (group.spaces, -1)))
         one = torch.eye(group.size).to(a)
         moved = multiplied(moved, sym, group, one + a, one - a.mT)
     moved = shift_some(moved, sym, [next(rest) for _ in sym.shifts])
@@ -250,22 +284,6 @@ def _scaled(weights: Params, sym: Symmetries, logs: Sequence[Tensor]) -> Params:
                 total = total + sym.axes[axis].spread(of_positions, sym.shapes[name])
             moved[name] = torch.addcmul(weights[name], weights[name], total)
     return moved
-
-
-def _matrices(group: LinearGroup, numbers: Tensor) -> Tensor:
-    """Matrices of the Lie algebra of a group from ``(..., spaces, numbers)``."""
-    if group.kind == "general":
-        return numbers.unflatten(-1, (group.size, group.size))
-    if group.kind == "complex":
-        return complex_matrices(*numbers.unbind(-1))
-    if group.kind == "unit complex":
-        return complex_matrices(torch.zeros_like(numbers[..., 0]), numbers[..., 0])
-    basis = group.basis.to(numbers)
-    n = basis.shape[1]
-    rows, columns = torch.tril_indices(n, n, -1)
-    lower = numbers.new_zeros(*numbers.shape[:-1], n, n)
-    lower[..., rows, columns] = numbers
-    return basis @ (lower - lower.mT) @ basis.mT
 
 
 def _powers(sym: Symmetries) -> list[Tensor]:
