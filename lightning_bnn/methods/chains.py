@@ -74,19 +74,31 @@ class Chains(Networks):
             run.inform(f"Moves along orbits leave {len(held)} groups alone: {held[0]}.")
 
     @torch.no_grad()
-    def move_along_orbits(self, prior_std: float, group: dict[str, Any]) -> None:
+    def move_along_orbits(
+        self, prior_std: float, group: dict[str, Any], momenta: Params | None = None
+    ) -> None:
         """Draw other networks of the same functions.
+
+        Momenta follow permutations and signs, and stay where scales change: their law does not
+        depend on the weights.
 
         Args:
             prior_std: standard deviation of the prior, times the root of the temperature.
             group: of the sampler, with the key of the random numbers.
+            momenta: of parameters, which change in place.
         """
         assert self.moves is not None
         self.moves.prior_std = prior_std
         generator = keyed_generator(group["seed"] or 0, "orbit", group["step"])
-        moved = self.moves(self.stack(), generator)
+        stack = self.stack()
+        to_copies = self.moves.draw_copies(self.count, generator)
+        moved = self.moves.rescaled(to_copies(stack), generator)
         for name, p in self.networks.named_parameters():
             p.copy_(moved[name])
+        if momenta:
+            followed = to_copies({**stack, **momenta})
+            for name, t in momenta.items():
+                t.copy_(followed[name])
 
     def rows(self) -> list[int]:
         """Numbers of the networks of chains that have not diverged. Of all, if there are none."""

@@ -40,8 +40,8 @@ class SGMCMC(Method):
         keeping: when and where the members are kept.
         max_loss: members above it after the last epoch are left out.
         orbit_moves: so many steps apart, move chains to other networks of the same function, by
-            `samplers.OrbitMoves`; for SGLD and SGHMC. Momenta are then drawn anew from their law,
-            which does not know where a chain has been.
+            `samplers.OrbitMoves`; for SGLD and SGHMC. Steps must not be too large for the less
+            balanced copies: nothing corrects them.
 
     >>> import torch
     >>> from lightning_bnn import methods, params, samplers
@@ -139,9 +139,13 @@ class SGMCMC(Method):
         (group,) = sampler.param_groups
         if group["step"] % (self.orbit_moves or 1) or not group["temperature"]:
             return
-        state.move_along_orbits(math.sqrt(temperature_of(group) / decay_of(group)), group)
-        for p in group["params"]:
-            sampler.state.pop(p, None)  # SGHMC draws momenta that are not there
+        prior_std = math.sqrt(temperature_of(group) / decay_of(group))
+        with_momenta = (
+            (name, sampler.state[p]["velocity"])
+            for name, p in state.networks.named_parameters()
+            if "velocity" in sampler.state.get(p, ())
+        )
+        state.move_along_orbits(prior_std, group, dict(with_momenta))
 
     def after_fit(self, state: Chains, run: Run) -> None:
         self.keeping.close(state, run, self.module)

@@ -72,7 +72,13 @@ class OrbitMoves:
     @torch.no_grad()
     def __call__(self, stack: Params, generator: torch.Generator | None = None) -> Params:
         """Other networks with the functions of those of a stack."""
-        members = len(next(iter(stack.values())))
+        to_copies = self.draw_copies(len(next(iter(stack.values()))), generator)
+        return self.rescaled(to_copies(stack), generator)
+
+    def draw_copies(
+        self, members: int, generator: torch.Generator | None = None
+    ) -> Callable[[Params], Params]:
+        """Draw permutations and signs for a stack of networks: they also move its momenta."""
         orders = random_permutations(self.sym, generator, members)
         signs = random_signs(self.sym, generator, members)
         held_orders, held_signs = self._held
@@ -80,7 +86,12 @@ class OrbitMoves:
             orders[g] = torch.arange(orders[g].shape[-1]).expand_as(orders[g])
         for g in held_signs:
             signs[g] = torch.ones_like(signs[g])
-        moved = flip(permute(stack, self.sym, orders), self.sym, signs)
+        return lambda stack: flip(permute(stack, self.sym, orders), self.sym, signs)
+
+    @torch.no_grad()
+    def rescaled(self, stack: Params, generator: torch.Generator | None = None) -> Params:
+        """Draw the scales of every network of a stack."""
+        moved = dict(stack)
         ones = [torch.ones(g.units) for g in self.sym.scalings]
         for group in self.scalings:
             scales = list(ones)

@@ -193,14 +193,25 @@ def test_draws_of_a_tempered_prior_stay_draws_of_it(name):
     assert kstest(sizes, chi(3).cdf).pvalue < 1e-6
 
 
-def test_momenta_are_drawn_anew_after_a_move():
-    net = mlp(2, [3], 1)
-    state, sampler, steps = begun("sghmc", net, P.populate(net, 2), Gaussian(), orbit_moves=3)
-    sizes = []
-    for _ in range(4):
-        steps(1)
-        sizes.append(len(sampler.state))
-    assert sizes == [4, 4, 0, 4]
+def test_momenta_follow_their_weights():
+    """Without noise and scales, a chain that moves has the functions of one that does not."""
+
+    def functions(moves, forget=False):
+        net = mlp(2, [5, 4], 1, nn.Tanh)
+        torch.manual_seed(1)
+        options = {"temperature": 1e-20, "orbit_moves": moves}
+        state, sampler, steps = begun("sghmc", net, P.populate(net, 3), Gaussian(), **options)
+        for _ in range(3):
+            steps(4)
+            if forget:
+                for p in list(sampler.state):
+                    del sampler.state[p]
+        return P.apply(net, state.stack(), X), state.stack()["1.bias"]
+
+    (plain, bias), (moved, other) = functions(None), functions(4)
+    torch.testing.assert_close(moved, plain, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(bias, other)
+    assert not torch.allclose(functions(4, forget=True)[0], plain, rtol=1e-2)
 
 
 def test_weights_that_are_not_trained_stay():
