@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix, csr_matrix
+from scipy.sparse import coo_matrix, csc_matrix, csr_matrix, hstack
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from weightsym.placements import Axis, LinearGroup, Placement, Reader, ShiftGroup
@@ -211,16 +212,16 @@ class Symmetries:
         """Number of independent shifts of channels."""
         return sum(g.size for g in self.shifts)
 
-    @property
+    @cached_property
     def dimension(self) -> int:
-        """Dimension of the continuous group: matrices, shifts, and scales that are no matrices.
-
-        Too large by the scales that are products of matrices of several spaces.
-        """
-        mixed = self.covered(self.scalings, ("general", "complex"))
-        covered = sum(int(inside.sum()) for inside in mixed)
+        """Dimension of the continuous group: matrices, shifts, and scales that are no matrices."""
+        linear = [group for group in self.linear if group.kind in ("general", "complex")]
         matrices = sum(g.dimension for g in self.linear)
-        return self.scaling_dof - covered + matrices + self.shift_dof
+        if not linear:
+            return self.scaling_dof + matrices + self.shift_dof
+        diagonal = incidence(self.axes, linear, [_channels(group) for group in linear])
+        powers = _at_entries(self.axes, hstack([diagonal, incidence(self.axes, self.scalings)]))
+        return _added_rank(powers, diagonal.shape[1]) + matrices + self.shift_dof
 
     def covered(self, groups: Sequence[Group], kinds: Collection[str]) -> tuple[Tensor, ...]:
         """For every group, which of its units move inside spaces of the given kinds only.
@@ -406,6 +407,39 @@ def _channels(group: LinearGroup) -> Ints:
     """The number of every channel, ``(spaces, size)``, where the two of a plane are one."""
     each = 1 if group.kind == "complex" else group.size
     return each * np.arange(group.spaces)[:, None] + np.arange(group.size) % each
+
+
+def _at_entries(axes: Sequence[Axis], powers: csr_matrix) -> csc_matrix:
+    """Powers at the entries of tensors, as far as they are independent of each other.
+
+    At an entry they are the sum of those at its positions on all axes. So they are given by those
+    at the first of each, and by differences.
+    """
+    lengths = [axis.length for axis in axes]
+    starts = np.cumsum([0, *lengths])[:-1]
+    first_of: dict[str, int] = {}
+    for axis, start in zip(axes, starts.tolist(), strict=True):
+        first_of.setdefault(axis.tensor, start)
+    every, firsts = np.arange(powers.shape[0]), np.repeat(starts, lengths)
+    rows = np.concatenate([every, every, [first_of[axis.tensor] for axis in axes]])
+    columns = np.concatenate([every, firsts, starts])
+    signs = np.repeat([1, -1, 1], [len(every), len(every), len(axes)])
+    return csc_matrix(coo_matrix((signs, (rows, columns)), 2 * powers.shape[:1]) @ powers)
+
+
+def _added_rank(powers: csc_matrix, first: int) -> int:
+    """By how much the columns from one on raise the rank, one connected part after the other."""
+    squares = csr_matrix(powers.T @ powers)
+    parts, part = connected_components(squares, directed=False)
+    sizes = np.bincount(part, minlength=parts)
+    added = int((squares.diagonal()[first:][sizes[part[first:]] == 1] > 0).sum())
+    concerned = np.unique(part[first:])
+    for columns in (np.flatnonzero(part == k) for k in concerned[sizes[concerned] > 1]):
+        square = squares[columns][:, columns].toarray().astype(np.float64)
+        before = int((columns < first).sum())
+        added += int(np.linalg.matrix_rank(square, hermitian=True))
+        added -= int(np.linalg.matrix_rank(square[:before, :before], hermitian=True))
+    return added
 
 
 def incidence(
