@@ -25,6 +25,7 @@ __all__ = [
     "plots",
     "posteriors",
     "samplers",
+    "sklearn",
     "strategies",
     "studies",
     "symmetry",

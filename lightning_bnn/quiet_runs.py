@@ -13,15 +13,20 @@ __all__ = ["one_thread", "quiet"]
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Let Lightning log errors only, and nobody warn, while a command runs what it is made for."""
+def quiet(warn: bool = False) -> Iterator[None]:
+    """Let Lightning log errors only, while a command runs what it is made for.
+
+    Args:
+        warn: let everybody warn.
+    """
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            if not warn:
+                warnings.simplefilter("ignore")
             yield
     except SystemExit as end:  # what Lightning makes of Ctrl-C
         raise KeyboardInterrupt from end

@@ -35,7 +35,8 @@ sys.modules.update(dict.fromkeys([*{EXTRAS}, *missing]))
 import lightning_bnn, weightsym
 for package in (lightning_bnn, weightsym):
     for found in pkgutil.walk_packages(package.__path__, f"{{package.__name__}}."):
-        importlib.import_module(found.name)
+        if found.name != "lightning_bnn.sklearn":
+            importlib.import_module(found.name)
 print("imported")
 """
 AFTER_TORCH = {

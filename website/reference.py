@@ -32,6 +32,7 @@ REFERENCE = {
     "engines": "Engines",
     "plots": "Figures",
     "randomness": "Keyed random numbers",
+    "sklearn": "Estimators for scikit-learn",
     "testing": "A pretended device",
 }
 """Public modules, and the titles of their pages."""

@@ -1,0 +1,254 @@
+"""Classifiers and regressors for scikit-learn, with the posterior of any module."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from lightning_bnn import modules
+from lightning_bnn.calibration import quantile_band
+from lightning_bnn.datamodules.base import DataModule, Splits
+from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.metrics.validation import check_choice
+from lightning_bnn.models import mlp
+from lightning_bnn.quiet_runs import quiet
+from weightsym.extras import needed
+
+with needed("`lightning_bnn.sklearn`"):
+    from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+
+__all__ = ["BnnClassifier", "BnnRegressor"]
+
+_ROWS = 10_000
+"""Rows that are predicted at a time."""
+
+
+class _Table(DataModule):
+    """Rows of a table, to learn from."""
+
+    def __init__(self, x: Tensor, y: Tensor, batch_size: int, seed: int) -> None:
+        super().__init__(batch_size=batch_size, seed=seed)
+        self.examples = x, y
+
+    def load(self) -> Splits:
+        return Splits(train=self.examples, val=None, test=self.examples)
+
+
+class _Estimator(BaseEstimator):
+    """What classifiers and regressors have in common.
+
+    Attributes:
+        module_: the trained LightningModule, for everything else that this package offers.
+    """
+
+    module_: Any
+
+    def __init__(
+        self,
+        method: str | type = "DeepEnsemble",
+        hidden: Sequence[int] = (50,),
+        epochs: int = 100,
+        batch_size: int = 32,
+        learning_rate: float | None = None,
+        options: dict[str, Any] | None = None,
+        trainer: dict[str, Any] | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.method, self.hidden, self.epochs, self.batch_size = method, hidden, epochs, batch_size
+        self.learning_rate, self.options, self.trainer = learning_rate, options, trainer
+        self.random_state, self.verbose = random_state, verbose
+
+    def _fit(self, x: NDArray[Any], y: Tensor, outputs: int, likelihood: nn.Module) -> None:
+        """Train on standardised rows."""
+        self._centre, self._spread = x.mean(0), _spread(x)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        with torch.random.fork_rng(devices=[]), quiet(warn=True):
+            torch.manual_seed(seed)
+            network = mlp(x.shape[1], self.hidden, outputs)
+            options = {"likelihood": likelihood, "seed": seed} | (self.options or {})
+            module = self._module(network, options)
+            defaults: dict[str, Any] = dict.fromkeys(
+                ("logger", "enable_checkpointing", "enable_model_summary"), False
+            ) | {
+                "precision": "64-true",
+                "limit_val_batches": 0,
+                "enable_progress_bar": self.verbose,
+            }
+            trainer = L.Trainer(max_epochs=self.epochs, **(defaults | (self.trainer or {})))
+            trainer.fit(module, _Table(self._standardised(x), y, self.batch_size, seed))
+        self.module_ = module.cpu().eval()
+
+    def _module(self, network: nn.Module, options: dict[str, Any]) -> Any:
+        cls: Any = self.method
+        if isinstance(cls, str):
+            names = tuple(n for n, c in inspect.getmembers(modules) if hasattr(c, "arguments"))
+            check_choice("method", cls, names)
+            cls = getattr(modules, cls)
+        default = inspect.signature(cls.arguments).parameters["optimizer"].default
+        rate = self.learning_rate
+        if rate is None and default is torch.optim.Adam:
+            rate = 0.01
+        if rate is not None and "optimizer" not in options:
+            options["optimizer"] = partial(default, lr=rate)
+        return cls(network, **options)
+
+    def _standardised(self, x: NDArray[Any]) -> Tensor:
+        return torch.from_numpy((x - self._centre) / self._spread).float()
+
+    def _batches(self, x: ArrayLike) -> Iterator[Tensor]:
+        """Rows as the networks take them, some at a time."""
+        check_is_fitted(self)
+        rows = self._standardised(validate_data(self, x, reset=False, dtype=np.float64))
+        weights = next(self.module_.template.parameters())
+        return iter(rows.to(weights.dtype).split(_ROWS))
+
+    @torch.no_grad()
+    def _outputs(self, x: ArrayLike) -> Tensor:
+        """Outputs of all networks that predict, ``(networks, rows, outputs)``."""
+        return torch.cat([self.module_.outputs((rows,)) for rows in self._batches(x)], 1)
+
+    @torch.no_grad()
+    def _sampled(self, x: ArrayLike, n: int | None, random_state: Any) -> Tensor:
+        """Outputs of networks that are drawn for this."""
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        batches = self._batches(x)
+        posterior = self.module_.posterior()
+        n = min(10, getattr(posterior, "size", 10)) if n is None else n
+        predictor = posterior.predictor(n, torch.Generator().manual_seed(seed))
+        return torch.cat([predictor(self.module_.template, rows) for rows in batches], 1)
+
+
+def _spread(x: NDArray[Any]) -> NDArray[Any]:
+    """Standard deviations of columns, 1 where there is none."""
+    std: NDArray[Any] = np.asarray(x.std(0))
+    return np.where(std > 0, std, 1.0)
+
+
+class BnnClassifier(ClassifierMixin, _Estimator):
+    """The posterior of a neural network as a classifier of scikit-learn.
+
+    Features are standardised, and a perceptron learns from them.
+
+    Args:
+        method: the name of a class of `lightning_bnn.modules`, or the class.
+        hidden: width of each hidden layer.
+        epochs: how often training goes through the data.
+        batch_size: rows in a training batch.
+        learning_rate: of the method's optimizer; by default 0.01 for Adam, otherwise its own.
+        options: further arguments of the module, such as ``{"members": 10, "prior_std": 1.0}``.
+        trainer: further arguments of the `lightning.Trainer`.
+        random_state: seed of the start, the order of the data and all draws.
+        verbose: show a progress bar.
+
+    >>> from sklearn.datasets import load_iris
+    >>> x, y = load_iris(return_X_y=True)
+    >>> classifier = BnnClassifier("MFVI", epochs=30, random_state=0).fit(x, y)
+    >>> classifier.predict_proba(x[:2]).shape, classifier.score(x, y) > 0.9
+    ((2, 3), True)
+    >>> classifier.sample(x[:2], n=7).shape  # probabilities of single networks
+    (7, 2, 3)
+    """
+
+    classes_: NDArray[Any]
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> BnnClassifier:  # noqa: N803
+        """Train on rows and their classes, of any type."""
+        x, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        self.classes_, index = np.unique(np.asarray(y), return_inverse=True)
+        self._fit(x, torch.from_numpy(index), len(self.classes_), Categorical())
+        return self
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
+        """Probabilities of the classes, the mean of all networks."""
+        return self._outputs(X).softmax(-1).mean(0).double().numpy()
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
+        """The most probable classes."""
+        classes = self.predict_proba(X).argmax(-1)
+        return self.classes_[classes]
+
+    def sample(
+        self, X: ArrayLike, n: int | None = None, random_state: Any = None  # noqa: N803
+    ) -> NDArray[Any]:  # fmt: skip
+        """Probabilities of n networks (by default 10 or all), ``(n, rows, classes)``."""
+        return self._sampled(X, n, random_state).softmax(-1).numpy()
+
+
+class BnnRegressor(RegressorMixin, MultiOutputMixin, _Estimator):
+    """The posterior of a neural network as a regressor of scikit-learn.
+
+    Features and targets are standardised, and the noise of the targets is learned. The arguments
+    are those of `BnnClassifier`.
+
+    >>> x = np.linspace(-1, 1, 60)[:, None]
+    >>> regressor = BnnRegressor(random_state=0).fit(x, np.sin(3 * x[:, 0]))
+    >>> mean, low, high = regressor.predict(x, intervals=0.9)
+    >>> bool((low < mean).all() and (mean < high).all())
+    True
+    """
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> BnnRegressor:  # noqa: N803
+        """Train on rows and their numbers, ``(rows,)`` or ``(rows, targets)``."""
+        x, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        targets = np.asarray(y, np.float64)
+        self._shape = targets.shape[1:]
+        targets = targets.reshape(len(targets), -1)
+        self._mean, self._std = targets.mean(0), _spread(targets)
+        k = targets.shape[1]
+        likelihood = (self.options or {}).get("likelihood", Gaussian("learned", targets=k))
+        outputs = 2 * k if getattr(likelihood, "noise", "") == "heteroscedastic" else k
+        standardised = torch.from_numpy((targets - self._mean) / self._std).float()
+        self._fit(x, standardised, outputs, likelihood)
+        return self
+
+    def predict(
+        self, X: ArrayLike, return_std: bool = False, intervals: float | None = None  # noqa: N803
+    ) -> Any:  # fmt: skip
+        """The mean of all networks.
+
+        Args:
+            X: rows of features.
+            return_std: also return standard deviations of new targets, with their noise.
+            intervals: also return both ends of intervals that hold a new target with this
+                probability.
+        """
+        if intervals is not None and not 0 < intervals < 1:
+            raise ValueError(f"`intervals` must be between 0 and 1, got {intervals!r}.")
+        outputs = self._outputs(X).double()
+        means, stds = self.module_.likelihood.moments(outputs)
+        stds = stds.expand_as(means)
+        mean = means.mean(0)
+        parts = [self._targets(mean)]
+        if return_std:
+            variance = stds.square().mean(0) + means.var(0, correction=0)
+            parts.append(self._reshaped(variance.detach().sqrt().numpy() * self._std))
+        if intervals is not None:
+            band = quantile_band(means, stds, 1 - intervals)
+            parts += [self._targets(band.low), self._targets(band.high)]
+        return parts[0] if len(parts) == 1 else tuple(parts)
+
+    def sample(
+        self, X: ArrayLike, n: int | None = None, random_state: Any = None  # noqa: N803
+    ) -> NDArray[Any]:  # fmt: skip
+        """Means of n networks (by default 10 or all), ``(n, rows)`` or ``(n, rows, targets)``."""
+        outputs = self._sampled(X, n, random_state).double()
+        return self._targets(self.module_.likelihood.moments(outputs)[0])
+
+    def _targets(self, values: Tensor) -> NDArray[Any]:
+        return self._reshaped(values.detach().numpy() * self._std + self._mean)
+
+    def _reshaped(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values.reshape(*values.shape[:-1], *self._shape)

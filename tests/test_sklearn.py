@@ -1,0 +1,104 @@
+"""Estimators do what scikit-learn asks of all of them, and predict as their modules do."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import make_blobs
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.modules import HMC
+from lightning_bnn.sklearn import BnnClassifier, BnnRegressor
+
+SMALL = {"hidden": (16,), "epochs": 20, "batch_size": 16, "random_state": 0}
+NOISE = 0.3
+
+
+def noisy(n=400, seed=0):
+    random = np.random.default_rng(seed)
+    x = random.uniform(-2, 2, (n, 1))
+    return x, 100 + 5 * (np.sin(2 * x[:, 0]) + NOISE * random.normal(size=n))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("cls", [BnnClassifier, BnnRegressor])
+@pytest.mark.parametrize(
+    "method",
+    ["DeepEnsemble", *(pytest.param(m, marks=pytest.mark.slow) for m in ("MFVI", "Laplace"))],
+)
+def test_the_checks_of_scikit_learn(cls, method):
+    options = {"members": 2} if method == "DeepEnsemble" else None
+    check_estimator(cls(method, options=options, **SMALL), on_skip=None)
+
+
+@pytest.mark.e2e
+def test_intervals_hold_new_targets_and_widen_where_nothing_was_learned():
+    regressor = BnnRegressor("Laplace", epochs=60, random_state=0).fit(*noisy())
+    x, y = noisy(2000, seed=1)
+    mean, std, low, high = regressor.predict(x, return_std=True, intervals=0.9)
+    assert ((low < y) & (y < high)).mean() == pytest.approx(0.9, abs=0.03)
+    assert np.median(std) == pytest.approx(5 * NOISE, rel=0.15)
+    assert np.square(mean - y).mean() ** 0.5 == pytest.approx(5 * NOISE, rel=0.15)
+    assert regressor.predict([[8.0]], return_std=True)[1] > 3 * std.max()
+    drawn = regressor.sample(x[:50], n=500, random_state=0)
+    noise = regressor.module_.likelihood.log_std.exp().item() * y.std()
+    wanted = np.hypot(drawn.std(0), noise)
+    assert std[:50] == pytest.approx(wanted, rel=0.1)
+    assert std[:50] != pytest.approx(drawn.std(0), rel=0.1)
+
+
+def test_predictions_are_those_of_the_module():
+    x, index = make_blobs(90, centers=3, random_state=0)
+    labels = np.array(["high", "low", "middle"])[index]
+    classifier = BnnClassifier(options={"members": 3}, **SMALL).fit(x, labels)
+    assert classifier.score(x, labels) > 0.8
+    assert classifier.module_.members == 3
+    rows = torch.from_numpy((x - x.mean(0)) / x.std(0))
+    wanted = np.mean([classifier.module_.member(m)(rows).softmax(-1).detach() for m in range(3)], 0)
+    assert classifier.predict_proba(x) == pytest.approx(wanted, abs=1e-5)
+    assert list(classifier.predict(x)) == [classifier.classes_[k] for k in wanted.argmax(-1)]
+
+
+@pytest.mark.e2e
+def test_pipelines_searches_and_own_likelihoods():
+    x, y = noisy(80)
+    search = GridSearchCV(
+        make_pipeline(MinMaxScaler(), BnnRegressor(**SMALL | {"epochs": 3})),
+        {"bnnregressor__hidden": [(4,), (16, 16)], "bnnregressor__learning_rate": [1e-6, 0.03]},
+        cv=2,
+    )
+    assert search.fit(x, y).best_params_["bnnregressor__learning_rate"] == 0.03
+    both = np.stack([y, -y], 1)
+    options = {"likelihood": Gaussian("heteroscedastic")}
+    mean, std = BnnRegressor(options=options, **SMALL).fit(x, both).predict(x, return_std=True)
+    assert mean.shape == std.shape == (80, 2)
+    chain = BnnRegressor(
+        HMC, epochs=4, options={"likelihood": Gaussian(std=0.5), "burn_in": 1}, random_state=0
+    )
+    drawn = chain.fit(x, y).sample(x)
+    assert drawn.shape == (chain.module_.posterior().size, 80)
+    assert len(drawn) > 1
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: BnnClassifier("Forest").fit([[0.0], [1.0]], [0, 1]), "`method` must be .*MFVI"),
+        (lambda: BnnRegressor().fit([[0.0], [np.nan]], [0, 1]), "contains NaN"),
+        (lambda: BnnClassifier().fit([[0.0], [1.0]], [0.5, 1.2]), "Unknown label type"),
+        (
+            lambda: BnnRegressor(**SMALL | {"epochs": 1}).fit([[0.0], [1.0]], [0, 1]).predict(
+                [[0.0]], intervals=90
+            ),
+            "`intervals` must be between 0 and 1, got 90",
+        ),
+        (lambda: BnnRegressor(hidden=50).fit([[0.0], [1.0]], [0, 1]), "`hidden` must be a list"),
+    ],
+)  # fmt: skip
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
