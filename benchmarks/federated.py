@@ -1,12 +1,13 @@
 """Ten clients with digits of their own, whose posteriors are merged in one round.
 
-python benchmarks/federated.py
+python benchmarks/federated.py [--seeds 5]
 
 Perceptrons 64-32-10. Digits are dealt at random, or every client has two of twenty parts of them in
 the order of their labels. Clients start at one network, or each at its own. Columns: accuracy (per
 cent) and NLL of the mean network, and those of 100 draws; mean and standard deviation over seeds.
 """
 
+import argparse
 import functools
 import itertools
 import statistics
@@ -21,7 +22,7 @@ from lightning_bnn.posteriors import DiagonalGaussian, merge_gaussians
 from lightning_bnn.posteriors.curvature import curvature
 from lightning_bnn.symmetry import discover, match
 
-CLIENTS, BATCH, DRAWS, SEEDS = 10, 32, 100, 5
+CLIENTS, BATCH, DRAWS = 10, 32, 100
 PRIOR, EPOCHS = 1.0, {"IVON": 200, "Laplace": 400}  # of clients alone, on the validation digits
 IVON = {"lr": 0.1, "hessian_init": 5.0, "hessian_momentum": 0.999}
 
@@ -44,8 +45,7 @@ def posteriors(method, starts, x, y, seed, share=1):
             optimizer.step()
     made.after_fit(state, run)
     modes = made.posterior(state, run).modes()
-    data = zip(modes, x, y, strict=True)
-    return modes if method == "IVON" else [laplace(net, *one) for one in data]
+    return modes if method == "IVON" else [*map(functools.partial(laplace, net), modes, x, y)]
 
 
 def laplace(net, q, x, y):
@@ -78,23 +78,25 @@ def of_posterior(net, q, *test):
 def merged(net, clients, *test):
     means, sym = [q.centre for q in clients], discover(net, test[0][:2])
     matched = [means[0], *(match(m, means[0], sym).apply(m, sym) for m in means[1:])]
-    alone = [of_posterior(net, q, *test) for q in clients]
-    yield "one client", [sum(column) / CLIENTS for column in zip(*alone, strict=True)]
+    alone = zip(*(of_posterior(net, q, *test) for q in clients), strict=True)
+    yield "one client", [sum(column) / CLIENTS for column in alone]
     for name, networks in (("average", means), ("average, matched", matched)):
         mean = {n: t.mean(0)[None] for n, t in P.stack(networks).items()}
         yield name, scores(net, mean, *test)
     yield "precisions", of_posterior(net, merge_gaussians(clients, PRIOR), *test)
     yield "precisions, matched", of_posterior(net, merge_gaussians(clients, PRIOR, sym), *test)
-    every = merge_gaussians(clients, symmetries=sym)
-    yield "precisions, matched, ten priors", of_posterior(net, every, *test)
+    yield "the same, ten priors", of_posterior(net, merge_gaussians(clients, None, sym), *test)
     drawn = P.stack([w for q in clients for w in P.unstack(q.sample(DRAWS // CLIENTS))])
     yield "mixture of clients", scores(net, drawn, *test)
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    seeds = parser.parse_args().seeds
     for method, skewed, own in itertools.product(EPOCHS, (False, True), (False, True)):
         rows = {}
-        for seed in range(SEEDS):
+        for seed in range(seeds):
             data = Digits(seed=seed)
             data.setup()
             (x, y), test = data.splits.train, data.splits.test
@@ -107,8 +109,8 @@ def main():
                 rows.setdefault(name, []).append(numbers)
             (whole,) = posteriors(method, starts[:1], x[None], y[None], seed, 4)
             rows.setdefault("all data", []).append(of_posterior(starts[0], whole, *test))
-        labels, start = "two labels" if skewed else "random", "own starts" if own else "one start"
-        print(f"\n{method}, {labels}, {start}")
+        labels = "two labels" if skewed else "random"
+        print(f"\n{method}, {labels}, {'own starts' if own else 'one start'}")
         for name, found in rows.items():
             columns = [*zip(*found, strict=True)]
             cells = [f"{statistics.mean(c):.2f} ± {statistics.stdev(c):.2f}" for c in columns]
