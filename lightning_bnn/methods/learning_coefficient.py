@@ -36,7 +36,7 @@ _EVALUATIONS = 100
 """Of all the data by every chain, where gradients are those of minibatches."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CoefficientEstimate:
     r"""A local learning coefficient, and what says how far to trust it.
 
@@ -101,7 +101,7 @@ def learning_coefficient(
 
     Args:
         network: in evaluation mode here, with the weights :math:`w^*`; it is left as it is.
-        loss: from outputs and targets to the mean loss, in nats.
+        loss: from outputs and targets to the mean loss, in nats; `torch.vmap` runs it.
         data: inputs, and targets in the last place.
         symmetries: what `discover` returned; without, the bound is half of all parameters.
         chains: how many, at least 2; one costs ``steps`` gradients.
@@ -166,13 +166,21 @@ class _Around:
         self.network, self.loss = network, loss
         self.centre = {n: t.expand(chains, *t.shape) for n, t in P.of(network).items()}
         trained = [n for n, p in network.named_parameters() if p.requires_grad]
+        if not trained:
+            raise ValueError("`network` has no weights that require gradients.")
         self.moves = {n: torch.zeros_like(self.centre[n]).requires_grad_() for n in trained}
 
     def losses(self, batch: Batch) -> Tensor:
         """The loss of every chain, with gradients."""
         stack = {**self.centre, **{n: self.centre[n] + t for n, t in self.moves.items()}}
 
-        each = torch.vmap(self.loss, (0, 0 if batch.per_member else None))
+        rows = 0 if batch.per_member else None
+
+        def each(outputs: Any, targets: Tensor) -> Tensor:
+            chains = tree_map(lambda t: 0 if isinstance(t, Tensor) else None, outputs)
+            losses: Tensor = torch.vmap(self.loss, (chains, rows))(outputs, targets)
+            return losses
+
         return member_losses(self.network, stack, batch, each)
 
     def run(self, sampler: SGLD, batch: Batch, steps: int, size: int | None, seed: int) -> Tensor:

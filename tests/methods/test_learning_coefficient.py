@@ -175,6 +175,20 @@ def test_one_seed_gives_one_estimate_and_leaves_everything_alone():
     assert all(module.training for module in net.modules())
 
 
+def test_networks_may_return_more_than_one_tensor():
+    class Named(nn.Linear):
+        def forward(self, x):
+            return {"logits": super().forward(x), "rows": len(x)}
+
+    torch.manual_seed(0)
+    named = Named(3, 1)
+    plain = nn.Linear(3, 1)
+    plain.load_state_dict(named.state_dict())
+    inside = learning_coefficient(named, lambda o, y: squares(o["logits"], y), (X, Y), steps=16)
+    outside = learning_coefficient(plain, squares, (X, Y), steps=16)
+    torch.testing.assert_close(inside.losses, outside.losses)
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -187,6 +201,7 @@ def test_one_seed_gives_one_estimate_and_leaves_everything_alone():
         ({"lr": 1e6}, r"chains \[0, 1, 2, 3\] of 4 have diverged: take a smaller `lr`"),
         ({"data": (X[:1], Y[:1])}, "`data` has 1 example"),
         ({"data": (X, Y * math.nan)}, "the loss of `network` is nan"),
+        ({"network": nn.Flatten()}, "no weights that require gradients"),
         ({"data": X}, "`data` must be inputs and targets"),
         ({"loss": F.mse_loss, "reduction": "none"}, "`loss` must return one number"),
     ],
@@ -195,9 +210,9 @@ def test_what_has_no_coefficient_is_refused(options, message):
     torch.manual_seed(0)
     if options.pop("reduction", None):
         options["loss"] = lambda o, y: F.mse_loss(o, y, reduction="none")
-    options = {"loss": squares, "data": (X, Y), **options}
+    options = {"network": mlp(3, [4], 1), "loss": squares, "data": (X, Y), **options}
     with pytest.raises(ValueError, match=message):
-        learning_coefficient(mlp(3, [4], 1), **options)
+        learning_coefficient(**options)
 
 
 # ------------------------------------------------------------ the callback
