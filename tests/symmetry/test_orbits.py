@@ -174,6 +174,24 @@ def test_tangents_of_any_length_are_projected_alike(factor):
         assert abs(sum((rest[n] * t).sum() for n, t in tangent.items())) < 1e-9 * length * size
 
 
+@pytest.mark.parametrize("name", ["encoder", "perceptron"])
+def test_weights_that_are_no_numbers_are_given_up_at_once(name, recwarn):
+    make, x = NETS[name]
+    net = make()
+    sym, stack = discover(net, x), P.populate(net, 2)
+    first = sym.weights[0]
+    stack[first] = stack[first].clone()
+    stack[first][0] = torch.nan
+    vectors = {n: torch.ones_like(t) for n, t in stack.items()}
+    rest = orbit_directions(stack, sym).off(vectors)
+    alone = orbit_directions({n: t[1] for n, t in stack.items()}, sym)
+    close(alone.off({n: t[1] for n, t in vectors.items()}), {n: t[1] for n, t in rest.items()})
+    orbit_directions({n: t[0] for n, t in stack.items()}, sym).off(
+        {n: t[0] for n, t in vectors.items()}
+    )
+    assert not [w for w in recwarn if "have not converged" in str(w.message)]
+
+
 def mlp_of_two():
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
 

@@ -204,7 +204,7 @@ class OrbitDirections:
         for _ in range(2 * self.size + 20):
             step = self._push(scale * direction)
             longest = torch.maximum(longest, norm(step) / norm(direction).clamp_min(1e-300))
-            small = norm(slope) <= longest * (tolerance * norm(rest) + rounding)
+            small = ~(norm(slope) > longest * (tolerance * norm(rest) + rounding))  # or no number
             if bool(small.all()):
                 return rest
             before = norm(slope).square()
