@@ -37,6 +37,19 @@ def a_map_over_tokens_of_the_input(s, x):
     return s.b(torch.relu(s.a(x.mT)))
 
 
+@two("8", 8, 0)
+def assertions_about_numbers(s, x):
+    h = torch.relu(s.a(x))
+    assert h.argmax(1).max().item() < 8
+    return s.b(h)
+
+
+@network("4*2", 8, 4, a=(5, 8), w=parameter(8))
+def halves_of_a_vector(s, x):
+    h = s.a(x)
+    return torch.relu(h[:, :4]) @ s.w[:4] + torch.sin(h[:, 4:] @ s.w[4:])
+
+
 @two("4*2", 8, 4)
 def half_relu(s, x):
     h = s.a(x)

@@ -96,7 +96,7 @@ def _follow(
     elif name in ("mm", "bmm", "matmul"):
         for operand in node.all_input_nodes:
             if operand in moved:
-                _add(uses, *moved[operand], operand.meta["val"].ndim - 2)
+                _add(uses, *moved[operand], max(0, operand.meta["val"].ndim - 2))
     elif name == "convolution" and node.args[1] in moved:
         kernel: Any = node.args[1]
         groups: Any = node.args[8]

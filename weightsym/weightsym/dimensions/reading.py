@@ -38,7 +38,6 @@ from weightsym.dimensions.probe import (
     probe_pointwise,
 )
 from weightsym.dimensions.program import Program
-from weightsym.dimensions.reports import check_sizes
 from weightsym.dimensions.routing import is_routing, route
 from weightsym.dimensions.system import System
 from weightsym.dimensions.values import ZERO, Ints, Part, Value, distinct, label_rows, with_dims
@@ -238,7 +237,6 @@ class Reading:
     def _call(self, node: Node) -> None:
         args, named = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
         values = [x for x in leaves_of((args, named)) if isinstance(x, Value)]
-        check_sizes(node)
         index = self.system.origin = len(self.operations)
         self.operations.append(node)
         try:

@@ -27,12 +27,15 @@ def report(node: Node, reason: str) -> Frozen:
 
 def check_sizes(node: Node) -> None:
     """Channels can be counted only where sizes do not depend on numbers in the input."""
-    tensors = (v for v in leaves_of(node.meta.get("val")) if isinstance(v, torch.Tensor))
-    if any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
+    values = leaves_of(node.meta.get("val"))
+    numbers = [v for v in values if isinstance(v, torch.SymInt | torch.SymFloat | torch.SymBool)]
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    if numbers or any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
         where = report(node, "")
+        what = "What" if numbers else "The size of what"
         line = f" at {where.line}" if where.line else ""
         raise UnsupportedModel(
-            f"The size of what `{where.operation}`{line} returns depends on the numbers in the "
-            "input, so that its channels cannot be followed. Pass the submodule that has no such "
-            "step, with an input of its own."
+            f"{what} `{where.operation}`{line} returns depends on the numbers in the input, so "
+            "that channels cannot be followed. Pass the submodule that has no such step, with an "
+            "input of its own."
         )

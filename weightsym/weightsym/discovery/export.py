@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from weightsym.comparison import agree, tolerance_of
-from weightsym.dimensions.nodes import writes
+from weightsym.dimensions.nodes import operation_of, writes
+from weightsym.dimensions.reports import check_sizes
 from weightsym.discovery.graph import Graph, Measured
 from weightsym.discovery.random_weights import RandomWeights
 from weightsym.forward import (
@@ -159,12 +160,17 @@ def trace(model: nn.Module, inputs: Inputs, reads: ModeReads | None = None) -> G
                 _inline(program.graph_module)
                 if not _is_functional(program):
                     program = program.run_decompositions({})
+                _drop_assertions(program.graph_module)
+                for node in program.graph.nodes:
+                    check_sizes(node)
         except Exception as error:  # torch.export raises many kinds: all become one clear message
             failure = failure or error
         else:
             return Graph(program, measured)
     assert failure is not None
     check_forward(model, inputs)
+    if isinstance(failure, UnsupportedModel):
+        raise failure
     raise UnsupportedModel(_explain(model, failure)) from failure
 
 
@@ -235,6 +241,18 @@ def _inline(module: GraphModule) -> None:
             piece.args = (copies[results[piece.args[1]]],)
             piece.target = torch.ops.aten.alias.default
         module.graph.erase_node(node)
+    module.recompile()
+
+
+def _drop_assertions(module: GraphModule) -> None:
+    """Take out what asserts something of numbers, and what only assertions use."""
+    used_by_assertions: set[Node] = set()
+    for node in reversed(module.graph.nodes):
+        name = operation_of(node) if node.op == "call_function" else ""
+        is_left_over = node in used_by_assertions and name and not writes(node)
+        if not node.users and (is_left_over or name.startswith(("_assert", "sym_constrain"))):
+            used_by_assertions.update(node.all_input_nodes)
+            module.graph.erase_node(node)
     module.recompile()
 
 

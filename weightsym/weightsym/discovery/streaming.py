@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
-from weightsym.dimensions.nodes import ancestors, is_random, operation_of
+from weightsym.dimensions.nodes import ancestors, is_random
 from weightsym.discovery.draws import Pick, evened
 from weightsym.discovery.graph import Graph
 from weightsym.forward import Inputs, as_real, in_precision, same_noise
@@ -26,7 +26,6 @@ __all__ = ["NotRunnable", "streamed_outputs"]
 
 Cast = Callable[[Any], Any]
 Call = Callable[[Node, Any, Any, Cast], Any]
-_CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size")
 _KEPT = 2**22  # bytes of results after which freed memory goes back to the system, at least
 
 
@@ -100,7 +99,7 @@ def _run(
         return values[node]
 
     for node in module.graph.nodes:
-        if node.op != "call_function" or node not in live or _says_nothing(node):
+        if node.op != "call_function" or node not in live:
             continue
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
         result = call(node, args, kwargs, cast)
@@ -122,15 +121,10 @@ def _last_readers(module: GraphModule, live: set[Node]) -> Mapping[Node, set[Nod
     done: dict[Node, set[Node]] = defaultdict(set)
     visited: set[Node] = set()
     for node in reversed(module.graph.nodes):
-        if node in live and node.op == "call_function" and not _says_nothing(node):
+        if node in live and node.op == "call_function":
             done[node] = set(node.all_input_nodes) - visited
             visited |= done[node]
     return done
-
-
-def _says_nothing(node: Node) -> bool:
-    """Tell whether a node only checks, such as that a precision is the one of the trace."""
-    return operation_of(node) in _CHECKS
 
 
 def _attribute(module: GraphModule, node: Node, cast: Cast) -> Any:
