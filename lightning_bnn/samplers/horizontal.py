@@ -59,7 +59,7 @@ class Horizontal:
         if isinstance(optimizer, Tempered):
             raise ValueError(
                 f"Noise of {type(optimizer).__name__} along the orbit belongs to the posterior: "
-                "`Horizontal` is for optimizers; chains take `HMC(orbit_moves=1)`."
+                "`Horizontal` is for optimizers; chains take `orbit_moves`."
             )
         if symmetries.evaluation_only:
             raise ValueError(f"`symmetries` hold in evaluation only: {symmetries.evaluation_only}.")

@@ -23,8 +23,8 @@ __all__ = ["SparseTangents", "algebra", "sparse_tangents"]
 
 _MOST = 2_000_000
 """Entries of a matrix, above which products are derivatives instead."""
-_DENSE = 300
-"""Generators whose inner products are inverted."""
+_DENSE, _FEW = 300, 200_000
+"""Generators, and entries, up to which the inner products of tangents are solved for."""
 Entries = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Places of weights, generators, places of the weights that they multiply, and factors."""
 
@@ -71,7 +71,8 @@ class SparseTangents:
     def factor(self) -> Any:
         """A factor of the products of all tangents of length one, if few and independent."""
         scale, pattern = self.inverse_lengths, self._pattern
-        if self._count > _DENSE or pattern.mixes or not scale.all():
+        small = self._count <= _DENSE and len(self._numbers) <= _FEW
+        if not small or pattern.mixes or not scale.all():
             return None
         first, second, cells = pattern.pairs
         products = self._numbers[first] * self._numbers[second]
