@@ -67,35 +67,39 @@ def merge_gaussians(
     """
     if prior_std is not None:
         check_positive("prior_std", prior_std)
-    if all(isinstance(p, LaplaceGaussian) for p in posteriors) and len(posteriors):
+    kinds = {type(p) for p in posteriors}
+    if kinds == {LaplaceGaussian}:
         if symmetries is not None:
             raise ValueError("`symmetries` are for DiagonalGaussian, not for LaplaceGaussian.")
         return _merged_laplace(posteriors, prior_std)
-    if not len(posteriors) or not all(isinstance(p, DiagonalGaussian) for p in posteriors):
-        kinds = ", ".join(sorted({type(p).__name__ for p in posteriors})) or "none"
+    if kinds != {DiagonalGaussian}:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "none"
         raise ValueError(
-            f"`posteriors` must all be DiagonalGaussian, or all LaplaceGaussian, got {kinds}."
+            f"`posteriors` must all be DiagonalGaussian, or all LaplaceGaussian, got {names}."
         )
-    every = [p.centre for p in posteriors]
-    _check_alike(every, [p.spec.names for p in posteriors])
+    _check_alike([p.centre for p in posteriors], [{*p.spec.names} for p in posteriors])
     if symmetries is not None:
-        if not isinstance(symmetries, Symmetries):
-            kind = type(symmetries).__name__
-            raise ValueError(f"`symmetries` must be what `discover` returned, got {kind}.")
-        posteriors = [posteriors[0], *(_in_frame(p, every[0], symmetries) for p in posteriors[1:])]
-        every = [p.centre for p in posteriors]
-    constants = _constants(every, posteriors[0].spec.names)
-    means = torch.stack([precise(p.mean.detach()) for p in posteriors])
-    precisions = torch.stack([(-2 * precise(p.log_std.detach())).exp() for p in posteriors])
-    prior = 0.0 if prior_std is None else prior_std**-2
-    data = (precisions - prior).clamp_min(0)
+        first = posteriors[0].centre
+        posteriors = [posteriors[0], *(_in_frame(p, first, symmetries) for p in posteriors[1:])]
+    return _product(posteriors, 0.0 if prior_std is None else prior_std**-2)
+
+
+def _product(posteriors: Sequence[DiagonalGaussian], prior: float) -> DiagonalGaussian:
+    """The product of Gaussians in one frame, with a precision of the prior that counts once."""
+    spec, like = posteriors[0].spec, posteriors[0].mean
+    every, names = [p.centre for p in posteriors], spec.names
+    means = torch.stack([precise(ravel(w, names)[0]) for w in every])
+    stds = torch.stack([precise(ravel(p.deviations, names)[0]) for p in posteriors])
+    precisions = stds.square().reciprocal()
+    if not bool((means + precisions).isfinite().all()):
+        raise ValueError("`posteriors` hold NaN or infinite values.")
     if not bool((precisions > 0.99 * prior).any(1).all()):
-        raise ValueError(f"A posterior is everywhere less sure than `prior_std` {prior_std}.")
+        raise ValueError(f"A posterior is everywhere less sure than `prior_std` {prior**-0.5:g}.")
+    data = (precisions - prior).clamp_min(0)
     precision = data.sum(0) + prior
     mean = (precisions * means).where(data > 0, 0).sum(0) / precision
-    spec, like = posteriors[0].spec, posteriors[0].mean
     weights, std = (unravel(t.to(like), spec) for t in (mean, precision.rsqrt()))
-    return DiagonalGaussian({**every[0], **constants, **weights}, std, spec.names)
+    return DiagonalGaussian({**every[0], **_constants(every, names), **weights}, std, names)
 
 
 def transform_gaussian(
@@ -154,6 +158,9 @@ def _in_frame(
     posterior: DiagonalGaussian, reference: Params, symmetries: Symmetries
 ) -> DiagonalGaussian:
     """A Gaussian whose mean is matched to a network, by isometries."""
+    if not isinstance(symmetries, Symmetries):
+        kind = type(symmetries).__name__
+        raise ValueError(f"`symmetries` must be what `discover` returned, got {kind}.")
     sym, mean = isometric(symmetries), posterior.centre
     if sym.linear:
         full = match_all(mean, reference, sym)
@@ -168,7 +175,7 @@ def _in_frame(
 def _merged_laplace(posteriors: Sequence[LaplaceGaussian], prior_std: float | None) -> Any:
     """Merge curvatures, which are those of data alone, and pull the means to each other."""
     first, every = posteriors[0], [p.constants.tensors() for p in posteriors]
-    _check_alike(every, [[n for b in p.blocks for n in b.names] for p in posteriors])
+    _check_alike(every, [[block.names for block in p.blocks] for p in posteriors])
     if len({(p.temperature, p.last_layer, p.prediction) for p in posteriors}) > 1:
         raise ValueError("`posteriors` must have the same temperature, layers and prediction.")
     priors = [float(p.prior_precision) for p in posteriors]
@@ -208,11 +215,11 @@ def _times(curvature: Tensor, vector: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------ networks that belong together
-def _check_alike(networks: Sequence[Params], weights: Sequence[Sequence[str]]) -> None:
+def _check_alike(networks: Sequence[Params], weights: Sequence[Any]) -> None:
     """Refuse networks of other names or shapes."""
     first = {n: t.shape for n, t in networks[0].items()}
     for k, (network, names) in enumerate(zip(networks, weights, strict=True)):
-        if {n: t.shape for n, t in network.items()} != first or set(names) != set(weights[0]):
+        if {n: t.shape for n, t in network.items()} != first or names != weights[0]:
             raise ValueError(f"`posteriors[{k}]` is over other weights than the first.")
 
 

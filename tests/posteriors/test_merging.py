@@ -85,6 +85,15 @@ def test_a_posterior_that_is_less_sure_than_the_prior_says_nothing():
     torch.testing.assert_close(merged.deviations["w"], torch.tensor([100, 199.0]).rsqrt())
 
 
+def test_the_order_of_tensors_does_not_matter():
+    weights = {"a": torch.ones(2), "b": torch.zeros(3)}
+    stds = {"a": torch.full((2,), 0.1), "b": torch.full((3,), 0.2)}
+    turned = DiagonalGaussian({n: weights[n] for n in ("b", "a")}, stds)
+    merged = merge_gaussians([DiagonalGaussian(weights, stds), turned])
+    torch.testing.assert_close(merged.centre, weights)
+    torch.testing.assert_close(merged.deviations, {n: t / 2**0.5 for n, t in stds.items()})
+
+
 # ------------------------------------------------------------ symmetries
 def adapter():
     """A product of two matrices, between which any invertible matrix may stand."""
@@ -180,6 +189,7 @@ BY_CURVATURE = LaplaceGaussian({"w": torch.ones(2)}, [CORE])
         ([A, DiagonalGaussian({"v": torch.ones(2)})], {}, r"`posteriors.1.` is over other weights"),
         ([A, A], {"prior_std": -1.0}, "`prior_std` must be positive"),
         ([A, A], {"prior_std": 0.05}, "everywhere less sure than `prior_std` 0.05"),
+        ([A, DiagonalGaussian({"w": torch.ones(2) * torch.nan})], {}, "hold NaN or infinite"),
         ([A, A], {"symmetries": 3}, "`symmetries` must be what `discover` returned, got int"),
         ([BY_CURVATURE], {"symmetries": 3}, "`symmetries` are for DiagonalGaussian"),
         ([BY_CURVATURE] * 2, {"prior_std": 0.5}, "surer than the priors of the posteriors"),
