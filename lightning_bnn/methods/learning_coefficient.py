@@ -13,11 +13,12 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.methods.run import Batch, evaluation, member_losses
 from lightning_bnn.metrics.chains import LEAST, rhat
@@ -101,7 +102,7 @@ def learning_coefficient(
 
     Args:
         network: in evaluation mode here, with the weights :math:`w^*`; it is left as it is.
-        loss: from outputs and targets to the mean loss, in nats; `torch.vmap` runs it.
+        loss: from outputs and targets to the mean loss, in nats.
         data: inputs, and targets in the last place.
         symmetries: what `discover` returned; without, the bound is half of all parameters.
         chains: how many, at least 2; one costs ``steps`` gradients.
@@ -163,7 +164,7 @@ class _Around:
     """Networks near one, as what is added to it, which a sampler moves."""
 
     def __init__(self, network: nn.Module, loss: Loss, chains: int) -> None:
-        self.network, self.loss = network, loss
+        self.network, self.loss, self._at_once = network, loss, True
         self.centre = {n: t.expand(chains, *t.shape) for n, t in P.of(network).items()}
         trained = [n for n, p in network.named_parameters() if p.requires_grad]
         if not trained:
@@ -174,14 +175,24 @@ class _Around:
         """The loss of every chain, with gradients."""
         stack = {**self.centre, **{n: self.centre[n] + t for n, t in self.moves.items()}}
 
-        rows = 0 if batch.per_member else None
-
-        def each(outputs: Any, targets: Tensor) -> Tensor:
-            chains = tree_map(lambda t: 0 if isinstance(t, Tensor) else None, outputs)
-            losses: Tensor = torch.vmap(self.loss, (chains, rows))(outputs, targets)
-            return losses
-
+        each = partial(self._each, rows=0 if batch.per_member else None)
         return member_losses(self.network, stack, batch, each)
+
+    def _each(self, outputs: Any, targets: Tensor, rows: int | None) -> Tensor:
+        """Losses at once, or in turn if these look at values."""
+        dims = tree_map(lambda t: 0 if isinstance(t, Tensor) else None, outputs)
+        if self._at_once:
+            try:
+                losses: Tensor = torch.vmap(self.loss, (dims, rows))(outputs, targets)
+                return losses
+            except RuntimeError:
+                self._at_once = False
+        members = range(max(len(t) for t in tree_leaves(outputs) if isinstance(t, Tensor)))
+        some = (
+            tree_map(lambda t, k=k: t[k] if isinstance(t, Tensor) else t, outputs) for k in members
+        )
+        own = (targets if rows is None else targets[k] for k in members)
+        return torch.stack([self.loss(o, t) for o, t in zip(some, own, strict=True)])
 
     def run(self, sampler: SGLD, batch: Batch, steps: int, size: int | None, seed: int) -> Tensor:
         """Losses on all data in the second half of a run, ``(chains, draws)``."""

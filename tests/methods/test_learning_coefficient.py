@@ -5,7 +5,7 @@ import math
 import lightning as L
 import pytest
 import torch
-from runs import QUIET, Plain, Points, built
+from runs import QUIET, Plain, Points, built, network
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from lightning_bnn.callbacks import LearningCoefficient
 from lightning_bnn.methods import learning_coefficient
 from lightning_bnn.models import mlp
+from lightning_bnn.modules import DeepEnsemble
 from weightsym import discover
 
 
@@ -189,6 +190,16 @@ def test_networks_may_return_more_than_one_tensor():
     torch.testing.assert_close(inside.losses, outside.losses)
 
 
+def test_losses_may_look_at_values():
+    def checked(outputs, y):
+        assert y.sum().item() == 0
+        return squares(outputs, y)
+
+    net, options = nn.Linear(3, 1), {"steps": 16, "batch_size": 8}
+    estimates = [learning_coefficient(net, loss, (X, Y), **options) for loss in (checked, squares)]
+    torch.testing.assert_close(*(e.losses for e in estimates))
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -234,6 +245,19 @@ def test_the_callback_sees_the_network_and_its_data(loss):
     row = [expected.value, expected.error, expected.rhat, expected.wbic]
     assert callback.history[-1][1] == pytest.approx(row, rel=1e-4)
     assert trainer.logged_metrics["learning_coefficient/wbic"] == pytest.approx(row[-1], rel=1e-4)
+
+
+def test_of_our_modules_it_sees_the_first_member():
+    """By the likelihood, whose checks look at targets, and with minibatches."""
+    torch.manual_seed(0)
+    module = DeepEnsemble(network(), members=2)
+    settings = {"steps": 20, "examples": 36, "batch_size": 8}
+    callback, _ = watched(module, epochs=1, **settings)
+    first = network()
+    first.load_state_dict({n: t[0] for n, t in module.weights()[1].items()}, strict=False)
+    data = Points().x, Points().y
+    expected = learning_coefficient(first.eval(), F.cross_entropy, data, steps=20, batch_size=8)
+    assert callback.history[0][1][0] == pytest.approx(expected.value, rel=1e-3)
 
 
 def test_diverging_chains_switch_the_callback_off():
