@@ -5,7 +5,9 @@ r"""Several Gaussian posteriors over one network as one, weighted by their preci
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from weightsym import Symmetries, flip, match, match_all, mix, permute, rescale
 from weightsym.actions import Element, tied
 from weightsym.arguments import check_positive
 from weightsym.devices import precise
-from weightsym.matching.matrices import isometric
+from weightsym.matching.matrices import isometric, without_groups
 from weightsym.mixing import multiplied
 from weightsym.params import Params, is_weight, ravel, unravel
 
@@ -34,19 +36,21 @@ def merge_gaussians(
 
     Where each posterior has seen data of its own and the same prior, that prior is in the product K
     times, and dividing by all but one gives the posterior of all data: exactly for a Gaussian
-    likelihood of a linear model. Without ``prior_std`` each weight is an average by precisions.
+    likelihood of a linear model, if covariances are whole: `LaplaceGaussian` of the structure
+    ``"full"``. Without ``prior_std`` each weight is an average by precisions.
 
     Networks that were trained apart differ by symmetries. With these the means are matched to the
     first one, by what leaves an isotropic prior as it is: permutations and signs, and rotations of
     heads and of the factors of adapters, which keep a product B A only if both turn together. After
-    rotations deviations are those of the single weights. BatchNorm statistics are averaged:
-    estimate them again.
+    rotations deviations are those of the single weights. Symmetries that would move weights that
+    are held fixed are left out. BatchNorm statistics are averaged: estimate them again.
 
     Args:
         posteriors: `DiagonalGaussian`, or `LaplaceGaussian` of the structures ``"full"`` and
             ``"diag"`` without symmetries, all over the same weights.
-        prior_std: of the Gaussian prior around zero that all of them have. A posterior that is less
-            sure of a weight than the prior says nothing of it.
+        prior_std: of the Gaussian prior around zero that all of them have; a `LaplaceGaussian` with
+            another is refused. A posterior that is less sure of a weight than the prior says
+            nothing of it.
         symmetries: what `weightsym.discover` returned for the network.
 
     Returns:
@@ -91,12 +95,10 @@ def _product(posteriors: Sequence[DiagonalGaussian], prior: float) -> DiagonalGa
     means = torch.stack([precise(ravel(w, names)[0]) for w in every])
     stds = torch.stack([precise(ravel(p.deviations, names)[0]) for p in posteriors])
     precisions = stds.square().reciprocal()
-    if not bool((means + precisions).isfinite().all()):
-        raise ValueError("`posteriors` hold NaN or infinite values.")
-    if not bool((precisions > 0.99 * prior).any(1).all()):
+    if prior and not bool((precisions > 0.99 * prior).any(1).all()):
         raise ValueError(f"A posterior is everywhere less sure than `prior_std` {prior**-0.5:g}.")
     data = (precisions - prior).clamp_min(0)
-    precision = data.sum(0) + prior
+    precision = _checked(data.sum(0) + prior)
     mean = (precisions * means).where(data > 0, 0).sum(0) / precision
     weights, std = (unravel(t.to(like), spec) for t in (mean, precision.rsqrt()))
     return DiagonalGaussian({**every[0], **_constants(every, names), **weights}, std, names)
@@ -157,11 +159,13 @@ def transform_gaussian(
 def _in_frame(
     posterior: DiagonalGaussian, reference: Params, symmetries: Symmetries
 ) -> DiagonalGaussian:
-    """A Gaussian whose mean is matched to a network, by isometries."""
+    """A Gaussian whose mean is matched to a network, by isometries of weights that vary."""
     if not isinstance(symmetries, Symmetries):
         kind = type(symmetries).__name__
         raise ValueError(f"`symmetries` must be what `discover` returned, got {kind}.")
-    sym, mean = isometric(symmetries), posterior.centre
+    mean, names = posterior.centre, posterior.spec.names
+    movable = {n for n, t in mean.items() if n in names or not is_weight(n, t)}
+    sym = _of_movable(isometric(symmetries), movable)
     if sym.linear:
         full = match_all(mean, reference, sym)
         return transform_gaussian(
@@ -171,43 +175,73 @@ def _in_frame(
     return transform_gaussian(posterior, sym, signs=found.signs, permutations=found.permutations)
 
 
+def _of_movable(sym: Symmetries, names: set[str]) -> Symmetries:
+    """The symmetries without groups that move other tensors."""
+    keep = [k for k, group in enumerate(sym.permutations) if sym.moved_by(group) <= names]
+    signs = tuple(g for g in sym.signs if sym.moved_by(g) <= names)
+    linear = tuple(g for g in sym.linear if sym.moved_by(g) <= names)
+    return replace(without_groups(sym, keep), signs=signs, linear=linear)
+
+
 # ------------------------------------------------------------ Laplace approximations
 def _merged_laplace(posteriors: Sequence[LaplaceGaussian], prior_std: float | None) -> Any:
     """Merge curvatures, which are those of data alone, and pull the means to each other."""
     first, every = posteriors[0], [p.constants.tensors() for p in posteriors]
-    _check_alike(every, [[block.names for block in p.blocks] for p in posteriors])
+    _check_alike(every, [{n for b in p.blocks for n in b.names} for p in posteriors])
     if len({(p.temperature, p.last_layer, p.prediction) for p in posteriors}) > 1:
         raise ValueError("`posteriors` must have the same temperature, layers and prediction.")
     priors = [float(p.prior_precision) for p in posteriors]
-    prior = sum(priors) - (0 if prior_std is None else (len(priors) - 1) / prior_std**2)
-    if not prior > 0:
-        raise ValueError(f"`prior_std` {prior_std} is surer than the priors of the posteriors.")
+    prior = sum(priors) if prior_std is None else prior_std**-2
+    if prior_std is not None and not all(math.isclose(p, prior, rel_tol=1e-3) for p in priors):
+        raise ValueError(f"`prior_std` {prior_std} is not that of precisions {priors}.")
     mean = {**every[0], **_constants(every, [n for b in first.blocks for n in b.names])}
     merged = []
-    for row in zip(*(p.blocks for p in posteriors), strict=True):
-        curvatures = torch.stack([_curvature(block) for block in row])
-        means = [precise(ravel(network, row[0].names)[0]) for network in every]
+    for row in _rows(posteriors):
+        names, like = row[0].names, row[0].eigenvalues
+        curvatures = torch.stack([_curvature(block, names, mean) for block in row])
+        means = [precise(ravel(network, names)[0]) for network in every]
         pulls = [_times(h, m) + p * m for h, m, p in zip(curvatures, means, priors, strict=True)]
-        total, left = curvatures.sum(0), None
-        if total.ndim == 2:
-            total, left = torch.linalg.eigh(total)
-        values, pull = total.clamp_min(0), torch.stack(pulls).sum(0)
-        turned = (pull if left is None else left.mT @ pull) / (values + prior)
-        centre, spec = turned if left is None else left @ turned, ravel(mean, row[0].names)[1]
-        like = row[0].eigenvalues
-        mean |= {n: t.to(mean[n]) for n, t in unravel(centre, spec).items()}
+        values, left = _eigen(curvatures.sum(0), torch.finfo(like.dtype).eps)
+        pull = torch.stack(pulls).sum(0)
+        turned = (pull if left is None else left.mT @ pull) / _checked(values + prior)
+        centre = turned if left is None else left @ turned
+        mean |= {n: t.to(mean[n]) for n, t in unravel(centre, ravel(mean, names)[1]).items()}
         left = None if left is None else left.to(like)
-        merged.append(CurvatureBlock(row[0].names, values.view_as(like).to(like), left))
+        merged.append(CurvatureBlock(names, values.view_as(like).to(like), left))
     options = first.temperature, first.prediction, first.last_layer
     return LaplaceGaussian(mean, merged, prior, *options)
 
 
-def _curvature(block: CurvatureBlock) -> Tensor:
-    """Of a block, a diagonal or a matrix."""
+def _rows(posteriors: Sequence[LaplaceGaussian]) -> list[list[CurvatureBlock]]:
+    """The blocks of all posteriors over the same weights, as the first one orders them."""
+    every = [{frozenset(block.names): block for block in p.blocks} for p in posteriors]
+    if len({frozenset((n, b.left is None) for n, b in blocks.items()) for blocks in every}) > 1:
+        raise ValueError("`posteriors` must have curvatures of one structure, 'full' or 'diag'.")
+    return [[blocks[names] for blocks in every] for names in every[0]]
+
+
+def _curvature(block: CurvatureBlock, names: Sequence[str], network: Params) -> Tensor:
+    """Of a block, a diagonal or a matrix, with the weights in the order of names."""
     values, left = precise(block.eigenvalues), block.left
     if block.right is not None or (left is not None and values.shape[1] > 1):
         raise ValueError("Kronecker factors have no sum: take the structure 'full' or 'diag'.")
-    return values.flatten() if left is None else (precise(left) * values.mT) @ precise(left).mT
+    if not bool(values.isfinite().all()):
+        raise ValueError("`posteriors` hold NaN or infinite values.")
+    places = torch.arange(values.numel())
+    order = ravel(unravel(places, ravel(network, block.names)[1]), names)[0]
+    if left is None:
+        return values.flatten()[order]
+    turned = precise(left)[order]
+    return (turned * values.mT) @ turned.mT
+
+
+def _eigen(curvature: Tensor, rounding: float) -> tuple[Tensor, Tensor | None]:
+    """Eigenvalues, of which rounding makes none negative, and the rotation, if there is one."""
+    if curvature.ndim == 1:
+        return curvature, None
+    values, left = torch.linalg.eigh(curvature)
+    least = rounding * len(values) * values.abs().max()
+    return values.where(values.abs() > least, values.clamp_min(0)), left
 
 
 def _times(curvature: Tensor, vector: Tensor) -> Tensor:
@@ -215,12 +249,22 @@ def _times(curvature: Tensor, vector: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------ networks that belong together
-def _check_alike(networks: Sequence[Params], weights: Sequence[Any]) -> None:
-    """Refuse networks of other names or shapes."""
+def _check_alike(networks: Sequence[Params], weights: Sequence[set[str]]) -> None:
+    """Refuse networks of other names or shapes, and weights that are no numbers."""
     first = {n: t.shape for n, t in networks[0].items()}
     for k, (network, names) in enumerate(zip(networks, weights, strict=True)):
         if {n: t.shape for n, t in network.items()} != first or names != weights[0]:
             raise ValueError(f"`posteriors[{k}]` is over other weights than the first.")
+        if not all(bool(network[n].isfinite().all()) for n in names):
+            raise ValueError(f"`posteriors[{k}]` holds NaN or infinite values.")
+
+
+def _checked(precision: Tensor) -> Tensor:
+    """The precisions of a product, which is refused if it is no Gaussian."""
+    if not bool((precision.isfinite() & (precision > 0)).all()):
+        low, high = (float(t) for t in precision.aminmax())
+        raise ValueError(f"`posteriors` have a product of precisions {low:.3g} to {high:.3g}.")
+    return precision
 
 
 def _constants(networks: Sequence[Params], weights: Sequence[str]) -> Params:

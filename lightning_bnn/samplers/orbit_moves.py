@@ -10,7 +10,7 @@ from torch import Tensor
 from weightsym import Symmetries, flip, permute, random_permutations, random_signs
 from weightsym.actions import along_axis, multiplied_tensor
 from weightsym.arguments import check_positive
-from weightsym.groups import Group, PermutationGroup, ScalingGroup
+from weightsym.groups import ScalingGroup
 from weightsym.params import Params
 
 __all__ = ["OrbitMoves"]
@@ -60,7 +60,7 @@ class OrbitMoves:
         self.sym, self.prior_std = sym, prior_std
         names = sym.touched if movable is None else movable
         groups = *sym.permutations, *sym.signs, *sym.scalings
-        fixed = {g for g in groups if not _tensors(g, sym).issubset(names)}
+        fixed = {g for g in groups if not sym.moved_by(g).issubset(names)}
         fixed |= {g for g in sym.scalings if not _is_separable(g, sym)}
         self.scalings = [group for group in sym.scalings if group not in fixed]
         self.held = [group.name for group in groups if group in fixed]
@@ -148,13 +148,6 @@ class OrbitMoves:
             count = torch.full((group.units,), float(size), dtype=total.dtype)
             counts[power] = counts.get(power, torch.zeros_like(count)) + count
         return squares, {power: count.to(total.device) for power, count in counts.items()}
-
-
-def _tensors(group: Group, sym: Symmetries) -> set[str]:
-    """Names of the tensors that a group moves."""
-    rows = group.tensors if isinstance(group, PermutationGroup) else ()
-    placed = {sym.axes[placement.axis].tensor for placement in group.placements}
-    return placed.union(*rows)
 
 
 def _is_separable(group: ScalingGroup, sym: Symmetries) -> bool:

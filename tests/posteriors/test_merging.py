@@ -1,5 +1,7 @@
 """Products of Gaussians: closed forms of linear regression, and networks in one frame."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -85,13 +87,37 @@ def test_a_posterior_that_is_less_sure_than_the_prior_says_nothing():
     torch.testing.assert_close(merged.deviations["w"], torch.tensor([100, 199.0]).rsqrt())
 
 
-def test_the_order_of_tensors_does_not_matter():
-    weights = {"a": torch.ones(2), "b": torch.zeros(3)}
-    stds = {"a": torch.full((2,), 0.1), "b": torch.full((3,), 0.2)}
-    turned = DiagonalGaussian({n: weights[n] for n in ("b", "a")}, stds)
-    merged = merge_gaussians([DiagonalGaussian(weights, stds), turned])
-    torch.testing.assert_close(merged.centre, weights)
-    torch.testing.assert_close(merged.deviations, {n: t / 2**0.5 for n, t in stds.items()})
+def halves(names, values, left=None):
+    """A Laplace approximation over two tensors of one number each, in an order."""
+    mean = {name: torch.tensor([float(ord(name))]) for name in names}
+    return LaplaceGaussian(mean, [CurvatureBlock(names, torch.tensor(values)[:, None], left)])
+
+
+TURN = torch.tensor([[0.6, -0.8], [0.8, 0.6]])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            DiagonalGaussian({"a": torch.ones(1), "b": torch.full((2,), 100.0)}, 0.5),
+            DiagonalGaussian({"b": torch.full((2,), 100.0), "a": torch.ones(1)}, 0.5),
+        ),
+        (halves(("a", "b"), [1.0, 2.0]), halves(("b", "a"), [2.0, 1.0])),
+        (halves(("a", "b"), [1.0, 2.0], TURN), halves(("b", "a"), [1.0, 2.0], TURN.flip(0))),
+    ],
+)
+def test_weights_are_merged_by_name_in_any_order(one, other):
+    points = {"a": torch.randn(9, 1), "b": torch.randn(9, one.sample(1)["b"].shape[1])}
+    wanted = merge_gaussians([one, one]).log_prob(points)
+    for pair in ([one, other], [other, one]):
+        torch.testing.assert_close(merge_gaussians(pair).log_prob(points), wanted)
+
+
+def test_precisions_that_a_prior_makes_positive_may_have_negative_curvature():
+    values = [-0.5, 3.0]
+    merged = merge_gaussians([halves(("a", "b"), values)] * 2)
+    torch.testing.assert_close(merged.blocks[0].eigenvalues[:, 0], torch.tensor([-1.0, 6.0]))
 
 
 # ------------------------------------------------------------ symmetries
@@ -172,10 +198,45 @@ def test_statistics_are_averaged_and_what_is_held_fixed_must_be_the_same():
         merge_gaussians([DiagonalGaussian(w, 0.1, names) for w in (first, other)])
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("activation", "act", "draw"),
+    [(nn.ReLU, permute, random_permutations), (nn.Tanh, flip, random_signs)],
+)
+def test_symmetries_that_would_move_fixed_weights_are_left_out(activation, act, draw, seed):
+    net = mlp(6, [5, 4], 2, activation=activation)
+    sym, base = discover(net, torch.randn(2, 6)), P.of(net)
+    names = [name for name in base if not name.startswith("1.")]  # the first layer is fixed
+
+    def client(weights):
+        return DiagonalGaussian({**base, **{n: weights[n] for n in names}}, 0.1, names)
+
+    one = client(gaussian(net, seed).centre)
+    element = [torch.arange(5) if act is permute else torch.ones(5), draw(sym, generator(seed))[1]]
+    merged = merge_gaussians([one, client(act(one.centre, sym, element))], symmetries=sym)
+    torch.testing.assert_close(merged.centre, one.centre)
+    other = client(gaussian(net, seed + 9).centre)
+    held = merge_gaussians([one, other], symmetries=sym).centre
+    torch.testing.assert_close(held["1.weight"], base["1.weight"], rtol=0, atol=0)
+
+
+def test_matrices_of_an_adapter_of_which_one_factor_is_fixed_stay_as_they_are():
+    net, names = adapter(), ["1.weight"]
+    sym, base = discover(net, torch.randn(2, 6)), P.of(net)
+    pair = [DiagonalGaussian({**base, "1.weight": torch.randn(5, 3)}, 0.1, names) for _ in range(2)]
+    assert sym.linear
+    matched, naive = merge_gaussians(pair, symmetries=sym).centre, merge_gaussians(pair).centre
+    torch.testing.assert_close(matched, naive)
+
+
 A = DiagonalGaussian({"w": torch.ones(2)})
 CORE = CurvatureBlock(("w",), torch.ones(2, 1))
 FACTORS = CurvatureBlock(("w",), torch.ones(2, 2), torch.eye(2), torch.eye(2))
 BY_CURVATURE = LaplaceGaussian({"w": torch.ones(2)}, [CORE])
+WHOLE = LaplaceGaussian({"w": torch.ones(2)}, [CurvatureBlock(("w",), torch.ones(2, 1), TURN)])
+SADDLE = LaplaceGaussian(
+    {"w": torch.ones(2)}, [CurvatureBlock(("w",), torch.tensor([[-1.5], [0.5]]))]
+)
 
 
 @pytest.mark.bad_input
@@ -189,10 +250,31 @@ BY_CURVATURE = LaplaceGaussian({"w": torch.ones(2)}, [CORE])
         ([A, DiagonalGaussian({"v": torch.ones(2)})], {}, r"`posteriors.1.` is over other weights"),
         ([A, A], {"prior_std": -1.0}, "`prior_std` must be positive"),
         ([A, A], {"prior_std": 0.05}, "everywhere less sure than `prior_std` 0.05"),
-        ([A, DiagonalGaussian({"w": torch.ones(2) * torch.nan})], {}, "hold NaN or infinite"),
         ([A, A], {"symmetries": 3}, "`symmetries` must be what `discover` returned, got int"),
         ([BY_CURVATURE], {"symmetries": 3}, "`symmetries` are for DiagonalGaussian"),
-        ([BY_CURVATURE] * 2, {"prior_std": 0.5}, "surer than the priors of the posteriors"),
+        ([BY_CURVATURE] * 2, {"prior_std": 0.5}, r"0.5 is not that of precisions .1.0, 1.0"),
+        (
+            [LaplaceGaussian({"w": torch.ones(2)}, [CORE], p) for p in (1.0, 5.0)],
+            {"prior_std": 2.0},
+            r"`prior_std` 2.0 is not that of precisions .1.0, 5.0",
+        ),
+        ([BY_CURVATURE, WHOLE], {}, "must have curvatures of one structure"),
+        ([SADDLE, SADDLE], {}, "have a product of precisions -1 to 3"),
+        ([DiagonalGaussian({"w": torch.ones(2)}, math.inf)], {}, "of precisions 0 to 0"),
+        (
+            [A, DiagonalGaussian({"w": torch.tensor([1.0, math.nan])})],
+            {},
+            r"`posteriors.1.` holds NaN or infinite values",
+        ),
+        (
+            [
+                LaplaceGaussian(
+                    {"w": torch.ones(1)}, [CurvatureBlock(("w",), torch.tensor([[math.nan]]))]
+                )
+            ],
+            {},
+            "hold NaN or infinite values",
+        ),
         (
             [LaplaceGaussian({"w": torch.ones(2, 2)}, [FACTORS])],
             {},

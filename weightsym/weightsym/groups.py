@@ -252,14 +252,15 @@ class Symmetries:
     @cached_property
     def touched(self) -> frozenset[str]:
         """The tensors that any group moves."""
-        groups = (*self.permutations, *self.scalings, *self.signs)
-        places = [p for g in groups for p in g.placements]
-        places += [p for group in self.linear for p in group.placements]
-        places += [p for shift in self.shifts for p in shift.placements]
-        names = {self.axes[p.axis].tensor for p in places}
-        names |= {name for group in self.permutations for row in group.tensors for name in row}
+        channels = *self.permutations, *self.scalings, *self.signs
+        names = [self.moved_by(g) for every in (channels, self.linear, self.shifts) for g in every]
         last = self.softmax_shift
-        return frozenset(names | ({last.weight} if last is not None else set()))
+        return frozenset({last.weight} if last else ()).union(*names)
+
+    def moved_by(self, group: Group | LinearGroup | ShiftGroup) -> frozenset[str]:
+        """The tensors that a group moves."""
+        rows = group.tensors if isinstance(group, PermutationGroup) else ()
+        return frozenset(self.axes[p.axis].tensor for p in group.placements).union(*rows)
 
     @cached_property
     def exchangeable_tensors(self) -> dict[str, frozenset[str]]:
