@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from lightning_bnn import modules
+from lightning_bnn import modules, samplers
 from lightning_bnn.calibration import quantile_band
 from lightning_bnn.datamodules.base import DataModule, Splits
 from lightning_bnn.likelihoods import Categorical, Gaussian
@@ -24,6 +25,7 @@ from weightsym.extras import needed
 
 with needed("`lightning_bnn.sklearn`"):
     from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
+    from sklearn.preprocessing import StandardScaler
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
@@ -72,40 +74,46 @@ class _Estimator(BaseEstimator):
 
     def _fit(self, x: NDArray[Any], y: Tensor, outputs: int, likelihood: nn.Module) -> None:
         """Train on standardised rows."""
-        self._centre, self._spread = x.mean(0), _spread(x)
+        self._scaler = StandardScaler().fit(x)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        settings: dict[str, Any] = {
+            "max_epochs": self.epochs, "accelerator": "cpu", "devices": 1, "precision": "64-true",
+            "limit_val_batches": 0, "logger": False, "enable_checkpointing": False,
+            "enable_model_summary": False, "enable_progress_bar": self.verbose,
+        }  # fmt: skip
         with torch.random.fork_rng(devices=[]), quiet(warn=True):
             torch.manual_seed(seed)
             network = mlp(x.shape[1], self.hidden, outputs)
-            options = {"likelihood": likelihood, "seed": seed} | (self.options or {})
-            module = self._module(network, options)
-            defaults: dict[str, Any] = dict.fromkeys(
-                ("logger", "enable_checkpointing", "enable_model_summary"), False
-            ) | {
-                "precision": "64-true",
-                "limit_val_batches": 0,
-                "enable_progress_bar": self.verbose,
-            }
-            trainer = L.Trainer(max_epochs=self.epochs, **(defaults | (self.trainer or {})))
+            options = {"seed": seed} | (self.options or {})
+            module = self._module(network, options | {"likelihood": copy.deepcopy(likelihood)})
+            trainer = L.Trainer(**(settings | (self.trainer or {})))
             trainer.fit(module, _Table(self._standardised(x), y, self.batch_size, seed))
         self.module_ = module.cpu().eval()
 
-    def _module(self, network: nn.Module, options: dict[str, Any]) -> Any:
+    def _class(self) -> Any:
+        """The class of the module."""
+        known = {n: c for n, c in inspect.getmembers(modules) if hasattr(c, "arguments")}
         cls: Any = self.method
         if isinstance(cls, str):
-            names = tuple(n for n, c in inspect.getmembers(modules) if hasattr(c, "arguments"))
-            check_choice("method", cls, names)
-            cls = getattr(modules, cls)
-        default = inspect.signature(cls.arguments).parameters["optimizer"].default
-        rate = self.learning_rate
+            check_choice("method", cls, tuple(known))
+            cls = known[cls]
+        if not hasattr(cls, "arguments"):
+            raise ValueError(f"`method` must be one of {', '.join(known)}, got {cls!r}.")
+        return cls
+
+    def _module(self, network: nn.Module, options: dict[str, Any]) -> Any:
+        cls, rate = self._class(), self.learning_rate
+        default = _optimizer_of(cls)
         if rate is None and default is torch.optim.Adam:
             rate = 0.01
-        if rate is not None and "optimizer" not in options:
-            options["optimizer"] = partial(default, lr=rate)
+        if rate is not None:
+            options = {"optimizer": partial(default, lr=rate)} | options
+        if issubclass(cls, modules.MCDropout):
+            options = {"p": 0.1} | options
         return cls(network, **options)
 
     def _standardised(self, x: NDArray[Any]) -> Tensor:
-        return torch.from_numpy((x - self._centre) / self._spread).float()
+        return torch.from_numpy(self._scaler.transform(x)).float()
 
     def _batches(self, x: ArrayLike) -> Iterator[Tensor]:
         """Rows as the networks take them, some at a time."""
@@ -130,10 +138,9 @@ class _Estimator(BaseEstimator):
         return torch.cat([predictor(self.module_.template, rows) for rows in batches], 1)
 
 
-def _spread(x: NDArray[Any]) -> NDArray[Any]:
-    """Standard deviations of columns, 1 where there is none."""
-    std: NDArray[Any] = np.asarray(x.std(0))
-    return np.where(std > 0, std, 1.0)
+def _optimizer_of(cls: Any) -> Any:
+    """What a class of modules trains with by default."""
+    return inspect.signature(cls.arguments).parameters["optimizer"].default
 
 
 class BnnClassifier(ClassifierMixin, _Estimator):
@@ -168,7 +175,8 @@ class BnnClassifier(ClassifierMixin, _Estimator):
         x, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, index = np.unique(np.asarray(y), return_inverse=True)
-        self._fit(x, torch.from_numpy(index), len(self.classes_), Categorical())
+        likelihood = (self.options or {}).get("likelihood", Categorical())
+        self._fit(x, torch.from_numpy(index), len(self.classes_), likelihood)
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
@@ -184,14 +192,14 @@ class BnnClassifier(ClassifierMixin, _Estimator):
         self, X: ArrayLike, n: int | None = None, random_state: Any = None  # noqa: N803
     ) -> NDArray[Any]:  # fmt: skip
         """Probabilities of n networks (by default 10 or all), ``(n, rows, classes)``."""
-        return self._sampled(X, n, random_state).softmax(-1).numpy()
+        return self._sampled(X, n, random_state).double().softmax(-1).numpy()
 
 
 class BnnRegressor(RegressorMixin, MultiOutputMixin, _Estimator):
     """The posterior of a neural network as a regressor of scikit-learn.
 
-    Features and targets are standardised, and the noise of the targets is learned. The arguments
-    are those of `BnnClassifier`.
+    Features and targets are standardised. The noise of the targets is learned, by chains as an
+    output of the network. The arguments are those of `BnnClassifier`.
 
     >>> x = np.linspace(-1, 1, 60)[:, None]
     >>> regressor = BnnRegressor(random_state=0).fit(x, np.sin(3 * x[:, 0]))
@@ -206,11 +214,14 @@ class BnnRegressor(RegressorMixin, MultiOutputMixin, _Estimator):
         targets = np.asarray(y, np.float64)
         self._shape = targets.shape[1:]
         targets = targets.reshape(len(targets), -1)
-        self._mean, self._std = targets.mean(0), _spread(targets)
+        self._targets_scaler = StandardScaler().fit(targets)
         k = targets.shape[1]
-        likelihood = (self.options or {}).get("likelihood", Gaussian("learned", targets=k))
+        likelihood = (self.options or {}).get("likelihood")
+        if likelihood is None:  # chains learn nothing beside the weights
+            learns = _optimizer_of(self._class()) in (torch.optim.Adam, samplers.IVON)
+            likelihood = Gaussian("learned" if learns else "heteroscedastic", targets=k)
         outputs = 2 * k if getattr(likelihood, "noise", "") == "heteroscedastic" else k
-        standardised = torch.from_numpy((targets - self._mean) / self._std).float()
+        standardised = torch.from_numpy(self._targets_scaler.transform(targets)).float()
         self._fit(x, standardised, outputs, likelihood)
         return self
 
@@ -234,7 +245,8 @@ class BnnRegressor(RegressorMixin, MultiOutputMixin, _Estimator):
         parts = [self._targets(mean)]
         if return_std:
             variance = stds.square().mean(0) + means.var(0, correction=0)
-            parts.append(self._reshaped(variance.detach().sqrt().numpy() * self._std))
+            std = variance.detach().sqrt().numpy() * self._targets_scaler.scale_
+            parts.append(self._reshaped(std))
         if intervals is not None:
             band = quantile_band(means, stds, 1 - intervals)
             parts += [self._targets(band.low), self._targets(band.high)]
@@ -248,7 +260,8 @@ class BnnRegressor(RegressorMixin, MultiOutputMixin, _Estimator):
         return self._targets(self.module_.likelihood.moments(outputs)[0])
 
     def _targets(self, values: Tensor) -> NDArray[Any]:
-        return self._reshaped(values.detach().numpy() * self._std + self._mean)
+        scaler = self._targets_scaler
+        return self._reshaped(values.detach().numpy() * scaler.scale_ + scaler.mean_)
 
     def _reshaped(self, values: NDArray[Any]) -> NDArray[Any]:
         return values.reshape(*values.shape[:-1], *self._shape)

@@ -1,5 +1,7 @@
 """Estimators do what scikit-learn asks of all of them, and predict as their modules do."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +11,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import check_estimator
 
+from lightning_bnn import modules
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.modules import HMC
 from lightning_bnn.sklearn import BnnClassifier, BnnRegressor
 
 SMALL = {"hidden": (16,), "epochs": 20, "batch_size": 16, "random_state": 0}
 NOISE = 0.3
+BAYESIAN = "HMC IVON Laplace MCDropout MFVI MILE SMILE SWAG SymmetrizedVI".split()
 
 
 def noisy(n=400, seed=0):
@@ -60,6 +64,34 @@ def test_predictions_are_those_of_the_module():
     wanted = np.mean([classifier.module_.member(m)(rows).softmax(-1).detach() for m in range(3)], 0)
     assert classifier.predict_proba(x) == pytest.approx(wanted, abs=1e-5)
     assert list(classifier.predict(x)) == [classifier.classes_[k] for k in wanted.argmax(-1)]
+
+
+@pytest.mark.e2e
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that some of these runs are too short
+@pytest.mark.parametrize("method", [*BAYESIAN, modules.SGHMC])
+def test_every_method_learns_numbers_and_classes(method):
+    x, y = noisy(60)
+    x = np.concatenate([x, np.full((60, 1), 0.1)], 1)  # a constant column
+    for cls, targets in ((BnnRegressor, y), (BnnClassifier, y > 100)):
+        estimator = cls(method, hidden=(8,), epochs=6, random_state=0).fit(x, targets)
+        assert np.isfinite(estimator.sample(x)).all()
+        predicted = estimator.predict(x + [0, 0.01])
+        again = pickle.loads(pickle.dumps(estimator)).predict(x + [0, 0.01])
+        assert (predicted == again).all()
+        assert np.abs(predicted.astype(float)).max() < 200
+
+
+def test_a_likelihood_of_ones_own_stays_as_it_was():
+    x, y = noisy(40)
+    likelihood = Gaussian("learned", std=0.2)
+    stds = [
+        BnnRegressor(options={"likelihood": likelihood}, **SMALL).fit(x, y).predict(
+            x, return_std=True
+        )[1]
+        for _ in range(2)
+    ]  # fmt: skip
+    assert likelihood.log_std.exp().item() == pytest.approx(0.2)
+    assert (stds[0] == stds[1]).all()
 
 
 @pytest.mark.e2e

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from lightning_bnn.posteriors.gauss_newton import (
 )
 from lightning_bnn.posteriors.kronecker import (
     factored_blocks,
+    is_linear,
     kronecker_factors,
     without_factors,
 )
@@ -76,7 +78,10 @@ def curvature(
     """
     check_choice("structure", structure, get_args(Structure))
     curvature_root(likelihood)
-    batches = MappedBatches(batches, lambda batch: batch)
+    in_rows = last_layer is None and is_linear(model) and structure != "full"
+    batches = MappedBatches(
+        batches, functools.partial(_rows, likelihood) if in_rows else lambda batch: batch
+    )
     runner = copy.deepcopy(model)
     runner.load_state_dict({n: t.clone() for n, t in params.items()}, strict=False)
     runner.eval()
@@ -85,7 +90,7 @@ def curvature(
         batches = [_features(runner, last_layer, likelihood, *batch) for batch in batches]
         runner = runner.get_submodule(last_layer)
         prefix = f"{last_layer}." if last_layer else ""
-    if next(runner.parameters()).dtype in (torch.float16, torch.bfloat16):
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in runner.parameters()):
         runner, batches = runner.float(), MappedBatches(batches, _in_single_precision)
     blocks = _blocks(runner, batches, likelihood, structure, progress)
     if not all(bool(block.eigenvalues.isfinite().all()) for block in blocks):
@@ -114,7 +119,7 @@ def _blocks(
         device = next(model.parameters()).device
         check_memory(4 * numbers, device, "A curvature in Kronecker factors", instead)
     try:
-        if isinstance(model, nn.Linear) and structure != "full":
+        if is_linear(model) and structure != "full":
             return _of_linear(model, names, batches, likelihood, structure == "diag")
         if structure == "kron":
             return kronecker_factors(model, batches, likelihood, progress)
@@ -208,6 +213,13 @@ def _features(model: nn.Module, layer: str, likelihood: Any, x: Any, y: Tensor) 
     last = model.get_submodule(layer)(features)
     if last.shape != outputs.shape or not torch.allclose(last, outputs, rtol=1e-4, atol=1e-5):
         raise ValueError(f"The layer {layer!r} is not the last: what it returns is changed.")
+    return _rows(likelihood, (features, y))
+
+
+def _rows(likelihood: Any, batch: Batch) -> Batch:
+    """Inputs of a linear layer at the positions that count, and what they are of."""
+    x, y = batch
+    (features,) = inputs_of(x)
     rows: Batch = (
         likelihood.rows(features, y) if isinstance(likelihood, Categorical) else (features, y)
     )

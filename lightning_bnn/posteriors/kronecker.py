@@ -15,8 +15,8 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,9 @@ from tqdm import tqdm
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.posteriors.gauss_newton import Batch, curvature_root, inputs_of
 from lightning_bnn.posteriors.laplace import CurvatureBlock
+from weightsym.devices import check_memory
 
-__all__ = ["factored_blocks", "kronecker_factors", "without_factors"]
+__all__ = ["factored_blocks", "is_linear", "kronecker_factors", "without_factors"]
 
 _BYTES = 2**24
 """Size of the gradients that are in memory at a time, apart from those of a single column."""
@@ -36,13 +37,18 @@ _BYTES = 2**24
 
 def without_factors(model: nn.Module) -> list[str]:
     """Names of the layers with trained weights that Kronecker factors are not made for."""
-    others = {
-        type(m).__name__ for m in _trained(model).values() if not isinstance(m, _WITH_FACTORS)
-    }
-    return sorted(others)
+    return sorted({type(m).__name__ for m in _trained(model).values() if not _has_factors(m)})
 
 
-_WITH_FACTORS = nn.Linear, nn.Conv2d
+def _has_factors(module: nn.Module) -> bool:
+    """Tell whether it is a layer as torch has it: subclasses may do anything in their forward."""
+    is_convolution = type(module).forward is nn.Conv2d.forward
+    return is_linear(module) or (is_convolution and getattr(module, "groups", 1) == 1)
+
+
+def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Tell whether it is a linear layer as torch has it."""
+    return type(module).forward is nn.Linear.forward
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Module]:
@@ -67,7 +73,9 @@ def kronecker_factors(
         progress: show a bar.
     """
     if without_factors(model):
-        raise ValueError("there are Kronecker factors of linear layers and convolutions only")
+        raise ValueError(
+            "there are Kronecker factors of linear layers and ungrouped 2D convolutions only"
+        )
     layers = {name: _Layer(m) for name, m in _trained(model).items()}
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     weights = [p for x in layers.values() for p in x.module.parameters() if p.requires_grad]
@@ -77,18 +85,19 @@ def kronecker_factors(
     hooks = [x.module.register_forward_hook(x.see, with_kwargs=True) for x in layers.values()]
     try:
         for x, y in tqdm(batches, "curvature", disable=not progress, leave=False):
-            outputs = model(*inputs_of(x))
-            rows, columns = _columns(likelihood, outputs, y, signs)
+            counted = _counted(likelihood, y)
+            for layer in layers.values():
+                layer.counted = counted
+            rows, columns = _columns(likelihood, model(*inputs_of(x)), y, signs)
+            _check_uses(rows, layers)
             _add(rows, columns, list(layers.values()))
     finally:
         for hook in hooks:
             hook.remove()
     blocks: dict[str, CurvatureBlock] = {}
     for name, layer in layers.items():
-        if not layer.uses:
-            raise ValueError(f"the layer {name!r} is not called")
         prefix = f"{name}." if name else ""
-        blocks |= factored_blocks(prefix, layer.of_outputs, layer.of_inputs / layer.uses)
+        blocks |= factored_blocks(prefix, layer.of_outputs, layer.of_inputs / max(1, layer.uses))
     return [blocks[name] for name in names]
 
 
@@ -110,6 +119,7 @@ class _Layer:
     Attributes:
         uses: how many inputs there were.
         outputs: of the calls since the last pull-back, with their numbers of entries.
+        counted: which positions of the batch count, ``(batch, positions)``; None if all do.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -120,6 +130,7 @@ class _Layer:
         self.of_inputs = weight.new_zeros(size, size)
         self.of_outputs = weight.new_zeros(len(weight), len(weight))
         self.outputs: list[tuple[GradientEdge, int]] = []
+        self.counted: Tensor | None = None
 
     @torch.no_grad()
     def see(
@@ -130,10 +141,10 @@ class _Layer:
         if isinstance(module, nn.Conv2d):
             around: Any = module._reversed_padding_repeated_twice
             mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-            x = F.unfold(
-                F.pad(x.flatten(0, -4), around, mode), module.kernel_size, module.dilation,
-                stride=module.stride,
-            ).mT  # fmt: skip
+            padded = F.pad(x if x.ndim == 4 else x[None], around, mode)
+            x = F.unfold(padded, module.kernel_size, module.dilation, stride=module.stride).mT
+        elif self.counted is not None and x.shape[:-1] == self.counted.shape:
+            x = x[self.counted]
         rows = x.reshape(-1, len(self.of_inputs))
         self.of_inputs += rows.T @ rows
         self.uses += len(rows)
@@ -151,14 +162,36 @@ class _Layer:
         self.of_outputs += rows.T @ rows
 
 
+def _counted(likelihood: Any, targets: Tensor) -> Tensor | None:
+    """The positions that are said something about, as targets have them."""
+    index = getattr(likelihood, "ignore_index", None)
+    counted = torch.ones_like(targets, dtype=torch.bool) if index is None else targets != index
+    if getattr(likelihood, "next_token", False) and targets.ndim == 2:
+        return F.pad(counted[:, 1:], (0, 1))
+    return None if index is None else counted
+
+
+def _check_uses(rows: Tensor, layers: Mapping[str, _Layer]) -> None:
+    """Refuse weights that are used without a call of their layer. Others may be unused."""
+    for name, layer in layers.items():
+        weights = [p for p in layer.module.parameters() if p.requires_grad]
+        if not layer.outputs and rows.requires_grad:
+            used = torch.autograd.grad(rows.sum(), weights, retain_graph=True, allow_unused=True)
+            if any(g is not None for g in used):
+                raise ValueError(f"the layer {name!r} is not called, but its weights are used")
+
+
 def _columns(
     likelihood: Any, outputs: Tensor, targets: Tensor, signs: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Rows of outputs ``(m, k)`` that count, and columns of their roots ``(r, m, k)``."""
     has_positions = isinstance(likelihood, Categorical) and outputs.ndim > 2
-    rows = likelihood.rows(outputs, targets)[0] if has_positions else outputs
+    selects = has_positions or getattr(likelihood, "ignore_index", None) is not None
+    rows = likelihood.rows(outputs, targets)[0] if selects else outputs
     if rows.ndim != 2:
         raise ValueError(f"outputs must be (batch, numbers), not {tuple(outputs.shape)}")
+    size = rows.numel() * rows.shape[1] * rows.element_size()
+    check_memory(size, rows.device, "A root of the curvature", "take smaller batches")
     columns = curvature_root(likelihood)(rows.detach()).movedim(-1, 0)
     if has_positions:
         heads = torch.rand(len(rows), 1, generator=signs) < 0.5
@@ -169,7 +202,7 @@ def _columns(
 def _add(rows: Tensor, columns: Tensor, layers: Sequence[_Layer]) -> None:
     """Pull columns back to the outputs of all layers."""
     calls = [(layer, *call) for layer in layers for call in layer.outputs]
-    if not calls:
+    if not calls or not len(rows):
         return
     used, edges, sizes = zip(*calls, strict=True)
     at_once = max(1, _BYTES // (sum(sizes) * columns.element_size()))

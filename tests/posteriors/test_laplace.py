@@ -295,6 +295,11 @@ class Aside(Bent):
         return super().forward(x @ self.aside.weight)
 
 
+class Tripled(nn.Linear):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
 class Twice(Bent):
     def forward(self, x):
         return self.head(self.body(x)) + self.head(self.body(-x))
@@ -323,7 +328,11 @@ def vectors():
         (lambda: last_layer_name(nn.Conv1d(1, 1, 1)), "Conv1d has no linear layer"),
         (
             lambda: curvature(net := Aside(), P.of(net), vectors(), Categorical(), "kron"),
-            "the layer 'aside' is not called",
+            "the layer 'aside' is not called, but its weights are used",
+        ),
+        (
+            lambda: curvature(net := Tripled(3, 2), P.of(net), vectors(), Categorical(), "kron"),
+            "it has Tripled.*linear layers and ungrouped 2D convolutions only",
         ),
         (
             lambda: curvature(Bent(), P.of(Bent()), vectors(), Categorical(), "lowrank"),

@@ -220,7 +220,10 @@ class Symmetries:
         if not linear:
             return self.scaling_dof + matrices + self.shift_dof
         diagonal = incidence(self.axes, linear, [_channels(group) for group in linear])
-        powers = _at_entries(self.axes, hstack([diagonal, incidence(self.axes, self.scalings)]))
+        covered = self.covered(self.scalings, ("general", "complex"))
+        beside = torch.cat([torch.zeros(0, dtype=torch.bool), *covered]).logical_not()
+        scales = incidence(self.axes, self.scalings)[:, np.flatnonzero(beside.numpy())]
+        powers = _at_entries(self.axes, hstack([diagonal, scales]))
         return _added_rank(powers, diagonal.shape[1]) + matrices + self.shift_dof
 
     def covered(self, groups: Sequence[Group], kinds: Collection[str]) -> tuple[Tensor, ...]:
@@ -330,7 +333,8 @@ def _table(sym: Any) -> str:
             size, names = sum(group.size for group in shifts), [group.name for group in shifts]
             lines.append(f"{title:<12}{size:>7}{len(shifts):>8}  {_shorten(names)}")
     numbers = sum(shape.numel() for shape in sym.shapes.values())
-    share = f" ({100 * sym.dimension / numbers:.2g} % of all numbers)" if numbers else ""
+    percent = 100 * sym.dimension / max(1, numbers)
+    share = f" ({percent:.2g} % of all numbers)" if 0 < percent <= 100 else ""
     lines.append(
         f"permutations: 10^{sym.log10_permutations:.1f}   free scales: {sym.scaling_dof}   "
         f"free signs: {sym.sign_dof}   continuous dimension: {sym.dimension}{share}"
