@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 
 from weightsym.arguments import check_count, check_integer, check_positive
 from weightsym.devices import at_least_single, where_precise
@@ -258,13 +259,18 @@ class Categorical(Likelihood):
 
 def _check_range(targets: Tensor, classes: int) -> None:
     """Refuse classes that a network does not know, where that can be seen without waiting."""
-    if targets.device.type == "cpu" and targets.numel():
+    if _can_be_seen(targets) and targets.numel():
         low, high = (int(t) for t in targets.aminmax())
         if low < 0 or high >= classes:
             raise ValueError(
                 f"`targets` must be between 0 and {classes - 1}, as the network has {classes} "
                 f"outputs; they go from {low} to {high}."
             )
+
+
+def _can_be_seen(targets: Tensor) -> bool:
+    """Whether values are there without waiting, as they are not on devices or inside of a vmap."""
+    return targets.device.type == "cpu" and not is_batchedtensor(targets)
 
 
 class Bernoulli(Likelihood):
@@ -283,8 +289,7 @@ class Bernoulli(Likelihood):
                 "`outputs` must be one logit for each target, got "
                 f"{tuple(outputs.shape)} for targets {tuple(targets.shape)}."
             )
-        on_cpu = targets.device.type == "cpu"
-        if on_cpu and bool(((targets != 0) & (targets != 1)).any()):
+        if _can_be_seen(targets) and bool(((targets != 0) & (targets != 1)).any()):
             raise ValueError("`targets` must be 0 or 1.")
         signed = torch.where(targets == 1, 1, -1) * outputs[..., 0]
         return nn.functional.logsigmoid(signed)

@@ -327,8 +327,8 @@ class SymmetryCallback(Callback):
         try:
             with torch.no_grad():
                 self.look(trainer, pl_module, _measured(self.network.weights()))
-        except ValueError as error:  # such as weights that have become NaN
-            self._switch_off(str(error))
+        except (ValueError, RuntimeError) as error:  # such as weights that have become NaN
+            self._switch_off(first_line(error))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._close()

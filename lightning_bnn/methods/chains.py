@@ -79,8 +79,8 @@ class Chains(Networks):
     ) -> None:
         """Draw other networks of the same functions.
 
-        Momenta follow permutations and signs, and stay where scales change: their law does not
-        depend on the weights.
+        Momenta follow permutations and signs, and stay where scales change: as step sizes go to
+        zero, their law does not depend on the weights.
 
         Args:
             prior_std: standard deviation of the prior, times the root of the temperature.

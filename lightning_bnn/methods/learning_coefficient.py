@@ -18,16 +18,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.methods.run import Batch, evaluation, member_losses
 from lightning_bnn.metrics.chains import LEAST, rhat
 from lightning_bnn.samplers import SGLD
-from weightsym import Symmetries
+from weightsym import Symmetries, orbit_directions
 from weightsym import params as P
 from weightsym.arguments import check_count, check_integer, check_not_negative, check_positive
+from weightsym.forward import first_line
 from weightsym.params import Params
 from weightsym.randomness import keyed_generator
+from weightsym.validation import check_symmetries
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -35,6 +38,8 @@ __all__ = ["CoefficientEstimate", "learning_coefficient"]
 
 _EVALUATIONS = 100
 """Of all the data by every chain, where gradients are those of minibatches."""
+_TANGENTS = 10_000_000
+"""Numbers of the tangents of an orbit at most, of which the rank is taken."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +102,9 @@ def learning_coefficient(
     losses: the network was not at a minimum.
 
     Symmetries do not change the loss, so that it is a function of d minus the dimension of the
-    orbit many numbers, and :math:`\lambda` is at most half of them: a warning says where the
-    estimate is not.
+    orbit of the weights many numbers, and :math:`\lambda` is at most half of them: a warning says
+    where the estimate is not. Orbits of large networks, whose tangents have more than ten million
+    numbers, are not counted.
 
     Args:
         network: in evaluation mode here, with the weights :math:`w^*`; it is left as it is.
@@ -127,6 +133,7 @@ def learning_coefficient(
     check_not_negative("localization", localization)
     check_integer("seed", seed)
     n, beta = batch.examples, 1 / math.log(batch.examples)
+    bound = _bound(network, symmetries)
     with evaluation(network), torch.inference_mode(False), torch.enable_grad():
         around = _Around(network, loss, chains)
         losses = around.losses(batch).detach()
@@ -146,7 +153,7 @@ def learning_coefficient(
         error=float(values.std() / math.sqrt(chains)),
         rhat=float(rhat(losses)),
         wbic=float(n * losses.mean()),
-        bound=_bound(around.moves, symmetries),
+        bound=bound,
         loss=centre,
         losses=losses,
     )
@@ -183,7 +190,7 @@ class _Around:
         dims = tree_map(lambda t: 0 if isinstance(t, Tensor) else None, outputs)
         if self._at_once:
             try:
-                losses: Tensor = torch.vmap(self.loss, (dims, rows))(outputs, targets)
+                losses: Tensor = torch.vmap(self._loss, (dims, rows))(outputs, targets)
                 return losses
             except RuntimeError:
                 self._at_once = False
@@ -192,7 +199,18 @@ class _Around:
             tree_map(lambda t, k=k: t[k] if isinstance(t, Tensor) else t, outputs) for k in members
         )
         own = (targets if rows is None else targets[k] for k in members)
-        return torch.stack([self.loss(o, t) for o, t in zip(some, own, strict=True)])
+        return torch.stack([self._loss(o, t) for o, t in zip(some, own, strict=True)])
+
+    def _loss(self, outputs: Any, targets: Tensor) -> Tensor:
+        try:
+            value = self.loss(outputs, targets)
+        except (RuntimeError, ValueError):  # vmap has errors of its own
+            raise
+        except Exception as error:
+            raise ValueError(f"`loss` fails: {type(error).__name__} {first_line(error)}") from error
+        if not isinstance(value, Tensor):
+            raise ValueError(f"`loss` must return a tensor, got {type(value).__name__}.")
+        return value
 
     def run(self, sampler: SGLD, batch: Batch, steps: int, size: int | None, seed: int) -> Tensor:
         """Losses on all data in the second half of a run, ``(chains, draws)``."""
@@ -234,8 +252,26 @@ def _checked(data: tuple[Any, ...], chains: int, steps: int, size: int | None) -
     return Batch(tuple(inputs), targets)
 
 
-def _bound(moves: Params, symmetries: Symmetries | None) -> float:
-    """Half of the dimensions off the orbit. An orbit that fixed weights cut is left out."""
-    numbers = sum(t[0].numel() for t in moves.values())
-    whole = symmetries is not None and symmetries.touched <= moves.keys()
-    return (numbers - (symmetries.dimension if symmetries and whole else 0)) / 2
+def _bound(network: nn.Module, symmetries: Symmetries | None) -> float:
+    """Half of the dimensions off the orbit on which fixed weights stay where they are."""
+    trained = {n: p.numel() for n, p in network.named_parameters() if p.requires_grad}
+    numbers = sum(trained.values())
+    if symmetries is None:
+        return numbers / 2
+    check_symmetries(symmetries)
+    params, generators = P.of(network), symmetries.scaling_dof + symmetries.shift_dof
+    generators += sum(group.dimension for group in symmetries.linear)
+    if not 0 < generators * sum(t.numel() for t in params.values()) <= _TANGENTS:
+        return numbers / 2
+    orbit = orbit_directions(params, symmetries)
+    rows = [orbit.times(row) for row in torch.eye(orbit.size)]
+    fixed = [{n: t for n, t in row.items() if n not in trained} for row in rows]
+    return (numbers - _rank(rows, 1e-9) + _rank(fixed)) / 2
+
+
+def _rank(rows: list[Params], tolerance: float | None = None) -> int:
+    """Of tangents that have been made of equal length."""
+    if not rows[0]:
+        return 0
+    tangents = torch.stack([torch.cat([t.flatten() for t in row.values()]) for row in rows])
+    return int(torch.linalg.matrix_rank(F.normalize(tangents, eps=1e-300), rtol=tolerance))

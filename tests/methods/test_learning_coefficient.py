@@ -1,6 +1,8 @@
 """Learning coefficients of networks whose laws are known, and what cannot have one."""
 
+import itertools
 import math
+import sys
 
 import lightning as L
 import pytest
@@ -11,10 +13,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lightning_bnn.callbacks import LearningCoefficient
-from lightning_bnn.methods import learning_coefficient
+from lightning_bnn.likelihoods import Bernoulli, Categorical
+from lightning_bnn.methods import CoefficientEstimate, learning_coefficient
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import DeepEnsemble
 from weightsym import discover
+from weightsym import params as P
 
 
 class Function(nn.Module):
@@ -135,6 +139,9 @@ def test_the_bound_leaves_out_the_orbit_and_says_where_steps_are_too_large():
     sym = discover(net, X)
     assert estimate_of(net, sym).bound == (21 - 4) / 2
     assert estimate_of(net).bound == 21 / 2
+    dead = mlp(3, [4], 1)
+    dead[1].weight.data[0], dead[1].bias.data[0], dead[3].weight.data[:, 0] = 0, 0, 0
+    assert estimate_of(dead, sym).bound == (21 - 3) / 2
     net[1].weight.requires_grad_(False)
     assert estimate_of(net, sym).bound == (21 - 12) / 2
     linear = nn.Linear(3, 1)
@@ -146,6 +153,60 @@ def test_the_bound_leaves_out_the_orbit_and_says_where_steps_are_too_large():
 def estimate_of(net, sym=None, **options):
     options = {"steps": 16, "localization": 0.0, "lr": 0.01, **options}
     return learning_coefficient(net, squares, (X, net(X).detach()), sym, **options)
+
+
+@pytest.mark.parametrize("frozen", [0, 2, 3])
+@pytest.mark.parametrize("sizes", [(3, 2, 5, 2), (2, 3, 3), (4, 1, 1, 3)])
+def test_the_bound_of_a_linear_network_is_half_the_rank_of_its_outputs(sizes, frozen, monkeypatch):
+    torch.manual_seed(1)
+    net = nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))).double()
+    x = torch.randn(9, sizes[0]).double()
+    sym, weights = discover(net, x), P.of(net)
+    for p in list(net.parameters())[:frozen]:
+        p.requires_grad_(False)
+    free = {n: weights[n].detach() for n, p in net.named_parameters() if p.requires_grad}
+    slopes = torch.func.jacrev(lambda w: torch.func.functional_call(net, {**weights, **w}, (x,)))(
+        free
+    )
+    rank = torch.linalg.matrix_rank(
+        torch.cat([t.flatten(2).flatten(0, 1) for t in slopes.values()], 1)
+    )
+    options = {"steps": 16, "localization": 0.0, "lr": 0.001}
+    bound = learning_coefficient(net, squares, (x, net(x).detach()), sym, **options).bound
+    numbers = sum(t.numel() for t in free.values())
+    assert bound == rank / 2
+    monkeypatch.setattr(sys.modules[CoefficientEstimate.__module__], "_TANGENTS", 9)
+    bound = learning_coefficient(net, squares, (x, net(x).detach()), sym, **options).bound
+    assert bound == numbers / 2
+
+
+CLASSES = torch.randint(0, 2, (64,), generator=torch.Generator().manual_seed(1))
+
+
+def of(likelihood):
+    return lambda outputs, y: -likelihood.log_prob(outputs, y).mean()
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "reference", "outputs"),
+    [
+        (Categorical(), F.cross_entropy, 2),
+        (
+            Categorical(ignore_index=1),
+            lambda o, y: F.cross_entropy(o, y, ignore_index=1, reduction="sum") / len(y),
+            2,
+        ),
+        (Bernoulli(), lambda o, y: F.binary_cross_entropy_with_logits(o[:, 0], y.float()), 1),
+    ],
+)
+def test_likelihoods_of_classes_have_coefficients_by_minibatches(likelihood, reference, outputs):
+    torch.manual_seed(0)
+    net, options = mlp(3, [4], outputs), {"steps": 32, "batch_size": 8}
+    found = learning_coefficient(net, of(likelihood), (X, CLASSES), **options)
+    wanted = learning_coefficient(net, reference, (X, CLASSES), **options)
+    torch.testing.assert_close(found.losses, wanted.losses)
+    with pytest.raises(ValueError, match="`targets` must be"):
+        learning_coefficient(net, of(likelihood), (X, CLASSES + 7), **options)
 
 
 def test_minibatches_have_the_coefficient_of_all_data():
@@ -215,6 +276,10 @@ def test_losses_may_look_at_values():
         ({"network": nn.Flatten()}, "no weights that require gradients"),
         ({"data": X}, "`data` must be inputs and targets"),
         ({"loss": F.mse_loss, "reduction": "none"}, "`loss` must return one number"),
+        ({"loss": lambda o, y: 1.0}, "`loss` must return a tensor, got float"),
+        ({"loss": lambda o, y: squares(o, y).item()}, "`loss` must return a tensor, got float"),
+        ({"loss": lambda o, y: o.logits}, "`loss` fails: AttributeError"),
+        ({"symmetries": 3}, "must be what `discover` returned, got int"),
     ],
 )
 def test_what_has_no_coefficient_is_refused(options, message):
@@ -260,8 +325,17 @@ def test_of_our_modules_it_sees_the_first_member():
     assert callback.history[0][1][0] == pytest.approx(expected.value, rel=1e-3)
 
 
-def test_diverging_chains_switch_the_callback_off():
-    with pytest.warns(UserWarning, match="switched off: chains .* have diverged"):
-        callback, trainer = watched(built(Plain, 0.0), lr=1e8)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 1e8}, "chains .* have diverged"),
+        ({"loss": lambda o, y: F.cross_entropy(o, y).item()}, "`loss` must return a tensor"),
+        ({"loss": lambda o, y: o.logits}, "`loss` fails"),
+        ({"loss": lambda o, y: o @ o}, "mat1 and mat2"),
+    ],
+)
+def test_what_has_no_coefficient_switches_the_callback_off(options, message):
+    with pytest.warns(UserWarning, match=f"switched off: {message}"):
+        callback, trainer = watched(built(Plain, 0.0), **options)
     assert not callback.history
     assert trainer.global_step == 24
