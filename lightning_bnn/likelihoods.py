@@ -77,7 +77,8 @@ class SequenceScores(NamedTuple):
     Attributes:
         log_prob: of the mixture of all networks.
         information: that the tokens hold about which network is right, in nats, never negative.
-        disagreement: share of the pairs of networks whose likeliest classes differ somewhere.
+        disagreement: share of the pairs of networks whose likeliest classes differ somewhere, 0 of
+            one network.
         tokens: how many count.
 
     References:
@@ -197,11 +198,19 @@ class Categorical(Likelihood):
         Args:
             outputs: of networks, ``(samples, batch, ...)``; of causal language models given the
                 tokens before each.
-            targets: of the examples. Where there are none, draw some from every network:
-                ``torch.distributions.Categorical(logits=outputs[0]).sample()``.
+            targets: of the examples. Where there are none, draw some from every network, at each
+                position by itself where outputs do not depend on them. Causal language models
+                generate theirs: take the outputs of all networks given these, too.
 
         Returns:
             Numbers ``(batch,)``.
+
+        >>> logits = torch.tensor([[50.0, 0.0], [0.0, 50.0]])[:, None, :, None].expand(2, 1, 2, 3)
+        >>> of_each = [torch.distributions.Categorical(logits=z.movedim(1, -1)) for z in logits]
+        >>> draws = [law.sample() for law in of_each]  # (batch, positions), where classes go last
+        >>> images = Categorical("first")
+        >>> [round(images.sequences(logits, y).information.item(), 4) for y in draws]
+        [0.6931, 0.6931]
         """
         logits, targets = self.aligned(outputs.detach(), targets)
         if logits.ndim != targets.ndim + 2:
@@ -209,6 +218,9 @@ class Categorical(Likelihood):
                 f"`outputs` must be those of networks, (samples, batch, ...), got "
                 f"{tuple(outputs.shape)} for targets {tuple(targets.shape)}."
             )
+        if 0 in logits.shape[:2]:
+            networks, examples = logits.shape[:2]
+            raise ValueError(f"`outputs` are those of {networks} networks for {examples} examples.")
         each = [self._sequence(*p) for p in zip(logits.unbind(1), targets, strict=True)]
         return SequenceScores(*map(torch.stack, zip(*each, strict=True)))
 
@@ -230,7 +242,7 @@ class Categorical(Likelihood):
         return SequenceScores(
             of_targets.sum(1).logsumexp(0) - math.log(size),
             (mixed - (weights * each).sum(0)).clamp_min(0).sum(),
-            (size**2 - alike) / alike.new_tensor(size * (size - 1)).double(),
+            (size**2 - alike) / alike.new_tensor(max(1, size * (size - 1))).double(),
             counts.sum(),
         )
 

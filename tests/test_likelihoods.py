@@ -253,7 +253,24 @@ def test_scores_of_images_and_of_examples_with_one_class():
     one = Categorical().sequences(logits[:, :, 0], TEXTS[:, 0])
     torch.testing.assert_close(one.information, mutual_information(logits[:, :, 0].softmax(-1)))
     alone = Categorical().sequences(logits[:1], TEXTS)
-    assert bool((alone.information.abs() < 1e-12).all() & alone.disagreement.isnan().all())
+    assert bool((alone.information.abs() < 1e-12).all() & (alone.disagreement == 0).all())
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "targets"),
+    [
+        (Categorical(), (5, 2), (5,)),
+        (Categorical(ignore_index=1), (5, 3, 2), (5, 3)),
+        (Categorical("first"), (5, 2, 3, 3), (5, 3, 3)),
+        (Categorical(next_token=True), (5, 3, 2), (5, 3)),
+        (Bernoulli(), (5, 1), (5,)),
+    ],
+)
+def test_networks_with_targets_of_their_own_may_be_scored_at_once(likelihood, outputs, targets):
+    g = torch.Generator().manual_seed(0)
+    z, y = torch.randn(4, *outputs, generator=g), torch.randint(0, 2, (4, *targets), generator=g)
+    wanted = torch.stack([likelihood.log_prob(*pair) for pair in zip(z, y, strict=True)])
+    torch.testing.assert_close(torch.vmap(likelihood.log_prob)(z, y), wanted)
 
 
 @pytest.mark.bad_input
@@ -267,6 +284,14 @@ def test_scores_of_images_and_of_examples_with_one_class():
         (
             lambda: Categorical().sequences(torch.ones(2, 4, 5, 3), 3 * torch.ones(4, 5).long()),
             "must be between 0 and 2",
+        ),
+        (
+            lambda: Categorical().sequences(torch.ones(2, 0, 5, 3), torch.ones(0, 5).long()),
+            "`outputs` are those of 2 networks for 0 examples",
+        ),
+        (
+            lambda: Categorical().sequences(torch.ones(0, 4, 5, 3), torch.ones(4, 5).long()),
+            "`outputs` are those of 0 networks for 4 examples",
         ),
         (lambda: Categorical("middle"), "`classes` must be 'last' or 'first'"),
         (
