@@ -1,4 +1,4 @@
-r"""Kronecker factors of the curvature of linear layers and convolutions.
+r"""Kronecker factors of the curvature of layers `Linear` and `Conv2d`.
 
 .. math:: \sum_i J_i^T \Lambda_i J_i \approx \sum_{i,t} g_{it} g_{it}^T
     \otimes \tfrac1m \sum_{i,t} a_{it} a_{it}^T
