@@ -33,6 +33,7 @@ from weightsym.dimensions.nodes import is_random, leaves_of, operation_of, secon
 from weightsym.dimensions.noise import LAWS, is_noise, is_pointwise, met, noise, of_noise
 from weightsym.dimensions.probe import (
     Along,
+    NotSeparable,
     Pointwise,
     probe_along,
     probe_pointwise,
@@ -242,7 +243,8 @@ class Reading:
         try:
             result = self._result(node, args, named, values)
         except Exception as error:
-            self.unfollowed[index] = str(error) or type(error).__name__
+            is_ours = isinstance(error, Unfollowed | NotSeparable)
+            self.unfollowed[index] = str(error) if is_ours else "it cannot be run by itself"
             for value in values:
                 for part in value.parts:
                     self.system.fix(part)
