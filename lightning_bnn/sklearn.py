@@ -107,6 +107,8 @@ class _Estimator(BaseEstimator):
         if rate is None and default is torch.optim.Adam:
             rate = 0.01
         if rate is not None:
+            if "lr" not in inspect.signature(default).parameters:
+                raise ValueError(f"{cls.__name__} tunes its steps: omit `learning_rate`.")
             options = {"optimizer": partial(default, lr=rate)} | options
         if issubclass(cls, modules.MCDropout):
             options = {"p": 0.1} | options

@@ -128,6 +128,10 @@ def test_pipelines_searches_and_own_likelihoods():
             ),
             "`intervals` must be between 0 and 1, got 90",
         ),
+        (
+            lambda: BnnRegressor("HMC", learning_rate=0.1).fit([[0.0], [1.0]], [0, 1]),
+            "HMC tunes its steps: omit `learning_rate`",
+        ),
         (lambda: BnnRegressor(hidden=50).fit([[0.0], [1.0]], [0, 1]), "`hidden` must be a list"),
     ],
 )  # fmt: skip
