@@ -202,6 +202,8 @@ def _columns(
 def _add(rows: Tensor, columns: Tensor, layers: Sequence[_Layer]) -> None:
     """Pull columns back to the outputs of all layers."""
     calls = [(layer, *call) for layer in layers for call in layer.outputs]
+    for layer in layers:
+        layer.outputs.clear()
     if not calls or not len(rows):
         return
     used, edges, sizes = zip(*calls, strict=True)
@@ -210,8 +212,6 @@ def _add(rows: Tensor, columns: Tensor, layers: Sequence[_Layer]) -> None:
         for layer, gradients in zip(used, _pulled_back(rows, edges, some), strict=True):
             if gradients is not None:
                 layer.add(gradients)
-    for layer in layers:
-        layer.outputs.clear()
 
 
 def _pulled_back(

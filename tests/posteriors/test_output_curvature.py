@@ -218,7 +218,8 @@ def test_layers_that_some_batches_do_not_call():
 @pytest.mark.parametrize("net", [nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))])
 def test_examples_that_are_ignored_have_no_curvature(net, structure):
     net, x, y = net.double(), torch.randn(6, 4).double(), torch.tensor([0, -1, 2, -1, -1, 1])
-    found = curvature(net, P.of(net), [(x, y)], Categorical(ignore_index=-1), structure)
+    batches = [(x, torch.full_like(y, -1)), (x, y)]
+    found = curvature(net, P.of(net), batches, Categorical(ignore_index=-1), structure)
     kept = [(x[y >= 0], y[y >= 0])]
     wanted = curvature(net, P.of(net), kept, Categorical(), structure)
     for block, other in zip(found, wanted, strict=True):
