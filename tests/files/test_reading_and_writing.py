@@ -82,6 +82,13 @@ def header(path):
     return 8 + struct.unpack("<Q", path.with_suffix(".safetensors").read_bytes()[:8])[0]
 
 
+def test_a_single_number_may_have_any_stride(tmp_path):
+    column = torch.arange(44.0).view(2, 22)[1:, 3]
+    assert column.stride() == (22,)
+    safetensors_format.save_tensors(tmp_path / "it.safetensors", {"w": column})
+    assert torch.equal(load_file(tmp_path / "it.safetensors")["w"], torch.tensor([25.0]))
+
+
 def test_only_one_tensor_is_held_at_a_time(tmp_path):
     """Whoever reads the next one has let go of the last one."""
     save_file({str(k): torch.ones(1000) for k in range(5)}, tmp_path / "a.safetensors")
