@@ -16,6 +16,7 @@ __all__ = [
     "datamodules",
     "engines",
     "evaluation",
+    "hub",
     "likelihoods",
     "methods",
     "metrics",

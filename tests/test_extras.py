@@ -10,6 +10,7 @@ import torch
 from lightning_bnn import models
 from lightning_bnn.datamodules import CIFAR10, MNIST, Diabetes, Digits
 from lightning_bnn.engines import Work, run_on_ray, run_on_slurm
+from lightning_bnn.hub import from_hub, push_to_hub
 from lightning_bnn.studies.marginals import clusters
 from weightsym.commands.mistakes import mistake
 from weightsym.extras import _EXTRAS, MissingPackage, needed
@@ -26,6 +27,8 @@ CALLS = [
     ("torchvision", lambda: CIFAR10(root="nowhere").load()),
     ("torchvision", models.resnet18),
     ("torchvision", models.resnet20_frn),
+    ("huggingface_hub", lambda: from_hub("me/it")),
+    ("huggingface_hub", lambda: push_to_hub("sine", "me/it")),
     ("ray", lambda: run_on_ray(WORK)),
     ("submitit", lambda: run_on_slurm(WORK)),
 ]

@@ -23,6 +23,7 @@ REFERENCE = {
     "calibration": "Calibration",
     "params": "Networks as dicts and stacks",
     "bank": "Banks",
+    "hub": "The Hub of Hugging Face",
     "files": "Weights in files",
     "datamodules": "Data",
     "models": "The papers' networks",

@@ -120,6 +120,11 @@ class CheckpointBank:
         return {name: t.shape for name, t in self._manifest.layout.items() if t.is_weight}
 
     @property
+    def stored_as(self) -> torch.dtype | None:
+        """The type in which weights are on the disk, None for their own."""
+        return self._manifest.dtype
+
+    @property
     def nbytes(self) -> int:
         """The size of all networks on disk."""
         return self.rows * self._manifest.row_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,6 +65,38 @@ class Posterior(nn.Module, ABC):
             n: how many.
             generator: makes the draw repeatable; by default the global random state.
         """
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the posterior as safetensors and plain JSON, which hold no code.
+
+        Those that are tensors can be saved: Gaussians, Laplace approximations, lists of networks,
+        and mixtures of these.
+
+        Args:
+            folder: where no other is; it is made.
+
+        >>> import tempfile
+        >>> from lightning_bnn.posteriors import DiagonalGaussian
+        >>> posterior, folder = DiagonalGaussian({"w": torch.zeros(3)}), tempfile.mkdtemp()
+        >>> posterior.save(folder)
+        >>> Posterior.load(folder)
+        DiagonalGaussian(3 weights)
+        """
+        from lightning_bnn.posteriors.saving import save_posterior
+
+        save_posterior(self, folder)
+
+    @staticmethod
+    def load(folder: str | os.PathLike[str], network: nn.Module | None = None) -> Posterior:
+        """Read a posterior that `save` has written, bit for bit, and run nothing in the folder.
+
+        Args:
+            folder: where it is.
+            network: refuse a posterior of another kind of network than this one.
+        """
+        from lightning_bnn.posteriors.saving import load_posterior
+
+        return load_posterior(folder, network)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"

@@ -11,6 +11,7 @@ from types import ModuleType
 __all__ = ["MissingPackage", "needed", "of_the_plug_in"]
 
 _EXTRAS = {
+    "huggingface_hub": ("huggingface_hub", "lightning_bnn[hub]"),
     "lightning_bnn": ("lightning_bnn", "lightning_bnn"),
     "llvmlite": ("llvmlite", "weightsym[fast]"),
     "pandas": ("pandas", "pandas"),

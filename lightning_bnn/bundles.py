@@ -1,0 +1,110 @@
+"""Folders for others: tensors as safetensors, all else as JSON, each file with its SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from weightsym.files.safetensors_format import read_file, save_tensors
+from weightsym.loading import json_text, read_json
+from weightsym.params import Params
+
+__all__ = ["INDEX", "TENSORS", "read_bundle", "read_index", "write_bundle"]
+
+INDEX, TENSORS = "contents.json", "tensors-[0-9][0-9][0-9][0-9][0-9].safetensors"
+"""All files of a bundle; nothing else in its folder is read."""
+_FORMAT = 1
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+def write_bundle(
+    folder: str | os.PathLike[str], content: Mapping[str, Any], parts: Iterable[Params]
+) -> None:
+    """Write tensors and plain data to a folder where no other bundle is.
+
+    Args:
+        folder: it is made.
+        content: plain data, with the ``kind`` of the bundle.
+        parts: tensors for one file each, one in memory at a time.
+    """
+    root = Path(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    if (root / INDEX).exists() or any(root.glob(TENSORS)):
+        raise ValueError(f"{root} holds a posterior or a bank already: choose another folder.")
+    files = {}
+    for k, tensors in enumerate(parts):
+        path = root / f"tensors-{k:05d}.safetensors"
+        _check_numbers(path, tensors)
+        save_tensors(path, tensors)
+        files[path.name] = _sha256(path)
+    text = json_text({"format": _FORMAT, "files": files, **content})
+    (root / INDEX).write_text(text + "\n", encoding="utf-8")
+
+
+def read_index(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the plain data of a bundle, whose files must be its own and as they were written.
+
+    Args:
+        folder: of the bundle.
+    """
+    path = Path(folder) / INDEX
+    if not path.is_file():
+        raise ValueError(f"There is no {INDEX} in {folder}: nothing was saved there.")
+    content = read_json(path)
+    if content.get("format") != _FORMAT:
+        raise ValueError(
+            f"{path} has format {content.get('format')!r}, this version reads {_FORMAT}."
+        )
+    files = content.get("files")
+    if not isinstance(files, dict) or list(files) != [
+        f"tensors-{k:05d}.safetensors" for k in range(len(files))
+    ]:
+        raise ValueError(f"{path} names files that are not its own: only {TENSORS} are read.")
+    for name, digest in files.items():
+        file = path.with_name(name)
+        if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            raise ValueError(f"{path} has no SHA-256 of {name}.")
+        if not file.is_file() or _sha256(file) != digest:
+            raise ValueError(f"{file} is missing or not as it was written: get it again.")
+    return content
+
+
+def read_bundle(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], Iterator[Params]]:
+    """Read the plain data of a bundle, and its tensors one file at a time.
+
+    Args:
+        folder: of the bundle.
+    """
+    content = read_index(folder)
+    return content, map(_tensors, [Path(folder) / name for name in content["files"]])
+
+
+def _tensors(path: Path) -> Params:
+    tensors = {name: stored.read() for name, stored in read_file(path).tensors.items()}
+    _check_numbers(path, tensors)
+    return tensors
+
+
+def _check_numbers(path: Path, tensors: Params) -> None:
+    bad = next((name for name, tensor in tensors.items() if _has_nan(tensor)), None)
+    if bad is not None:
+        raise ValueError(f"{path}: {bad!r} holds NaN.")
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # torch has no test of float8
+    return bool(wide.isnan().any())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,151 @@
+"""Posteriors on disk: their tensors as safetensors, and the plain numbers that they are made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_bnn.bundles import read_bundle, write_bundle
+from lightning_bnn.posteriors.base import Posterior
+from lightning_bnn.posteriors.empirical import Empirical, Mixture
+from lightning_bnn.posteriors.gaussian import DiagonalGaussian, LowRankGaussian
+from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
+from weightsym import params as P
+from weightsym.params import Params, RavelSpec
+from weightsym.randomness import keyed_generator
+
+__all__: list[str] = []
+
+
+def save_posterior(posterior: Posterior, folder: str | os.PathLike[str]) -> None:
+    """Write a posterior, see `Posterior.save`."""
+    settings = _settings(posterior)
+    write_bundle(folder, {"kind": "posterior", "posterior": settings}, [posterior.state_dict()])
+
+
+def load_posterior(folder: str | os.PathLike[str], network: nn.Module | None) -> Posterior:
+    """Read a posterior, see `Posterior.load`."""
+    content, parts = read_bundle(folder)
+    if content.get("kind") != "posterior" or len(content["files"]) != 1:
+        raise ValueError(f"{folder} holds no posterior, but {content.get('kind')!r}.")
+    state = next(parts)
+    try:
+        posterior = _made(content["posterior"], state)
+        posterior.load_state_dict(state)  # what constructors have computed, bit for bit
+        drawn = posterior.sample(1, keyed_generator("size"))
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".:")
+        raise ValueError(f"{folder} is damaged, it makes no posterior: {reason}.") from None
+    if network is not None:
+        _check_fit(drawn, network)
+    return posterior
+
+
+def _check_fit(drawn: Params, network: nn.Module) -> None:
+    fixed, params = P.fixed_weights(network), P.of(network)
+    expected = {n: t.shape for n, t in params.items() if n in drawn or n not in fixed}
+    found = {name: t.shape[1:] for name, t in drawn.items()}
+    odd = sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
+    if odd:
+        raise ValueError(
+            f"The posterior is not of this network: {odd[0]!r} has shape "
+            f"{_shape(found.get(odd[0]))} in it, and {_shape(expected.get(odd[0]))} in `network`."
+        )
+
+
+def _shape(shape: torch.Size | None) -> str:
+    return "none" if shape is None else str(tuple(shape))
+
+
+# ------------------------------------------------------------ kinds
+_KINDS = (DiagonalGaussian, LowRankGaussian, LaplaceGaussian, Empirical, Mixture)
+
+
+def _settings(posterior: Posterior) -> dict[str, Any]:
+    """All that a posterior is made of besides its tensors."""
+    if type(posterior) not in _KINDS:
+        raise ValueError(
+            f"{type(posterior).__name__} cannot be saved, as it holds more than tensors: save "
+            "draws of it, `Empirical(posterior.sample(n), [0] * n)`."
+        )
+    settings: dict[str, Any] = {"class": type(posterior).__name__}
+    match posterior:
+        case DiagonalGaussian() | LowRankGaussian():
+            spec = posterior.spec
+            shapes = {n: list(s) for n, s in zip(spec.names, spec.shapes, strict=True)}
+            settings |= {"shapes": shapes, "order": list(posterior.order)}
+            if isinstance(posterior, LowRankGaussian):
+                settings["scale"] = posterior.scale
+        case LaplaceGaussian():
+            names = ["temperature", "prediction", "last_layer"]
+            settings |= {name: getattr(posterior, name) for name in names}
+            settings["order"] = list(posterior.constants.tensors())
+            settings["blocks"] = [list(block.names) for block in posterior.blocks]
+        case Empirical():
+            order = list(posterior.networks)
+            settings |= {"chains": list(posterior.chains), "order": order}
+        case Mixture():
+            settings["components"] = [_settings(part) for part in posterior.modes()]
+    return settings
+
+
+def _made(settings: Mapping[str, Any], state: Params) -> Posterior:
+    """Make a posterior from its settings and `state_dict`."""
+    constants = _below("constants.", state)
+    match settings["class"]:
+        case "DiagonalGaussian":
+            mean, names = _network(settings, state, constants)
+            return DiagonalGaussian(mean, 1.0, names)
+        case "LowRankGaussian":
+            mean, names = _network(settings, state, constants)
+            spec = P.ravel(mean, names)[1]
+            std, deviations = (P.unravel(state[name], spec) for name in ("std", "deviations"))
+            return LowRankGaussian(mean, std, deviations, settings["scale"], names)
+        case "LaplaceGaussian":
+            curvature = _below("curvature.", state)
+            blocks = [
+                CurvatureBlock(
+                    tuple(names), curvature[f"{k}.values"],
+                    curvature.get(f"{k}.left"), curvature.get(f"{k}.right"),
+                )
+                for k, names in enumerate(settings["blocks"])
+            ]  # fmt: skip
+            return LaplaceGaussian(
+                {name: constants[name] for name in settings["order"]}, blocks,
+                float(state["prior_precision"]), settings["temperature"], settings["prediction"],
+                settings["last_layer"],
+            )  # fmt: skip
+        case "Empirical":
+            return Empirical(
+                {name: constants[name] for name in settings["order"]}, _integers(settings["chains"])
+            )
+        case "Mixture":
+            parts = [
+                _made(part, _below(f"components.{k}.", state))
+                for k, part in enumerate(settings["components"])
+            ]
+            return Mixture(parts, state["weights"].tolist())
+    raise ValueError(f"{str(settings['class'])[:80]!r} is no kind of posterior that is saved")
+
+
+def _network(
+    settings: Mapping[str, Any], state: Params, constants: Params
+) -> tuple[Params, list[str]]:
+    """The means as a network, and what counts as its weights."""
+    names, shapes = list(settings["shapes"]), map(torch.Size, settings["shapes"].values())
+    mean = P.unravel(state["mean"], RavelSpec(tuple(names), tuple(shapes)))
+    return {name: {**constants, **mean}[name] for name in settings["order"]}, names
+
+
+def _below(prefix: str, state: Params) -> Params:
+    return {name[len(prefix) :]: t for name, t in state.items() if name.startswith(prefix)}
+
+
+def _integers(values: Sequence[Any]) -> list[int]:
+    if not all(type(value) is int for value in values):
+        raise ValueError("chains are not numbered")
+    return list(values)
