@@ -14,6 +14,7 @@ from lightning_bnn.evaluation.report import PREDICTIONS, percent
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import Card, diagnose, read_reference, reference_names
 from lightning_bnn.references.diagnosis import SPACES, Diagnosis
+from lightning_bnn.references.exchange import export_posteriordb
 from lightning_bnn.references.shipped import readable_card, reference_folder
 from lightning_bnn.tables import Cell, Measured, Table
 
@@ -38,13 +39,18 @@ _DISTANCES = (
 )
 
 
-def references(name: str | None = None) -> None:
+def references(name: str | None = None, posteriordb: str | None = None) -> None:
     """Print what the sampled posteriors of the package are worth, computed from their draws.
 
     Args:
         name: only this one (`lightning-bnn references digits`), with its card and its distances to
             chains of other seeds.
+        posteriordb: folder to which this one is written, too, in the format of posteriordb.
     """
+    if posteriordb is not None:
+        if name is None:
+            raise ValueError("`posteriordb` needs the name of one reference.")
+        export_posteriordb(name, posteriordb)
     names = reference_names() if name is None else [name]
     cards: dict[str, Card] = {}
     with one_thread():

@@ -1,0 +1,45 @@
+"""A bank as a data set for learning on weights: what can be told of a network by its weights?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import TensorDataset
+
+from lightning_bnn.bank.checkpoint_bank import CheckpointBank
+from weightsym import Symmetries, canonicalise
+from weightsym import params as P
+
+__all__ = ["labelled_networks"]
+
+
+def labelled_networks(
+    bank: CheckpointBank, label: str, sym: Symmetries | None = None
+) -> TensorDataset:
+    """Weights of every network as one row, and a number that its record has.
+
+    Args:
+        bank: networks that fit into memory.
+        label: a field of the records; that of a group is ``"metrics.val_acc"``.
+        sym: symmetries to remove, so that networks of one function have one row.
+
+    >>> from lightning_bnn.bank import shipped_bank
+    >>> data = labelled_networks(shipped_bank("mnist_optunets"), "loss")
+    >>> weights, loss = data[0]
+    >>> len(data), weights.shape, round(float(loss), 3)
+    (1000, torch.Size([392]), 0.537)
+    """
+    labels = torch.tensor([_field(record, label) for record in bank.records])
+    networks = bank[:] if sym is None else canonicalise(bank[:], sym)
+    return TensorDataset(P.ravel(networks, list(bank.shapes), stacked=True)[0], labels)
+
+
+def _field(record: dict[str, Any], label: str) -> float:
+    value: Any = record
+    for key in label.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(value, (int, float)):
+        known = ", ".join(record) or "none"
+        raise ValueError(f"`label`: {label!r} is no number of every record; fields are {known}.")
+    return value
