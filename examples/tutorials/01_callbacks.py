@@ -4,12 +4,10 @@
 # # Callbacks on your run
 #
 # You have a LightningModule and a `Trainer`. Five callbacks look at the weights while they train.
-# They change nothing in your module, and a run with them ends in the same weights as a run without
-# them. This page shows what each of them says, and what to conclude from it.
+# This page shows what each of them says, and what to conclude from it.
 #
-# Here is a module as you may have one: a network with two hidden layers for the 8 x 8 digits of
-# scikit-learn. The learning rate falls to a twentieth after fifteen of twenty epochs. (One thread
-# and fixed seeds make the numbers below come out again.)
+# Here is a module as you may have one, for scikit-learn's digits. The learning rate falls to a
+# twentieth after fifteen of twenty epochs.
 
 # %%
 import lightning as L
@@ -48,9 +46,8 @@ class Classifier(L.LightningModule):
 
 
 # %% [markdown]
-# The callbacks go into the list that every Trainer takes. With a TensorBoard logger, curves and
-# figures appear in TensorBoard; with this CSV logger, numbers go to `metrics.csv` and figures to
-# PNG files.
+# With a TensorBoard logger, curves and figures would appear in TensorBoard; with this CSV logger,
+# numbers go to `metrics.csv` and figures to PNG files.
 
 # %%
 from lightning_bnn.callbacks import (
@@ -82,14 +79,11 @@ trainer.fit(module, DataLoader(train, 50, shuffle=True), DataLoader(held_out, 50
 # ## PermutationTau: have the units settled?
 #
 # A *unit* is a neuron together with the weights that enter it and the weights that leave it.
-# Exchange two units of a layer, and the network computes what it did before. So the same function
-# stands at very many places in weight space, one for every order of the units.
-#
-# One way out is to *sort* the units, here by their largest incoming weight. That works once the
-# order has come to rest. After every step, `PermutationTau` compares the order of the units with
-# the order one step before, by Kendall's tau. **1 means that no two units have changed places, 0
-# that half of all pairs have.** Each number below is a mean over ten steps; there are 26 steps in
-# an epoch.
+# Exchange two units of a layer, and the network computes what it did before. One can *sort* the
+# units, here by their largest incoming weight, but only once the order has come to rest. After
+# every step, `PermutationTau` compares the order of the units with the order one step before, by
+# Kendall's tau. **1 means that no two units have changed places, 0 that half of all pairs have.**
+# Each number below is a mean over ten steps; there are 26 steps in an epoch.
 
 # %%
 print("step", *tau.layers, sep="  ")
@@ -100,9 +94,7 @@ print(f"swaps of two units that lead from the first order to the last: {swaps:.0
 
 # %% [markdown]
 # The order is in motion in the first steps, moves a little as long as the learning rate is high,
-# and stands still after the rate has dropped (step 390). At the end it takes 58 exchanges of two
-# units to get back to the first order, and no order of two layers of 32 units is more than 62 away.
-# What follows for you:
+# and stands still after the rate has dropped (step 390). What follows for you:
 #
 # - Where tau stays near 1, sorted networks of this run, and of other runs, may be compared weight
 #   by weight. Before that, "weight 17 of the sorted layer" belongs to another unit every few steps.
@@ -122,10 +114,8 @@ for step, (mass, minimum, excess) in [gap.history[k] for k in (0, 9, 38, -1)]:
     print(f"{step:4d}  {mass:7.1f}  {minimum:7.1f}  {excess:5.1f} %")
 
 # %% [markdown]
-# At the start the network pays for more than it needs, by 15 % of the least mass. Then the excess
-# falls, grows again with the weights, and hardly moves once the learning rate is low. An excess of
-# a few per cent is nothing to worry about. A large one, or one that keeps growing, says that the
-# weight decay pushes against numbers that have no influence on the function
+# An excess of a few per cent is nothing to worry about. A large one, or one that keeps growing,
+# says that the weight decay pushes against numbers that have no influence on the function
 # (`lightning_bnn.symmetry.min_mass` and `rescale` give you the network at the minimum).
 #
 # ## PosteriorFigures: the same run, with symmetries and without
@@ -143,8 +133,8 @@ shutil.copy(folder / "figures" / "posterior-trajectories-520.png", "trajectories
 
 # %% [markdown]
 # On the left, weights grow. In the middle, part of that growth has gone, since it was scale alone.
-# On the right a curve belongs to a *place in the order* and not to a unit: it jumps when two units
-# change places, and is calm after the learning rate has dropped.
+# On the right a curve jumps when two units change places, and is calm after the learning rate has
+# dropped.
 #
 # ## Beside your own curves
 #
@@ -169,10 +159,7 @@ panels = {
 lines_figure(panels, ("step", ""), marks=[390], columns=2).savefig("curves.png", dpi=100)
 
 # %% [markdown]
-# When the learning rate drops (dashed line), the units come to rest and the loss settles. For a
-# running average of the weights of one run take Lightning's `EMAWeightAveraging`: every unit keeps
-# its own weights, even where the order by size changes. Networks of several runs need one frame
-# first, see `average` in [tutorial 4](04_symmetries.md).
+# When the learning rate drops (dashed line), the units come to rest and the loss settles.
 #
 # ## CheckpointHarvester: the weights themselves
 #
@@ -192,13 +179,8 @@ print("accuracy of epochs 11 to 15:", *(f"{value:.3f}" for value in single))
 print(f"of their mean prediction: {together:.3f}")
 
 # %% [markdown]
-# The mean prediction of five networks is close to that of the best of them, and nobody had to know
-# which one that is. Networks of a bank can be averaged, compared, or turned into a distribution
-# over weights ([tutorial 3](03_comparing.md)).
+# Networks of a bank can be averaged ([tutorial 4](04_symmetries.md)), compared, or turned into a
+# distribution over weights ([tutorial 3](03_comparing.md)).
 #
-# ## In short
-#
-# - `tau` near 1 and rising: the order of the units has settled. Falling late in a run: look closer.
-# - `mass_excess` of some per cent is nothing to worry about; tens of per cent late in a run are.
-#
-# All options are in [callbacks](../callbacks.md).
+# All options are in [callbacks](../callbacks.md), and [how to read these pictures](../pictures.md)
+# has good and bad runs side by side.

@@ -14,8 +14,8 @@
 #   (*variational inference*), for which all orders of the units of a layer count as the same
 #   network.
 #
-# The data are scikit-learn's digits. Three sets that are not digits any more come with them (pixels
-# in another order, negatives, noise), and two of digits in poor quality.
+# The data are scikit-learn's digits. Three sets that are not digits any more come with them, and
+# two of digits in poor quality.
 
 # %%
 from functools import partial
@@ -33,23 +33,22 @@ data = Digits(batch_size=128, val_share=0.3)
 network = mlp(64, [32], 10)
 
 
-def fit(module, epochs, name):
+def fit(module, epochs):
     quiet = {"enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(
         max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, **quiet
     )
     trainer.fit(module, data)
-    trainer.save_checkpoint(f"{name}.ckpt")
     return module
 
 
 adam = partial(torch.optim.Adam, lr=0.02)
-single = fit(DeepEnsemble(network, members=1, optimizer=adam), 20, "single")  # ordinary training
-ensemble = fit(DeepEnsemble(network, members=5, optimizer=adam), 20, "ensemble")
+single = fit(DeepEnsemble(network, members=1, optimizer=adam), 20)  # ordinary training
+ensemble = fit(DeepEnsemble(network, members=5, optimizer=adam), 20)
 sgd = partial(torch.optim.SGD, lr=0.2, momentum=0.9)
-swag = fit(SWAG(network, members=5, start=12, optimizer=sgd), 24, "swag")
+swag = fit(SWAG(network, members=5, start=12, optimizer=sgd), 24)
 faster = partial(torch.optim.Adam, lr=0.03)
-gaussian = fit(SymmetrizedVI(network, prior_std=0.5, every=8, optimizer=faster), 60, "gaussian")
+gaussian = fit(SymmetrizedVI(network, prior_std=0.5, every=8, optimizer=faster), 60)
 posteriors = {"one network": single, "ensemble": ensemble, "SWAG": swag, "VI": gaussian}
 
 # %% [markdown]
@@ -76,17 +75,15 @@ for name, module in posteriors.items():
     print(f"{name:12s} {networks:8d}  {accuracy:8.3f}  {nll(probs, y):5.3f}  {ece(probs, y):5.3f}")
 
 # %% [markdown]
-# There are 450 test digits, so that one per cent of accuracy is four or five of them: differences
-# of that size mean nothing. VI has fewer right, and is the least confident of the four, which costs
-# it NLL and ECE; one number will mend most of this below.
+# With 450 test digits, differences of one per cent in accuracy mean nothing. VI is the least
+# confident of the four, which costs it NLL and ECE; one number will mend most of this below.
 #
 # ## Two kinds of uncertainty
 #
 # A prediction can be uncertain for two reasons. Either every single network is torn between two
 # classes (the image is ambiguous), or each network is sure and they contradict each other (the
 # training data have nothing like it). The second part is the *mutual information* between
-# prediction and weights: zero where all networks say the same. It is in *nats*; with ten classes it
-# cannot exceed log 10 = 2.3.
+# prediction and weights: zero where all networks say the same.
 
 # %%
 from lightning_bnn.metrics import decompose_uncertainty
@@ -105,10 +102,9 @@ for name in ("ensemble", "VI"):
         print(f"{name:9s} {which:22s} {total:5.2f} = {inside:15.2f} + {between:16.2f}")
 
 # %% [markdown]
-# Both parts grow from clean digits to noisy ones and to images of nothing but noise. Most of what
-# the ensemble does not know is inside of its networks, most of what VI does not know lies between
-# them. More data of that kind help against the second part, and not against the first. Which digits
-# does the ensemble find hard?
+# Both parts grow from clean digits to noisy ones and to images of nothing but noise. More data of
+# that kind help against the second part, and not against the first. Which digits does the ensemble
+# find hard?
 
 # %%
 from matplotlib.figure import Figure
@@ -132,8 +128,7 @@ print(f"errors among the 405 others: {wrong[45:].sum()}")
 # %% [markdown]
 # Above, the eight test digits on which the networks of the ensemble disagree most, below those on
 # which they disagree least; over each image its label, and what the five networks say. The tenth of
-# the digits with the most disagreement has twice as many errors as all the others together. So you
-# can look at the inputs on which your own model is uncertain before anybody complains about them.
+# the digits with the most disagreement has twice as many errors as all the others together.
 #
 # ## Notice inputs that are not digits
 #
@@ -178,8 +173,8 @@ histograms_figure(panels, "mutual information", 30).savefig("mutual_information.
 # worse here than one ordinary network, although nothing in its accuracy or NLL said so. Whether a
 # posterior is good for *this* must be measured for this.
 #
-# In the figure the digits are at the left, with little disagreement, and the others where networks
-# contradict each other. A threshold between them is your alarm.
+# In the figure the digits are at the left, with little disagreement. A threshold between them and
+# the others is your alarm.
 #
 # ## Probabilities that mean what they say
 #
@@ -213,28 +208,11 @@ calibration.figure().savefig("reliability_of_VI_on_validation_data.png", dpi=90)
 # such a share is 0.023 with 270 validation and 450 test digits. They have less than one class on
 # average, since some inputs, for which no class is likely enough, get an empty set.
 #
-# ## Save and load
-#
-# A trained posterior is an ordinary Lightning checkpoint; the network is given again when it is
-# loaded. A calibration is a small file of its own.
-
-# %%
-from lightning_bnn.calibration import Calibrated
-
-calibration.save("calibration.pt")
-again = SymmetrizedVI.load_from_checkpoint("gaussian.ckpt", network=network)
-calibrated = Calibrated.load("calibration.pt", again)
-print("the same predictions:", torch.equal(again(x), gaussian(x)))
-print("the same sets:", torch.equal(calibrated.sets(x), calibration.sets(x)))
-draws = again.posterior().sample(100)  # a hundred networks, as one dict of tensors
-print("draws of the weights:", {name: tuple(tensor.shape) for name, tensor in draws.items()})
+# `calibration.save("calibration.pt")` keeps it ([calibration](../calibration.md)).
 
 # %% [markdown]
-# `module.predictive()` is the averaged prediction as a plain module for `torch.export` and ONNX.
-#
 # ## Which one?
 #
-# Start with `DeepEnsemble(members=5)`: it costs five trainings at once, is at or near the top of
-# every table on this page, and has no setting but the number of its members. What the others are
-# worth on *your* network and data, the same few lines tell you. [Modules](../modules.md) has more
-# methods, and [calibration](../calibration.md) more on temperatures and sets.
+# Start with `DeepEnsemble(members=5)`: it is at or near the top of every table on this page, and
+# has no setting but the number of its members. [Modules](../modules.md) has more methods, and says
+# how posteriors are saved, loaded and exported.

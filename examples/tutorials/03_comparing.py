@@ -3,9 +3,9 @@
 # %% [markdown]
 # # Comparing posteriors, with a folder of plain .pt files
 #
-# Perhaps you have trained the same network several times, and there is a folder of `torch.save`
-# files. That is all this page needs. How far apart are two such folders? Do two training recipes
-# lead to the same networks? And are your networks anything like draws of the posterior?
+# You have trained the same network several times, and there is a folder of `torch.save` files. Do
+# two training recipes lead to the same networks? And are your networks anything like draws of the
+# posterior?
 #
 # First, some folders. A plain PyTorch loop trains perceptrons with 16 hidden units on
 # scikit-learn's digits. The weight decay is one divided by the number of examples, which is what a
@@ -63,7 +63,7 @@ for folder in ("ours", "again", "short", "late"):
 #
 # `FromCheckpoints` makes a module of a folder, without training, and finds the names of the network
 # behind any prefix (`model.`, `net.`, ...). It predicts, tests and calibrates as any other module
-# does ([tutorial 2](02_posterior.md)). Nothing in the files is executed.
+# does. Nothing in the files is executed.
 
 # %%
 import lightning as L
@@ -108,17 +108,13 @@ before, after = (params.apply(network, stack, inputs) for stack in (also_near, r
 print("outputs are the same but for rounding:", torch.allclose(before, after, atol=1e-4))
 
 # %% [markdown]
-# In another order the raw number says that the two sets have nothing in common, although their
-# outputs are the same. `canonicalise` brings every network into a standard order at standard
-# scales, and the distance is gone. A large raw number beside a small one without symmetries says
-# "the same functions, written down differently".
+# `canonicalise` brings every network into a standard order at standard scales, and the distance is
+# gone.
 #
 # ## All folders in one table
 #
-# `compare` takes any number of posteriors by name, and a reference: folders, banks and runs, and
-# also lists of modules, stacks and draws of other libraries. The result shows its tables and
-# cautions, also in a notebook; here only some columns are printed. (From a shell: `lightning-bnn
-# compare`.)
+# `compare` takes any number of posteriors by name, and a reference. The result has more columns and
+# cautions than are printed here. (From a shell: `lightning-bnn compare`.)
 
 # %%
 import csv
@@ -159,9 +155,7 @@ result.figures["metrics"].savefig("distances_and_predictions.png", dpi=150)
 # **Again** and **Late** cannot be told from our folder, neither by weights nor by predictions: zero
 # is within about two errors. So a folder trained from other seeds may be added to ours, and late
 # epochs of a run may stand for it. **Short** can be told: its law is about three errors away from
-# zero, and its predictions by more than a tenth of the probability. Which of them is better is
-# another question: Short is less often right, has more than twice the NLL, and raises fewer false
-# alarms.
+# zero, and its predictions by more than a tenth of the probability.
 
 # %% [markdown]
 # ## Is this the posterior?
@@ -203,13 +197,11 @@ show(Path("scored/fidelity.csv").read_text(), ("function law", "NS law", "TV", "
 # *Function law* is the same distance between what networks predict instead of between their
 # weights. The last row compares the two halves of the reference with each other.
 #
-# - *Do these networks vary as the posterior does?* The chains do: as functions they cannot be told
-#   from the reference, and without symmetries their weights are much closer than ours, although not
-#   quite there. Our folder does not.
-# - *Is the mean prediction good?* There our folder is level with the chains: it is as near to the
-#   prediction of the reference (TV), and as accurate, within the errors.
+# As functions the chains cannot be told from the reference, and without symmetries their weights
+# are much closer than ours, although not quite there. In the mean prediction our folder is level
+# with the chains: it is as near to that of the reference (TV), and as accurate, within the errors.
 #
 # So use trained networks if all you need are averaged predictions, and a sampler if you need to
-# know what the data leave open. [The leaderboard](../results/leaderboard.md) scores every method
-# of the package in this way, and [comparing posteriors](../studies.md) explains every column of
-# the tables.
+# know what the data leave open. [The leaderboard](../results/leaderboard.md) scores every method of
+# the package in this way, and [comparing posteriors](../studies.md) explains every column of the
+# tables.

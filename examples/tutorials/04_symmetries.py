@@ -4,11 +4,9 @@
 # # Finding, removing and matching symmetries, up to a transformer
 #
 # A *symmetry* of a network is a change of its weights that changes none of its outputs. This page
-# finds the symmetries of three networks, and shows what becomes of networks that were trained apart
-# once their symmetries are out of the way: they can be averaged, compared, and joined by a line on
-# which the loss stays low.
-#
-# All three networks classify scikit-learn's digits, and a plain loop trains them.
+# finds those of a perceptron and of a transformer, and shows what becomes of networks that were
+# trained apart once their symmetries are out of the way: they can be averaged, compared, and joined
+# by a line on which the loss stays low. A plain loop trains them on scikit-learn's digits.
 
 # %%
 import torch
@@ -51,9 +49,8 @@ def accuracy(network, weights=None):
 # ## A perceptron: find
 #
 # `discover` reads the graph of any network, with an example of its inputs. A *unit* is a neuron
-# with all weights that enter and leave it. Weights are dicts from the names of the `state_dict` to
-# tensors (`params.of(network)`); several networks are one such dict, with one more dimension in
-# front.
+# with all weights that enter and leave it. Weights are dicts from names to tensors
+# (`params.of(network)`); several networks are one such dict, with one more dimension in front.
 
 # %%
 from lightning_bnn.symmetry import discover, verify
@@ -67,10 +64,9 @@ print("outputs change by less than a millionth:", bool(error < 1e-6))
 
 # %% [markdown]
 # There are two groups of 32 units that may be exchanged (*permutation*), and each unit may be
-# multiplied by a positive number before its ReLU and divided by it afterwards (*scaling*). So there
-# are more than 10^70 places in weight space with this very function, and around each of them 64
-# directions in which it does not change. `verify` tries random ones on your own weights. What
-# `discover` does not understand is listed in `symmetries.frozen`: it never guesses.
+# multiplied by a positive number before its ReLU and divided by it afterwards (*scaling*). So more
+# than 10^70 places in weight space have this very function. `verify` tries random ones. What
+# `discover` does not understand is listed in `symmetries.frozen`.
 #
 # ## Remove
 #
@@ -107,14 +103,13 @@ print("above the least, per cent:", *(f"{value:.1f}" for value in least.excess))
 
 # %% [markdown]
 # The disguised copy was recognised. The six networks carry 11 to 14 per cent more mass than they
-# need: weight decay has punished them for scales that have no effect.
+# need.
 #
 # ## Match
 #
 # Networks from other seeds have other functions, and no symmetry makes them equal; but `match`
-# finds the order of the units in which they are *closest*. Whether that means anything shows on the
-# straight line between two networks: the *barrier* is how far the loss rises on the way, above the
-# mean of both ends.
+# finds the order of the units in which they are *closest*. The *barrier* is how far the loss rises
+# on the straight line between two networks, above the mean of both ends.
 
 # %%
 from lightning_bnn.symmetry import align, barrier, match
@@ -130,11 +125,8 @@ for text, start in (("as trained", first), ("matched", moved)):
 panels = {"two perceptrons": lines}
 
 # %% [markdown]
-# The barrier falls to a fraction. Much of what seemed to separate the two networks was the order of
-# their units.
-#
-# `align` does this for many networks at once, all with each other. Take the mean of the weights of
-# all six networks, and run it:
+# The barrier falls to a fraction. `align` does this for many networks at once, all with each other.
+# Take the mean of the weights of all six networks, and run it:
 
 # %%
 alignment = align(stack, symmetries)
@@ -145,47 +137,10 @@ for text, six in (("as trained", stack), ("aligned", alignment.apply(stack, symm
 
 # %% [markdown]
 # Without alignment the mean guesses. Aligned, it predicts nearly as well as its parts. (`average`
-# and `lightning-bnn merge` do this in one call.)
-#
-# ## A residual network
-#
-# Convolutions, BatchNorm and residual sums are understood in the same way. Channels that are added
-# to each other must move together, and they are one group.
-
-
-# %%
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-        self.block = nn.Sequential(
-            nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
-            nn.Conv2d(16, 8, 3, padding=1), nn.BatchNorm2d(8),
-        )  # fmt: skip
-        self.head = nn.Linear(8 * 16, 10)
-
-    def forward(self, images):
-        stream = nn.functional.max_pool2d(self.stem(images), 2)
-        return self.head(torch.relu(stream + self.block(stream)).flatten(1))
-
-
-pair = [trained(Residual, seed, epochs=10) for seed in range(2)]
-symmetries = discover(pair[0], x[:2])
-print(symmetries)
-first, second = map(params.of, pair)
-moved = match(first, second, symmetries, signs=True).apply(first, symmetries)
-lines = {}
-for text, start in (("as trained", first), ("matched", moved)):
-    between = barrier(pair[0], start, second, batches)
-    lines[text] = between
-    print(f"{text:10s}  barrier {between.height:5.3f}")
-panels["two residual networks"] = lines
+# and `lightning-bnn merge` do this in one call.) Convolutions, BatchNorm and residual sums are
+# understood in the same way; a channel that goes into BatchNorm may also change its *sign*.
 
 # %% [markdown]
-# A new kind is there: *sign*. A channel that goes into BatchNorm may be flipped, as the gain behind
-# it can flip it back. The barrier is about half of what it was, and not gone: no order and no signs
-# that `match` has found make these two one network.
-#
 # ## A transformer
 #
 # Attention has more freedom. Queries meet keys in a scalar product and nowhere else, so that *any*
@@ -232,14 +187,10 @@ class Transformer(nn.Module):
 
 pair = [trained(Transformer, seed, epochs=20) for seed in range(2)]
 print("accuracies:", *(f"{accuracy(one):.3f}" for one in pair))
-print(discover(pair[0], x[:2]))
 
 # %% [markdown]
-# Of the *general* matrices there are eight, of 8 x 8 numbers: for each of four heads one between
-# queries and keys, and one between values and outputs. *block perm.* are the heads.
-#
-# To be able to rotate the stream as well, `fold_norms` moves the gains of the norms into the layers
-# behind them, and returns a network with the same outputs.
+# To be able to rotate the stream, `fold_norms` moves the gains of the norms into the layers behind
+# them, and returns a network with the same outputs.
 
 # %%
 from lightning_bnn.symmetry import fold_norms, mix, random_mixings
@@ -254,12 +205,13 @@ print(f"weights have moved by {distance(first, mixed):.1f}")
 print("outputs are the same but for rounding:", bool(change < 1e-3))
 
 # %% [markdown]
-# The new line is *orthogonal*: rotations and reflections of the stream of 32 channels. Continuous
-# symmetries make up a tenth of all directions in weight space.
+# *block perm.* are the heads. *general* are eight matrices of 8 x 8 numbers: for each of four heads
+# one between queries and keys, and one between values and outputs. *orthogonal* are rotations and
+# reflections of the stream of 32 channels. Continuous symmetries make up a tenth of all directions
+# in weight space.
 #
-# `match` knows permutations only. `match_all` brings transformers together by permutations of units
-# and heads and by matrices, either by their weights or, with `by="activations"`, by what they
-# compute on a few batches.
+# `match` knows permutations only. `match_all` also applies matrices; it compares weights or, with
+# `by="activations"`, what the networks compute on a few batches.
 
 # %%
 from matplotlib.figure import Figure
@@ -279,8 +231,8 @@ for text, start in ways.items():
     lines[text] = between
     print(f"{text:19s}  distance {distance(start, second):5.2f}  barrier {between.height:5.3f}")
 panels["two transformers"] = lines
-figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-for ax, (title, lines) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+for ax, (title, lines) in zip(figure.subplots(1, 2), panels.items(), strict=True):
     for text, between in lines.items():
         ax.plot(between.weights, between.losses, marker=".", label=text)
     ax.set(title=title, xlabel="position between both networks", ylabel="training loss")
@@ -291,9 +243,8 @@ figure.savefig("loss_between_networks.png", dpi=100)
 # Permutations bring the weights closer and leave the barrier as high as it was. With heads,
 # matrices and rotations as well it falls to a quarter or less. Weights that are closest are not
 # best: matching by activations ends lower although the distance is larger. (On other pairs the
-# order of the last two may be another; [alignment](../results/alignment.md) has means over many
-# pairs.)
+# order of the last two may be another; [alignment](../results/alignment.md#pairs-of-transformers)
+# has means over ten pairs.)
 #
-# [Symmetries](../symmetry.md) has the functions, and [what discovery finds](../discovery.md) the
-# layers. [Alignment](../alignment.md) shows how to tell whether two checkpoints are the same
-# network.
+# [Symmetries](../symmetry.md) has the functions, [what discovery finds](../discovery.md) the
+# layers, and [alignment](../alignment.md) everything about matching.

@@ -11,9 +11,8 @@
 #
 # `population` trains many independent networks side by side and stores them in a *bank*, a folder
 # with one file of networks. It takes a configuration as `lightning-bnn fit` does, or the name of a
-# preset. `two_gaussians` is a network with two inputs, two hidden units and one output, which
-# separates two classes of points in the plane. From a shell the same is `lightning-bnn population
-# --config two_gaussians --members 5000 --part 5000 --bank perceptrons`.
+# preset; the command `lightning-bnn population` does the same. `two_gaussians` is a network with
+# two inputs, two hidden units and one output, which separates two classes of points in the plane.
 
 # %%
 import contextlib
@@ -72,8 +71,7 @@ for text, pairs in forms.items():
 # On the left nearly all networks lie on a ring, which is symmetric about the dashed diagonal:
 # nothing tells unit 1 from unit 2, so that every solution is there twice. In the middle, hidden
 # units are scaled to the same norm: a part of the ring was scale. On the right the units are sorted
-# as well, and each solution is there once. With 16 units there would be 16! = 2 x 10^13 copies, and
-# no cloud of weights could be read at all without removing them.
+# as well, and each solution is there once. With 16 units there would be 16! = 2 x 10^13 copies.
 #
 # ## A population of your own network
 #
@@ -95,9 +93,8 @@ same = all(torch.equal(tensor, after[7][name]) for name, tensor in before.items(
 print(after, "- network 7 is what it was:", same)
 
 # %% [markdown]
-# The same call continues where it was stopped, also after a crash, and member 7 is the same network
-# in every population of this configuration. So start with hundreds, look, and add thousands later,
-# on Ray or Slurm if one machine is too slow ([scale](../scale.md)).
+# The same call continues where it was stopped, also after a crash. So start with hundreds, look,
+# and add thousands later, on Ray or Slurm if one machine is too slow ([scale](../scale.md)).
 #
 # ## Predictions without holding them
 #
@@ -123,9 +120,8 @@ print(
 )
 
 # %% [markdown]
-# Nine of ten single networks lie within a little more than three points, and the mean of all is at
-# the upper end. A few single networks have a higher accuracy; with 450 digits nobody can say
-# whether they are better or lucky.
+# The mean of all is at the upper end. With 450 digits nobody can say whether the few networks above
+# it are better or lucky.
 #
 # ## How many networks are worth averaging?
 #
@@ -168,13 +164,11 @@ figure.savefig("single_networks_and_groups.png", dpi=100)
 
 # %% [markdown]
 # Most of the gain is there with five networks, and hardly any is left from twenty on. What goes on
-# falling is the spread: with five networks the result still depends on which five. In this way you
-# can choose the number of members for a network of your own.
+# falling is the spread: with five networks the result still depends on which five.
 #
 # ## Are they different networks?
 #
-# Two runs that end in the same function would tell us nothing new. In predictions it shows as a
-# pair with no mutual information.
+# Two runs that end in the same function would be a pair with no mutual information.
 
 # %%
 from lightning_bnn.symmetry import min_mass
@@ -189,9 +183,8 @@ excess = torch.cat([mass.excess for mass in masses])
 print(f"mass above the least: {excess.mean():.1f} % ± {excess.std():.1f}; blocks: {len(masses)}")
 
 # %% [markdown]
-# Not one of more than a hundred thousand pairs comes close to zero: there are five hundred
-# different functions. The second line goes through the bank block by block, as one does with a bank
-# that is larger than the memory: the mass (the sum of squared weights) that rescaling could save.
+# No pair comes close to zero: there are five hundred different functions. The second line goes
+# through the bank block by block, as one does with a bank that is larger than the memory: the mass
+# (the sum of squared weights) that rescaling could save.
 #
-# A bank is a posterior for all other tools ([tutorial 3](03_comparing.md)); [scale](../scale.md)
-# has what populations cost, and how to spread them over machines.
+# A bank is a posterior for all other tools ([tutorial 3](03_comparing.md)).

@@ -54,9 +54,8 @@ def encoded(text, labels):
 # ## Adapter and posterior
 #
 # `peft` adds the factors of LoRA to the model, and every module of this package takes the result as
-# it is; weights that are not trained are held once. `Categorical` reads the outputs of
-# transformers, a class for each token, where labels of -100 do not count. `MFVI` learns a Gaussian
-# for every weight of the adapter.
+# it is. `Categorical` reads a class for each token, where labels of -100 do not count. `MFVI`
+# learns a Gaussian for every weight of the adapter.
 
 # %%
 from functools import partial
@@ -110,8 +109,8 @@ with torch.device("meta"):
 # %% [markdown]
 # ## Uncertain words
 #
-# `module.outputs` are the outputs of all networks that were drawn. The mutual information between
-# the label of a word and the weights says how much the networks disagree about it.
+# The mutual information between the label of a word and the weights says how much the networks
+# disagree about it.
 
 # %%
 from matplotlib.figure import Figure
@@ -154,9 +153,9 @@ figure.savefig("what_the_networks_disagree_about.png", dpi=100)
 
 # %% [markdown]
 # Words with one meaning are certain; `the` and `to` have no label. Words with two meanings are
-# uncertain without a word before that decides, and less so with one. So is `zebra` in one of two
-# places, which no sentence of the training had. Not every new word is: all networks share the
-# weights that are not trained, and can be wrong together, as one network is.
+# uncertain without a word before that decides, and less so with one. So is the new word `zebra` in
+# one of two places. Not every new word is: all networks share the weights that are not trained, and
+# can be wrong together.
 #
 # ## Uncertain sentences
 #
@@ -191,9 +190,9 @@ print(f"AUROC of sentences with a new word by their information: {auroc(every, i
 
 # %% [markdown]
 # Sentences with a new word have more information and more disagreement on average. The two
-# log-likelihoods hardly differ here, as the networks of a Gaussian nearly agree; where they
-# contradict each other, as members of an ensemble do, the second is too low. Without labels, as for
-# texts that nobody has labelled, draw some from each network and take the mean information.
+# log-likelihoods hardly differ here; where networks contradict each other, as members of an
+# ensemble do, the second is too low. For texts without labels, draw some from each network, and
+# take the mean information.
 #
 # ## Two adapters, one model
 #
@@ -233,11 +232,10 @@ merged = merge_gaussians([one, other], prior_std=1.0, symmetries=symmetries)
 report("by precisions, in a frame", merged.centre)
 
 # %% [markdown]
-# Each half knows its own words only, the merged adapter knows nearly all. In five repetitions with
-# other seeds the last row was the best each time, although both adapters have the same start: 0.47
-# nats on average, against 0.64 by precisions alone and 0.69 by the plain average.
+# The merged adapter knows nearly all words. In five repetitions with other seeds the last row was
+# the best each time, although both adapters have the same start: 0.47 nats on average, against 0.64
+# by precisions alone and 0.69 by the plain average.
 #
-# `module.member(0)` is a peft model again, with `save_pretrained` and `merge_and_unload`; the
-# checkpoint of a run holds the adapter and refuses another base model. More on such networks is in
-# [networks of timm and Hugging Face](../other_networks.md), on merging in
+# `module.member(0)` is a peft model again, with `save_pretrained` and `merge_and_unload`. More is
+# in [networks of timm and Hugging Face](../other_networks.md) and
 # [merge](../merge.md#merge-posteriors).

@@ -69,9 +69,9 @@ for horizontal in (False, True):
         print(f"  step {step}: coefficient {value:.1f} +- {error:.1f}")
 
 # %% [markdown]
-# Adam spends several times the share of a random direction on the orbit, and without that part
-# the network is as accurate. The coefficient is far below half of the 2410 parameters: the data
-# determine few of them, and a Gaussian of precision 100, which holds the chains, the others. It can
-# be compared between networks if this precision and the step size are the same.
+# Without the part along the orbit the network is as accurate. The coefficient is far below half of
+# the 2410 parameters: the data determine few of them, and a Gaussian of precision 100, which holds
+# the chains, the others. It can be compared between networks if this precision and the step size
+# are the same.
 #
 # [Along orbits, and off them](../orbits.md) has the other tools, and a table of whether it helps.
