@@ -254,7 +254,7 @@ class Symmetries:
 
     @cached_property
     def touched(self) -> frozenset[str]:
-        """The tensors that any group moves."""
+        """The tensors that any group moves, without biases that only take shifts up."""
         channels = *self.permutations, *self.scalings, *self.signs
         names = [self.moved_by(g) for every in (channels, self.linear, self.shifts) for g in every]
         last = self.softmax_shift

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -53,12 +53,14 @@ class Posynomial:
         matrices: terms of two factors.
         powers: of the log scales in the factors of several scales, a sparse ``(factors, scales)``.
         free: which scales may change, ``(scales,)``; all by default.
+        structure: tables that do not depend on the point, which all points of a problem share.
     """
 
     single: Tensor
     matrices: tuple[Matrix, ...]
     powers: Tensor
     free: Tensor | None = None
+    structure: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def variables(self) -> int:
@@ -174,26 +176,48 @@ class Posynomial:
         values = torch.cat([t.flatten(1) for pair in pairs for t in pair], 1)
         return start.index_add(1, self._ends, values)
 
-    @cached_property
+    @property
     def _ends(self) -> Tensor:
-        return torch.cat([e.reshape(-1) for m in self.matrices for e in (m.rows, m.columns)])
+        if "ends" not in self.structure:
+            ends = [e.reshape(-1) for m in self.matrices for e in (m.rows, m.columns)]
+            self.structure["ends"] = torch.cat(ends)
+        return self.structure["ends"]
 
     @cached_property
     def slopes(self) -> tuple[Tensor, Tensor]:
         """Half the derivatives of inflow and outflow by the log scales, dense."""
-        logs = self.logs(torch.eye(self.variables).to(self.single)).T
-        table = self.total[..., None] * logs
-        for m in self.matrices:
-            for terms, ends, others in (
-                (m.terms, m.rows, m.columns),
-                (m.terms.mT, m.columns, m.rows),
-            ):
-                table.index_add_(1, ends.flatten(), (terms @ logs[others]).flatten(1, 2))
-        rows = table.mT.flatten(0, 1)
+        n, sides = self.variables, [side for m in self.matrices for side in (m.terms, m.terms.mT)]
+        table = self.total.new_zeros(len(self.total), self.total.shape[1] * n)
+        if "places" not in self.structure:
+            self.structure["places"] = list(self._places())
+        for places, powers, pairs in self.structure["places"]:
+            table.index_add_(1, places, self.total * powers)
+            for terms, (where, by) in zip(sides, pairs, strict=True):
+                table.index_add_(1, where.flatten(), (terms * by[:, None]).flatten(1))
+        rows = table.view(*self.total.shape, n).mT.flatten(0, 1)
         entering, leaving = (
-            self.gathered(rows, sign).unflatten(0, (len(table), -1)).mT for sign in (1, -1)
+            self.gathered(rows, sign).view(len(table), n, n).mT for sign in (1, -1)
         )
         return entering, leaving
+
+    def _places(self) -> Iterator[tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]]:
+        """Where in a table ``(factors, scales)`` terms count, and by which power of the scale.
+
+        For the total of every factor, then for the matrices and their transposes; first for one
+        scale of each factor, then for the next of those that have several.
+        """
+        n, (rows, columns), values = self.variables, self.powers.indices(), self.powers.values()
+        units, ones = torch.arange(n, device=rows.device), values.new_ones(n)
+        rows = torch.cat([units, units + n + 1, rows + 2 * n + 1])
+        rank = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
+        shape = max([0, *rank.tolist()]) + 1, self.total.shape[1]
+        scales, powers = rows.new_zeros(shape), values.new_zeros(shape)
+        scales[rank, rows] = torch.cat([units, units, columns])
+        powers[rank, rows] = torch.cat([ones, -ones, values])
+        ends = [pair for m in self.matrices for pair in ((m.rows, m.columns), (m.columns, m.rows))]
+        for scale, power in zip(scales, powers, strict=True):
+            pairs = [(a[..., None] * n + scale[b][:, None], power[b]) for a, b in ends]
+            yield torch.arange(shape[1], device=rows.device) * n + scale, power, pairs
 
 
 # ------------------------------------------------------------ from a network
