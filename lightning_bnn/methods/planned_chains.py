@@ -81,7 +81,7 @@ class PlannedField:
             rows: the weights of every chain.
         """
         gradients = self.slope(rows)
-        energies = precise(self.rows).square().sum(1) * (self.precision / 2)
+        energies = torch.linalg.vecdot(precise(rows), precise(rows)) * (self.precision / 2)
         for misfit in self.misfits:
             energies += misfit.energies()
         return energies, gradients

@@ -32,13 +32,13 @@ def bend(direction: Array, gradient: Array, sizes: Array) -> tuple[Array, Array]
     norm = lengths_of(gradient)
     safe = norm + _LEAST
     angle = norm * (sizes / freedom)
-    cosine = ((gradient * direction).sum(1) / -safe).clip(-1, 1)
+    cosine = (gradient * direction).sum(1) / -safe
     fade = library.exp(-angle)
     rest = 1 - fade
-    along = rest * (1 + fade + cosine * rest) / -safe
-    turned = along[:, None] * gradient + (2 * fade)[:, None] * direction
-    gain = angle - math.log(2) + library.log((1 + cosine) + (1 - cosine) * fade * fade)
-    return unit(turned), freedom * gain
+    length = abs((1 + cosine) + (1 - cosine) * fade * fade) + _LEAST  # negative by rounding
+    along = rest * (1 + fade + cosine * rest) / (-safe * length)
+    turned = along[:, None] * gradient + (2 * fade / length)[:, None] * direction
+    return turned, freedom * (angle - math.log(2) + library.log(length))
 
 
 def refresh(direction: Array, noise: Array, sizes: Array, lengths: Array) -> Array:

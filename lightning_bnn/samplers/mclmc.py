@@ -192,27 +192,29 @@ class MCLMC(EnergySampler):
         """Some steps of the dynamics. Who leaves the finite numbers stays, and turns around."""
         temperature, rows, state = group["temperature"], self.rows(), self.state[self.moving()[0]]
 
-        def look(x: Array) -> tuple[Array, Array]:
-            energies, gradients = self.look(closure, torch.as_tensor(x))
-            return as_array(energies) / temperature, as_array(gradients) / temperature
+        def cooled(values: Tensor) -> Array:
+            return as_array(values) if temperature == 1 else as_array(values) / temperature
+
+        def look(x: Array) -> tuple[Array, ...]:
+            return (*map(cooled, self.look(closure, torch.as_tensor(x))),)
 
         def slope(x: Array) -> Array:
-            return as_array(self.slope(closure, torch.as_tensor(x))) / temperature
+            return cooled(self.slope(closure, torch.as_tensor(x)))
 
         with np.errstate(all="ignore"):
             position = self._place(rows, look)
             generator, tuning = self._generator(rows, "steps"), self._tuning(rows)
-            for _ in range(group["steps"]):
+            noise = rows.new_empty(group["steps"], *rows.shape).normal_(generator=generator)
+            phase = self._phase()
+            for each in as_array(noise):
                 new, error = integrate(position, tuning.sizes, look, slope)
-                errors = error**2 / rows.shape[1] + 0 * new.total()  # NaN where that is not finite
-                position = new.where(
-                    library_of(errors).isfinite(errors),
-                    position._replace(direction=-position.direction),
-                )
-                noise = as_array(torch.empty_like(rows).normal_(generator=generator))
-                turned = refresh(position.direction, noise, tuning.sizes, tuning.lengths)
-                position = position._replace(direction=turned)
-                self._learn(tuning, errors, position.x, state)
+                errors = error**2 / rows.shape[1]  # not finite where energy or gradient are not
+                well = library_of(errors).isfinite(errors)
+                if not well.all():
+                    new = new.where(well, position._replace(direction=-position.direction))
+                turned = refresh(new.direction, each, tuning.sizes, tuning.lengths)
+                position = new._replace(direction=turned)
+                self._learn(phase, tuning, errors, position.x, state)
         self._conclude(tuning, state)
         group["tuning"], state["direction"] = tuning.as_lists(), self._stored(position.direction)
         self.put(torch.as_tensor(position.x))
@@ -249,9 +251,10 @@ class MCLMC(EnergySampler):
         parts = (_SIZES_ONLY, "sizes"), (_WITH_SPREAD, "spread"), (1.0, "trace")
         return next(phase for share, phase in parts if after < math.ceil(share * adapting))
 
-    def _learn(self, tuning: Tuning, errors: Array, x: Array, state: dict[str, Any]) -> None:
+    def _learn(
+        self, phase: str, tuning: Tuning, errors: Array, x: Array, state: dict[str, Any]
+    ) -> None:
         """Learn from one step the size of the next, and the length of memory."""
-        phase = self._phase()
         if phase == "sampling":
             tuning.watch(errors)
         elif phase == "trace":
@@ -300,10 +303,6 @@ class Place(NamedTuple):
     direction: Array
     energy: Array
     gradient: Array
-
-    def total(self) -> Array:
-        """The sum of all numbers of a chain, ``(chains,)``: finite if they all are."""
-        return (self.x + self.direction + self.gradient).sum(1) + self.energy
 
     def where(self, chains: Array, rejected: Place) -> Place:
         """These for some chains, the other's for the rest.

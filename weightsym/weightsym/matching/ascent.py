@@ -353,4 +353,5 @@ def where_members(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _picked(tables: np.ndarray, orders: np.ndarray) -> np.ndarray:
-    return np.take_along_axis(tables, orders[..., None], 2)[..., 0]
+    starts = np.arange(0, tables.size, tables.shape[2]).reshape(orders.shape)
+    return tables.reshape(-1)[starts + orders]
