@@ -41,8 +41,11 @@ class Posterior(nn.Module, ABC):
         Args:
             source: a list of modules, a stack, a bank, a folder or a file of plain networks, a
                 module of this package, a matrix of draws (one vector of weights a row, in the order
-                of ``parameters()``), a fitted object of laplace-torch, or a posterior.
-            network: a module of their kind, which files and vectors need.
+                of ``parameters()``), a fitted object of laplace-torch, a state or a list of states
+                of the library `posteriors`, an ensemble of TorchUncertainty or of probly, or a
+                posterior.
+            network: a module of their kind, which files and vectors need, and states that do not
+                have all of its tensors.
             draws: whether the networks are draws of one posterior; by default each was found
                 independently of the others, as the members of an ensemble.
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
 
 from lightning_bnn.bank import CheckpointBank, chains_of, read_networks
 from lightning_bnn.bank.shipped import shipped_path
-from lightning_bnn.posteriors.base import Posterior, check_count, with_constants
-from lightning_bnn.posteriors.empirical import Empirical
+from lightning_bnn.named_tensors import NamedTensors
+from lightning_bnn.posteriors.base import Posterior, check_count, standard_normal, with_constants
+from lightning_bnn.posteriors.empirical import Empirical, Mixture
+from lightning_bnn.posteriors.gaussian import DiagonalGaussian
 from weightsym import params as P
+from weightsym.devices import at_least_single
 from weightsym.params import Params
 from weightsym.randomness import keyed_randomness
 
@@ -42,9 +48,11 @@ def network_of(sources: Iterable[Any]) -> nn.Module:
     """
     for source in sources:
         listed = isinstance(source, (list, tuple, nn.ModuleList))
+        members = source if listed else getattr(source, "core_models", None) or ()
         candidates = (
             getattr(source, "template", None),
-            next(iter(source), None) if listed else getattr(source, "model", None),
+            next(iter(members), None),
+            None if listed else getattr(source, "model", None),
         )
         for candidate in candidates:
             if isinstance(candidate, nn.Module):
@@ -70,10 +78,18 @@ def _posterior(source: Any, network: nn.Module | None) -> Posterior:
         return Empirical(_stack_of_rows(source, _needed(network, "vectors")))
     if callable(getattr(source, "posterior", None)):  # a module of this package
         return cast(Posterior, source.posterior())
+    return _of_other_libraries(source, network)
+
+
+def _of_other_libraries(source: Any, network: nn.Module | None) -> Posterior:
+    """Recognise objects by what they have, so that no other library needs to be imported."""
     model: Any = getattr(source, "model", None)
     if callable(getattr(source, "sample", None)) and isinstance(model, nn.Module):
         return _Fitted(source, network or cast(Any, getattr(model, "model", model)))
-    return Empirical(source)
+    states = source if isinstance(source, (list, tuple)) else [source]
+    if states and all(map(_is_state, states)):
+        return _posterior_of_states(states, network, alone=states is not source)
+    return Empirical(getattr(source, "core_models", source))  # an ensemble of TorchUncertainty
 
 
 def _needed(network: nn.Module | None, source: str) -> nn.Module:
@@ -151,3 +167,129 @@ def _names_of_rows(network: nn.Module, width: int) -> list[str]:
         f"Draws of {width} weights do not fit the network, which has "
         f"{sum(p.numel() for p in every.values())}, also not its last layers."
     )
+
+
+# ------------------------------------------------------------ states of the library `posteriors`
+_ROOTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sd_diag": torch.abs,
+    "log_sd_diag": torch.exp,
+    "prec_diag": torch.rsqrt,
+    "cov": torch.linalg.cholesky,
+    "prec": lambda prec: _normal(prec[0], precision_matrix=prec).scale_tril,
+    "L_factor": lambda flat: _lower(flat),
+}
+"""Roots of covariances, a vector if it is diagonal, by the fields that states have."""
+_normal = functools.partial(MultivariateNormal, validate_args=False)
+
+
+def _is_state(source: Any) -> bool:
+    """Check whether something holds the weights of one network by name, beside what else it has."""
+    return isinstance(getattr(source, "params", None), Mapping) and not isinstance(
+        source, nn.Module
+    )
+
+
+def _posterior_of_states(
+    states: Sequence[Any], network: nn.Module | None, alone: bool
+) -> Posterior:
+    """Gaussians where states say how weights vary, otherwise the networks of all states."""
+    networks = [_completed(state, network) for state in states]
+    names = [next((n for n in _ROOTS if hasattr(s, n)), None) for s in states]
+    if len(set(names)) > 1:
+        raise ValueError("The states are of several kinds: pass those of one algorithm.")
+    if names[0] is not None:
+        parts = [_gaussian(*pair, names[0]) for pair in zip(states, networks, strict=True)]
+        return parts[0] if len(parts) == 1 else Mixture(parts)
+    if alone:
+        raise ValueError(
+            f"{type(states[0]).__name__} is one network of a chain: pass a list of such states."
+        )
+    return Empirical(networks)
+
+
+def _completed(state: Any, network: nn.Module | None) -> Params:
+    """The weights of a state, and what only the network has."""
+    params = {name: t.detach() for name, t in state.params.items()}
+    every = params if network is None else P.of(network)
+    for name, tensor in params.items():
+        if name not in every or every[name].shape != tensor.shape:
+            raise ValueError(
+                f"{type(state).__name__} has {name!r} of shape {tuple(tensor.shape)}, the network "
+                "has not: pass the module that its weights are of as `network`."
+            )
+    return {**every, **params}
+
+
+def _gaussian(state: Any, mean: Params, field: str) -> Posterior:
+    """The Gaussian of a state whose ``field`` says how weights vary."""
+    names = sorted(state.params)  # the order in which the library joins them to vectors
+    vector, spec = P.ravel(mean, names)
+    value, size = getattr(state, field), len(vector)
+    if field.endswith("_diag"):
+        known = isinstance(value, Mapping) and value.keys() == set(names)
+        value, found = P.ravel(dict(value), names) if known else (vector, None)
+        fits = found == spec
+    else:
+        fits = value.shape == ((size * (size + 1) // 2,) if field == "L_factor" else (size, size))
+    if not fits:
+        raise ValueError(f"`{field}` of {type(state).__name__} does not fit its `params`.")
+    try:
+        root = _ROOTS[field](value.detach())
+    except torch.linalg.LinAlgError:
+        root = vector.new_zeros(1)
+    scales = root if root.ndim == 1 else root.diagonal()
+    if not bool(root.isfinite().all() & (scales > 0).all()):
+        raise ValueError(
+            f"`{field}` of {type(state).__name__} gives no variances that are positive and finite: "
+            "begin with the precision of a prior."
+        )
+    if root.ndim == 1:
+        return DiagonalGaussian(mean, P.unravel(root, spec), names)
+    return DenseGaussian(mean, root, spec)
+
+
+def _lower(flat: Tensor) -> Tensor:
+    """A lower triangle from its numbers row by row, with a positive diagonal."""
+    size = math.isqrt(2 * len(flat))
+    matrix = flat.new_zeros(size, size)
+    matrix[torch.ones_like(matrix, dtype=torch.bool).tril()] = flat
+    return matrix * matrix.diagonal().sign()
+
+
+class DenseGaussian(Posterior):
+    r"""A Gaussian with a matrix of covariances.
+
+    .. math:: w \sim N(\mu,\; L L^T)
+
+    Args:
+        mean: one network.
+        root: L, a lower triangle.
+        spec: the weights that its rows belong to.
+    """
+
+    root: Tensor
+
+    def __init__(self, mean: Params, root: Tensor, spec: P.RavelSpec) -> None:
+        super().__init__()
+        self.constants, self.spec = NamedTensors(mean), spec
+        self.register_buffer("root", root)
+
+    def extra_repr(self) -> str:
+        """Describe the posterior in the brackets that ``print`` shows."""
+        return f"{len(self.root)} weights"
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
+        """A stack of n networks."""
+        check_count(n)
+        mean = self.constants.tensors()
+        moved = standard_normal((n, len(self.root)), self.root, generator) @ self.root.mT
+        weights = P.unravel(P.ravel(mean, self.spec.names)[0] + moved, self.spec)
+        others = {name: t for name, t in mean.items() if name not in weights}
+        return with_constants(weights, others, list(mean))
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Log-density of every network of a stack."""
+        rows = P.ravel(params, self.spec.names, stacked=True)[0]
+        mean = P.ravel(self.constants.tensors(), self.spec.names)[0]
+        rows, mean, root = map(at_least_single, (rows, mean, self.root))
+        return _normal(mean, scale_tril=root).log_prob(rows)

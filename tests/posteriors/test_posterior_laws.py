@@ -1,6 +1,7 @@
 """What every posterior must do: repeatable draws, moments, density, saving, prediction."""
 
 import io
+import types
 
 import pytest
 import torch
@@ -44,7 +45,17 @@ def laplace(layer=None):
     return LaplaceGaussian(P.of(net), blocks, prediction="network", last_layer=layer)
 
 
+def dense():
+    """Of a state of the library `posteriors`, whose weights vary together."""
+    net = template()
+    params = dict(net.named_parameters())
+    root = torch.randn(34, 34, generator=torch.Generator().manual_seed(0)).double()
+    prec = torch.eye(34) + root @ root.T
+    return Posterior.of(types.SimpleNamespace(params=params, prec=prec), net)
+
+
 POSTERIORS = {
+    "dense": dense,
     "laplace": laplace,
     "laplace, last layer": lambda: laplace("2"),
     "gaussian": gaussian,
