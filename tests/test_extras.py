@@ -11,6 +11,7 @@ from lightning_bnn import models
 from lightning_bnn.datamodules import CIFAR10, MNIST, Diabetes, Digits
 from lightning_bnn.engines import Work, run_on_ray, run_on_slurm
 from lightning_bnn.hub import from_hub, push_to_hub
+from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.studies.marginals import clusters
 from weightsym.commands.mistakes import mistake
 from weightsym.extras import _EXTRAS, MissingPackage, needed
@@ -31,6 +32,7 @@ CALLS = [
     ("huggingface_hub", lambda: push_to_hub("sine", "me/it")),
     ("ray", lambda: run_on_ray(WORK)),
     ("submitit", lambda: run_on_slurm(WORK)),
+    ("probly", lambda: DeepEnsemble(models.mlp(3, [2], 2)).predictive().predict_representation(X)),
 ]
 
 

@@ -20,7 +20,7 @@ from lightning_bnn.calibration.calibrated import validation_loaders
 from lightning_bnn.calibration.calibrators import method_of, read
 from lightning_bnn.evaluation import Evaluator, make_evaluator
 from lightning_bnn.evaluation.evaluators import named_sets
-from lightning_bnn.likelihoods import Categorical, Likelihood
+from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood
 from lightning_bnn.methods import Purpose
 from lightning_bnn.modules.core import Core, Part
 from lightning_bnn.modules.fitting import Fitting
@@ -30,6 +30,7 @@ from lightning_bnn.modules.training_data import moved_by
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
 from weightsym import params as P
 from weightsym.batch_norms import has_statistics, refreshed
+from weightsym.extras import needed
 from weightsym.params import Params
 from weightsym.randomness import keyed_generator
 
@@ -339,6 +340,13 @@ class Predictive(nn.Module):
     >>> plain = ensemble.predictive()
     >>> type(plain).__name__, torch.allclose(plain(x), ensemble(x), atol=1e-5)
     ('Predictive', True)
+
+    So it deploys any posterior: here that of a list of modules.
+
+    >>> posterior = Posterior.of([mlp(2, [8], 3) for _ in range(4)])
+    >>> plain = Predictive(mlp(2, [8], 3), posterior.sample(4), Categorical())
+    >>> plain(x).sum(-1)
+    tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
     """
 
     template: nn.Module
@@ -357,8 +365,42 @@ class Predictive(nn.Module):
         return super()._apply(fn, recurse)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.likelihood.predictive(self.outputs(*inputs, **named))
+
+    def outputs(self, *inputs: Any, **named: Any) -> Any:
+        """Outputs of every network, ``(samples, batch, ...)``.
+
+        Args:
+            *inputs: of the network.
+            **named: inputs by the names of the network's ``forward``.
+        """
         members = P.unstack({name: t.detach() for name, t in P.of(self.networks).items()})
         outputs = [functional_call(self.template, member, inputs, named) for member in members]
-        return self.likelihood.predictive(
-            tree_map(lambda *t: torch.stack(t) if isinstance(t[0], Tensor) else t[0], *outputs)
-        )
+        return tree_map(lambda *t: torch.stack(t) if isinstance(t[0], Tensor) else t[0], *outputs)
+
+    def predict_representation(self, *inputs: Any, **named: Any) -> Any:
+        """Distributions that every network predicts, a sample for the package probly.
+
+        Its ``representer`` finds this method, so that a `Predictive` is a predictor of theirs.
+
+        Args:
+            *inputs: of the network.
+            **named: inputs by the names of the network's ``forward``.
+        """
+        with needed("predict_representation"):
+            from probly.representation import distribution
+            from probly.representation.sample import create_sample
+
+        outputs = self.outputs(*inputs, **named)
+        if isinstance(self.likelihood, Gaussian):
+            mean, std = self.likelihood.moments(outputs)
+            each = distribution.create_gaussian_distribution(mean, std.square())
+        elif isinstance(self.likelihood, Categorical):
+            logits = outputs if self.likelihood.classes == "last" else outputs.movedim(2, -1)
+            each = distribution.create_categorical_distribution_from_logits(logits)
+        else:
+            raise ValueError(
+                "probly has distributions for Categorical and Gaussian, not for "
+                f"{type(self.likelihood).__name__}."
+            )
+        return create_sample(each, sample_axis=0)

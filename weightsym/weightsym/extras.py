@@ -15,6 +15,7 @@ _EXTRAS = {
     "lightning_bnn": ("lightning_bnn", "lightning_bnn"),
     "llvmlite": ("llvmlite", "weightsym[fast]"),
     "pandas": ("pandas", "pandas"),
+    "probly": ("probly", "probly"),
     "ray": ("ray", "lightning_bnn[ray]"),
     "sklearn": ("scikit-learn", "lightning_bnn[data]"),
     "submitit": ("submitit", "lightning_bnn[slurm]"),
