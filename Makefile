@@ -67,7 +67,7 @@ oldest:  ## the lowest versions that pyproject.toml allows, in an environment of
 loggers:  ## callbacks with Weights & Biases, MLflow and Comet, in an environment of their own
 	.ci/others loggers
 
-peers:  ## callbacks with TorchUncertainty and Lightning-UQ-Box, in an environment of their own
+peers:  ## all packages of docs/peers.md and ours in one environment of their own; needs Python 3.13
 	.ci/others peers
 
 docs: $(STAMP)  ## build the site into site/; a broken link fails
