@@ -8,6 +8,7 @@ import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,7 +60,15 @@ def laplace(structure, **options):
     return LaplaceGaussian(P.of(net), blocks, 0.1 + 0.2, 1 / 3, **options)
 
 
+def dense():
+    net = template()
+    state = SimpleNamespace(params=dict(net.named_parameters()), prec=torch.diag(torch.rand(34)))
+    state.prec += torch.ones(34, 34)
+    return Posterior.of(state, net)
+
+
 POSTERIORS = {
+    "dense": dense,
     "diagonal": gaussian,
     "some weights": lambda: DiagonalGaussian(P.of(template()), 0.3, ["2.weight", "0.bias"]),
     "half precision": lambda: DiagonalGaussian(P.of(template().bfloat16()), 0.3),

@@ -14,6 +14,7 @@ from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian, LowRankGaussian
 from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
+from lightning_bnn.posteriors.sources import DenseGaussian
 from weightsym import params as P
 from weightsym.params import Params, RavelSpec
 from weightsym.randomness import keyed_generator
@@ -62,7 +63,7 @@ def _shape(shape: torch.Size | None) -> str:
 
 
 # ------------------------------------------------------------ kinds
-_KINDS = (DiagonalGaussian, LowRankGaussian, LaplaceGaussian, Empirical, Mixture)
+_KINDS = (DiagonalGaussian, LowRankGaussian, DenseGaussian, LaplaceGaussian, Empirical, Mixture)
 
 
 def _settings(posterior: Posterior) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def _settings(posterior: Posterior) -> dict[str, Any]:
         )
     settings: dict[str, Any] = {"class": type(posterior).__name__}
     match posterior:
-        case DiagonalGaussian() | LowRankGaussian():
+        case DiagonalGaussian() | LowRankGaussian() | DenseGaussian():
             spec = posterior.spec
             shapes = {n: list(s) for n, s in zip(spec.names, spec.shapes, strict=True)}
             settings |= {"shapes": shapes, "order": list(posterior.order)}
@@ -100,6 +101,9 @@ def _made(settings: Mapping[str, Any], state: Params) -> Posterior:
         case "DiagonalGaussian":
             mean, names = _network(settings, state, constants)
             return DiagonalGaussian(mean, 1.0, names)
+        case "DenseGaussian":
+            mean = {name: constants[name] for name in settings["order"]}
+            return DenseGaussian(mean, state["root"], list(settings["shapes"]))
         case "LowRankGaussian":
             mean, names = _network(settings, state, constants)
             spec = P.ravel(mean, names)[1]

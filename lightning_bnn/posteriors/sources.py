@@ -170,6 +170,7 @@ def _names_of_rows(network: nn.Module, width: int) -> list[str]:
 
 
 # ------------------------------------------------------------ states of the library `posteriors`
+_normal = functools.partial(MultivariateNormal, validate_args=False)
 _ROOTS: dict[str, Callable[[Tensor], Tensor]] = {
     "sd_diag": torch.abs,
     "log_sd_diag": torch.exp,
@@ -179,7 +180,6 @@ _ROOTS: dict[str, Callable[[Tensor], Tensor]] = {
     "L_factor": lambda flat: _lower(flat),
 }
 """Roots of covariances, a vector if it is diagonal, by the fields that states have."""
-_normal = functools.partial(MultivariateNormal, validate_args=False)
 
 
 def _is_state(source: Any) -> bool:
@@ -245,7 +245,7 @@ def _gaussian(state: Any, mean: Params, field: str) -> Posterior:
         )
     if root.ndim == 1:
         return DiagonalGaussian(mean, P.unravel(root, spec), names)
-    return DenseGaussian(mean, root, spec)
+    return DenseGaussian(mean, root, names)
 
 
 def _lower(flat: Tensor) -> Tensor:
@@ -264,15 +264,16 @@ class DenseGaussian(Posterior):
     Args:
         mean: one network.
         root: L, a lower triangle.
-        spec: the weights that its rows belong to.
+        names: of the weights that its rows belong to, in order.
     """
 
     root: Tensor
 
-    def __init__(self, mean: Params, root: Tensor, spec: P.RavelSpec) -> None:
+    def __init__(self, mean: Params, root: Tensor, names: Sequence[str]) -> None:
         super().__init__()
-        self.constants, self.spec = NamedTensors(mean), spec
-        self.register_buffer("root", root)
+        self.constants, self.order = NamedTensors(mean), tuple(mean)
+        self.spec = P.ravel(mean, names)[1]
+        self.register_buffer("root", root.contiguous())
 
     def extra_repr(self) -> str:
         """Describe the posterior in the brackets that ``print`` shows."""
@@ -285,7 +286,7 @@ class DenseGaussian(Posterior):
         moved = standard_normal((n, len(self.root)), self.root, generator) @ self.root.mT
         weights = P.unravel(P.ravel(mean, self.spec.names)[0] + moved, self.spec)
         others = {name: t for name, t in mean.items() if name not in weights}
-        return with_constants(weights, others, list(mean))
+        return with_constants(weights, others, self.order)
 
     def log_prob(self, params: Params) -> Tensor:
         """Log-density of every network of a stack."""
