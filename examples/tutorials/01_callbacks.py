@@ -135,32 +135,8 @@ shutil.copy(folder / "figures" / "posterior-trajectories-520.png", "trajectories
 # On the left, weights grow. In the middle, part of that growth has gone, since it was scale alone.
 # On the right a curve jumps when two units change places, and is calm after the learning rate has
 # dropped.
-#
-# ## Beside your own curves
-#
-# What the callbacks log stands in the same file as your own numbers.
-
-# %%
-import csv
-
-from lightning_bnn.plots import Line, lines_figure
-
-rows = list(csv.DictReader((folder / "metrics.csv").open()))
-
-
-def column(name):
-    return Line(*torch.tensor([[float(r["step"]), float(r[name])] for r in rows if r[name]]).T)
-
-
-panels = {
-    "Kendall's tau": {name: column(f"tau/{name}") for name in tau.layers},
-    "validation loss": {"val_loss": column("val_loss")},
-}
-lines_figure(panels, ("step", ""), marks=[390], columns=2).savefig("curves.png", dpi=100)
 
 # %% [markdown]
-# When the learning rate drops (dashed line), the units come to rest and the loss settles.
-#
 # ## CheckpointHarvester: the weights themselves
 #
 # The harvester has written the network after every epoch into a *bank*, a folder of safetensors

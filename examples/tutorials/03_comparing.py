@@ -83,11 +83,10 @@ print(results_table({name: trainer.callback_metrics[name] for name in wanted}))
 # *MMD²* (maximum mean discrepancy, squared) measures how different two distributions are: near 0
 # for the same one, at most 2. The estimate is unbiased, so that it may be negative by chance.
 #
-# One network of ours and its near neighbours, and the same networks with their hidden units in
-# another order, show why weights alone mislead: all of them compute the same functions.
+# One network of ours with near neighbours, and the same networks with their hidden units in another
+# order, show why weights alone mislead.
 
 # %%
-from lightning_bnn import params
 from lightning_bnn.metrics import mmd
 from lightning_bnn.symmetry import canonicalise, discover, permute, random_permutations
 
@@ -103,9 +102,7 @@ for text, other in (("same order", also_near), ("another order", reordered)):
     raw = mmd(near, other)
     removed = mmd(canonicalise(near, symmetries), canonicalise(other, symmetries))
     print(f"{text:14s} MMD² of weights {raw:6.3f}, without symmetries {removed:6.3f}")
-inputs, _ = batches[0]
-before, after = (params.apply(network, stack, inputs) for stack in (also_near, reordered))
-print("outputs are the same but for rounding:", torch.allclose(before, after, atol=1e-4))
+
 
 # %% [markdown]
 # `canonicalise` brings every network into a standard order at standard scales, and the distance is
@@ -153,9 +150,9 @@ result.figures["metrics"].savefig("distances_and_predictions.png", dpi=150)
 # - *Noise of the reference* compares parts of our folder with each other.
 #
 # **Again** and **Late** cannot be told from our folder, neither by weights nor by predictions: zero
-# is within about two errors. So a folder trained from other seeds may be added to ours, and late
-# epochs of a run may stand for it. **Short** can be told: its law is about three errors away from
-# zero, and its predictions by more than a tenth of the probability.
+# is within about two errors. So late epochs of a run may stand for runs from other seeds. **Short**
+# can be told: its law is about three errors away from zero, and its predictions differ by more than
+# a tenth of the probability.
 
 # %% [markdown]
 # ## Is this the posterior?
@@ -164,15 +161,14 @@ result.figures["metrics"].savefig("distances_and_predictions.png", dpi=150)
 # posterior lies elsewhere. For a few small networks the package comes with *references*: draws by
 # long chains of Hamiltonian Monte Carlo. `gold` means that all chains agree. One of these
 # references has our network, our data and our prior. As a rival to our folder we also train a
-# sampler, `SGHMC`: stochastic gradients with noise, which keep moving through the posterior instead
-# of settling.
+# sampler, `SGHMC`, which keeps moving through the posterior instead of settling.
 
 # %%
 import contextlib
 import io
 from functools import partial
 
-from lightning_bnn import samplers
+from lightning_bnn import params, samplers
 from lightning_bnn.modules import SGHMC
 from lightning_bnn.references import read_reference
 from lightning_bnn.studies.fidelity import fidelity
@@ -194,8 +190,8 @@ with contextlib.redirect_stdout(io.StringIO()):
 show(Path("scored/fidelity.csv").read_text(), ("function law", "NS law", "TV", "Acc", "NLL"))
 
 # %% [markdown]
-# *Function law* is the same distance between what networks predict instead of between their
-# weights. The last row compares the two halves of the reference with each other.
+# *Function law* is the distance between what networks predict. The last row compares the two halves
+# of the reference.
 #
 # As functions the chains cannot be told from the reference, and without symmetries their weights
 # are much closer than ours, although not quite there. In the mean prediction our folder is level

@@ -144,23 +144,14 @@ for size in sizes:
     curve.append((nll.mean(), nll.std()))
     print(f"{size:3d} networks: NLL {nll.mean():.4f}, from group to group ± {nll.std():.4f}")
 
-figure = Figure(figsize=(9, 3.4), layout="constrained")
-left, right = figure.subplots(1, 2)
-left.hist(
-    found.accuracy,
-    bins=[(2 * k - 0.5) / 450 for k in range(200, 218)],
-    color="tab:blue",
-    label="single networks",
-)
-left.axvline(together, color="tab:orange", label="mean of all predictions")
-left.set(xlabel="accuracy on the test digits", ylabel="networks")
+figure = Figure(figsize=(5, 3.4), layout="constrained")
+ax = figure.subplots()
 means, deviations = torch.tensor(curve).T
-right.errorbar(sizes, means, yerr=deviations, marker="o", capsize=3)
-right.set_xscale("log", base=2)
-right.set_xticks(sizes, sizes)
-right.set(xlabel="networks that are averaged", ylabel="NLL, mean ± deviation")
-left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
-figure.savefig("single_networks_and_groups.png", dpi=100)
+ax.errorbar(sizes, means, yerr=deviations, marker="o", capsize=3)
+ax.set_xscale("log", base=2)
+ax.set_xticks(sizes, sizes)
+ax.set(xlabel="networks that are averaged", ylabel="NLL, mean ± deviation")
+figure.savefig("groups_of_networks.png", dpi=100)
 
 # %% [markdown]
 # Most of the gain is there with five networks, and hardly any is left from twenty on. What goes on
@@ -171,20 +162,12 @@ figure.savefig("single_networks_and_groups.png", dpi=100)
 # Two runs that end in the same function would be a pair with no mutual information.
 
 # %%
-from lightning_bnn.symmetry import min_mass
-
 pairs = found.pairs[torch.triu(torch.ones(500, 500), diagonal=1).bool()]
 print(f"mutual information of {len(pairs)} pairs, in nats: least {pairs.min():.4f}, ", end="")
 print(f"median {pairs.median():.4f}, largest {pairs.max():.4f}")
 
-with CheckpointBank("digits", mode="r") as bank:
-    masses = [min_mass(block, discover(network, x[:2])) for block in bank.blocks(memory=2**20)]
-excess = torch.cat([mass.excess for mass in masses])
-print(f"mass above the least: {excess.mean():.1f} % ± {excess.std():.1f}; blocks: {len(masses)}")
-
 # %% [markdown]
-# No pair comes close to zero: there are five hundred different functions. The second line goes
-# through the bank block by block, as one does with a bank that is larger than the memory: the mass
-# (the sum of squared weights) that rescaling could save.
+# No pair comes close to zero: there are five hundred different functions. (`bank.blocks` goes
+# through a bank that is larger than the memory.)
 #
 # A bank is a posterior for all other tools ([tutorial 3](03_comparing.md)).

@@ -4,9 +4,9 @@
 # # A posterior over an adapter
 #
 # A large network is fine-tuned by a few new weights, its *adapter*, while all others stay as they
-# are. A posterior over the adapter says where the fine-tuned model does not know, at a price that a
-# large model can pay. Here the model is a tiny BERT with random weights, so that this page takes
-# seconds; with `from_pretrained` every line is the same.
+# are. A posterior over the adapter says where the fine-tuned model does not know. Here the model is
+# a tiny BERT with random weights, so that this page takes seconds; with `from_pretrained` every
+# line is the same.
 #
 # The task: say for each word whether it is a *thing* or an *action*. Some words are both, and the
 # word before tells which: "the park" and "to park". A few words never occur in training.
@@ -160,8 +160,7 @@ figure.savefig("what_the_networks_disagree_about.png", dpi=100)
 # ## Uncertain sentences
 #
 # The probability of all labels of a sentence is the mean over networks of a product over words. It
-# is not the product of the mean probabilities of words, since a network that is right about the
-# first words is more likely right about the others. `likelihood.sequences` computes it, the
+# is not the product of the mean probabilities of words. `likelihood.sequences` computes it, the
 # information between sentence and network, and the share of pairs of networks that label the
 # sentence differently.
 
@@ -196,10 +195,10 @@ print(f"AUROC of sentences with a new word by their information: {auroc(every, i
 #
 # ## Two adapters, one model
 #
-# Two colleagues fine-tune the model, each with half of the words. Their posteriors know how sure
-# they are of every weight: `merge_gaussians` multiplies them, and divides by the prior that both
-# have had. Between the factors B A of an adapter any matrix may stand, so the factors of one are
-# rotated first to those of the other, which `discover` makes possible.
+# Two colleagues fine-tune the model, each with half of the words. `merge_gaussians` multiplies
+# their posteriors, and divides by the prior that both have had. Between the factors B A of an
+# adapter any matrix may stand, so with the symmetries that `discover` finds the factors of one are
+# rotated first to those of the other.
 
 # %%
 from lightning_bnn import params as P
