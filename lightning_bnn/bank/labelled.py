@@ -35,7 +35,7 @@ def labelled_networks(
     return TensorDataset(P.ravel(networks, list(bank.shapes), stacked=True)[0], labels)
 
 
-def _field(record: dict[str, Any], label: str) -> float:
+def _field(record: dict[str, Any], label: str) -> int | float:
     value: Any = record
     for key in label.split("."):
         value = value.get(key) if isinstance(value, dict) else None
