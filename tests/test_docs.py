@@ -5,6 +5,7 @@ import contextlib
 import doctest
 import importlib
 import io
+import json
 import re
 import runpy
 import shlex
@@ -241,6 +242,21 @@ def test_a_tutorial_shows_its_script(name):
     output = re.compile(r"^(?:```text\n.*?^```|!\[[^\]]*\]\(\S+\))\n\n", re.MULTILINE | re.DOTALL)
     text, cells = page(f"docs/tutorials/{name}.md"), build.cells(build.script(name))
     assert output.sub("", text) == build.page(name, [build.Result()] * len(cells)) != text
+
+
+@pytest.mark.parametrize("repository", [None, "https://github.com/me/it"])
+def test_tutorials_are_notebooks(repository):
+    made = SITE["hooks"].notebooks(repository)
+    assert [f"tutorials/{name}.ipynb" for name in build.names()] == list(made)
+    for name, text in made.items():
+        book, cells = json.loads(text), build.cells(build.script(Path(name).stem))
+        assert (book["nbformat"], book["nbformat_minor"]) == (4, 4)
+        code = [cell["source"] for cell in book["cells"] if cell["cell_type"] == "code"]
+        install = code.pop(0) if repository else "%pip install"
+        assert install.startswith("%pip install")
+        assert code == [cell.text for cell in cells if not cell.is_prose]
+        assert book["cells"][0]["source"].startswith("# ")
+        assert not any(".md" in cell["source"] for cell in book["cells"])
 
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")

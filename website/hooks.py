@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
+import sys
 from pathlib import Path
 
 import yaml
@@ -111,6 +113,46 @@ def with_site_links(text: str, page: str) -> str:
     return "".join(shown)
 
 
+# ------------------------------------------------------------ notebooks
+def _tutorials():  # type: ignore[no-untyped-def]  # a script and no module of a package
+    spec = importlib.util.spec_from_file_location("build", ROOT / "examples/tutorials/build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["build"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def notebooks(repository: str | None) -> dict[str, str]:
+    """The tutorials as notebooks, which install the release once it is public.
+
+    Args:
+        repository: its address, if it has one.
+    """
+    build = _tutorials()
+    install = "%pip install --quiet 'lightning_bnn[all]'" if repository else ""
+    return {f"tutorials/{n}.ipynb": build.notebook(n, install) for n in build.names()}
+
+
+def notebook_links(page: str, repository: str | None) -> str:
+    r"""What stands above a tutorial: its notebook, and a badge that opens it in Colab.
+
+    >>> notebook_links("tutorials/01_callbacks.md", None)
+    '[Notebook](01_callbacks.ipynb)\n\n'
+    >>> found = notebook_links("tutorials/x.md", "https://github.com/me/it/")
+    >>> "github/me/it/blob/gh-pages/latest/tutorials/x.ipynb" in found
+    True
+    """
+    if not page.startswith("tutorials/"):
+        return ""
+    name, badge = Path(page).with_suffix(".ipynb"), ""
+    if repository:
+        colab, owner = "https://colab.research.google.com", repository.rstrip("/").split("/")[-2:]
+        target = f"{colab}/github/{'/'.join(owner)}/blob/gh-pages/latest/{name}"
+        badge = f" [![Open in Colab]({colab}/assets/colab-badge.svg)]({target})"
+    return f"[Notebook]({name.name}){badge}\n\n"
+
+
 # ------------------------------------------------------------ what mkdocs calls
 def on_files(files, config):  # type: ignore[no-untyped-def]  # mkdocs is not known here
     """Add the pages that are not files of `docs/`."""
@@ -119,11 +161,13 @@ def on_files(files, config):  # type: ignore[no-untyped-def]  # mkdocs is not kn
     made = {name: (ROOT / source).read_text(encoding="utf-8") for name, source in WHOLE.items()}
     made |= {name: example_page(source) for name, source in EXAMPLES.items()}
     made["gallery.md"] = gallery_page()
+    made |= notebooks(config.repo_url)
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
     return files
 
 
 def on_page_markdown(markdown, page, config, files):  # type: ignore[no-untyped-def]  # as above
-    """Links of the repository become links of the site."""
-    return with_site_links(markdown, page.file.src_uri)
+    """Links of the repository become links of the site; tutorials get their notebooks."""
+    name = page.file.src_uri
+    return notebook_links(name, config.repo_url) + with_site_links(markdown, name)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import os
 import re
 import tempfile
@@ -113,6 +114,31 @@ def page(name: str, results: Sequence[Result]) -> str:
     made = f"`python examples/tutorials/build.py {name[:2]}` makes it again"
     parts.append(f"*This page is what `examples/tutorials/{name}.py` prints and draws; {made}.*")
     return "\n\n".join(parts) + "\n"
+
+
+_LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]+\)")
+
+
+def notebook(name: str, install: str = "") -> str:
+    """The notebook of a script, in JSON, without links to other pages.
+
+    Args:
+        name: of the script.
+        install: a command that the first cell runs, if any.
+    """
+    every = cells(script(name))
+    code = {"execution_count": None, "outputs": []}
+    content = [
+        {"cell_type": "markdown", "metadata": {}, "source": _LINK.sub(r"\1", cell.text)}
+        if cell.is_prose
+        else {"cell_type": "code", "metadata": {}, "source": cell.text, **code}
+        for cell in every
+    ]
+    if install:
+        content.insert(1, {"cell_type": "code", "metadata": {}, "source": install, **code})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    about = {"metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 4}
+    return json.dumps({"cells": content, **about}, indent=1) + "\n"
 
 
 def _file(name: str, picture: str) -> str:
