@@ -71,13 +71,11 @@ print("outputs change by less than a millionth:", bool(error < 1e-6))
 # ## Remove
 #
 # Of all these copies `canonicalise` picks one, and always the same one: units scaled to norm one
-# and sorted. `min_mass` picks those scales at which the sum of all squared weights, the *mass*, is
-# least, which is what weight decay would want.
+# and sorted.
 
 # %%
 from lightning_bnn.symmetry import (
     canonicalise,
-    min_mass,
     permute,
     random_permutations,
     random_scales,
@@ -96,14 +94,9 @@ def distance(a, b):
 
 forms = [canonicalise(w, symmetries) for w in (weights, disguised)]
 print(f"distance as stored {distance(weights, disguised):.2f}, canonical {distance(*forms):.2f}")
-stack = params.stack([params.of(one) for one in networks])
-least = min_mass(stack, symmetries)
-print("mass of the six networks:", *(f"{value:.0f}" for value in least.mass))
-print("above the least, per cent:", *(f"{value:.1f}" for value in least.excess))
 
 # %% [markdown]
-# The disguised copy was recognised. The six networks carry 11 to 14 per cent more mass than they
-# need.
+# The disguised copy was recognised.
 #
 # ## Match
 #
@@ -129,6 +122,7 @@ panels = {"two perceptrons": lines}
 # Take the mean of the weights of all six networks, and run it:
 
 # %%
+stack = params.stack([params.of(one) for one in networks])
 alignment = align(stack, symmetries)
 print("accuracy of each:", *(f"{accuracy(one):.3f}" for one in networks))
 for text, six in (("as trained", stack), ("aligned", alignment.apply(stack, symmetries))):
