@@ -13,12 +13,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_bnn
 from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.datamodules import Digits
 from lightning_bnn.doctor import Examples, examine
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics import mutual_information
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import MFVI, Predictive
 from lightning_bnn.posteriors import Posterior
+from weightsym import orbit_directions
 from weightsym import params as P
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -190,20 +192,31 @@ def test_ensembles_predict_as_they_do_themselves(problem):
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_our_tools_take_what_holds_their_networks(name, problem):
-    net, x, y = problem
-    theirs, data = SOURCES[name](*problem), (x, y)
+def test_our_tools_take_what_holds_their_networks(name):
+    torch.manual_seed(0)
+    net, data = mlp(64, [4], 10).eval(), Digits()
+    data.setup("fit")
+    train = data.train_dataloader()
+    x, y = train.inputs[:300].flatten(1) / 16, train.targets[:300]
+    theirs = SOURCES[name](net, x, y)
     found = lightning_bnn.compare(P.populate(net, 8), {name: theirs}, data, network=net)
-    table = found.tables["distances"]
-    row = dict(zip(table.header, table.rows[0], strict=True))
-    assert row["method"] == name
-    assert 0 < row["TV"].value < 100
+    first = [dict(zip(t.header, t.rows[0], strict=True)) for t in found.tables.values()]
+    distances, _, calibrated, _ = first
+    assert distances["method"] == name
+    assert 0 < distances["one mode"].value < 100
+    assert 80 < calibrated["Held90"].value <= 100
     report = examine(theirs, network=net, held_out=Examples((x,), y))
     assert set(report.fine) | {finding.name for finding in report.findings}
     stack = Posterior.of(theirs, net).sample(4)
     symmetries = lightning_bnn.symmetry.discover(net, x)
     canonical = lightning_bnn.symmetry.canonicalise(stack, symmetries)
     torch.testing.assert_close(P.apply(net, canonical, x), P.apply(net, stack, x))
+    one = {name: t.requires_grad_() for name, t in P.unstack(stack)[0].items()}
+    loss = nn.functional.cross_entropy(torch.func.functional_call(net, one, (x,)), y)
+    gradient = dict(zip(one, torch.autograd.grad(loss, list(one.values())), strict=True))
+    along = orbit_directions(one, symmetries).onto(gradient)
+    assert max(float(t.abs().max()) for t in along.values()) < 1e-5
+    assert max(float(t.abs().max()) for t in gradient.values()) > 1e-3
 
 
 # ------------------------------------------------------------ ours in theirs

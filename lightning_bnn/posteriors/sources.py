@@ -184,15 +184,18 @@ _ROOTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def _is_state(source: Any) -> bool:
     """Check whether something holds the weights of one network by name, beside what else it has."""
-    return isinstance(getattr(source, "params", None), Mapping) and not isinstance(
-        source, nn.Module
-    )
+    params = getattr(source, "params", None)
+    tensors = list(params.values()) if isinstance(params, Mapping) else []
+    alike = bool(tensors) and all(isinstance(t, Tensor) for t in tensors)
+    return alike and not isinstance(source, nn.Module)
 
 
 def _posterior_of_states(
     states: Sequence[Any], network: nn.Module | None, alone: bool
 ) -> Posterior:
     """Gaussians where states say how weights vary, otherwise the networks of all states."""
+    if len({next(iter(s.params.values())).data_ptr() for s in states}) < len(states):
+        raise ValueError("Some of the states have the same tensors: update with `inplace=False`.")
     networks = [_completed(state, network) for state in states]
     names = [next((n for n in _ROOTS if hasattr(s, n)), None) for s in states]
     if len(set(names)) > 1:

@@ -42,8 +42,9 @@ def test_it_exports_to_onnx(tmp_path):
     module = DeepEnsemble(models.optunet(), members=3)
     predictive, x = module.predictive(), torch.randn(2, 1, 28, 28)
     path = tmp_path / "it.onnx"
-    torch.onnx.export(predictive, (x,), path, dynamo=True, verbose=False)
-    session = onnxruntime.InferenceSession(str(path))
+    batch = (({0: torch.export.Dim.DYNAMIC},),)
+    torch.onnx.export(predictive, (x,), path, dynamo=True, verbose=False, dynamic_shapes=batch)
+    session, x = onnxruntime.InferenceSession(str(path)), torch.randn(5, 1, 28, 28)
     (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), predictive(x), rtol=1e-4, atol=1e-5)
 

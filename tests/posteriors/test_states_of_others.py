@@ -153,6 +153,7 @@ REFUSED = {
         {"params": {"w": torch.ones(1)}},
         r"State has 'w' of shape \(1,\), the network has",
     ),
+    "settings": ({"params": {"lr": 0.1}}, "or a list of networks, got one State"),
     "no mapping": ({"params": [torch.ones(1)]}, "or a list of networks, got one State"),
 }
 
@@ -168,6 +169,8 @@ def test_misleading_states_are_refused_in_one_sentence(fields, sentence):
 def test_misleading_lists_and_ensembles_are_refused_in_one_sentence():
     with pytest.raises(ValueError, match="The states are of several kinds: pass those of one"):
         Posterior.of([*states(2), *states(1, sd_diag=zeros(1.0))])
+    with pytest.raises(ValueError, match="the same tensors: update with `inplace=False`"):
+        Posterior.of(states(1) * 2)
     with pytest.raises(ValueError, match=r"`networks\[1\]` is another network than the first"):
         Posterior.of(Ensemble([mlp(2, [4], 3), mlp(2, [5], 3)]))
     with pytest.raises(ValueError, match="must hold at least one network"):
