@@ -50,12 +50,10 @@ def laplace(structure, **options):
     net = template()
     sizes = {name: p.shape for name, p in net[2].named_parameters(prefix="2")}
     if structure == "full":
-        left = torch.linalg.qr(torch.randn(10, 10))[
-            0
-        ].contiguous()  # else sums are rounded otherwise
+        left = torch.linalg.qr(torch.randn(10, 10))[0]
         blocks = [CurvatureBlock(tuple(sizes), torch.rand(10, 1), left)]
     else:
-        turns = [torch.linalg.qr(torch.randn(k, k))[0].contiguous() for k in (2, 4)]
+        turns = [torch.linalg.qr(torch.randn(k, k))[0] for k in (2, 4)]
         blocks = [CurvatureBlock(("2.weight",), torch.rand(2, 4), *turns)]
     return LaplaceGaussian(P.of(net), blocks, 0.1 + 0.2, 1 / 3, **options)
 
