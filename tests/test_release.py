@@ -97,11 +97,11 @@ def test_actions_are_pinned_by_their_commit():
 def test_nothing_is_uploaded_before_it_was_tried():
     content = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))
     jobs = content["jobs"]
-    order, job = [], "page"
-    while job:
-        order.insert(0, job)
-        job = jobs[job].get("needs")
-    assert order == ["build", "try", "attest", "weightsym", "lightning_bnn", "page"] == list(jobs)
+    needs = {name: settings.get("needs", []) for name, settings in jobs.items()}
+    assert needs == {
+        "build": [], "try": "build", "attest": "try", "weightsym": "attest",
+        "lightning_bnn": "weightsym", "site": "try", "page": ["lightning_bnn", "site"],
+    }  # fmt: skip
     assert content["permissions"] == {}
     assert content[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as true
     for name, settings in jobs.items():
@@ -109,6 +109,10 @@ def test_nothing_is_uploaded_before_it_was_tried():
         assert uploads == (settings.get("environment") == "pypi") == (name in PROJECTS)
         assert ("id-token" in settings["permissions"]) == (uploads or name == "attest")
         assert (settings["permissions"].get("contents") == "write") == (name == "page")
+        checkouts = [
+            step["with"] for step in settings["steps"] if "checkout@" in step.get("uses", "")
+        ]
+        assert all(c["persist-credentials"] == (name == "page") for c in checkouts)
         for step in settings["steps"]:  # what a tag is called is no code
             assert "${{ github.ref" not in step.get("run", "")
     assert jobs["try"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
