@@ -92,13 +92,13 @@ class _Estimator(BaseEstimator):
 
     def _class(self) -> Any:
         """The class of the module."""
-        known = {n: c for n, c in inspect.getmembers(modules) if hasattr(c, "arguments")}
+        classes = {n: c for n, c in inspect.getmembers(modules) if hasattr(c, "arguments")}
         cls: Any = self.method
         if isinstance(cls, str):
-            check_choice("method", cls, tuple(known))
-            cls = known[cls]
+            check_choice("method", cls, tuple(classes))
+            cls = classes[cls]
         if not hasattr(cls, "arguments"):
-            raise ValueError(f"`method` must be one of {', '.join(known)}, got {cls!r}.")
+            raise ValueError(f"`method` must be one of {', '.join(classes)}, got {cls!r}.")
         return cls
 
     def _module(self, network: nn.Module, options: dict[str, Any]) -> Any:

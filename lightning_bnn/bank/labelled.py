@@ -40,6 +40,6 @@ def _field(record: dict[str, Any], label: str) -> int | float:
     for key in label.split("."):
         value = value.get(key) if isinstance(value, dict) else None
     if not isinstance(value, (int, float)):
-        known = ", ".join(record) or "none"
-        raise ValueError(f"`label`: {label!r} is no number of every record; fields are {known}.")
+        fields = ", ".join(record) or "none"
+        raise ValueError(f"`label`: {label!r} is no number of every record; fields are {fields}.")
     return value

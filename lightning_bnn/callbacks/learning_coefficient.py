@@ -150,32 +150,32 @@ class LearningCoefficient(SymmetryCallback):
         from lightning_bnn.methods import learning_coefficient
 
         assert self.network is not None
-        seen = self._store.examples()
-        if seen is None:
+        examples = self._store.examples()
+        if examples is None:
             raise ValueError("the network was called with no examples whose targets are known.")
         network = copy.deepcopy(self.network.module)
         if stack_of(pl_module) is None:
-            loss, targets = self._read(network, seen)
+            loss, targets = self._read(network, examples)
         else:
             weights = {name: t[0] for name, t in weights.items()}
-            loss, targets = self.loss or _of(pl_module.likelihood), seen.targets["targets"]
+            loss, targets = self.loss or _of(pl_module.likelihood), examples.targets["targets"]
         network.load_state_dict(weights, strict=False)
-        data = *seen.inputs.values(), targets
+        data = *examples.inputs.values(), targets
         symmetries = self.network.symmetries
-        found = learning_coefficient(network, loss, data, symmetries, **self.settings)
-        row = [found.value, found.error, found.rhat, found.wbic]
+        estimate = learning_coefficient(network, loss, data, symmetries, **self.settings)
+        row = [estimate.value, estimate.error, estimate.rhat, estimate.wbic]
         self._log_all(trainer, pl_module, dict(zip(_NAMES, row, strict=True)))
         self.history.append((figure_step(trainer), row))
 
-    def _read(self, network: nn.Module, seen: Seen) -> tuple[Loss, Tensor]:
+    def _read(self, network: nn.Module, examples: Seen) -> tuple[Loss, Tensor]:
         """The loss of a network, which is made to return one tensor, and its targets."""
         from lightning_bnn.callbacks.run_evidence import read_as_one_tensor, return_first_tensor
 
         if self.loss is not None:
-            return_first_tensor(network, seen)
-            return self.loss, next(iter(seen.targets.values()))
-        likelihood, name = read_as_one_tensor(network.eval(), seen)
-        return _of(likelihood), seen.targets[name]
+            return_first_tensor(network, examples)
+            return self.loss, next(iter(examples.targets.values()))
+        likelihood, name = read_as_one_tensor(network.eval(), examples)
+        return _of(likelihood), examples.targets[name]
 
 
 _NAMES = (

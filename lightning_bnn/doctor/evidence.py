@@ -184,8 +184,8 @@ class Evidence:
         Examples of one class are what they are.
         """
         likelihood = self.likelihood
-        known = [e for e in (self.training, self.held_out) if e is not None]
-        if not isinstance(likelihood, Categorical) or all(e.targets.ndim == 1 for e in known):
+        examples = [e for e in (self.training, self.held_out) if e is not None]
+        if not isinstance(likelihood, Categorical) or all(e.targets.ndim == 1 for e in examples):
             return self
         network = copy.copy(self.network)  # of the same weights
         network.forward = partial(_forward_at, network.forward, likelihood)

@@ -71,15 +71,15 @@ class Graphs:
         precise = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         shapes = tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in tensors)
         key = places, modes, precise, shapes
-        known = self._known.get(key, 0)
-        if isinstance(known, int):
-            known += 1
-            if known >= _AFTER and sum(isinstance(g, _Graph) for g in self._known.values()) < _MOST:
-                known = _graph(compute, params, inputs, targets) if may_repeat() else None
-            self._known[key] = known
-        if not isinstance(known, _Graph):
+        entry = self._known.get(key, 0)
+        if isinstance(entry, int):
+            entry += 1
+            if entry >= _AFTER and sum(isinstance(g, _Graph) for g in self._known.values()) < _MOST:
+                entry = _graph(compute, params, inputs, targets) if may_repeat() else None
+            self._known[key] = entry
+        if not isinstance(entry, _Graph):
             return None
-        return _Replayed.apply(known, len(params), *tensors)
+        return _Replayed.apply(entry, len(params), *tensors)
 
 
 def _may_be_repeated(tensors: Sequence[Any]) -> bool:
@@ -120,12 +120,12 @@ class _Graph:
         self.read = [t.detach().clone() for t in (*params.values(), *inputs, targets)]
         for mine, t in zip(self.read, params.values(), strict=False):
             mine.requires_grad_(t.requires_grad)
-        own, count = dict(zip(params, self.read, strict=False)), len(params)
-        wanted = [t for t in own.values() if t.requires_grad]
+        weights, count = dict(zip(params, self.read, strict=False)), len(params)
+        wanted = [t for t in weights.values() if t.requires_grad]
 
         @torch.enable_grad()
         def run() -> list[Tensor]:
-            losses = compute(own, tuple(self.read[count:-1]), self.read[-1])
+            losses = compute(weights, tuple(self.read[count:-1]), self.read[-1])
             grads = torch.autograd.grad(
                 losses.sum(), wanted, materialize_grads=True, allow_unused=True
             )
@@ -174,6 +174,6 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, weight: Tensor) -> tuple[Tensor | None, ...]:
         rows = [weight.to(g).view(-1, *(1,) * (g.ndim - 1)) for g in ctx.grads]
-        found = iter(torch._foreach_mul(ctx.grads, rows))
+        gradients = iter(torch._foreach_mul(ctx.grads, rows))
         wanted = ctx.needs_input_grad[2 : len(ctx.needs_input_grad) - ctx.others]
-        return (None, None, *(next(found) if w else None for w in wanted), *[None] * ctx.others)
+        return (None, None, *(next(gradients) if w else None for w in wanted), *[None] * ctx.others)

@@ -198,8 +198,8 @@ class _Around:
         some = (
             tree_map(lambda t, k=k: t[k] if isinstance(t, Tensor) else t, outputs) for k in members
         )
-        own = (targets if rows is None else targets[k] for k in members)
-        return torch.stack([self._loss(o, t) for o, t in zip(some, own, strict=True)])
+        matching = (targets if rows is None else targets[k] for k in members)
+        return torch.stack([self._loss(o, t) for o, t in zip(some, matching, strict=True)])
 
     def _loss(self, outputs: Any, targets: Tensor) -> Tensor:
         try:

@@ -54,8 +54,8 @@ class PlannedField:
             self.misfits.append(_misfit(plan, batch.targets, run))
             steps += [*plan.forward, self.misfits[-1].step, *plan.backward]
         (total, self.gradients), *others = rooms
-        one, precision = rows.new_ones(1), rows.new_full((1,), self.precision)
-        steps += [adding(memory, one, total) for memory, _ in others]
+        unit, precision = rows.new_ones(1), rows.new_full((1,), self.precision)
+        steps += [adding(memory, unit, total) for memory, _ in others]
         steps.append(adding(weights, precision, total))
         self.size, self.kick = rows.new_zeros(1), rows.new_zeros(1)
         push = adding(total, self.kick, momenta), adding(momenta, self.size, weights)
@@ -70,9 +70,9 @@ class PlannedField:
             gradients: of these.
         """
         evaluated = self.run.evaluated
-        found = self.look(rows)
+        values = self.look(rows)
         self.run.evaluated = evaluated
-        return all(map(_close, found, (energies, gradients)))
+        return all(map(_close, values, (energies, gradients)))
 
     def look(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Energies and gradients.
@@ -115,9 +115,9 @@ _VECTOR = 16
 """The largest number of lanes."""
 
 
-def _close(found: Tensor, wanted: Tensor) -> bool:
+def _close(values: Tensor, wanted: Tensor) -> bool:
     scale = 1e-4 * wanted[wanted.isfinite()].abs().amax() if wanted.isfinite().any() else 1.0
-    return torch.allclose(found, wanted, 1e-3, float(scale), equal_nan=True)
+    return torch.allclose(values, wanted, 1e-3, float(scale), equal_nan=True)
 
 
 def _pieces(rows: Tensor, names: Sequence[str], stack: Params) -> Params:

@@ -269,8 +269,8 @@ class Run:
 
         x, y = batch.inputs, batch.targets
         graphs, laws = self._graphs, (self.network, self.likelihood)
-        found = graphs.losses(losses, run_at_once, *laws, stack, x, y)
-        return losses(stack, x, y) if found is None else found
+        from_graph = graphs.losses(losses, run_at_once, *laws, stack, x, y)
+        return losses(stack, x, y) if from_graph is None else from_graph
 
     def nll(self, outputs: Any, targets: Tensor) -> Tensor:
         """Mean negative log-likelihood of a batch, for outputs of every network."""

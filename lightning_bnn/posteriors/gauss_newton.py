@@ -42,13 +42,13 @@ def curvature_root(likelihood: nn.Module) -> Root:
         )
 
     def root(outputs: Tensor) -> Tensor:
-        found = method(outputs)
-        if found.ndim != 3 or found.shape[:2] != outputs.shape:
+        root = method(outputs)
+        if root.ndim != 3 or root.shape[:2] != outputs.shape:
             raise ValueError(
                 f"`{type(likelihood).__name__}.curvature_root` must return (batch, k, r) for "
-                f"outputs {tuple(outputs.shape)}, got {tuple(found.shape)}"
+                f"outputs {tuple(outputs.shape)}, got {tuple(root.shape)}"
             )
-        return found
+        return root
 
     return root
 

@@ -171,8 +171,10 @@ def _in_frame(
         return transform_gaussian(
             posterior, sym, permutations=full.permutations, matrices=full.matrices
         )
-    found = match(mean, reference, sym, signs=bool(sym.signs))
-    return transform_gaussian(posterior, sym, signs=found.signs, permutations=found.permutations)
+    matching = match(mean, reference, sym, signs=bool(sym.signs))
+    return transform_gaussian(
+        posterior, sym, signs=matching.signs, permutations=matching.permutations
+    )
 
 
 def _of_movable(sym: Symmetries, names: set[str]) -> Symmetries:

@@ -49,12 +49,12 @@ def load_posterior(folder: str | os.PathLike[str], network: nn.Module | None) ->
 def _check_fit(drawn: Params, network: nn.Module) -> None:
     fixed, params = P.fixed_weights(network), P.of(network)
     expected = {n: t.shape for n, t in params.items() if n in drawn or n not in fixed}
-    found = {name: t.shape[1:] for name, t in drawn.items()}
-    odd = sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
+    shapes = {name: t.shape[1:] for name, t in drawn.items()}
+    odd = sorted(n for n in expected.keys() | shapes.keys() if expected.get(n) != shapes.get(n))
     if odd:
         raise ValueError(
             f"The posterior is not of this network: {odd[0]!r} has shape "
-            f"{_shape(found.get(odd[0]))} in it, and {_shape(expected.get(odd[0]))} in `network`."
+            f"{_shape(shapes.get(odd[0]))} in it, and {_shape(expected.get(odd[0]))} in `network`."
         )
 
 

@@ -34,9 +34,9 @@ def bend(direction: Array, gradient: Array, sizes: Array) -> tuple[Array, Array]
     angle = norm * (sizes / freedom)
     cosine = (gradient * direction).sum(1) / -safe
     fade = library.exp(-angle)
-    rest = 1 - fade
+    faded = 1 - fade
     length = abs((1 + cosine) + (1 - cosine) * fade * fade) + _LEAST  # negative by rounding
-    along = rest * (1 + fade + cosine * rest) / (-safe * length)
+    along = faded * (1 + fade + cosine * faded) / (-safe * length)
     turned = along[:, None] * gradient + (2 * fade / length)[:, None] * direction
     return turned, freedom * (angle - math.log(2) + library.log(length))
 

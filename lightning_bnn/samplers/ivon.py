@@ -168,8 +168,8 @@ class IVON(Tempered):
         Args:
             network: whose parameters this optimizer moves.
         """
-        known = set(self._drawn(self._parameters()))
-        return {n: self.deviation(p) for n, p in network.named_parameters() if p in known}
+        drawn = set(self._drawn(self._parameters()))
+        return {n: self.deviation(p) for n, p in network.named_parameters() if p in drawn}
 
     # ------------------------------------------------------------ steps
     @torch.no_grad()

@@ -167,8 +167,8 @@ class SMILE(Langevin):
 
     def _known(self, field: Any) -> Tensor:
         groups = [(g, rows) for g in self.param_groups for rows in g["tuning"].values()]
-        found = [field(g, Tuning(*rows[:-2])) for g, rows in groups]
-        return torch.cat(found) if found else torch.tensor([])
+        fields = [field(g, Tuning(*rows[:-2])) for g, rows in groups]
+        return torch.cat(fields) if fields else torch.tensor([])
 
     # ------------------------------------------------------------ steps
     def update(
@@ -187,8 +187,8 @@ class SMILE(Langevin):
         state, rows = self.state[params[0]], rows_of(values)
         if rows.shape[1] < 2:
             raise ValueError("SMILE needs at least two numbers in a chain, got one.")
-        known = state.get("direction", state.get("mean", rows))
-        if known.shape != rows.shape or any(self.state.get(p) for p in params[1:]):
+        previous = state.get("direction", state.get("mean", rows))
+        if previous.shape != rows.shape or any(self.state.get(p) for p in params[1:]):
             raise ValueError(
                 "SMILE moves all parameters of a chain together: those that have gradients must be "
                 "the same at every step."
@@ -207,10 +207,10 @@ class SMILE(Langevin):
             for tuning in group["tuning"].values():
                 tuning[-2], tuning[-1] = math.nan, 0.0  # no step is under way
         else:
-            place = str(next(k for k, p in enumerate(group["params"]) if p is params[0]))
+            index = str(next(k for k, p in enumerate(group["params"]) if p is params[0]))
             force = as_array(grad) / temperature_of(group)
             with np.errstate(all="ignore"):
-                rows = self._move_chains(group, state, place, rows, force, rows_of(noise))
+                rows = self._move_chains(group, state, index, rows, force, rows_of(noise))
         pieces = rows.split([v.numel() // len(rows) for v in values], 1)
         shaped = [piece.reshape(v.shape) for piece, v in zip(pieces, values, strict=True)]
         torch._foreach_copy_(values, shaped)
@@ -219,7 +219,7 @@ class SMILE(Langevin):
         self,
         group: dict[str, Any],
         state: dict[str, Any],
-        place: str,
+        index: str,
         rows: Tensor,
         gradient: Array,
         noise: Tensor,
@@ -229,7 +229,7 @@ class SMILE(Langevin):
         A chain whose gradient is not finite goes back, turns around, and waits for another one.
         """
         fresh, x, xi = "direction" not in state, as_array(rows), as_array(noise)
-        tuning, pending, taken = self._tuning(group, place, rows)
+        tuning, pending, taken = self._tuning(group, index, rows)
         where, scales = library_of(x).where, _scales_of(state)
         direction = unit(xi) if fresh else as_array(state["direction"])
         drift = taken[:, None] * scales * direction
@@ -246,15 +246,15 @@ class SMILE(Langevin):
             direction = refresh(direction, xi, sizes, tuning.lengths)
         direction, pending = _depart(direction, scales * gradient, sizes)
         under_way = library_of(x).stack([where(well, pending, math.nan), sizes])
-        group["tuning"][place] = torch.cat([tuning.as_rows(), torch.as_tensor(under_way)])
+        group["tuning"][index] = torch.cat([tuning.as_rows(), torch.as_tensor(under_way)])
         state["direction"] = torch.as_tensor(direction).to(rows.dtype)
         return torch.as_tensor(x + sizes[:, None] * scales * direction)
 
-    def _tuning(self, group: dict[str, Any], place: str, like: Tensor) -> tuple[Any, Array, Array]:
+    def _tuning(self, group: dict[str, Any], index: str, like: Tensor) -> tuple[Any, Array, Array]:
         """The tuning, and of the steps under way: energy errors, if they are known, and lengths."""
-        if place in group["tuning"]:
-            known = group["tuning"][place].to(like.device)
-            return Tuning.from_rows(known[:-2]), *as_array(known[-2:])
+        if index in group["tuning"]:
+            stored = group["tuning"][index].to(like.device)
+            return Tuning.from_rows(stored[:-2]), *as_array(stored[-2:])
         chains, numbers = like.shape
         tuning = Tuning.start(chains, 1.0, group["length"] or numbers**0.5, like.device)
         return tuning, math.nan * tuning.sizes, 0 * tuning.sizes
@@ -291,8 +291,8 @@ class SMILE(Langevin):
             if ends and group["length"] is None:
                 spread = total_spread(state).sqrt()
                 usable = spread.isfinite() & (spread > 0)
-                known = torch.as_tensor(tuning.lengths)
-                tuning.lengths = as_array(torch.where(usable, spread, known))
+                lengths = torch.as_tensor(tuning.lengths)
+                tuning.lengths = as_array(torch.where(usable, spread, lengths))
 
 
 def _arrive(
@@ -305,8 +305,8 @@ def _arrive(
     library = library_of(force)
     turned, gain = bend(direction, force, taken / 2)
     error = pending + gain + taken / 2 * (force * direction).sum(1)
-    known = library.isfinite(pending)
-    errors = library.where(known, error**2 / force.shape[1], unknown) + 0 * force.sum(1)
+    finite = library.isfinite(pending)
+    errors = library.where(finite, error**2 / force.shape[1], unknown) + 0 * force.sum(1)
     return library.where(library.isfinite(errors)[:, None], turned, -direction), errors
 
 

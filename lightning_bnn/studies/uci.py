@@ -53,7 +53,7 @@ _NOTE = "Mean and standard error over the splits, in the units of the targets."
 
 Scores = Sequence[Mapping[str, Any]]
 """Numbers of all splits: settings, ``rmse`` and ``ll``."""
-Found = Mapping[tuple[str, str], Scores]
+Results = Mapping[tuple[str, str], Scores]
 """Those of all tables and methods."""
 
 
@@ -99,12 +99,12 @@ def uci(
     if not runs:
         limited = ", ".join(methods or ())
         raise ValueError(f"`methods`: {limited} is only run up to {_LARGE} training rows.")
-    found: dict[tuple[str, str], Scores] = {}
+    results: dict[tuple[str, str], Scores] = {}
     with one_thread(), tqdm(runs, unit="run") as bar:
         for table, method in bar:
             bar.set_postfix_str(f"{table.name}, {method}")
-            found[table.name, method] = _stored(folder, table, method)
-    publish(_findings(found, {**vars(budget), "prior_std": _WIDTHS}), folder)
+            results[table.name, method] = _stored(folder, table, method)
+    publish(_findings(results, {**vars(budget), "prior_std": _WIDTHS}), folder)
 
 
 def _stored(folder: Path, table: SplitTable, method: str) -> Scores:
@@ -223,27 +223,27 @@ def best_factor(predictions: stacks.Predictions) -> tuple[float, float]:
 
 
 # ------------------------------------------------------------ tables and figures
-def _findings(found: Found, settings: Mapping[str, Any]) -> Findings:
+def _findings(results: Results, settings: Mapping[str, Any]) -> Findings:
     """A table for each quantity with published rows below, and a figure of one of them."""
     file = files("lightning_bnn") / "studies" / "uci_published.yaml"
     published = yaml.safe_load(file.read_text(encoding="utf-8"))
-    names = list(dict.fromkeys(table for table, _ in found))
-    tables = {quantity: _table(quantity, found, names, published) for quantity in _QUANTITIES}
+    names = list(dict.fromkeys(table for table, _ in results))
+    tables = {quantity: _table(quantity, results, names, published) for quantity in _QUANTITIES}
     rows, label = tables["ll"].rows, _QUANTITIES["ll"]
     panels: dict[str, Any] = {
         name: {label: [row[k + 1] for row in rows]} for k, name in enumerate(names)
     }
     figure = dots_figure(panels, [str(row[0]) for row in rows], columns=4)
     notes = [source["note"] for source in published.values()]
-    settings = {**settings, "per_split": {"/".join(run): rows for run, rows in found.items()}}
+    settings = {**settings, "per_split": {"/".join(run): rows for run, rows in results.items()}}
     return Findings("uci", _TITLE, tables, {"densities": figure}, notes, settings)
 
 
-def _table(quantity: str, found: Found, names: list[str], published: Any) -> Table:
+def _table(quantity: str, results: Results, names: list[str], published: Any) -> Table:
     """Methods by tables, one quantity."""
     rows: list[list[Cell]] = [
-        [CONTESTANTS[m].title, *(over_splits(found.get((name, m), ()), quantity) for name in names)]
-        for m in dict.fromkeys(method for _, method in found)
+        [CONTESTANTS[m].title, *(over_splits(results.get((n, m), ()), quantity) for n in names)]
+        for m in dict.fromkeys(method for _, method in results)
     ]
     for title, source in published.items():
         rows.append([title, *(Measured(*source[quantity].get(n, [math.nan])) for n in names)])

@@ -138,8 +138,8 @@ class OrbitDirections:
             vectors: as for `onto`.
             tolerance: as for `onto`.
         """
-        rest = self._tensors(self._rest(self._rows(vectors), tolerance), vectors)
-        return {**vectors, **rest}
+        residual = self._tensors(self._rest(self._rows(vectors), tolerance), vectors)
+        return {**vectors, **residual}
 
     # ------------------------------------------------------------ rows of numbers
     def _rows(self, vectors: Params) -> Tensor:
@@ -197,23 +197,24 @@ class OrbitDirections:
 
         if self._sparse is not None and self._sparse.factor is not None:
             return torch.from_numpy(self._sparse.off(rows[0].numpy()))[None]
-        scale, rest = self._inverse_lengths, rows
-        slope = scale * self._pull(rest)
+        scale, residual = self._inverse_lengths, rows
+        slope = scale * self._pull(residual)
         direction, longest = slope, torch.zeros_like(norm(slope))
         rounding = 10 * torch.finfo(rows.dtype).eps * norm(rows)
         for _ in range(2 * self.size + 20):
             step = self._push(scale * direction)
             longest = torch.maximum(longest, norm(step) / norm(direction).clamp_min(1e-300))
-            small = ~(norm(slope) > longest * (tolerance * norm(rest) + rounding))  # or no number
+            # true, too, where the slope is no number
+            small = ~(norm(slope) > longest * (tolerance * norm(residual) + rounding))
             if bool(small.all()):
-                return rest
+                return residual
             before = norm(slope).square()
             length = torch.where(small, 0, before / norm(step).square().clamp_min(1e-300))
-            rest = rest - length * step
-            slope = scale * self._pull(rest)
+            residual = residual - length * step
+            slope = scale * self._pull(residual)
             direction = slope + norm(slope).square() / before.clamp_min(1e-300) * direction
         warnings.warn("Least squares along the orbit have not converged.", stacklevel=4)
-        return rest
+        return residual
 
     @cached_property
     def _inverse_lengths(self) -> Tensor:
@@ -257,15 +258,15 @@ def _moved(
     weights: Params, sym: Symmetries, last: SoftmaxShift | None, generators: tuple[Tensor, ...]
 ) -> Params:
     """Weights after an element of the group that is right to first order in its generators."""
-    rest = iter(generators)
-    moved = _scaled(weights, sym, [next(rest) for _ in sym.scalings])
+    directions = iter(generators)
+    moved = _scaled(weights, sym, [next(directions) for _ in sym.scalings])
     for group in sym.linear:
-        a = algebra(group, next(rest).unflatten(-1, (group.spaces, -1)))
-        one = torch.eye(group.size).to(a)
-        moved = multiplied(moved, sym, group, one + a, one - a.mT)
-    moved = shift_some(moved, sym, [next(rest) for _ in sym.shifts])
+        a = algebra(group, next(directions).unflatten(-1, (group.spaces, -1)))
+        identity = torch.eye(group.size).to(a)
+        moved = multiplied(moved, sym, group, identity + a, identity - a.mT)
+    moved = shift_some(moved, sym, [next(directions) for _ in sym.shifts])
     if last is not None:
-        row, bias = next(rest), next(rest)
+        row, bias = next(directions), next(directions)
         row = row.unflatten(-1, sym.shapes[last.weight][1:])
         moved = shift_logits_some(moved, sym, row, bias[..., 0] if last.bias else None)
     return moved
