@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from weightsym.files.safetensors_format import read_file, save_tensors
 from weightsym.loading import json_text, read_json
 from weightsym.params import Params
 
-__all__ = ["INDEX", "TENSORS", "read_bundle", "read_index", "write_bundle"]
+__all__ = ["INDEX", "TENSORS", "read_bundle", "write_bundle"]
 
 INDEX, TENSORS = "contents.json", "tensors-[0-9][0-9][0-9][0-9][0-9].safetensors"
 """All files of a bundle; nothing else in its folder is read."""
 _FORMAT = 1
-_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def write_bundle(
@@ -47,11 +45,11 @@ def write_bundle(
     (root / INDEX).write_text(text + "\n", encoding="utf-8")
 
 
-def read_index(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the plain data of a bundle, whose files must be its own and as they were written.
+def read_bundle(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], Iterator[Params]]:
+    """Read the plain data of a bundle, with its ``folder``, and its tensors file by file.
 
     Args:
-        folder: of the bundle.
+        folder: of files that must be its own, and as they were written.
     """
     path = Path(folder) / INDEX
     if not path.is_file():
@@ -68,21 +66,10 @@ def read_index(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{path} names files that are not its own: only {TENSORS} are read.")
     for name, digest in files.items():
         file = path.with_name(name)
-        if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-            raise ValueError(f"{path} has no SHA-256 of {name}.")
         if not file.is_file() or _sha256(file) != digest:
             raise ValueError(f"{file} is missing or not as it was written: get it again.")
-    return content
-
-
-def read_bundle(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], Iterator[Params]]:
-    """Read the plain data of a bundle, and its tensors one file at a time.
-
-    Args:
-        folder: of the bundle.
-    """
-    content = read_index(folder)
-    return content, map(_tensors, [Path(folder) / name for name in content["files"]])
+    content |= {"kind": str(content.get("kind"))[:80], "folder": str(folder)}
+    return content, map(_tensors, map(path.with_name, files))
 
 
 def _tensors(path: Path) -> Params:

@@ -15,8 +15,9 @@ from torch import nn
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.shipped import digest_of_networks
-from lightning_bnn.bundles import INDEX, TENSORS, read_bundle, read_index, write_bundle
+from lightning_bnn.bundles import INDEX, TENSORS, read_bundle, write_bundle
 from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors.saving import posterior_of
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.shipped import reference_folder, reference_names
 from weightsym.extras import needed
@@ -225,17 +226,17 @@ def _write_reference(path: Path, root: Path) -> str:
 def _opened(
     path: Path, network: nn.Module | None, folder: str | os.PathLike[str] | None
 ) -> Posterior | CheckpointBank:
-    kind = read_index(path).get("kind")
+    content, parts = read_bundle(path)
+    kind = content["kind"]
     if kind == "posterior":
-        return Posterior.load(path, network)
+        return posterior_of(content, parts, network)
     if kind not in ("bank", "reference"):
-        raise ValueError(f"{path} holds {str(kind)[:80]!r}, which this version does not know.")
+        raise ValueError(f"{path} holds {kind!r}, which this version does not know.")
     if folder is None:
         raise ValueError("`folder` is missing: name a new one, where the networks are written.")
     root = Path(folder)
     if root.exists() and any(root.iterdir()):
         raise ValueError(f"`folder`: there is something in {root}; name a new one.")
-    content, parts = read_bundle(path)
     try:
         if kind == "bank":
             return _read_bank(content, parts, root)

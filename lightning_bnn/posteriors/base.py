@@ -97,9 +97,10 @@ class Posterior(nn.Module, ABC):
             folder: where it is.
             network: refuse a posterior of another kind of network than this one.
         """
-        from lightning_bnn.posteriors.saving import load_posterior
+        from lightning_bnn.bundles import read_bundle
+        from lightning_bnn.posteriors.saving import posterior_of
 
-        return load_posterior(folder, network)
+        return posterior_of(*read_bundle(folder), network)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"

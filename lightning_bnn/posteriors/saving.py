@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from lightning_bnn.bundles import read_bundle, write_bundle
+from lightning_bnn.bundles import write_bundle
 from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian, LowRankGaussian
@@ -28,11 +28,12 @@ def save_posterior(posterior: Posterior, folder: str | os.PathLike[str]) -> None
     write_bundle(folder, {"kind": "posterior", "posterior": settings}, [posterior.state_dict()])
 
 
-def load_posterior(folder: str | os.PathLike[str], network: nn.Module | None) -> Posterior:
-    """Read a posterior, see `Posterior.load`."""
-    content, parts = read_bundle(folder)
-    if content.get("kind") != "posterior" or len(content["files"]) != 1:
-        raise ValueError(f"{folder} holds no posterior, but {content.get('kind')!r}.")
+def posterior_of(
+    content: dict[str, Any], parts: Iterator[Params], network: nn.Module | None
+) -> Posterior:
+    """Make the posterior of a bundle, see `Posterior.load`."""
+    if content["kind"] != "posterior" or len(content["files"]) != 1:
+        raise ValueError(f"{content['folder']} holds no posterior, but {content['kind']!r}.")
     state = next(parts)
     try:
         posterior = _made(content["posterior"], state)
@@ -40,6 +41,7 @@ def load_posterior(folder: str | os.PathLike[str], network: nn.Module | None) ->
         drawn = posterior.sample(1, keyed_generator("size"))
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".:")
+        folder = content["folder"]
         raise ValueError(f"{folder} is damaged, it makes no posterior: {reason}.") from None
     if network is not None:
         _check_fit(drawn, network)
@@ -48,18 +50,15 @@ def load_posterior(folder: str | os.PathLike[str], network: nn.Module | None) ->
 
 def _check_fit(drawn: Params, network: nn.Module) -> None:
     fixed, params = P.fixed_weights(network), P.of(network)
-    expected = {n: t.shape for n, t in params.items() if n in drawn or n not in fixed}
-    shapes = {name: t.shape[1:] for name, t in drawn.items()}
-    odd = sorted(n for n in expected.keys() | shapes.keys() if expected.get(n) != shapes.get(n))
-    if odd:
-        raise ValueError(
-            f"The posterior is not of this network: {odd[0]!r} has shape "
-            f"{_shape(shapes.get(odd[0]))} in it, and {_shape(expected.get(odd[0]))} in `network`."
-        )
-
-
-def _shape(shape: torch.Size | None) -> str:
-    return "none" if shape is None else str(tuple(shape))
+    expected = {n: tuple(t.shape) for n, t in params.items() if n in drawn or n not in fixed}
+    shapes = {name: tuple(t.shape[1:]) for name, t in drawn.items()}
+    for name in sorted(expected.keys() | shapes.keys()):
+        there, asked = shapes.get(name, "missing"), expected.get(name, "missing")
+        if there != asked:
+            raise ValueError(
+                f"The posterior is not of this network: {name!r} is {there} in it, and {asked} in "
+                "`network`."
+            )
 
 
 # ------------------------------------------------------------ kinds
