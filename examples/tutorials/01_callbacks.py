@@ -89,8 +89,6 @@ trainer.fit(module, DataLoader(train, 50, shuffle=True), DataLoader(held_out, 50
 print("step", *tau.layers, sep="  ")
 for step, layers in [*tau.history[:3], tau.history[36], tau.history[-1]]:
     print(f"{step:4d}", *(f"{value:8.3f}" for value in layers), sep="  ")
-swaps = trainer.callback_metrics["tau_transpositions"]
-print(f"swaps of two units that lead from the first order to the last: {swaps:.0f}")
 
 # %% [markdown]
 # The order is in motion in the first steps, moves a little as long as the learning rate is high,
