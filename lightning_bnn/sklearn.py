@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -34,6 +35,8 @@ __all__ = ["BnnClassifier", "BnnRegressor"]
 
 _ROWS = 10_000
 """Rows that are predicted at a time."""
+_TRANSITIONS = 600
+"""Of chains that use all data in each; `MILE` adapts in the first half."""
 
 
 class _Table(DataModule):
@@ -60,8 +63,8 @@ class _Estimator(BaseEstimator):
         self,
         method: str | type = "DeepEnsemble",
         hidden: Sequence[int] = (50,),
-        epochs: int = 100,
-        batch_size: int = 32,
+        epochs: int | None = None,
+        batch_size: int | None = None,
         learning_rate: float | None = None,
         options: dict[str, Any] | None = None,
         trainer: dict[str, Any] | None = None,
@@ -76,18 +79,22 @@ class _Estimator(BaseEstimator):
         """Train on standardised rows."""
         self._scaler = StandardScaler().fit(x)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        by_transitions = issubclass(self._class(), (modules.HMC, modules.MILE))
+        epochs, batch = (_TRANSITIONS, len(x)) if by_transitions else (100, 32)
+        epochs = epochs if self.epochs is None else self.epochs
+        batch = batch if self.batch_size is None else self.batch_size
         settings: dict[str, Any] = {
-            "max_epochs": self.epochs, "accelerator": "cpu", "devices": 1, "precision": "64-true",
+            "max_epochs": epochs, "accelerator": "cpu", "devices": 1, "precision": "64-true",
             "limit_val_batches": 0, "logger": False, "enable_checkpointing": False,
             "enable_model_summary": False, "enable_progress_bar": self.verbose,
         }  # fmt: skip
         with torch.random.fork_rng(devices=[]), quiet(warn=True):
             torch.manual_seed(seed)
             network = mlp(x.shape[1], self.hidden, outputs)
-            options = {"seed": seed} | (self.options or {})
+            options = {"seed": seed, "eval_samples": 100} | (self.options or {})
             module = self._module(network, options | {"likelihood": copy.deepcopy(likelihood)})
             trainer = L.Trainer(**(settings | (self.trainer or {})))
-            trainer.fit(module, _Table(self._standardised(x), y, self.batch_size, seed))
+            trainer.fit(module, _Table(self._standardised(x), y, batch, seed))
         self.module_ = module.cpu().eval()
 
     def _class(self) -> Any:
@@ -153,10 +160,12 @@ class BnnClassifier(ClassifierMixin, _Estimator):
     Args:
         method: the name of a class of `lightning_bnn.modules`, or the class.
         hidden: width of each hidden layer.
-        epochs: how often training goes through the data.
-        batch_size: rows in a training batch.
+        epochs: how often training goes through the data, by default 100; of `HMC` and `MILE`
+            transitions, by default 600.
+        batch_size: rows in a training batch, by default 32; of `HMC` and `MILE` all.
         learning_rate: of the method's optimizer; by default 0.01 for Adam, otherwise its own.
-        options: further arguments of the module, such as ``{"members": 10, "prior_std": 1.0}``.
+        options: further arguments of the module, such as ``{"members": 10, "prior_std": 1.0}``;
+            its ``eval_samples``, how many networks predict, is 100 by default.
         trainer: further arguments of the `lightning.Trainer`.
         random_state: seed of the start, the order of the data and all draws.
         verbose: show a progress bar.
@@ -182,7 +191,7 @@ class BnnClassifier(ClassifierMixin, _Estimator):
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
-        """Probabilities of the classes, the mean of all networks."""
+        """Probabilities of the classes, the mean of the networks that predict."""
         return self._outputs(X).softmax(-1).mean(0).double().numpy()
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
@@ -230,7 +239,7 @@ class BnnRegressor(RegressorMixin, MultiOutputMixin, _Estimator):
     def predict(
         self, X: ArrayLike, return_std: bool = False, intervals: float | None = None  # noqa: N803
     ) -> Any:  # fmt: skip
-        """The mean of all networks.
+        """The mean of the networks that predict.
 
         Args:
             X: rows of features.
@@ -260,6 +269,18 @@ class BnnRegressor(RegressorMixin, MultiOutputMixin, _Estimator):
         """Means of n networks (by default 10 or all), ``(n, rows)`` or ``(n, rows, targets)``."""
         outputs = self._sampled(X, n, random_state).double()
         return self._targets(self.module_.likelihood.moments(outputs)[0])
+
+    def log_prob(self, X: ArrayLike, y: ArrayLike) -> NDArray[Any]:  # noqa: N803
+        """Log-densities of targets under the mixture of the networks that predict, ``(rows,)``."""
+        outputs, targets = self._outputs(X).double(), np.asarray(y, np.float64)
+        wanted = (outputs.shape[1], *self._shape)
+        if targets.shape != wanted:
+            raise ValueError(f"`y` must have shape {wanted}, got {targets.shape}.")
+        scaler = self._targets_scaler
+        scaled = torch.from_numpy(scaler.transform(targets.reshape(len(targets), -1)))
+        logs = self.module_.likelihood.log_prob(outputs, scaled).detach()
+        mixed = logs.logsumexp(0) - math.log(len(logs))
+        return mixed.numpy() - np.log(scaler.scale_).sum()
 
     def _targets(self, values: Tensor) -> NDArray[Any]:
         scaler = self._targets_scaler

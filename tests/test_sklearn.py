@@ -1,17 +1,19 @@
 """Estimators do what scikit-learn asks of all of them, and predict as their modules do."""
 
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 from sklearn.datasets import make_blobs
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from lightning_bnn import modules
+from lightning_bnn import modules, samplers
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.modules import HMC
 from lightning_bnn.sklearn import BnnClassifier, BnnRegressor
@@ -94,6 +96,35 @@ def test_a_likelihood_of_ones_own_stays_as_it_was():
     assert (stds[0] == stds[1]).all()
 
 
+@pytest.mark.parametrize("targets", [1, 2])
+def test_densities_are_those_of_the_mixture(targets):
+    x, y = noisy(60)
+    y = y[:, None] * np.linspace(1, 3, targets) if targets > 1 else y
+    options = {"members": 3, "likelihood": Gaussian("heteroscedastic")}
+    regressor = BnnRegressor(options=options, **SMALL).fit(x, y)
+    scale, mean = y.std(0), y.mean(0)
+    rows = torch.from_numpy((x - x.mean(0)) / x.std(0))
+    densities, bells = [], []
+    for m in range(3):
+        z = regressor.module_.member(m)(rows).detach().numpy()
+        std = scale * (np.logaddexp(0, z[:, targets:]) + 1e-3)
+        bells.append((z[:, :targets] * scale + mean, std))
+        densities.append(norm.pdf(y.reshape(60, -1), *bells[-1]).prod(-1))
+    assert regressor.log_prob(x, y) == pytest.approx(np.log(np.mean(densities, 0)), abs=1e-5)
+    means, stds = map(np.stack, zip(*bells, strict=True))
+    one = norm.logpdf(y.reshape(60, -1), means.mean(0), np.hypot(means.std(0), stds.mean(0)))
+    assert regressor.log_prob(x, y) != pytest.approx(one.sum(-1), abs=1e-3)
+
+
+@pytest.mark.parametrize(("method", "steps"), [("MILE", 5), ("DeepEnsemble", 20)])
+def test_an_epoch_of_chains_with_all_data_is_a_transition(method, steps):
+    sampler = partial(samplers.MCLMC, steps=1, descent_steps=1, adapt_steps=1)
+    options = {"optimizer": sampler, "burn_in": 3} if method == "MILE" else {}
+    regressor = BnnRegressor(method, hidden=(4,), epochs=5, options=options).fit(*noisy(100))
+    assert regressor.module_.trainer.global_step == steps
+    assert regressor.module_.eval_samples == 100
+
+
 @pytest.mark.e2e
 def test_pipelines_searches_and_own_likelihoods():
     x, y = noisy(80)
@@ -131,6 +162,12 @@ def test_pipelines_searches_and_own_likelihoods():
         (
             lambda: BnnRegressor("HMC", learning_rate=0.1).fit([[0.0], [1.0]], [0, 1]),
             "HMC tunes its steps: omit `learning_rate`",
+        ),
+        (
+            lambda: BnnRegressor(**SMALL | {"epochs": 1}).fit([[0.0], [1.0]], [0, 1]).log_prob(
+                [[0.0]], [[0.0]]
+            ),
+            r"`y` must have shape \(1,\), got \(1, 1\)",
         ),
         (lambda: BnnRegressor(hidden=50).fit([[0.0], [1.0]], [0, 1]), "`hidden` must be a list"),
     ],
