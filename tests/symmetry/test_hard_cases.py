@@ -38,6 +38,33 @@ def test_no_shift_where_it_would_change_the_function(model, x):
     assert discover(model, x).softmax_shift is None
 
 
+# ---------------------------------------------------------------------- thresholds far from zero
+THRESHOLDS = {
+    "clamp to 20": lambda x: x.clamp(0, 20),
+    "clamp to 10^4": lambda x: x.clamp(0, 1e4),
+    "clamp to both sides": lambda x: x.clamp(-20, 30),
+    "where": lambda x: torch.where(x < 30, torch.relu(x), 0),
+    "mask": lambda x: torch.relu(x) * (x < 50),
+    "minimum": lambda x: torch.minimum(torch.relu(x), x.new_tensor(50.0)),
+    "threshold": lambda x: nn.functional.threshold(x, 0.01, 0),
+    "norm": lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=0.05),
+}
+
+
+@pytest.mark.parametrize("function", THRESHOLDS.values(), ids=THRESHOLDS)
+def test_thresholds_of_any_size_hold_scales(function):
+    model = Forward(lambda s, x: s.b(function(s.a(x))), a=lin(8, 6), b=lin(6, 2)).double()
+    sym = discover(model, torch.randn(4, 8).double())
+    assert sym.scaling_dof == 0
+    assert all(group.kind == "orthogonal" for group in sym.linear)
+    assert sym.permutations
+
+
+def test_what_norms_are_clamped_to_holds_no_scale():
+    unit = Forward(lambda s, x: s.b(nn.functional.normalize(s.a(x))), a=lin(8, 6), b=lin(6, 2))
+    assert discover(unit, torch.randn(4, 8)).scaling_dof == 1
+
+
 # ---------------------------------------------------------------------- canonical forms
 
 

@@ -17,6 +17,9 @@ from weightsym.dimensions.values import Value
 __all__ = ["Along", "NotSeparable", "Pointwise", "probe_along", "probe_pointwise"]
 
 _COUNT = 64
+_EXPONENTS = -4, 6
+"""Of ten, for the second half of the numbers, so that thresholds of usual sizes are seen. Smaller
+ones, as of norms that are clamped, count as zero."""
 _FORGOTTEN = frozenset({"device", "layout", "pin_memory", "memory_format"})
 
 
@@ -69,7 +72,7 @@ def _sizes(node: Node) -> list[Any]:
 def probe_pointwise(
     node: Node, args: Any, named: dict[str, Any], values: Sequence[Value], moving: Sequence[int]
 ) -> Pointwise:
-    """Measure powers, parities and linearity on 64 random numbers."""
+    """Measure powers, parities and linearity on 64 random numbers, half of them of any size."""
     generator = torch.Generator().manual_seed(0)
     named = {k: v for k, v in named.items() if k not in _FORGOTTEN}
     literals = [_literal(v) for v in values]
@@ -137,9 +140,15 @@ def _numbers(value: Value, size: Tensor, literal: float | None, generator: Any) 
         return torch.randn(_COUNT, generator=generator, dtype=torch.complex128)
     if not size.dtype.is_floating_point:
         return torch.randint(0, 5, (_COUNT,), generator=generator)
-    drawn = torch.randn(_COUNT, generator=generator, dtype=torch.float64)
     is_positive = any(p.power for p in value.parts) and not any(p.parity for p in value.parts)
-    return drawn.abs() + 0.1 if is_positive else drawn
+    return _of_any_size(generator, is_positive)
+
+
+def _of_any_size(generator: Any, is_positive: bool = False) -> Tensor:
+    drawn = torch.randn(_COUNT, generator=generator, dtype=torch.float64)
+    exponents = torch.empty_like(drawn).uniform_(*_EXPONENTS, generator=generator)
+    exponents[: _COUNT // 2] = 0
+    return (drawn.abs() + 0.1 if is_positive else drawn) * 10**exponents
 
 
 class _Probe:
@@ -169,6 +178,7 @@ class _Probe:
         if not 0 < size < 1e-3:
             return power
         near = [x * 1e3 * size if k in which else x for k, x in enumerate(self.numbers)]
+        near = [x[: _COUNT // 2] for x in near]
         return _Probe(self.function, near, self._generator)._power_at(which, 2.0)
 
     def _power_at(self, which: set[int], factor: float) -> Fraction | None:
@@ -191,25 +201,30 @@ class _Probe:
         if int(torch.isfinite(flipped).sum()) < int(self._finite.sum()):
             return None
         for parity, sign in ((0, -1), (1, 1)):
-            if float((flipped + sign * self.output)[self._finite].abs().max()) < 1e-9:
+            if _vanishes((flipped + sign * self.output)[self._finite], self.output[self._finite]):
                 return parity
         return None
 
     def adds(self, which: set[int]) -> bool:
         """Tell whether the function of a sum is the sum of the functions."""
         others = [
-            torch.randn(_COUNT, generator=self._generator, dtype=torch.float64) if k in which else x
-            for k, x in enumerate(self.numbers)
+            _of_any_size(self._generator) if k in which else x for k, x in enumerate(self.numbers)
         ]
         both = [
             x + y if k in which else x
             for k, (x, y) in enumerate(zip(self.numbers, others, strict=True))
         ]  # noqa: E501
-        gap = self.function(both) - self.output - self.function(others)
-        return float(gap[self._finite].abs().max()) < 1e-9
+        further = self.function(others)
+        gap, size = self.function(both) - self.output - further, self.output.abs() + further.abs()
+        return _vanishes(gap[self._finite], size[self._finite])
 
     def _changed(self, which: set[int], change: Callable[[Tensor], Tensor]) -> Tensor:
         return self.function([change(x) if k in which else x for k, x in enumerate(self.numbers)])
+
+
+def _vanishes(numbers: Tensor, beside: Tensor) -> bool:
+    """Tell whether numbers are no more than rounding of others."""
+    return bool((numbers.abs() <= 1e-9 * (1 + beside.abs())).all())
 
 
 # ------------------------------------------------------------ operations along dimensions
