@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
@@ -193,11 +193,14 @@ class Laplace(PenalisedTraining):
             for m in state.healthy().tolist():
                 network = {n: t.clone() for n, t in state.member(m).items()}
                 blocks = self._curvature(state, network, pairs, run, run.shows_progress())
+                share = (run.num_data or pairs.examples) / pairs.examples
+                blocks = [replace(b, eigenvalues=share * b.eigenvalues) for b in blocks]
                 fitted |= self._tensors(m, network, blocks, run)
         if run.num_data is not None and pairs.examples != run.num_data:
             run.warn(
-                f"The train loader gives {pairs.examples} of {run.num_data} examples "
-                "(`drop_last`?): these are the data of the curvature."
+                f"The train loader gives {pairs.examples} examples, and there are {run.num_data} "
+                f"(`drop_last`, a sampler?): the curvature is {run.num_data / pairs.examples:.3g} "
+                "times theirs."
             )
         state.fitted.hold(fitted)
 

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from module_cases import Blobs, adam, network, same, trainer
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.modules import DeepEnsemble, Laplace
@@ -86,6 +86,25 @@ def test_plain_loaders_for_the_fit_and_for_the_test():
     (found,) = run.test(module, two, verbose=False)
     assert found["test/mi"] > 0
     assert module.fitted.tensors()
+
+
+@pytest.mark.parametrize(
+    ("options", "each"),
+    [
+        ({"batch_size": 32, "shuffle": True, "drop_last": True}, 32),
+        ({"batch_size": 7, "sampler": WeightedRandomSampler(torch.ones(50), 200)}, 200),
+    ],
+    ids=["drops some", "repeats"],
+)
+def test_the_curvature_is_that_of_as_many_examples_as_there_are(options, each):
+    x = torch.ones(50, 3)  # whichever are given, their mean is known
+    data = TensorDataset(x, torch.randn(50, 1))
+    likelihood = Gaussian("fixed", std=0.5)
+    module = Laplace(nn.Linear(3, 1), likelihood=likelihood, structure="diag", prior_precision=1.0)
+    with pytest.warns(UserWarning, match=f"gives {each} examples, and there are 50"):
+        trainer(max_epochs=1).fit(module, DataLoader(data, **options))
+    found = module.posterior().blocks[0].eigenvalues
+    torch.testing.assert_close(found, torch.full_like(found, 50 / 0.5**2))
 
 
 def test_training_on_forgets_the_curvature():
