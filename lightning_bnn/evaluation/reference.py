@@ -160,8 +160,10 @@ class Reference:
         if self.size < 2:
             raise ValueError(f"`reference` must hold at least 2 networks, got {self.size}.")
         self._remover = protocol.remover(network.eval(), *example)
-        self._as_they_are = MMDReference(networks, device=device, chains=chains)
-        self._freed = MMDReference(self._free(networks), device=device, chains=chains)
+        weights = [n for n in P.weight_names(network) if n in networks] or None  # and no buffers
+        kept: dict[str, Any] = {"layers": weights, "device": device, "chains": chains}
+        self._as_they_are = MMDReference(networks, **kept)
+        self._freed = MMDReference(self._free(networks), **kept)
         self._predict = predict
         self._functions = None
         if predict is not None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_bnn.metrics.base import ExactMetric, collected
 from lightning_bnn.metrics.distances import distance_blocks
@@ -20,15 +20,21 @@ from lightning_bnn.metrics.kernels import (
     KernelGrid,
     mmd2_by_kernel,
 )
-from lightning_bnn.metrics.reference import MMDReference, WeightSource, as_reference
+from lightning_bnn.metrics.reference import (
+    MMDReference,
+    WeightSource,
+    as_reference,
+    layers_that_differ,
+)
 from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.tables import text_table
-from weightsym.params import Networks
+from weightsym.params import Networks, stack
 from weightsym.randomness import key_of
 
 __all__ = ["MMD", "function_space_mmd", "mmd", "mmd_table"]
 
 Reduction = Literal["median", "mean", "max"]
+_STACKS = dict, list, tuple, nn.ModuleList
 
 
 class Estimate(NamedTuple):
@@ -148,11 +154,16 @@ def mmd_table(
 ) -> MMDTable:
     """MMD^2 of every layer and kernel. The arguments are those of `mmd`.
 
+    Of two stacks, tensors that are the same in all networks of both are left out.
+
     >>> print(mmd_table({"w": torch.eye(3)}, {"w": torch.eye(3)[:2] + 1}))
     layer  weights  median   mean   max
     w            3   0.282  0.312  0.53
     all          3   0.282  0.312  0.53
     """
+    if isinstance(x, _STACKS) and isinstance(y, _STACKS):
+        x, y = stack(x), stack(y)
+        layers = layers_that_differ(x, y) if layers is None else layers
     compared = list(as_reference(x, grid, layers, **options).compare(y, layers))
     return MMDTable(
         tuple(layer.name for layer in compared),

@@ -418,6 +418,25 @@ def as_reference(
     return x
 
 
+def layers_that_differ(x: Params, y: Params) -> list[str] | None:
+    """Names of the weights of two stacks that are not one and the same in all networks of both.
+
+    What is the same says nothing, and weighs as much as its size: buffers of users, which a stack
+    does not tell from weights, or layers that are held fixed. None where all weights are the same.
+
+    Args:
+        x: a stack.
+        y: another one.
+    """
+    names = [n for n, t in x.items() if is_weight(n, t) and n in y]
+    differ = [n for n in names if any(bool((t != x[n][:1].to(t)).any()) for t in (x[n], y[n]))]
+    if odd := [n for n, t in (x | y).items() if is_weight(n, t) and n not in names]:
+        raise ValueError(
+            f"{odd[0]!r} is in the networks of one side only: name the `layers` that count."
+        )
+    return differ or None
+
+
 def _between(full: Distances, a: Tensor, b: Tensor) -> Blocks:
     """Distances between two sets of rows of one source."""
     a, b = a.to(full.l1.device), b.to(full.l1.device)

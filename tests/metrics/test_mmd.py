@@ -374,3 +374,15 @@ def test_mixed_comparisons_are_an_error():
     metric.update(x, {k: 2 * v for k, v in y.items()})
     with pytest.raises(ValueError, match="compared twice with different weights"):
         metric.compute()
+
+
+def test_what_all_networks_share_is_no_weight():
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(20, 6, generator=generator) for _ in range(2))
+    table, another = torch.randn(1000, generator=generator), torch.randn(20, 1000)
+    shared = table.expand(20, -1)
+    without = M.mmd({"w": x}, {"w": 3 * y})
+    assert M.mmd({"w": x, "table": shared}, {"w": 3 * y, "table": shared}) == without
+    assert M.mmd({"w": x, "table": shared}, {"w": 3 * y, "table": shared + 1}) != without
+    assert M.mmd({"w": x, "table": shared}, {"w": 3 * y, "table": another}) != without
+    assert M.mmd({"w": x, "table": shared}, {"w": y, "table": shared}, layers=["table"]) == 0
