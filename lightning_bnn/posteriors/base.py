@@ -182,6 +182,20 @@ def check_count(n: int, available: int | None = None) -> None:
         raise ValueError(f"`n` must be at least 1{limit}, got {n}.")
 
 
+def check_fit(drawn: Params, network: nn.Module) -> None:
+    """Refuse a stack of other networks than a module."""
+    fixed, params = P.fixed_weights(network), P.of(network)
+    expected = {n: tuple(t.shape) for n, t in params.items() if n in drawn or n not in fixed}
+    shapes = {name: tuple(t.shape[1:]) for name, t in drawn.items()}
+    for name in sorted(expected.keys() | shapes.keys()):
+        there, asked = shapes.get(name, "missing"), expected.get(name, "missing")
+        if there != asked:
+            raise ValueError(
+                f"The posterior is not of this network: {name!r} is {there} in it, and {asked} in "
+                "`network`."
+            )
+
+
 def standard_normal(
     shape: Sequence[int], like: Tensor, generator: torch.Generator | None = None
 ) -> Tensor:

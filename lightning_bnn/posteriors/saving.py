@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lightning_bnn.bundles import write_bundle
-from lightning_bnn.posteriors.base import Posterior
+from lightning_bnn.posteriors.base import Posterior, check_fit
 from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian, LowRankGaussian
 from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
@@ -44,21 +44,8 @@ def posterior_of(
         folder = content["folder"]
         raise ValueError(f"{folder} is damaged, it makes no posterior: {reason}.") from None
     if network is not None:
-        _check_fit(drawn, network)
+        check_fit(drawn, network)
     return posterior
-
-
-def _check_fit(drawn: Params, network: nn.Module) -> None:
-    fixed, params = P.fixed_weights(network), P.of(network)
-    expected = {n: tuple(t.shape) for n, t in params.items() if n in drawn or n not in fixed}
-    shapes = {name: tuple(t.shape[1:]) for name, t in drawn.items()}
-    for name in sorted(expected.keys() | shapes.keys()):
-        there, asked = shapes.get(name, "missing"), expected.get(name, "missing")
-        if there != asked:
-            raise ValueError(
-                f"The posterior is not of this network: {name!r} is {there} in it, and {asked} in "
-                "`network`."
-            )
 
 
 # ------------------------------------------------------------ kinds

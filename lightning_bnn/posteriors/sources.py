@@ -15,7 +15,13 @@ from torch.distributions import MultivariateNormal
 from lightning_bnn.bank import CheckpointBank, chains_of, read_networks
 from lightning_bnn.bank.shipped import shipped_path
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.posteriors.base import Posterior, check_count, standard_normal, with_constants
+from lightning_bnn.posteriors.base import (
+    Posterior,
+    check_count,
+    check_fit,
+    standard_normal,
+    with_constants,
+)
 from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
 from weightsym import params as P
@@ -35,6 +41,8 @@ def posterior_from(source: Any, network: nn.Module | None, draws: bool) -> Poste
         draws: whether networks are draws of one posterior.
     """
     posterior = _posterior(source, network)
+    if network is not None and isinstance(posterior, Empirical):
+        check_fit(posterior.networks, network)
     if draws and isinstance(posterior, Empirical):
         return Empirical(posterior.networks, [0] * posterior.size)
     return posterior
@@ -89,6 +97,10 @@ def _of_other_libraries(source: Any, network: nn.Module | None) -> Posterior:
     states = source if isinstance(source, (list, tuple)) else [source]
     if states and all(map(_is_state, states)):
         return _posterior_of_states(states, network, alone=states is not source)
+    if network is not None and isinstance(source, Mapping):
+        params = P.of(network)
+        if all(n in params and params[n].shape == t.shape for n, t in source.items()):
+            raise ValueError("`source` is one network, as `network` is: pass a list of networks.")
     return Empirical(getattr(source, "core_models", source))  # an ensemble of TorchUncertainty
 
 

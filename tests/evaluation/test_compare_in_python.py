@@ -244,7 +244,7 @@ IMAGES = torch.randn(20, 1, 8, 8), torch.randint(10, (20,))
             r"`networks\[1\]` is another network than the first: '1.weight' has shape .5, 64.",
         ),
         ({"posteriors": {"A": [NET, nn.Linear(1, 2)]}}, r"`networks\[1\]` has other names"),
-        ({"posteriors": {"A": [mlp(64, [5], 10)]}}, "A has other networks than the reference"),
+        ({"posteriors": {"A": [mlp(64, [5], 10)]}}, "not of this network: .1.bias. is"),
         ({"posteriors": {"A": [NET, "b"]}}, r"`networks\[1\]` must be a module or a dict"),
         ({"posteriors": {"A": torch.ones(3, 7)}}, "Draws of 7 weights do not fit the network"),
         ({"posteriors": {"A": torch.ones(3)}}, "Draws must be a matrix .*, got shape .3,."),

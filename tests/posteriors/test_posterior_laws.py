@@ -6,6 +6,7 @@ import types
 import pytest
 import torch
 from torch import distributions as D
+from torch import nn
 
 from lightning_bnn import models
 from lightning_bnn.posteriors import (
@@ -175,6 +176,14 @@ def test_density_of_a_mixture():
     torch.testing.assert_close(found, expected)
 
 
+SQUARE = nn.Linear(5, 5)  # its bias has as many numbers as its weight has rows
+
+
+def test_a_stack_of_square_networks():
+    stack = P.populate(SQUARE, 5)
+    torch.testing.assert_close(Posterior.of(stack, SQUARE).networks, stack)
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("call", "message"),
@@ -184,6 +193,12 @@ def test_density_of_a_mixture():
         (lambda: Mixture([]), "`components` must hold at least one"),
         (lambda: Mixture([gaussian()], [0.0]), "`weights` must be 1 positive numbers"),
         (lambda: DiagonalGaussian({"w": torch.ones(3)}, 0.0), "`std` must be positive"),
+        (lambda: Posterior.of(P.of(SQUARE), SQUARE), "`source` is one network, as `network` is"),
+        (lambda: Posterior.of(P.populate(SQUARE, 5), template()), "'0.bias' is missing in it, and"),
+        (
+            lambda: Posterior.of([SQUARE] * 2, nn.Linear(5, 4)),
+            r"'bias' is \(5,\) in it, and \(4,\)",
+        ),
         (lambda: DiagonalGaussian({"n": torch.ones(3).long()}), "`mean` has no weights"),
     ],
 )
