@@ -15,7 +15,7 @@ from lightning_bnn.callbacks.figure_logging import log_folder, log_panels
 from weightsym import Symmetries, canonicalise, discover
 from weightsym import params as P
 from weightsym.arguments import check_count
-from weightsym.devices import where_precise
+from weightsym.devices import elsewhere, random_numbers, where_precise
 from weightsym.params import Params
 
 __all__ = ["ChainDiagnostics"]
@@ -88,7 +88,8 @@ class ChainDiagnostics(Callback):
             return
         from lightning_bnn.metrics.chains import LEAST, chain_numbers
 
-        self._collect(pl_module)
+        with random_numbers(elsewhere(pl_module.parameters())):
+            self._collect(pl_module)
         if not self.values or next(iter(self.values.values())).shape[1] < LEAST:
             return
         healthy = {space: _healthy(values) for space, values in self.values.items()}

@@ -16,6 +16,7 @@ from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.seen_examples import ExampleListener, ExampleStore
 from lightning_bnn.callbacks.watching import prefix_among_others, shards_weights
 from weightsym.arguments import check_count
+from weightsym.devices import elsewhere, random_numbers
 
 __all__ = ["PosteriorDoctor"]
 
@@ -185,7 +186,8 @@ class PosteriorDoctor(Callback):
         begun = time.process_time()
         training, held_out = self._training.examples(), self._held_out.examples()
         curves = {name: list(values) for name, values in self.curves.items()}
-        self.report = examine_run(trainer, pl_module, self.module, training, held_out, curves)
+        with random_numbers(elsewhere(pl_module.parameters())):
+            self.report = examine_run(trainer, pl_module, self.module, training, held_out, curves)
         self._tell(trainer, self.report)
         self.seconds += time.process_time() - begun
 

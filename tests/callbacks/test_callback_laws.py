@@ -7,6 +7,7 @@ from pathlib import Path
 
 import lightning as L
 import pytest
+import runs
 import torch
 from module_cases import Blobs, adam
 from module_cases import network as small_network
@@ -42,6 +43,7 @@ from lightning_bnn.callbacks import (
 )
 from lightning_bnn.modules import SGHMC, DeepEnsemble
 from weightsym import discover, min_mass
+from weightsym import params as P
 
 pytestmark = [pytest.mark.usefixtures("undrawn"), pytest.mark.filterwarnings("ignore")]
 DRAWN = "plain", "bf16", "compiled", "dict batches"
@@ -176,7 +178,7 @@ CALLBACKS = {
     "LearningCoefficient": (plain, lambda folder: [LearningCoefficient(steps=16)]),
     "PosteriorFigures": (plain, lambda folder: [PosteriorFigures(1)]),
     "CheckpointHarvester": (plain, lambda folder: [CheckpointHarvester(folder, every_n_steps=1)]),
-    "PosteriorDoctor": (plain, lambda folder: [PosteriorDoctor()]),
+    "PosteriorDoctor": (plain, lambda folder: [PosteriorDoctor(1)]),
     "ChainDiagnostics": (chains, lambda folder: [ChainDiagnostics()]),
     "TrainingCost": (
         lambda: DeepEnsemble(small_network(), members=2, optimizer=adam),
@@ -192,12 +194,12 @@ def one(request, monkeypatch, tmp_path):
     monkeypatch.setattr(PosteriorFigures, "_draw", lambda *_: None)
     make, looks = CALLBACKS[request.param]
 
-    def fitted(epochs, module=None, found=None, name="it", **options):
+    def fitted(epochs, module=None, found=None, name="it", data=None, **options):
         torch.manual_seed(0)
         module = module or make()
         found = found or looks(tmp_path / name)
         options = {"max_epochs": epochs, "default_root_dir": tmp_path / name, **options}
-        data = None if isinstance(module, Plain) else Blobs()
+        data = data or (None if isinstance(module, Plain) else Blobs())
         return module, found, fit(module, *found, data=data, **options)
 
     return fitted
@@ -239,7 +241,38 @@ LOOKS = {
     "LearningCoefficient": lambda c: 6 * len(c.history),
     "PosteriorFigures": lambda c: len(c._steps),
 }
+LOOKING = pytest.mark.parametrize(
+    "one", [n for n in CALLBACKS if n != "DrawnWeights"], indirect=True
+)
+"""Those that only look."""
 WATCHING = pytest.mark.parametrize("one", LOOKS, indirect=True)
+
+
+class Noisy(torch.nn.Sequential):
+    """Noise on all inputs, also in evaluations."""
+
+    def forward(self, x):
+        return super().forward(x + 0.1 * torch.randn_like(x))
+
+
+class Drawing(L.Callback):
+    def on_validation_end(self, *_):
+        torch.rand(1)
+
+
+@LOOKING
+def test_looks_at_a_network_that_draws_noise_change_no_weight(one, monkeypatch):
+    for place, build in {"runs": runs.network, __name__: small_network}.items():
+        name = "network" if place == "runs" else "small_network"
+        monkeypatch.setattr(f"{place}.{name}", lambda *args, build=build: Noisy(*build(*args)))
+    ends = []
+    for looks in (None, [L.Callback()], [Drawing()]):
+        weights = P.ravel(P.of(one(2, found=looks, data=Blobs())[0]))[0]
+        ends.append((weights, torch.get_rng_state()))
+    (watched, left), (alone, expected), (_, disturbed) = ends
+    assert torch.equal(watched, alone)
+    assert torch.equal(left, expected)
+    assert not torch.equal(disturbed, expected)
 
 
 @WATCHING
