@@ -354,6 +354,18 @@ def with_nan(path):
     save_tensors(path, state)
 
 
+def with_values(posterior, name, values):
+    """A posterior that was saved with values which its constructor refuses."""
+
+    def damage(folder):
+        (folder / "contents.json").unlink()
+        (folder / "tensors-00000.safetensors").unlink()
+        posterior.state_dict()[name].copy_(torch.as_tensor(values))
+        posterior.save(folder)
+
+    return damage
+
+
 def flip_a_bit(folder):
     path = folder / "tensors-00000.safetensors"
     content = bytearray(path.read_bytes())
@@ -388,6 +400,16 @@ DAMAGES = {
         "is no safetensors file, or it is damaged",
     ),
     "NaN": (lambda f: replace(f, with_nan), "'mean' holds NaN"),
+    "weights": (
+        with_values(Mixture([gaussian(), gaussian(1)]), "weights", [10.0, 20.0]),
+        "makes no posterior: the weights of a mixture do not sum to 1.",
+    ),
+    "log_std": (with_values(gaussian(), "log_std", -torch.inf), "deviations are not positive and"),
+    "std": (
+        with_values(LowRankGaussian.fit(P.populate(template(), 9)), "std", -1.0),
+        "makes no posterior: `std` must be finite and not negative.",
+    ),
+    "root": (with_values(dense(), "root", torch.inf), "deviations are not positive and finite"),
     "a file above": (lambda f: move(f, "../out.safetensors"), "names files that are not its own"),
     "an absolute path": (
         lambda f: move(f, str(f.parent / "out.safetensors")),

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from weightsym import params as P
-from weightsym.params import Params
+from weightsym.arguments import check_integer
+from weightsym.params import Params, RavelSpec
 from weightsym.randomness import keyed_generator
 
 __all__ = ["Posterior", "Predictor"]
@@ -177,6 +178,7 @@ class Posterior(nn.Module, ABC):
 
 def check_count(n: int, available: int | None = None) -> None:
     """A number of networks that can be drawn."""
+    check_integer("n", n)
     if n < 1 or (available is not None and n > available):
         limit = f" and at most {available}, the networks there are" if available else ""
         raise ValueError(f"`n` must be at least 1{limit}, got {n}.")
@@ -194,6 +196,24 @@ def check_fit(drawn: Params, network: nn.Module) -> None:
                 f"The posterior is not of this network: {name!r} is {there} in it, and {asked} in "
                 "`network`."
             )
+
+
+def joined(tensors: Params, spec: RavelSpec, title: str, stacked: bool = False) -> Tensor:
+    """Join tensors to a vector, or to one row for each network of a stack.
+
+    Args:
+        tensors: by name; others than those of the vector are left out.
+        spec: the names and shapes that they must have.
+        title: of the argument, for the one who gave it.
+        stacked: whether the first dimension counts networks.
+    """
+    for name, shape in zip(spec.names, spec.shapes, strict=True):
+        found = tensors[name].shape if name in tensors else None
+        if found is None or len(found) < stacked or found[stacked:] != shape:
+            wanted = f"{tuple(shape)}{' for each network of a stack' if stacked else ''}"
+            got = "nothing" if found is None else tuple(found)
+            raise ValueError(f"`{title}` must have {name!r} of shape {wanted}, got {got}.")
+    return P.ravel(tensors, spec.names, stacked)[0]
 
 
 def standard_normal(

@@ -108,9 +108,11 @@ class Mixture(Posterior):
         if not components:
             raise ValueError("`components` must hold at least one posterior.")
         values = torch.ones(len(components)) if weights is None else torch.tensor(weights)
-        if values.shape != (len(components),) or not bool((values > 0).all()):
+        good = values.shape == (len(components),) and bool((values.isfinite() & (values > 0)).all())
+        if not good:
             raise ValueError(
-                f"`weights` must be {len(components)} positive numbers, got {values.tolist()}."
+                f"`weights` must be {len(components)} positive, finite numbers, got "
+                f"{values.tolist()}."
             )
         self.components = nn.ModuleList(components)
         self.register_buffer("weights", (values / values.sum()).double())
@@ -131,7 +133,8 @@ class Mixture(Posterior):
         """
         shares, order = self._spread(n, generator)
         parts = [component.sample(count, by) for component, count, by in shares]
-        joined = {name: torch.cat([predictor[name] for predictor in parts]) for name in parts[0]}
+        _check_alike(parts)
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return {name: t[order.to(t.device)] for name, t in joined.items()}
 
     def predictor(
@@ -160,6 +163,13 @@ class Mixture(Posterior):
         counts, generators, order = spread(n, self.weights, generator)
         shares = zip(self.modes(), counts, generators, strict=True)
         return [share for share in shares if share[1]], order
+
+
+def _check_alike(parts: Sequence[Params]) -> None:
+    """Refuse draws of networks of several kinds."""
+    shapes = [{name: t.shape[1:] for name, t in part.items()} for part in parts]
+    if any(other != shapes[0] for other in shapes):
+        raise ValueError("`components` must be posteriors of the same network, but shapes differ.")
 
 
 def spread(

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.posteriors.base import Posterior, check_count, standard_normal, with_constants
+from lightning_bnn.posteriors.base import (
+    Posterior,
+    check_count,
+    joined,
+    standard_normal,
+    with_constants,
+)
+from weightsym.arguments import check_not_negative, check_positive
 from weightsym.devices import at_least_single
 from weightsym.params import Params, RavelSpec, is_weight, ravel, stack_size, unravel
 
@@ -115,7 +122,7 @@ class DiagonalGaussian(Posterior):
 
     def log_prob(self, params: Params) -> Tensor:
         """Log-density of every network of a stack."""
-        rows, _ = ravel(params, self.spec.names, stacked=True)
+        rows = joined(params, self.spec, "params", stacked=True)
         rows, mean, log_std = map(at_least_single, (rows, self.mean, self.log_std))
         z = (rows - mean) / log_std.exp()
         return -(z.square() / 2 + log_std + _LOG_2PI / 2).sum(-1)
@@ -127,11 +134,12 @@ class DiagonalGaussian(Posterior):
 
 def _deviations(std: Params | float, spec: RavelSpec, like: Tensor) -> Tensor:
     if isinstance(std, dict):
-        vector = ravel(std, spec.names)[0].detach().to(like)
+        vector = joined(std, spec, "std").detach().to(like)
     else:
+        check_positive("std", std)
         vector = torch.full_like(like, std)
-    if not bool((vector > 0).all()):
-        raise ValueError("`std` must be positive.")
+    if not bool((vector > 0).all() & vector.isfinite().all()):
+        raise ValueError("`std` must be positive and finite.")
     return vector
 
 
@@ -177,13 +185,14 @@ class LowRankGaussian(Posterior):
         names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        if not scale >= 0:
-            raise ValueError(f"`scale` must not be negative, got {scale}.")
+        check_not_negative("scale", scale)
         vector, self.spec = ravel(mean, names)
         weights = self.spec.names
         self.register_buffer("mean", vector.detach().clone())
-        self.register_buffer("std", ravel(std, weights)[0].detach().clone())
-        rows = ravel(deviations, weights, stacked=True)[0]
+        self.register_buffer("std", joined(std, self.spec, "std").detach().clone())
+        if not bool((self.std >= 0).all() & self.std.isfinite().all()):
+            raise ValueError("`std` must be finite and not negative.")
+        rows = joined(deviations, self.spec, "deviations", stacked=True)
         if len(rows) < 2:
             raise ValueError(f"`deviations` must hold at least 2 networks, got {len(rows)}.")
         self.register_buffer("deviations", rows.detach().clone())
@@ -227,12 +236,16 @@ class LowRankGaussian(Posterior):
 
     def log_prob(self, params: Params) -> Tensor:
         """Log-density of every network of a stack."""
-        rows = at_least_single(ravel(params, self.spec.names, stacked=True)[0])
+        rows = at_least_single(joined(params, self.spec, "params", stacked=True))
         mean, std, deviations = map(at_least_single, (self.mean, self.std, self.deviations))
+        variances = self.scale / 2 * std.square()
+        if fixed := int((variances == 0).sum()):
+            raise ValueError(
+                "`log_prob` needs weights that all vary: the diagonal part of the covariance is 0 "
+                f"for {fixed} of {len(std)}."
+            )
         factor = deviations.T * math.sqrt(self.scale / (2 * (len(deviations) - 1)))
-        return torch.distributions.LowRankMultivariateNormal(
-            mean, factor, self.scale / 2 * std.square()
-        ).log_prob(rows)
+        return torch.distributions.LowRankMultivariateNormal(mean, factor, variances).log_prob(rows)
 
 
 # ------------------------------------------------------------ fits to stacks
@@ -246,5 +259,7 @@ def _moments(networks: Params, correction: int) -> tuple[Params, Params]:
     if stack_size(networks) < 2:
         raise ValueError(f"`networks` must hold at least 2 networks, got {stack_size(networks)}.")
     weights = {name: t for name, t in networks.items() if is_weight(name, t)}
+    if not weights:
+        raise ValueError("`networks` has no weights: none of its tensors is real and floating.")
     mean = {name: t.mean(0) if name in weights else t[-1] for name, t in networks.items()}
     return mean, {name: t.std(0, correction=correction) for name, t in weights.items()}

@@ -19,7 +19,13 @@ from torch.utils._pytree import tree_map
 
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.posteriors.base import Posterior, Predictor, check_count, standard_normal
+from lightning_bnn.posteriors.base import (
+    Posterior,
+    Predictor,
+    check_count,
+    joined,
+    standard_normal,
+)
 from weightsym import params as P
 from weightsym.params import Params
 from weightsym.randomness import keyed_generator
@@ -202,10 +208,14 @@ class LaplaceGaussian(Posterior):
         mean = self.constants.tensors()
         total = torch.zeros(())
         for block in self.blocks:
-            moved = {name: params[name] - mean[name] for name in block.names}
-            rows = P.ravel(moved, block.names, stacked=True)[0].to(block.eigenvalues)
+            centre, spec = P.ravel(mean, block.names)
+            moved = joined(params, spec, "params", stacked=True) - centre
             precision = self._precision(block)
-            density = precision.log() - precision * block.coordinates(rows).square() - _LOG_2PI
+            density = (
+                precision.log()
+                - precision * block.coordinates(moved.to(block.eigenvalues)).square()
+                - _LOG_2PI
+            )
             total = total + density.flatten(1).sum(1) / 2
         return total
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_bnn.bundles import write_bundle
 from lightning_bnn.posteriors.base import Posterior, check_fit
@@ -86,9 +86,11 @@ def _made(settings: Mapping[str, Any], state: Params) -> Posterior:
     match settings["class"]:
         case "DiagonalGaussian":
             mean, names = _network(settings, state, constants)
+            _check_positive("standard deviations", state["log_std"].double().exp())
             return DiagonalGaussian(mean, 1.0, names)
         case "DenseGaussian":
             mean = {name: constants[name] for name in settings["order"]}
+            _check_positive("standard deviations", state["root"].square().sum(1).sqrt())
             return DenseGaussian(mean, state["root"], list(settings["shapes"]))
         case "LowRankGaussian":
             mean, names = _network(settings, state, constants)
@@ -118,6 +120,9 @@ def _made(settings: Mapping[str, Any], state: Params) -> Posterior:
                 _made(part, _below(f"components.{k}.", state))
                 for k, part in enumerate(settings["components"])
             ]
+            _check_positive("weights of a mixture", state["weights"])
+            if abs(float(state["weights"].sum()) - 1) > 1e-5:
+                raise ValueError("the weights of a mixture do not sum to 1")
             return Mixture(parts, state["weights"].tolist())
     raise ValueError(f"{str(settings['class'])[:80]!r} is no kind of posterior that is saved")
 
@@ -133,6 +138,12 @@ def _network(
 
 def _below(prefix: str, state: Params) -> Params:
     return {name[len(prefix) :]: t for name, t in state.items() if name.startswith(prefix)}
+
+
+def _check_positive(title: str, values: Tensor) -> None:
+    """Refuse what constructors refuse, as `load_state_dict` sets other values after them."""
+    if not bool((values > 0).all() & values.isfinite().all()):
+        raise ValueError(f"{title} are not positive and finite")
 
 
 def _integers(values: Sequence[Any]) -> list[int]:

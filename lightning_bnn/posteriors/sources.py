@@ -19,6 +19,7 @@ from lightning_bnn.posteriors.base import (
     Posterior,
     check_count,
     check_fit,
+    joined,
     standard_normal,
     with_constants,
 )
@@ -305,7 +306,7 @@ class DenseGaussian(Posterior):
 
     def log_prob(self, params: Params) -> Tensor:
         """Log-density of every network of a stack."""
-        rows = P.ravel(params, self.spec.names, stacked=True)[0]
+        rows = joined(params, self.spec, "params", stacked=True)
         mean = P.ravel(self.constants.tensors(), self.spec.names)[0]
         rows, mean, root = map(at_least_single, (rows, mean, self.root))
         return _normal(mean, scale_tril=root).log_prob(rows)

@@ -260,7 +260,7 @@ SADDLE = LaplaceGaussian(
         ),
         ([BY_CURVATURE, WHOLE], {}, "must have curvatures of one structure"),
         ([SADDLE, SADDLE], {}, "have a product of precisions -1 to 3"),
-        ([DiagonalGaussian({"w": torch.ones(2)}, math.inf)], {}, "of precisions 0 to 0"),
+        ([DiagonalGaussian({"w": torch.ones(2).double()}, 1e200)], {}, "of precisions 0 to 0"),
         (
             [A, DiagonalGaussian({"w": torch.tensor([1.0, math.nan])})],
             {},

@@ -176,12 +176,22 @@ def test_density_of_a_mixture():
     torch.testing.assert_close(found, expected)
 
 
+MEAN = {"a": torch.ones(2, 3), "b": torch.ones(3)}
+INF, WIDE = torch.full((3,), torch.inf), {n: torch.stack([t, -t]) for n, t in MEAN.items()}
 SQUARE = nn.Linear(5, 5)  # its bias has as many numbers as its weight has rows
 
 
 def test_a_stack_of_square_networks():
     stack = P.populate(SQUARE, 5)
     torch.testing.assert_close(Posterior.of(stack, SQUARE).networks, stack)
+
+
+def test_deviations_belong_to_weights_by_name():
+    std = {"b": 1 + torch.rand(3), "a": 1 + torch.rand(2, 3)}
+    for posterior in (DiagonalGaussian(MEAN, std), LowRankGaussian(MEAN, std, WIDE)):
+        held = getattr(posterior, "std", None)
+        held = posterior.deviations if held is None else P.unravel(held, posterior.spec)
+        torch.testing.assert_close(held, {"a": std["a"], "b": std["b"]})
 
 
 @pytest.mark.bad_input
@@ -191,7 +201,7 @@ def test_a_stack_of_square_networks():
         (lambda: gaussian().sample(0), "`n` must be at least 1, got 0"),
         (lambda: Empirical({"w": torch.ones(3)}).sample(4), "at most 3, the networks there are"),
         (lambda: Mixture([]), "`components` must hold at least one"),
-        (lambda: Mixture([gaussian()], [0.0]), "`weights` must be 1 positive numbers"),
+        (lambda: Mixture([gaussian()], [0.0]), "`weights` must be 1 positive, finite numbers"),
         (lambda: DiagonalGaussian({"w": torch.ones(3)}, 0.0), "`std` must be positive"),
         (lambda: Posterior.of(P.of(SQUARE), SQUARE), "`source` is one network, as `network` is"),
         (lambda: Posterior.of(P.populate(SQUARE, 5), template()), "'0.bias' is missing in it, and"),
@@ -200,6 +210,26 @@ def test_a_stack_of_square_networks():
             r"'bias' is \(5,\) in it, and \(4,\)",
         ),
         (lambda: DiagonalGaussian({"n": torch.ones(3).long()}), "`mean` has no weights"),
+        (lambda: DiagonalGaussian(MEAN, {"a": torch.ones(3), "b": torch.ones(2, 3)}), "`std` must"),
+        (lambda: DiagonalGaussian(MEAN, {**MEAN, "a": MEAN["a"].T}), r"'a' of shape \(2, 3\), got"),
+        (lambda: DiagonalGaussian(MEAN, {"a": MEAN["a"]}), "`std` must have 'b' .*, got nothing"),
+        (lambda: DiagonalGaussian(MEAN, {**MEAN, "b": -MEAN["b"]}), "must be positive and finite"),
+        (lambda: DiagonalGaussian(MEAN, {**MEAN, "b": INF}), "`std` must be positive and finite"),
+        (lambda: LowRankGaussian(MEAN, {**MEAN, "b": INF}, WIDE), "`std` must be finite and not"),
+        (lambda: LowRankGaussian(MEAN, {**MEAN, "b": -MEAN["b"]}, WIDE), "must be finite and not"),
+        (lambda: LowRankGaussian(MEAN, MEAN, MEAN), r"`deviations` must have 'a' .*, got \(2, 3\)"),
+        (lambda: LowRankGaussian(MEAN, MEAN, WIDE, 0.0).log_prob(WIDE), "is 0 for 9 of 9"),
+        (lambda: DiagonalGaussian.fit({"w": torch.ones(3, 2) * 1j}), "`networks` has no weights"),
+        (lambda: DiagonalGaussian(MEAN).sample(2.5), "`n` must be a whole number, got 2.5"),
+        (lambda: Mixture([gaussian()] * 2, [float("inf"), 1.0]), "2 positive, finite numbers"),
+        (
+            lambda: draw(Mixture([gaussian(), DiagonalGaussian(MEAN)])),
+            "the same network, but shape",
+        ),
+        *(
+            (lambda q=q: POSTERIORS[q]().log_prob(P.of(template())), "for each network of a stack")
+            for q in ("dense", "laplace", "gaussian", "low rank", "mixture")
+        ),
     ],
 )
 def test_errors(call, message):
