@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, SupportsIndex, overload
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_bnn.bank.disk import WriterLock, check_file
@@ -140,19 +141,24 @@ class CheckpointBank:
     @overload
     def __getitem__(self, rows: SupportsIndex) -> Params: ...
     @overload
-    def __getitem__(self, rows: slice | Sequence[int]) -> Params: ...
-    def __getitem__(self, rows: SupportsIndex | slice | Sequence[int]) -> Params:
-        """One network, or a stack of some, in their own types."""
-        if hasattr(rows, "__index__"):
-            row = operator.index(rows)
+    def __getitem__(
+        self, rows: slice | Sequence[SupportsIndex] | Tensor | NDArray[Any]
+    ) -> Params: ...
+    def __getitem__(
+        self, rows: SupportsIndex | slice | Sequence[SupportsIndex] | Tensor | NDArray[Any]
+    ) -> Params:
+        """One network, or a stack of some (numbers, or a mask of all), in their own types."""
+        chosen = rows if isinstance(rows, slice) else _selected(rows, self.rows)
+        if isinstance(chosen, int):
+            row = chosen
             if not -self.rows <= row < self.rows:
                 raise IndexError(f"The bank has {self.rows} networks, there is no {row}.")
             row %= self.rows
             return {n: self.layer(n, slice(row, row + 1))[0].clone() for n in self.names}
-        if isinstance(rows, slice) and rows.step in (None, 1):
-            rows = slice(*rows.indices(self.rows))  # the same ones if the bank grows meanwhile
-            return {name: self.layer(name, rows).clone() for name in self.names}
-        chosen = range(self.rows)[rows] if isinstance(rows, slice) else _indices(rows, self.rows)
+        if isinstance(chosen, slice) and chosen.step in (None, 1):
+            chosen = slice(*chosen.indices(self.rows))  # the same ones if the bank grows meanwhile
+            return {name: self.layer(name, chosen).clone() for name in self.names}
+        chosen = range(self.rows)[chosen] if isinstance(chosen, slice) else chosen
         return stack([self[row] for row in chosen]) if chosen else self[0:0]
 
     def __iter__(self) -> Iterator[Params]:
@@ -192,6 +198,7 @@ class CheckpointBank:
             network: its tensors.
             **record: what to remember about it: ``step``, ``epoch``, ``metrics``, ...
         """
+        _check_dict("network", network)
         self.extend({name: t[None] for name, t in network.items()}, [record])
 
     def extend(self, networks: Params, records: Sequence[Mapping[str, Any]] | None = None) -> None:
@@ -202,6 +209,7 @@ class CheckpointBank:
             records: what to remember about each.
         """
         self._check_writable()
+        _check_dict("networks", networks)
         count = stack_size(networks)
         records = [{}] * count if records is None else records
         if len(records) != count:
@@ -324,11 +332,30 @@ def _checksum(tensor: Tensor) -> int:
     return zlib.crc32(_bytes(tensor).numpy().tobytes())
 
 
-def _indices(rows: Sequence[int], count: int) -> list[int]:
-    """Row numbers, from numbers or from one truth value per row."""
-    values = list(rows)
-    if values and isinstance(values[0], bool):
-        if len(values) != count:
-            raise IndexError(f"The bank has {count} networks, the mask {len(values)} values.")
-        return [row for row, is_chosen in enumerate(values) if is_chosen]
-    return [operator.index(row) for row in values]
+def _check_dict(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise ValueError(
+            f"`{name}` must be a dict of tensors, such as `params.of` and `params.stack` return, "
+            f"got a {type(value).__name__}."
+        )
+
+
+def _selected(rows: Any, count: int) -> int | list[int]:
+    """Row numbers, one or several, from numbers or from one truth value per row."""
+    if hasattr(rows, "__index__") and not hasattr(rows, "ndim") and not isinstance(rows, bool):
+        return operator.index(rows)
+    try:
+        values = torch.as_tensor(rows)
+    except (TypeError, ValueError, RuntimeError):
+        values = torch.empty(())
+    is_mask = values.dtype == torch.bool
+    is_whole = not (values.is_floating_point() or values.is_complex())
+    if values.ndim > 1 or (is_mask and not values.ndim) or (values.numel() and not is_whole):
+        raise ValueError(
+            "`rows` must be a number, numbers, a slice or one truth value for each network (`layer` "
+            f"reads one tensor of all), got {str(rows)[:80]}."
+        )
+    if is_mask and len(values) != count:
+        raise IndexError(f"The bank has {count} networks, the mask {len(values)} values.")
+    chosen: int | list[int] = (values.nonzero().flatten() if is_mask else values).tolist()
+    return chosen

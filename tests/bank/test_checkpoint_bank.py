@@ -8,6 +8,7 @@ import random
 import signal
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -314,6 +315,12 @@ def test_one_writer(tmp_path):
         (lambda b: b.append({"w": torch.zeros(2)}), "holds other networks"),
         (lambda b: b.extend({k: v[..., None] for k, v in networks(2).items()}), "in the bank"),
         (lambda b: b.extend(networks(2), [{}]), "`records` must be one per network: 2, got 1"),
+        (lambda b: b.append(torch.nn.Linear(1, 1)), "`network` must be a dict .*, got a Linear"),
+        (lambda b: b.extend([networks(1)]), "`networks` must be a dict .*, got a list"),
+        *(
+            (lambda b, rows=rows: b[rows], "`rows` must be a number, numbers, a slice or one truth")
+            for rows in (True, torch.tensor(True), "0.bias", 1.5, [0.0, 1.0], [[0], [1]], None)
+        ),
         (lambda b: b.truncate(9), "`rows` must be in 0..3, got 9"),
         (lambda b: b.layer("x"), "has no tensor 'x'"),
         (lambda b: b.absorb(b), "`other` is this very bank"),
@@ -344,7 +351,11 @@ def test_odd_indices_and_tensors(tmp_path):
     bank = CheckpointBank(tmp_path)
     bank.extend(stack)
     same(bank[torch.tensor(2)], rows(stack, 2))
-    same(bank[[True, False, False, True]], rows(stack, [0, 3]))
+    mask = [True, False, False, True]
+    for convert in (list, np.array, torch.tensor, lambda values: list(torch.tensor(values))):
+        same(bank[convert(mask)], rows(stack, mask))
+        same(bank[convert([2, 0, -1])], rows(stack, [2, 0, -1]))
+    same(bank[np.int64(3)], rows(stack, 3))
     assert bank[[]]["0.weight"].shape == (0, 4, 3)
     with pytest.raises(IndexError, match="has 4 networks, the mask 2"):
         bank[[True, False]]
