@@ -22,6 +22,7 @@ from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.models import mlp
 from lightning_bnn.quiet_runs import quiet
+from weightsym.arguments import check_count
 from weightsym.extras import needed
 
 with needed("`lightning_bnn.sklearn`"):
@@ -82,6 +83,7 @@ class _Estimator(BaseEstimator):
         by_transitions = issubclass(self._class(), (modules.HMC, modules.MILE))
         epochs, batch = (_TRANSITIONS, len(x)) if by_transitions else (100, 32)
         epochs = epochs if self.epochs is None else self.epochs
+        check_count("epochs", epochs)
         batch = batch if self.batch_size is None else self.batch_size
         settings: dict[str, Any] = {
             "max_epochs": epochs, "accelerator": "cpu", "devices": 1, "precision": "64-true",

@@ -169,6 +169,10 @@ def test_pipelines_searches_and_own_likelihoods():
             ),
             r"`y` must have shape \(1,\), got \(1, 1\)",
         ),
+        *(
+            (lambda k=k: BnnClassifier(epochs=k).fit([[0.0], [1.0]], [0, 1]), "`epochs` must be at")
+            for k in (0, -1)
+        ),
         (lambda: BnnRegressor(hidden=50).fit([[0.0], [1.0]], [0, 1]), "`hidden` must be a list"),
     ],
 )  # fmt: skip

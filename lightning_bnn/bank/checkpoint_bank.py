@@ -158,8 +158,8 @@ class CheckpointBank:
         if isinstance(chosen, slice) and chosen.step in (None, 1):
             chosen = slice(*chosen.indices(self.rows))  # the same ones if the bank grows meanwhile
             return {name: self.layer(name, chosen).clone() for name in self.names}
-        chosen = range(self.rows)[chosen] if isinstance(chosen, slice) else chosen
-        return stack([self[row] for row in chosen]) if chosen else self[0:0]
+        several = range(self.rows)[chosen] if isinstance(chosen, slice) else chosen
+        return stack([self[row] for row in several]) if several else self[0:0]
 
     def __iter__(self) -> Iterator[Params]:
         return (self[row] for row in range(self.rows))
@@ -352,8 +352,8 @@ def _selected(rows: Any, count: int) -> int | list[int]:
     is_whole = not (values.is_floating_point() or values.is_complex())
     if values.ndim > 1 or (is_mask and not values.ndim) or (values.numel() and not is_whole):
         raise ValueError(
-            "`rows` must be a number, numbers, a slice or one truth value for each network (`layer` "
-            f"reads one tensor of all), got {str(rows)[:80]}."
+            "`rows` must be a number, numbers, a slice or one truth value for each network, got "
+            f"{str(rows)[:80]} (`layer` reads one tensor of all)."
         )
     if is_mask and len(values) != count:
         raise IndexError(f"The bank has {count} networks, the mask {len(values)} values.")
