@@ -7,6 +7,7 @@ from cases import CASES, Forward
 from torch import nn
 
 from lightning_bnn import models
+from weightsym import discover, permute, random_permutations
 from weightsym import params as P
 
 
@@ -16,6 +17,7 @@ def conv_net():
     )
 
 
+SYM = discover(conv_net().eval(), torch.randn(4, 1, 8, 8))
 NETS = {
     "mlp": (lambda: models.mlp(6, [5], 3), (8, 6)),
     "tanh mlp": (lambda: models.mlp(6, [5, 4], 3, nn.Tanh), (8, 6)),
@@ -72,13 +74,24 @@ def test_apply_on_a_stack_is_apply_on_every_member(name, chunk_size):
         torch.testing.assert_close(P.apply(model, member, x), alone(x), rtol=0, atol=0)
 
 
-def test_apply_does_not_touch_the_module():
-    model, x = conv_net(), torch.randn(4, 1, 8, 8)
-    before = {n: t.clone() for n, t in model.state_dict().items()}
-    stack = P.populate(model, 3)
-    P.apply(model.train(), stack, x)
-    assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
-    assert (stack["1.num_batches_tracked"] == 1).all()
+@pytest.mark.parametrize("mode", ["all", "norm", "none"])
+@pytest.mark.parametrize("kind", ["one", "stack", "each"])
+def test_training_changes_statistics_of_these_networks_only(kind, mode):
+    """Not those of the module, nor of networks that share tensors, as those of actions do."""
+    model, x = conv_net().train(mode == "all"), torch.randn(3, 4, 1, 8, 8)
+    model[1].train(mode != "none")
+    params = P.of(model) if kind == "one" else P.populate(model, 3)
+    other = permute(params, SYM, random_permutations(SYM))
+    before = [{n: t.clone() for n, t in state.items()} for state in (model.state_dict(), other)]
+    if kind == "each":
+        P.apply_each(model, params, x)
+    else:
+        P.apply(model, params, x[0])
+    for state, expected in zip((model.state_dict(), other), before, strict=True):
+        assert all(torch.equal(expected[n], t) for n, t in state.items())
+    assert bool((params["1.num_batches_tracked"] == int(mode != "none")).all())
+    moved = (params["1.running_mean"] != before[0]["1.running_mean"]).any()
+    assert bool(moved) == (mode != "none")
 
 
 def data_dependent(s, x):

@@ -35,6 +35,7 @@ from weightsym import params as P
 from weightsym.arguments import check_count, check_not_negative, check_positive
 from weightsym.devices import at_least_single, widest
 from weightsym.params import Params
+from weightsym.params.prediction import apply_in_place
 from weightsym.randomness import keyed_randomness
 
 __all__ = ["MFVI"]
@@ -370,7 +371,7 @@ class MFVI(Method):
                 len(batch_of_one.targets),
                 state.tied,
             ):
-                outputs = P.apply(run.network, network, *batch_of_one.inputs)
+                outputs = apply_in_place(run.network, network, *batch_of_one.inputs)
             losses.append(run.nll(outputs[None], batch_of_one.targets)[0])
         return torch.stack(losses)
 

@@ -19,6 +19,7 @@ from lightning_bnn.metrics.validation import are_distributions
 from weightsym import params as P
 from weightsym.devices import at_least_single
 from weightsym.params import Params
+from weightsym.params.prediction import apply_each_in_place, apply_in_place
 from weightsym.stacks.threads import in_threads, keep_freed_memory, threads_for
 
 __all__ = ["Batch", "Run"]
@@ -64,13 +65,13 @@ class Batch:
 
     def outputs(self, network: nn.Module, stack: Params, chunk_size: int | None) -> Any:
         """Outputs of every network of a stack, in the order of the stack."""
-        apply = P.apply_each if self.per_member else P.apply
+        apply = apply_each_in_place if self.per_member else apply_in_place
         return apply(network, stack, *self.inputs, chunk_size=chunk_size)
 
     def outputs_of_one(self, network: nn.Module, params: Params) -> Any:
         """The same for a single network, without ``vmap``. Outputs have a leading dimension."""
         inputs = _rows(self.inputs, 0) if self.per_member else self.inputs
-        outputs = P.apply(network, params, *inputs)
+        outputs = apply_in_place(network, params, *inputs)
         return tree_map(lambda t: t[None] if isinstance(t, Tensor) else t, outputs)
 
 

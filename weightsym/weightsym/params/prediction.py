@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,8 +48,8 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
     Args:
         model: gives the computation; its own parameters are not read, but for those without
             gradients that ``params`` lacks, and no buffer of it is changed.
-        params: one network or a stack. In training mode the BatchNorm statistics in it are updated
-            in place.
+        params: one network or a stack. In training mode new BatchNorm statistics are put into this
+            dict; the tensors that were in it, which other networks may have as well, do not change.
         *x: the inputs, shared by all members.
         chunk_size: run that many members at once; ``1`` forces the loop.
 
@@ -64,6 +65,12 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
     >>> torch.allclose(outputs[1], x @ networks["weight"][1].T + networks["bias"][1], atol=1e-5)
     True
     """
+    with _own_buffers(model, params) as own:
+        return apply_in_place(model, own, *x, chunk_size=chunk_size)
+
+
+def apply_in_place(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None) -> Any:
+    """`apply`, which updates BatchNorm statistics in the tensors that hold them."""
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"`chunk_size` must be at least 1, got {chunk_size}.")
     template = of(model)
@@ -73,6 +80,16 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
     if not stacked:
         return run_network(model, params, x)
     return _stacked(model, params, x, None, chunk_size)
+
+
+@contextmanager
+def _own_buffers(model: nn.Module, params: Params) -> Iterator[Params]:
+    """Networks with copies of the buffers that a training mode may change, which they then get."""
+    is_training = any(m.training and m._buffers for m in model.modules())
+    names = [name for name, _ in model.named_buffers() if name in params] if is_training else []
+    copies = {name: params[name].clone() for name in names}
+    yield {**params, **copies} if copies else params
+    params.update(copies)
 
 
 def _completed(model: nn.Module, params: Params, missing: set[str], stacked: bool) -> Params:
@@ -103,6 +120,14 @@ def apply_each(model: nn.Module, params: Params, *x: Any, chunk_size: int | None
     >>> torch.allclose(P.apply_each(net, networks, x)[1], one, atol=1e-5)
     True
     """
+    with _own_buffers(model, params) as own:
+        return apply_each_in_place(model, own, *x, chunk_size=chunk_size)
+
+
+def apply_each_in_place(
+    model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None
+) -> Any:
+    """`apply_each`, which updates BatchNorm statistics in the tensors that hold them."""
     members = stack_size(params)
     sizes = {len(t) for t in tree_leaves(x) if isinstance(t, Tensor)}
     if sizes != {members}:
