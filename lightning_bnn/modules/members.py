@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
 
 from lightning_bnn.bank import read_networks
 from lightning_bnn.modules.templates import fixed_names, without_fixed
@@ -73,6 +74,8 @@ class Members:
             return starts
         skip, generator = max(0, self.first - 1), keyed_generator(self.seed, "members")
         drawn = P.populate(template, missing, generator, skip)
+        if count and source is None:
+            _warn_of_other_starts(template, starts, drawn, self.count)
         fixed = fixed_names(template)
         others = {
             name: t[:1].expand(missing, *t.shape[1:]) if name in fixed else drawn[name].to(t)
@@ -103,3 +106,32 @@ class Members:
         return {
             name: stack[name].to(t) if name in stack else t[None] for name, t in weights.items()
         }
+
+
+# ------------------------------------------------------------ weights unlike those that are drawn
+_FACTOR, _NUMBERS = 1.5, 64
+"""Standard deviations differ clearly by this factor, in tensors of at least so many numbers."""
+
+
+def _warn_of_other_starts(template: nn.Module, given: Params, drawn: Params, members: int) -> None:
+    """Warn if the given network was initialised or trained otherwise than the others are drawn."""
+    for name, parameter in template.named_parameters():
+        if name not in given or parameter.is_meta or not parameter.is_floating_point():
+            continue
+        one, new = _spread(given[name]), _spread(drawn[name])
+        constant = (one == 0) != (new == 0)
+        factor = parameter.numel() >= _NUMBERS and max(one, new) > _FACTOR * min(one, new)
+        if constant or factor:
+            rank_zero_warn(
+                f"Members 2 to {members} do not start like the network that was given: {name!r} "
+                f"has standard deviation {one:.2g} in it, and {new:.2g} as `reset_parameters` of "
+                "its layer draws it. Give the network a method `_init_weights(part)` that draws "
+                "all of its parts, or pass networks of your own, a folder, as `start_from`."
+            )
+            return
+
+
+def _spread(stack: Tensor) -> float:
+    """The standard deviation within each network of a stack, on average."""
+    rows = stack.detach().flatten(1).float()
+    return float(rows.std(1, correction=0).mean())

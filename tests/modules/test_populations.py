@@ -271,3 +271,27 @@ def test_a_loader_of_ones_own_may_give_batches_for_members():
     )
     module = trained(DeepEnsemble(net(), members=2, optimizer=SGD), loader)
     assert module.example()[0].shape == (2, 6)
+
+
+class Own(torch.nn.Sequential):
+    """A network that says how its parts are drawn."""
+
+    def _init_weights(self, part):
+        if isinstance(part, torch.nn.Linear):
+            torch.nn.init.xavier_uniform_(part.weight, 3.0)
+            torch.nn.init.zeros_(part.bias)
+
+
+@pytest.mark.parametrize(("width", "name"), [(32, "0.weight"), (8, "0.bias")])
+def test_members_that_do_not_start_like_the_given_network(width, name, recwarn):
+    """Small tensors differ by chance, but for constants."""
+    theirs = network(width=width)
+    DeepEnsemble(theirs, members=3)  # the negative control
+    theirs.apply(lambda part: Own._init_weights(None, part))
+    DeepEnsemble(Own(*theirs), members=3)
+    DeepEnsemble(theirs, members=1)
+    assert not recwarn
+    message = f"Members 2 to 3 do not start .* {name!r} has standard"
+    with pytest.warns(UserWarning, match=message) as caught:
+        DeepEnsemble(theirs, members=3)
+    assert len(caught) == 1
