@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -134,8 +135,8 @@ def explain(error: Exception, module: type, path: Any) -> None:
     try:
         content = load(path, mmap=True)
     except ValueError as unreadable:
-        if "an object of" in str(unreadable):  # Lightning reads such files, too
-            return
+        if "an object of" in str(unreadable) and not isinstance(error, UnpicklingError):
+            return  # Lightning has read it, as it was told to
         raise unreadable from error
     if not isinstance(content, dict) or "pytorch-lightning_version" not in content:
         raise ValueError(f"{path} is not a checkpoint that Lightning has written.") from error

@@ -135,6 +135,7 @@ FUNCTIONS = {
     "import_files": lambda: import_files(CheckpointBank("new"), "bad"),
     "start_from": lambda: DeepEnsemble(NET, start_from="bad/it.ckpt"),
     "start_from, a folder": lambda: DeepEnsemble(NET, start_from="bad_pt"),
+    "load_from_checkpoint": lambda: DeepEnsemble.load_from_checkpoint("bad/it.ckpt", network=NET),
     "FromCheckpoints": lambda: FromCheckpoints(NET, "bad"),
 }
 
