@@ -13,7 +13,7 @@ from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
 from weightsym import params as P
 from weightsym.devices import widest
-from weightsym.params import Networks, Params, is_weight, stack, stack_size
+from weightsym.params import Networks, Params, stack, stack_size, varying_weights
 from weightsym.randomness import keyed_generator
 
 __all__ = ["Empirical", "Mixture"]
@@ -61,7 +61,8 @@ class Empirical(Posterior):
     def extra_repr(self) -> str:
         """Describe the posterior in the brackets that ``print`` shows."""
         modes = len(set(self.chains))
-        weights = sum(t[0].numel() for n, t in self.networks.items() if is_weight(n, t))
+        networks = self.networks
+        weights = sum(networks[name][0].numel() for name in varying_weights(networks))
         parts = {self.size: "each a mode", 1: "one mode"}
         count = parts.get(modes, f"{modes} modes")
         return f"{self.size} networks of {weights} weights, {count}"

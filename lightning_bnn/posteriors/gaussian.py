@@ -18,7 +18,15 @@ from lightning_bnn.posteriors.base import (
 )
 from weightsym.arguments import check_not_negative, check_positive
 from weightsym.devices import at_least_single
-from weightsym.params import Params, RavelSpec, is_weight, ravel, stack_size, unravel
+from weightsym.params import (
+    Params,
+    RavelSpec,
+    is_weight,
+    ravel,
+    stack_size,
+    unravel,
+    varying_weights,
+)
 
 __all__ = ["DiagonalGaussian", "LowRankGaussian"]
 
@@ -63,7 +71,7 @@ class DiagonalGaussian(Posterior):
 
         Networks that are permutations of each other average to nothing; brought into one frame
         first, by `weightsym.align` or `match`, they make a compact representation of
-        the whole stack. Buffers are those of the last network.
+        the whole stack. Buffers, and what is the same in all networks, are those of the last one.
 
         Args:
             networks: a stack.
@@ -78,7 +86,7 @@ class DiagonalGaussian(Posterior):
         """
         mean, std = _moments(networks, 1)
         least = torch.finfo(next(iter(std.values())).dtype).tiny
-        return cls(mean, {name: t.clamp(min=least) for name, t in std.items()})
+        return cls(mean, {name: t.clamp(min=least) for name, t in std.items()}, list(std))
 
     def extra_repr(self) -> str:
         """Describe the posterior in the brackets that ``print`` shows."""
@@ -223,7 +231,7 @@ class LowRankGaussian(Posterior):
             raise ValueError(f"`rank` must be between 2 and {size}, got {rank}.")
         last = slice(-min(rank or 20, size), None)
         deviations = {name: networks[name][last] - mean[name] for name in std}
-        return cls(mean, std, deviations, scale)
+        return cls(mean, std, deviations, scale, list(std))
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """A stack of n networks."""
@@ -250,7 +258,7 @@ class LowRankGaussian(Posterior):
 
 # ------------------------------------------------------------ fits to stacks
 def _moments(networks: Params, correction: int) -> tuple[Params, Params]:
-    """Means, with the buffers of the last network, and standard deviations of the weights."""
+    """Means, with all else of the last network, and standard deviations of weights that vary."""
     if not isinstance(networks, dict):
         raise ValueError(
             "`networks` must be a stack, `params.stack([...])` makes one of a list, got a "
@@ -258,7 +266,7 @@ def _moments(networks: Params, correction: int) -> tuple[Params, Params]:
         )
     if stack_size(networks) < 2:
         raise ValueError(f"`networks` must hold at least 2 networks, got {stack_size(networks)}.")
-    weights = {name: t for name, t in networks.items() if is_weight(name, t)}
+    weights = {name: networks[name] for name in varying_weights(networks)}
     if not weights:
         raise ValueError("`networks` has no weights: none of its tensors is real and floating.")
     mean = {name: t.mean(0) if name in weights else t[-1] for name, t in networks.items()}

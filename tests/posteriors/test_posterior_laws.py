@@ -240,3 +240,14 @@ def test_errors(call, message):
 def test_no_density():
     with pytest.raises(NotImplementedError, match="Empirical has no density"):
         Empirical({"w": torch.ones(3)}).log_prob({"w": torch.ones(1)})
+
+
+@pytest.mark.parametrize("kind", [DiagonalGaussian, LowRankGaussian])
+def test_what_all_networks_share_has_no_density(kind):
+    rows, table = torch.randn(30, 5), torch.randn(1000)
+    networks = {"w": rows, "table": table.expand(30, -1)}
+    fitted, some = kind.fit(networks), {name: t[:2] for name, t in networks.items()}
+    assert torch.equal(fitted.sample(3)["table"], table.expand(3, -1))
+    assert torch.equal(fitted.log_prob(some), kind.fit({"w": rows}).log_prob({"w": rows[:2]}))
+    another = {"w": rows, "table": networks["table"] + torch.randn(30, 1)}
+    assert len(kind.fit(another).spec.names) == 2

@@ -26,6 +26,7 @@ __all__ = [
     "stack_size",
     "unravel",
     "unstack",
+    "varying_weights",
     "weight_names",
     "weighted_mean",
 ]
@@ -208,6 +209,18 @@ def is_weight(name: str, tensor: Tensor) -> bool:
         "running_mean",
         "running_var",
     )
+
+
+def varying_weights(stack: Params) -> list[str]:
+    """Names of the weights of a stack that are not the same in all of its networks, or of all.
+
+    A stack does not tell buffers of users from weights, but by this.
+
+    >>> varying_weights({"w": torch.eye(2), "table": torch.ones(2, 100)})
+    ['w']
+    """
+    weights = [name for name, tensor in stack.items() if is_weight(name, tensor)]
+    return [n for n in weights if bool((stack[n] != stack[n][:1]).any())] or weights
 
 
 def unravel(vector: Tensor, spec: RavelSpec) -> Params:
