@@ -12,12 +12,16 @@ from annotation_checks import use_cheap_checks
 @pytest.fixture(autouse=True)
 def _reproducible(request):
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    _seed(0)
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
     with _solved_once("monkeypatch" in request.fixturenames):
         yield
     logger.setLevel(level)  # scripts make it quiet
+
+
+# `manual_seed` keeps a stack trace for every kind of device that is not there
+_seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cases import CASES
 
 from lightning_bnn.evaluation.protocols import PROTOCOLS, before_norm, inner_symmetries
 from lightning_bnn.models import mlp, optunet, resnet18
@@ -84,8 +85,7 @@ def test_p1_frees_what_enters_a_batch_norm():
 
 
 def test_every_convolution_of_a_resnet_enters_a_batch_norm():
-    net = resnet18().eval()
-    found = before_norm(discover(net, torch.randn(2, 3, 8, 8)))
-    assert found == {
+    net, _, sym = next(case for case in CASES if case.name == "resnet").known()
+    assert before_norm(sym) == {
         f"{n}.weight" for n, m in net.named_modules() if isinstance(m, torch.nn.Conv2d)
     }

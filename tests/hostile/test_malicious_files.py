@@ -150,16 +150,15 @@ def test_functions_run_nothing(name, here):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("command", "arguments", "words"),
     [
-        ({"_class_path": "run", "_instantiator": "os.link"}, "asks for os.link to be called"),
-        ({"_instantiator": "os.link"}, "asks for os.link to be called"),
-        ({"_instantiator": ["os.link"]}, "asks for ['os.link'] to be called"),
-        ([1], "has hyper-parameters of type list"),
-        (3, "has hyper-parameters of type int"),
+        ("mass", {"_class_path": "run", "_instantiator": "os.link"}, "asks for os.link to be"),
+        ("doctor", {"_instantiator": "os.link"}, "asks for os.link to be called"),
+        ("mass", {"_instantiator": ["os.link"]}, "asks for ['os.link'] to be called"),
+        ("doctor", [1], "has hyper-parameters of type list"),
+        ("mass", 3, "has hyper-parameters of type int"),
     ],
 )
-@pytest.mark.parametrize("command", ["mass", "doctor"])
 def test_a_checkpoint_may_not_name_the_function_that_makes_its_module(
     command, arguments, words, here, monkeypatch, capsys
 ):

@@ -127,8 +127,7 @@ def test_a_constant_is_named_and_must_stay_one():
 
 
 # ---------------------------------------------------------------------- longer inputs
-@pytest.mark.parametrize("tokens", [1, 3, 9])
-@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize(("tokens", "width"), [(1, 4), (3, 1), (9, 4)])
 def test_tables_longer_than_the_example(tokens, width):
     def forward(self, x):
         h = self.a(x) + self.table[: x.shape[1]]

@@ -52,7 +52,7 @@ def test_a_quadratic_has_half_its_dimension_less_what_holds_chains_and_more_by_s
     lr, localization
 ):
     network = Function(torch.zeros(4), lambda w: ROOTS * w)
-    found = estimate(network, 50, lr=lr, localization=localization, chains=400, steps=800)
+    found = estimate(network, 50, lr=lr, localization=localization, chains=400, steps=600)
     k, strength = ROOTS.square(), 50 / math.log(50)
     shares = strength * k / (strength * k + localization)
     exact = shares / (1 - lr * (k + localization / strength) / 2) / 2
@@ -96,7 +96,7 @@ SINGULAR = {
 def brute_force(network, n):
     """The same mean by weighing draws of the Gaussian that holds the chains."""
     generator, strength = torch.Generator().manual_seed(0), n / math.log(n)
-    shape = 400_000, *network.weights.shape
+    shape = 200_000, *network.weights.shape
     draws = network.weights.detach() + torch.randn(shape, generator=generator).double()
     losses = strength * torch.vmap(network.function)(draws).square().sum(1) / 2
     weights = (-losses).exp()
@@ -106,7 +106,7 @@ def brute_force(network, n):
 @pytest.mark.parametrize("name", SINGULAR)
 def test_singular_models_have_less_than_half_their_dimension(name):
     network, coefficient = SINGULAR[name]
-    options = {"localization": 1.0, "lr": 0.025, "chains": 200, "steps": 1200}
+    options = {"localization": 1.0, "lr": 0.025, "chains": 400, "steps": 500}
     found = estimate(network, 40, **options)
     assert abs(found.value - brute_force(network, 40)) < 4 * found.error + 0.04 * found.value
     half = found.bound
@@ -147,7 +147,7 @@ def test_the_bound_leaves_out_the_orbit_and_says_where_steps_are_too_large():
     linear = nn.Linear(3, 1)
     nn.init.zeros_(linear.weight), nn.init.zeros_(linear.bias)
     with pytest.warns(UserWarning, match="is more than it can be where the loss is smooth"):
-        learning_coefficient(linear, squares, (X, Y), lr=1.2, localization=1.0)
+        learning_coefficient(linear, squares, (X, Y), lr=1.2, localization=1.0, steps=200)
 
 
 def estimate_of(net, sym=None, **options):
@@ -212,10 +212,10 @@ def test_likelihoods_of_classes_have_coefficients_by_minibatches(likelihood, ref
 def test_minibatches_have_the_coefficient_of_all_data():
     torch.manual_seed(0)
     net = mlp(3, [4], 1)
-    options = {"steps": 600, "chains": 32, "localization": 20.0, "lr": 0.05}
+    options = {"steps": 400, "chains": 64, "localization": 20.0, "lr": 0.05}
     whole, parts = estimate_of(net, **options), estimate_of(net, batch_size=16, **options)
     assert abs(whole.value - parts.value) < 4 * (whole.error + parts.error)
-    assert parts.losses.shape == (32, 100)
+    assert parts.losses.shape == (64, 100)
     assert whole.value > 20 * whole.error
 
 
@@ -270,7 +270,7 @@ def test_losses_may_look_at_values():
         ({"lr": 0.0}, "`lr` must be positive"),
         ({"localization": -1.0}, "`localization` must not be negative"),
         ({"batch_size": 0}, "`batch_size` must be at least 1"),
-        ({"lr": 1e6}, r"chains \[0, 1, 2, 3\] of 4 have diverged: take a smaller `lr`"),
+        ({"lr": 1e6, "steps": 16}, r"chains \[0, 1, 2, 3\] of 4 have diverged: take"),
         ({"data": (X[:1], Y[:1])}, "`data` has 1 example"),
         ({"data": (X, Y * math.nan)}, "the loss of `network` is nan"),
         ({"network": nn.Flatten()}, "no weights that require gradients"),

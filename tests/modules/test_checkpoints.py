@@ -29,6 +29,11 @@ def of_each_class(tmp_path_factory):
     return {k: saved(made(name), folder / f"{k}.ckpt") for k, name in CLASSES.items()}
 
 
+@pytest.fixture(scope="module")
+def contents(of_each_class):
+    return {k: torch.load(path, weights_only=True) for k, path in of_each_class.items()}
+
+
 class Plain(L.LightningModule):
     def __init__(self, width=8):
         super().__init__()
@@ -43,20 +48,18 @@ def loads_as(kind):
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_checkpoints_of_other_classes_are_named(kind, of_each_class):
+def test_checkpoints_of_other_classes_are_named(kind, of_each_class, contents):
     """However it is loaded. Where parameters have the same names and shapes, too."""
     module = made(CLASSES[kind])
     own = network(dropout=0.2 * (kind[:2] == "MC"))
     for other in loads_as(kind):
         type(module).load_from_checkpoint(of_each_class[other], network=own)
     for other in of_each_class.keys() - loads_as(kind):
-        path = of_each_class[other]
-        content = torch.load(path, weights_only=True)
         words = f"^The checkpoint is of {other}, and this module is {kind}.$"
         with pytest.raises(ValueError, match=words):
-            module.on_load_checkpoint(content)
+            module.on_load_checkpoint(dict(contents[other]))
     with pytest.raises(ValueError, match=words):
-        type(module).load_from_checkpoint(path, network=network())
+        type(module).load_from_checkpoint(of_each_class[other], network=network())
 
 
 def test_without_its_note_a_checkpoint_of_another_sampler_is_taken(of_each_class):

@@ -82,9 +82,9 @@ def trained(name, folder):
     net = network(0.3, batch_norm=True)
     before = {k: v.clone() for k, v in net.state_dict().items()}
     module, data = MODULES[name](net), Blobs()
-    callbacks = [PermutationTau(), CheckpointHarvester(folder / "bank", 1)]
+    callbacks = [CheckpointHarvester(folder / "bank", 1)]
     if name in DRAWN:
-        callbacks += [MassGap(6), PosteriorFigures(every_n_steps=6)]
+        callbacks += [PermutationTau(), MassGap(6), PosteriorFigures(every_n_steps=6)]
     run = trainer(*callbacks, Saves(folder), default_root_dir=folder, max_epochs=3)
     (start,) = run.validate(module, data, verbose=False)
     torch.manual_seed(0)
@@ -255,9 +255,10 @@ def test_every_number_of_a_test_is_that_of_the_metric(run):
 
 
 def test_our_callbacks_see_its_members(run):
-    tau, _, gap, *_ = run.trainer.callbacks
-    assert len(tau.history) == 18
-    assert run.name not in DRAWN or len(gap.history) == 3
+    if run.name in DRAWN:
+        _, tau, gap, *_ = run.trainer.callbacks
+        assert len(tau.history) == 18
+        assert len(gap.history) == 3
     rows = CheckpointBank(run.folder / "bank", "r")
     assert len(rows) == 18 * run.module.members
     for step in STOPS[:1]:

@@ -26,16 +26,15 @@ def sampler(parameters):
 
 @quiet
 @pytest.mark.parametrize(
-    ("options", "steps"),
+    ("options", "steps", "kept"),
     [
-        ({"every_n_steps": 4}, [4, 8, 12, 16]),
-        ({"every_n_steps": 5, "burn_in": 8}, [10, 15]),
-        ({}, [6, 12, 18]),
-        ({"burn_in": 2}, [18]),
-        ({"every_n_epochs": 2}, [12]),
+        ({"every_n_steps": 4}, [4, 8, 12, 16], "in memory"),
+        ({"every_n_steps": 5, "burn_in": 8}, [10, 15], "in a bank"),
+        ({}, [6, 12, 18], "in memory"),
+        ({"burn_in": 2}, [18], "in memory"),
+        ({"every_n_epochs": 2}, [12], "in a bank"),
     ],
 )
-@pytest.mark.parametrize("kept", ["in memory", "in a bank"])
 def test_what_is_kept(options, steps, kept, tmp_path):
     bank = None if kept == "in memory" else str(tmp_path / "bank")
     module = SGHMC(network(batch_norm=True), members=2, optimizer=sampler, bank=bank, **options)

@@ -1,5 +1,7 @@
 """Rows of the leaderboard: what they make of a reference and a budget."""
 
+import functools
+
 import pytest
 import yaml
 
@@ -42,22 +44,27 @@ def test_samplers_pay_for_every_step_of_a_transition():
     assert entry.epochs(12_400) == 100
 
 
+@functools.cache
+def parser_of(method):
+    from jsonargparse import ArgumentParser
+
+    from lightning_bnn import modules
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(getattr(modules, method), "model")
+    return parser
+
+
 @pytest.mark.parametrize(
     ("name", "candidate"),
     [(name, k) for name, row in read_entries().items() for k in range(len(row.alternatives()))],
 )
 def test_every_row_of_the_package_is_a_module_with_arguments_that_it_takes(name, candidate):
-    from jsonargparse import ArgumentParser
-
-    from lightning_bnn import modules
-
     entry = read_entries()[name].alternatives()[candidate]
     given = {"network": {"class_path": "lightning_bnn.models.mlp",
                          "init_args": {"inputs": 64, "hidden": [3], "outputs": 10}}}  # fmt: skip
     text = entry.configuration({**REFERENCE, "model": {"init_args": given}}, 1000, 1078)
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(getattr(modules, entry.method), "model")
-    parser.parse_object({"model": yaml.safe_load(text)["model"]})
+    parser_of(entry.method).parse_object({"model": yaml.safe_load(text)["model"]})
 
 
 @pytest.mark.bad_input

@@ -231,7 +231,6 @@ class Unreadable(Plain):
 
 RUNS = {
     "plain": (Plain, {}),
-    "accumulation": (Plain, {"accumulate_grad_batches": 3}),
     "uneven accumulation": (Plain, {"accumulate_grad_batches": 4}),
     "manual": (TwoOptimizers, {}),
     "bf16-mixed": (Plain, {"precision": "bf16-mixed"}),

@@ -151,7 +151,7 @@ def random_problem(seed, units=4, several=0):
 
 
 @pytest.mark.parametrize("several", [0, 3])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_terms_vanish_exactly_where_linear_programming_says(seed, several):
     problem = random_problem(seed, several=several)
     found = minimise(problem, torch.zeros_like(problem.inflow), 1e-10, 100)
@@ -195,12 +195,11 @@ def test_balancing_never_adds_mass():
     assert mass(rescale(params, sym, found.scales), sym) <= found.mass
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_sparse_networks_never_gain_mass(seed):
-    generator = torch.Generator().manual_seed(seed)
+def test_sparse_networks_never_gain_mass():
+    generator = torch.Generator().manual_seed(0)
     net = models.mlp(3, [4, 4], 2).double()
     sym = discover(net, torch.randn(2, 3).double())
-    stack = P.populate(net, 20, generator)
+    stack = P.populate(net, 200, generator)
     stack = {n: t * 10 * (torch.rand(t.shape, generator=generator) < 0.4) for n, t in stack.items()}
     found = min_mass(stack, sym)
     after = mass(rescale(stack, sym, found.scales), sym)

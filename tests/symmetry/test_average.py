@@ -151,7 +151,7 @@ def test_statistics_are_those_of_the_average():
     stack = P.stack([P.of(model)] * 2)
     stack = {n: t + 0.1 * torch.rand_like(t) if t.is_floating_point() else t
              for n, t in stack.items()}  # fmt: skip
-    batches = [torch.randn(8, *x.shape[1:], generator=seeded(k)).double() for k in range(3)]
+    batches = [torch.randn(4, *x.shape[1:], generator=seeded(k)).double() for k in range(2)]
     found = average(stack, sym, model=model, batches=batches)
     plain = average(stack, sym)
     twin = type(model)().double() if not isinstance(model, nn.Sequential) else model

@@ -18,7 +18,7 @@ from weightsym.actions import tied
 from weightsym.orbits import orbit_directions
 from weightsym.verify import covering_motions, random_element
 
-SORTED_BY = ("max", "first", "outgoing")
+SORTED_BY = ("max", "outgoing")
 COUNTED = [name for name, row in NETWORKS.items() if row.dimension is not None and row.kernel]
 REPEATED = set((Path(known_networks.__file__).parent / "repeated.txt").read_text().splitlines())
 """Networks of which every line of code that they run is run by three others at least."""

@@ -43,7 +43,7 @@ def test_graph_and_network_see_the_same_error(case):
             assert seen == pytest.approx(by_network.error(wrong), rel=1e-4)
 
 
-@pytest.mark.parametrize("case", small_cases[:5], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", small_cases[::4], ids=lambda c: c.name)
 def test_the_network_itself_is_not_needed_where_its_graph_runs(case, monkeypatch):
     model, x = case.make()
     forget()
@@ -118,7 +118,7 @@ ODD = [
 
 
 @pytest.mark.parametrize(("build", "named"), ODD, ids=lambda v: getattr(v, "__name__", ""))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_odd_networks_are_checked_by_their_graph_in_float64(build, named, dtype, monkeypatch):
     torch.manual_seed(0)
     model = build().to(dtype)

@@ -22,7 +22,7 @@ def described(sym):
     return names, places, rest
 
 
-SEEN = ("mlp", "u-net", "attention", "tied transformer", "recurrent")
+SEEN = ("mlp", "tied transformer", "recurrent")
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in SEEN], ids=lambda c: c.name)
@@ -104,7 +104,6 @@ def test_what_is_not_certain_to_be_a_batch_stays(name):
     model = forward() if isinstance(forward, type) else Forward(forward, **layers)
     inputs = Inputs(tuple(torch.randn(shape) for shape in shapes))
     assert two_rows(model.eval(), inputs) is inputs
-    discover(model, *inputs.args)
 
 
 def test_equal_rows_and_objects_of_their_own_stay():
