@@ -32,7 +32,10 @@ def write_bundle(
         parts: tensors for one file each, one in memory at a time.
     """
     root = Path(folder)
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"{root} is not a folder, nor can it be made: choose another.") from None
     if (root / INDEX).exists() or any(root.glob(TENSORS)):
         raise ValueError(f"{root} holds a posterior or a bank already: choose another folder.")
     files = {}

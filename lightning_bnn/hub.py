@@ -128,13 +128,19 @@ def from_hub(
         return _opened(Path(repo_id), network, folder)
     with needed("from_hub"):
         from huggingface_hub import snapshot_download
-    snapshot = snapshot_download(
-        os.fspath(repo_id),
-        revision=revision,
-        token=token,
-        library_name="lightning_bnn",
-        allow_patterns=[INDEX, TENSORS, "README.md"],
-    )
+        from huggingface_hub.utils import HFValidationError
+    try:
+        snapshot = snapshot_download(
+            os.fspath(repo_id),
+            revision=revision,
+            token=token,
+            library_name="lightning_bnn",
+            allow_patterns=[INDEX, TENSORS, "README.md"],
+        )
+    except HFValidationError:
+        raise ValueError(
+            f"`repo_id` must be user/name, or a folder that is there, got {os.fspath(repo_id)!r}."
+        ) from None
     return _opened(Path(snapshot), network, folder)
 
 
@@ -172,6 +178,11 @@ def write_folder(
     elif isinstance(source, CheckpointBank):
         kind, summary = "bank", _write_bank(source, root, {})
     else:
+        if not isinstance(source, (str, os.PathLike)):
+            raise ValueError(
+                "`source` must be a posterior (`Posterior.of` makes one of networks), a bank, or "
+                f"the name or folder of a reference, got a {type(source).__name__}."
+            )
         name = os.fspath(source)
         path = reference_folder(name) if name in reference_names() else Path(name)
         kind, summary = "reference", _write_reference(path, root)
@@ -235,7 +246,7 @@ def _opened(
     if folder is None:
         raise ValueError("`folder` is missing: name a new one, where the networks are written.")
     root = Path(folder)
-    if root.exists() and any(root.iterdir()):
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ValueError(f"`folder`: there is something in {root}; name a new one.")
     try:
         if kind == "bank":
@@ -247,13 +258,14 @@ def _opened(
 
 
 def _read_bank(content: dict[str, Any], parts: Iterator[Params], root: Path) -> CheckpointBank:
-    records, start = list(content["records"]), 0
+    records, order, start = list(content["records"]), list(content["order"]), 0
     dtype = content["stored_as"] and _TYPES[content["stored_as"]]
     with CheckpointBank(root, dtype=dtype, weights=list(content["weights"])) as bank:
         for networks in parts:
             stop = start + stack_size(networks)
-            networks = {name: networks[name] for name in content["order"]}
-            bank.extend(networks, records[start:stop])
+            if sorted(order) != sorted(networks):
+                raise ValueError("`order` does not name each of its tensors once.")
+            bank.extend({name: networks[name] for name in order}, records[start:stop])
             start = stop
         if start != len(records):
             raise ValueError(f"it has {len(records)} records of {start} networks.")

@@ -74,6 +74,7 @@ POSTERIORS = {
     "kron": lambda: laplace("kron", prediction="network"),
     "full": lambda: laplace("full", last_layer="2"),
     "networks": lambda: Empirical(P.populate(template(), 8), [0, 0, 1, 1, 2, 2, 3, 3]),
+    "tensor of chains": lambda: Empirical(P.populate(template(), 8), torch.arange(8) // 4),
     "mixture": lambda: Mixture([gaussian(k) for k in range(3)], [0.1, 0.2, 0.6]),
     "mixture of mixtures": lambda: Mixture([Mixture([laplace("kron"), gaussian()]), gaussian(7)]),
 }
@@ -464,6 +465,9 @@ BANKS = {
     "many records": (lambda c: c["records"].append({}), "it has 5 records of 4 networks"),
     "records": (lambda c: c.update(records=[1] * 4), "is damaged, it makes no bank"),
     "a type": (lambda c: c.update(stored_as="uint8"), "is damaged, it makes no bank"),
+    "order": (lambda c: c["order"].pop(), "`order` does not name each of its tensors once"),
+    "repeated": (lambda c: c["order"].append("0.bias"), "`order` does not name each of its tens"),
+    "weights": (lambda c: c["weights"].append("x"), "`weights` names 'x', which the networks do"),
     "no weights": (lambda c: c.pop("weights"), "is damaged, it makes no bank"),
 }
 
@@ -502,5 +506,17 @@ def test_arguments_that_do_not_fit(tmp_path):
         from_hub(tmp_path / "it", folder=tmp_path / "here")
     with pytest.raises(ValueError, match="`source`: nowhere is no folder of a reference"):
         write_folder("nowhere", tmp_path / "other")
+    for odd in (None, [template()]):
+        with pytest.raises(ValueError, match="`source` must be a posterior .*, got a (None|list)"):
+            write_folder(odd, tmp_path / "other")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="there is something in .*file; name a new one"):
+        from_hub(tmp_path / "it", folder=tmp_path / "file")
+    for place in ("file", "file/below"):
+        with pytest.raises(ValueError, match="is not a folder, nor can it be made"):
+            write_folder(gaussian(), tmp_path / place)
+    for odd in ("/no/such/folder", "a/b/c/d"):
+        with pytest.raises(ValueError, match="`repo_id` must be user/name, or a folder that is th"):
+            from_hub(odd)
     with pytest.raises(ValueError, match="holds no posterior, but 'bank'"):
         Posterior.load(tmp_path / "it")

@@ -195,6 +195,8 @@ def header(
         dtype: of stored weights, if not their own.
         weights: names of the tensors that count as weights, by default those of `is_weight`.
     """
+    if unknown := [name for name in weights or () if name not in networks]:
+        raise ValueError(f"`weights` names {unknown[0]!r}, which the networks do not have.")
     tensors = {
         name: [
             _name(t.dtype),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -38,12 +39,13 @@ class Empirical(Posterior):
     [[0.0, 2.0], [1.0]]
     """
 
-    def __init__(self, networks: Networks, chains: Sequence[int] | None = None) -> None:
+    def __init__(self, networks: Networks, chains: Sequence[int] | Tensor | None = None) -> None:
         super().__init__()
         networks = stack(networks)
         self.size = stack_size(networks)
         if chains is not None and len(chains) != self.size:
             raise ValueError(f"`chains` must be {self.size} numbers, got {len(chains)}.")
+        chains = chains.tolist() if isinstance(chains, (Tensor, np.ndarray)) else chains
         self.chains = tuple(range(self.size)) if chains is None else tuple(chains)
         self.constants = NamedTensors(networks)
 
