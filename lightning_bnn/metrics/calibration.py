@@ -26,6 +26,7 @@ from lightning_bnn.metrics.validation import (
     probabilities,
 )
 from lightning_bnn.plots.predictions import reliability_figure
+from weightsym.arguments import check_count
 
 __all__ = [
     "ACE", "ECE", "ace", "aurc", "class_coverage", "ece", "reliability", "risk_coverage",
@@ -81,7 +82,7 @@ def reliability(
     >>> reliability(torch.tensor([0.95, 1.0]), torch.tensor([True, False]), 10).count
     tensor([0, 0, 0, 0, 0, 0, 0, 0, 0, 2])
     """
-    check_bins(n_bins)
+    check_count("n_bins", n_bins)
     _check_confidence(confidence, correct)
     return diagram(*sums_per_bin(confidence, correct, n_bins))
 
@@ -95,7 +96,7 @@ def adaptive_reliability(
     >>> adaptive_reliability(confidence, torch.arange(10) < 5, 2).count
     tensor([10,  0])
     """
-    check_bins(n_bins)
+    check_count("n_bins", n_bins)
     _check_confidence(confidence, correct)
     confidence, order = confidence.double().sort()
     position = torch.arange(len(order), device=order.device)
@@ -155,12 +156,6 @@ def signed_confidences(probs: Tensor, labels: Tensor, from_logits: bool) -> Tens
     return torch.where(correct, confidence, -confidence).detach().double()
 
 
-def check_bins(n_bins: int) -> None:
-    """Refuse less than one bin."""
-    if n_bins < 1:
-        raise ValueError(f"`n_bins` must be at least 1, got {n_bins}.")
-
-
 def _check_confidence(confidence: Tensor, correct: Tensor) -> None:
     if confidence.ndim != 1 or confidence.shape != correct.shape:
         raise ValueError(
@@ -206,7 +201,7 @@ class _Calibration(ExactMetric):
 
     def __init__(self, n_bins: int = 15, from_logits: bool = False, **kwargs: Any) -> None:
         super().__init__(n_bins, from_logits, **kwargs)
-        check_bins(n_bins)
+        check_count("n_bins", n_bins)
         self.n_bins, self.from_logits = n_bins, from_logits
         self._diagram = Reliability(*(torch.zeros(n_bins),) * 3)
 

@@ -42,7 +42,7 @@ def probabilities(values: Tensor, from_logits: bool = False, name: str = "probs"
 def logits_of(values: Tensor, name: str = "logits") -> Tensor:
     """Finite logits in at least float32, last axis classes."""
     values = _at_least_single(values, name)
-    check_finite(values, name)
+    check_finite(values, name, "logits")
     return values
 
 
@@ -90,10 +90,10 @@ def are_distributions(values: Tensor) -> bool:
     return bool((values.min() >= 0) & (off < SUM_TOLERANCE))
 
 
-def check_finite(values: Tensor, name: str) -> None:
+def check_finite(values: Tensor, name: str, kind: str = "values") -> None:
     """Refuse NaN and infinite values."""
     if values.numel() and not bool(torch.isfinite(values.sum())) and not values.isfinite().all():
-        raise ValueError(f"`{name}` must be finite, it holds NaN or infinite values.")
+        raise ValueError(f"`{name}` must be finite, it holds NaN or infinite {kind}.")
 
 
 def check_labels(labels: Tensor, probs: Tensor) -> None:
@@ -129,7 +129,10 @@ def check_samples(probs: Tensor) -> None:
 
 
 def check_same_shape(a: Tensor, b: Tensor, names: str) -> None:
-    """Refuse two tensors that are not about the same examples."""
+    """Refuse all but two tensors about the same examples."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        kinds = f"{type(a).__name__} and {type(b).__name__}"
+        raise ValueError(f"{names} must be tensors, got {kinds}.")
     if a.shape != b.shape:
         raise ValueError(
             f"{names} must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)}."

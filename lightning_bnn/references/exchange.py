@@ -58,8 +58,10 @@ def read_competition(path: str | os.PathLike[str]) -> Tensor:
     except ValueError as error:
         raise ValueError(f"{path} is no table of numbers: {error}.") from None
     probs = torch.from_numpy(rows)
+    if len(probs) and probs.shape[1] < 2:
+        raise ValueError(f"{path} must have a column for each class, it has one column.")
     odd = ((probs.sum(-1) - 1).abs() > _ROUNDED) | (probs < 0).any(-1) | probs.isnan().any(-1)
-    if not len(probs) or probs.shape[1] < 2 or bool(odd.any()):
+    if not len(probs) or bool(odd.any()):
         raise ValueError(
             f"{path} must hold a row of probabilities for each example; {int(odd.sum())} of "
             f"{len(probs)} rows are none (the files of UCI hold draws of targets instead)."

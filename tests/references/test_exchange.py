@@ -83,7 +83,7 @@ def test_predictions_of_the_competition(tmp_path):
         ("0.5,0.5\n0.5,0.4\n", "1 of 2 rows are none"),
         ("0.5,0.5\n1.5,-0.5\n", "1 of 2 rows are none"),
         ("0.5,0.5\nnan,1\n", "1 of 2 rows are none"),
-        ("1\n1\n", "0 of 2 rows are none"),
+        ("1\n1\n", "must have a column for each class, it has one column"),
         ("a,b\n", "is no table of numbers"),
         ("0.5,0.5\n1\n", "is no table of numbers"),
     ],

@@ -96,5 +96,7 @@ def test_scaling_degrees_of_freedom():
 def test_errors():
     with pytest.raises(ValueError, match="every index from 0 to n - 1"):
         transpositions(torch.tensor([0, 0, 2]))
+    with pytest.raises(ValueError, match="`permutation` must be a tensor of indices, got a list"):
+        transpositions([torch.tensor([1, 0])])
     with pytest.raises(ValueError, match="two or more units, got 1 and 1"):
         kendall_tau(torch.zeros(1), torch.zeros(1))

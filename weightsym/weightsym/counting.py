@@ -40,6 +40,10 @@ def transpositions(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*ba
     >>> transpositions(torch.tensor([3, 0, 4, 1, 2]))
     tensor(3)
     """
+    if not isinstance(permutation, Tensor):
+        raise ValueError(
+            f"`permutation` must be a tensor of indices, got a {type(permutation).__name__}."
+        )
     n = permutation.shape[-1]
     units = torch.arange(n, device=permutation.device).expand_as(permutation)
     if not bool((permutation.sort(-1).values == units).all()):
