@@ -16,7 +16,6 @@ from importlib.resources import files
 from itertools import product
 
 import numpy as np
-from bde import BdeRegressor
 from scipy.special import logsumexp
 from scipy.stats import norm
 from sklearn.model_selection import train_test_split
@@ -49,6 +48,8 @@ def ours(method, options, epochs, seed, x, y, test, target):
 
 def bde(warmup, seed, x, y, test, target):
     """The same of bde, whose transitions have two gradients."""
+    from bde import BdeRegressor
+
     steps = {"warmup_steps": warmup, "n_samples": DRAWS * EACH, "n_thinning": EACH, "lr": 5e-3}
     model = BdeRegressor(10, HIDDEN, seed, epochs=DESCENT, step_size_init=0.01, **steps).fit(x, y)
     raw = np.asarray(model.predict(test, raw=True), float).reshape(-1, len(test), 2)
