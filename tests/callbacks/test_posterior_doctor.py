@@ -171,8 +171,9 @@ def report_on(name, manual):
         return looked(module, folder, module.loader(0), 6, val=module.loader(1)).report
 
 
-@pytest.mark.parametrize("manual", [False, True])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    ("name", "manual"), [*((name, False) for name in LAYOUTS), ("names", True)]
+)
 def test_the_findings_are_the_same_for_every_layout(name, manual):
     plain, other = report_on("a tuple", manual), report_on(name, manual)
     assert plain.findings  # there is something to be found

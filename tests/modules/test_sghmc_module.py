@@ -127,8 +127,8 @@ def test_the_posterior_of_a_bayesian_linear_regression():
         every_n_steps=20, burn_in=300,
         optimizer=lambda p: samplers.SGHMC(p, lr=0.05, temperature=temperature),
     )  # fmt: skip
-    loader = DataLoader(TensorDataset(x, y), batch_size=n)
-    trainer(max_epochs=400, precision="64-true").fit(module, loader)
+    loader = DataLoader(TensorDataset(x, y), batch_sampler=20 * [range(n)])
+    trainer(max_epochs=20, precision="64-true").fit(module, loader)
     rows = P.ravel(module.posterior().networks, stacked=True)[0]
     covariance = temperature * torch.linalg.inv(precision)
     scale = covariance.diagonal().sqrt()

@@ -61,7 +61,7 @@ def test_the_moments_of_a_correlated_gaussian(name, temperature):
     """Thousands of chains, well after they have forgotten where they came from."""
     theta = chains()
     sampler = SAMPLERS[name]([theta], num_data=N, temperature=temperature)
-    run(sampler, theta, 3000 if name == "preconditioned" else 300)
+    run(sampler, theta, 600 if name == "preconditioned" else 300)
     kept = []
     for _ in range(10):
         run(sampler, theta, 30)

@@ -73,7 +73,6 @@ NETWORKS = {
     "by hand": (lambda: Residual(HandWritten), VECTORS, "orthogonal"),
     "around zero": (lambda: Residual(lambda d: HandWritten(d, True)), VECTORS, "orthogonal"),
     "readers without bias": (lambda: Residual(nn.LayerNorm, bias=False), VECTORS, "centred"),
-    "encoder": (Encoder, SEQUENCES, "centred"),
     "vit": (vit, IMAGES, "centred"),
 }
 

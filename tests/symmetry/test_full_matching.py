@@ -109,7 +109,7 @@ def test_under_noise_weights_come_as_close_as_the_planted_element_does(name):
 # ------------------------------------------------------------ never worse
 def transformer():
     """A decoder without gains that has tables of words and places."""
-    return Decoder(16, heads=4, groups=4, gains=False, layers=2, vocab=27, places=16)
+    return Decoder(16, heads=4, groups=4, gains=False, layers=1, vocab=27, places=16)
 
 
 @functools.cache
