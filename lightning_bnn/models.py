@@ -109,7 +109,14 @@ def resnet18(classes: int = 10, image_size: int = 32) -> nn.Module:
         network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
         network.maxpool = nn.Identity()
+    network._init_weights = _draw_convolution  # of further members
     return network
+
+
+def _draw_convolution(part: nn.Module) -> None:
+    """Draw weights as torchvision does for residual networks."""
+    if isinstance(part, nn.Conv2d):
+        nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
 
 
 class FilterResponseNorm(nn.Module):

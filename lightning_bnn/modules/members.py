@@ -75,7 +75,7 @@ class Members:
         skip, generator = max(0, self.first - 1), keyed_generator(self.seed, "members")
         drawn = P.populate(template, missing, generator, skip)
         if count and source is None:
-            _warn_of_other_starts(template, starts, drawn, self.count)
+            _warn_of_other_starts(template, starts, drawn)
         fixed = fixed_names(template)
         others = {
             name: t[:1].expand(missing, *t.shape[1:]) if name in fixed else drawn[name].to(t)
@@ -113,7 +113,7 @@ _FACTOR, _NUMBERS = 1.5, 64
 """Standard deviations differ clearly by this factor, in tensors of at least so many numbers."""
 
 
-def _warn_of_other_starts(template: nn.Module, given: Params, drawn: Params, members: int) -> None:
+def _warn_of_other_starts(template: nn.Module, given: Params, drawn: Params) -> None:
     """Warn if the given network was initialised or trained otherwise than the others are drawn."""
     for name, parameter in template.named_parameters():
         if name not in given or parameter.is_meta or not parameter.is_floating_point():
@@ -123,7 +123,7 @@ def _warn_of_other_starts(template: nn.Module, given: Params, drawn: Params, mem
         factor = parameter.numel() >= _NUMBERS and max(one, new) > _FACTOR * min(one, new)
         if constant or factor:
             rank_zero_warn(
-                f"Members 2 to {members} do not start like the network that was given: {name!r} "
+                f"Members after the first do not start like the network that was given: {name!r} "
                 f"has standard deviation {one:.2g} in it, and {new:.2g} as `reset_parameters` of "
                 "its layer draws it. Give the network a method `_init_weights(part)` that draws "
                 "all of its parts, or pass networks of your own, a folder, as `start_from`."

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from module_cases import Blobs, network, trainer
 
+from lightning_bnn import models
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.datamodules import Digits
 from lightning_bnn.member_batch import MemberBatch
@@ -293,7 +294,38 @@ def test_members_that_do_not_start_like_the_given_network(width, name, recwarn):
     DeepEnsemble(Own(*theirs), members=3)
     DeepEnsemble(theirs, members=1)
     assert not recwarn
-    message = f"Members 2 to 3 do not start .* {name!r} has standard"
+    message = f"Members after the first do not start .* {name!r} has standard"
     with pytest.warns(UserWarning, match=message) as caught:
         DeepEnsemble(theirs, members=3)
     assert len(caught) == 1
+
+
+def gpt2():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=2, vocab_size=50, bos_token_id=None, eos_token_id=None
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        gpt2,
+        models.resnet18,
+        lambda: torch.nn.Transformer(32, 2, 1, 1, 64),
+        lambda: torch.nn.TransformerEncoderLayer(32, 2, 64),
+    ],
+)
+def test_what_is_initialised_as_a_whole_is_drawn_so(build, recwarn):
+    """Parts come first: what is made of them has the last word."""
+    torch.manual_seed(0)
+    net = build()
+    stack = P.populate(net, 2)
+    DeepEnsemble(net, members=2)
+    assert not [w for w in recwarn if "do not start like" in str(w.message)]
+    weights = [n for n, p in net.named_parameters() if p.std() > 0]
+    assert len(weights) > 4
+    assert not any(torch.equal(*stack[name]) for name in weights)
+    for name, p in net.named_parameters():
+        torch.testing.assert_close(stack[name].std(), p.std(), rtol=0.5, atol=1e-9)

@@ -113,9 +113,15 @@ def _computed(module: nn.Module) -> list[Tensor]:
     return [t for t in buffers if t is not None]
 
 
+def _parts_first(module: nn.Module) -> list[nn.Module]:
+    """All submodules, parts before what is made of them, as constructors initialise them."""
+    below = (part for child in module.children() for part in _parts_first(child))
+    return list(dict.fromkeys([*below, module]))
+
+
 def _resettable(module: nn.Module) -> Iterator[nn.Module]:
     """Submodules that can draw their parameters anew, as far as they have any."""
-    for layer in module.modules():
+    for layer in _parts_first(module):
         names = ("reset_parameters", "_reset_parameters")
         has_any = next(layer.parameters(), None) is not None
         if has_any and any(callable(getattr(layer, n, None)) for n in names):
@@ -188,9 +194,8 @@ def undrawn(
     return [
         name
         for name, p in named
-        if id(p) not in owned
-        or not p.is_meta
-        and (_varies(state[name].flatten()) and torch.equal(drawn[name][0], state[name]))
+        if (id(p) not in owned or not p.is_meta and _varies(state[name].flatten()))
+        and (p.is_meta or torch.equal(drawn[name][0], state[name]))
     ]
 
 
@@ -215,10 +220,10 @@ def _reset(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _draw_as_libraries_do(module: nn.Module, untouched: set[nn.Module]) -> None:
     """Let networks of transformers and timm draw the weights of their parts, but for some."""
     untouched = untouched.union(_without_parameters(module))
-    for parent in module.modules():
+    for parent in _parts_first(module):
         draw: Any = getattr(parent, "_init_weights", None)
         if callable(draw) and _needs_one(draw):
-            for layer in parent.modules():
+            for layer in _parts_first(parent):
                 if untouched.isdisjoint(layer.modules()):
                     draw(layer)
 
