@@ -26,7 +26,6 @@ from lightning_bnn.samplers import MCLMC
 from lightning_bnn.sklearn import BnnRegressor
 
 HIDDEN, DESCENT, DRAWS, EACH = [16, 16, 16, 16], 2000, 100, 10
-OPTIONS = {"members": 10, "prior_std": 1.0, "eval_samples": 10 * DRAWS}
 
 
 def table(name):
@@ -41,7 +40,7 @@ def table(name):
 
 def ours(method, options, epochs, seed, x, y, test, target):
     """Mean, standard deviation and interval of test targets, and their log-densities."""
-    options = OPTIONS | options
+    options = {"members": 10, "prior_std": 1.0, "eval_samples": 10 * DRAWS} | options
     model = BnnRegressor(method, HIDDEN, epochs, options=options, random_state=seed).fit(x, y)
     return *model.predict(test, return_std=True, intervals=0.9), model.log_prob(test, target)
 
@@ -63,11 +62,12 @@ def main():
     parser.add_argument("table", choices=["airfoil", "bike"])
     parser.add_argument("--warmup", type=int, default=10_000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--variance", type=float, default=0.1, help="of bde 0.5 to 0.1")
     options = parser.parse_args()
     os.environ |= {"NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
     first, adapt = DESCENT // (2 * EACH), options.warmup // EACH  # transitions
-    sampler = partial(MCLMC, energy_variance=0.1, descent_steps=first, adapt_steps=adapt)
-    chains = {"optimizer": sampler, "burn_in": first + adapt}
+    sizes = {"energy_variance": options.variance, "descent_steps": first, "adapt_steps": adapt}
+    chains = {"optimizer": partial(MCLMC, **sizes), "burn_in": first + adapt}
     steps = (adapt + DRAWS) * (2 * EACH + 1) // 2 - DRAWS * EACH  # of two gradients
     rivals = {
         "ensemble": partial(ours, "DeepEnsemble", {"likelihood": Gaussian("heteroscedastic")}, 100),
@@ -81,10 +81,8 @@ def main():
         seconds, target = time.process_time() - start, data[-1]
         rmse, one = np.mean((target - mean) ** 2) ** 0.5, norm.logpdf(target, mean, std).mean()
         inside = np.mean((low < target) & (target < high))
-        print(
-            f"{name} {seed}: RMSE {rmse:.4f}, NLL {-logs.mean():.3f} (one Gaussian {-one:.3f}), "
-            f"{inside:.1%} in 90 % intervals, {seconds:.0f} CPU s", flush=True,
-        )  # fmt: skip
+        scores = f"NLL {-logs.mean():.3f} (one Gaussian {-one:.3f}), {inside:.1%} in 90 % intervals"
+        print(f"{name} {seed}: RMSE {rmse:.4f}, {scores}, {seconds:.0f} CPU s", flush=True)
 
 
 if __name__ == "__main__":
