@@ -52,7 +52,7 @@ def test_a_quadratic_has_half_its_dimension_less_what_holds_chains_and_more_by_s
     lr, localization
 ):
     network = Function(torch.zeros(4), lambda w: ROOTS * w)
-    found = estimate(network, 50, lr=lr, localization=localization, chains=400, steps=600)
+    found = estimate(network, 50, lr=lr, localization=localization, chains=400, steps=800)
     k, strength = ROOTS.square(), 50 / math.log(50)
     shares = strength * k / (strength * k + localization)
     exact = shares / (1 - lr * (k + localization / strength) / 2) / 2
