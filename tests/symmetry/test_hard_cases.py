@@ -8,7 +8,7 @@ from torch import nn
 
 from weightsym import canonicalise, discover
 from weightsym import params as P
-from weightsym.verify import random_element
+from weightsym.verify import random_element, verify
 
 lin = nn.Linear
 
@@ -48,6 +48,15 @@ THRESHOLDS = {
     "minimum": lambda x: torch.minimum(torch.relu(x), x.new_tensor(50.0)),
     "threshold": lambda x: nn.functional.threshold(x, 0.01, 0),
     "norm": lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=0.05),
+    "clamp below zero": lambda x: (-torch.relu(x)).clamp(min=-20),
+    "clamp of a leaky ReLU": lambda x: nn.functional.leaky_relu(x, 0.2).clamp(min=-5),
+    "quantised": lambda x: torch.fake_quantize_per_tensor_affine(x.float(), 0.1, 0, -128, 127).to(
+        x
+    ),
+    **{
+        f"where {t}": lambda x, t=t: torch.where(x > t, 0.1 * x, x)
+        for t in (0.003, 0.05, 8.0, 300.0)
+    },
 }
 
 
@@ -58,11 +67,32 @@ def test_thresholds_of_any_size_hold_scales(function):
     assert sym.scaling_dof == 0
     assert all(group.kind == "orthogonal" for group in sym.linear)
     assert sym.permutations
+    for size in (0.01, 1, 30, 1000):
+        assert float(verify(model, sym, size * torch.randn(64, 8).double())) < 1e-9
 
 
 def test_what_norms_are_clamped_to_holds_no_scale():
     unit = Forward(lambda s, x: s.b(nn.functional.normalize(s.a(x))), a=lin(8, 6), b=lin(6, 2))
     assert discover(unit, torch.randn(4, 8)).scaling_dof == 1
+
+
+# ---------------------------------------------------------------------- what is read otherwise
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_recurrent_layers_of_every_precision(dtype):
+    def forward(s, x):
+        return s.o(s.r(x)[0])
+
+    model = Forward(forward, r=nn.LSTM(5, 8, batch_first=True), o=lin(8, 3)).to(dtype)
+    sym = discover(model, torch.randn(2, 3, 5, dtype=dtype))
+    assert ([g.units for g in sym.permutations], sym.frozen) == ([8], ())
+
+
+def test_whole_numbers_are_no_weights():
+    count = nn.Parameter(torch.tensor(2), requires_grad=False)
+    model = Forward(lambda s, x: s.k * s.b(torch.relu(s.a(x))), a=lin(5, 8), b=lin(8, 3))
+    model.k = count
+    sym = discover(model, torch.randn(2, 5))
+    assert (sym.scaling_dof, sym.unchecked) == (8, "")
 
 
 # ---------------------------------------------------------------------- canonical forms

@@ -197,7 +197,10 @@ def _traced(
         tensors = [
             torch.empty_strided(s.size, s.stride, dtype=s.dtype, device=s.device) for s in shapes
         ]
-        with _replaced({aten.matmul.default: _product, aten.linear.default: _linear}):
+        with (
+            torch.backends.mkldnn.flags(enabled=False),  # it has recurrent layers of its own
+            _replaced({aten.matmul.default: _product, aten.linear.default: _linear}),
+        ):
             module = make_fx(call, dict(table))(*tensors)
         if any(map(writes, module.graph.nodes)):
             module = make_fx(functionalize(module, remove="mutations"))(*tensors)

@@ -16,10 +16,16 @@ from weightsym.dimensions.values import Value
 
 __all__ = ["Along", "NotSeparable", "Pointwise", "probe_along", "probe_pointwise"]
 
-_COUNT = 64
-_EXPONENTS = -4, 6
-"""Of ten, for the second half of the numbers, so that thresholds of usual sizes are seen. Smaller
-ones, as of norms that are clamped, count as zero."""
+_ORDINARY = 32
+"""Numbers that are normal; after them come those of `_SIZES`."""
+_SIZES = 10 ** torch.linspace(-4, 6, 60, dtype=torch.float64)
+"""With both signs, less than a factor of two apart, so that no threshold of usual size lies between
+a number and its double."""
+_ZERO, _LARGE = 1e-7, 1e4
+"""What counts as zero, as what norms are clamped to, and how many times that surely does not."""
+_COUNT = _ORDINARY + 2 * len(_SIZES)
+_SATURATING = 1e3
+"""Factor of normal numbers, at which what has bounds has reached them."""
 _FORGOTTEN = frozenset({"device", "layout", "pin_memory", "memory_format"})
 
 
@@ -72,7 +78,7 @@ def _sizes(node: Node) -> list[Any]:
 def probe_pointwise(
     node: Node, args: Any, named: dict[str, Any], values: Sequence[Value], moving: Sequence[int]
 ) -> Pointwise:
-    """Measure powers, parities and linearity on 64 random numbers, half of them of any size."""
+    """Measure powers, parities and linearity on numbers of all sizes."""
     generator = torch.Generator().manual_seed(0)
     named = {k: v for k, v in named.items() if k not in _FORGOTTEN}
     literals = [_literal(v) for v in values]
@@ -140,29 +146,31 @@ def _numbers(value: Value, size: Tensor, literal: float | None, generator: Any) 
         return torch.randn(_COUNT, generator=generator, dtype=torch.complex128)
     if not size.dtype.is_floating_point:
         return torch.randint(0, 5, (_COUNT,), generator=generator)
-    is_positive = any(p.power for p in value.parts) and not any(p.parity for p in value.parts)
-    return _of_any_size(generator, is_positive)
+    return _of_all_sizes(generator)
 
 
-def _of_any_size(generator: Any, is_positive: bool = False) -> Tensor:
-    drawn = torch.randn(_COUNT, generator=generator, dtype=torch.float64)
-    exponents = torch.empty_like(drawn).uniform_(*_EXPONENTS, generator=generator)
-    exponents[: _COUNT // 2] = 0
-    return (drawn.abs() + 0.1 if is_positive else drawn) * 10**exponents
+def _of_all_sizes(generator: Any) -> Tensor:
+    ordinary = torch.randn(_ORDINARY, generator=generator, dtype=torch.float64)
+    signed = torch.cat([_SIZES, -_SIZES])
+    return torch.cat([ordinary, signed[torch.randperm(len(signed), generator=generator)]])
 
 
 class _Probe:
     """One function and the numbers on which it is tried."""
 
     def __init__(
-        self, function: Callable[[Sequence[Tensor]], Tensor], numbers: list[Tensor], generator: Any
+        self,
+        function: Callable[[Sequence[Tensor]], Tensor],
+        numbers: list[Tensor],
+        generator: Any,
+        zero: float = _ZERO,
     ) -> None:
         output = function(numbers)
         if int(torch.isfinite(output).sum()) <= 8:
             numbers = [x.abs() if x.is_floating_point() else x for x in numbers]
             output = function(numbers)
         self.function, self.numbers, self.output = function, numbers, output
-        self._finite, self._generator = torch.isfinite(output), generator
+        self._finite, self._generator, self._zero = torch.isfinite(output), generator, zero
 
     def power(self, which: set[int]) -> Fraction | None:
         """``k`` where scaling the operands by ``c`` scales the result by ``c ** k``.
@@ -178,15 +186,16 @@ class _Probe:
         if not 0 < size < 1e-3:
             return power
         near = [x * 1e3 * size if k in which else x for k, x in enumerate(self.numbers)]
-        near = [x[: _COUNT // 2] for x in near]
-        return _Probe(self.function, near, self._generator)._power_at(which, 2.0)
+        near = [x[:_ORDINARY] for x in near]
+        return _Probe(self.function, near, self._generator, 2 * size)._power_at(which, 2.0)
 
     def _power_at(self, which: set[int], factor: float) -> Fraction | None:
         scaled = self._changed(which, lambda x: x * factor)
-        live = self._finite & (self.output != 0) & torch.isfinite(scaled)
+        small, large = torch.stack([scaled.abs(), self.output.abs()]).aminmax(dim=0)
+        live = self._finite & torch.isfinite(scaled) & (small > self._zero)
         if not bool(live.any()):
             return Fraction(0) if bool((scaled == self.output)[self._finite].all()) else None
-        if bool(((scaled == 0) != (self.output == 0))[self._finite].any()):
+        if bool(((small <= self._zero) & (large > _LARGE * self._zero))[self._finite].any()):
             return None
         ratio = (scaled / self.output)[live]
         if not bool((ratio > 0).all()) or float(ratio.max() / ratio.min()) > 1 + 1e-7:
@@ -208,7 +217,7 @@ class _Probe:
     def adds(self, which: set[int]) -> bool:
         """Tell whether the function of a sum is the sum of the functions."""
         others = [
-            _of_any_size(self._generator) if k in which else x for k, x in enumerate(self.numbers)
+            _of_all_sizes(self._generator) if k in which else x for k, x in enumerate(self.numbers)
         ]
         both = [
             x + y if k in which else x
@@ -249,6 +258,9 @@ def probe_along(
 
     inputs = [numbers[k] for k in moving]
     y = function(inputs)
+    large = [_SATURATING * x for x in inputs]
+    tried = [(inputs, y), (large, function(large))]
+    tried = [pair for pair in tried if pair is tried[0] or bool(pair[1][0].isfinite().all())]
     image: dict[int, int] = {}
     has_scales = has_signs = True
     for d in dims:
@@ -256,8 +268,8 @@ def probe_along(
         out = image[d] = _image_of(function, inputs, y, d, set(image.values()), generator)
         factors = torch.rand(size, generator=generator) + 0.5
         signs = torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1
-        has_scales &= _passes(function, inputs, y, d, out, factors)
-        has_signs &= _passes(function, inputs, y, d, out, signs)
+        has_scales &= all(_passes(function, *pair, d, out, factors) for pair in tried)
+        has_signs &= all(_passes(function, *pair, d, out, signs) for pair in tried)
         changed = [x.clone() for x in inputs]
         for x in changed:
             x.select(d, 0).add_(1.0)
@@ -265,8 +277,10 @@ def probe_along(
         if not _close(*(t.narrow(out, 1, size - 1) for t in others)):
             raise NotSeparable(f"it mixes entries along dimension {d}")
     further = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in inputs]
-    sums = [a + b for a, b in zip(inputs, further, strict=True)]
-    is_linear = _close(function(sums)[0], y[0] + function(further)[0])
+    is_linear = True
+    for one, result in tried:
+        sums = [a + b for a, b in zip(one, further, strict=True)]
+        is_linear &= _close(function(sums)[0], result[0] + function(further)[0])
     return Along(image, has_scales, has_signs, is_linear)
 
 

@@ -114,9 +114,13 @@ def decompose(
     }
     lifted = signature.inputs_to_lifted_tensor_constants
     constants = {node: exported.constants[name] for node, name in lifted.items()}
+    parameters = frozenset(
+        node for node in signature.inputs_to_parameters
+        if tensors[first_names[node]].is_floating_point() or tensors[first_names[node]].is_complex()
+    )  # fmt: skip
     return Program(
         exported, decomposed.graph, nodes, results, tensors, first_names,
-        frozenset(signature.inputs_to_parameters), frozenset(state), changes, written,
+        parameters, frozenset(state), changes, written,
         {**decomposed.constants, **constants},
     )  # fmt: skip
 

@@ -39,10 +39,10 @@ def two_rows(model: nn.Module, inputs: Inputs) -> Inputs:
         model: the network, in evaluation mode.
         inputs: the example.
     """
-    rows = _rows_of(inputs)
-    if rows <= 2:
-        return inputs
     try:
+        rows = _rows_of(inputs)
+        if rows <= 2:
+            return inputs
         with reused_memory():
             return _separate_rows(model, inputs, rows)
     except Exception:  # whatever a network says of two rows, or of an example that does not fit
