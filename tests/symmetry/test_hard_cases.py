@@ -87,6 +87,20 @@ def test_recurrent_layers_of_every_precision(dtype):
     assert ([g.units for g in sym.permutations], sym.frozen) == ([8], ())
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_channels_that_are_blurred_alike_may_change_places(alike):
+    kernels = torch.ones(1, 1, 3, 3).repeat(8, 1, 1, 1) if alike else torch.rand(8, 1, 3, 3)
+
+    def forward(s, x):
+        blurred = nn.functional.conv2d(torch.relu(s.a(x)), kernels, stride=2, groups=8)
+        return s.b(blurred)
+
+    model = Forward(forward, a=nn.Conv2d(3, 8, 3), b=nn.Conv2d(8, 4, 3))
+    sym = discover(model, torch.randn(2, 3, 12, 12))
+    assert [g.units for g in sym.permutations] == [8] * alike
+    assert sym.scaling_dof == 8
+
+
 def test_whole_numbers_are_no_weights():
     count = nn.Parameter(torch.tensor(2), requires_grad=False)
     model = Forward(lambda s, x: s.k * s.b(torch.relu(s.a(x))), a=lin(5, 8), b=lin(8, 3))

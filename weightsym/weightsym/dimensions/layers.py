@@ -50,10 +50,10 @@ def convolution(system: System, size: Any, args: Sequence[Any]) -> Value:
     x, weight = (_without_space(system, v, space) for v in (x, weight))
     if transposed:
         x = reshaped(x, batch, groups, channels // groups, 1)
-        weight = reshaped(weight, 1, groups, channels // groups, weight.shape[1])
+        weight = _in_groups(weight, groups, channels // groups)
     else:
         x = reshaped(x, batch, groups, 1, channels // groups)
-        weight = reshaped(weight, 1, groups, out // groups, weight.shape[1])
+        weight = _in_groups(weight, groups, out // groups)
     y = sum_over(system, multiply(system, x, weight), [2 if transposed else 3])
     y = y.moved(
         (batch, out),
@@ -64,6 +64,13 @@ def convolution(system: System, size: Any, args: Sequence[Any]) -> Value:
         y = unify(system, [y, bias])
     parts = tuple(p.on(lambda t: t[(..., *([None] * space))]) for p in y.parts)
     return Value.of(size.shape, parts)
+
+
+def _in_groups(weight: Value, *rows: int) -> Value:
+    """A matrix whose rows are those of groups. Equal rows of a constant stay so."""
+    shape, varies = (1, *rows, weight.shape[1]), weight.varies
+    along = [n > 1 and varies[d] for n, d in zip(shape, (0, 0, 0, 1), strict=True)]
+    return weight.moved(shape, lambda t: t.expand(weight.shape).reshape(shape), along)
 
 
 def _without_space(system: System, value: Value, space: int) -> Value:
