@@ -210,7 +210,7 @@ class MCLMC(EnergySampler):
                 new, error = integrate(position, tuning.sizes, look, slope)
                 errors = error**2 / rows.shape[1]  # not finite where energy or gradient are not
                 well = library_of(errors).isfinite(errors)
-                if not well.all():
+                if isinstance(well, Tensor) or not well.all():  # a device is not waited for
                     new = new.where(well, position._replace(direction=-position.direction))
                 turned = refresh(new.direction, each, tuning.sizes, tuning.lengths)
                 position = new._replace(direction=turned)
