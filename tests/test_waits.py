@@ -23,7 +23,7 @@ REASONS = {
     "lightning_bnn/metrics/mmd.py update": "results are on the CPU, states on the device",
     "lightning_bnn/metrics/mmd.py mmd_table": "results are on the CPU",
     "lightning_bnn/metrics/reference.py blocks": ASKED_FOR,
-    "lightning_bnn/metrics/reference.py layers_that_differ": ASKED_FOR,
+    "lightning_bnn/metrics/reference.py differs": ASKED_FOR,
     "lightning_bnn/metrics/reference.py _warn_about_duplicates": ASKED_FOR,
     "lightning_bnn/metrics/regression.py update": ASKED_FOR,
     "lightning_bnn/metrics/validation.py check_distributions": ASKED_FOR,

@@ -13,6 +13,7 @@ from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.seen_examples import ExampleListener, ExampleStore, Seen
 from lightning_bnn.callbacks.watching import SymmetryCallback, stack_of
 from weightsym.arguments import check_count, check_integer, check_not_negative, check_positive
+from weightsym.devices import elsewhere, random_numbers
 from weightsym.params import Params
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -147,6 +148,13 @@ class LearningCoefficient(SymmetryCallback):
 
     # -------------------------------------------------------- the look
     def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
+        with random_numbers(elsewhere(pl_module.parameters())):  # networks may draw in evaluation
+            estimate = self._estimate(pl_module, weights)
+        row = [estimate.value, estimate.error, estimate.rhat, estimate.wbic]
+        self._log_all(trainer, pl_module, dict(zip(_NAMES, row, strict=True)))
+        self.history.append((figure_step(trainer), row))
+
+    def _estimate(self, pl_module: Any, weights: Params) -> Any:
         from lightning_bnn.methods import learning_coefficient
 
         assert self.network is not None
@@ -162,10 +170,7 @@ class LearningCoefficient(SymmetryCallback):
         network.load_state_dict(weights, strict=False)
         data = *examples.inputs.values(), targets
         symmetries = self.network.symmetries
-        estimate = learning_coefficient(network, loss, data, symmetries, **self.settings)
-        row = [estimate.value, estimate.error, estimate.rhat, estimate.wbic]
-        self._log_all(trainer, pl_module, dict(zip(_NAMES, row, strict=True)))
-        self.history.append((figure_step(trainer), row))
+        return learning_coefficient(network, loss, data, symmetries, **self.settings)
 
     def _read(self, network: nn.Module, examples: Seen) -> tuple[Loss, Tensor]:
         """The loss of a network, which is made to return one tensor, and its targets."""

@@ -26,7 +26,7 @@ from lightning_bnn.strategies import sharding
 from weightsym import Symmetries, UnsupportedModel, discover
 from weightsym import params as P
 from weightsym.arguments import check_count
-from weightsym.devices import elsewhere, random_numbers, where_precise
+from weightsym.devices import where_precise
 from weightsym.forward import Inputs, first_line
 from weightsym.params import Params
 
@@ -325,7 +325,7 @@ class SymmetryCallback(Callback):
     def _see(self, trainer: Any, pl_module: Any) -> None:
         assert self.network is not None
         try:
-            with torch.no_grad(), random_numbers(elsewhere(pl_module.parameters())):
+            with torch.no_grad():
                 self.look(trainer, pl_module, _measured(self.network.weights()))
         except (ValueError, RuntimeError) as error:  # such as weights that have become NaN
             self._switch_off(first_line(error))

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_bnn.metrics.base import ExactMetric, collected
 from lightning_bnn.metrics.distances import distance_blocks
@@ -21,6 +21,7 @@ from lightning_bnn.metrics.kernels import (
     mmd2_by_kernel,
 )
 from lightning_bnn.metrics.reference import (
+    STACKS,
     MMDReference,
     WeightSource,
     as_reference,
@@ -34,7 +35,6 @@ from weightsym.randomness import key_of
 __all__ = ["MMD", "function_space_mmd", "mmd", "mmd_table"]
 
 Reduction = Literal["median", "mean", "max"]
-_STACKS = dict, list, tuple, nn.ModuleList
 
 
 class Estimate(NamedTuple):
@@ -161,7 +161,7 @@ def mmd_table(
     w            3   0.282  0.312  0.53
     all          3   0.282  0.312  0.53
     """
-    if isinstance(x, _STACKS) and isinstance(y, _STACKS):
+    if isinstance(x, STACKS) and isinstance(y, STACKS):
         x, y = stack(x), stack(y)
         layers = layers_that_differ(x, y) if layers is None else layers
     compared = list(as_reference(x, grid, layers, **options).compare(y, layers))

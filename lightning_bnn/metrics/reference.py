@@ -150,6 +150,10 @@ class Transformed:
         return flat.reshape(self.rows, size)
 
 
+STACKS = dict, list, tuple, nn.ModuleList
+"""The kinds of what `weightsym.params.stack` takes."""
+
+
 def as_source(
     weights: Networks | WeightSource, layers: Sequence[str] | None = None
 ) -> WeightSource:
@@ -158,7 +162,7 @@ def as_source(
     >>> as_source({"w": torch.ones(2, 3)}).rows
     2
     """
-    if isinstance(weights, (dict, list, tuple, nn.ModuleList)):
+    if isinstance(weights, STACKS):
         return StackSource(stack(weights), layers)
     if not isinstance(weights, WeightSource):
         raise ValueError(
@@ -429,7 +433,13 @@ def layers_that_differ(x: Params, y: Params) -> list[str] | None:
         y: another one.
     """
     names = [n for n, t in x.items() if is_weight(n, t) and n in y]
-    differ = [n for n in names if any(bool((t != x[n][:1].to(t)).any()) for t in (x[n], y[n]))]
+
+    def differs(name: str) -> bool:
+        a, b = x[name], y[name]
+        others = (b[:1], a, b) if a.shape[1:] == b.shape[1:] else ()  # the first mostly tells
+        return not others or any(bool((t != a[:1].to(t)).any()) for t in others)
+
+    differ = [name for name in names if differs(name)]
     if odd := [n for n, t in (x | y).items() if is_weight(n, t) and n not in names]:
         raise ValueError(
             f"{odd[0]!r} is in the networks of one side only: name the `layers` that count."

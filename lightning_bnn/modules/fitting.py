@@ -89,11 +89,11 @@ class Fitting(Part):
                 group["seed"] = key_of(module.seed, "sampler", self._fits, *module.population.key)
         self._fits += 1
         asking = [group for group in groups if group.get("num_data", 0) is None]
-        if self.given_num_data is None:
-            needed = self._weighs_data or bool(asking)
-            with contextlib.nullcontext() if needed else contextlib.suppress(ValueError):
-                if needed or module.method.completion == "curvature":
-                    self._read_num_data()
+        if self.given_num_data is None and (self._weighs_data or asking):
+            self._read_num_data()
+        elif self.given_num_data is None and module.method.completion == "curvature":
+            with contextlib.suppress(ValueError):  # then the curvature is that of what is given
+                self._read_num_data()
         for group in asking:
             group["num_data"] = module.num_data
         module.method.before_fit(module.state, self._fit(), module.run)

@@ -195,8 +195,9 @@ class MCLMC(EnergySampler):
         def cooled(values: Tensor) -> Array:
             return as_array(values) if temperature == 1 else as_array(values) / temperature
 
-        def look(x: Array) -> tuple[Array, ...]:
-            return (*map(cooled, self.look(closure, torch.as_tensor(x))),)
+        def look(x: Array) -> tuple[Array, Array]:
+            energies, gradients = self.look(closure, torch.as_tensor(x))
+            return cooled(energies), cooled(gradients)
 
         def slope(x: Array) -> Array:
             return cooled(self.slope(closure, torch.as_tensor(x)))

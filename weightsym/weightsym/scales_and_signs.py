@@ -89,8 +89,7 @@ def canonical_scales_and_signs(
             fixed = (
                 torch.zeros_like(usable) if unscaled is None else unscaled[index].to(usable.device)
             )
-            ratio = torch.where(usable, target / torch.where(usable, size, 1), 1)
-            scale = ratio ** (1 / placement.exponent)
+            scale = torch.where(usable, target / torch.where(usable, size, 1), 1)
             is_one = (scale - 1).abs() <= _ROUNDING * torch.finfo(size.dtype).eps
             factors[field][index] = torch.where(is_one | fixed, 1, scale)  # again changes nothing
             dead.append((~usable & ~fixed).sum())

@@ -83,8 +83,8 @@ def probe_pointwise(
     named = {k: v for k, v in named.items() if k not in _FORGOTTEN}
     literals = [_literal(v) for v in values]
     numbers = [
-        _numbers(value, size, literal, generator)
-        for value, size, literal in zip(values, _sizes(node), literals, strict=True)
+        _numbers(size, literal, generator)
+        for size, literal in zip(_sizes(node), literals, strict=True)
     ]
 
     def function(numbers: Sequence[Tensor]) -> Tensor:
@@ -136,7 +136,7 @@ def _literal(value: Value) -> float | None:
     return float(numbers.reshape(-1)[0])
 
 
-def _numbers(value: Value, size: Tensor, literal: float | None, generator: Any) -> Tensor:
+def _numbers(size: Tensor, literal: float | None, generator: Any) -> Tensor:
     if literal is not None:
         dtype = torch.float64 if size.dtype.is_floating_point else size.dtype
         return torch.full((_COUNT,), literal, dtype=dtype)

@@ -47,8 +47,8 @@ def symmetries_of(
         reading.programs, groups["axes"], {first[n] for n in overlaps}
     )
     unsearched = [*groups.pop("frozen"), *([Frozen("shift", "", "", cut)] if cut else [])]
-    numbers = {n for n, p in model.named_parameters() if p.is_floating_point() or p.is_complex()}
-    unread = [n for n, _ in model.named_parameters() if n in numbers and first[n] not in used]
+    numbers = (n for n, p in model.named_parameters() if p.is_floating_point() or p.is_complex())
+    unread = [n for n in numbers if first[n] not in used]
     statistics = [
         n for n, b in model.named_buffers()
         if n.rpartition(".")[2].startswith("running_") and b.is_floating_point()
