@@ -77,6 +77,29 @@ def test_nothing_is_left_within_an_orbit(name):
     assert found.rest < 1e-5 * float(found.null.min())
 
 
+class FewRows(nn.Module):
+    """Channels of which the network has fewer rows than there are: no matrix balances them."""
+
+    def __init__(self):
+        super().__init__()
+        self.z = nn.Parameter(torch.randn(2, 4))
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 5)
+
+    def forward(self):
+        return self.b(torch.relu(self.a(self.z)))
+
+
+def test_channels_without_full_rank_are_compared():
+    torch.manual_seed(2)
+    model = FewRows().double()
+    sym, params = discover(model), P.of(model)
+    other = noisy(params, 3.0)
+    apart = difference(other, params, sym, nulls=2)
+    assert difference(element(params, sym), params, sym, nulls=2).rest < 0.02
+    assert apart.rest > 0.3
+    assert torch.allclose(P.apply(model, apart.a), P.apply(model, other))
+
+
 @pytest.mark.parametrize("name", ["mlp", "tanh mlp", "adapter"])
 def test_the_rest_is_one_of_orbits(name):
     """The rest does not depend on which networks of their orbits are compared."""

@@ -109,6 +109,64 @@ def test_whole_numbers_are_no_weights():
     assert (sym.scaling_dof, sym.unchecked) == (8, "")
 
 
+# ---------------------------------------------------------------------- examples of a single step
+def looped(s, x):
+    h = x.new_zeros(len(x), 5)
+    for step in x.unbind(1):
+        h = torch.relu(s.i(step) + s.h(h))
+    return s.o(h)
+
+
+def called_again(s, x):
+    h = None
+    for step in x.unbind(1):
+        h = s.r(step, h)
+    return s.o(h)
+
+
+def recurrent(s, x):
+    return s.o(s.r(x)[0])
+
+
+def of_rows(function, before=torch.relu):
+    return Forward(lambda s, x: s.o(function(before(s.i(x)))), i=lin(3, 5), o=lin(5, 2))
+
+
+SINGLE_STEPS = {
+    "loop": Forward(looped, i=lin(3, 5), h=lin(5, 5), o=lin(5, 2)),
+    "cell": Forward(called_again, r=nn.GRUCell(3, 5), o=lin(5, 2)),
+    "GRU": Forward(recurrent, r=nn.GRU(3, 5, 2, batch_first=True), o=lin(5, 2)),
+    "RNN": Forward(recurrent, r=nn.RNN(3, 5, nonlinearity="relu", batch_first=True), o=lin(5, 2)),
+    "LSTM": Forward(recurrent, r=nn.LSTM(3, 5, proj_size=4, batch_first=True), o=lin(4, 2)),
+    "cumprod": of_rows(lambda h: h.cumprod(1)),
+    "logcumsumexp": of_rows(lambda h: h.logcumsumexp(1)),
+    "median of signs": of_rows(lambda h: h.median(1)[0], torch.tanh),
+    "sorted": of_rows(lambda h: h.sort(1)[0], lambda h: h),
+    "quantile": of_rows(lambda h: h.quantile(0.3, 1), lambda h: h),
+}
+
+
+@pytest.mark.parametrize("model", SINGLE_STEPS.values(), ids=SINGLE_STEPS)
+def test_one_step_says_what_several_say(model):
+    model, longer = model.double(), torch.randn(3, 4, 3).double()
+    sym, expected = discover(model, longer[:2, :1]), discover(model, longer)
+    assert float(verify(model, sym, longer)) < 1e-9
+    assert units(sym) == units(expected)
+    assert (sym.scaling_dof, sym.sign_dof, sym.unchecked) == (
+        expected.scaling_dof,
+        expected.sign_dof,
+        "",
+    )
+
+
+def test_weights_of_a_state_that_is_always_zero_are_named():
+    cell = Forward(lambda s, x: s.o(s.r(x)), r=nn.GRUCell(3, 5), o=lin(5, 2))
+    with_state = Forward(lambda s, x, h: s.o(s.r(x, h)), r=cell.r, o=cell.o)
+    x, h = torch.randn(2, 3), torch.randn(2, 5)
+    assert "r.weight_hh at this example" in discover(cell, x).unchecked
+    assert discover(with_state, x, h).unchecked == ""
+
+
 # ---------------------------------------------------------------------- canonical forms
 
 
@@ -128,6 +186,20 @@ def test_one_scale_over_rows_of_which_one_has_a_sign(scaling):
     )
     assert sym.sign_dof > 0
     assert all((one[n].double() - two[n].double()).abs().max() < 1e-6 for n in one)
+
+
+@pytest.mark.parametrize("scaling", ["unit-norm", "unit-std"])
+def test_scales_of_which_functions_take_a_root(scaling):
+    layers = {"a": lin(4, 6), "b": lin(6, 5), "c": lin(5, 2)}
+    model = Forward(lambda s, x: s.c(torch.relu(s.b(s.a(x).abs().sqrt()))), **layers).double()
+    sym, params = exact(model, torch.randn(3, 4).double()), P.of(model)
+    form = canonicalise(params, sym, scaling)
+    other = random_element(params, sym, torch.Generator().manual_seed(3))
+    moved = canonicalise(other, sym, scaling)
+    size = (lambda w: w.norm(dim=1)) if scaling == "unit-norm" else lambda w: w.std(1)
+    assert {p.exponent for g in sym.scalings for p in g.placements} >= {2, -1}
+    assert torch.allclose(size(form["a.weight"]), torch.ones(6).double())
+    assert all(torch.allclose(form[n], moved[n]) for n in form)
 
 
 def test_scalar_parameters():

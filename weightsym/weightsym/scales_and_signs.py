@@ -90,6 +90,7 @@ def canonical_scales_and_signs(
                 torch.zeros_like(usable) if unscaled is None else unscaled[index].to(usable.device)
             )
             scale = torch.where(usable, target / torch.where(usable, size, 1), 1)
+            scale = scale if placement.exponent == 1 else scale ** (1 / placement.exponent)
             is_one = (scale - 1).abs() <= _ROUNDING * torch.finfo(size.dtype).eps
             factors[field][index] = torch.where(is_one | fixed, 1, scale)  # again changes nothing
             dead.append((~usable & ~fixed).sum())

@@ -35,8 +35,8 @@ def writer(sym: Symmetries, group: Group) -> Placement | None:
 
     Where tensors may change places, none of them is first: the others come before them.
     """
-    places = [p for p in group.placements if p.exponent == 1 and sym.axes[p.axis].role in _WRITES]
-    return min(places, key=lambda p: _standing(sym, group, p), default=None)
+    places = [p for p in group.placements if p.exponent > 0 and sym.axes[p.axis].role in _WRITES]
+    return min(places, key=lambda p: (p.exponent, _standing(sym, group, p)), default=None)
 
 
 def _standing(sym: Symmetries, group: Group, placement: Placement) -> int:

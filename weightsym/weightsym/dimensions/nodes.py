@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -53,9 +53,12 @@ def first_written(node: Node) -> Node:
     return node
 
 
-def ancestors(nodes: Iterable[Node]) -> set[Node]:
-    """Nodes and everything that they depend on: dead code must not constrain a channel."""
-    return _reached(nodes, lambda node: node.all_input_nodes)
+def ancestors(nodes: Iterable[Node], known: Collection[Node] = ()) -> set[Node]:
+    """Nodes and everything that they depend on: dead code must not constrain a channel.
+
+    What is ``known`` depends on nothing.
+    """
+    return _reached(nodes, lambda node: () if node in known else node.all_input_nodes)
 
 
 def descendants(nodes: Iterable[Node]) -> set[Node]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -243,7 +244,8 @@ def probe_along(
 ) -> Along:  # fmt: skip
     """Try whether an operation acts on every index of some dimensions by itself.
 
-    All operands with weights behind them are changed together.
+    All operands with weights behind them are changed together. Dimensions of size one are tried
+    with two entries where the operation takes them, since one entry is its own sum and its median.
     """
     generator = torch.Generator().manual_seed(1)
     numbers = [_example(v, size, generator) for v, size in zip(values, _sizes(node), strict=True)]
@@ -258,6 +260,10 @@ def probe_along(
 
     inputs = [numbers[k] for k in moving]
     y = function(inputs)
+    if any(1 in x.shape for x in inputs):
+        with suppress(Exception):  # it may have its sizes among its arguments
+            wide = [_of_two(x, generator) for x in inputs]
+            y, inputs = function(wide), wide
     large = [_SATURATING * x for x in inputs]
     tried = [(inputs, y), (large, function(large))]
     tried = [pair for pair in tried if pair is tried[0] or bool(pair[1][0].isfinite().all())]
@@ -290,6 +296,12 @@ def _example(value: Value, size: Tensor, generator: Any) -> Tensor:
     if size.dtype.is_floating_point or size.dtype.is_complex:
         return torch.randn(value.shape, generator=generator, dtype=size.dtype)
     return torch.zeros(value.shape, dtype=size.dtype)
+
+
+def _of_two(x: Tensor, generator: Any) -> Tensor:
+    """A tensor with two entries along each dimension that had one."""
+    shape = [2 if n == 1 else n for n in x.shape]
+    return torch.randn(shape, generator=generator, dtype=x.dtype)
 
 
 def _image_of(

@@ -29,7 +29,13 @@ from weightsym.dimensions.moves import (
     stacked,
     unsqueezed,
 )
-from weightsym.dimensions.nodes import is_random, leaves_of, operation_of, second_halves
+from weightsym.dimensions.nodes import (
+    ancestors,
+    is_random,
+    leaves_of,
+    operation_of,
+    second_halves,
+)
 from weightsym.dimensions.noise import LAWS, is_noise, is_pointwise, met, noise, of_noise
 from weightsym.dimensions.probe import (
     Along,
@@ -130,6 +136,22 @@ class Reading:
             for name, parameter in self.parameters.items()
             if any(int(x.labels.reshape(-1)[0]) in labels for x in parameter.parts)
         )
+
+    @property
+    def idle(self) -> list[str]:
+        """The parameters that are only multiplied with zeros, as in the first step of a loop."""
+        zeros = {n for n in self.operations if self._has_lost_its_weights(n)}
+        if not zeros:
+            return []
+        ends = (n for p in self.programs for n in (*p.results, *(n for n, _ in p.written)))
+        used = {self.owners.get(node.name) for node in ancestors(ends, zeros)}
+        return [n for n, p in self.parameters.items() if not p.is_buffer and n not in used]
+
+    def _has_lost_its_weights(self, node: Node) -> bool:
+        result, operands = self._values[node], map(self._values.get, node.all_input_nodes)
+        is_constant = isinstance(result, Value) and result.constant is not None
+        moves = any(v.parts for v in leaves_of([*operands]) if isinstance(v, Value))
+        return is_constant and moves and result.is_zero
 
     def value_of(self, node: Any) -> Value:
         """The value that stands for the result of a node."""

@@ -54,7 +54,7 @@ def symmetries_of(
         if n.rpartition(".")[2].startswith("running_") and b.is_floating_point()
     ]  # fmt: skip
     met = graphs.read | graphs.mutable
-    unreached = unread + [n for n in statistics if not {n, first[n]} & met]
+    unreached = unread + reading.idle + [n for n in statistics if not {n, first[n]} & met]
     symmetries = Symmetries(
         **groups,
         frozen=tuple(dict.fromkeys([*_frozen(reading), *unsearched, *_in_parts(overlaps, used)]))

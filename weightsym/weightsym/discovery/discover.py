@@ -16,7 +16,7 @@ from torch import nn
 from weightsym.dimensions.program import Rule
 from weightsym.discovery.cache import key_of, recall, remember
 from weightsym.discovery.description import read_graphs, reasons, symmetries_of
-from weightsym.discovery.example import trace_with_two_tokens, two_rows
+from weightsym.discovery.example import longer_graphs, trace_with_two_tokens, two_rows
 from weightsym.discovery.refutation import computes_its_graphs, refute
 from weightsym.forward import Inputs, UnsupportedModel, check_filled, on_network
 from weightsym.groups import Symmetries
@@ -88,6 +88,12 @@ def discover(
         if cached is not None and computes_its_graphs(model, cached, graphs, inputs):
             return cached
         reading, groups = read_graphs(model, graphs, batch_norm, custom)
+        if reading.idle:  # a longer example may have second steps, with states that are not zero
+            for others, longer in longer_graphs(model, inputs, batch_norm):
+                again = read_graphs(model, others, batch_norm, custom)
+                if len(again[0].idle) < len(reading.idle):
+                    (reading, groups), graphs, inputs = again, others, longer
+                    break
         if explain is not None:
             print(*reasons(reading, owners(model).get(explain, explain)), sep="\n")
         symmetries, unreached = symmetries_of(model, graphs, reading, groups)

@@ -7,6 +7,7 @@ positions.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from weightsym.discovery.random_weights import RandomWeights
 from weightsym.forward import Inputs, UnsupportedModel, outputs, structural_copy
 from weightsym.fresh_memory import reused_memory
 
-__all__ = ["forgets", "trace_with_two_tokens", "two_rows"]
+__all__ = ["forgets", "longer_graphs", "trace_with_two_tokens", "two_rows"]
 
 _MOST_TIMES = 64
 _PLAIN = (Tensor, bool, int, float, str, type(None))
@@ -102,15 +103,20 @@ def trace_with_two_tokens(
         if _runs(model, more):
             graphs, inputs = trace_graphs(model, more, batch_norm), more
     if forgets(graphs.evaluation):
-        for longer in _lengthened(inputs):
-            if _runs(model, longer):
-                try:
-                    others = trace_graphs(model, longer, batch_norm)
-                except (UnsupportedModel, ValueError):
-                    continue
-                if not forgets(others.evaluation):
-                    return others, longer
+        for others, longer in longer_graphs(model, inputs, batch_norm):
+            if not forgets(others.evaluation):
+                return others, longer
     return graphs, inputs
+
+
+def longer_graphs(
+    model: nn.Module, inputs: Inputs, batch_norm: str
+) -> Iterator[tuple[Graphs, Inputs]]:
+    """The graphs of a network for longer examples that it takes, and these examples."""
+    for longer in _lengthened(inputs):
+        if _runs(model, longer):
+            with suppress(UnsupportedModel, ValueError):
+                yield trace_graphs(model, longer, batch_norm), longer
 
 
 def _tokens_for_choices(graph: Graph) -> int:

@@ -32,6 +32,9 @@ __all__ = ["Pair", "match_all"]
 
 _PATIENCE = 8  # rounds without a smaller distance: heads are exchanged to and fro
 _ROUNDS = 20
+_STEEPEST = 1e6
+"""Condition of a matrix that is on its way to a limit which none reaches: of spaces without full
+rank, whose channels may shrink."""
 
 
 @torch.no_grad()
@@ -225,7 +228,9 @@ class Pair:
                 if group.kind == "general":
                     pair = self._moments(k) if by_weights else self._moments(k).shares
                     eye = torch.eye(group.size).to(pair.moving).expand(group.spaces, -1, -1)
-                    self._mix(k, least_squares(eye, pair.moving, pair.paired))
+                    step = least_squares(eye, pair.moving, pair.paired)
+                    reached = torch.linalg.cond(step @ self.matrices[k]) < _STEEPEST
+                    self._mix(k, torch.where(reached[:, None, None], step, eye))
                 elif by_weights:
                     self._turn([k])
             if by_weights and self._apart() > apart:  # numbers of planes are balanced
