@@ -19,7 +19,8 @@ from weightsym import Symmetries, flip, match, match_all, mix, permute, rescale
 from weightsym.actions import Element, tied
 from weightsym.arguments import check_positive
 from weightsym.devices import precise
-from weightsym.matching.matrices import isometric, without_groups
+from weightsym.groups import without_groups
+from weightsym.matching.matrices import isometric
 from weightsym.mixing import multiplied
 from weightsym.params import Params, is_weight, ravel, unravel
 

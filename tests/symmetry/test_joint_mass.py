@@ -144,6 +144,14 @@ def test_a_stack_is_every_member(name):
     torch.testing.assert_close(nearly.minimum, together.minimum, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("mixing", [False, True])
+def test_scales_to_start_from_may_be_those_of_all_or_of_each(mixing):
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
+    sym, stack = discover(net, torch.randn(1, 3)), P.populate(net, 2)
+    given = min_mass(stack, sym, mixing=mixing, start=[torch.full((2, 5), 3.0), torch.ones(4)])
+    torch.testing.assert_close(given.minimum, min_mass(stack, sym).minimum)
+
+
 def test_scales_alone_are_as_before():
     _, _, sym, params = known("heads")
     found = min_mass(params, sym)

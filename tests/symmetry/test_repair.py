@@ -190,3 +190,10 @@ def test_errors():
     ends = [P.of(tied)] * 3
     with pytest.raises(ValueError, match="'0.weight' is computed, or is also the weight of anoth"):
         repair(tied, *ends, 0.5, [torch.randn(8, 3)])
+
+
+def test_lines_have_the_precision_of_their_first_end():
+    a, b = P.of(models.mlp(3, [4], 2)), P.of(models.mlp(3, [4], 2).double())
+    middle = interpolate(a, b, 0.5)
+    assert {t.dtype for t in middle.values()} == {torch.float32}
+    assert all(torch.allclose(2 * middle[n].double(), a[n] + b[n]) for n in a)

@@ -199,7 +199,7 @@ def _triangle(a: Tensor) -> Tensor:
 
 def _balanced(stack: Params, sym: Symmetries, most: int = 500) -> tuple[list[Tensor], list[Tensor]]:
     """Matrices that balance all spaces, and which of them cannot be balanced."""
-    total = _identities(stack, sym)
+    total = identity_mixings(sym, stack)
     dead = [torch.zeros(t.shape[:2], dtype=torch.bool, device=t.device) for t in total]
     for _ in range(most):
         moved = 0.0
@@ -213,11 +213,6 @@ def _balanced(stack: Params, sym: Symmetries, most: int = 500) -> tuple[list[Ten
         if moved < 1e-14:
             break
     return total, dead
-
-
-def _identities(stack: Params, sym: Symmetries) -> list[Tensor]:
-    like = next(iter(stack.values()))
-    return [m.to(like).repeat(like.shape[0], 1, 1, 1) for m in identity_mixings(sym)]
 
 
 def _identity(like: Tensor) -> Tensor:
@@ -242,7 +237,7 @@ def _rotation(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tenso
 # ------------------------------------------------------------ step 3: signs and phases
 def _orientations(stack: Params, sym: Symmetries) -> list[Tensor]:
     """Signs and phases of all groups, each after those whose writers come before."""
-    result = _identities(stack, sym)
+    result = identity_mixings(sym, stack)
     for k in sorted(range(len(sym.linear)), key=lambda k: sym.linear[k].placements[0].axis):
         group = sym.linear[k]
         if weight_places(sym, group):

@@ -61,7 +61,7 @@ class Script:
             raise SystemExit(141) from None
         except KeyboardInterrupt:
             more = "; the same command goes on from its last checkpoint"
-            print(f"\nstopped{more if args[0] in self.resumed else ''}", file=sys.stderr)
+            print(f"\nstopped{more if args and args[0] in self.resumed else ''}", file=sys.stderr)
             raise SystemExit(130) from None
         except Exception as error:
             message = imported("weightsym.commands.mistakes").mistake(error, args, self.program)

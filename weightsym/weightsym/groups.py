@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,7 @@ __all__ = [
     "SoftmaxShift",
     "Symmetries",
     "incidence",
+    "without_groups",
 ]
 
 
@@ -314,6 +315,17 @@ torch.serialization.add_safe_globals(
         *(ShiftGroup, SignGroup, SoftmaxShift, Symmetries),
     ]
 )
+
+
+def without_groups(sym: Symmetries, keep: Sequence[int]) -> Symmetries:
+    """The symmetries with some of the permutations, and only whole rows of blocks."""
+    index = {old: new for new, old in enumerate(keep)}
+    groups = []
+    for k in keep:
+        group = sym.permutations[k]
+        rows = [row for row in group.inner if all(g in index for g in row)]
+        groups.append(replace(group, inner=tuple(tuple(index[g] for g in row) for row in rows)))
+    return replace(sym, permutations=tuple(groups))
 
 
 # ------------------------------------------------------------ the printed table

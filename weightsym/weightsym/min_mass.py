@@ -204,7 +204,7 @@ def _jointly(
     state = _State(params, sym, only, tolerance)
     before = state.terms.value
     if start is not None and not only:
-        state.rescale(state.free * torch.cat([s.to(state.logs).log() for s in start], -1))
+        state.rescale(state.free * _join(start, state.logs))
     state.mix()
     gap = least = torch.full_like(before, torch.inf)
     iteration = wait = 0
@@ -234,7 +234,7 @@ class _State:
             free &= _joined(sym.covered(sym.scalings, ("complex",)))
         self.moving, self.free = self.given, free.to(like.device)
         self.logs = like.new_zeros(len(like), sym.scaling_dof)
-        self.total = [m.to(like).repeat(len(like), 1, 1, 1) for m in identity_mixings(sym)]
+        self.total = identity_mixings(sym, self.given)
         self.full = [torch.ones(t.shape[:2], dtype=torch.bool, device=t.device) for t in self.total]
         self.attained = torch.ones(len(like), dtype=torch.bool, device=like.device)
 

@@ -115,8 +115,8 @@ def mixed_axis(w: Tensor, sym: Symmetries, placement: Placement, matrices: Tenso
 
 
 # ------------------------------------------------------------ elements
-def identity_mixings(sym: Symmetries) -> list[Tensor]:
-    """The matrices that mix nothing.
+def identity_mixings(sym: Symmetries, stack: Params | None = None) -> list[Tensor]:
+    """The matrices that mix nothing, of one network or of every member of a stack.
 
     >>> from weightsym import discover, identity_mixings
     >>> adapter = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
@@ -124,9 +124,11 @@ def identity_mixings(sym: Symmetries) -> list[Tensor]:
     [[[1.0, 0.0], [0.0, 1.0]]]
     """
     check_symmetries(sym)
-    return [
-        torch.eye(g.size, dtype=torch.float64).expand(g.spaces, -1, -1).clone() for g in sym.linear
-    ]
+    single = [torch.eye(g.size, dtype=torch.float64).repeat(g.spaces, 1, 1) for g in sym.linear]
+    if stack is None:
+        return single
+    like = next(iter(stack.values()))
+    return [m.to(like).repeat(len(like), 1, 1, 1) for m in single]
 
 
 def random_mixings(

@@ -238,11 +238,7 @@ class _State:
     def _numbers(
         self, index: int, placement: Placement
     ) -> Iterator[Callable[[Tensor], tuple[Tensor, Tensor]]]:
-        """From units to numbers that are compared, and what separates them, in one tensor.
-
-        Sums come first: of many units they are farther apart than single numbers are, and are
-        enough.
-        """
+        """From units to numbers that are compared, and what separates them, in one tensor."""
         sym, group = self.sym, self.sym.permutations[index]
         twins = len(twin_places(sym, group, placement)) > 1  # in no order: they may change places
         weight = common_weight(self.params, sym, group, placement) if twins else None
@@ -250,13 +246,6 @@ class _State:
         def rows_of(units: Tensor, w: Tensor | None = weight) -> Tensor:
             positions = kept_on(placement.positions, units.device)[units]
             return unit_rows(self.params, sym, replace(placement, positions=positions), w)
-
-        def sums(units: Tensor) -> tuple[Tensor, Tensor]:
-            rows = rows_of(units)
-            total = by_kernel(rows, sym, placement).sum(-2, dtype=torch.float64)
-            norms = torch.linalg.vector_norm(rows, dim=-1).amax(-1)
-            size = torch.maximum(total.abs().amax((-1, -2)), norms)
-            return total, _rounding(rows) * size
 
         def sizes(units: Tensor) -> tuple[Tensor, Tensor]:
             rows = by_kernel(rows_of(units), sym, placement).sort(-2).values.flatten(-2)
@@ -266,7 +255,7 @@ class _State:
             rows = rows_of(units, self._in_order(index, placement))
             return rows, _rounding(rows) * rows.abs().amax((-1, -2))
 
-        yield from (sums, sizes)
+        yield sizes
         if not twins and self._is_ordered(index, placement):
             yield in_order
 

@@ -14,6 +14,7 @@ from weightsym.params import Params
 
 __all__ = [
     "STATISTICS",
+    "WRITES",
     "Statistic",
     "by_kernel",
     "common_weight",
@@ -27,7 +28,8 @@ __all__ = [
 ]
 
 Statistic = Literal["max", "mean", "median", "norm", "std"]
-_WRITES = ("out", "gain", "raw", "slope")
+WRITES = ("out", "gain", "raw")
+"""Roles of axes along which weights enter units."""
 
 
 def writer(sym: Symmetries, group: Group) -> Placement | None:
@@ -35,7 +37,7 @@ def writer(sym: Symmetries, group: Group) -> Placement | None:
 
     Where tensors may change places, none of them is first: the others come before them.
     """
-    places = [p for p in group.placements if p.exponent > 0 and sym.axes[p.axis].role in _WRITES]
+    places = [p for p in group.placements if p.exponent > 0 and sym.axes[p.axis].role in WRITES]
     return min(places, key=lambda p: (p.exponent, _standing(sym, group, p)), default=None)
 
 

@@ -287,6 +287,13 @@ def _softmax_of_some(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> T
     return torch.softmax(x, dim, dtype=dtype)
 
 
+def _log_of_sum(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    """The logarithm of a sum of exponentials of numbers that are not all minus infinity."""
+    largest = x.amax(dim, keepdim=True)
+    result = (x - largest).exp().sum(dim, keepdim=True).log() + largest
+    return result if keepdim else result.squeeze(dim)
+
+
 def _trilinear(
     x: Tensor, y: Tensor, z: Tensor, expand_x: Sequence[int], expand_y: Sequence[int],
     expand_z: Sequence[int], summed: Sequence[int], unroll_dim: int = 1,
@@ -328,6 +335,7 @@ IN_OTHERS: dict[Any, Callable[..., Any]] = {
     aten.batch_norm.default: _batch_norm,
     aten.addmm.default: _addmm,
     aten._safe_softmax.default: _softmax_of_some,
+    aten.logsumexp.default: _log_of_sum,
     aten._trilinear.default: _trilinear,
     aten._cdist_forward.default: _distances,
 }

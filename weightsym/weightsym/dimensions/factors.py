@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from weightsym.dimensions.hashing import mix
 from weightsym.dimensions.values import Ints
 from weightsym.groups import Axis, Group, Placement
+from weightsym.units import WRITES
 
 __all__ = ["Actions", "factor_groups", "writer_of"]
-
-
-_WRITERS = ("out", "raw", "gain")
 
 
 class Actions(NamedTuple):
@@ -44,7 +42,7 @@ def factor_groups(group_type: type[Group], axes: Sequence[Axis], acts: Actions) 
     offsets = np.cumsum([0, *(x.blocks * x.size for x in axes)])
     entry = positions + offsets[axis_ids]
     np.minimum.at(first, variables, entry)
-    reads = np.array([x.role not in _WRITERS for x in axes])[axis_ids]
+    reads = np.array([x.role not in WRITES for x in axes])[axis_ids]
     rank, best = entry + reads * offsets[-1], np.full(count, np.iinfo(np.int64).max)
     np.minimum.at(best, variables, rank)
     orientation = np.ones(count, np.int64)
@@ -80,7 +78,7 @@ def _placements(axis_ids: Ints, powers: Ints, positions: Ints, rows: Ints) -> tu
 
 def writer_of(axes: Sequence[Axis], places: Sequence[Placement]) -> str:
     """The tensor that writes the units of a group."""
-    writers = [axes[p.axis] for p in places if axes[p.axis].role in _WRITERS]
+    writers = [axes[p.axis] for p in places if axes[p.axis].role in WRITES]
     return (writers or [axes[p.axis] for p in places])[0].tensor
 
 

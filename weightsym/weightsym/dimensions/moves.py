@@ -17,12 +17,12 @@ from weightsym.dimensions.nodes import operation_of
 from weightsym.dimensions.system import System
 from weightsym.dimensions.values import ZERO, Part, Value, compress, with_dims
 
-__all__ = ["MOVES", "UNCHANGED", "Unfollowed", "expand", "have_same_labels", "join", "move",
-           "reshaped", "squeezed", "stacked", "unsqueezed"]  # fmt: skip
+__all__ = ["MOVES", "RESHAPES", "UNCHANGED", "Unfollowed", "expand", "have_same_labels", "join",
+           "move", "reshaped", "squeezed", "stacked", "unsqueezed"]  # fmt: skip
 
 UNCHANGED = frozenset("_to_copy to clone contiguous lift_fresh_copy alias detach".split())
-_RESHAPES = frozenset("view reshape _unsafe_view view_copy".split())
-MOVES = _RESHAPES | UNCHANGED | frozenset(
+RESHAPES = frozenset("view reshape _unsafe_view view_copy".split())
+MOVES = RESHAPES | UNCHANGED | frozenset(
     "permute transpose t squeeze unsqueeze select slice flip roll narrow unbind split "
     "split_with_sizes diagonal as_strided unfold movedim pixel_shuffle pixel_unshuffle "
     "channel_shuffle constant_pad_nd slice_scatter index index_select".split()
@@ -38,7 +38,7 @@ def move(system: System, node: Node, args: Sequence[Any], named: dict[str, Any])
     name, value, size = operation_of(node), args[0], node.meta["val"]
     if name in UNCHANGED:
         return value
-    if name in _RESHAPES:
+    if name in RESHAPES:
         value = _unrolled(system, value, size.shape)
         return _reshaped(value, size.shape)
     if name == "slice_scatter":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
+from weightsym.dimensions.moves import MOVES, RESHAPES, UNCHANGED
 from weightsym.dimensions.nodes import leaves_of, operation_of
 from weightsym.dimensions.program import Program
 from weightsym.dimensions.shift_expressions import Expressions
@@ -23,13 +23,6 @@ from weightsym.groups import Axis, ShiftGroup
 
 __all__ = ["shifts_of"]
 
-_RESHAPES = frozenset("view reshape _unsafe_view view_copy".split())
-_COPIES = frozenset("_to_copy to clone contiguous lift_fresh_copy alias detach".split())
-_MOVES = _RESHAPES | frozenset(
-    "permute transpose t squeeze unsqueeze select slice flip roll narrow unbind split "
-    "split_with_sizes diagonal as_strided unfold movedim pixel_shuffle pixel_unshuffle "
-    "channel_shuffle expand".split()
-)
 _SIZES = frozenset(
     "full_like zeros_like ones_like empty_like rand_like randn_like new_zeros new_ones new_full "
     "new_empty sym_size".split()
@@ -201,7 +194,7 @@ class _Reading:
 
         def move(numbers: Tensor) -> Any:
             numbers = numbers.expand(_size(node.args[0]))
-            if operation_of(node) in _RESHAPES:
+            if operation_of(node) in RESHAPES:
                 return compress(numbers.reshape(_size(node)))
             numbers = numbers.contiguous() if operation_of(node) == "as_strided" else numbers
             return tree_map(compress, target(numbers, *args, **named))
@@ -310,22 +303,10 @@ class _Reading:
         self.system.depend(result, numbers)
         return result.masked_fill(numbers == 0, 0)
 
-    def _size_of(self, node: Node, x: Any) -> Tensor | None:
-        """The absolute value sees what is added, unless it is only asked whether it is infinite."""
-        if not all(map(_asks_for_infinity, node.users)):
-            raise _Seen
-        return None
-
     def _chosen(self, node: Node, condition: Any, x: Any, y: Any) -> Tensor | None:
-        """One of two numbers, to which the same is added, unless one is minus infinity.
-
-        Or a number, and another one in its place where it is infinite.
-        """
+        """One of two numbers, to which the same is added, unless one is minus infinity."""
         if condition is not None:
             raise _Seen
-        asked: Any = node.args[0]
-        if _asks_for_infinity(asked) and asked.args[0].args[0] is node.args[2]:
-            return self._numbers(y)
         sides = zip((x, y), node.args[1:], strict=True)
         both = [self._numbers(value) for value, source in sides if not _is_lowest(source)]
         first, *others = (_ZERO if n is None else n for n in both)
@@ -462,8 +443,8 @@ def _rule(node: Node) -> Callable[..., Any]:
 
 
 _ROWS: tuple[tuple[Collection[str], Callable[..., Any]], ...] = (
-    (_MOVES, _Reading._moved),
-    (_COPIES, _Reading._copied),
+    ((*MOVES, "expand"), _Reading._moved),
+    (UNCHANGED, _Reading._copied),
     (("cat", "stack", "slice_scatter"), _Reading._joined),
     (("constant_pad_nd",), _Reading._padded),
     (("index", "index_select"), _Reading._picked),
@@ -472,10 +453,9 @@ _ROWS: tuple[tuple[Collection[str], Callable[..., Any]], ...] = (
     (("neg",), _Reading._negated),
     (("mul", "div"), _Reading._product),
     (("where",), _Reading._chosen),
-    (("abs",), _Reading._size_of),
     (
         "amax amin max min sort topk kthvalue median nanmedian mode argmax argmin cummax cummin "
-        "logsumexp logcumsumexp quantile nanquantile".split(),
+        "logcumsumexp quantile nanquantile".split(),
         _Reading._largest,
     ),
     ("mean var std var_mean std_mean".split(), _Reading._mean),
@@ -529,15 +509,9 @@ def _along(numbers: Tensor, dim: int, ndim: int) -> Tensor:
     return numbers.reshape([-1 if d == dim else 1 for d in range(ndim)])
 
 
-def _asks_for_infinity(node: Any) -> bool:
-    """Tell whether it is asked of an absolute value whether it is infinite, as `logsumexp` does."""
-    is_asked = operation_of(node) == "eq" and node.args[1] == math.inf
-    return is_asked and operation_of(node.args[0]) == "abs"
-
-
 def _is_lowest(node: Any) -> bool:
     """Tell whether a tensor is minus infinity everywhere, or the least number of its kind."""
-    while isinstance(node, Node) and operation_of(node) in _COPIES | _RESHAPES | {"expand"}:
+    while isinstance(node, Node) and operation_of(node) in UNCHANGED | RESHAPES | {"expand"}:
         node = node.args[0]
     name = operation_of(node) if isinstance(node, Node) else ""
     if name not in ("full", "scalar_tensor", "full_like"):
@@ -552,7 +526,7 @@ def _sums_to_one(node: Any, dim: int) -> bool:
         name, size, source = operation_of(node), _size(node), node.args[0]
         if name == "div":
             return _is_sum(node.args[1], source, dim)
-        if name not in _COPIES | _RESHAPES | {"unsqueeze", "squeeze", "permute", "expand"}:
+        if name not in UNCHANGED | RESHAPES | {"unsqueeze", "squeeze", "permute", "expand"}:
             return False
         dim = _place_before(node, dim, _size(source), size)
         node = source

@@ -29,7 +29,7 @@ from weightsym.forward import (
     tensors_of,
 )
 from weightsym.fresh_memory import reused_memory
-from weightsym.groups import Frozen, PermutationGroup, Symmetries
+from weightsym.groups import Frozen, Symmetries, without_groups
 from weightsym.verify import Motion, Read, covering_motions, log_probabilities, logit_shift
 
 __all__ = ["Check", "computes_its_graphs", "refute"]
@@ -316,23 +316,14 @@ def _only(sym: Symmetries, chosen: Sequence[tuple[str, int, str]]) -> Symmetries
 
 def _without(sym: Symmetries, wrong: Sequence[tuple[str, int, str]]) -> Symmetries:
     remaining = [group for group in _every(sym) if group not in wrong]
-    left = _only(sym, remaining)
-    new_index = {
-        k: n for n, k in enumerate(k for field, k, _ in remaining if field == "permutations")
-    }
-
-    def inner(group: PermutationGroup) -> tuple[tuple[int, ...], ...]:
-        rows = (row for row in group.inner if all(k in new_index for k in row))
-        return tuple(tuple(new_index[k] for k in row) for row in rows)
-
+    left = without_groups(sym, [k for field, k, _ in remaining if field == "permutations"])
+    others = [group for group in remaining if group[0] != "permutations"]
     reports = [
         Frozen(field.removesuffix("s"), name, "", "the numerical check refuted this group")
         for field, _, name in wrong
     ]
     return replace(
-        left,
-        permutations=tuple(replace(group, inner=inner(group)) for group in left.permutations),
-        frozen=(*sym.frozen, *reports),
+        _only(sym, others), permutations=left.permutations, frozen=(*sym.frozen, *reports)
     )
 
 

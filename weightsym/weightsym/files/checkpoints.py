@@ -27,8 +27,8 @@ Networks = Iterator[tuple[Params, dict[str, Any]]]
 FORMATS = (".ckpt", ".pt", ".pth", ".safetensors")
 _NESTED = ("state_dict", "model_state_dict", "model")
 _MEMBERS = "networks."
-_DAMAGES = tarfile.TarError, EOFError, zlib.error, ValueError, TypeError, OSError
 """The prefix behind which modules of `lightning_bnn` keep their members."""
+_DAMAGES = tarfile.TarError, EOFError, zlib.error, ValueError, TypeError, OSError
 
 
 def read_state(path: Path, mmap: bool = False) -> tuple[Params, dict[str, Any]]:

@@ -17,6 +17,7 @@ from weightsym.groups import Placement, Symmetries
 from weightsym.matching.ascent import Ascent
 from weightsym.matching.plan import Plan, plan_of
 from weightsym.params import Params, stack, stack_size, unstack
+from weightsym.units import WRITES
 from weightsym.validation import check_one_network, check_params
 
 __all__ = [
@@ -31,7 +32,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _ATEN = torch.ops.aten
-_WRITES = ("out", "gain", "raw", "slope")
 _SWEEPS = 100
 
 
@@ -144,7 +144,7 @@ def _spots(plan: Plan, network: nn.Module, params: Params, x: Any) -> dict[int, 
     """By table, where its units are seen: at what reads them, or at the first that writes them."""
     places: dict[int, list[Placement]] = {}
     for k, table in enumerate(plan.tables):
-        writers = [p for p in table.places if plan.axes[p.axis].role in _WRITES][:1]
+        writers = [p for p in table.places if plan.axes[p.axis].role in WRITES][:1]
         places[k] = [p for p in table.places if plan.axes[p.axis].role == "in"] + writers
     names = {plan.axes[p.axis].tensor for every in places.values() for p in every}
     products, spots = watch(network, params, x, names), dict[int, Placement]()

@@ -39,7 +39,7 @@ Statistics = Literal["as-is", "re-estimated", "repaired"]
 
 
 def interpolate(a: Params, b: Params, weight: float) -> Params:
-    r"""The network :math:`(1 - \lambda) a + \lambda b`, with integers from ``a``.
+    r"""The network :math:`(1 - \lambda) a + \lambda b`, with integers and the precision of ``a``.
 
     >>> interpolate({"w": torch.zeros(2)}, {"w": torch.ones(2)}, 0.25)["w"]
     tensor([0.2500, 0.2500])
@@ -47,7 +47,10 @@ def interpolate(a: Params, b: Params, weight: float) -> Params:
     if a.keys() != b.keys():
         odd = sorted(a.keys() ^ b.keys())[0]
         raise ValueError(f"`a` and `b` are different networks: {odd!r} is only in one of them.")
-    return {n: torch.lerp(t, b[n], weight) if t.is_floating_point() else t for n, t in a.items()}
+    return {
+        n: torch.lerp(t, b[n].to(t.dtype), weight) if t.is_floating_point() else t
+        for n, t in a.items()
+    }
 
 
 @dataclass(frozen=True)

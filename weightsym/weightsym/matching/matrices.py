@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weightsym.actions import axis_permutation, permute, permute_some
 from weightsym.balanced_form import balance_spaces
-from weightsym.groups import LinearGroup, PermutationGroup, Symmetries
+from weightsym.groups import LinearGroup, PermutationGroup, Symmetries, without_groups
 from weightsym.matching.channels import Moments
 from weightsym.mixing import mix, mix_some
 from weightsym.params import Params
@@ -326,17 +326,6 @@ def _contains(sym: Symmetries, linear: LinearGroup, group: PermutationGroup) -> 
             return False
         chosen.add((int(space[0, 0]), *channels.tolist()))
     return len(chosen) == 1
-
-
-def without_groups(sym: Symmetries, keep: Sequence[int]) -> Symmetries:
-    """The symmetries with some of the permutations, and only whole rows of blocks."""
-    index = {old: new for new, old in enumerate(keep)}
-    groups = []
-    for k in keep:
-        group = sym.permutations[k]
-        rows = [row for row in group.inner if all(g in index for g in row)]
-        groups.append(replace(group, inner=tuple(tuple(index[g] for g in row) for row in rows)))
-    return replace(sym, permutations=tuple(groups))
 
 
 def isometric(sym: Symmetries) -> Symmetries:
