@@ -78,6 +78,11 @@ class PosteriorFigures(SymmetryCallback):
     ['posterior-marginals-2.png', 'posterior-pair-2.png', 'posterior-trajectories-2.png']
     """
 
+    kept = {"_steps": list, "_followed": list, "_looks": int}
+    _steps: list[int]
+    _followed: list[Tensor]
+    _looks: int
+
     def __init__(
         self,
         every_n_steps: int = 50,
@@ -89,25 +94,6 @@ class PosteriorFigures(SymmetryCallback):
         for name, value, least in (("draw_every", draw_every, 1), ("weights", weights, 2)):
             check_count(name, value, least)
         self.draw_every, self.weights = draw_every, weights
-        self._steps: list[int] = []
-        self._followed: list[Tensor] = []
-        self._looks = 0
-
-    @property
-    def state_key(self) -> str:
-        return f"PosteriorFigures(module={self.module!r})"
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": list(self._steps), "followed": list(self._followed), "looks": self._looks}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._steps = list(state_dict["steps"])
-        self._followed = list(state_dict["followed"])
-        self._looks = int(state_dict["looks"])
-        self._restored = True
-
-    def forget(self) -> None:
-        self._steps, self._followed, self._looks = [], [], 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._folder = log_folder(trainer)

@@ -54,6 +54,12 @@ class MassGap(SymmetryCallback):
     (True, True)
     """
 
+    kept = {"history": list, "_scales": lambda: None}
+    history: list[tuple[int, list[float]]]
+    """Step and (mass, minimum, excess in percent), as logged; then, where there are matrices,
+    excess over the matrices of heads, and over these and scales together."""
+    _scales: tuple[Tensor, ...] | None
+
     def __init__(
         self,
         every_n_steps: int = 50,
@@ -61,26 +67,6 @@ class MassGap(SymmetryCallback):
         batch_norm: Literal["carrier", "eval"] = "carrier",
     ) -> None:
         super().__init__(module, every_n_steps, batch_norm)
-        self.history: list[tuple[int, list[float]]] = []
-        """Step and (mass, minimum, excess in percent), as logged; then, where there are matrices,
-        excess over the matrices of heads, and over these and scales together."""
-        self._scales: tuple[Tensor, ...] | None = None
-
-    @property
-    def state_key(self) -> str:
-        return f"MassGap(module={self.module!r}, batch_norm={self.batch_norm!r})"
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"history": list(self.history), "scales": self._scales}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history = [(int(step), list(row)) for step, row in state_dict["history"]]
-        scales = state_dict["scales"]
-        self._scales = None if scales is None else tuple(scales)
-        self._restored = True
-
-    def forget(self) -> None:
-        self.history, self._scales = [], None
 
     def begin(self, weights: Params) -> None:
         assert self.network is not None

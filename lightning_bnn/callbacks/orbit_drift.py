@@ -50,27 +50,14 @@ class OrbitDrift(SymmetryCallback):
     True
     """
 
+    kept = {"history": list, "_last": dict, "_squares": lambda: torch.zeros(2, dtype=torch.float64)}
+    history: list[tuple[int, list[float]]]
+    """Step and (drift, drift of the path, chance), as logged."""
+    _last: Params
+    _squares: Tensor
+
     def __init__(self, every_n_steps: int = 50, module: str | None = None) -> None:
         super().__init__(module, every_n_steps)
-        self.history: list[tuple[int, list[float]]] = []
-        """Step and (drift, drift of the path, chance), as logged."""
-        self._last: Params = {}
-        self._squares = torch.zeros(2, dtype=torch.float64)
-
-    @property
-    def state_key(self) -> str:
-        return f"OrbitDrift(module={self.module!r})"
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"history": list(self.history), "squares": self._squares, "last": dict(self._last)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history = [(int(step), list(row)) for step, row in state_dict["history"]]
-        self._squares, self._last = state_dict["squares"], dict(state_dict["last"])
-        self._restored = True
-
-    def forget(self) -> None:
-        self.history, self._last, self._squares = [], {}, torch.zeros(2, dtype=torch.float64)
 
     def begin(self, weights: Params) -> None:
         if {n: t.shape for n, t in self._last.items()} == {n: t.shape for n, t in weights.items()}:

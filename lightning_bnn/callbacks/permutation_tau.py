@@ -58,33 +58,27 @@ class PermutationTau(SymmetryCallback):
     ['tau', 'tau/1.weight', 'tau_moved', 'tau_transpositions']
     """
 
+    kept = {"history": list, "_state": dict, "_waiting": list}
+    history: list[tuple[int, list[float]]]
+    """Step and tau of every layer, as logged."""
+    _state: dict[str, Any]
+    _waiting: list[list[Tensor]]
+
     def __init__(
         self, by: SortKey = "max", module: str | None = None, every_n_steps: int = 1
     ) -> None:
         super().__init__(module, every_n_steps)
         UnitOrders.check(by)
         self.by = by
-        self.history: list[tuple[int, list[float]]] = []
-        """Step and tau of every layer, as logged."""
         self.layers: tuple[str, ...] = ()
-        self._state: dict[str, Any] = {}
-        self._waiting: list[list[Tensor]] = []
 
     @property
     def state_key(self) -> str:
-        return f"PermutationTau(by={self.by!r}, module={self.module!r}, n={self.every_n_steps})"
+        return f"{super().state_key}, by={self.by!r}, n={self.every_n_steps}"
 
     def state_dict(self) -> dict[str, Any]:
         self._count()
-        return {**self._state, "history": list(self.history)} if self._state else {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        state = dict(state_dict)
-        self.history = [(int(step), list(tau)) for step, tau in state.pop("history")]
-        self._state, self._restored = state, True
-
-    def forget(self) -> None:
-        self.history, self._state, self._waiting = [], {}, []
+        return super().state_dict()
 
     def begin(self, weights: Params) -> None:
         assert self.network is not None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import math
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -246,6 +247,10 @@ class SymmetryCallback(Callback):
     looks.
     """
 
+    kept: Mapping[str, Callable[[], Any]] = {"history": list}
+    """Attributes that checkpoints hold, each with what makes its first value."""
+    history: list[tuple[int, list[float]]]
+
     def __init__(
         self,
         module: str | None,
@@ -264,12 +269,25 @@ class SymmetryCallback(Callback):
         self._active = False
         self._restored = False
         self._seen: Any = None
+        self.forget()
 
-    @abstractmethod
     def forget(self) -> None:
         """Drop what was seen, since another run begins."""
+        for name, empty in self.kept.items():
+            setattr(self, name, empty())
 
-    @abstractmethod
+    @property
+    def state_key(self) -> str:
+        return f"{type(self).__name__}(module={self.module!r}, batch_norm={self.batch_norm!r})"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: copy.copy(getattr(self, name)) for name in self.kept}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name in self.kept:
+            setattr(self, name, copy.copy(state_dict[name]))
+        self._restored = True
+
     def begin(self, weights: Params) -> None:
         """See the weights before the first step."""
 
