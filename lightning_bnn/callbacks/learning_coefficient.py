@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.seen_examples import ExampleListener, ExampleStore, Seen
 from lightning_bnn.callbacks.watching import SymmetryCallback, stack_of
-from weightsym.arguments import check_count, check_integer, check_not_negative, check_positive
+from weightsym.arguments import check_count
 from weightsym.devices import elsewhere, random_numbers
 from weightsym.params import Params
 
@@ -68,6 +68,9 @@ class LearningCoefficient(SymmetryCallback):
     ['learning_coefficient', 'learning_coefficient/error']
     """
 
+    history: list[tuple[int, list[float]]]
+    """Step and (coefficient, error, R-hat, WBIC), as logged."""
+
     def __init__(
         self,
         loss: Loss | None = None,
@@ -81,41 +84,18 @@ class LearningCoefficient(SymmetryCallback):
         batch_size: int | None = None,
         seed: int = 0,
     ) -> None:
+        from lightning_bnn.methods.learning_coefficient import check_chains
+
         super().__init__(module, every_n_steps=sys.maxsize)
         check_count("every_n_epochs", every_n_epochs)
         check_count("examples", examples, 2)
-        check_count("chains", chains, 2)
-        check_count("steps", steps, 16)
-        check_positive("lr", lr)
-        check_not_negative("localization", localization)
-        if batch_size is not None:
-            check_count("batch_size", batch_size)
-        check_integer("seed", seed)
         self.loss, self.every_n_epochs = loss, every_n_epochs
         self.settings: dict[str, Any] = {
             "chains": chains, "steps": steps, "lr": lr, "localization": localization,
             "batch_size": batch_size, "seed": seed,
         }  # fmt: skip
-        self.history: list[tuple[int, list[float]]] = []
-        """Step and (coefficient, error, R-hat, WBIC), as logged."""
+        check_chains(**self.settings)
         self._store, self._listener = ExampleStore(examples), ExampleListener(module)
-
-    @property
-    def state_key(self) -> str:
-        return f"LearningCoefficient(module={self.module!r})"
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"history": list(self.history)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history = [(int(step), list(row)) for step, row in state_dict["history"]]
-        self._restored = True
-
-    def forget(self) -> None:
-        self.history = []
-
-    def begin(self, weights: Params) -> None:
-        """Nothing is compared with the weights before the first step."""
 
     # -------------------------------------------------------- hooks
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

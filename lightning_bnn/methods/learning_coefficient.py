@@ -128,10 +128,8 @@ def learning_coefficient(
     >>> bool(0 < estimate.value < 1), estimate.bound  # of four parameters
     (True, 2.0)
     """
-    batch = _checked(data, chains, steps, batch_size)
-    check_positive("lr", lr)
-    check_not_negative("localization", localization)
-    check_integer("seed", seed)
+    check_chains(chains, steps, lr, localization, batch_size, seed)
+    batch = _checked(data)
     n, beta = batch.examples, 1 / math.log(batch.examples)
     bound = _bound(network, symmetries)
     with evaluation(network), torch.inference_mode(False), torch.enable_grad():
@@ -238,12 +236,20 @@ class _Around:
         return Batch(inputs, batch.targets[rows], per_member=True)
 
 
-def _checked(data: tuple[Any, ...], chains: int, steps: int, size: int | None) -> Batch:
-    """The data as one batch, of which there are enough."""
+def check_chains(
+    chains: int, steps: int, lr: float, localization: float, batch_size: int | None, seed: int
+) -> None:
+    """Refuse what `learning_coefficient` cannot mean."""
     check_count("chains", chains, 2)
     check_count("steps", steps, 2 * LEAST)
-    if size is not None:
-        check_count("batch_size", size)
+    check_positive("lr", lr)
+    check_not_negative("localization", localization)
+    check_count("batch_size", batch_size, optional=True)
+    check_integer("seed", seed)
+
+
+def _checked(data: tuple[Any, ...]) -> Batch:
+    """The data as one batch, of which there are enough."""
     if not isinstance(data, (tuple, list)) or len(data) < 2 or not isinstance(data[-1], Tensor):
         raise ValueError("`data` must be inputs and targets, the latter a tensor.")
     *inputs, targets = data
