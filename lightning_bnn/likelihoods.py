@@ -130,8 +130,7 @@ class Categorical(Likelihood):
         super().__init__()
         if classes not in ("last", "first"):
             raise ValueError(f"`classes` must be 'last' or 'first', got {classes!r}.")
-        if ignore_index is not None:
-            check_integer("ignore_index", ignore_index)
+        check_integer("ignore_index", ignore_index, optional=True)
         self.classes, self.ignore_index, self.next_token = classes, ignore_index, next_token
 
     def extra_repr(self) -> str:

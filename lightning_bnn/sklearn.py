@@ -22,7 +22,7 @@ from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.models import mlp
 from lightning_bnn.quiet_runs import quiet
-from weightsym.arguments import check_count
+from weightsym.arguments import check_between, check_count
 from weightsym.extras import needed
 
 with needed("`lightning_bnn.sklearn`"):
@@ -249,8 +249,8 @@ class BnnRegressor(RegressorMixin, MultiOutputMixin, _Estimator):
             intervals: also return both ends of intervals that hold a new target with this
                 probability.
         """
-        if intervals is not None and not 0 < intervals < 1:
-            raise ValueError(f"`intervals` must be between 0 and 1, got {intervals!r}.")
+        if intervals is not None:
+            check_between("intervals", intervals)
         outputs = self._outputs(X).double()
         means, stds = self.module_.likelihood.moments(outputs)
         stds = stds.expand_as(means)

@@ -39,7 +39,7 @@ from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.plots.predictions import quantiles_figure, reliability_figures
 from lightning_bnn.tables import text_table
 from weightsym import loading
-from weightsym.arguments import is_number
+from weightsym.arguments import check_between
 from weightsym.randomness import keyed_generator
 
 if TYPE_CHECKING:
@@ -111,8 +111,7 @@ def split_rows(n: int, share: int | float, seed: int = 0) -> tuple[Tensor, Tenso
         share: of them that is kept apart.
         seed: of the split.
     """
-    if not (is_number(share) and 0 < share < 1):
-        raise ValueError(f"`held_out` must be between 0 and 1, such as 0.5, got {share!r}.")
+    check_between("held_out", share)
     if n < 2:
         raise ValueError(
             f"Calibration takes at least 2 validation examples, got {n}: one to fit, one to test."

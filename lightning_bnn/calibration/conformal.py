@@ -20,7 +20,7 @@ from lightning_bnn.metrics.validation import (
     check_predictions,
     probabilities,
 )
-from weightsym.arguments import is_number
+from weightsym.arguments import check_between
 from weightsym.randomness import keyed_generator
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "ConformalSets",
     "Intervals",
     "Score",
-    "check_alpha",
     "conformal_intervals",
     "conformal_quantiles",
     "conformal_rank",
@@ -37,16 +36,6 @@ __all__ = [
     "quantile_band",
     "set_scores",
 ]
-
-
-def check_alpha(alpha: int | float) -> None:
-    """Refuse error rates that are not between 0 and 1.
-
-    Args:
-        alpha: the share of examples whose truth may be missed.
-    """
-    if not (is_number(alpha) and 0 < alpha < 1):
-        raise ValueError(f"`alpha` must be between 0 and 1, such as 0.1, got {alpha!r}.")
 
 
 def conformal_rank(n: int, alpha: int | float) -> int:
@@ -90,7 +79,7 @@ def conformal_quantiles(
     >>> conformal_quantiles(torch.arange(1.0, 10.0), 0.1)  # the ninth of nine
     tensor([9.], dtype=torch.float64)
     """
-    check_alpha(alpha)
+    check_between("alpha", alpha)
     scores = scores.double()
     if scores.ndim < 1 or bool(scores.isnan().any()):
         raise ValueError("`scores` must be one number for each calibration example, without NaN.")
@@ -249,7 +238,7 @@ class ConformalSets:
         Args:
             alpha: the share of examples whose class may be missing from its set.
         """
-        check_alpha(alpha)
+        check_between("alpha", alpha)
         return replace(self, alpha=float(alpha))
 
     def __call__(self, probs: Tensor) -> Tensor:
@@ -298,7 +287,7 @@ def conformal_sets(
     tensor([[ True, False],
             [False, False]])
     """
-    check_alpha(alpha)
+    check_between("alpha", alpha)
     scores = set_scores(probs, score, seed)
     check_labels(labels, scores)
     labels = labels.long()
@@ -378,7 +367,7 @@ def quantile_band(means: Tensor, stds: Tensor, alpha: int | float = 0.1) -> Band
     >>> round(band.low.item(), 2), round(band.high.item(), 2)
     (-1.96, 1.96)
     """
-    check_alpha(alpha)
+    check_between("alpha", alpha)
     levels = torch.tensor([alpha / 2, 1 - alpha / 2], dtype=torch.float64)
     low, high = mixture_quantiles(means, stds, levels)
     return Band(low, high, torch.ones_like(low))
@@ -413,7 +402,7 @@ def conformal_intervals(
     >>> rule(Band(zeros[:1], zeros[:1], zeros[:1] + 1)).high
     tensor([8.], dtype=torch.float64)
     """
-    check_alpha(alpha)
+    check_between("alpha", alpha)
     band, targets = _checked(band), targets.double()
     check_finite(targets, "targets")
     if targets.shape != band.low.shape:

@@ -79,8 +79,7 @@ class CheckpointHarvester(Callback):
         if every_n_steps is None and every_n_epochs is None and at is None:
             every_n_epochs = 1
         self.schedule = Schedule(every_n_steps, every_n_epochs, at, start)
-        if dtype is not None:
-            check_floating_type("dtype", dtype)
+        check_floating_type("dtype", dtype, optional=True)
         self.path = None if bank is None else Path(bank)
         self.module, self.dtype = module, dtype
         self.members = None if members is None else list(members)

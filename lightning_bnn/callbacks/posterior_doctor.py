@@ -62,8 +62,7 @@ class PosteriorDoctor(Callback):
     """
 
     def __init__(self, every_n_epochs: int | None = None, module: str | None = None) -> None:
-        if every_n_epochs is not None:
-            check_count("every_n_epochs", every_n_epochs)
+        check_count("every_n_epochs", every_n_epochs, optional=True)
         self.every_n_epochs, self.module = every_n_epochs, module
         self.report: Any = None
         self.seconds = 0.0

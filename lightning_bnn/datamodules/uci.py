@@ -19,6 +19,7 @@ from lightning_bnn.datamodules.base import (
     hold_out,
     missing,
 )
+from weightsym.arguments import check_between
 from weightsym.extras import needed
 from weightsym.randomness import keyed_generator
 
@@ -215,8 +216,7 @@ class EmbeddedTable(DataModule):
         orders: int | Sequence[int] | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed, orders)
-        if not 0 < test_share < 1:
-            raise ValueError(f"`test_share` must be between 0 and 1, got {test_share}.")
+        check_between("test_share", test_share)
         self.split, self.val_size, self.test_share = split, val_size, test_share
         self.target_std: Tensor | None = None
 

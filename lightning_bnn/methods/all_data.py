@@ -268,8 +268,7 @@ class HMC(AllDataSampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.orbit_moves is not None:
-            check_count("orbit_moves", self.orbit_moves)
+        check_count("orbit_moves", self.orbit_moves, optional=True)
 
     def before_fit(self, state: AllDataChains, fit: Fit, run: Run) -> None:
         super().before_fit(state, fit, run)

@@ -80,8 +80,7 @@ class FromCheckpoints(Method):
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, get_args(Kind))
-        if self.rank is not None:
-            check_count("rank", self.rank, 2)
+        check_count("rank", self.rank, 2, optional=True)
         check_not_negative("scale", self.scale)
 
     def init(self, network: nn.Module, stack: Params) -> Collected:

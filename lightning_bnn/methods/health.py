@@ -55,8 +55,7 @@ class Divergence:
     """
 
     def __init__(self, members: int, max_loss: float | None = None) -> None:
-        if max_loss is not None:
-            check_positive("max_loss", max_loss)
+        check_positive("max_loss", max_loss, optional=True)
         self.max_loss = max_loss
         self.left_out = torch.zeros(members, dtype=torch.bool)
         self.means: Tensor | None = None

@@ -142,8 +142,7 @@ class Laplace(PenalisedTraining):
         if self.layers is not None:
             check_choice("layers", self.layers, get_args(Layers))
         check_choice("prediction", self.prediction, get_args(Prediction))
-        if self.prior_precision is not None:
-            check_positive("prior_precision", self.prior_precision)
+        check_positive("prior_precision", self.prior_precision, optional=True)
         check_not_negative("temperature", self.temperature)
         super().__post_init__()
 

@@ -73,8 +73,7 @@ class SGMCMC(Method):
 
     def __post_init__(self) -> None:
         self.prior = gaussian_prior(self.prior_std)
-        if self.orbit_moves is not None:
-            check_count("orbit_moves", self.orbit_moves)
+        check_count("orbit_moves", self.orbit_moves, optional=True)
 
     def init(self, network: nn.Module, stack: Params) -> Chains:
         return Chains(network, stack, self.keeping, self.max_loss)

@@ -139,13 +139,11 @@ class SWAG(PenalisedTraining):
     unfitted = "its members are judged as they are, without Gaussians"
 
     def __post_init__(self) -> None:
-        if self.start is not None:
-            check_count("start", self.start, 0)
+        check_count("start", self.start, 0, optional=True)
         check_count("ramp", self.ramp, 0)
         check_count("rank", self.rank, 2)
         check_not_negative("scale", self.scale)
-        if self.swa_lr is not None:
-            check_positive("swa_lr", self.swa_lr)
+        check_positive("swa_lr", self.swa_lr, optional=True)
         Schedule(every_n_epochs=self.every_n_epochs)
         super().__post_init__()
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.metrics.validation import Draws
+from weightsym.arguments import check_between
 
 __all__ = [
     "effective_sample_size", "mcse_mean", "rhat", "tail_effective_sample_size",
@@ -75,7 +76,7 @@ def tail_effective_sample_size(draws: Draws, probability: float = 0.05) -> Tenso
     >>> tail_effective_sample_size(torch.linspace(0, 1, 40).reshape(2, 20)) < 18
     tensor(True)
     """
-    check_probability(probability)
+    check_between("probability", probability)
     sizes = [_quantile_size(draws, p) for p in (probability, 1 - probability)]
     return torch.minimum(*sizes).reshape(draws.shape[2:])
 
@@ -128,12 +129,6 @@ def check_draws(draws: Tensor) -> None:
         )
     if not bool(torch.isfinite(draws).all()):
         raise ValueError("`draws` must be finite.")
-
-
-def check_probability(probability: float) -> None:
-    """Refuse what is no probability of a quantile."""
-    if not 0 < probability < 1:
-        raise ValueError(f"`probability` must be between 0 and 1, got {probability}.")
 
 
 def _pooled(draws: Tensor) -> Tensor:

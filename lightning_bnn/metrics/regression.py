@@ -25,7 +25,7 @@ from lightning_bnn.metrics.gaussian_mixture import (
     values_for,
 )
 from lightning_bnn.metrics.validation import Number
-from weightsym.arguments import check_count, is_number
+from weightsym.arguments import check_between, check_count
 
 __all__ = [
     "CRPS", "crps", "energy_distance", "interval_coverage", "interval_width", "pit",
@@ -193,7 +193,7 @@ def interval_coverage(
     >>> interval_coverage(zeros, zeros + 1, torch.tensor([1.6, 1.7]))
     tensor(0.5000, dtype=torch.float64)
     """
-    _check_level(level)
+    check_between("level", level)
     return inside(pit(means, stds, targets), level).mean()
 
 
@@ -272,7 +272,7 @@ def width_of_each(means: Tensor, stds: Tensor, level: float = 0.9) -> Tensor:
         stds: standard deviations of the same shape, positive.
         level: probability of the interval.
     """
-    _check_level(level)
+    check_between("level", level)
     tail = (1 - level) / 2
     levels = torch.tensor([tail, 1 - tail], dtype=torch.float64)
     low, high = mixture_quantiles(means, stds, levels)
@@ -297,11 +297,6 @@ def levels_reached(u: Tensor) -> Tensor:
     """
     columns = u.flatten(1) if u.ndim > 1 else u[:, None]
     return torch.stack([(columns <= q).double().mean(0) for q in _LEVELS.tolist()])
-
-
-def _check_level(level: Any) -> None:
-    if not (is_number(level) and 0 < level < 1):
-        raise ValueError(f"`level` must be between 0 and 1, got {level!r}.")
 
 
 # ------------------------------------------------------------ classes

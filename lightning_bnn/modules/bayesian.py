@@ -105,8 +105,7 @@ class Bayesian(Core):
         _check(method, likelihood, optimizer, lr_interval)
         check_count("eval_samples", eval_samples)
         for name, value in (("num_data", num_data), ("chunk_size", chunk_size)):
-            if value is not None:
-                check_count(name, value)
+            check_count(name, value, optional=True)
         check_integer("seed", seed)
         ignored = () if _compat.made_by_cli() else _NOT_SAVED
         if hasattr(type(self), "arguments") and not _compat.made_by_cli():

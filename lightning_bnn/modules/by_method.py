@@ -115,8 +115,7 @@ class FromCheckpoints(Bayesian):
         chunk_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        if last is not None:
-            check_count("last", last)
+        check_count("last", last, optional=True)
         networks, records = read_networks(source, template_of(network), last, prefix)
         chains = [record.get("member", 0) for record in records]
         super().__init__(

@@ -70,8 +70,7 @@ def merge_gaussians(
     >>> merge_gaussians([sure, unsure], prior_std=1.0).centre["w"]  # the second is the prior
     tensor([4.])
     """
-    if prior_std is not None:
-        check_positive("prior_std", prior_std)
+    check_positive("prior_std", prior_std, optional=True)
     kinds = {type(p) for p in posteriors}
     if kinds == {LaplaceGaussian}:
         if symmetries is not None:

@@ -12,11 +12,11 @@ from torch import Tensor
 from lightning_bnn.samplers.energy_sampler import EnergySampler, as_rows
 from lightning_bnn.samplers.langevin import cut
 from weightsym.arguments import (
+    check_between,
     check_count,
     check_fraction,
     check_integer,
     check_positive,
-    is_number,
 )
 from weightsym.devices import precise
 from weightsym.randomness import keyed_generator
@@ -77,12 +77,8 @@ class HMC(EnergySampler):
         check_positive("temperature", temperature)
         check_count("leapfrog_steps", leapfrog_steps)
         check_count("adapt_steps", adapt_steps, 0)
-        if seed is not None:
-            check_integer("seed", seed)
-        if not (is_number(target_acceptance) and 0 < target_acceptance < 1):
-            raise ValueError(
-                f"`target_acceptance` must be between 0 and 1, got {target_acceptance}."
-            )
+        check_integer("seed", seed, optional=True)
+        check_between("target_acceptance", target_acceptance)
         check_fraction("jitter", jitter)
         defaults = {
             "lr": step_size,

@@ -90,8 +90,7 @@ class IVON(Tempered):
         check_fraction("hessian_momentum", hessian_momentum)
         check_positive("temperature", temperature)
         check_positive("hessian_init", hessian_init)
-        if clip_radius is not None:
-            check_positive("clip_radius", clip_radius)
+        check_positive("clip_radius", clip_radius, optional=True)
         super().__init__(
             params, lr, num_data, temperature, prior_precision, weight_decay, seed,
             momentum=momentum, hessian_momentum=hessian_momentum, hessian_init=hessian_init,

@@ -55,12 +55,9 @@ class Tempered(torch.optim.Optimizer):
         check_not_negative("lr", lr)
         check_not_negative("temperature", temperature)
         for name, value in (("prior_precision", prior_precision), ("weight_decay", weight_decay)):
-            if value is not None:
-                check_not_negative(name, value)
-        if num_data is not None:
-            check_count("num_data", num_data)
-        if seed is not None:
-            check_integer("seed", seed)
+            check_not_negative(name, value, optional=True)
+        check_count("num_data", num_data, optional=True)
+        check_integer("seed", seed, optional=True)
         self._scratch: dict[Any, Tensor] = {}
         super().__init__(params, defaults)
 

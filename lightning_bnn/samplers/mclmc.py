@@ -98,13 +98,11 @@ class MCLMC(EnergySampler):
             ("descent_lr", descent_lr), ("temperature", temperature),
         ):  # fmt: skip
             check_positive(name, value)
-        if length is not None:
-            check_positive("length", length)
+        check_positive("length", length, optional=True)
         check_count("steps", steps)
         check_count("descent_steps", descent_steps, 0)
         check_count("adapt_steps", adapt_steps, 0)
-        if seed is not None:
-            check_integer("seed", seed)
+        check_integer("seed", seed, optional=True)
         defaults: dict[str, Any] = {
             "lr": step_size,
             "steps": steps,

@@ -306,7 +306,7 @@ def test_errors():
         match(b, a, sym, method="nearest")
     for options, message in (
         ({"steps": 0}, "`steps` must be at least 1, got 0"),
-        ({"held_back": 1.0}, "`held_back` must lie between 0 and 1, got 1.0"),
+        ({"held_back": 1.0}, "`held_back` must be between 0 and 1, got 1.0"),
         ({"rate": float("nan")}, "`rate` must be positive, got nan"),
     ):
         with pytest.raises(ValueError, match=message):

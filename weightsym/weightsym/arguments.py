@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "check_between",
     "check_count",
     "check_floating_type",
     "check_fraction",
@@ -35,20 +36,20 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def check_positive(name: str, value: Any) -> None:
-    """Refuse anything but positive numbers.
+def check_positive(name: str, value: Any, optional: bool = False) -> None:
+    """Refuse anything but positive numbers, and None where the argument is optional.
 
     >>> check_positive("temperature", math.nan)
     Traceback (most recent call last):
     ValueError: `temperature` must be positive, got nan.
     """
-    if not (is_number(value) and value > 0):
+    if not ((is_number(value) and value > 0) or (optional and value is None)):
         raise ValueError(f"`{name}` must be positive{_finite(value)}, got {value!r}.")
 
 
-def check_not_negative(name: str, value: Any) -> None:
+def check_not_negative(name: str, value: Any, optional: bool = False) -> None:
     """Refuse anything but zero and positive numbers."""
-    if not (is_number(value) and value >= 0):
+    if not ((is_number(value) and value >= 0) or (optional and value is None)):
         raise ValueError(f"`{name}` must not be negative{_finite(value)}, got {value!r}.")
 
 
@@ -58,34 +59,43 @@ def check_fraction(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be at least 0 and below 1, got {value!r}.")
 
 
-def check_integer(name: str, value: Any) -> None:
+def check_between(name: str, value: Any) -> None:
+    """Refuse anything but numbers above zero and below one."""
+    if not (is_number(value) and 0 < value < 1):
+        raise ValueError(f"`{name}` must be between 0 and 1, got {value!r}.")
+
+
+def check_integer(name: str, value: Any, optional: bool = False) -> None:
     """Refuse anything but whole numbers.
 
     >>> check_integer("seed", 1.5)
     Traceback (most recent call last):
     ValueError: `seed` must be a whole number, got 1.5.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not (whole or (optional and value is None)):
         raise ValueError(f"`{name}` must be a whole number, got {value!r}.")
 
 
-def check_count(name: str, value: Any, least: int = 1) -> None:
+def check_count(name: str, value: Any, least: int = 1, optional: bool = False) -> None:
     """Refuse anything but whole numbers that are large enough.
 
     Args:
         name: of the argument.
         value: what was given.
         least: the smallest that is allowed.
+        optional: whether None is allowed.
     """
-    check_integer(name, value)
-    if value < least:
+    check_integer(name, value, optional)
+    if value is not None and value < least:
         allowed = "not be negative" if least == 0 else f"be at least {least}"
         raise ValueError(f"`{name}` must {allowed}, got {value}.")
 
 
-def check_floating_type(name: str, value: Any) -> None:
+def check_floating_type(name: str, value: Any, optional: bool = False) -> None:
     """Refuse anything but floating types of torch, in which weights can be stored."""
-    if not (isinstance(value, torch.dtype) and value.is_floating_point):
+    floats = isinstance(value, torch.dtype) and value.is_floating_point
+    if not (floats or (optional and value is None)):
         raise ValueError(
             f"`{name}` must be a floating type such as torch.bfloat16, got {value!r}: weights in "
             "another one would lose their fractions."

@@ -178,8 +178,7 @@ def read_networks(
     path = Path(source)
     if not path.exists():
         raise ValueError(f"There are no networks at {path}: it does not exist.")
-    if last is not None:
-        check_count("last", last)
+    check_count("last", last, optional=True)
     root, files = (path.parent, [path]) if path.is_file() else (path, checkpoint_files(path))
     networks = [pair for file in files for pair in networks_in(file, root, like, prefix)]
     chosen = _without_copies(networks)[0 if last is None else -last :]

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from weightsym import params as P
 from weightsym.actions import tied
-from weightsym.arguments import check_count, check_positive
+from weightsym.arguments import check_between, check_count, check_positive
 from weightsym.elements import compose, identity
 from weightsym.forward import in_precision_of, structural_copy
 from weightsym.groups import LinearGroup, Placement, Symmetries
@@ -63,8 +63,7 @@ class Learning:
         check_count("steps", self.steps)
         check_count("every", self.every)
         check_positive("rate", self.rate)
-        if not 0 < self.held_back < 1:
-            raise ValueError(f"`held_back` must lie between 0 and 1, got {self.held_back}.")
+        check_between("held_back", self.held_back)
 
 
 class HalfWay:
