@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ class PosteriorDoctor(Callback):
 
     Attributes:
         report: the latest `lightning_bnn.doctor.Report`.
-        seconds: processor time that the callback has taken.
 
     >>> import tempfile
     >>> from lightning import Trainer
@@ -65,7 +63,6 @@ class PosteriorDoctor(Callback):
         check_count("every_n_epochs", every_n_epochs, optional=True)
         self.every_n_epochs, self.module = every_n_epochs, module
         self.report: Any = None
-        self.seconds = 0.0
         self.curves: dict[str, list[float]] = {}
         self._training, self._training_is_whole = ExampleStore(_TRAINING), False
         self._held_out = ExampleStore(_HELD_OUT)
@@ -89,7 +86,7 @@ class PosteriorDoctor(Callback):
         """Forget an earlier run, unless this one goes on with it."""
         if not trainer.ckpt_path:
             self.curves = {}
-        self.report, self.seconds = None, 0.0
+        self.report = None
         self._loss, self._steps = None, 0
         self._training.clear()
         self._training_is_whole = False
@@ -103,7 +100,7 @@ class PosteriorDoctor(Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
         """Keep examples of the first batches."""
         if self._active and not self._training_is_whole:
-            self._listen(self._training, pl_module, batch)
+            self._listener.listen(self._training, pl_module, batch)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any
@@ -123,7 +120,6 @@ class PosteriorDoctor(Callback):
         if not self._active:
             return
         self._training_is_whole = True  # another epoch has the same examples
-        begun = time.process_time()
         if self._loss is not None:
             members = getattr(pl_module, "members", 1)
             size = members if isinstance(members, int) else 1
@@ -131,7 +127,6 @@ class PosteriorDoctor(Callback):
             self._loss, self._steps = None, 0
         for name, value in _of_samplers(trainer.optimizers).items():
             self._follow(name, value)
-        self.seconds += time.process_time() - begun
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Forget the examples of the validation before."""
@@ -143,7 +138,7 @@ class PosteriorDoctor(Callback):
     ) -> None:
         """Keep examples of the first loader."""
         if self._active and not trainer.sanity_checking and dataloader_idx == 0:
-            self._listen(self._held_out, pl_module, batch)
+            self._listener.listen(self._held_out, pl_module, batch)
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Keep what the network was called with."""
@@ -167,11 +162,6 @@ class PosteriorDoctor(Callback):
         if isinstance(exception, Exception) and not trainer.fast_dev_run:
             self.look(trainer, pl_module)
 
-    def _listen(self, store: ExampleStore, pl_module: Any, batch: Any) -> None:
-        begun = time.process_time()
-        self._listener.listen(store, pl_module, batch)
-        self.seconds += time.process_time() - begun
-
     def _follow(self, name: str, value: float) -> None:
         self.curves.setdefault(name, []).append(value)
 
@@ -182,13 +172,11 @@ class PosteriorDoctor(Callback):
             return
         from lightning_bnn.callbacks.run_evidence import examine_run
 
-        begun = time.process_time()
         training, held_out = self._training.examples(), self._held_out.examples()
         curves = {name: list(values) for name, values in self.curves.items()}
         with random_numbers(elsewhere(pl_module.parameters())):
             self.report = examine_run(trainer, pl_module, self.module, training, held_out, curves)
         self._tell(trainer, self.report)
-        self.seconds += time.process_time() - begun
 
     def _tell(self, trainer: Any, report: Any) -> None:
         prefix = prefix_among_others(self, trainer, self.module)
