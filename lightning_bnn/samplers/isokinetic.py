@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weightsym.devices import precise, widest
 
-__all__ = ["Array", "Tuning", "as_array", "bend", "refresh", "unit"]
+__all__ = ["Array", "TunedSteps", "Tuning", "as_array", "bend", "refresh", "unit"]
 
 Array = Any
 """Of numpy on the CPU, whose small operations take a third of the time of torch's, else a tensor.
@@ -95,19 +95,8 @@ class Tuning:
             device: where the arrays are.
         """
         first = [size, math.inf, 0.0, 0.0, length, 0.0, 0.0, 0.0]
-        names = [field.name for field in fields(cls)]
-        return cls.from_lists({n: [v] * chains for n, v in zip(names, first, strict=True)}, device)
-
-    @classmethod
-    def from_lists(cls, lists: dict[str, list[float]], device: torch.device) -> Tuning:
-        """Read what `as_lists` has made, exactly.
-
-        Args:
-            lists: of every field.
-            device: where the arrays are.
-        """
-        rows = torch.tensor(list(lists.values()), dtype=torch.float64)
-        return cls.from_rows(rows.to(device, widest(device)))
+        rows = torch.tensor(first, dtype=widest(device), device=device)
+        return cls.from_rows(rows[:, None].repeat(1, chains))
 
     @classmethod
     def from_rows(cls, rows: Tensor) -> Tuning:
@@ -118,13 +107,8 @@ class Tuning:
         """
         return cls(*as_array(rows))
 
-    def as_lists(self) -> dict[str, list[float]]:
-        """Plain numbers, which checkpoints keep in double precision."""
-        names = [field.name for field in fields(self)]
-        return dict(zip(names, self.as_rows().tolist(), strict=True))
-
     def as_rows(self) -> Tensor:
-        """One row for each field, ``(fields, chains)``."""
+        """One row for each field, ``(fields, chains)``, which checkpoints keep in its precision."""
         rows = [getattr(self, field.name) for field in fields(self)]
         return torch.as_tensor(library_of(self.sizes).stack(rows))
 
@@ -160,6 +144,46 @@ class Tuning:
         self.squares = self.squares + library.where(well, errors, 0.0)
         self.steps = self.steps + well
         self.failed = self.failed + ~well
+
+
+class TunedSteps:
+    """What is known of chains whose tuning is kept in the groups of a sampler, as rows."""
+
+    param_groups: list[dict[str, Any]]
+
+    @property
+    def step_sizes(self) -> Tensor:
+        """Size of the next step of every chain, nothing before the first one."""
+        return self._known("sizes")
+
+    @property
+    def lengths(self) -> Tensor:
+        """Length after which each chain forgets its direction, nothing before the first step."""
+        return self._known("lengths")
+
+    @property
+    def energy_variances(self) -> Tensor:
+        """Mean squared energy error of a step over d, of every chain since the tuning, else NaN."""
+        return self._known("squares") / self._known("steps")
+
+    @property
+    def failed_steps(self) -> Tensor:
+        """Number of steps of every chain that were undone since the tuning, as not finite."""
+        return self._known("failed")
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Numbers that are worth logging, means over the chains of what is known by now."""
+        numbers = {
+            "energy_variance": self.energy_variances,
+            "step_size": self.step_sizes,
+            "memory_length": self.lengths,
+        }
+        return {name: values.mean() for name, values in numbers.items() if values.isfinite().any()}
+
+    def _known(self, name: str) -> Tensor:
+        k = [field.name for field in fields(Tuning)].index(name)
+        known = [rows[k] for group in self.param_groups for rows in group["tuning"].values()]
+        return torch.cat(known) if known else torch.tensor([])
 
 
 def add_to_spread(state: dict[str, Any], x: Tensor) -> None:

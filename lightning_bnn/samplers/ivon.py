@@ -48,7 +48,6 @@ class IVON(Tempered):
         hessian_momentum: of the curvature h; it must have time to change: large networks take
             0.99999, short runs 0.999.
         hessian_init: the curvature at the start, :math:`h_0`.
-        clip_radius: the largest Newton step of a weight, before it is multiplied by the rate.
         seed: of the noise, 0 by default; our modules fill in theirs.
 
     References:
@@ -83,18 +82,15 @@ class IVON(Tempered):
         momentum: float = 0.9,
         hessian_momentum: float = 0.9995,
         hessian_init: float = 1.0,
-        clip_radius: float | None = None,
         seed: int | None = None,
     ) -> None:
         check_fraction("momentum", momentum)
         check_fraction("hessian_momentum", hessian_momentum)
         check_positive("temperature", temperature)
         check_positive("hessian_init", hessian_init)
-        check_positive("clip_radius", clip_radius, optional=True)
         super().__init__(
             params, lr, num_data, temperature, prior_precision, weight_decay, seed,
             momentum=momentum, hessian_momentum=hessian_momentum, hessian_init=hessian_init,
-            clip_radius=clip_radius,
         )  # fmt: skip
 
     # ------------------------------------------------------------ draws
@@ -243,9 +239,6 @@ class IVON(Tempered):
             torch._foreach_add_(steps, values, alpha=decay)
         curvatures = torch._foreach_add([self.curvature(p) for p in params], decay)
         torch._foreach_div_(steps, curvatures)
-        if group["clip_radius"] is not None:
-            torch._foreach_clamp_max_(steps, group["clip_radius"])
-            torch._foreach_clamp_min_(steps, -group["clip_radius"])
         length = group["lr"] * (group["hessian_init"] + decay)
         torch._foreach_add_(values, steps, alpha=-length)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_bnn.samplers.energy_sampler import EnergySampler
 from lightning_bnn.samplers.isokinetic import (
     Array,
+    TunedSteps,
     Tuning,
     adam,
     add_to_spread,
@@ -36,7 +37,7 @@ _TRACED = 128
 _LEAST_TRACE = 16
 
 
-class MCLMC(EnergySampler):
+class MCLMC(TunedSteps, EnergySampler):
     r"""Chains of constant speed, whose direction the gradient bends and noise refreshes.
 
     .. math:: dx = u \, dt, \quad du = (1 - u u^T) \Big(\frac{-\nabla U}{T (d - 1)} \, dt
@@ -118,43 +119,6 @@ class MCLMC(EnergySampler):
         }
         super().__init__(params, defaults)
 
-    # ------------------------------------------------------------ what is known of the steps
-    @property
-    def step_sizes(self) -> Tensor:
-        """Size of every chain's next step, nothing before the first one."""
-        return self._known("sizes")
-
-    @property
-    def lengths(self) -> Tensor:
-        """Length after which each chain forgets its direction, nothing before the first step."""
-        return self._known("lengths")
-
-    @property
-    def energy_variances(self) -> Tensor:
-        """Mean squared energy error of a step over the number of weights, of every chain.
-
-        Since the adaptation; NaN before.
-        """
-        return self._known("squares") / self._known("steps")
-
-    @property
-    def failed_steps(self) -> Tensor:
-        """Number of steps of every chain that were undone since the adaptation, as not finite."""
-        return self._known("failed")
-
-    def metrics(self) -> dict[str, Tensor]:
-        """Numbers that are worth logging, means over the chains of what is known by now."""
-        numbers = {
-            "energy_variance": self.energy_variances,
-            "step_size": self.step_sizes,
-            "memory_length": self.lengths,
-        }
-        return {name: values.mean() for name, values in numbers.items() if values.isfinite().any()}
-
-    def _known(self, name: str) -> Tensor:
-        lists = self.param_groups[0]["tuning"]
-        return torch.tensor(lists.get(name, []), dtype=torch.float64)
-
     # ------------------------------------------------------------ transitions
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]  # needs a closure, of tensors
@@ -215,7 +179,8 @@ class MCLMC(EnergySampler):
                 position = new._replace(direction=turned)
                 self._learn(phase, tuning, errors, position.x, state)
         self._conclude(tuning, state)
-        group["tuning"], state["direction"] = tuning.as_lists(), self._stored(position.direction)
+        group["tuning"] = {"all": tuning.as_rows()}
+        state["direction"] = self._stored(position.direction)
         self.put(torch.as_tensor(position.x))
         return torch.as_tensor(position.energy) * temperature
 
@@ -237,7 +202,7 @@ class MCLMC(EnergySampler):
     def _tuning(self, rows: Tensor) -> Tuning:
         group, (chains, numbers) = self.param_groups[0], rows.shape
         if group["tuning"]:
-            return Tuning.from_lists(group["tuning"], rows.device)
+            return Tuning.from_rows(group["tuning"]["all"].to(rows.device))
         return Tuning.start(chains, group["lr"], group["length"] or numbers**0.5, rows.device)
 
     # ------------------------------------------------------------ adaptation

@@ -14,6 +14,7 @@ from torch import Tensor
 from lightning_bnn.samplers.energy_sampler import as_rows
 from lightning_bnn.samplers.isokinetic import (
     Array,
+    TunedSteps,
     Tuning,
     adam,
     add_to_spread,
@@ -33,13 +34,15 @@ __all__ = ["SMILE"]
 _RATE, _FLOOR, _NOISY = 0.01, 0.1, 0.01
 """Of the averages of gradients; of the least deviation, in units of the median of those that are
 larger than a part of the largest."""
+_DESCENT = 5e-3
+"""Rate of Adam at first."""
 _QUIET = 0.5
 """Part of the weights without noise, above which the user is warned."""
 _SCALES_AND_SIZES = 0.7
 """Part of the adaptation in which scales are learned; in the rest the spread of weights is."""
 
 
-class SMILE(Langevin):
+class SMILE(TunedSteps, Langevin):
     r"""Chains of constant speed, whose directions the gradients of minibatches bend.
 
     .. math:: dx = C u \, dt, \quad du = (1 - u u^T) \Big(\frac{-C \nabla U}{T (d - 1)} \, dt
@@ -65,8 +68,10 @@ class SMILE(Langevin):
     not do. What is said of theirs is from the abstract of the paper and the code of its authors.
 
     Parameters of a group that have one type and device share one u: d is how many numbers they
-    have. ``is_tuning`` says whether steps give no draws of the posterior yet. At T = 0 it descends
-    with steps of equal length.
+    have. With ``"stacked": True`` in a group the first dimension counts chains, as our modules say;
+    otherwise all its parameters are one. ``"precondition": False`` is without C: biases remain.
+    ``is_tuning`` says whether steps give no draws of the posterior yet. At T = 0 it descends with
+    steps of equal length.
 
     Args:
         params: parameters or parameter groups.
@@ -75,15 +80,10 @@ class SMILE(Langevin):
         num_data: number of training examples.
         temperature: T.
         prior_precision: of a Gaussian prior.
-        weight_decay: ``prior_precision / num_data`` instead.
         energy_variance: wanted mean square of the energy error of a step, over d.
         length: L; by default the root of d, until the adaptation has seen the spread of the chain.
-        precondition: whether there is a C; without it biases remain, see above.
-        descent_steps: steps of Adam first.
-        descent_lr: its learning rate, which falls to zero as a cosine.
+        descent_steps: steps of Adam first, whose rate falls to zero as a cosine.
         adapt_steps: how many steps tune; with 0 steps have the length ``lr``, and C is one.
-        stacked: whether the first dimension of every parameter counts chains; by default all
-            parameters are one chain, our modules fill in theirs.
         seed: of the noise, 0 by default; our modules fill in theirs.
 
     References:
@@ -92,7 +92,8 @@ class SMILE(Langevin):
 
     >>> chains = torch.nn.Parameter(torch.randn(500, 10))  # of a normal of variance 1 / 100
     >>> fixed = {"descent_steps": 0, "adapt_steps": 0}
-    >>> sampler = SMILE([chains], lr=0.1, num_data=100, stacked=True, **fixed)
+    >>> group = {"params": [chains], "stacked": True}
+    >>> sampler = SMILE([group], lr=0.1, num_data=100, **fixed)
     >>> for _ in range(200):
     ...     noise = torch.randn(500, 10) / 5  # of minibatches
     ...     chains.grad = chains.detach() + noise  # of the mean loss w^2 / 2
@@ -108,28 +109,20 @@ class SMILE(Langevin):
         num_data: int | None = None,
         temperature: float = 1.0,
         prior_precision: float | None = None,
-        weight_decay: float | None = None,
         energy_variance: float = 5e-4,
         length: float | None = None,
-        precondition: bool = True,
         descent_steps: int = 1000,
-        descent_lr: float = 5e-3,
         adapt_steps: int = 1000,
-        stacked: bool | None = None,
         seed: int | None = None,
     ) -> None:
-        for name, value in (
-            ("energy_variance", energy_variance), ("descent_lr", descent_lr),
-            ("length", 1.0 if length is None else length),
-        ):  # fmt: skip
-            check_positive(name, value)
+        check_positive("energy_variance", energy_variance)
+        check_positive("length", length, optional=True)
         check_count("descent_steps", descent_steps, 0)
         check_count("adapt_steps", adapt_steps, 0)
         super().__init__(
-            params, lr, num_data, temperature, prior_precision, weight_decay, seed,
-            energy_variance=energy_variance, length=length, precondition=precondition,
-            descent_steps=descent_steps, descent_lr=descent_lr, adapt_steps=adapt_steps,
-            stacked=stacked, tuning={},
+            params, lr, num_data, temperature, prior_precision, None, seed,
+            energy_variance=energy_variance, length=length, precondition=True,
+            descent_steps=descent_steps, adapt_steps=adapt_steps, stacked=None, tuning={},
         )  # fmt: skip
 
     # ------------------------------------------------------------ what is known of the steps
@@ -141,34 +134,8 @@ class SMILE(Langevin):
     @property
     def step_sizes(self) -> Tensor:
         """Length of the next step of every chain, nothing before the first one."""
-        return self._known(lambda group, tuning: group["lr"] * tuning.sizes)
-
-    @property
-    def lengths(self) -> Tensor:
-        """Length after which each chain forgets its direction, nothing before the first step."""
-        return self._known(lambda _, tuning: tuning.lengths)
-
-    @property
-    def energy_variances(self) -> Tensor:
-        """Mean squared energy error of a step over d, of every chain since the tuning, else NaN."""
-        return self._known(lambda _, tuning: tuning.squares / tuning.steps)
-
-    @property
-    def failed_steps(self) -> Tensor:
-        """Number of steps of every chain that were undone since the tuning, as not finite."""
-        return self._known(lambda _, tuning: tuning.failed)
-
-    def metrics(self) -> dict[str, Tensor]:
-        """Numbers that are worth logging, means over the chains of what is known by now."""
-        numbers = {"step_size": self.step_sizes, "memory_length": self.lengths}
-        if not self.is_tuning:
-            numbers["energy_variance"] = self.energy_variances
-        return {name: values.mean() for name, values in numbers.items() if len(values)}
-
-    def _known(self, field: Any) -> Tensor:
-        groups = [(g, rows) for g in self.param_groups for rows in g["tuning"].values()]
-        fields = [field(g, Tuning(*rows[:-2])) for g, rows in groups]
-        return torch.cat(fields) if fields else torch.tensor([])
+        sizes = [g["lr"] * rows[0] for g in self.param_groups for rows in g["tuning"].values()]
+        return torch.cat(sizes) if sizes else torch.tensor([])
 
     # ------------------------------------------------------------ steps
     def update(
@@ -196,8 +163,8 @@ class SMILE(Langevin):
         grad = rows_of(grads).add_(rows, alpha=decay_of(group))
         if group["step"] < group["descent_steps"]:
             grad = grad.where(grad.isfinite().all(1, keepdim=True), 0)
-            total, first = group["descent_steps"], group["descent_lr"]
-            mean, size, rate = adam(state, grad, group["step"], total, first)
+            total = group["descent_steps"]
+            mean, size, rate = adam(state, grad, group["step"], total, _DESCENT)
             rows.add_(mean / size, alpha=-rate)
             if group["step"] + 1 == group["descent_steps"]:
                 state.clear()

@@ -59,35 +59,29 @@ def formulas(w, curvature, velocity, noise, gradient, step, o):
     new += rate**2 * (curvature - estimate) ** 2 / (2 * (curvature + delta))
     velocity = o["momentum"] * velocity + (1 - o["momentum"]) * g
     newton = (velocity / (1 - o["momentum"] ** step) + delta * w) / (new + delta)
-    newton = max(-o["clip_radius"], min(o["clip_radius"], newton))
     return w - o["lr"] * (o["hessian_init"] + delta) * newton, new, velocity
 
 
 def test_every_step_follows_the_formulas_of_the_paper():
     options = {"lr": 0.2, "temperature": 0.5, "prior_precision": 3.0, "momentum": 0.8}
-    options |= {"hessian_momentum": 0.9, "hessian_init": 0.3, "clip_radius": 0.4}
+    options |= {"hessian_momentum": 0.9, "hessian_init": 0.3}
     values = [1.0, -2.0]
     params = [nn.Parameter(INPUTS.new_tensor(v)) for v in values]
     optimizer = IVON(params, num_data=N, **options)
     state = [(v, options["hessian_init"], 0.0) for v in values]
-    clipped = False
     for step in range(1, 9):
         optimizer.perturb()
         noise = [float(optimizer.offset(p) / optimizer.deviation(p)) for p in params]
         optimizer.zero_grad()
         sum(p.exp() + p.square() for p in params).backward()
         optimizer.step()
-        before = state
         state = [
             formulas(*s, x, lambda t: math.exp(t) + 2 * t, step, options)
             for s, x in zip(state, noise, strict=True)
         ]
-        largest = options["lr"] * options["clip_radius"] * (0.3 + 3.0 / N)
-        clipped |= abs(abs(state[0][0] - before[0][0]) - largest) < 1e-12
         for p, (w, curvature, _) in zip(params, state, strict=True):
             assert p.item() == pytest.approx(w, rel=1e-12)
             assert optimizer.curvature(p).item() == pytest.approx(curvature, rel=1e-12)
-    assert clipped
 
 
 def started(**options):
@@ -189,7 +183,6 @@ def test_gradients_at_the_means_are_refused():
     [
         ("temperature", 0.0),
         ("hessian_init", 0.0),
-        ("clip_radius", -1.0),
         ("momentum", 1.0),
         ("hessian_momentum", 1.5),
     ],

@@ -40,7 +40,8 @@ def run(sampler, theta, steps, noise=None, precision=None, seed=1):
 
 
 def made(theta, lr=0.3, **options):
-    return SMILE([theta], lr, N, stacked=True, **{"descent_steps": 0, **options})
+    group = {"params": [theta], "stacked": True, "precondition": options.pop("precondition", True)}
+    return SMILE([group], lr, N, **{"descent_steps": 0, **options})
 
 
 def ratios(noise, steps=800, **options):
@@ -161,12 +162,12 @@ def test_two_members_are_two_runs():
     """Given their noise, through all phases."""
     together = start(2)
     first = together.detach().clone()
-    options = {"stacked": True, "descent_steps": 5, "adapt_steps": 40}
-    both = Given([together], 0.3, N, **options)
+    options = {"descent_steps": 5, "adapt_steps": 40}
+    both = Given([{"params": [together], "stacked": True}], 0.3, N, **options)
     run(both, together, 70)
     for k in range(2):
         theta = nn.Parameter(first[k].clone())
-        alone = Given([theta], 0.3, N, **options | {"stacked": None})
+        alone = Given([theta], 0.3, N, **options)
         alone.rows = k
         for _ in range(70):
             theta.grad = theta.detach() / SCALES**2 / N
@@ -250,8 +251,8 @@ def test_weights_without_noise_do_not_stop_the_others():
     chains, live = torch.nn.Parameter(torch.zeros(200, 20)), torch.ones(20)
     live[:12] = 0
     sampler = SMILE(
-        [chains], 0.01, 10_000, prior_precision=1.0, stacked=True, descent_steps=50,
-        adapt_steps=600,
+        [{"params": [chains], "stacked": True}], 0.01, 10_000, prior_precision=1.0,
+        descent_steps=50, adapt_steps=600,
     )  # fmt: skip
     draws = []
 
@@ -269,7 +270,8 @@ def test_weights_without_noise_do_not_stop_the_others():
 def test_a_gradient_that_is_not_finite_is_left_out_in_every_phase():
     torch.manual_seed(0)
     chains = torch.nn.Parameter(torch.randn(3, 5))
-    sampler = SMILE([chains], num_data=100, stacked=True, descent_steps=5, adapt_steps=5)
+    group = {"params": [chains], "stacked": True}
+    sampler = SMILE([group], num_data=100, descent_steps=5, adapt_steps=5)
     for step in range(15):
         chains.grad = chains.detach().clone()
         if step in (2, 8, 12):
@@ -283,7 +285,8 @@ def test_a_gradient_that_is_not_finite_is_left_out_in_every_phase():
 @pytest.mark.parametrize("descent", [0, 5])
 def test_gradients_that_come_later_are_refused(late, descent):
     params = [torch.nn.Parameter(torch.randn(3, k)) for k in (4, 2)]
-    sampler = SMILE(params, num_data=10, stacked=True, descent_steps=descent, adapt_steps=5)
+    group = {"params": params, "stacked": True}
+    sampler = SMILE([group], num_data=10, descent_steps=descent, adapt_steps=5)
     params[1 - late].grad = torch.ones_like(params[1 - late])
     sampler.step()
     params[late].grad = torch.ones_like(params[late])
