@@ -181,7 +181,7 @@ def _report(target: CheckpointBank, parts: Sequence[Part], trained: bool) -> str
 
 
 # ------------------------------------------------------------ settings
-_MEMBERS = ("model.init_args.members", "model.init_args.first_member")
+_MEMBERS = "model.init_args.members"
 _BEGUN = ("networks.bin", "parts/*/part.json", "parts/*/checkpoints/*.ckpt")
 """Files that are not thrown away when the configuration changes: networks, or work on them."""
 
@@ -210,7 +210,7 @@ def part_settings(settings: dict[str, Any], first: int, last: int) -> dict[str, 
     """Make the configuration that trains members ``first`` to ``last - 1`` of a population."""
     settings = copy.deepcopy(settings)
     model, data = settings["model"]["init_args"], settings["data"]["init_args"]
-    model |= {"members": last - first, "first_member": first}
+    model["members"] = [first, last]
     if data.get("orders") is not None:
         data["orders"] = list(range(first, last))
     return settings
@@ -344,4 +344,4 @@ def _by_full_name(settings: Any, prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         flat |= _by_full_name(value, f"{prefix}{name}.")
-    return {name: value for name, value in flat.items() if name not in _MEMBERS}
+    return {name: value for name, value in flat.items() if name != _MEMBERS}

@@ -104,7 +104,6 @@ class Fit:
         epoch_steps: optimizer steps of an epoch; infinite if that is not known.
         optimizer: what moves the parameters; None if nothing does.
         schedulers: of the learning rate.
-        rates_change_every: ``"epoch"`` or ``"step"``.
         clips_gradients: whether gradients are clipped.
         rank: number of this process; the first one writes what all of them share.
         processes: how many train the same members.
@@ -129,7 +128,6 @@ class Fit:
     epoch_steps: int | float = float("inf")
     optimizer: Any = None
     schedulers: tuple[Any, ...] = ()
-    rates_change_every: str = "epoch"
     clips_gradients: bool = False
     rank: int = 0
     processes: int = 1

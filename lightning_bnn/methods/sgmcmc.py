@@ -118,11 +118,6 @@ class SGMCMC(Method):
         ):
             if active:
                 run.warn(f"{name} changes the target of a sampler.")
-        if _cycles(fit.schedulers) and fit.rates_change_every == "epoch":
-            run.warn(
-                "CyclicalSchedule counts steps, but is called once in an epoch: pass "
-                "`lr_interval='step'`."
-            )
 
     # ------------------------------------------------------------ what is kept
     def after_step(self, state: Chains, progress: Progress, run: Run) -> bool:

@@ -216,8 +216,12 @@ class HighRate(LRScheduler):
         ramp: int = 5,
         before: LRScheduler | None = None,
     ) -> None:
-        if isinstance(before, ReduceLROnPlateau):
-            raise ValueError("`lr_scheduler` ReduceLROnPlateau cannot go before the high rate.")
+        of_steps = getattr(before, "interval", "epoch") == "step"
+        if of_steps or isinstance(before, ReduceLROnPlateau):
+            raise ValueError(
+                f"`lr_scheduler` {type(before).__name__} cannot go before the high rate of "
+                "`swa_lr`: take one that counts epochs."
+            )
         self.rate, self.begin, self.ramp, self.before = rate, start, ramp, before
         self.reached = [group["lr"] for group in optimizer.param_groups]
         super().__init__(optimizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -18,13 +18,12 @@ from lightning_bnn.calibration import Calibrated
 from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.methods import Batch, Method, Run
-from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.modules import batches, checkpoints, sharing
 from lightning_bnn.modules.arguments import values_of
 from lightning_bnn.modules.core import Core
 from lightning_bnn.modules.fitting import EndsFit, Fitting
 from lightning_bnn.modules.judging import Judging, Prediction, Predictive
-from lightning_bnn.modules.members import Members
+from lightning_bnn.modules.members import Members, Numbers
 from lightning_bnn.modules.optimization import clip_members, configured_optimizers
 from lightning_bnn.modules.templates import (
     TemplateMode,
@@ -39,7 +38,6 @@ from weightsym.arguments import check_count, check_integer
 
 __all__ = ["Bayesian"]
 
-Interval = Literal["epoch", "step"]
 _NOT_SAVED = ("network", "likelihood", "prior", "optimizer", "lr_scheduler", "start_from")
 
 
@@ -57,18 +55,17 @@ class Bayesian(Core):
         method: what is trained and how, one of `lightning_bnn.methods`.
         likelihood: what the outputs say about targets, by default ``Categorical``.
         members: how many posteriors are trained side by side; one of several is a mixture of them.
+            Where a population is trained in parts, the first member of this one and the one after
+            its last: member k starts at the same weights in every part that has it.
         optimizer: makes the optimizer, given parameters.
-        lr_scheduler: makes the scheduler, given the optimizer.
-        lr_interval: when the scheduler steps, every ``"epoch"`` or every ``"step"``.
+        lr_scheduler: makes the scheduler, given the optimizer. It steps every epoch, or every step
+            if its class says ``interval = "step"``, as `CyclicalSchedule` does.
         start_from: a checkpoint with the weights where the first member starts; or a folder of
             checkpoints or of a bank, with the weights of all (the last ones that are there).
         num_data: number of training examples; by default read from the train loader.
         eval_samples: how many networks predict in validation, test and prediction; of an ensemble
             all do.
-        chunk_size: networks that run at once, by default chosen by their size.
         seed: of the random numbers of this module; each depends on (seed, step, process) only.
-        first_member: number of the first member, where a population is trained in parts: member
-            k starts at the same weights in every part that has it.
 
     >>> from lightning_bnn import methods
     >>> from lightning_bnn.models import mlp
@@ -90,22 +87,18 @@ class Bayesian(Core):
         network: nn.Module,
         method: Method,
         likelihood: nn.Module | None = None,
-        members: int = 1,
+        members: Numbers = 1,
         optimizer: OptimizerCallable = torch.optim.Adam,
         lr_scheduler: LRSchedulerCallable | None = None,
-        lr_interval: Interval = "epoch",
         start_from: str | None = None,
         num_data: int | None = None,
         eval_samples: int = 20,
-        chunk_size: int | None = None,
         seed: int = 0,
-        first_member: int = 0,
     ) -> None:
         super().__init__()
-        _check(method, likelihood, optimizer, lr_interval)
+        _check(method, likelihood, optimizer)
         check_count("eval_samples", eval_samples)
-        for name, value in (("num_data", num_data), ("chunk_size", chunk_size)):
-            check_count(name, value, optional=True)
+        check_count("num_data", num_data, optional=True)
         check_integer("seed", seed)
         ignored = () if _compat.made_by_cli() else _NOT_SAVED
         if hasattr(type(self), "arguments") and not _compat.made_by_cli():
@@ -117,15 +110,15 @@ class Bayesian(Core):
         self.prior, self.method = method.prior, method
         self.eval_samples, self.seed, self.start_from = eval_samples, seed, start_from
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
-        self.lr_interval, self.automatic_optimization = lr_interval, not method.takes_all_data
+        self.automatic_optimization = not method.takes_all_data
         self.has_weights = start_from is not None or not method.trains
         self.known_example: tuple[Any, ...] = ()
         self.unused_names = set()
-        self.population = Members(members, first_member, seed)
+        self.population = Members(members, seed)
         self.fitting = Fitting(self, num_data)
         self.judging = Judging(self, self.fitting)
         self.run = Run(
-            self.template, self.likelihood, num_data, chunk_size, rank_zero_info, rank_zero_warn,
+            self.template, self.likelihood, num_data, None, rank_zero_info, rank_zero_warn,
             self.fitting.shows_progress, self.fitting.in_common, self.fitting.example,
         )  # fmt: skip
         starts = self.population.starts(self.template, start_from)
@@ -400,7 +393,7 @@ def _names_of_method(module: Bayesian) -> set[str]:
     return {name for name in names if name not in taken and not hasattr(type(module), name)}
 
 
-def _check(method: Any, likelihood: Any, optimizer: Any, lr_interval: Any) -> None:
+def _check(method: Any, likelihood: Any, optimizer: Any) -> None:
     """Refuse what is not of the kind that an argument asks for."""
     if not isinstance(method, Method):
         raise ValueError(
@@ -411,7 +404,6 @@ def _check(method: Any, likelihood: Any, optimizer: Any, lr_interval: Any) -> No
             "`likelihood` must be a module such as Categorical() or Gaussian(), got "
             f"{likelihood!r}."
         )
-    check_choice("lr_interval", lr_interval, get_args(Interval))
     if not callable(optimizer):
         raise ValueError(
             "`optimizer` must make an optimizer from parameters, such as "

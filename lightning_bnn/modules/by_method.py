@@ -14,6 +14,7 @@ from lightning_bnn.methods.kept_networks import InMemory, KeptNetworks
 from lightning_bnn.methods.mc_dropout import with_dropout
 from lightning_bnn.modules.arguments import joint_arguments
 from lightning_bnn.modules.bayesian import Bayesian
+from lightning_bnn.modules.members import Numbers
 from lightning_bnn.modules.templates import template_of
 from lightning_bnn.modules.training_data import TrainingData
 from lightning_bnn.named_tensors import NamedTensors
@@ -66,7 +67,7 @@ class DeepEnsemble(Bayesian):
 
     arguments = staticmethod(joint_arguments(methods.DeepEnsemble, Bayesian))
 
-    def __init__(self, network: nn.Module, members: int = 5, **kwargs: Any) -> None:
+    def __init__(self, network: nn.Module, members: Numbers = 5, **kwargs: Any) -> None:
         super().__init__(network=network, members=members, **self.arguments(**kwargs))
 
 
@@ -88,7 +89,6 @@ class FromCheckpoints(Bayesian):
         prefix: what stands before the names of the network in checkpoints, such as ``"net."``.
         likelihood: what the outputs say about targets, by default ``Categorical``.
         eval_samples: how many networks predict.
-        chunk_size: networks that run at once, by default chosen by their size.
         seed: of the draws.
 
     >>> import tempfile
@@ -112,7 +112,6 @@ class FromCheckpoints(Bayesian):
         prefix: str | None = None,
         likelihood: nn.Module | None = None,
         eval_samples: int = 20,
-        chunk_size: int | None = None,
         seed: int = 0,
     ) -> None:
         check_count("last", last, optional=True)
@@ -123,7 +122,6 @@ class FromCheckpoints(Bayesian):
             method=methods.FromCheckpoints(networks, chains, kind, rank, scale),
             likelihood=likelihood,
             eval_samples=eval_samples,
-            chunk_size=chunk_size,
             seed=seed,
         )
         rank_zero_info(f"FromCheckpoints: {len(records)} networks of {source}.")
@@ -167,7 +165,7 @@ class HMC(Bayesian):
 
     arguments = staticmethod(joint_arguments(methods.HMC, Bayesian, optimizer=samplers.HMC))
 
-    def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
+    def __init__(self, network: nn.Module, members: Numbers = 1, **kwargs: Any) -> None:
         super().__init__(network=network, members=members, **self.arguments(**kwargs))
 
 
@@ -209,7 +207,7 @@ class IVON(Bayesian):
 
     arguments = staticmethod(joint_arguments(methods.IVON, Bayesian, optimizer=samplers.IVON))
 
-    def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
+    def __init__(self, network: nn.Module, members: Numbers = 1, **kwargs: Any) -> None:
         super().__init__(network=network, members=members, **self.arguments(**kwargs))
 
 
@@ -250,7 +248,7 @@ class Laplace(Bayesian):
 
     arguments = staticmethod(joint_arguments(methods.Laplace, Bayesian))
 
-    def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
+    def __init__(self, network: nn.Module, members: Numbers = 1, **kwargs: Any) -> None:
         super().__init__(network=network, members=members, **self.arguments(**kwargs))
         lacking = [] if self.method.layers else self.method.lacking_factors(self.template)
         if lacking:
@@ -301,7 +299,7 @@ class MCDropout(Bayesian):
     arguments = staticmethod(joint_arguments(methods.MCDropout, Bayesian))
 
     def __init__(
-        self, network: nn.Module, members: int = 1, p: float | None = None, **kwargs: Any
+        self, network: nn.Module, members: Numbers = 1, p: float | None = None, **kwargs: Any
     ) -> None:
         dropping = network if p is None else with_dropout(network, p, kwargs.get("layers", "all"))
         super().__init__(network=dropping, members=members, **self.arguments(**kwargs))
@@ -340,7 +338,7 @@ class MFVI(Bayesian):
 
     arguments = staticmethod(joint_arguments(methods.MFVI, Bayesian))
 
-    def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
+    def __init__(self, network: nn.Module, members: Numbers = 1, **kwargs: Any) -> None:
         super().__init__(network=network, members=members, **self.arguments(**kwargs))
 
 
@@ -390,7 +388,7 @@ class MILE(Bayesian):
 
     arguments = staticmethod(joint_arguments(methods.MILE, Bayesian, optimizer=samplers.MCLMC))
 
-    def __init__(self, network: nn.Module, members: int = 4, **kwargs: Any) -> None:
+    def __init__(self, network: nn.Module, members: Numbers = 4, **kwargs: Any) -> None:
         super().__init__(network=network, members=members, **self.arguments(**kwargs))
 
 
@@ -400,8 +398,8 @@ class SGHMC(Bayesian):
     .. math:: \exp\big(-(N \cdot \mathrm{NLL}(\omega) - \log p(\omega)) / T\big)
 
     The sampler is the ``optimizer``: `SGHMC` by default, or `SGLD`, `PreconditionedSGLD`. It is
-    told N and the prior. With `CyclicalSchedule` (``lr_interval="step"``) networks are kept in the
-    sampling parts of its cycles only. Members are chains that start from networks of their own.
+    told N and the prior. With `CyclicalSchedule` networks are kept in the sampling parts of its
+    cycles only. Members are chains that start from networks of their own.
 
     Args:
         network: gives the computation, and where the first chain starts.
@@ -431,7 +429,7 @@ class SGHMC(Bayesian):
 
     arguments = staticmethod(joint_arguments(methods.SGMCMC, Bayesian, optimizer=samplers.SGHMC))
 
-    def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
+    def __init__(self, network: nn.Module, members: Numbers = 1, **kwargs: Any) -> None:
         super().__init__(network=network, members=members, **self.arguments(**kwargs))
 
 
@@ -476,7 +474,7 @@ class SMILE(Bayesian):
 
     arguments = staticmethod(joint_arguments(methods.SMILE, Bayesian, optimizer=samplers.SMILE))
 
-    def __init__(self, network: nn.Module, members: int = 4, **kwargs: Any) -> None:
+    def __init__(self, network: nn.Module, members: Numbers = 4, **kwargs: Any) -> None:
         super().__init__(network=network, members=members, **self.arguments(**kwargs))
 
 
@@ -519,10 +517,8 @@ class SWAG(Bayesian):
 
     arguments = staticmethod(joint_arguments(methods.SWAG, Bayesian))
 
-    def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
+    def __init__(self, network: nn.Module, members: Numbers = 1, **kwargs: Any) -> None:
         super().__init__(network=network, members=members, **self.arguments(**kwargs))
-        if self.method.swa_lr is not None and self.lr_interval == "step":
-            raise ValueError("`swa_lr` needs `lr_interval='epoch'`: its ramp counts epochs.")
 
 
 class SymmetrizedVI(Bayesian):
@@ -558,7 +554,7 @@ class SymmetrizedVI(Bayesian):
 
     arguments = staticmethod(joint_arguments(methods.SymmetrizedVI, Bayesian))
 
-    def __init__(self, network: nn.Module, members: int = 1, **kwargs: Any) -> None:
+    def __init__(self, network: nn.Module, members: Numbers = 1, **kwargs: Any) -> None:
         super().__init__(network=network, members=members, **self.arguments(**kwargs))
 
     @property

@@ -44,7 +44,6 @@ class Core(L.LightningModule):
     population: Members
     make_optimizer: Callable[[Any], Any]
     make_scheduler: Callable[[Any], Any] | None
-    lr_interval: str
     seed: int
     eval_samples: int
     has_weights: bool

@@ -143,7 +143,7 @@ class Fitting(Part):
 
     def _fit(self) -> Fit:
         """Describe the fit that begins."""
-        module, trainer = self.module, cast(Any, self.module.trainer)
+        trainer = cast(Any, self.module.trainer)
         steps = trainer.estimated_stepping_batches
         return Fit(
             anew=trainer.ckpt_path is None and trainer.global_step == 0,
@@ -152,7 +152,6 @@ class Fitting(Part):
             epoch_steps=_steps_of_epoch(trainer),
             optimizer=trainer.optimizers[0],
             schedulers=self._schedulers(),
-            rates_change_every=module.lr_interval,
             clips_gradients=bool(trainer.gradient_clip_val),
             rank=trainer.global_rank,
             processes=trainer.world_size,

@@ -16,7 +16,9 @@ from weightsym.arguments import check_count
 from weightsym.params import Params
 from weightsym.randomness import keyed_generator
 
-__all__ = ["Members", "Share"]
+__all__ = ["Members", "Numbers", "Share"]
+
+Numbers = int | tuple[int, int]
 
 
 class Share(NamedTuple):
@@ -31,15 +33,15 @@ class Members:
     """Consecutive members of a population.
 
     Args:
-        members: how many there are here.
-        first: number of the first.
+        members: how many there are; or the first of those that are here, and the one after them.
         seed: of the weights of members that are drawn.
     """
 
-    def __init__(self, members: int, first: int, seed: int) -> None:
-        check_count("members", members)
-        check_count("first_member", first, 0)
-        self.count, self.first, self.seed = members, first, seed
+    def __init__(self, members: Numbers, seed: int) -> None:
+        first, end = members if isinstance(members, (tuple, list)) else (0, members)
+        check_count("members", first, 0)
+        check_count("members", end, first + 1)
+        self.count, self.first, self.seed = end - first, first, seed
         self.share: Share | None = None
 
     @property
@@ -95,7 +97,7 @@ class Members:
         if several and self.first:
             raise ValueError(
                 "`start_from` a folder gives the networks of all members: it does not go together "
-                f"with `first_member` {self.first}."
+                f"with members from {self.first} on."
             )
         stack, _ = read_networks(source, template, last=self.count)
         if several and P.stack_size(stack) < self.count:

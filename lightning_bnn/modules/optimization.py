@@ -44,7 +44,8 @@ def configured_optimizers(module: Core) -> Any:
     if scheduler is None:
         return optimizer
     watched = getattr(scheduler, "monitor", "val/nll")
-    config = {"scheduler": scheduler, "interval": module.lr_interval, "monitor": watched}
+    interval = getattr(scheduler, "interval", "epoch")
+    config = {"scheduler": scheduler, "interval": interval, "monitor": watched}
     return {"optimizer": optimizer, "lr_scheduler": config}
 
 

@@ -18,7 +18,7 @@ class CyclicalSchedule(LRScheduler):
 
     .. math:: \eta_k = \frac{\eta_0}{2} \Big(\cos \frac{\pi (k \bmod L)}{L} + 1\Big)
 
-    Call it after every step (``lr_interval="step"``).
+    Call it after every step, as our modules do.
 
     Args:
         optimizer: a sampler of this package.
@@ -41,6 +41,8 @@ class CyclicalSchedule(LRScheduler):
     >>> rates[:4], rates[4:] == rates[:4]
     ([(1.0, False), (0.85, False), (0.5, True), (0.15, True)], True)
     """
+
+    interval = "step"
 
     def __init__(
         self,

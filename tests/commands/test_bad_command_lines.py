@@ -65,7 +65,7 @@ CONFIGURATIONS = [
     ("fit -c key.yaml", "key.yaml", "'trainer.max_epoch'", "'trainer.max_epochs'"),
     ("fit -c option.yaml", "option.yaml", "'memberz'", "'members'"),
     ("fit -c name.yaml", "name.yaml", "'DeepEnsembel'", "'DeepEnsemble'"),
-    ("fit -c type.yaml", "type.yaml", "`model.members` must be int, got many (in type.yaml)"),
+    ("fit -c type.yaml", "type.yaml", "`model.members` must be int or a list of int, got many"),
     ("fit -c deep.yaml", "deep.yaml", "`model.network.hidden` must be a list of int, got 32"),
     ("fit -c binary.yaml", "binary.yaml", "UTF-8"),
     ("fit -c syntax.yaml", "syntax.yaml", "line 2"),

@@ -56,7 +56,6 @@ def test_a_rate_that_is_too_large_is_named_and_ends_the_run(rule, cyclical):
     options = {}
     if cyclical:
         options["lr_scheduler"] = lambda o: samplers.CyclicalSchedule(o, 6, 0.0)
-        options["lr_interval"] = "step"
     module = chain(optimizer=RULES[rule], prior_std=0.1, **options)
     run, told = fitted(module, epochs=20)
     found = [text for text in told if "not finite" in text]

@@ -49,9 +49,8 @@ def trained(module, data, **options):
 @functools.cache
 def alone(number, batch_norm, optimizer):
     """What a run of its own makes of a member."""
-    module = DeepEnsemble(
-        net(batch_norm), members=1, first_member=number, optimizer=optimizer, seed=3, prior_std=0.5
-    )
+    options = {"optimizer": optimizer, "seed": 3, "prior_std": 0.5}
+    module = DeepEnsemble(net(batch_norm), members=(number, number + 1), **options)
     return trained(module, Orders([number]), gradient_clip_val=1.0).member_stack()
 
 
@@ -62,13 +61,9 @@ def alone(number, batch_norm, optimizer):
 def test_members_are_what_separate_runs_give(batch_norm, optimizer, chunk_size, first):
     options = {"optimizer": optimizer, "seed": 3, "prior_std": 0.5}
     numbers = range(first, first + 3)
-    together = trained(
-        DeepEnsemble(
-            net(batch_norm), members=3, first_member=first, chunk_size=chunk_size, **options
-        ),
-        Orders(list(numbers)),
-        gradient_clip_val=1.0,
-    ).member_stack()
+    module = DeepEnsemble(net(batch_norm), members=(first, first + 3), **options)
+    module.run.chunk_size = chunk_size
+    together = trained(module, Orders(list(numbers)), gradient_clip_val=1.0).member_stack()
     for k, number in enumerate(numbers):
         for name, tensor in alone(number, batch_norm, optimizer).items():
             torch.testing.assert_close(together[name][k], tensor[0])
@@ -228,8 +223,8 @@ def test_a_run_that_is_stopped_early_is_judged_too():
 
 
 def test_parts_of_variational_populations_differ():
-    options = {"initialisation": "blitz", "optimizer": ADAM, "num_data": 60, "members": 2}
-    one, two = (MFVI(net(), first_member=k, **options) for k in (0, 2))
+    options = {"initialisation": "blitz", "optimizer": ADAM, "num_data": 60}
+    one, two = (MFVI(net(), members=(k, k + 2), **options) for k in (0, 2))
     assert not torch.equal(one.mean, two.mean)
     for module in (one, two):
         with torch.no_grad():
@@ -243,10 +238,10 @@ def test_parts_of_variational_populations_differ():
 def test_a_folder_of_starts_has_no_parts(tmp_path):
     with CheckpointBank(tmp_path / "bank") as bank:
         bank.extend(P.populate(net(), 3))
-    options = {"members": 2, "start_from": str(tmp_path / "bank")}
+    options = {"start_from": str(tmp_path / "bank")}
     with pytest.raises(ValueError, match="`start_from` a folder"):
-        DeepEnsemble(net(), first_member=2, **options)
-    last = DeepEnsemble(net(), **options).member_stack()["0.weight"]
+        DeepEnsemble(net(), members=(2, 4), **options)
+    last = DeepEnsemble(net(), members=2, **options).member_stack()["0.weight"]
     torch.testing.assert_close(last, bank[1:3]["0.weight"])
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from module_cases import network
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau
 
 from lightning_bnn import samplers
 from lightning_bnn.likelihoods import Gaussian
@@ -22,6 +22,10 @@ def precise(parameters):
     return samplers.SGLD(parameters, prior_precision=1.0)
 
 
+class EveryStep(ConstantLR):
+    interval = "step"
+
+
 REFUSED = [
     (HMC, {"network": network(0.2)}, "`network` has dropout"),
     (HMC, {"likelihood": LEARNED}, "parameters of its own"),
@@ -37,8 +41,10 @@ REFUSED = [
     (SGHMC, {"optimizer": decaying}, "Both `prior_std` of the module and `weight_decay`"),
     (DeepEnsemble, {"prior_std": 1.0, "optimizer": precise}, "`prior_std` .* `prior_precision`"),
     (SWAG, {"rank": 1}, "`rank` must be at least 2"),
-    (SWAG, {"swa_lr": 0.1, "lr_interval": "step"}, "`swa_lr` needs `lr_interval='epoch'`"),
-    (SWAG, {"swa_lr": 0.1, "lr_scheduler": ReduceLROnPlateau}, "Plateau cannot go before"),
+    *(
+        (SWAG, {"swa_lr": 0.1, "lr_scheduler": schedule}, "cannot go before the high rate")
+        for schedule in (ReduceLROnPlateau, EveryStep)
+    ),
     (DeepEnsemble, {"network": nn.Sequential(nn.LazyLinear(3))}, "lazy parameters"),
     (DeepEnsemble, {"network": nn.Linear(2, 2, dtype=torch.complex64)}, "complex parameters"),
     (DeepEnsemble, {"start_from": "no.pt"}, "no networks at no.pt"),

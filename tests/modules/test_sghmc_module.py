@@ -86,7 +86,7 @@ def test_a_chain_in_a_bank_resumes_exactly(tmp_path):
 @quiet
 def test_cycles_keep_networks_while_they_sample():
     module = SGHMC(
-        network(), every_n_steps=1, optimizer=sampler, lr_interval="step",
+        network(), every_n_steps=1, optimizer=sampler,
         lr_scheduler=lambda o: samplers.CyclicalSchedule(o, 6, exploration=0.5),
     )  # fmt: skip
     seen = []
@@ -216,14 +216,6 @@ def test_a_trainer_that_is_used_again_has_nothing_to_say(tmp_path, caplog):
 def test_a_run_that_would_keep_nothing_says_so_first():
     with pytest.warns(UserWarning, match="SGHMC will keep nothing: `burn_in`"):
         trainer(max_epochs=2).fit(SGHMC(network(), burn_in=50, optimizer=sampler), Blobs())
-
-
-def test_cycles_that_are_called_once_in_an_epoch():
-    module = SGHMC(
-        network(), optimizer=sampler, lr_scheduler=lambda o: samplers.CyclicalSchedule(o, 6)
-    )
-    with pytest.warns(UserWarning, match="pass `lr_interval='step'`"):
-        trainer(max_epochs=1).fit(module, Blobs())
 
 
 @quiet

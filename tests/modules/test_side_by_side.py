@@ -193,7 +193,11 @@ class Steps(L.Callback):
 )
 def test_schedulers(interval, expected):
     module, seen = made("ensemble"), Steps()
-    module.make_scheduler = lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5)
-    module.lr_interval = interval
+
+    class Halves(torch.optim.lr_scheduler.ExponentialLR):
+        pass
+
+    Halves.interval = interval
+    module.make_scheduler = lambda o: Halves(o, 0.5)
     trainer(seen).fit(module, Blobs())
     assert seen.lr == pytest.approx(expected)

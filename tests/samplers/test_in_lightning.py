@@ -19,7 +19,6 @@ def chains(members=3, **options):
         members=members,
         optimizer=lambda p: SGHMC(p, lr=0.05, prior_precision=1.0, **options),
         lr_scheduler=lambda o: CyclicalSchedule(o, 7),
-        lr_interval="step",
     )
 
 

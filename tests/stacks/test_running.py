@@ -42,7 +42,8 @@ class Curious(nn.Module):
 def test_networks_that_run_again_in_the_backward_pass(reentrant, members, chunk_size):
     """Their weights would be those of the template then; without gradients they are welcome."""
     net = Recomputing(reentrant)
-    module = DeepEnsemble(net, members=members, chunk_size=chunk_size, optimizer=adam)
+    module = DeepEnsemble(net, members=members, optimizer=adam)
+    module.run.chunk_size = chunk_size
     with pytest.raises(ValueError, match="`network` uses torch.utils.checkpoint"):
         trainer().fit(module, Blobs())
     with torch.no_grad():

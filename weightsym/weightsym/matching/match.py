@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from weightsym.actions import flip, permute
-from weightsym.arguments import check_count
 from weightsym.elements import identity
 from weightsym.groups import Symmetries
 from weightsym.matching.activations import by_activations
@@ -33,6 +32,7 @@ Data = tuple[nn.Module, Iterable[Any]]
 
 _log = logging.getLogger(__name__)
 _TIE = 1e-7
+_SWEEPS = 100  # per try at most
 _AT_ONCE = 2**26
 """Similarities of units that are held at once; networks beyond that wait for their turn."""
 
@@ -129,7 +129,6 @@ def match(
     method: Method = "best",
     signs: bool = False,
     seed: int = 0,
-    max_sweeps: int = 100,
     model: nn.Module | None = None,
     batches: Iterable[Any] | None = None,
     loss: Loss | None = None,
@@ -169,7 +168,6 @@ def match(
         signs: flip whole units as well; by weights only. Gated units, and units before a norm, can
             be flipped in some of their places only, and stay as they are.
         seed: of the sweeps, and of what is learnt.
-        max_sweeps: sweeps per try.
         model: gives the computation, for what looks at data.
         batches: inputs, or tuples whose first element is the input; to learn, a list of (input,
             target) pairs.
@@ -193,7 +191,6 @@ def match(
     """
     if method not in get_args(Method):
         raise ValueError(f"`method` must be one of {', '.join(get_args(Method))}, got {method!r}.")
-    check_count("max_sweeps", max_sweeps)
     if signs and method not in get_args(ByWeights):
         raise ValueError(f"`signs` must be False for method {method!r}, which only permutes.")
     check_symmetries(sym)
@@ -202,7 +199,7 @@ def match(
     if method not in get_args(ByWeights) or model is not None or batches is not None:
         data = _data(method, params, reference, model, batches)
     networks = params if stacked else stack([params])
-    search = _Search(plan, networks, reference, signs, seed, max_sweeps, data)
+    search = _Search(plan, networks, reference, signs, seed, data)
     if method == "learned":
         result = search.learned(loss, learning or Learning())
     elif method == "activations":
@@ -241,7 +238,6 @@ class _Search:
     reference: Params
     signs: bool
     seed: int
-    sweeps: int
     data: Data | None
 
     def __post_init__(self) -> None:
@@ -305,7 +301,7 @@ class _Search:
         if plan.size > SMALL:
             ascent = self._ascent(torch.arange(self.members), exact=True)
             ascent.stand(self.element[:groups])
-            ascent.climb(torch.Generator().manual_seed(self.seed), self.sweeps)
+            ascent.climb(torch.Generator().manual_seed(self.seed), _SWEEPS)
             self.element, self.score = ascent.element, ascent.score()
         return MatchResult(
             permutations=tuple(self.element[:groups]),
@@ -329,9 +325,9 @@ class _Search:
         """Ascend, keep the result of every member if it is better, and return the scores."""
         rows = torch.arange(self.members) if rows is None else rows
         ascent = self._ascent(rows)
-        ascent.run(start, torch.Generator().manual_seed(self.seed), self.sweeps)
+        ascent.run(start, torch.Generator().manual_seed(self.seed), _SWEEPS)
         if not ascent.settled:
-            _log.warning("match: ascent is still improving after %d sweeps.", self.sweeps)
+            _log.warning("match: ascent is still improving after %d sweeps.", _SWEEPS)
         score = ascent.score()
         better = score > self.score[rows] + _TIE * score.abs()
         for best, new in zip([*self.element, self.score], [*ascent.element, score], strict=True):
