@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from weightsym.arguments import check_count, check_positive
+from weightsym.arguments import check_count
 from weightsym.extras import needed
 
-__all__ = ["FilterResponseNorm", "mlp", "optunet", "resnet18", "resnet20_frn", "two_relus"]
+__all__ = ["mlp", "optunet", "resnet18", "two_relus"]
 
 
 def mlp(
@@ -117,81 +117,3 @@ def _draw_convolution(part: nn.Module) -> None:
     """Draw weights as torchvision does for residual networks."""
     if isinstance(part, nn.Conv2d):
         nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
-
-
-class FilterResponseNorm(nn.Module):
-    r"""Filter response normalisation with a thresholded linear unit.
-
-    .. math:: y = \max(\gamma\, x / \sqrt{\mathrm{mean}_{hw}(x^2) + \epsilon} + \beta,\ \tau)
-
-    References:
-        Filter Response Normalization Layer (Singh and Krishnan, 2020)
-
-    Args:
-        channels: number of channels.
-        eps: added to the mean square.
-        threshold: whether the learned threshold ends the layer; otherwise an activation of your own
-            follows.
-
-    >>> x = torch.randn(2, 4, 8, 8)
-    >>> layer = FilterResponseNorm(4, threshold=False)
-    >>> torch.allclose(layer(5 * x), layer(x), atol=1e-3)  # the size of a channel is forgotten
-    True
-    """
-
-    def __init__(self, channels: int, eps: float = 1e-6, threshold: bool = True) -> None:
-        super().__init__()
-        check_count("channels", channels)
-        check_positive("eps", eps)
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(channels))
-        self.bias = nn.Parameter(torch.empty(channels))
-        self.threshold = nn.Parameter(torch.empty(channels)) if threshold else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Gain one, bias and threshold zero."""
-        nn.init.ones_(self.weight)
-        nn.init.zeros_(self.bias)
-        if self.threshold is not None:
-            nn.init.zeros_(self.threshold)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise over the two spatial dimensions."""
-        x = x * torch.rsqrt(x.square().mean((2, 3), keepdim=True) + self.eps)
-        x = x * self.weight[:, None, None] + self.bias[:, None, None]
-        return x if self.threshold is None else torch.maximum(x, self.threshold[:, None, None])
-
-
-def resnet20_frn(classes: int = 10) -> nn.Module:
-    """ResNet-20 with filter response normalisation and SiLU, as in large-scale HMC studies.
-
-    The blocks are torchvision's.
-
-    >>> net = resnet20_frn()
-    >>> net(torch.randn(1, 3, 32, 32)).shape, sum(p.numel() for p in net.parameters())
-    (torch.Size([1, 10]), 272474)
-    """
-    with needed("`resnet20_frn`"):
-        from torchvision.models.resnet import BasicBlock
-
-    check_count("classes", classes)
-
-    def norm(channels: int) -> nn.Module:
-        return FilterResponseNorm(channels, threshold=False)
-
-    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False), norm(16), nn.SiLU()]
-    width = 16
-    for channels in (16, 32, 64):
-        for k in range(3):
-            stride = 2 if k == 0 and channels > 16 else 1
-            shortcut = None
-            if stride > 1:
-                shortcut = nn.Sequential(
-                    nn.Conv2d(width, channels, 1, stride, bias=False), norm(channels)
-                )
-            block = BasicBlock(width, channels, stride, shortcut, norm_layer=norm)
-            block.relu = nn.SiLU()
-            layers.append(block)
-            width = channels
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))

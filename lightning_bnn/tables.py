@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weightsym.extras import needed
 
-__all__ = ["Cell", "Measured", "Table", "interval", "results_table", "spread", "text_table"]
+__all__ = ["Cell", "Measured", "Table", "results_table", "spread", "text_table"]
 
 
 class Measured(NamedTuple):
@@ -37,24 +37,6 @@ def spread(values: Tensor) -> Measured:
     """
     error = float(values.std()) if values.numel() > 1 else math.nan
     return Measured(float(values.mean()), error)
-
-
-def interval(values: Tensor) -> Measured:
-    """A mean, and half of its 95 % interval by Student's t.
-
-    Args:
-        values: independent numbers.
-
-    >>> import torch
-    >>> interval(torch.tensor([1.0, 2.0, 3.0])).error
-    2.484...
-    """
-    from scipy.stats import t
-
-    if len(values) < 2:
-        return Measured(float(values.mean()))
-    width = float(t.ppf(0.975, len(values) - 1)) * float(values.std()) / math.sqrt(len(values))
-    return Measured(float(values.mean()), width)
 
 
 @dataclass(frozen=True, repr=False)

@@ -162,7 +162,6 @@ def test_what_a_command_line_gives_is_taken():
             for o in [{name: value, "kind": "low_rank"}]
         ),
         (lambda path: models.mlp(3, [4, 2.5], 2), r"`hidden\[1\]` must be a whole number, got 2.5"),
-        (lambda path: models.FilterResponseNorm(2, math.nan), "`eps` must be positive, got nan"),
     ],
 )  # fmt: skip
 def test_other_values_that_cannot_be_meant(make, message, tmp_path):

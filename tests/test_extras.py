@@ -27,7 +27,6 @@ CALLS = [
     ("torchvision", lambda: MNIST(root="nowhere").load()),
     ("torchvision", lambda: CIFAR10(root="nowhere").load()),
     ("torchvision", models.resnet18),
-    ("torchvision", models.resnet20_frn),
     ("huggingface_hub", lambda: from_hub("me/it")),
     ("huggingface_hub", lambda: push_to_hub("sine", "me/it")),
     ("ray", lambda: run_on_ray(WORK)),

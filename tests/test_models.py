@@ -35,27 +35,6 @@ def test_resnet18_keeps_the_resolution_of_small_images():
     assert models.resnet18(200, image_size=64)(torch.randn(2, 3, 64, 64)).shape == (2, 200)
 
 
-def test_resnet20_frn_has_twenty_layers_and_no_batch_norm():
-    net = models.resnet20_frn()
-    convs = [m for m in net.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
-    assert len(convs) + 1 == 20
-    assert not any(isinstance(m, nn.BatchNorm2d) for m in net.modules())
-    assert net(torch.randn(2, 3, 32, 32)).shape == (2, 10)
-
-
-def test_filter_response_norm_by_hand():
-    x = torch.randn(2, 3, 4, 5).double()
-    frn = models.FilterResponseNorm(3).double()
-    frn.weight.data, frn.bias.data, frn.threshold.data = torch.randn(3, 3).double()
-    y = frn(x)
-    for c in range(3):
-        scale = ((x[:, c] ** 2).mean((1, 2), keepdim=True) + 1e-6) ** -0.5
-        expected = torch.clamp(
-            frn.weight[c] * x[:, c] * scale + frn.bias[c], min=float(frn.threshold[c])
-        )
-        torch.testing.assert_close(y[:, c], expected)
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("build", "sentence"),
@@ -67,8 +46,6 @@ def test_filter_response_norm_by_hand():
         (lambda: models.optunet(0), "`classes` must be at least 1, got 0"),
         (lambda: models.resnet18(-1), "`classes` must be at least 1, got -1"),
         (lambda: models.resnet18(image_size=0), "`image_size` must be at least 1, got 0"),
-        (lambda: models.resnet20_frn(0), "`classes` must be at least 1, got 0"),
-        (lambda: models.FilterResponseNorm(0), "`channels` must be at least 1, got 0"),
     ],
 )
 def test_sizes_that_no_network_has(build, sentence):

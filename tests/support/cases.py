@@ -270,7 +270,6 @@ CASES = [
     Case("self-feeding", SelfFeeding, vector(5), 1, 12, 0),
     Case("tied transformer", TiedTransformer, lambda: torch.randint(11, (2, 6)), 7, 28),
     Case("recurrent", Recurrent, lambda: torch.randn(2, 4, 5), 5, 0, 31),
-    Case("resnet20 frn", models.resnet20_frn, image(16, 1), 12, 0),
     # 4 streams and 4 blocks of 8, 16, 32, 64 channels; signs of every channel with a norm
     Case("resnet", NarrowResNet, image(32), 8, 2 * 120, 8 + 2 * 8 + 3 * (16 + 32 + 64)),
     # 2 streams and 3 blocks; two gains in every block, those before the second stage and the end
