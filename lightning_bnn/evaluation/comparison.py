@@ -287,7 +287,6 @@ def collect(
         "format": _FORMAT,
         **{k: v for k, v in asdict(options).items() if k != "reference_is"},
     }
-    _check_disjoint(first, sources)
     whole = read_posterior("reference", first, problem)
     stored = whole.thinned(options.reference_samples)
     networks = Reference.of(stored, problem, options)
@@ -403,21 +402,6 @@ def _config(sources: Sequence[Location | Any]) -> Path:
         "None of the posteriors has a `config.yaml`: pass `data`, a configuration with network and "
         "data, or, in Python, test data."
     )
-
-
-def _check_disjoint(reference: Location | Any, sources: Mapping[str, Location | Any]) -> None:
-    """Refuse rows that are in both sets, before they are read: they bias the MMD."""
-    for name, location in sources.items():
-        if not isinstance(reference, Location) or not isinstance(location, Location):
-            continue
-        if location.file().resolve() != reference.file().resolve():
-            continue
-        rows, taken = (set(range(10**6)[p.rows or slice(None)]) for p in (location, reference))
-        if rows & taken:
-            raise ValueError(
-                f"{name} shares networks with the reference: choose rows that are disjoint, such "
-                f"as {location.path}[0:10] and {location.path}[10:]."
-            )
 
 
 # ------------------------------------------------------------ rows that are there already

@@ -78,12 +78,15 @@ class StoredBatches:
 
 def _pair(batch: Any) -> tuple[Any, Tensor]:
     """Inputs and targets of a batch."""
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
         raise ValueError(
             f"Batches must be (inputs, targets) where posteriors are compared, got a "
-            f"{type(batch).__name__}: let `on_after_batch_transfer` of the datamodule make them so."
+            f"{type(batch).__name__}{size}: let `on_after_batch_transfer` of the datamodule make "
+            "them so."
         )
-    return batch[0], batch[1]
+    inputs, targets = batch
+    return inputs, targets
 
 
 class _OnlyTests(L.LightningDataModule):

@@ -426,8 +426,9 @@ def test_which_networks_belong_together():
         (["ref"], "`--posteriors` is missing"),
         (["nowhere", "--posteriors.A", "a"], "There is nothing at nowhere"),
         (["ref[50:]", "--posteriors.A", "a"], "none of them in the rows"),
-        (["ref", "--posteriors.A", "ref"], "A shares networks with the reference"),
-        (["ref[0:3]", "--posteriors.A", "ref[2:]"], "A shares networks with the"),
+        (["ref", "--posteriors.A", "ref"], "6 networks of A are also in the reference"),
+        (["ref[0:3]", "--posteriors.A", "ref[2:]"], "1 networks of A are also in"),
+        (["ref[:4]", "--posteriors.A", "ref[-3:]"], "1 networks of A are also in"),
         (["ref", "--posteriors.A", "a", "--ood", "svhn"], "`ood` must be one of"),
         (["ref", "--posteriors.A", "a", "--samples", "1"], "`samples` must be at"),
         (["ref", "--posteriors.x/y", "a"], "names go into file names"),
@@ -442,6 +443,11 @@ def test_bad_arguments(here, args, sentence, capsys):
         main(["compare", *args, "--data", "like.yaml"])
     assert end.value.code == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_rows_counted_from_the_end_share_no_network(here):
+    bank("ref", 6, seed=1)
+    main(["compare", "ref[:-3]", "--posteriors.A", "ref[3:]", "--data", "like.yaml"])
 
 
 @pytest.mark.bad_input

@@ -254,6 +254,7 @@ IMAGES = torch.randn(20, 1, 8, 8), torch.randint(10, (20,))
         ({"reference": [NET]}, "`reference` must hold at least 2 networks, got 1"),
         ({"reference": NAN}, "holds NaN or infinite values"),
         ({"data": None}, "pass `data`, a configuration .*, or, in Python, test data"),
+        ({"data": [(*IMAGES, IMAGES[1])]}, r"Batches must be \(inputs, targets\) .* a tuple of 3"),
         ({"data": 3}, "`data` must be a datamodule, a loader, .*, got int"),
         ({"data": (IMAGES[0], IMAGES[1][:5])}, "`data` has 20 inputs, but 5 targets"),
         ({"data": (IMAGES[0][..., :4], IMAGES[1])}, "`data` do not fit the network: mat1 and mat2"),
