@@ -36,7 +36,7 @@ class Entry:
     title: str
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    batch: str | int = "100%"
+    batch: str = "100%"
     gradients_per_epoch: int = 1
     candidates: Sequence[Mapping[str, Any]] = ()
 
@@ -96,7 +96,7 @@ class Entry:
         model = reference["model"]["init_args"]
         shared = {name: model[name] for name in _OF_THE_REFERENCE if name in model}
         data = dict(reference["data"])
-        batch = max(_LEAST_BATCH, round(_of(str(self.batch), examples)))
+        batch = max(_LEAST_BATCH, round(_of(self.batch, examples)))
         data["init_args"] = {**data.get("init_args", {}), "batch_size": min(batch, examples)}
         trainer = {"max_epochs": epochs, "limit_val_batches": 0, "enable_model_summary": False}
         arguments = {**shared, "seed": 1, **_in_epochs(self.settings, epochs)}

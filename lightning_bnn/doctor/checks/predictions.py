@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from typing import Any
@@ -18,7 +17,7 @@ from lightning_bnn.doctor.findings import Finding
 from lightning_bnn.evaluation.predictions import draw
 from lightning_bnn.posteriors import Empirical
 from weightsym import params as P
-from weightsym.batch_norms import batch_norms
+from weightsym.batch_norms import batch_norms, refreshed
 
 __all__ = [
     "draws_alike",
@@ -198,7 +197,7 @@ def statistics_of_other_networks(e: Evidence) -> Finding | None:
         raise NotPossible("the posterior predicts by draws that are not kept")
     stacks = [draw(mode, _NETWORKS, "doctor", k) for k, mode in enumerate(e.predictors[:_NETWORKS])]
     networks = {n: torch.cat([stack[n] for stack in stacks])[:_NETWORKS] for n in stacks[0]}
-    reestimated = _with_own_statistics(e, networks)
+    reestimated = refreshed(e.network, networks, [training.inputs])
     before, after = (
         float(
             log_mean_exp(
@@ -249,18 +248,6 @@ def _spread(e: Evidence) -> float:
     within = torch.stack([o.var(0, correction=0).mean().sqrt() for o in several])
     between = torch.stack([o.mean(0).var(0, correction=0).mean().sqrt() for o in several])
     return float((within / between.clamp_min(1e-12)).median())
-
-
-def _with_own_statistics(e: Evidence, networks: P.Params) -> P.Params:
-    """The same weights, whose statistics are those of the training examples that were seen."""
-    runner = copy.deepcopy(e.network).eval()
-    for layer in batch_norms(runner):
-        layer.train()
-        layer.momentum = 1.0
-    weights = set(P.weight_names(e.network))
-    stack = {name: t if name in weights else t.clone() for name, t in networks.items()}
-    P.apply(runner, stack, *e.training_examples().inputs)
-    return stack
 
 
 # ------------------------------------------------------------ calibration
