@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -74,48 +73,41 @@ def lines_figure(
     (['one', 'two'], 'y')
     """
     figure, axes = titled_panels(panels, columns)
-    visible = _visible(panels, log)
     colour = colours(name for curves in panels.values() for name in curves)
-    dashes = stripes(visible)
-    apart = _beside(visible, len(colour))
+    order = list(colour)
+    drawn: list[dict[str, list[Any]]] = []
     for ax, curves in zip(axes, panels.values(), strict=True):
         _scale(ax, curves.values(), log)
         if any(line.low is not None and len(line.x) <= FEW for line in curves.values()):
-            ax.margins(x=0.06 + apart * (len(colour) - 1) / 2 / _PANEL)
-        for name, line in curves.items():
-            position = list(colour).index(name)
-            style = {"color": colour[name], "linestyle": dashes.get(name, "-"), "label": name}
-            style["marker"] = MARKERS[position % len(MARKERS)]
-            _draw(ax, line, style, apart * (position - (len(colour) - 1) / 2))
+            ax.margins(x=0.06 + _APART * (len(colour) - 1) / 2 / _PANEL)
+        drawn.append(
+            {
+                name: _draw(ax, line, name, colour[name], MARKERS[order.index(name) % len(MARKERS)])
+                for name, line in curves.items()
+            }
+        )
         for mark in marks:
             ax.axvline(mark, color="0.6", linewidth=0.8, linestyle="--")
+    _part(figure, drawn, order)
     label_edges(axes, labels)
     legend(axes)
     return figure
 
 
-def _draw(ax: Axes, line: Line, style: dict[str, Any], shift: float) -> None:
-    """One curve, with its band, or with its error bars so many points from its place."""
-    from matplotlib.transforms import ScaledTranslation
-
+def _draw(ax: Axes, line: Line, name: str, colour: str, marker: str) -> list[Any]:
+    """One curve, with its band or its error bars."""
     x, y = line.x.double().numpy(), line.y.double().numpy()
     few = len(x) <= FEW
-    look = style | ({"markersize": 4.5, "mfc": "white"} if few else {"marker": None})
-    drawn: list[Any] = ax.plot(x, y, linewidth=_WIDTH, **look)
-    if style["linestyle"] != "-":  # below all, what leads from stripe to stripe
-        drawn += ax.plot(x, y, color=style["color"], linewidth=0.8, alpha=0.5, zorder=1.5)
+    look = {"marker": marker, "markersize": 4.5, "mfc": "white"} if few else {}
+    drawn: list[Any] = ax.plot(x, y, color=colour, linewidth=_WIDTH, label=name, **look)
     if line.low is None or line.high is None:
-        return
+        return drawn
     floor = y.min() / 3 if ax.get_yscale() == "log" else -math.inf
     low, high = line.low.double().numpy().clip(floor), line.high.double().numpy()
-    if not few:
-        ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
-        return
-    drawn.append(ax.vlines(x, low, high, color=style["color"], linewidth=1.2))
-    figure: Any = ax.figure
-    move = ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
-    for segment in drawn:
-        segment.set_transform(ax.transData + move)
+    if few:
+        return [*drawn, ax.vlines(x, low, high, color=colour, linewidth=1.2)]
+    ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    return drawn
 
 
 def _scale(ax: Axes, curves: Iterable[Line], log: Log) -> None:
@@ -137,30 +129,66 @@ def _scale(ax: Axes, curves: Iterable[Line], log: Log) -> None:
             ax.minorticks_off()
 
 
-def _visible(
-    panels: Mapping[str, Mapping[str, Line]], log: Log
-) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
-    """The points of curves in their panels."""
+def _part(figure: Any, drawn: Sequence[Mapping[str, list[Any]]], order: Sequence[str]) -> None:
+    """Stripe the curves that lie on others, and set error bars beside each other."""
+    from matplotlib.transforms import ScaledTranslation
 
-    def position(values: Tensor, axis: str) -> Tensor:
-        positive = axis in log and bool((values > 0).all())
-        return values.double().log10() if positive else values.double()
+    visible = [{name: _seen(curve) for name, (curve, *_) in curves.items()} for curves in drawn]
+    rank: dict[str, int] = {}
+    for name in order:
+        covered = [rank[other] for other in rank if any(_cover(p, name, other) for p in visible)]
+        rank[name] = 1 + max(covered, default=-1)
+    apart = _beside(visible, len(order))
+    for curves in drawn:
+        for name, (curve, *bars) in curves.items():
+            shift = apart * (order.index(name) - (len(order) - 1) / 2)
+            move = ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
+            leader = _stripe(curve, rank[name], max(rank.values()))
+            for segment in [curve, *bars, *leader] if bars else []:
+                segment.set_transform(curve.axes.transData + move)
 
-    return {
-        title: {
-            name: (position(line.x, "x"), position(line.y, "y")) for name, line in curves.items()
-        }
-        for title, curves in panels.items()
-    }
+
+def _seen(curve: Any) -> Any:
+    """The points of a curve from left to right, as shares of its panel."""
+    curve.axes.get_xlim()  # which sets the limits
+    points = (curve.axes.transData - curve.axes.transAxes).transform(curve.get_xydata())
+    return points[points[:, 0].argsort()].T
 
 
-def _beside(visible: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]], count: int) -> float:
+def _cover(curves: Mapping[str, Any], first: str, second: str) -> bool:
+    """Tell whether one curve of a panel covers another over a stretch that both have."""
+    import numpy as np
+
+    a, b = (curves.get(name, np.zeros((2, 0))) for name in (first, second))
+    if min(a.shape[1], b.shape[1]) < 2:
+        return False
+    low, high = max(a[0, 0], b[0, 0]), min(a[0, -1], b[0, -1])
+    if not high > low:
+        return False
+    few = max(len(a[0]), len(b[0])) <= FEW
+    x = a[0] if few else np.linspace(low, high, 200)
+    close = np.abs(np.interp(x, *a) - np.interp(x, *b)) <= _CLOSE
+    return bool(close.all() if few else close.mean() > _LONG)
+
+
+def _stripe(curve: Any, rank: int, highest: int) -> list[Any]:
+    """Leave out more of a curve the higher it lies, and lead from stripe to stripe below all."""
+    if not rank:
+        return []
+    period, gaps = _STRIPE * (highest + 1), _STRIPE * rank
+    curve.set_linestyle((0, (period - gaps, gaps)))
+    look = {"color": curve.get_color(), "linewidth": 0.8, "alpha": 0.5, "zorder": 1.5}
+    leader: list[Any] = curve.axes.plot(*curve.get_data(), **look)
+    return leader
+
+
+def _beside(visible: Sequence[Mapping[str, Any]], count: int) -> float:
     """Points between the error bars of so many curves, which stay away from those of the next x."""
-    x = _joined(x for curves in visible.values() for x, _ in curves.values()).unique()
-    if len(x) < 2:
-        return _APART
-    nearest = float(x.diff().min() / (x[-1] - x[0]))
-    return min(_APART, 0.7 * nearest * _PANEL / max(1, count - 1))
+    import numpy as np
+
+    x = np.unique([x for curves in visible for points in curves.values() for x in points[0]])
+    gaps = [*np.diff(x.round(6)), 1.0]
+    return min(_APART, 0.7 * min(g for g in gaps if g) * _PANEL / max(1, count - 1))
 
 
 def _joined(tensors: Iterable[Tensor]) -> Tensor:
@@ -173,66 +201,3 @@ _CLOSE, _LONG = 0.012, 0.08
 """Shares of a panel: how near curves are that cover each other, and how long they do."""
 FEW = 13
 """Points of a curve that are marked one by one; such curves cover each other if all of them do."""
-Points = tuple[Any, Any]
-"""Both coordinates of a curve as arrays, from left to right."""
-
-
-def stripes(panels: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]) -> dict[str, Any]:
-    """Dashes of the curves that lie on others in some panel, by name.
-
-    Of R curves that lie on each other, the first is whole, and what is above it leaves out more and
-    more of every period, so that each of them is seen for an R-th of the way.
-
-    Args:
-        panels: for every title, both coordinates by name.
-    """
-    groups: list[set[str]] = []
-    order = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    for pair in _covering(panels):
-        touched = [group for group in groups if group & pair]
-        groups = [group for group in groups if not group & pair] + [pair.union(*touched)]
-    dashes: dict[str, Any] = {}
-    for group in groups:
-        members = sorted(group, key=order.index)
-        for rank, name in enumerate(members[1:], 1):
-            visible_points = _STRIPE * (len(members) - rank)
-            dashes[name] = (0, (visible_points, _STRIPE * len(members) - visible_points))
-    return dashes
-
-
-def _covering(panels: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]]) -> list[set[str]]:
-    """The pairs of names whose curves cover each other somewhere."""
-    overlaps = []
-    for curves in panels.values():
-        visible = {name: _points(*curve) for name, curve in curves.items() if len(curve[0]) > 1}
-        height = _height(visible)
-        for (first, a), (second, b) in itertools.combinations(visible.items(), 2):
-            if _cover(a, b, height):
-                overlaps.append({first, second})
-    return overlaps
-
-
-def _points(x: Tensor, y: Tensor) -> Points:
-    order = x.argsort()
-    return x[order].double().numpy(), y[order].double().numpy()
-
-
-def _height(curves: Mapping[str, Points]) -> float:
-    """The height that all curves take up of the vertical axis."""
-    import numpy as np
-
-    joined = np.concatenate([np.zeros(0), *(y[np.isfinite(y)] for _, y in curves.values())])
-    return float(np.ptp(joined)) if len(joined) else 0.0
-
-
-def _cover(a: Points, b: Points, height: float) -> bool:
-    """Tell whether one curve covers another over a stretch that both have."""
-    import numpy as np
-
-    low, high = max(a[0][0], b[0][0]), min(a[0][-1], b[0][-1])
-    if not high > low:
-        return False
-    few = max(len(a[0]), len(b[0])) <= FEW
-    x = a[0] if few else np.linspace(low, high, 200)
-    close = np.abs(np.interp(x, *a) - np.interp(x, *b)) <= _CLOSE * height
-    return bool(close.all() if few else close.mean() > _LONG)
