@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lightning_bnn import modules, samplers
 from lightning_bnn.calibration import quantile_band
-from lightning_bnn.datamodules.base import DataModule, Splits
+from lightning_bnn.datamodules.base import InMemory
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.models import mlp
@@ -38,17 +38,6 @@ _ROWS = 10_000
 """Rows that are predicted at a time."""
 _TRANSITIONS = 600
 """Of chains that use all data in each; `MILE` adapts in the first half."""
-
-
-class _Table(DataModule):
-    """Rows of a table, to learn from."""
-
-    def __init__(self, x: Tensor, y: Tensor, batch_size: int, seed: int) -> None:
-        super().__init__(batch_size=batch_size, seed=seed)
-        self.examples = x, y
-
-    def load(self) -> Splits:
-        return Splits(train=self.examples, val=None, test=self.examples)
 
 
 class _Estimator(BaseEstimator):
@@ -96,7 +85,7 @@ class _Estimator(BaseEstimator):
             options = {"seed": seed, "eval_samples": 100} | (self.options or {})
             module = self._module(network, options | {"likelihood": copy.deepcopy(likelihood)})
             trainer = L.Trainer(**(settings | (self.trainer or {})))
-            trainer.fit(module, _Table(self._standardised(x), y, batch, seed))
+            trainer.fit(module, InMemory((self._standardised(x), y), batch, seed))
         self.module_ = module.cpu().eval()
 
     def _class(self) -> Any:

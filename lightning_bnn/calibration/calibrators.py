@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
-from lightning_bnn.metrics.gaussian_mixture import components, mixture_moments
+from lightning_bnn.metrics.gaussian_mixture import components, log_density, mixture_moments
 from lightning_bnn.metrics.validation import check_choice, check_finite, check_labels, logits_of
 from weightsym.arguments import check_positive
 
@@ -381,7 +381,7 @@ def joint_log_prob(means: Tensor, stds: Tensor, targets: Tensor) -> Tensor:
         stds: in the same shape.
         targets: ``(batch, ...)``.
     """
-    logs = -((targets - means) / stds).square() / 2 - stds.log() - math.log(2 * math.pi) / 2
+    logs = log_density(means, stds, targets)
     return logs.reshape(*logs.shape[:2], -1).sum(-1).logsumexp(0) - math.log(len(means))
 
 

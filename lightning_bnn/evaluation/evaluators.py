@@ -21,7 +21,7 @@ from lightning_bnn.evaluation.predictions import (
 )
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from lightning_bnn.metrics.base import ExampleMean
-from lightning_bnn.metrics.gaussian_mixture import mixture_moments, mixture_nll
+from lightning_bnn.metrics.gaussian_mixture import log_density, mixture_moments, mixture_nll
 from lightning_bnn.metrics.regression import PITCalibration, crps_of_each, inside, width_of_each
 from weightsym.devices import where_precise
 
@@ -134,7 +134,7 @@ def _quality(
 ) -> dict[str, Tensor]:
     """Score predictions beside targets, by log-densities of all targets of an example together."""
     if whitening is None:
-        of_networks = mixture_nll_of_each(means, stds, targets).sum(-1)
+        of_networks = -log_density(means, stds, targets).sum(-1)
     else:
         of_networks = correlated_nll_of_each(means, whitening.movedim(-1, 0), targets)
     mean, std = mixture_moments(means, stds)
@@ -150,18 +150,6 @@ def _quality(
         "cover90": inside(u, INTERVAL).mean(-1),
         "width90": width_of_each(means, stds, INTERVAL).mean(-1),
     }
-
-
-def mixture_nll_of_each(means: Tensor, stds: Tensor, targets: Tensor) -> Tensor:
-    """Negative log-density of every target under every network, ``(networks, examples, targets)``.
-
-    Args:
-        means: of every network.
-        stds: standard deviations.
-        targets: ``(examples, targets)``.
-    """
-    z = (targets - means) / stds
-    return z.square() / 2 + stds.log() + math.log(2 * math.pi) / 2
 
 
 def correlated_nll_of_each(means: Tensor, whitening: Tensor, targets: Tensor) -> Tensor:

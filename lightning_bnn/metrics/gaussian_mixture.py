@@ -82,9 +82,8 @@ def mixture_nll(means: Components, stds: Components, values: Values) -> Float64V
     tensor(1.4189, dtype=torch.float64)
     """
     means, stds = components(means, stds)
-    z = (values_for(values, means) - means) / stds
-    log_densities = -(z.square() / 2 + stds.log() + _LOG_2PI / 2)
-    return math.log(len(means)) - log_densities.logsumexp(0)
+    logs = log_density(means, stds, values_for(values, means))
+    return math.log(len(means)) - logs.logsumexp(0)
 
 
 def mixture_moments(means: Components, stds: Components) -> tuple[Float64Values, Float64Values]:
@@ -101,6 +100,20 @@ def mixture_moments(means: Components, stds: Components) -> tuple[Float64Values,
     mean = means.mean(0)
     variance = (stds.square() + (means - mean).square()).mean(0)
     return mean, variance.sqrt()
+
+
+def log_density(means: Tensor, stds: Tensor, values: Tensor) -> Tensor:
+    r"""Log-density of every Gaussian alone, :math:`\log N(y \mid \mu, \sigma^2)`, unchecked.
+
+    Args:
+        means: of the Gaussians.
+        stds: standard deviations.
+        values: where it is evaluated.
+
+    >>> log_density(torch.zeros(1), torch.ones(1), torch.zeros(1))
+    tensor([-0.9189])
+    """
+    return -(((values - means) / stds).square() / 2 + stds.log() + _LOG_2PI / 2)
 
 
 # ------------------------------------------------------------ two mixtures
@@ -260,8 +273,7 @@ def _roots(means: Tensor, stds: Tensor, levels: Tensor) -> Tensor:
 
 
 def _density(means: Tensor, stds: Tensor, values: Tensor) -> Tensor:
-    z = (values - means) / stds
-    return ((-z.square() / 2 - _LOG_2PI / 2).exp() / stds).mean(0)
+    return log_density(means, stds, values).exp().mean(0)
 
 
 def _distances(means: Tensor, stds: Tensor, others: Tensor, other_stds: Tensor) -> Tensor:

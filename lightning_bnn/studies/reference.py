@@ -135,6 +135,7 @@ def _write(
     (target / "config.yaml").write_text(preset_text(job.preset), encoding="utf-8")
     _store(run / "bank", target / "bank")
     settings = yaml.safe_load(preset_text(job.preset))
+    data = settings["data"]
     card = Card(
         name=name,
         about=preset_text(job.preset).splitlines()[0].removeprefix("# Reference: "),
@@ -142,14 +143,10 @@ def _write(
         sha256=digest_of_networks(target / "bank"),
         diagnosis=diagnose(read_posterior(name, Location(target / "bank"), problem), problem),
         again=again,
-        licence=_licence(**settings["data"]),
+        licence=licence_of(data["class_path"], data.get("init_args", {}).get("table", "")),
     )
     card.write(target / "card.json")
     return card
-
-
-def _licence(class_path: str, init_args: Mapping[str, Any] | None = None) -> str:
-    return licence_of(class_path, (init_args or {}).get("table", ""))
 
 
 def _store(source: Path, target: Path) -> None:

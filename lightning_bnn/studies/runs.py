@@ -17,13 +17,11 @@ from typing import Any
 import lightning as L
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import Tensor
 from tqdm.auto import tqdm
 
 import lightning_bnn
 from lightning_bnn.commands.presets import preset_text
 from lightning_bnn.commands.training import training
-from lightning_bnn.datamodules.base import DataModule, Splits
 from lightning_bnn.evaluation.problem import Problem, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, read_module, read_posterior
 from lightning_bnn.harvest import ends
@@ -32,7 +30,7 @@ from lightning_bnn.studies.findings import results_folder, settings_of
 from weightsym.params import Params
 
 __all__ = [
-    "ENSEMBLES", "GivenExamples", "Job", "Population", "Recipe", "Run", "fit_quietly", "optunets",
+    "ENSEMBLES", "Job", "Population", "Recipe", "Run", "fit_quietly", "optunets",
     "population", "reseeded", "run_jobs",
 ]  # fmt: skip
 
@@ -353,17 +351,6 @@ def fit_quietly(
             max_epochs=epochs, accelerator="cpu", logger=False, callbacks=list(callbacks),
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         ).fit(module, data)  # fmt: skip
-
-
-class GivenExamples(DataModule):
-    """Examples that are in memory, in an order that the seed alone decides."""
-
-    def __init__(self, inputs: Tensor, labels: Tensor, seed: int) -> None:
-        super().__init__(batch_size=64, seed=seed)
-        self.examples = (inputs, labels)
-
-    def load(self) -> Splits:
-        return Splits(self.examples, None, self.examples)
 
 
 def _newest(paths: Iterable[Path]) -> Path:

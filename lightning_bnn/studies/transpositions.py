@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.datamodules import MNIST, Digits
-from lightning_bnn.datamodules.base import DataModule
+from lightning_bnn.datamodules.base import DataModule, InMemory
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
-from lightning_bnn.studies.runs import GivenExamples, fit_quietly
+from lightning_bnn.studies.runs import fit_quietly
 from lightning_bnn.tables import Cell, Table
 from weightsym import Symmetries, barrier, discover, interpolate, match_activations, permute
 from weightsym import params as P
@@ -128,7 +128,7 @@ class _Study:
         module.networks.load_state_dict(starts)
         history = _Weights([{n: t.clone() for n, t in starts.items()}])
         key = int(torch.randint(2**31, (), generator=keyed_generator(self.seed, order)))
-        source = GivenExamples(self.inputs, self.labels, key)
+        source = InMemory((self.inputs, self.labels), 64, key)
         fit_quietly(module, source, self.settings.epochs, [history])
         return history.stacks
 

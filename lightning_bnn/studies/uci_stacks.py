@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.calibration.calibrators import joint_log_prob
 from lightning_bnn.datamodules import UCI
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.methods import Batch, Fit, Method, Progress, Purpose, Run
@@ -343,8 +344,7 @@ def log_densities(predictions: Predictions, factor: float = 1.0) -> Tensor:
         factor: c, of the noise.
     """
     means, stds, targets = predictions
-    logs = torch.distributions.Normal(means, factor * stds, validate_args=False).log_prob(targets)
-    return logs.logsumexp(0) - math.log(len(means))
+    return joint_log_prob(means, factor * stds, targets)
 
 
 def scores(predictions: Predictions, factor: float, target_std: float) -> tuple[float, float]:
