@@ -493,7 +493,7 @@ def _classes(
     logits, labels = other_logits, other_labels.long()
     each = Temperature(1.0)(logits), calibrator(logits)
     before, after = (class_numbers(probs, labels) for probs in each)
-    diagrams = [torch.stack(list(_diagram(probs, labels))) for probs in each]
+    diagrams = [torch.stack(list(diagram(probs, labels))) for probs in each]
     sets = conformal_sets(each[1], labels, common["alpha"], **rule)
     return CalibratedClasses(
         calibrator=calibrator, before=before, after=after, rule=sets,
@@ -501,7 +501,8 @@ def _classes(
     )  # fmt: skip
 
 
-def _diagram(probs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+def diagram(probs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    """Reliability of the likeliest classes, see `lightning_bnn.metrics.reliability`."""
     confidence, predicted = probs.max(-1)
     return tuple(t.double() for t in reliability(confidence, predicted == labels))
 

@@ -98,7 +98,7 @@ def _draw(ax: Axes, line: Line, name: str, colour: str, marker: str) -> list[Any
     """One curve, with its band or its error bars."""
     x, y = line.x.double().numpy(), line.y.double().numpy()
     few = len(x) <= FEW
-    look = {"marker": marker, "markersize": 4.5, "mfc": "white"} if few else {}
+    look: dict[str, Any] = {"marker": marker, "markersize": 4.5, "mfc": "white"} if few else {}
     drawn: list[Any] = ax.plot(x, y, color=colour, linewidth=_WIDTH, label=name, **look)
     if line.low is None or line.high is None:
         return drawn

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,10 +9,14 @@ import torch
 from torch import Tensor
 
 from lightning_bnn import metrics as M
-from lightning_bnn.calibration import Calibrated, Intervals, Temperature, calibrated
-from lightning_bnn.calibration.calibrated import CalibratedClasses, class_numbers, gaussian_numbers
+from lightning_bnn.calibration import Calibrated, Temperature, calibrated
+from lightning_bnn.calibration.calibrated import (
+    CalibratedClasses,
+    class_numbers,
+    diagram,
+    gaussian_numbers,
+)
 from lightning_bnn.calibration.calibrators import method_of
-from lightning_bnn.calibration.conformal import quantile_band
 from lightning_bnn.evaluation.predictions import predictions_of_mode
 from lightning_bnn.evaluation.problem import Problem, read_problem
 from lightning_bnn.evaluation.run_settings import has_other_data
@@ -26,8 +28,10 @@ from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.tables import Cell, Table
 
-__all__ = ["calibrate", "credible_sets", "findings_of"]
+__all__ = ["calibrate", "credible_sets"]
 
+Test = tuple[dict[str, dict[str, float]], dict[str, Any]]
+"""Numbers before and after calibration, and figures."""
 Method = Literal["temperature", "vector", "spread", "moments"]
 Score = Literal["thr", "aps", "raps", "split", "cqr"]
 _CLASS_COLUMNS = {
@@ -92,110 +96,67 @@ def calibrate(
     options = {"alpha": alpha, "score": score, "by_class": by_class, "held_out": held_out}
     with quiet():
         stored = read_posterior(location.path.name, location, problem, samples)
-        tested = calibrate_posterior(stored, problem, method, samples, seed, **options)
+        fitted, predicted, targets = _fitted(stored, problem, method, samples, seed, **options)
     folder = results_folder(out, "calibrate")
     settings = {**stored.origin, "config": str(config), "samples": samples, "seed": seed, **options}
-    tested.calibration.save(folder / "calibration.pt")
-    publish(findings_of(tested, settings), folder)
+    fitted.save(folder / "calibration.pt")
+    publish(_findings(fitted, predicted, targets, settings), folder)
 
 
-def findings_of(tested: CalibratedTest, settings: dict[str, Any]) -> Findings:
-    """The table before and after on the test data, and its figures.
-
-    Args:
-        tested: a calibration, and predictions of the test data.
-        settings: everything that decides the numbers.
-    """
-    calibration = tested.calibration
+def _findings(
+    calibration: Calibrated, predicted: Any, targets: Tensor, settings: dict[str, Any]
+) -> Findings:
+    """The table before and after on the test data, and its figures."""
     of_classes = isinstance(calibration, CalibratedClasses)
     columns = _CLASS_COLUMNS if of_classes else _GAUSSIAN_COLUMNS
+    numbers, figures = (_classes if of_classes else _gaussians)(calibration, predicted, targets)
     rows: list[list[Cell]] = [
-        [name, *(numbers[key] for key in columns)] for name, numbers in tested.numbers().items()
+        [name, *(values[key] for key in columns)] for name, values in numbers.items()
     ]
     note = (
-        f"{len(tested.targets)} examples. Before: {'sets' if of_classes else 'intervals'} of "
+        f"{len(targets)} examples. Before: {'sets' if of_classes else 'intervals'} of "
         f"{1 - calibration.alpha:.4g} as the probabilities ask for; after: conformal."
     )
     table = Table("Test data", ["", *columns.values()], rows, 4, note)
-    figures = (_class_figures if of_classes else _gaussian_figures)(tested)
     title = f"Calibration: {calibration.headline()}"
     settings = {**settings, "method": calibration.method}
     return Findings("calibrate", title, {"calibrate": table}, figures, (), settings)
 
 
-# ------------------------------------------------------------ figures
-def _class_figures(tested: CalibratedTest) -> dict[str, Any]:
-    labels = tested.targets.long()
-    diagrams = {}
-    for name, probs in tested.predictions.items():
-        confidence, predicted = probs.max(-1)
-        diagrams[name] = M.reliability(confidence, predicted == labels)
-    return {"reliability": reliability_figures(diagrams)}
+def _classes(calibration: Any, predicted: Any, targets: Tensor) -> Test:
+    labels = targets.long()
+    before, after = Temperature(1.0)(*predicted), calibration.calibrator(*predicted)
+    sets = {"before": credible_sets(before, calibration.alpha), "after": calibration.rule(after)}
+    numbers, diagrams = {}, {}
+    for name, probs in (("before", before), ("after", after)):
+        size, coverage = M.set_size(sets[name]), M.set_coverage(sets[name], labels)
+        numbers[name] = class_numbers(probs, labels)
+        numbers[name] |= {"size": float(size), "coverage": float(coverage)}
+        diagrams[name] = diagram(probs, labels)
+    return numbers, {"reliability": reliability_figures(diagrams)}
 
 
-def _gaussian_figures(tested: CalibratedTest) -> dict[str, Any]:
-    shares = {
-        name: levels_reached(M.pit(means, stds, tested.targets)).mean(1)
-        for name, (means, stds) in tested.predictions.items()
+def _gaussians(calibration: Any, predicted: Any, targets: Tensor) -> Test:
+    mixtures = {"before": predicted, "after": calibration.calibrator(*predicted)}
+    numbers = {
+        n: gaussian_numbers(m, s, targets, calibration.alpha) for n, (m, s) in mixtures.items()
     }
-    return {"quantiles": quantiles_figure(shares)}
+    intervals = calibration.intervals_of_mixture(*mixtures["after"])
+    coverage = intervals.contain(targets).double().mean()
+    numbers["after"] |= {"width": float(intervals.width.mean()), "coverage": float(coverage)}
+    shares = {n: levels_reached(M.pit(m, s, targets)).mean(1) for n, (m, s) in mixtures.items()}
+    return numbers, {"quantiles": quantiles_figure(shares)}
 
 
-# ------------------------------------------------------------ a posterior, before and after
-@dataclass(frozen=True)
-class CalibratedTest:
-    """A calibration, and predictions of the test data before and after it.
-
-    Attributes:
-        calibration: fitted to the validation data.
-        targets: of the test data.
-        predictions: probabilities of classes, or means and standard deviations of networks.
-        regions: sets of classes, or intervals: those that the predicted probabilities ask for
-            before, and conformal ones after.
-    """
-
-    calibration: Calibrated
-    targets: Tensor
-    predictions: Mapping[str, Any]
-    regions: Mapping[str, Any]
-
-    def numbers(self) -> dict[str, dict[str, float]]:
-        """Compute the numbers of the test data before and after."""
-        return {name: self._numbers(name) for name in self.predictions}
-
-    def _numbers(self, name: str) -> dict[str, float]:
-        predicted, region = self.predictions[name], self.regions[name]
-        if isinstance(self.calibration, CalibratedClasses):
-            labels = self.targets.long()
-            coverage = float(M.set_coverage(region, labels))
-            size = {"size": float(M.set_size(region)), "coverage": coverage}
-            return {**class_numbers(predicted, labels), **size}
-        size = {
-            "width": float(region.width.mean()),
-            "coverage": float(region.contain(self.targets).double().mean()),
-        }
-        means, stds = predicted
-        return {**gaussian_numbers(means, stds, self.targets, self.calibration.alpha), **size}
-
-
-def calibrate_posterior(
+def _fitted(
     posterior: StoredPosterior,
     problem: Problem,
-    method: str | None = None,
-    samples: int = 100,
-    seed: int = 0,
+    method: str | None,
+    samples: int,
+    seed: int,
     **options: Any,
-) -> CalibratedTest:
-    """Fit a calibrator to the validation data, and predict the test data.
-
-    Args:
-        posterior: what predicts.
-        problem: has the data.
-        method: name of the calibrator.
-        samples: how many networks predict, of all modes together.
-        seed: of all draws.
-        **options: of `lightning_bnn.calibration.calibrated`.
-    """
+) -> tuple[Calibrated, Any, Tensor]:
+    """Fit a calibrator to the validation data, and predict the test data, with its targets."""
     likelihood = posterior.likelihood
     method = method_of(likelihood, method)
     validation, test = problem.validation_sets(), problem.test_set()
@@ -213,17 +174,7 @@ def calibrate_posterior(
     validated = tuple(torch.cat(parts, 1) for parts in zip(*of_validation, strict=True))
     targets = torch.cat([batches.targets() for batches in validation])
     fitted = calibrated(likelihood, validated, targets, method, seed=seed, **options)
-    after = fitted.calibrator(*predicted)
-    if isinstance(fitted, CalibratedClasses):
-        before: Any = Temperature(1.0)(*predicted)
-        regions: list[Any] = [credible_sets(before, fitted.alpha), fitted.rule(after)]
-    else:
-        before, (means, stds) = predicted, predicted
-        low, high, _ = quantile_band(means, stds, fitted.alpha)
-        regions = [Intervals(low, high), fitted.intervals_of_mixture(*after)]
-    names = ("before", "after")
-    pairs = (dict(zip(names, pair, strict=True)) for pair in ((before, after), regions))
-    return CalibratedTest(fitted, test.targets(), *pairs)
+    return fitted, predicted, test.targets()
 
 
 def credible_sets(probs: Tensor, alpha: float) -> Tensor:
