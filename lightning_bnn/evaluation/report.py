@@ -22,9 +22,11 @@ __all__ = [
     "advice_table",
     "cautions_of",
     "columns_of",
+    "distance",
     "distances_table",
     "is_regression",
     "note_of",
+    "numbers_table",
     "percent",
     "predicted_and_calibrated",
     "reference_text",
@@ -48,13 +50,19 @@ class Column:
     factor: int = 1
     digits: int = 3
 
-    def shown(self, number: Measured) -> Measured:
-        """A number in the unit of the column."""
-        return Measured(number.value * self.factor, number.error * self.factor)
+    def cell(self, numbers: Mapping[str, Any], name: str) -> Any:
+        """A number in the unit of the column, NaN where there is none; text stays as it is."""
+        number = numbers.get(name, Measured(math.nan))
+        return number if isinstance(number, str) else Measured(*(self.factor * v for v in number))
 
 
 def _percent(title: str, unit: str) -> Column:
     return Column(title, unit, 100, 1)
+
+
+def distance(title: str) -> Column:
+    """The column of an MMD², which is shown times a hundred."""
+    return Column(title, "x 100 ↓", 100, 2)
 
 
 CLASSES = {
@@ -212,25 +220,46 @@ _OF_PREDICTIONS = {
 def distances_table(comparison: Comparison) -> Table:
     """One row for every posterior: its law, its single modes, and the mixture of all modes."""
     names = {name for row in comparison.rows for name in row.numbers}
-    beside = to_reference(names)
-    rows: list[list[Cell]] = [
-        [name, max(row.seeds for row in modes.values()),
-         max(row.networks for row in modes.values()),
-         *(percent(modes[mode].numbers if mode in modes else {}, key) for mode, key in DISTANCES),
-         *(c.shown(_of_all(modes).get(key, Measured(math.nan))) for key, c in beside.items())]
-        for name, modes in _by_method(comparison.rows).items()
-    ]  # fmt: skip
+    columns = {f"{mode} {key}": distance(title) for (mode, key), title in DISTANCES.items()}
+    columns |= to_reference(names)
+    rows: list[tuple[dict[str, Cell], dict[str, Any]]] = []
+    for name, modes in _by_method(comparison.rows).items():
+        seeds, networks = (
+            max(getattr(row, size) for row in modes.values()) for size in ("seeds", "networks")
+        )
+        numbers = {f"{m} {key}": n for m, row in modes.items() for key, n in row.numbers.items()}
+        first: dict[str, Cell] = {"method": name, "modes": seeds, "networks": networks}
+        rows.append((first, {**numbers, **_of_all(modes)}))
     for count, floor in _floors(comparison):
-        noise = (percent(floor, _OF_NOISE.get(key, "")) for _, key in DISTANCES)
-        rows.append(["Noise of the reference", count, count, *_blank(noise), *[""] * len(beside)])
+        noise = {f"multi {key}": floor[name] for key, name in _OF_NOISE.items() if name in floor}
+        first = {"method": "Noise of the reference", "modes": count, "networks": count}
+        rows.append((first, {**dict.fromkeys(columns, ""), **noise}))
     parts = [reference_text(comparison.settings), _EXPLAINED, _symmetries(comparison.settings)]
     note = " ".join([*parts, *(text for name, text in _OF_PREDICTIONS.items() if name in names)])
-    titles = [column.title for column in beside.values()]
-    digits = dict.fromkeys(DISTANCES.values(), 2) | {c.title: c.digits for c in beside.values()}
-    header = ["method", "modes", "networks", *DISTANCES.values(), *titles]
     origin = comparison.settings["reference_made"]
     title = f"Distance to the {origin} reference" if origin else "Distance to the reference"
-    return Table(title, header, rows, digits, note)
+    return numbers_table(title, rows, columns, note)
+
+
+def numbers_table(
+    title: str,
+    rows: Sequence[tuple[Mapping[str, Cell], Mapping[str, Any]]],
+    columns: Mapping[str, Column],
+    note: str,
+) -> Table:
+    """A table of numbers by name, each in the unit of its column.
+
+    Args:
+        title: of the table.
+        rows: first cells by their headings, and numbers; text stays as it is.
+        columns: by the name of the number.
+        note: below the table.
+    """
+    cells = [
+        {**first, **{c.title: c.cell(numbers, name) for name, c in columns.items()}}
+        for first, numbers in rows
+    ]
+    return Table.of(title, cells, {c.title: c.digits for c in columns.values()}, note)
 
 
 def reference_text(settings: Mapping[str, Any]) -> str:
@@ -280,10 +309,6 @@ def _floors(comparison: Comparison) -> list[tuple[int, Mapping[str, Measured]]]:
     """Noise of as many single networks as some posterior has modes."""
     modes = {row.seeds for row in comparison.rows}
     return [(count, floor) for count, floor in comparison.floors.items() if count in modes]
-
-
-def _blank(cells: Any) -> list[Cell]:
-    return [cell if math.isfinite(cell.value) else "" for cell in cells]
 
 
 def _symmetries(settings: Mapping[str, Any]) -> str:
@@ -343,7 +368,7 @@ def _best(values: Mapping[str, Measured], column: Column) -> list[Cell]:
     level = [name for name in others if not _differ(values[best], values[name])]
     if len(level) == len(others) and len(level) > 1:
         level = ["all others"]
-    value = column.shown(values[best])
+    value = column.cell(values, best)
     text = Table("", ["n"], [[value]], column.digits).cells()[0][0]
     unit = column.unit.rstrip("↑↓ ")
     return [best, ", ".join(level) or "none", f"{column.title} {text} {unit}".rstrip()]

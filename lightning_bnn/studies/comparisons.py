@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,9 +17,11 @@ from lightning_bnn.evaluation.report import (
     advice_table,
     cautions_of,
     columns_of,
+    distance,
     distances_table,
     is_regression,
     note_of,
+    numbers_table,
     percent,
     predicted_and_calibrated,
     reference_text,
@@ -28,14 +29,9 @@ from lightning_bnn.evaluation.report import (
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.plots import dots_figure
 from lightning_bnn.studies.findings import Findings, results_folder, write_findings
-from lightning_bnn.tables import Cell, Measured, Table
+from lightning_bnn.tables import Cell, Table
 
-__all__ = ["COLUMNS", "compare", "distance", "findings_of", "metrics_figure", "numbers_table"]
-
-
-def distance(title: str) -> Column:
-    """The column of an MMD², which is shown times a hundred."""
-    return Column(title, "x 100 ↓", 100, 2)
+__all__ = ["COLUMNS", "compare", "findings_of", "metrics_figure"]
 
 
 POOLED = {"mmd": distance("MMD²"), "ns": distance("NS-MMD²")}
@@ -160,33 +156,6 @@ def _table(title: str, comparison: Comparison, columns: Mapping[str, Column], no
     return numbers_table(title, rows, columns, note)
 
 
-def numbers_table(
-    title: str,
-    rows: Sequence[tuple[Mapping[str, Cell], Mapping[str, Any]]],
-    columns: Mapping[str, Column],
-    note: str,
-) -> Table:
-    """A table of numbers by name, each in the unit of its column.
-
-    Args:
-        title: of the table.
-        rows: first cells by their headings, and numbers; text stays as it is.
-        columns: by the name of the number.
-        note: below the table.
-    """
-    cells = [
-        {**first, **{c.title: _cell(numbers, name, c) for name, c in columns.items()}}
-        for first, numbers in rows
-    ]
-    return Table.of(title, cells, {c.title: c.digits for c in columns.values()}, note)
-
-
-def _cell(numbers: Mapping[str, Any], name: str, column: Column) -> Any:
-    """A number as tables show it, or NaN where there is none."""
-    number = numbers.get(name, Measured(math.nan))
-    return number if isinstance(number, str) else column.shown(number)
-
-
 def _note(of_predictions: str) -> str:
     return (
         f"{of_predictions} ±: over modes (One mode), by the jackknife over modes (Multi mode), "
@@ -228,7 +197,7 @@ def metrics_figure(comparison: Comparison, chosen: Sequence[str] = ()) -> Any:
     methods = list(dict.fromkeys(method for method, mode in rows if mode != FAILED))
     panels = {
         column.title: {
-            text: [_cell(rows.get((method, mode), {}), name, column) for method in methods]
+            text: [column.cell(rows.get((method, mode), {}), name) for method in methods]
             for mode, text in _MODES.items()
         }
         for name, column in columns.items()

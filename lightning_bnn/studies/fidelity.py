@@ -13,8 +13,10 @@ from lightning_bnn.evaluation.reference import Options, have_converged
 from lightning_bnn.evaluation.report import (
     Column,
     columns_of,
+    distance,
     is_regression,
     note_of,
+    numbers_table,
     reference_text,
     to_reference,
 )
@@ -23,7 +25,6 @@ from lightning_bnn.evaluation.stored_posteriors import Location
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import reference_names
 from lightning_bnn.references.shipped import is_gold, reference_location
-from lightning_bnn.studies.comparisons import distance, numbers_table
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.tables import Cell, Measured, Table
 from weightsym.loading import read_json

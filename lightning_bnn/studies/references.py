@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from lightning_bnn.bank.shipped import digest_of_networks
-from lightning_bnn.evaluation.report import PREDICTIONS, percent
+from lightning_bnn.evaluation.report import PREDICTIONS, distance, numbers_table
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import Card, diagnose, read_reference, reference_names
 from lightning_bnn.references.diagnosis import SPACES, Diagnosis
 from lightning_bnn.references.exchange import export_posteriordb
 from lightning_bnn.references.shipped import readable_card, reference_folder
-from lightning_bnn.tables import Cell, Measured, Table
+from lightning_bnn.tables import Cell, Table
 
 __all__ = ["agreement_table", "distances_table", "references"]
 
@@ -26,7 +25,9 @@ _NUMBERS = {
     "ess_min": "least ESS",
     "ess_tail_min": "of tails",
 }
-_LAWS = {"law": "law", "ns_law": "NS law", "f_law": "function law"}
+_LAWS = {
+    "law": distance("law"), "ns_law": distance("NS law"), "f_law": distance("function law"),
+}  # fmt: skip
 _GOLD = (
     "R-hat: of ranks and folded ranks, the larger of both. Least ESS: effective draws of the worst "
     "number for its mean, and for its 5 and 95 % quantiles. Gold: R-hat of predictions at most "
@@ -106,12 +107,5 @@ def distances_table(diagnosis: Diagnosis, again: Sequence[Mapping[str, Any]] = (
     every = {"halves of the chains": diagnosis.halves}
     every |= {f"seed {repeat['seed']}": repeat["distances"] for repeat in again}
     beside = {name: PREDICTIONS[name] for name in diagnosis.halves if name in PREDICTIONS}
-    rows: list[list[Cell]] = [
-        [name, *(percent(numbers, key) for key in _LAWS),
-         *(column.shown(numbers.get(key, Measured(math.nan))) for key, column in beside.items())]
-        for name, numbers in every.items()
-    ]  # fmt: skip
-    titles = [column.title for column in beside.values()]
-    digits = dict.fromkeys(_LAWS.values(), 2) | {c.title: c.digits for c in beside.values()}
-    header = ["beside", *_LAWS.values(), *titles]
-    return Table("Are they draws of one law?", header, rows, digits, _DISTANCES)
+    rows = [({"beside": name}, numbers) for name, numbers in every.items()]
+    return numbers_table("Are they draws of one law?", rows, {**_LAWS, **beside}, _DISTANCES)
