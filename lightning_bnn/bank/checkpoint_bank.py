@@ -11,6 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, overload
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -148,21 +149,21 @@ class CheckpointBank:
         self, rows: SupportsIndex | slice | Sequence[SupportsIndex] | Tensor | NDArray[Any]
     ) -> Params:
         """One network, or a stack of some (numbers, or a mask of all), in their own types."""
-        chosen = rows if isinstance(rows, slice) else _selected(rows, self.rows)
-        if isinstance(chosen, int):
-            row = chosen
-            if not -self.rows <= row < self.rows:
-                raise IndexError(f"The bank has {self.rows} networks, there is no {row}.")
-            row %= self.rows
-            return {n: self.layer(n, slice(row, row + 1))[0].clone() for n in self.names}
-        if isinstance(chosen, slice) and chosen.step in (None, 1):
-            chosen = slice(*chosen.indices(self.rows))  # the same ones if the bank grows meanwhile
-            return {name: self.layer(name, chosen).clone() for name in self.names}
-        several = range(self.rows)[chosen] if isinstance(chosen, slice) else chosen
-        return stack([self[row] for row in several]) if several else self[0:0]
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(self.rows)  # the same ones if the bank grows meanwhile
+            if step == 1:
+                return {n: self.layer(n, slice(start, stop)).clone() for n in self.names}
+            rows = range(start, stop, step)
+        chosen = _selected(rows, self.rows)
+        if not chosen.ndim:
+            return self._network(int(chosen))
+        return stack([self._network(int(row)) for row in chosen]) if len(chosen) else self[0:0]
 
     def __iter__(self) -> Iterator[Params]:
-        return (self[row] for row in range(self.rows))
+        return (self._network(row) for row in range(self.rows))
+
+    def _network(self, row: int) -> Params:
+        return {n: self.layer(n, slice(row, row + 1))[0].clone() for n in self.names}
 
     def layer(self, name: str, rows: slice = slice(None)) -> Tensor:
         """One tensor of some networks, ``(rows, *shape)``, in its own type.
@@ -340,22 +341,16 @@ def _check_dict(name: str, value: Any) -> None:
         )
 
 
-def _selected(rows: Any, count: int) -> int | list[int]:
+def _selected(rows: Any, count: int) -> NDArray[Any]:
     """Row numbers, one or several, from numbers or from one truth value per row."""
-    if hasattr(rows, "__index__") and not hasattr(rows, "ndim") and not isinstance(rows, bool):
-        return operator.index(rows)
     try:
-        values = torch.as_tensor(rows)
-    except (TypeError, ValueError, RuntimeError):
-        values = torch.empty(())
-    is_mask = values.dtype == torch.bool
-    is_whole = not (values.is_floating_point() or values.is_complex())
-    if values.ndim > 1 or (is_mask and not values.ndim) or (values.numel() and not is_whole):
-        raise ValueError(
-            "`rows` must be a number, numbers, a slice or one truth value for each network, got "
-            f"{str(rows)[:80]} (`layer` reads one tensor of all)."
-        )
-    if is_mask and len(values) != count:
-        raise IndexError(f"The bank has {count} networks, the mask {len(values)} values.")
-    chosen: int | list[int] = (values.nonzero().flatten() if is_mask else values).tolist()
-    return chosen
+        index = np.asarray(rows)
+        chosen = np.asarray(np.arange(count)[index if index.size else index.astype(int)])
+        if chosen.ndim <= 1:
+            return chosen
+    except (IndexError, TypeError, ValueError):
+        pass
+    raise IndexError(
+        f"The bank has {count} networks: `rows` must be a number, numbers, a slice or one truth "
+        f"value for each, got {str(rows)[:80]} (`layer` reads one tensor of all)."
+    )
