@@ -8,8 +8,7 @@ turns, the fastest round of each. `make bench ONLY=ratios` records them.
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,19 +46,19 @@ SECONDS, ROUNDS = 1.5, 5
 
 
 class Ratio(NamedTuple):
-    """What is compared, and the two ways: ``ours`` and ``theirs``, which return the same."""
+    """What is compared, and what makes the two ways, ``ours`` and ``theirs``, to one result."""
 
     said: str
-    ways: Callable[[], Iterator[dict[str, Callable[[], Any]]]]
+    ways: Callable[[], Any]
 
 
 RATIOS: dict[str, Ratio] = {}
 
 
-def compared(said: str) -> Callable[[Callable[[], Iterator[Any]]], Callable[[], Iterator[Any]]]:
-    """Enter two ways to one result under the name of the function that yields them."""
+def compared(said: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Enter two ways to one result under the name of the function that returns them."""
 
-    def enter(ways: Callable[[], Iterator[Any]]) -> Callable[[], Iterator[Any]]:
+    def enter(ways: Callable[[], Any]) -> Callable[[], Any]:
         RATIOS[ways.__name__] = Ratio(said, ways)
         return ways
 
@@ -74,17 +73,17 @@ def silent(*_: Any) -> None:
 @compared("`P.apply` of 256 perceptrons; a loop over networks")
 def predict_perceptrons():
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-    yield from _applied(net, torch.randn(10, 2), 256, lambda out: out)
+    return _applied(net, torch.randn(10, 2), 256, lambda out: out)
 
 
 @compared("gradients of 16 OptuNets; a loop over networks")
 def train_optunets():
-    yield from _applied(models.optunet(), torch.randn(64, 1, 28, 28), 16, _gradient)
+    return _applied(models.optunet(), torch.randn(64, 1, 28, 28), 16, _gradient)
 
 
 @compared("gradients of 64 MLPs of 2410 weights; a loop over networks")
 def train_mlps():
-    yield from _applied(models.mlp(64, [32], 10), torch.randn(64, 64), 64, _gradient)
+    return _applied(models.mlp(64, [32], 10), torch.randn(64, 64), 64, _gradient)
 
 
 def _applied(net, x, members, use):
@@ -93,7 +92,7 @@ def _applied(net, x, members, use):
     for network in networks:
         for t in network.values():
             t.requires_grad_()
-    yield {
+    return {
         "ours": lambda: use(P.apply(net, stack, x)),
         "theirs": lambda: torch.stack([use(functional_call(net, n, (x,))) for n in networks]),
     }
@@ -110,7 +109,7 @@ def mmd():
     from metrics import scipy_and_numpy
 
     x, y = torch.randn(200, 4000), 1.05 * torch.randn(50, 4000)
-    yield {
+    return {
         "ours": lambda: M.mmd_table({"w": x}, {"w": y}).values[0],
         "theirs": lambda: scipy_and_numpy(x.double().numpy(), y.double().numpy()),
     }
@@ -128,7 +127,7 @@ def ece():
             metric.update(*batch)
         return metric.compute()
 
-    yield {"ours": ours, "theirs": lambda: _ece_by_hand(batches)}
+    return {"ours": ours, "theirs": lambda: _ece_by_hand(batches)}
 
 
 def _ece_by_hand(batches):
@@ -161,7 +160,7 @@ def kronecker():
         factors = backend.kron(x, y, N=len(x))[1].decompose().eigenvalues
         return sum(torch.stack([v.sum() for v in values]).prod() for values in factors)
 
-    yield {"ours": ours, "theirs": theirs}
+    return {"ours": ours, "theirs": theirs}
 
 
 @compared("AUROC of 20 000 scores; scikit-learn")
@@ -176,7 +175,7 @@ def auroc():
         metric.update(scores, ood)
         return metric.compute()
 
-    yield {
+    return {
         "ours": ours,
         "theirs": lambda: roc_auc_score(ood.numpy(), scores.numpy()),
     }
@@ -196,7 +195,7 @@ def tau():
     both = [
         (ranks(before[g, :n]).numpy(), ranks(after[g, :n]).numpy()) for g, n in enumerate(sizes)
     ]
-    yield {
+    return {
         "ours": lambda: order_change(before, after, orders.sizes).tau,
         "theirs": lambda: torch.tensor([kendalltau(a, b).statistic for a, b in both]),
     }
@@ -208,7 +207,7 @@ def discovery():
     blocks = [BasicBlock(16, 16), BasicBlock(16, 16)]
     tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
     net, x = nn.Sequential(nn.Conv2d(3, 16, 3), *blocks, *tail).eval(), torch.randn(2, 3, 16, 16)
-    yield {
+    return {
         "ours": lambda: silent(discover(net, x)),
         "theirs": lambda: silent(torch.export.export(net, (x,))),
     }
@@ -219,7 +218,7 @@ def canonical():
     net = models.optunet()
     sym, stack = discover(net, torch.randn(2, 1, 28, 28)), P.populate(net, 50)
     networks = P.unstack(stack)
-    yield {
+    return {
         "ours": lambda: canonicalise(stack, sym)["0.weight"],
         "theirs": lambda: P.stack([canonicalise(n, sym) for n in networks])["0.weight"],
     }
@@ -231,7 +230,7 @@ def _least_mass(*hidden):
     def ways():
         net = models.mlp(10, hidden, 3)
         sym, params = discover(net, torch.randn(4, 10)), P.of(net)
-        yield {
+        return {
             "ours": lambda: min_mass(params, sym).minimum,
             "theirs": lambda: _mass_by_hand(params),
         }
@@ -273,7 +272,7 @@ def matching():
     def ours():
         return permuted(b, sym, match(b, a, sym, method="ascent"))["3.weight"]
 
-    yield {"ours": ours, "theirs": lambda: _matched_by_hand(a, b)}
+    return {"ours": ours, "theirs": lambda: _matched_by_hand(a, b)}
 
 
 def _matched_by_hand(a, b):
@@ -305,7 +304,7 @@ def mfvi():
     )
     with torch.no_grad():
         module.log_std.fill_(-5.0)
-    yield {
+    return {
         "ours": _step(lambda: module.losses((x,), y)["loss"].sum(), module),
         "theirs": _step(lambda: cross_entropy(plain(x), y), plain),
     }
@@ -334,7 +333,7 @@ def sghmc():
             p.grad = torch.randn_like(p)
         steps.append(make(net.parameters()).step)
     noise = torch.empty(sum(p.numel() for p in net.parameters()))
-    yield {
+    return {
         "ours": steps[0],
         "theirs": lambda: silent(steps[1](), noise.normal_()),
     }
@@ -343,17 +342,17 @@ def sghmc():
 # ------------------------------------------------------------ disks
 @compared("one layer of 60 OptuNets in a bank; `torch.load` of 60 files")
 def bank():
-    with tempfile.TemporaryDirectory() as folder:
-        network, store = P.of(models.optunet()), CheckpointBank(f"{folder}/bank")
-        files = [Path(folder) / f"{k}.pt" for k in range(60)]
-        for file in files:
-            store.append(network)
-            torch.save(network, file)
-        yield {
-            "ours": lambda: store.layer("0.weight"),
-            "theirs": lambda: torch.stack([torch.load(f)["0.weight"] for f in files]),
-        }
-        store.close()
+    folder = tempfile.TemporaryDirectory()
+    network, store = P.of(models.optunet()), CheckpointBank(f"{folder.name}/bank")
+    files = [Path(folder.name) / f"{k}.pt" for k in range(60)]
+    for file in files:
+        store.append(network)
+        torch.save(network, file)
+    store.close()
+    return {
+        "ours": lambda folder=folder: store.layer("0.weight"),  # as long as the folder is there
+        "theirs": lambda: torch.stack([torch.load(f)["0.weight"] for f in files]),
+    }
 
 
 # ------------------------------------------------------------ measuring
@@ -376,13 +375,10 @@ def measured(ways: Contestants) -> dict[str, list[float]]:
         torch.set_num_threads(threads)
 
 
-@contextmanager
-def ways_of(name: str) -> Iterator[dict[str, Callable[[], Any]]]:
-    """Two ways to one result, as long as what they need is there."""
+def ways_of(name: str) -> dict[str, Callable[[], Any]]:
+    """Two ways to one result."""
     torch.manual_seed(0)
-    ways = RATIOS[name].ways()
-    yield next(ways)
-    ways.close()
+    return RATIOS[name].ways()
 
 
 def main() -> None:
@@ -391,8 +387,7 @@ def main() -> None:
     options = parsed(made)
     record = Record(options)
     for name in options.names or RATIOS:
-        with ways_of(name) as ways:
-            record.value(name, ratio(ways), said=RATIOS[name].said)
+        record.value(name, ratio(ways_of(name)), said=RATIOS[name].said)
     record.write()
 
 

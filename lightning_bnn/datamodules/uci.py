@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,12 +91,7 @@ class UCI(DataModule):
     def load(self) -> Splits:
         """Read, split and standardise the table."""
         inputs, targets = self._table()
-        rows, test_rows = self._rows(len(inputs))
-        inputs, _ = standardised(inputs, rows)
-        targets, self.target_std = standardised(targets, rows)
-        train, val = hold_out((inputs[rows], targets[rows]), self.val_size, self.seed)
-        test = inputs[test_rows], targets[test_rows]
-        return Splits(train, val, test, out_of_distribution(test, self.seed))
+        return _splits(self, inputs, targets, *self._rows(len(inputs)))
 
     def _table(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets as the file has them."""
@@ -144,6 +140,15 @@ def _numbers(file: Path, header: int, delimiter: str | None) -> Tensor:
             + ("." if np.isfinite(data).all() else ", some of which are not finite.")
         )
     return torch.from_numpy(data)
+
+
+def _splits(data: Any, inputs: Tensor, targets: Tensor, rows: Tensor, test_rows: Tensor) -> Splits:
+    """Standardise the rows of a table, and hold some of those of training out."""
+    inputs, _ = standardised(inputs, rows)
+    targets, data.target_std = standardised(targets, rows)
+    train, val = hold_out((inputs[rows], targets[rows]), data.val_size, data.seed)
+    test = inputs[test_rows], targets[test_rows]
+    return Splits(train, val, test, out_of_distribution(test, data.seed))
 
 
 def out_of_distribution(test: Examples, seed: int) -> dict[str, Examples]:
@@ -233,11 +238,7 @@ class EmbeddedTable(DataModule):
         order = torch.randperm(len(targets), generator=keyed_generator(self.table, self.split))
         count = max(1, round(len(order) * self.test_share))
         test, rows = order[:count].sort().values, order[count:].sort().values
-        inputs, _ = standardised(inputs, rows)
-        targets, self.target_std = standardised(targets, rows)
-        train, val = hold_out((inputs[rows], targets[rows]), self.val_size, self.seed)
-        held_out = inputs[test], targets[test]
-        return Splits(train, val, held_out, out_of_distribution(held_out, self.seed))
+        return _splits(self, inputs, targets, rows, test)
 
 
 class Diabetes(EmbeddedTable):
