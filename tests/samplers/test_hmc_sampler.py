@@ -1,6 +1,5 @@
 """HMC: exact moments, acceptance, resume, torch's manners."""
 
-import copy
 import math
 
 import pytest
@@ -98,29 +97,6 @@ def test_a_trajectory_is_leapfrog():
         momentum = momentum - 5e-4 * gradient(q)
     sampler.step(closure)
     torch.testing.assert_close(torch.cat([a[0], b[0]]).detach(), q)
-
-
-def test_a_state_dict_is_complete():
-    def made():
-        torch.manual_seed(0)
-        theta = nn.Parameter(torch.randn(5, 2, dtype=torch.float64))
-        return theta, HMC([theta], 0.01, 4, adapt_steps=10)
-
-    (whole, one), (half, two), (other, three) = made(), made(), made()
-    run(one, whole, 20)
-    run(two, half, 7)
-    other.data.copy_(half.data)
-    three.load_state_dict(copy.deepcopy(two.state_dict()))
-    run(three, other, 13)
-    assert torch.equal(whole, other)
-    assert one.step_size == three.step_size
-
-
-def test_the_global_random_state_is_left_alone():
-    theta = nn.Parameter(torch.zeros(3, 2, dtype=torch.float64))
-    before = torch.get_rng_state()
-    run(HMC([theta]), theta, 3)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("size", [0.03, 2.0])

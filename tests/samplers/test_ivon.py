@@ -1,6 +1,5 @@
 """IVON: a posterior in closed form, its formulas one by one, large batches, and the means."""
 
-import copy
 import math
 import pickle
 
@@ -124,21 +123,6 @@ def test_two_processes_are_one_with_a_large_batch():
     for mean, curvature in on_ranks(halves):
         torch.testing.assert_close(mean, w.detach(), rtol=1e-12, atol=0)
         torch.testing.assert_close(curvature, optimizer.curvature(w), rtol=1e-12, atol=0)
-
-
-def test_resumed_equals_uninterrupted_and_seeds_differ():
-    def go(w, optimizer, steps):
-        for _ in range(steps):
-            optimizer.step(lambda: (optimizer.zero_grad(), loss(w).backward()))
-
-    (w, a), (other, b) = started(seed=3), started(seed=4)
-    go(w, a, 3), go(other, b, 3)
-    assert not torch.equal(w, other)
-    again, c = started(seed=3)
-    again.data.copy_(w.data)
-    c.load_state_dict(copy.deepcopy(a.state_dict()))
-    go(w, a, 4), go(again, c, 4)
-    assert torch.equal(w, again)
 
 
 def test_means_come_back_bit_by_bit_and_draws_stay_until_a_step():

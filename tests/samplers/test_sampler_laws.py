@@ -1,4 +1,4 @@
-"""What every stochastic-gradient sampler must do: moments, temperature, resume, torch's manners."""
+"""What every stochastic-gradient sampler must do: moments, temperature, torch's manners."""
 
 import copy
 import itertools
@@ -160,43 +160,6 @@ def networks(name, seed=0):
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     groups = [{"params": net[0].parameters(), "lr": 0.01}, {"params": net[2].parameters()}]
     return net, SAMPLERS[name](groups, num_data=20, seed=seed)
-
-
-def train(net, sampler, steps, at=0):
-    for k in range(at, at + steps):
-        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(k))
-        sampler.zero_grad()
-        net(x).square().mean().backward()
-        sampler.step()
-
-
-@EACH
-def test_a_state_dict_is_complete(name):
-    net, sampler = networks(name)
-    train(net, sampler, 30)
-    other, resumed = networks(name, seed=5)
-    half, first = networks(name)
-    train(half, first, 13)
-    other.load_state_dict(half.state_dict())
-    resumed.load_state_dict(copy.deepcopy(first.state_dict()))
-    train(other, resumed, 17, at=13)
-    for a, b in zip(net.parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-@EACH
-def test_noise_is_its_own(name):
-    """It neither uses nor depends on the global random state, and seeds differ."""
-    (one, a), (two, b), (other, c) = networks(name), networks(name), networks(name, seed=1)
-    before = torch.get_rng_state()
-    train(one, a, 5)
-    assert torch.equal(before, torch.get_rng_state())
-    torch.manual_seed(77)
-    train(two, b, 5)
-    train(other, c, 5)
-    for p, q, r in zip(*(m.parameters() for m in (one, two, other)), strict=True):
-        assert torch.equal(p, q)
-        assert not torch.equal(p, r)
 
 
 PLACEMENTS = {

@@ -1,7 +1,5 @@
 """SMILE: known moments with and without noise of gradients, energy errors, tuning, resume."""
 
-import copy
-
 import pytest
 import torch
 from scipy.integrate import solve_ivp
@@ -175,29 +173,6 @@ def test_two_members_are_two_runs():
         torch.testing.assert_close(theta, together[k], rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(alone.lengths, both.lengths[k : k + 1])
     assert (both.lengths - D**0.5).abs().min() > 0.1
-
-
-def test_a_state_dict_is_complete():
-    """In the middle of every phase, in single precision."""
-
-    def prepared():
-        theta = nn.Parameter(start(3).detach().float())
-        return theta, made(theta, descent_steps=5, adapt_steps=20)
-
-    whole, one = prepared()
-    states = {}
-    for step in range(40):
-        if step in (2, 5, 6, 12, 19, 22, 25, 30):
-            states[step] = whole.detach().clone(), copy.deepcopy(one.state_dict())
-        assert one.is_tuning == (step <= 25)
-        run(one, whole, 1)
-    for step, (weights, state) in states.items():
-        other, two = prepared()
-        other.data.copy_(weights)
-        two.load_state_dict(state)
-        run(two, other, 40 - step)
-        assert torch.equal(whole, other)
-        assert torch.equal(one.energy_variances, two.energy_variances)
 
 
 def test_a_chain_turns_around_where_the_energy_ends():
