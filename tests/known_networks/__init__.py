@@ -1,7 +1,5 @@
 """Networks with the symmetries that they are known to have, one module for every family."""
 
-from dataclasses import replace
-
 from known_networks import (
     architectures,
     attention,
@@ -12,7 +10,6 @@ from known_networks import (
     training,
     weights,
 )
-from known_networks.apart import LESS, MORE
 from known_networks.table import NETWORKS, Network, counted
 
 __all__ = [
@@ -28,6 +25,3 @@ __all__ = [
     "training",
     "weights",
 ]
-
-for name, found in {**MORE, **LESS}.items():
-    NETWORKS[name] = replace(NETWORKS[name], **found)

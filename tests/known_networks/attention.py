@@ -44,10 +44,10 @@ attention("partly rotary", "2*2 6*2 2b", 20, 20, width=6, rotary="half", rotated
           matrices="complex 2*4, general 2*2, general 6*2", dimension=8 + 8 + 4 + 72 + 12,
           )  # fmt: skip
 # a gain of queries against one of keys; both may flip, of which one is found
-attention("query-key norm", "3*3 2b", 9, 12, norm="shared", matrices="general 3*2",
+attention("query-key norm", "3*3 2b", 9, 18, norm="shared", matrices="general 3*2",
           dimension=3 + 18 + 6)  # fmt: skip
 attention("query-key norms of heads", HEADS, 12, 24, norm="own", dimension=6 + 18 + 6)
-attention("query-key norm, rotary", "4*2 2b", 10, 12, norm="shared", width=4, rotary="half",
+attention("query-key norm, rotary", "4*2 2b", 10, 20, norm="shared", width=4, rotary="half",
           inputs=MORE, dimension=2 + 32 + 8)  # fmt: skip
 # every head has a slope of its own
 attention("ALiBi", "3*4", 12, 12, positions="alibi", shifts=BOTH, dimension=2 * 18 + 2 * 6)
@@ -56,9 +56,9 @@ attention("T5 table", HEADS, 12, 12, positions="t5", shifts=BOTH | {"table.weigh
           moves="table.weight", dimension=2 * 18 + 2 * 6 + 2)  # fmt: skip
 # one number between scores and values per head
 for scores in ("linear", "states"):
-    attention(f"attention by {scores}", HEADS, 14, 12, scores=scores, bias=False, shifts={},
+    attention(f"attention by {scores}", HEADS, 14, 14, scores=scores, bias=False, shifts={},
               dimension=2 * 18 + 2)  # fmt: skip
-attention("linear attention with biases", HEADS, 14, 12, scores="linear", shifts={})
+attention("linear attention with biases", HEADS, 14, 14, scores="linear", shifts={})
 attention("linear attention with a map", HEADS, 6, 6, scores="elu", bias=False,
           matrices="general 3*2", dimension=18)  # fmt: skip
 attention("linear attention with a map and biases", HEADS, 6, 6, scores="elu", shifts=VALUES)
@@ -104,7 +104,7 @@ for name, (turn, *counts) in TURNS.items():
         return s.o(joined(F.scaled_dot_product_attention(turn(q), turn(k), v)))
 
 
-for norm, signs in ((nn.RMSNorm, 42), (nn.LayerNorm, 32)):
+for norm, signs in ((nn.RMSNorm, 60), (nn.LayerNorm, 32)):
     # a gain that heads share ties their channels but not the heads
     @four("6*5 4b", 30, signs, name=f"one {norm.__name__} for all heads", m=norm(6), n=norm(6))
     def normed(s, x):
@@ -113,16 +113,6 @@ for norm, signs in ((nn.RMSNorm, 42), (nn.LayerNorm, 32)):
 
 
 # ------------------------------------------------------------ planes that are turned by halves
-def by_halves(x, y, c, s):
-    return torch.cat([x * c - y * s, y * c + x * s], -1)
-
-
-def by_halves_in_one_order(x, y, c, s):
-    return torch.cat([x * c - y * s, x * s + y * c], -1)
-
-
-def by_pairs(x, y, c, s):
-    return torch.stack([c * x - s * y, c * y + s * x], -1).flatten(-2)
 
 
 def backwards(x, y, c, s):
@@ -135,16 +125,14 @@ def sheared(x, y, c, s):
 
 PLANES = {"matrices": "complex 2*4, general 4*2", "dimension": 8 + 32 + 8}
 HYPERBOLIC = {"matrices": "general 4*2", "held": "refuted"}  # no complex numbers
-FORMS = dict.fromkeys((by_halves, by_halves_in_one_order, by_pairs, backwards), PLANES)
-for form, known in {**FORMS, sheared: HYPERBOLIC}.items():
+for form, known in ((backwards, PLANES), (sheared, HYPERBOLIC)):
 
     @network("4*2 2b", 12, 12, name=f"planes {form.__name__.replace('_', ' ')}", inputs=MORE,
              q=(10, 8), k=(10, 8), v=(10, 8), o=(8, 10), shifts={"v.bias": 8}, **known)  # fmt: skip
     def in_planes(s, x, form=form):
         def turned(t):
-            halves = (t[..., ::2], t[..., 1::2]) if form is by_pairs else t.chunk(2, -1)
             angles = torch.arange(t.shape[-2])[:, None] * 1.7 ** -torch.arange(2).to(t)
-            return form(*halves, angles.cos(), angles.sin())
+            return form(*t.chunk(2, -1), angles.cos(), angles.sin())
 
         q, k, v = (heads(layer(x), 4) for layer in (s.q, s.k, s.v))
         return s.o(joined(F.scaled_dot_product_attention(turned(q), turned(k), v)))
@@ -195,14 +183,6 @@ def a_causal_mask_in_a_buffer(s, x):
     return s.o(joined(scores.softmax(-1) @ v))
 
 
-@packed("4*8 4b", 32, 32, matrices="general 4*8")
-def an_empty_tensor_beside_keys(s, x):
-    """A cache without entries, as language models have at their first step."""
-    q, k, v = thirds(s, x)
-    k = torch.cat([torch.tensor([]).to(x), k], -2)
-    return s.o(joined(F.scaled_dot_product_attention(q, k, v)))
-
-
 def multihead(**options):
     return lambda: nn.MultiheadAttention(6, 2, batch_first=True, **options)
 
@@ -211,9 +191,9 @@ itself = partial(network, matrices=GENERAL, inputs=(40, 5, 6), others=[(1, 3, 6)
 OPTIONS = {  # keys of all tokens gain a number that an empty one does not
     "torch's attention": ("2b 3*4", {}, {"m.in_proj_bias": 6}),
     "torch's attention with zeros": ("2b 3*4", {"add_zero_attn": True}, {}),
-    "torch's attention with biases": ("2b 3*2 3b*2", {"add_bias_kv": True}, None),
+    "torch's attention with biases": ("2b 3*4", {"add_bias_kv": True}, None),
     "torch's attention with both": (
-        "2b 3*2 3b*2",
+        "2b 3*4",
         {"add_zero_attn": True, "add_bias_kv": True},
         {},
     ),
@@ -229,16 +209,8 @@ kinds = partial(
 )  # fmt: skip
 
 
-@kinds("3*4 2b", 12, 12)
-def tokens_of_two_kinds(s, x, y):
-    """They attend to each other, with projections of their own."""
-    pairs = ((s.qx, s.qy), (s.kx, s.ky), (s.vx, s.vy))
-    q, k, v = (torch.cat([heads(a(x), 3), heads(b(y), 3)], 2) for a, b in pairs)
-    out = joined(F.scaled_dot_product_attention(q, k, v))
-    return s.ox(out[:, : x.shape[1]]), s.oy(out[:, x.shape[1] :])
-
-
-@kinds("2b 3*2 3b*2 5b*2", 12, 12, pk=parameter(5, 6), pv=parameter(5, 6))
+# keys and values that are learned may each be exchanged with the others of their kind, too
+@kinds("3*4 5 2b", 12, 12, pk=parameter(5, 6), pv=parameter(5, 6))
 def learned_keys_and_values(s, x, y):
     keys, values = (heads(p.expand(len(x), -1, -1), 3) for p in (s.pk, s.pv))
     k, v = torch.cat([keys, heads(s.kx(x), 3)], 2), torch.cat([values, heads(s.vx(x), 3)], 2)
@@ -304,7 +276,7 @@ add("bilinear", partial(modern.GatedMLP, 8, activation=nn.Identity()), (20, 4, 8
 # channels, states, rank; row against convolution, state, rank, one number for all; matrices of the
 # low rank
 mamba = partial(add, others=[(3, 8, 6)])
-mamba("Mamba", modern.Mamba, (24, 4, 6), "10b 5 3", 19, 18, dimension=9 + 5 + 10 + 1,
+mamba("Mamba", modern.Mamba, (24, 4, 6), "10 5 3", 19, 19, dimension=9 + 5 + 10 + 1,
       moves="log_decay select.weight")  # fmt: skip
 
 
@@ -325,8 +297,8 @@ class FixedDecay(modern.Mamba):
         self.register_buffer("log_decay", torch.arange(28.0).reshape(7, 4).double() / 9)
 
 
-mamba("Mamba with shared decays", SharedDecay, (2, 5, 6), "3 4 7b", 15, 14)
-mamba("Mamba with constant decays", FixedDecay, (2, 5, 6), "3", 15, 14)
+mamba("Mamba with shared decays", SharedDecay, (2, 5, 6), "3 4 7", 15, 15)
+mamba("Mamba with constant decays", FixedDecay, (2, 5, 6), "3", 15, 15)
 # tanh units, and the rank
 add("LoRA", modern.LoRA, (9, 4, 6), "7 2", 2, 9, matrices="general 2", dimension=4)
 add("merged LoRA", modern.MergedLoRA, (9, 4, 6), "7 2", 2, 9, dimension=4)

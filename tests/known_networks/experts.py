@@ -51,9 +51,7 @@ def dense(s, x, gates):
     return (torch.einsum("bef,efd->bed", h, s.w2) * gates[..., None]).sum(1)
 
 
-for gates in (
-    softmax,   compared,  selected_by_a_bias, largest, largest_kept
-):  # fmt: skip
+for gates in (compared, selected_by_a_bias, largest, largest_kept):
     selection = " selection" * (gates is selected_by_a_bias)
     stacked(ALL, 15, 0, name=f"experts, {gates.__name__}", selection=nn.Buffer(torch.randn(3)),
             moves="r.weight r.bias w1 b1 w2" + selection,
@@ -66,61 +64,20 @@ for gates, groups in (((1.0, 2.0, 3.0), INSIDE), ((1.0, 2.0, 2.0), "5*3 2b")):
     )
 
 
-# ------------------------------------------------------------ how experts are computed
-def by_three(s, x):
-    h = torch.relu(torch.einsum("bd,edf->bef", x, s.w1) + s.b1)
-    return torch.einsum("bef,efd,be->bd", h, s.w2, softmax(s, x))
-
-
-def by_bmm(s, x):
-    h = torch.relu(torch.baddbmm(s.b1[:, None], x.expand(EXPERTS, -1, -1), s.w1))
-    return (torch.bmm(h, s.w2) * softmax(s, x).T[..., None]).sum(0)
-
-
-def by_copies(s, x):
-    h = torch.relu(torch.bmm(x[None].repeat(EXPERTS, 1, 1), s.w1) + s.b1[:, None])
-    return (torch.bmm(h, s.w2) * softmax(s, x).T[..., None]).sum(0)
-
-
-for compute in (by_three, by_copies):
-    stacked(ALL, 15, 0, name=f"experts {compute.__name__.replace('_', ' ')}")(compute)
-
-
-@stacked("4*2 5*3 3b", 23, 4, a=(IN, IN), c=(IN, 2))
-def experts_between_layers(s, x):
-    return s.c(by_bmm(s, torch.relu(s.a(x))))
-
-
-for top in (None, 2):
-    # scales of ReLU units, and what all rows and biases of the router may share
-    add(f"experts of one module, top {top}", partial(modern.MoE, top=top), (12, 4, 5), "4*3 3b", 12,
-        0, dimension=12 + 5 + 1)  # fmt: skip
+# scales of ReLU units, and what all rows and biases of the router may share
+add("experts of one module, top 2", partial(modern.MoE, top=2), (12, 4, 5), "4*3 3b", 12, 0,
+    dimension=12 + 5 + 1)  # fmt: skip
 
 
 # ------------------------------------------------------------ weights of the chosen experts
-def chosen_by_einsum(s, x):
-    values, at = softmax(s, x).topk(2)
-    h = torch.relu(torch.einsum("td,tkdf->tkf", x, s.w1[at]) + s.b1[at])
-    return (torch.einsum("tkf,tkfd->tkd", h, s.w2[at]) * values[..., None]).sum(1)
 
 
-def chosen_by_select(s, x):
+@stacked(ALL, 15, 0)
+def experts_chosen_by_select(s, x):
     values, at = softmax(s, x).topk(2)
     w1, w2 = (w.index_select(0, at.flatten()).view(*at.shape, *w.shape[1:]) for w in (s.w1, s.w2))
     h = torch.relu(torch.einsum("td,tkdf->tkf", x, w1) + s.b1[at])
     return (torch.einsum("tkf,tkfd->tkd", h, w2) * values[..., None]).sum(1)
-
-
-def chosen_with_an_output_bias(s, x):
-    values, at = softmax(s, x).topk(2)
-    h = torch.relu(torch.einsum("td,tkdf->tkf", x, s.w1[at]) + s.b1[at])
-    return ((torch.einsum("tkf,tkfd->tkd", h, s.w2[at]) + s.b2[at]) * values[..., None]).sum(1)
-
-
-for compute in (chosen_by_select, chosen_with_an_output_bias):
-    stacked(ALL, 15, 0, name=f"experts {compute.__name__.replace('_', ' ')}")(compute)
-stacked(ALL, 15, 0, name="experts chosen by einsum", dimension=15 + 4 + 1, others=[(2, IN)],
-        inputs=[lambda: 4 * torch.randn(400, IN)])(chosen_by_einsum)  # fmt: skip
 
 
 @stacked("3 5b", 5, 0, held="")
@@ -131,7 +88,7 @@ def experts_behind_another_index(s, x):
     return (torch.einsum("tkf,tkfd->tkd", h, s.w2[two]) * values[..., None]).sum(1)
 
 
-@stacked("3 5b", 0, 1)
+@stacked("5*3 3b", 0, 3)
 def experts_with_a_norm_inside(s, x):
     values, at = softmax(s, x).topk(2)
     h = F.layer_norm(torch.einsum("td,tkdf->tkf", x, s.w1[at]), [HIDDEN])
@@ -166,32 +123,16 @@ def selected(*stacks):
     return [tuple(w[e] for w in stacks) for e in range(EXPERTS)]
 
 
-def part_by_part(parts, change=lambda s, e, h: h):
-    def forward(s, x):
-        p = softmax(s, x)
-        rows = [torch.relu(F.linear(x, w1.T, b1)) for w1, b1 in parts(s.w1, s.b1)]
-        rows = [change(s, e, h) for e, h in enumerate(rows)]
-        rows = [h @ w2 + b2 for h, (w2, b2) in zip(rows, parts(s.w2, s.b2), strict=True)]
-        return sum(p[:, e : e + 1] * y for e, y in enumerate(rows))
-
-    return forward
-
-
-PARTS = {
-    "selected": (part_by_part(selected), ALL, 15, 0),
-    
-    
-    
-    
-    
-}  # fmt: skip
-for name, (forward, *counts) in PARTS.items():
-    stacked(*counts, name=f"parts of a tensor, {name}", gain=parameter(3, HIDDEN))(forward)
+def part_by_part(s, x):
+    p = softmax(s, x)
+    rows = [torch.relu(F.linear(x, w1.T, b1)) for w1, b1 in selected(s.w1, s.b1)]
+    rows = [h @ w2 + b2 for h, (w2, b2) in zip(rows, selected(s.w2, s.b2), strict=True)]
+    return sum(p[:, e : e + 1] * y for e, y in enumerate(rows))
 
 
 @stacked("5*3 3b", 0, 0, held="", unnoticed=True)
 def a_tensor_read_as_a_whole_too(s, x):
-    return part_by_part(selected)(s, x) + s.w1.sum()
+    return part_by_part(s, x) + s.w1.sum()
 
 
 # ------------------------------------------------------------ tokens sorted by their experts
@@ -224,14 +165,8 @@ def sorted_by_expert(s, x, places=False):
     return y[back].view(len(x), 2, -1).sum(1)
 
 
-for inside, *counts in (
-    (nn.Tanh(), ALL, 0, 15),
-    (nn.Softmax(0), "3b 5b", 0, 0),
-):
-    # a softmax over sorted tokens sees units of all experts
-    stacked(*counts, name=f"sorted tokens, {type(inside).__name__}", inside=inside)(
-        sorted_by_expert
-    )
+# a softmax over sorted tokens sees units of all experts
+stacked("3 5b", 0, 0, name="sorted tokens, Softmax", inside=nn.Softmax(0))(sorted_by_expert)
 
 
 @stacked(INSIDE, 0, 15, held="refuted", inside=nn.Tanh())
@@ -266,18 +201,6 @@ def summed(s, x):
     return sum(p[:, k : k + 1] * e(x) for k, e in enumerate(s.e))
 
 
-def ensemble(s, x):
-    return sum(e(x) for e in s.e)
-
-
-def mean(s, x):
-    return torch.stack([e(x) for e in s.e]).mean(0)
-
-
-def by_einsum(s, x):
-    return torch.einsum("be,bed->bd", softmax(s, x), torch.stack([e(x) for e in s.e], 1))
-
-
 def where(s, x):
     values, at = softmax(s, x).topk(2)
     shares = [torch.where(at == k, values, 0.0).sum(-1, keepdim=True) for k in range(EXPERTS)]
@@ -290,25 +213,9 @@ def picked_by_gather(s, x):
     return (y * values[..., None]).sum(1)
 
 
-for combine in (
-    summed, ensemble,       where,
-    picked_by_gather, 
-):  # fmt: skip
-    moves = TENSORS + " r.weight r.bias" * (combine not in (ensemble, mean))
+for combine in (summed, where, picked_by_gather):
+    moves = TENSORS + " r.weight r.bias"
     branches(ALL, 15, 0, name=f"branches, {combine.__name__}", moves=moves)(combine)
-
-
-class Function(nn.Module):
-    """A function of the input, as a module."""
-
-    def __init__(self, forward):
-        super().__init__()
-        self.forward = forward
-
-
-turned = [nn.Flatten(), Function(lambda x: x.flip(-1)), nn.Flatten()]
-branches("5*3 2b", 15, 0, name="branches of which one turns its input",
-         e=lambda: nn.ModuleList(expert(first) for first in turned))(summed)  # fmt: skip
 
 
 class Attention(nn.Module):
@@ -322,53 +229,30 @@ class Attention(nn.Module):
         return self.a(x[:, None], x[:, None], x[:, None])[0][:, 0]
 
 
-class Grouped(nn.Module):
+def grouped_network():
     """Convolutions with groups of a norm."""
+    return Forward(
+        lambda s, x: s.b(F.relu(s.n(s.a(x[:, None]))))[:, 0],
+        a=nn.Conv1d(1, 4, 3, padding=1),
+        n=nn.GroupNorm(2, 4),
+        b=nn.Conv1d(4, 1, 3, padding=1),
+    )
 
-    def __init__(self):
-        super().__init__()
-        self.a, self.n = nn.Conv1d(1, 4, 3, padding=1), nn.GroupNorm(2, 4)
-        self.b = nn.Conv1d(4, 1, 3, padding=1)
 
-    def forward(self, x):
-        return self.b(F.relu(self.n(self.a(x[:, None]))))[:, 0]
+def mixture():
+    return Forward(summed, r=nn.Linear(IN, EXPERTS), e=listed()())
 
 
 INNER = {
-    "heads": (Attention, "2*12 2b*3 3b", 24, 24),
-    "groups": (Grouped, "2*6 2b*3 3b", 12, 6),
+    "branches with heads": (Attention, "2*12 2b*3 3b", 24, 24),
+    "branches with groups": (grouped_network, "2*6 2b*3 3b", 12, 6),
+    "branches, summed of summed": (mixture, "5*9 3b*4", 45, 0),
 }
 for name, (make, *counts) in INNER.items():
-    branches(*counts, name=f"branches with {name}", e=listed(make), held=None)(summed)
-
-
-def mixture(combine, make=expert):
-    parts = {"r": nn.Linear(IN, EXPERTS), "e": listed(make)()}
-    return Forward(combine, **parts)
-
-
-for outer in (summed, by_einsum):
-    for inner in (summed, by_einsum):
-        name = f"branches, {outer.__name__} of {inner.__name__}"
-        make = listed(partial(mixture, inner))
-        branches("5*9 3b*4", 45, 0, name=name, held=None, e=make)(outer)
+    branches(*counts, name=name, e=listed(make), held=None)(summed)
 
 
 # ------------------------------------------------------------ what tells branches apart
-def different_activations(s, x):
-    functions = (torch.relu, torch.tanh, F.gelu)
-    return sum(e[2](f(e[0](x))) for e, f in zip(s.e, functions, strict=True))
-
-
-APART = {
-    "constants": lambda s, x: sum((1.0 + k) * e(x) for k, e in enumerate(s.e)),
-}
-for name, forward in APART.items():
-    branches(INSIDE, 15, 0, name=f"branches told apart by {name}")(forward)
-apart = partial(branches, held=None)
-apart(INSIDE, 5, 5)(different_activations)
-
-
 class Masked(nn.Module):
     """An expert with a constant for every unit."""
 
@@ -381,14 +265,9 @@ class Masked(nn.Module):
         return self.b(torch.relu(self.a(x)) * self.mask[0])
 
 
-for equal, groups in ((True, "3b"), (False, "")):
-    masks = [torch.arange(HIDDEN)[None] + 1.0 + k * (not equal) for k in range(EXPERTS)]
-    branches(groups, 15, 0, name=f"branches with constants, equal {equal}", held=None,
-             e=lambda m=masks: nn.ModuleList(Masked(mask) for mask in m))(summed)  # fmt: skip
-
-
-def of_two_kinds():
-    return nn.ModuleList([expert(), expert(), nn.Linear(IN, IN)])
+masks = [torch.arange(HIDDEN)[None] + 1.0 + k for k in range(EXPERTS)]
+branches("", 15, 0, name="branches with constants, equal False", held=None,
+         e=lambda: nn.ModuleList(Masked(mask) for mask in masks))(summed)  # fmt: skip
 
 
 def sharing():
@@ -397,7 +276,6 @@ def sharing():
     return made
 
 
-branches("5*2 2b", 10, 0, name="two branches of three alike", e=of_two_kinds)(summed)
 branches("5*2 2b", 10, 0, name="branches with one weight in common", e=sharing, held=None)(summed)
 
 

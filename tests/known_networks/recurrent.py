@@ -3,7 +3,6 @@
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from known_networks.table import network, parameter
@@ -115,11 +114,11 @@ def running_sums(by):
 
 
 GROWING = {
-    "states": (growing(product), STATE, 9, 8),
-    "states, first": (growing(product, start=False), STATE, 9, 8),
+    "states": (growing(product), STATE, 9, 9),
+    "states, first": (growing(product, start=False), STATE, 9, 9),
     # rotations of the keys; a number between queries and values
     # the gate reads the keys as they are
-    "running sums": (running_sums(lambda q, s: torch.einsum("btd,btde->bte", q, s)), STATE, 9, 8),
+    "running sums": (running_sums(lambda q, s: torch.einsum("btd,btde->bte", q, s)), STATE, 9, 9),
 }
 for name, (forward, dimension, *counts) in GROWING.items():
     states("3 5", *counts, name=name, dimension=dimension)(forward)
@@ -130,7 +129,7 @@ def pairs(s, x):
 
 
 PAIRS = {
-    "by a layer": (lambda s, x: s.o(pairs(s, x).flatten(1)), "", "with itself"),
+    "by a layer": (lambda s, x: s.o(pairs(s, x).flatten(1)), "2*10 2b*3", ""),
     
     "by two sums": (lambda s, x: pairs(s, x).sum((1, 2)), "5", ""),
     
@@ -184,22 +183,6 @@ def largest_messages(s, x, e):
     empty = torch.zeros_like(h)
     largest = empty.scatter_reduce(0, receivers(e), h[e[0]], "amax", include_self=False)
     return s.c(torch.relu(s.b(largest) + s.own(h)))
-
-
-@edges("6", signs=0, c=(6, 2))
-def largest_tanh_messages(s, x, e):
-    h = torch.tanh(s.a(x))
-    return s.c(torch.zeros_like(h).scatter_reduce(0, receivers(e), h[e[0]], "amax"))
-
-
-@edges("3*2 2b", c=(6, 2), target=parameter(2, 3), source=parameter(2, 3))
-def graph_attention_by_edges(s, x, e):
-    h = s.a(x).view(-1, 2, 3)
-    score = (h * s.target).sum(-1)[e[1]] + (h * s.source).sum(-1)[e[0]]
-    score = F.leaky_relu(score, 0.2).exp()
-    total = torch.zeros(len(x), 2, dtype=x.dtype).index_add(0, e[1], score)
-    messages = h[e[0]] * (score / total[e[1]])[..., None]
-    return s.c(F.elu(received(h, e, messages)).flatten(1))
 
 
 @network("5", 5, w=parameter(3, 4, 5), c=(5, 2), inputs=[*graph(6, 11), torch.arange(11) % 3])

@@ -87,14 +87,6 @@ for name, (combine, shifts) in SUMS.items():
     )
 
 
-@rows(shifts={"first.bias": 5, "second.bias": 5}, enter=(6, 5), up=(5, 7), down=(7, 5), out=(5, 2),
-      first=lambda: nn.LayerNorm(5), second=lambda: nn.LayerNorm(5))  # fmt: skip
-def post_norm_blocks(s, x):
-    """What a norm gains, the layer behind takes up, and the bias of the next sum gives it back."""
-    h = s.first(s.enter(x))
-    return s.out(s.second(h + s.down(torch.tanh(s.up(h)))))
-
-
 cells = partial(
     network, first=(5, 6), norm=lambda: nn.LayerNorm(6), second=(6, 4), last=(4, 2),
     token=parameter(1, 1, 6), places=parameter(1, 5, 6), inputs=(3, 4, 5), others=[(1, 4, 5)],
@@ -114,14 +106,6 @@ def a_norm_that_is_read_twice(s, x):
 
 # ------------------------------------------------------------ biases that are made of parts
 parts = partial(rows, out=(4, 6), shifts={"value": 4})
-
-
-@parts(all=parameter(12, 6), query=parameter(4), value=parameter(4))
-def parts_of_a_bias(s, x):
-    """As in BEiT, whose keys have none."""
-    bias = torch.cat([s.query, torch.zeros_like(s.value), s.value])
-    q, k, v = F.linear(x, s.all, bias).chunk(3, -1)
-    return s.out((q @ k.mT).softmax(-1) @ v)
 
 
 # ------------------------------------------------------------ what is forgotten
@@ -174,7 +158,7 @@ def a_weight_made_by_the_input(s, x):
     return s.last(F.linear(s.first(x[:, 2:]), s.maker(x[0, :2]).view(5, 4)))
 
 
-@computed(middle=(4, 4), last=(4, 2), held="triu")
+@computed(middle=(4, 4), last=(4, 2))
 def a_symmetric_weight(s, x):
     weight = s.middle.weight.triu() + s.middle.weight.triu(1).T
     return s.last(F.linear(s.first(x[:, 2:]), weight, s.middle.bias))

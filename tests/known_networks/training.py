@@ -17,7 +17,6 @@ CHANGES = {
     "dropout by hand": (lambda h: torch.where(torch.rand_like(h) < 0.3, 0.0 * h, h), "6", 6),
     
     
-    "dropped rows": (lambda h: h * h.new_empty(len(h), 1).bernoulli_(0.5), "6", 6),
     
     
     

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from mixing_networks import Products
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations
 
 from known_networks.table import add, linear, network, parameter
 
@@ -20,7 +20,6 @@ filters = partial(
 # ------------------------------------------------------------ sides, letters, numbers
 SIDES = {
     
-    "by einsum": lambda s, x: torch.einsum("oi,bi->bo", s.w, x),
     "by an implicit einsum": lambda s, x: torch.einsum("bi,oi", x, s.w),
     "by an einsum with dots": lambda s, x: torch.einsum("...i,oi->...o", x, s.w),
     
@@ -51,44 +50,14 @@ def weights_for_the_examples_of_a_batch(s, x):
 
 
 # ------------------------------------------------------------ computed weights
-class Update(nn.Module):
-    """A parametrization that adds a product of low rank."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = parameter(2, 4)(), parameter(5, 2)()
-
-    def forward(self, weight):
-        return weight + 0.3 * (self.b @ self.a)
 
 
-def parametrized():
-    layer = nn.Linear(4, 5).double()
-    parametrize.register_parametrization(layer, "weight", Update().double())
-    return layer
-
-
-maps("2 5", 7, 2, name="a parametrized update of low rank", h=parametrized, c=(5, 2))(
-    lambda s, x: s.c(torch.relu(s.h(x)))
-)
-
-
-@network("3", 3, 3, b=parameter(2, 3), a=parameter(3, 4), inputs=(3, 4))
-def low_rank_beside_fixed_inputs(s, x):
-    return F.linear(x, s.b @ s.a)
-
-
-FACTORS = {
-    "unit rows of a product": (lambda s: F.normalize(s.v.T @ s.u, dim=1), 8, 3),
-}
-for name, (weight, *counts) in FACTORS.items():
-    hidden("3 5 6", *counts, name=name, u=parameter(3, 6), v=parameter(3, 5), c=(5, 2))(
-        lambda s, x, f=weight: s.c(torch.relu(F.linear(torch.relu(s.a(x)), f(s))))
-    )
+hidden(
+    "3 5 6", 9, 3, name="unit rows of a product", u=parameter(3, 6), v=parameter(3, 5), c=(5, 2)
+)(lambda s, x: s.c(torch.relu(F.linear(torch.relu(s.a(x)), F.normalize(s.v.T @ s.u, dim=1)))))
 
 NORMS = {
-    "old weight norm": (nn.utils.weight_norm, 10, 5),
-    "weight norm": (parametrizations.weight_norm, 10, 5),
+    "old weight norm": (nn.utils.weight_norm, 11, 5),
     "old spectral norm": (nn.utils.spectral_norm, 0, 0),
     "spectral norm": (parametrizations.spectral_norm, 0, 0),
 }
@@ -109,21 +78,9 @@ for name, (norm, *counts) in NORMS.items():
     hidden("6 5", *counts, name=name, h=trained(norm, partial(nn.Linear, 6, 5)), c=(5, 2))(
         lambda s, x: s.c(torch.relu(s.h(torch.relu(s.a(x)))))
     )
-CONVOLUTIONS = (
-    (parametrizations.weight_norm, 1, "4 5", 11, 5),
-    (parametrizations.weight_norm, 4, "4", 12, 4),
-    (parametrizations.spectral_norm, 1, "4 5", 0, 0),
-)
-for norm, groups, *counts in CONVOLUTIONS:
-    outputs = 5 if groups == 1 else 4
-    filters(*counts, name=f"{norm.__name__} of a convolution, {groups} groups", c=(outputs, 2),
-            h=trained(norm, partial(nn.Conv2d, 4, outputs, 3, groups=groups)),
-            )(lambda s, x: s.c(torch.relu(s.h(torch.relu(s.a(x)))).mean((2, 3))))  # fmt: skip
-
-
-def by_both(v):
-    variance, mean = torch.var_mean(v, (1, 2, 3), correction=0, keepdim=True)
-    return (v - mean) * torch.rsqrt(variance + 1e-5)
+filters("4 5", 0, 0, name="spectral_norm of a convolution, 1 groups",
+        h=trained(parametrizations.spectral_norm, partial(nn.Conv2d, 4, 5, 3)),
+        )(lambda s, x: s.c(torch.relu(s.h(torch.relu(s.a(x)))).mean((2, 3))))  # fmt: skip
 
 
 def by_variance(v):
@@ -137,67 +94,30 @@ def by_batch_norm(v):
 
 for standardise in (by_variance, by_batch_norm):
 
-    @filters("4 5", 0, 0, name=f"standardised filters {standardise.__name__.replace('_', ' ')}")
+    @filters("4 5", 1, 0, name=f"standardised filters {standardise.__name__.replace('_', ' ')}")
     def standardised(s, x, f=standardise):
         h = F.conv2d(torch.relu(s.a(x)), f(s.h.weight), s.h.bias)
         return s.c(torch.relu(h).mean((2, 3)))
 
 
-for standardise in (by_both, by_batch_norm):
-
-    @filters("2b 2*2 3b 2*3", 6, 5, name=f"filters between group norms, {standardise.__name__}",
-             c=(6, 2), h=lambda: nn.Conv2d(4, 6, 3),
-             g=lambda: nn.GroupNorm(2, 4), n=lambda: nn.GroupNorm(3, 6))  # fmt: skip
-    def grouped(s, x, f=standardise):
-        h = torch.relu(s.g(F.conv2d(x, f(s.a.weight), s.a.bias)))
-        h = F.conv2d(h, f(s.h.weight), s.h.bias)
-        return s.c(torch.relu(s.n(h)).mean((2, 3)))
-
-
-FLATTENED = {
-    # outputs against `o`, that against the last layer; columns against numbers, of which one for
-    # each channel is found, none for places of the kernel
-    "times a vector": (lambda s, w: w * s.m, "5", 5 + 5 + 4, 9),
-    
-    "by a batch norm with a gain": (
-        lambda s, w: F.batch_norm(w[None], None, None, (0.3 * s.g).view(-1), training=True),
-        "4 5", 5 + 5, 5,
-    ),
-}  # fmt: skip
-for name, (compute, *counts) in FLATTENED.items():
-
-    @filters(*counts, name=f"a flattened kernel {name}", m=parameter(36), o=parameter(5),
-             g=parameter(5, 1, 1, 1))  # fmt: skip
-    def flattened(s, x, f=compute):
-        w = f(s, s.h.weight.flatten(1)).view_as(s.h.weight)
-        h = torch.relu(F.conv2d(torch.tanh(s.a(x)), w) * s.o[:, None, None])
-        return s.c(h.mean((2, 3)))
+@filters("2b 2*2 3b 2*3", 6, 5, name="filters between group norms, by_batch_norm", c=(6, 2),
+         h=lambda: nn.Conv2d(4, 6, 3), g=lambda: nn.GroupNorm(2, 4),
+         n=lambda: nn.GroupNorm(3, 6))  # fmt: skip
+def grouped(s, x):
+    h = torch.relu(s.g(F.conv2d(x, by_batch_norm(s.a.weight), s.a.bias)))
+    h = F.conv2d(h, by_batch_norm(s.h.weight), s.h.bias)
+    return s.c(torch.relu(s.n(h)).mean((2, 3)))
 
 
 STATISTICS = {
-    "over its deviation": (lambda v, c: v / v.std(1, keepdim=True), "5 6", 0, 0),
-    "over its largest": (lambda v, c: v / v.amax(1, keepdim=True), "5 6", 0, 0),
+    "over its deviation": (lambda v, c: v / v.std(1, keepdim=True), "5 6", 5, 0),
+    "over its largest": (lambda v, c: v / v.amax(1, keepdim=True), "5 6", 5, 0),
 }
 for name, (compute, *counts) in STATISTICS.items():
     hidden(*counts, name=f"a weight {name}", w=parameter(5, 6), k=torch.rand(5, 6) + 1, c=(5, 2),
            held=None)(
         lambda s, x, f=compute: s.c(torch.relu(F.linear(torch.tanh(s.a(x)), f(s.w, s.k.to(x)))))
     )  # fmt: skip
-
-# as rows, whose size has no effect
-norm = parametrizations.weight_norm
-network("", 6, 6, name="weight norm of torch", dimension=6, a=lambda: norm(nn.Linear(5, 6)),
-        inputs=(200, 5))(lambda s, x: torch.tanh(s.a(x)))  # fmt: skip
-
-
-def two_weight_norms():
-    first, second = norm(nn.Linear(5, 6)), norm(nn.Linear(6, 4))
-    return nn.Sequential(first, nn.LeakyReLU(), second, nn.LeakyReLU(), nn.Linear(4, 2))
-
-
-# units after units: also what gains take up that depends on all weights, which is not found
-add("weight norm behind units", two_weight_norms, [lambda: 3 * torch.randn(200, 5)], "4 6", 15, 10,
-    dimension=20, missing=5)  # fmt: skip
 
 
 # ------------------------------------------------------------ views of one vector
@@ -248,20 +168,11 @@ def tensordot(s, x):
     return torch.tensordot(torch.tensordot(x, s.w, 1).relu(), s.v, ([1, 2], [1, 0]))
 
 
-@short("5", 5, 0, dimension=5, w=parameter(5, 4), v=parameter(2, 5))
-def inner(s, x):
-    return torch.inner(torch.inner(x, s.w).relu(), s.v)
-
-
-@short("15", 15, 0, dimension=15, w=parameter(3, 4, 5), v=parameter(3, 5, 2), b=parameter(1, 2))
+# found in blocks, of which channels of several are not exchanged
+@short("5*3 3b", 15, 0, dimension=15, w=parameter(3, 4, 5), v=parameter(3, 5, 2), b=parameter(1, 2))
 def addbmm(s, x):
     h = torch.bmm(x.expand(3, -1, -1), s.w).relu()
     return torch.addbmm(s.b, h, s.v, beta=0.5, alpha=2)
-
-
-@short("5", 3, 5, dimension=3, a=(4, 5), w=parameter(3, 5))
-def cosine_similarities(s, x):
-    return F.cosine_similarity(s.a(x).tanh()[:, None], s.w[None], dim=-1)
 
 
 @short("5", 0, 5, dimension=0, a=(4, 5), w=parameter(3, 5))
@@ -286,26 +197,15 @@ def gates(name, combine, dimension, *counts, **parts):
 
 
 FREE = {"gate": linear(6, 3), "up": linear(6, 3)}
-gates("a product", lambda a, b: a * b, 6, "3", 6, 3)
-gates("a product without biases", lambda a, b: a * b, 6, "3", 6, 3, **FREE)
-gates("a quotient", lambda a, b: a / b, 6, "3", 6, 3, **FREE, down=linear(3, 5))
-# one nonlinearity takes one scale, but for that which commutes with scales
-gates("a SiLU gate", lambda a, b: F.silu(a) * b, 3, "3", 3, 3)
-gates("a sigmoid gate", lambda a, b: a * torch.sigmoid(b), 3, "3", 3, 3)
+gates("a product", lambda a, b: a * b, 6, "3 2b", 6, 6)
+gates("a product without biases", lambda a, b: a * b, 6, "3 2b", 6, 6, **FREE)
+gates("a quotient", lambda a, b: a / b, 6, "3", 6, 6, **FREE, down=linear(3, 5))
 gates("a ReLU gate", lambda a, b: torch.relu(a) * b, 6, "3", 6, 3)
-gates("a number beside a factor", lambda a, b: (1 + a) * b, 3, "3", 3, 3, **FREE)
-gates("a product beside a factor", lambda a, b: a * b + a, 3, "3", 3, 3, **FREE)
-# a square has twice the scale of what is squared, a root half of it
+# a square has twice the scale of what is squared
 gates("a gate of squared ReLUs", lambda a, b: torch.relu(a) ** 2 * b, 6, "3", 6, 3)
-gates("a root of two squares", lambda a, b: (a.relu() ** 2 + b.relu() ** 2).sqrt(), 3, "2b 3", 3, 0)
-ALONE = {
-    "squared ReLUs": (lambda h: torch.relu(h).square(), 3, 3, 0),
-    # what is divided by its own size has one scale, and the rotations of three channels
-}
-for name, (function, dimension, *counts) in ALONE.items():
-    network("3", *counts, name=name, dimension=dimension, up=(6, 3), down=(3, 5), inputs=(80, 6))(
-        lambda s, x, f=function: s.down(f(s.up(x)))
-    )
+network("3", 3, 0, name="squared ReLUs", dimension=3, up=(6, 3), down=(3, 5), inputs=(80, 6))(
+    lambda s, x: s.down(torch.relu(s.up(x)).square())
+)
 
 
 @network("3", 6, 6, dimension=6, both=(6, 6), down=(3, 5), inputs=(80, 6))
@@ -332,7 +232,7 @@ add(
     (80, 4, 4),
     "2*4 2b 3 4",
     16,
-    15,
+    20,
     dimension=2 * 8 + 2 + 6,
 )
 
@@ -341,14 +241,15 @@ add(
 fixed = partial(network, inputs=(2, 5, 4))
 
 
-@fixed("", 3, 3, g=parameter(2, 3))
+# of what fixed inputs have, two channels that look alike
+@fixed("2", 1, 3, g=parameter(2, 3))
 def products_of_rows(s, x):
     """A row of gains for each factor, both of fixed channels."""
     q, k = (x[..., :3].sin()[:, :, None] * s.g).unbind(2)
     return (q * k).sum(-1)
 
 
-@fixed("", 3, 3, g=parameter(3, 2))
+@fixed("2", 1, 3, g=parameter(3, 2))
 def products_of_columns(s, x):
     q, k = (x[..., :3].sin()[..., None] * s.g).unbind(-1)
     return (q * k).sum(-1)
@@ -373,9 +274,9 @@ def queries_and_keys(softmax):
 
 
 units = partial(fixed, z=(4, 3), v=(4, 5), o=(5, 4), g=parameter(2, 3), b=0.0)
-units("3 5", 2, 9, name="attention of gated units, ReLU")(queries_and_keys(softmax=False))
-units("3 5", 1, 9, name="attention of gated units")(queries_and_keys(softmax=True))
-units("3 5", 1, 9, name="attention of gated units with biases", b=parameter(2, 3))(
+units("3 5", 2, 8, name="attention of gated units, ReLU")(queries_and_keys(softmax=False))
+units("3 5", 1, 8, name="attention of gated units")(queries_and_keys(softmax=True))
+units("3 5", 1, 8, name="attention of gated units with biases", b=parameter(2, 3))(
     queries_and_keys(softmax=True)
 )
 
@@ -386,7 +287,7 @@ def normalised_tensor(s, x):
     return s.o(torch.einsum("btd,dep->btep", x, F.normalize(s.w, dim=0)).relu())
 
 
-@fixed("5", 9, 0, held="view_as", phi=parameter(4, 3, 2), w=parameter(3, 4, 5), o=(5, 4))
+@fixed("2 3 5", 9, 0, phi=parameter(4, 3, 2), w=parameter(3, 4, 5), o=(5, 4))
 def soft_experts(s, x):
     """Tokens mixed into the slots of experts by normalised directions."""
     directions = F.normalize(s.phi, dim=0)
