@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import Forward
 from lightning.pytorch.loggers import TensorBoardLogger
 from module_cases import Blobs, network, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -102,18 +103,16 @@ def test_chains_in_permuted_copies_of_one_mode_agree_once_canonical():
     assert worst["weights"] > 1.8
 
 
-class Branching(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.layer(x) if float(x.sum()) > 1e9 else 2 * self.layer(x)
+def branching():
+    return Forward(
+        lambda s, x: s.layer(x) if float(x.sum()) > 1000000000.0 else 2 * s.layer(x),
+        layer=torch.nn.Linear(6, 3),
+    )
 
 
 def test_without_symmetries_there_is_the_rest(tmp_path):
     look = ChainDiagnostics()
     run = trainer(look, max_epochs=4, default_root_dir=tmp_path)
     with pytest.warns(UserWarning, match="ChainDiagnostics has no canonical form"):
-        run.fit(chains(Branching()), Blobs())
+        run.fit(chains(branching()), Blobs())
     assert set(look.values) == {"function", "weights"}

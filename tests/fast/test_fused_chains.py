@@ -7,6 +7,7 @@ import multiprocessing
 
 import pytest
 import torch
+from cases import Forward
 from chain_networks import EXAMPLES, both, chains, error, looped, made
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -56,7 +57,7 @@ UNSUITABLE = {
     "add_ takes more": lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)),
     "over the edge": lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2, padding=1)),
     "different sizes": lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.AdaptiveAvgPool2d(2)),
-    "takes more than": lambda: Added(),
+    "takes more than": lambda: added(),
     "empty_like": lambda: nn.Sequential(nn.Flatten(), nn.Linear(198, 2), nn.Dropout(0.5)),
     "_weight_norm": lambda: nn.Sequential(
         nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(198, 2))
@@ -65,13 +66,8 @@ UNSUITABLE = {
 }
 
 
-class Added(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one = nn.Conv2d(2, 2, 3, padding=1)
-
-    def forward(self, x):
-        return x + self.one(x)
+def added():
+    return Forward(lambda s, x: x + s.one(x), one=nn.Conv2d(2, 2, 3, padding=1))
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared inputs", "own inputs"])
@@ -203,19 +199,13 @@ def test_other_networks_run_by_torch_and_say_why(reason, caplog):
         torch.testing.assert_close(P.apply(model, stack, x), looped(model, stack, x, False))
 
 
-class Changing(nn.Module):
+def changing():
     """Its slope may be set between two calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.slope = nn.Linear(5, 4), 0.1
-
-    def forward(self, x):
-        return F.leaky_relu(self.one(x), self.slope)
+    return Forward(lambda s, x: F.leaky_relu(s.one(x), s.slope), one=nn.Linear(5, 4), slope=0.1)
 
 
 def test_settings_that_change_are_seen():
-    model, stack, x = made(Changing(), shape=(5,))
+    model, stack, x = made(changing(), shape=(5,))
     before = P.apply(model, stack, x)
     model.slope = 0.5
     torch.testing.assert_close(P.apply(model, stack, x), looped(model, stack, x, False))

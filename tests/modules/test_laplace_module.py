@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from cases import Forward
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from module_cases import Blobs, adam, network, same, trainer
 from torch import nn
@@ -184,15 +185,11 @@ def test_an_export_is_what_predicts():
         module.predictive()
 
 
-class Misnamed(nn.Module):
+def misnamed():
     """The linear layer that is defined last comes first."""
-
-    def __init__(self):
-        super().__init__()
-        self.out, self.first = nn.Linear(4, 3), nn.Linear(6, 4)
-
-    def forward(self, x):
-        return self.out(torch.relu(self.first(x)))
+    return Forward(
+        lambda s, x: s.out(torch.relu(s.first(x))), out=nn.Linear(4, 3), first=nn.Linear(6, 4)
+    )
 
 
 REFUSED = [
@@ -201,7 +198,7 @@ REFUSED = [
         {"net": network(batch_norm=True), "structure": "kron", "layers": "all"},
         "it has BatchNorm1d.*`layers='last'`",
     ),
-    ({"net": Misnamed(), "layers": "last"}, "'first' is not the last"),
+    ({"net": misnamed(), "layers": "last"}, "'first' is not the last"),
     ({"net": network(width=3000), "structure": "full"}, "A full curvature of 30003"),
     ({"prior_precision": 0.0}, "`prior_precision` must be positive"),
 ]

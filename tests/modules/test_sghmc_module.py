@@ -5,6 +5,7 @@ import warnings
 import lightning as L
 import pytest
 import torch
+from cases import Forward
 from lightning.pytorch.callbacks import ModelCheckpoint
 from module_cases import Blobs, network, same, state, trainer
 from torch import nn
@@ -103,13 +104,8 @@ def test_cycles_keep_networks_while_they_sample():
     assert len(module.samples) == sum(t > 0 for t in seen) == 9
 
 
-class Line(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, 1, bias=False)
-
-    def forward(self, x):
-        return self.linear(x)
+def line():
+    return Forward(lambda s, x: s.linear(x), linear=nn.Linear(2, 1, bias=False))
 
 
 @quiet
@@ -123,7 +119,7 @@ def test_the_posterior_of_a_bayesian_linear_regression():
     mean = torch.linalg.solve(precision, x.T @ y / 0.7**2)[:, 0]
     temperature = 0.25
     module = SGHMC(
-        Line().double(), members=chains, likelihood=Gaussian(std=0.7).double(), prior_std=0.5,
+        line().double(), members=chains, likelihood=Gaussian(std=0.7).double(), prior_std=0.5,
         every_n_steps=20, burn_in=300,
         optimizer=lambda p: samplers.SGHMC(p, lr=0.05, temperature=temperature),
     )  # fmt: skip

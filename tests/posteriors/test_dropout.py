@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import Forward
 from torch import nn
 from torch.nn import functional as F
 
@@ -146,29 +147,23 @@ def test_only_the_last_layer_of_networks_that_vmap_cannot_run():
     torch.testing.assert_close(outputs, net(x).expand(5, -1, -1))
 
 
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
+def residual():
+    return Forward(
+        lambda s, x: s.b(x + F.dropout(s.a(x), 0.5, s.training)),
+        a=nn.Linear(6, 6),
+        b=nn.Linear(6, 3),
+    )
 
-    def forward(self, x):
-        return self.b(x + F.dropout(self.a(x), 0.5, self.training))
 
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Linear(6, 6)
-
-    def forward(self, x):
-        return self.a(F.dropout(self.a(x), 0.5, self.training))
+def tied():
+    return Forward(lambda s, x: s.a(F.dropout(s.a(x), 0.5, s.training)), a=nn.Linear(6, 6))
 
 
 @pytest.mark.parametrize(
     ("net", "x", "reason"),
     [
-        (Residual(), (4, 6), "no weight reads its units one by one"),
-        (Tied(), (4, 6), "no weight reads"),
+        (residual(), (4, 6), "no weight reads its units one by one"),
+        (tied(), (4, 6), "no weight reads"),
         (nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.2)), (4, 6), "no weight reads"),
         (
             nn.Sequential(nn.Conv2d(1, 2, 3), nn.Dropout(0.2), nn.Conv2d(2, 1, 3)),

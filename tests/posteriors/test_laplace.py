@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from cases import Forward
 from torch import nn
 
 from lightning_bnn import models
@@ -221,21 +222,19 @@ def test_the_marginal_likelihood_is_laplace_torchs(structure):
     assert all(top > log_marginal_likelihood(blocks, P.of(net), best * f) for f in (0.98, 1.02))
 
 
-class Recurrent(nn.Module):
+def recurrent():
     """No network for vmap: its examples run one by one."""
-
-    def __init__(self):
-        super().__init__()
-        self.rnn, self.out = nn.RNN(3, 4, batch_first=True), nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.out(self.rnn(x[:, None])[0][:, 0])
+    return Forward(
+        lambda s, x: s.out(s.rnn(x[:, None])[0][:, 0]),
+        rnn=nn.RNN(3, 4, batch_first=True),
+        out=nn.Linear(4, 2),
+    )
 
 
 @pytest.mark.parametrize("structure", ["full", "diag"])
 def test_networks_that_vmap_cannot_run(structure):
     torch.manual_seed(0)
-    net, batches = Recurrent().double(), [(torch.randn(5, 3).double(), torch.randint(2, (5,)))]
+    net, batches = recurrent().double(), [(torch.randn(5, 3).double(), torch.randint(2, (5,)))]
     with pytest.raises(RuntimeError):
         torch.vmap(net)(batches[0][0][:, None])
     blocks = curvature(net, P.of(net), batches, Categorical(), structure)

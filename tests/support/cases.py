@@ -148,16 +148,14 @@ class TiedTransformer(nn.Module):
         return x @ self.embed.weight.t()
 
 
-class Recurrent(nn.Module):
+def recurrent_network():
     """Two directions of LSTM, then GRU."""
-
-    def __init__(self):
-        super().__init__()
-        self.lstm = nn.LSTM(5, 6, 2, batch_first=True, bidirectional=True)
-        self.gru, self.last = nn.GRU(12, 7, batch_first=True), nn.Linear(7, 3)
-
-    def forward(self, x):
-        return self.last(self.gru(self.lstm(x)[0])[0][:, -1])
+    return Forward(
+        lambda s, x: s.last(s.gru(s.lstm(x)[0])[0][:, -1]),
+        lstm=nn.LSTM(5, 6, 2, batch_first=True, bidirectional=True),
+        gru=nn.GRU(12, 7, batch_first=True),
+        last=nn.Linear(7, 3),
+    )
 
 
 class NarrowResNet(torchvision.models.ResNet):
@@ -227,16 +225,15 @@ def randomise(model):
     return model
 
 
-class Nested(nn.Module):
+def nested_network():
     """Channels in convolution groups, four of which are a normalisation group."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.o = nn.Conv1d(3, 16, 1), nn.Conv1d(16, 2, 1)
-        self.g, self.norm = nn.Conv1d(16, 16, 1, groups=8), nn.GroupNorm(2, 16)
-
-    def forward(self, x):
-        return self.o(torch.tanh(self.norm(self.g(torch.tanh(self.a(x))))))
+    return Forward(
+        lambda s, x: s.o(torch.tanh(s.norm(s.g(torch.tanh(s.a(x)))))),
+        a=nn.Conv1d(3, 16, 1),
+        o=nn.Conv1d(16, 2, 1),
+        g=nn.Conv1d(16, 16, 1, groups=8),
+        norm=nn.GroupNorm(2, 16),
+    )
 
 
 def vector(n):
@@ -269,7 +266,7 @@ CASES = [
     Case("sdpa", SDPA, lambda: torch.randn(2, 6, 8), 10, 64),
     Case("self-feeding", SelfFeeding, vector(5), 1, 12, 0),
     Case("tied transformer", TiedTransformer, lambda: torch.randint(11, (2, 6)), 7, 28),
-    Case("recurrent", Recurrent, lambda: torch.randn(2, 4, 5), 5, 0, 31),
+    Case("recurrent", recurrent_network, lambda: torch.randn(2, 4, 5), 5, 0, 31),
     # 4 streams and 4 blocks of 8, 16, 32, 64 channels; signs of every channel with a norm
     Case("resnet", NarrowResNet, image(32), 8, 2 * 120, 8 + 2 * 8 + 3 * (16 + 32 + 64)),
     # 2 streams and 3 blocks; two gains in every block, those before the second stage and the end
@@ -287,7 +284,7 @@ NESTED = [  # blocks inside blocks, as heads that share keys are
     Case("grouped", nested(10, heads=4, width=3, kv_heads=2), rows, 7, 12, 12),
     Case("rotary", nested(10, heads=6, width=4, kv_heads=2, rotary="half"), rows, 5, 12, 12),
     Case("one key", nested(10, heads=4, width=3, kv_heads=1), rows, 3, 6, 6),
-    Case("three levels", Nested, lambda: torch.randn(2, 3, 7), 19, 0, 34),
+    Case("three levels", nested_network, lambda: torch.randn(2, 3, 7), 19, 0, 34),
 ]
 
 LARGE_CASES = [

@@ -14,6 +14,7 @@ from functools import partial
 
 import lightning as L
 import torch
+from cases import Forward
 from cpu_draws import cpu_draws
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import MixedPrecision
@@ -54,15 +55,9 @@ TOLERANCE = 1e-4 if REAL else 0.0
 """Of differences, relative to 1 + size: sums of single precision have another order."""
 
 
-class Lost(nn.Module):
+def lost_network():
     """A mistake to be found: a constant that is no buffer, and so stays on the CPU."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.shift = nn.Linear(6, 3), torch.ones(3)
-
-    def forward(self, x):
-        return self.layer(x) + self.shift
+    return Forward(lambda s, x: s.layer(x) + s.shift, layer=nn.Linear(6, 3), shift=torch.ones(3))
 
 
 def options(device):
@@ -285,7 +280,7 @@ def autocast(device):
 
 
 def lost(device):
-    return trained(DeepEnsemble(Lost(), members=2), device)
+    return trained(DeepEnsemble(lost_network(), members=2), device)
 
 
 def _generator(seed, device="cpu"):

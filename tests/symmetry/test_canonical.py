@@ -4,7 +4,7 @@ import logging
 import pytest
 import torch
 import torchvision
-from cases import CASES, NESTED, randomise
+from cases import CASES, NESTED, Forward, randomise
 from torch import nn
 
 from lightning_bnn import models
@@ -247,21 +247,19 @@ def test_errors():
         canonicalise(params, sym, "unit-norm", target=0)
 
 
-class Pooled(nn.Module):
+def pooled():
     """Its last units are summed up: no weight leaves them."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(3, 5), nn.Linear(5, 6)
-
-    def forward(self, x):
-        return torch.relu(self.last(torch.relu(self.first(x)))).sum(-1)
+    return Forward(
+        lambda s, x: torch.relu(s.last(torch.relu(s.first(x)))).sum(-1),
+        first=nn.Linear(3, 5),
+        last=nn.Linear(5, 6),
+    )
 
 
 @pytest.mark.parametrize("by", ["outgoing", "first", "max"])
 def test_units_that_nothing_reads_are_sorted_before_what_they_read(by):
     torch.manual_seed(0)
-    model = Pooled().double()
+    model = pooled().double()
     sym, params = discover(model, torch.randn(4, 3).double()), P.of(model)
     moved = permute(params, sym, random_permutations(sym, torch.Generator().manual_seed(1)))
     one, other = (canonicalise(p, sym, None, by) for p in (params, moved))

@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torchvision
+from cases import Forward
 from mixing_networks import TOKENS, Decoder
 from torch import nn
 
@@ -116,15 +117,13 @@ def test_again_there_is_nothing_to_fold():
         torch.testing.assert_close(model.up.weight, once.up.weight)
 
 
-class Tied(nn.Module):
+def tied():
     """A head that is the embedding."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.norm = nn.Embedding(5, 6), nn.RMSNorm(6)
-
-    def forward(self, x):
-        return nn.functional.linear(self.norm(self.embed(x)), self.embed.weight)
+    return Forward(
+        lambda s, x: nn.functional.linear(s.norm(s.embed(x)), s.embed.weight),
+        embed=nn.Embedding(5, 6),
+        norm=nn.RMSNorm(6),
+    )
 
 
 class Masked(nn.Module):
@@ -145,7 +144,7 @@ class Masked(nn.Module):
 @pytest.mark.parametrize(
     ("build", "x"),
     [
-        (Tied, TOKENS),
+        (tied, TOKENS),
         (lambda: Encoder(False), SEQUENCES),  # a sum reads it
         (lambda: Masked(False), VECTORS),
         (lambda: Masked(True), VECTORS),

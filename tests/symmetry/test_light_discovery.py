@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, Forward
 from torch import nn
 from torch.fx.node import map_arg
 
@@ -25,19 +25,16 @@ checking = importlib.import_module("weightsym.discovery.refutation")
 
 
 # ------------------------------------------------------------ the check
-class Ring(nn.Module):
+def ring_network():
     """Three numbers in a ring: it may be turned, but no two of them may be exchanged."""
-
-    def __init__(self):
-        super().__init__()
-        self.ring = nn.Parameter(torch.rand(3) + 0.5)
-
-    def forward(self, x):
-        return x * (self.ring * self.ring.roll(1).square()).sum()
+    return Forward(
+        lambda s, x: x * (s.ring * s.ring.roll(1).square()).sum(),
+        ring=nn.Parameter(torch.rand(3) + 0.5),
+    )
 
 
 def test_a_group_of_which_only_all_cycles_hold_is_refuted():
-    model, inputs = Ring().double(), Inputs((torch.randn(4, 1, dtype=torch.float64),))
+    model, inputs = ring_network().double(), Inputs((torch.randn(4, 1, dtype=torch.float64),))
     found = discover(model, *inputs.args)
     assert not found.permutations
     place = Placement(len(found.axes), torch.arange(3)[:, None])
