@@ -309,21 +309,6 @@ def test_a_prefix_is_for_the_files_that_have_it(written, tmp_path, capsys):
 
 
 @pytest.mark.bad_input
-def test_files_that_do_not_fit_are_one_sentence(files, capsys):
-    a, b = files / "a1.safetensors", files / "b.safetensors"
-    state = load_file(a)
-    two = ["match", a, b, "--out", files / "c.safetensors", *PLAIN]
-    write(b, {n: t for n, t in state.items() if n != "3.bias"})
-    assert f"{b} does not fit: it lacks '3.bias'" in failure(capsys, *two)
-    write(b, {**state, "3.bias": torch.ones(9)})
-    assert f"{b} does not fit: '3.bias' has shape (9,)" in failure(capsys, *two)
-    write(b, {**state, "3.bias": torch.full((6,), torch.nan)})
-    assert f"{b}: '3.bias' holds NaN" in failure(capsys, *two)
-    b.write_bytes(a.read_bytes()[:-3])
-    assert "is damaged" in failure(capsys, *two)
-
-
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -6,6 +6,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from cases import Forward
 from module_cases import (
     MODULES,
     OF_EACH_CLASS,
@@ -291,13 +292,13 @@ class Pairs(torch.utils.data.Dataset):
         }[self.layout]
 
 
-class TwoInputs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.out = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 3)
-
-    def forward(self, x, y):
-        return self.out(torch.relu(self.a(x) + self.b(y)))
+def two_inputs():
+    return Forward(
+        lambda s, x, y: s.out(torch.relu(s.a(x) + s.b(y))),
+        a=nn.Linear(3, 4),
+        b=nn.Linear(3, 4),
+        out=nn.Linear(4, 3),
+    )
 
 
 @pytest.mark.parametrize(
@@ -305,7 +306,7 @@ class TwoInputs(nn.Module):
     [("mfvi", "tuple"), ("ensemble", "dict"), ("bethe", "two inputs"), ("mfvi", "double")],
 )
 def test_batches_of_any_layout_from_plain_loaders(name, layout):
-    net = TwoInputs() if layout == "two inputs" else network()
+    net = two_inputs() if layout == "two inputs" else network()
     module, run = MODULES[name](net), trainer()
     loader = DataLoader(Pairs(layout), batch_size=8, shuffle=True)
     run.fit(module, loader, loader)
@@ -315,17 +316,6 @@ def test_batches_of_any_layout_from_plain_loaders(name, layout):
     predictions = run.predict(module, loader)
     assert predictions[0].mean.shape == (8, 3)
     assert predictions[0].samples.shape == (module.judging.samples, 8, 3)
-
-
-@pytest.mark.parametrize(
-    ("name", "precision"),
-    [("ensemble", "bf16-mixed"), ("bethe", "bf16-true"), ("multi-mfvi", "64-true")],
-)
-def test_precisions(name, precision):
-    module, run = made(name, batch_norm=True), trainer(precision=precision)
-    run.fit(module, Blobs())
-    assert run.callback_metrics["val/nll"] < 1.1
-    run.test(module, Blobs(), verbose=False)
 
 
 NOISY = "chains", "sghmc", "smile", "sgld", "hmc", "mile"

@@ -68,17 +68,6 @@ def test_a_run_that_would_collect_nothing_says_so_first():
         trainer(max_epochs=2).fit(SWAG(network(), start=5, optimizer=sgd), Blobs())
 
 
-def test_frozen_weights_stay():
-    net = network()
-    net[0].requires_grad_(False)
-    module = SWAG(net, start=0, optimizer=sgd)
-    trainer(max_epochs=3).fit(module, Blobs())
-    drawn = module.posterior().sample(4)
-    assert torch.equal(module.member(0)[0].weight, net[0].weight)
-    assert "0.weight" not in drawn
-    assert module.posterior().log_prob(drawn).isfinite().all()
-
-
 def test_small_variances_around_large_means_survive():
     module = SWAG(nn.Linear(2, 2), start=0, optimizer=sgd)
     g = torch.Generator().manual_seed(0)

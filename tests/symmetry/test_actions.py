@@ -93,23 +93,14 @@ def sources_of(sym, k, orders):
     return tuple(where)
 
 
-@pytest.mark.parametrize(
-    "name", ["experts of one module, top 2", "branches, summed", "packed gates", "squared ReLUs"]
-)
-def test_actions_are_redone_by_hand(name):
+IN_BLOCKS = "experts of one module, top 2", "branches, summed", "packed gates", "squared ReLUs"
+
+
+@pytest.mark.parametrize("case", [*SMALL, *map(NETWORKS.get, IN_BLOCKS)])
+def test_actions_are_redone_by_hand(case):
     """Also for grouped convolutions and stacks of experts: for these axes see row blocks."""
-    model, _, sym = NETWORKS[name].known()
-    check_by_hand(P.of(model), sym)
-
-
-@pytest.mark.parametrize("case", SMALL, ids=ids)
-def test_actions_on_small_networks_are_redone_by_hand(case):
     model, _, sym = case.known()
-    check_by_hand(P.of(model), sym)
-
-
-def check_by_hand(params, sym):
-    params = {n: t.detach() for n, t in params.items()}
+    params = {n: t.detach() for n, t in P.of(model).items()}
     g = torch.Generator().manual_seed(1)
     orders, scales = random_permutations(sym, g), random_scales(sym, g)
     expected = by_hand(params, sym, orders, scales)

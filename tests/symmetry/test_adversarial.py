@@ -78,22 +78,16 @@ KINDS = (
 
 
 @pytest.mark.e2e
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=7), st.sampled_from([4, 6, 8]))
-def test_random_architectures(choices, channels):
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.sampled_from(KINDS), min_size=1, max_size=7),
+    st.sampled_from([4, 6, 8]),
+    st.sampled_from(["carrier", "eval"]),
+)
+def test_random_architectures(choices, channels, batch_norm):
     torch.manual_seed(0)
     model = randomise(RandomNet(choices, channels).double()).eval()
     x = torch.randn(2, 2, 6, 6).double()
-    sym = discover(model, x)
+    sym = discover(model, x, batch_norm=batch_norm)
     assert verify(model, sym, x) < 1e-11
-    assert not any("numerical check" in f.reason for f in sym.frozen)
-
-
-@pytest.mark.e2e
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=7))
-def test_random_architectures_as_fixed_maps(choices):
-    torch.manual_seed(0)
-    model = randomise(RandomNet(choices, 8).double()).eval()
-    x = torch.randn(2, 2, 6, 6).double()
-    assert verify(model, discover(model, x, batch_norm="eval"), x) < 1e-11
+    assert batch_norm == "eval" or not any("numerical check" in f.reason for f in sym.frozen)

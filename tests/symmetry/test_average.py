@@ -188,12 +188,6 @@ def test_errors_of_networks():
     model, sym, stack = mlps(3)
     with pytest.raises(ValueError, match="must be a stack of networks, not one network"):
         average({n: t[0] for n, t in stack.items()}, sym)
-    bad = {n: t.clone() for n, t in stack.items()}
-    bad["1.weight"][2, 0, 0] = torch.inf
-    with pytest.raises(ValueError, match="holds NaN or infinite values, first in member 2"):
-        average(bad, sym)
-    with pytest.raises(ValueError, match="holds NaN or infinite values"):
-        average(stack, sym, reference={n: t[2] for n, t in bad.items()})
     case = BATCH_NORMS[0]
     network, _, groups = case.known()
     pair = P.stack([P.of(network)] * 2)

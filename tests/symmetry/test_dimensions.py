@@ -2,11 +2,9 @@
 
 import re
 
-import modern_networks
 import pytest
 import torch
 from cases import Forward
-from mixing_networks import Decoder as GroupedQueries
 from torch import nn
 
 from weightsym import discover, verify
@@ -38,52 +36,18 @@ def test_rows_of_stacks_move_with_what_lies_inside_them():
     assert rows == {"up", "down", "router.weight", "router.bias"}
 
 
-class Sets(nn.Module):
+def sets_network():
     """The largest of every channel over the elements of a set, then gains that differ."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(3, 6), nn.Linear(6, 2)
-        self.register_buffer("gains", torch.tensor([[1.0, 1, 2, 2, 2, 3]]))
-
-    def forward(self, x):
-        return self.last(self.first(x).amax(1) * self.gains)
+    return Forward(
+        lambda s, x: s.last(s.first(x).amax(1) * s.gains),
+        first=nn.Linear(3, 6),
+        last=nn.Linear(6, 2),
+        gains=nn.Buffer(torch.tensor([[1.0, 1, 2, 2, 2, 3]])),
+    )
 
 
 def sets():
-    return Sets(), (torch.randn(4, 5, 3),)
-
-
-def grouped_queries():
-    model = GroupedQueries(d=16, heads=4, groups=2, rotary=0, vocab=20)
-    return model, (torch.randint(0, 20, (2, 6)),)
-
-
-def graph_attention():
-    return modern_networks.GAT(), (torch.randn(2, 7, 5), modern_networks.path(7))
-
-
-def adapter():
-    return modern_networks.MergedLoRA(), (torch.randn(4, 6),)
-
-
-def rows_divided_by_norms():
-    return modern_networks.WeightNorm(torch.tanh), (torch.randn(4, 5),)
-
-
-OTHERS = [sets, grouped_queries, graph_attention, adapter, rows_divided_by_norms]
-
-
-@pytest.mark.parametrize("build", OTHERS)
-def test_what_it_finds_in_other_networks_keeps_the_function(build):
-    torch.manual_seed(0)
-    model, x = build()
-    model = model.double().eval()
-    x = tuple(t.double() if t.is_floating_point() else t for t in x)
-    sym = discover(model, *x)
-    assert not any("refuted" in f.reason for f in sym.frozen)
-    assert sym.permutations
-    assert verify(model, sym, *x) < 1e-10
+    return sets_network(), (torch.randn(4, 5, 3),)
 
 
 def test_the_largest_has_scales_and_no_signs_and_gains_tell_channels_apart():

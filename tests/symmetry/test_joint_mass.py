@@ -2,7 +2,7 @@ import cvxpy
 import pytest
 import torch
 from checked_symmetries import least_by_descent, seeded
-from mixing_networks import NETWORKS, WITH_PRODUCTS, Decoder, known
+from mixing_networks import NETWORKS, WITH_PRODUCTS, known
 from torch import nn
 
 from weightsym import discover, mass, min_mass, mix, random_mixings, rescale
@@ -173,4 +173,3 @@ def test_errors():
     _, _, sym, params = known("heads")
     with pytest.raises(ValueError, match="`mixing` must be True, False or 'only', got 'all'"):
         min_mass(params, sym, mixing="all")
-    assert Decoder().size == 4

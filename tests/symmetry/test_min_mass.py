@@ -261,8 +261,3 @@ def test_biases_are_excluded_and_gains_included():
     raw = Forward(lambda s, x: torch.relu(x @ s.w + s.b) @ s.o)
     raw.w, raw.b, raw.o = (nn.Parameter(torch.randn(s)) for s in ((5, 4), (4,), (4, 2)))
     assert discover(raw, torch.randn(2, 5)).weights == ("w", "o")
-
-
-@pytest.mark.bad_input
-def test_errors():
-    model, sym, params = setup(models.mlp(6, [5], 3), torch.randn(1, 6))
