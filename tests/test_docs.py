@@ -178,15 +178,6 @@ def test_every_public_name_has_one_line_above_its_page(name):
     assert {row[0] for row in rows if not row[1]} <= WITHOUT_EXAMPLE | {"ALL"}
 
 
-def test_symmetries_are_grouped_by_what_they_are_for():
-    parts = re.split(r"^\| (\w+) \| \|$", reference.contents("symmetry"), flags=re.MULTILINE)[1:]
-    groups = dict(zip(parts[::2], parts[1::2], strict=True))
-    assert groups.keys() == reference.GROUPS.keys()
-    home = {"discover": "Find", "canonicalise": "Remove", "match": "Match", "align": "Match"}
-    home |= {"min_mass": "Measure", "barrier": "Measure", "permute": "Apply"}
-    assert all(f"[`{name}`]" in groups[group] for name, group in home.items())
-
-
 WITHOUT_EXAMPLE = {"ENGINES", "run_on_ray", "run_on_slurm", "Networks", "Params", "Predictor"}
 """A table, two functions that start clusters, and aliases of types."""
 

@@ -82,8 +82,3 @@ def test_the_notebook_shows_what_its_cells_end_with(tmp_path, monkeypatch, capsy
     assert "VI: one mode: its law is not known" in result["html"]
     assert figure["png"].startswith(b"\x89PNG")
     assert "<caption>Distance to the reference</caption>" in table["html"]
-
-
-@pytest.mark.parametrize(("source", "kinds"), [("x = 1", set()), ("x = 1\nx", {"text"})])
-def test_only_a_last_expression_is_shown(source, kinds):
-    assert displayed(source, {}).keys() == kinds

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from lightning_bnn.callbacks import PosteriorDoctor
 from lightning_bnn.doctor import Report
-from lightning_bnn.modules import SGHMC, DeepEnsemble
+from lightning_bnn.modules import DeepEnsemble
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
 
@@ -214,16 +214,6 @@ def test_accumulated_gradients_leave_the_loss_as_it_is(every, tmp_path):
     with torch.no_grad():
         loss = sum(LAYOUTS["a tuple"][1](module.net, b) for b in module.loader(0)) / 10
     assert doctor.curves["loss"] == pytest.approx([float(loss)] * 3)
-
-
-def test_training_is_the_same_with_and_without(tmp_path):
-    weights = []
-    for callbacks in ([], [PosteriorDoctor(every_n_epochs=1)]):
-        torch.manual_seed(0)
-        module = SGHMC(network(dropout=0.2), members=2)
-        trainer(*callbacks, max_epochs=3, default_root_dir=tmp_path).fit(module, Blobs())
-        weights.append(module.state_dict())
-    assert all(torch.equal(t, weights[1][n]) for n, t in weights[0].items())
 
 
 def test_a_run_that_breaks_off_is_explained(tmp_path):

@@ -1,7 +1,5 @@
 """`lightning-bnn doctor` as a user calls it: runs, banks, folders, and what is none of them."""
 
-import json
-
 import pytest
 import torch
 import yaml
@@ -120,11 +118,3 @@ def test_mistakes_are_told_in_a_sentence(tmp_path, capsys):
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
     wrong = ("doctor", tmp_path / "bank", "--data", tmp_path / "other.yaml")
     assert failure(capsys, *wrong)
-
-
-@pytest.mark.bad_input
-def test_a_damaged_report_beside_a_run_is_refused(tmp_path, capsys):
-    bank(tmp_path / "bank", 2)
-    (tmp_path / "bank" / "doctor.json").write_text(json.dumps({"findings": 3}))
-    said = failure(capsys, "doctor", tmp_path / "bank", "--data", config(tmp_path))
-    assert "not a report of the doctor" in said

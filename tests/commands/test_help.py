@@ -67,9 +67,6 @@ def test_help_and_mistakes_import_nothing_heavy():
 
 
 MEANT = [
-    (["fti"], "'fit'"),
-    (["merge", "a", "b", "--netwrk", "x"], "`--network`"),
-    (["presets", "digits_mvfi"], "'digits_mfvi'"),
     (["fit", "--model", "MFV", "--data", "Digits"], "'MFVI'"),
     (["fit", "--model", "MFVI", "--data", "Digts"], "'Digits'"),
     (["fit", "--model=MFVI", "--data=Digits", "--trainer.callbacks+=MasGap"], "'MassGap'"),

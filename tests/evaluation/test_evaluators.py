@@ -8,7 +8,7 @@ from torch import nn
 
 from lightning_bnn.evaluation import ClassPredictions, make_evaluator
 from lightning_bnn.evaluation.evaluators import class_numbers
-from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
+from lightning_bnn.likelihoods import Categorical, Gaussian
 
 G = torch.Generator().manual_seed(0)
 LOGITS, LABELS = torch.randn(6, 40, 3, generator=G), torch.randint(3, (40,), generator=G)
@@ -43,13 +43,6 @@ def test_batches_do_not_matter(likelihood):
     targets = LABELS if isinstance(likelihood, Categorical) else torch.randn(40, 3, generator=G)
     whole, parts = (judged(likelihood, LOGITS, targets, FAR, s) for s in ((40,), (7, 33)))
     assert parts == pytest.approx(whole)
-
-
-def test_one_logit_is_judged_as_two_classes():
-    logits, labels = LOGITS[..., :1], LABELS.clamp(max=1)
-    both = torch.cat([torch.zeros_like(logits), logits], -1)
-    wanted = judged(Categorical(), both, labels, both)
-    assert judged(Bernoulli(), logits, labels.float(), logits) == pytest.approx(wanted)
 
 
 def test_confident_mistakes_have_a_finite_likelihood():

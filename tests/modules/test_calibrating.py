@@ -1,6 +1,5 @@
 """Every module can be calibrated; the result predicts, is written, and is read without code."""
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,13 +113,6 @@ def test_one_logit_gives_two_classes():
     module = DeepEnsemble(nn.Linear(6, 1), members=2, likelihood=Bernoulli())
     found = module.calibrate(Loaders(x, (x.sum(-1) > 0).float()))
     assert found.probs(x).shape == found.sets(x).shape == (60, 2)
-
-
-def test_an_unfitted_module_says_so():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        made("mfvi").calibrate(Blobs(n=20), alpha=0.4)
-    assert sum("has not been fitted" in str(w.message) for w in caught) == 1
 
 
 # ------------------------------------------------------------ what is refused

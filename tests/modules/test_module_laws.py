@@ -318,9 +318,6 @@ def test_batches_of_any_layout_from_plain_loaders(name, layout):
     assert predictions[0].samples.shape == (module.judging.samples, 8, 3)
 
 
-NOISY = "chains", "sghmc", "smile", "sgld", "hmc", "mile"
-
-
 def run_on(devices, names, folder):
     """Differences between replicas, and the numbers of tests of the weights of one process."""
     out = {}
@@ -328,11 +325,11 @@ def run_on(devices, names, folder):
         bank = {"bank": str(folder / f"bank{devices}")} if name == "sghmc" else {}
         module = made(name, batch_norm=True, **bank)
         data = Blobs(n=63, batch_size=100 if name in ("hmc", "mile") else 5)
-        epochs = 50 if name in ("hmc", "mile") else 8 if name in NOISY else 4
+        epochs = 12 if name in ("hmc", "mile") else 2
         options = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto"}
         run = trainer(max_epochs=epochs, num_sanity_val_steps=0, **options)
         run.fit(module, data)
-        assert run.global_step >= (50 if name in NOISY else 20)
+        assert run.global_step >= 12
         if devices > 1:
             out |= _replicas(name, module)
             module.load_state_dict(torch.load(folder / f"{name}.pt"))
@@ -363,11 +360,7 @@ def _between_processes(tensor):
 @pytest.mark.e2e
 def test_two_processes(tmp_path):
     """Replicas stay equal, and a test gives the numbers of one process."""
-    alike = (
-        "map", "mfvi sampled", "mfvi local", "ivon", "multi-capacity", "sgld", "swag", "dropout",
-        "laplace",
-    )  # fmt: skip
-    names = [n for n in MODULES if n not in alike]
+    names = [n for n in (*OF_EACH_CLASS, "mfvi", "chains", "mfvi flipout") if n != "laplace"]
     (alone,) = on_devices(1, run_on, 1, names, tmp_path)
     together, _ = on_devices(2, run_on, 2, names, tmp_path)
     assert together["noise"] > 0.5  # processes draw networks of their own: gradients vary less

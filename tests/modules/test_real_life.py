@@ -533,10 +533,6 @@ def test_a_checkpoint_with_another_likelihood_is_refused(tmp_path):
     assert loaded.likelihood.log_std.exp().item() == pytest.approx(0.3)
 
 
-def test_an_ensemble_exports_its_members():
-    assert P.stack_size(P.of(made("ensemble").predictive(20).networks)) == 3
-
-
 # ------------------------------------------------------------ averages of Lightning
 AVERAGES = {
     "EMA": lambda: EMAWeightAveraging(decay=0.5),

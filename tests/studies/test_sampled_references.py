@@ -53,10 +53,15 @@ def as_on_the_card(card, diagnosis):
         assert diagnosis.halves[name].value == pytest.approx(value, abs=tolerance)
 
 
+LONG = "digits_wide", "airfoil", "concrete", "energy"
+"""References of which each takes seconds; the others are of the same kinds."""
+EACH = [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in reference_names()]
+
+
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", reference_names())
+@pytest.mark.parametrize("name", EACH)
 def test_the_numbers_of_every_card_can_be_computed_again(name, capsys):
-    """Four seconds for the digits, whose draws are stored with half of the digits."""
+    """Six seconds for the digits, whose draws are stored with half of the digits."""
     stored, problem, card = read_reference(name)
     as_on_the_card(card, diagnose(stored, problem))
     main(["references", name])

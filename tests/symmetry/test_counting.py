@@ -5,10 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kendalltau
-from torch import nn
 
 from weightsym import (
-    discover,
     kendall_tau,
     ranks,
     transpositions,
@@ -82,14 +80,6 @@ def test_tau_of_ranks_does_not_depend_on_labels():
 
 
 # ------------------------------------------------------------ degrees of freedom
-def test_scaling_degrees_of_freedom():
-    """P1, D.4: one per hidden unit, and those of a batch norm as a fixed map."""
-    net = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)
-    )
-    x = torch.randn(2, 1, 6, 6)
-    assert discover(net, x).scaling_dof == 4
-    assert discover(net, x, batch_norm="eval").scaling_dof == 8
 
 
 @pytest.mark.bad_input
