@@ -231,12 +231,11 @@ def test_a_card_is_about_the_draws_that_are_stored(sampled):
 
 
 @pytest.mark.e2e
-def test_methods_are_scored_at_equal_budgets_and_by_hand_alike(tmp_path):
+def test_a_method_is_scored_within_its_budget_and_by_hand_alike(tmp_path):
     out = tmp_path / "board"
     main(["leaderboard", "--references", "[two_gaussians]", "--budgets", "[248]", "--seeds", "1",
-          "--methods", "[ensemble, hmc]", "--samples", "4", "--out", str(out)])  # fmt: skip
+          "--methods", "[ensemble]", "--samples", "4", "--out", str(out)])  # fmt: skip
     rows = {row["method"]: row for row in numbers(out, "two_gaussians-248")}
-    assert rows["HMC"]["gradients"] == pytest.approx(248)
     assert rows["Ensemble"]["gradients"] == pytest.approx(250)
     runs = out / "runs" / "two_gaussians-248-0"
     main(["fidelity", "two_gaussians", "--posteriors.E", str(runs / "ensemble"), "--samples", "4",
