@@ -55,12 +55,7 @@ def doctor(
     """
     check_count("samples", samples)
     where = Location.of(place)
-    config = Path(data) if data is not None else where.config()
-    if config is None:
-        raise ValueError(
-            f"{place} has no configuration beside it that names network and data: pass one, "
-            "`--data my.yaml`."
-        )
+    config = where.config_or(data)
     with one_thread():
         evidence = _evidence(where, config, samples)
         if evidence.held_out is not None:
@@ -127,7 +122,7 @@ def _joined(batches: StoredBatches, most: int) -> Examples | None:
 
 def _chains(posterior: StoredPosterior) -> Params:
     """Stack chains of networks in order, as long as the shortest, unless it is too short."""
-    stacks = [mode.networks for mode in posterior.modes if isinstance(mode, Empirical)]
+    stacks = posterior.stacks()
     times = min((len(next(iter(stack.values()))) for stack in stacks), default=0)
     if times < LEAST:
         return {}

@@ -87,7 +87,7 @@ def rhat_of_predictions(reference: StoredPosterior, problem: Problem) -> tuple[f
         reference: a posterior of several chains; another has no R-hat.
         problem: its network and data.
     """
-    chains = [mode.networks for mode in reference.modes if isinstance(mode, Empirical)]
+    chains = reference.stacks()
     draws = min((P.stack_size(chain) for chain in chains), default=0)
     if len(chains) < 2 or draws < _LEAST:
         return None

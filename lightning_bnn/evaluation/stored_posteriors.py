@@ -88,6 +88,16 @@ class Location:
         """The configuration of the run, if there is one."""
         return self.beside("config.yaml")
 
+    def config_or(self, data: str | None) -> Path:
+        """The configuration that a user names, else that of the run, which must be there."""
+        config = self.config() if data is None else Path(data)
+        if config is None:
+            raise ValueError(
+                f"{self.path} has no `config.yaml` beside it: pass a configuration with network "
+                "and data as `--data`."
+            )
+        return config
+
     def digest(self) -> str:
         """A digest of the file, to tell whether it has changed."""
         return digest_of_file(self.file())
@@ -155,9 +165,13 @@ class StoredPosterior:
             predictors=[_thinned(mode, most) for mode in self.predictors],
         )
 
+    def stacks(self) -> list[Params]:
+        """The networks of every mode that is made of networks."""
+        return [mode.networks for mode in self.modes if isinstance(mode, Empirical)]
+
     def networks(self) -> Params:
         """All networks as one stack, of a posterior that is made of networks."""
-        stacks = [mode.networks for mode in self.modes if isinstance(mode, Empirical)]
+        stacks = self.stacks()
         if len(stacks) < len(self.modes):
             raise ValueError(
                 f"{self.name} must be networks (a bank, a folder of checkpoints, an ensemble or "

@@ -95,7 +95,7 @@ def diagnose(stored: StoredPosterior, problem: Problem) -> Diagnosis:
     >>> found.chains, found.draws, found.failures()[-1].partition(" ")[2]
     (8, 10, 'effective draws at the worst point, not 400')
     """
-    chains = chains_of_modes(stored)
+    chains = stored.stacks()
     sizes = [P.stack_size(chain) for chain in chains]
     if len(chains) < 4 or min(sizes) < LEAST:
         raise ValueError(
@@ -110,11 +110,6 @@ def diagnose(stored: StoredPosterior, problem: Problem) -> Diagnosis:
     half = len(chains) // 2
     halves = between(stored.only(range(half)), stored.only(range(half, 2 * half)), problem)
     return Diagnosis(len(chains), draws, spaces, halves)
-
-
-def chains_of_modes(stored: StoredPosterior) -> list[Params]:
-    """The networks of every chain."""
-    return [mode.networks for mode in stored.modes if isinstance(mode, Empirical)]
 
 
 def followed(stored: StoredPosterior, problem: Problem, networks: Params) -> dict[str, Tensor]:
@@ -166,9 +161,7 @@ def between(
         first, left.network, [problem.example()], PROTOCOLS["full"], samples, 0, "cpu",
         left.chains(), problem.probe(left.likelihood),
     )  # fmt: skip
-    modes = [
-        k for k, chain in enumerate(chains_of_modes(right)) for _ in range(P.stack_size(chain))
-    ]
+    modes = [k for k, chain in enumerate(right.stacks()) for _ in range(P.stack_size(chain))]
     distances = reference.of_modes(second, modes).get("multi", {})
     laws = {name: distances[name] for name in _LAWS if name in distances}
     return {**laws, **_predictions(left, first, second, problem)}

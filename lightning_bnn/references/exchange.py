@@ -18,7 +18,6 @@ from lightning_bnn.metrics.chains import (
     rhat,
     tail_effective_sample_size,
 )
-from lightning_bnn.references.diagnosis import chains_of_modes
 from lightning_bnn.references.shipped import read_reference, reference_folder
 from weightsym import params as P
 from weightsym.loading import json_text
@@ -84,7 +83,7 @@ def export_posteriordb(name: str, folder: str | os.PathLike[str]) -> list[Path]:
     7
     """
     stored, problem, card = read_reference(name)
-    chains = chains_of_modes(stored)
+    chains = stored.stacks()
     names = [n for n in P.weight_names(problem.network) if n in chains[0]]
     labels = [label for n in names for label in _labels(n, chains[0][n].shape[1:])]
     draws = torch.stack([P.ravel(chain, names, stacked=True)[0].double() for chain in chains])

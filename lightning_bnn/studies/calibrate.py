@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -81,12 +80,7 @@ def calibrate(
     if samples < 1:
         raise ValueError(f"`samples` must be at least 1, got {samples}.")
     location = Location.of(posterior)
-    config = location.config() if data is None else Path(data)
-    if config is None:
-        raise ValueError(
-            f"{posterior} has no `config.yaml`: pass a configuration with network and data as "
-            "`--data`."
-        )
+    config = location.config_or(data)
     if has_other_data(location, config):
         raise ValueError(
             f"`--data` {config} has other settings of the data than {posterior} was trained with: "

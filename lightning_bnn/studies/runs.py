@@ -333,10 +333,7 @@ def population(
     else:
         location = Location.of(networks)
         settings, note = {"networks": networks}, f"Networks: {networks}"
-    config = location.config() if data is None else Path(data)
-    if config is None:
-        raise ValueError(f"{location.path} has no `config.yaml` with it: pass one as `--data`.")
-    problem = read_problem(config)
+    problem = read_problem(location.config_or(data))
     stack = read_posterior("networks", location, problem).networks()
     return Population(stack, problem, {**settings, "sha256": location.digest()}, (note,), folder)
 

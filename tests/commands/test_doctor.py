@@ -111,7 +111,7 @@ def test_mistakes_are_told_in_a_sentence(tmp_path, capsys):
     bank(tmp_path / "bank", 2)
     like = config(tmp_path)
     assert "nothing at" in failure(capsys, "doctor", tmp_path / "none", "--data", like)
-    assert "no configuration beside it" in failure(capsys, "doctor", tmp_path / "bank")
+    assert "no `config.yaml` beside it" in failure(capsys, "doctor", tmp_path / "bank")
     few = ("doctor", tmp_path / "bank", "--data", like, "--samples", "0")
     assert "`samples`" in failure(capsys, *few)
     other = {**CONFIG, "data": {"class_path": "TwoGaussians"}}
