@@ -199,14 +199,8 @@ def statistics_of_other_networks(e: Evidence) -> Finding | None:
     networks = {n: torch.cat([stack[n] for stack in stacks])[:_NETWORKS] for n in stacks[0]}
     reestimated = refreshed(e.network, networks, [training.inputs])
     before, after = (
-        float(
-            log_mean_exp(
-                e.likelihood.log_prob(  # type: ignore[operator]  # a likelihood has it
-                    P.apply(e.network, stack, *held_out.inputs).double(), held_out.targets
-                )
-            ).mean()
-        )
-        for stack in (networks, reestimated)
+        float(e.log_density([outputs.double()], held_out.targets).mean())
+        for outputs in (P.apply(e.network, s, *held_out.inputs) for s in (networks, reestimated))
     )
     if after - before < _OWN_STATISTICS:
         return None
