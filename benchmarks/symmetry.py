@@ -1,6 +1,6 @@
 """Speed of the symmetry core, and of cvxpy and the `rebasin` package.
 
-python benchmarks/symmetry.py masses|matching|planted
+python benchmarks/symmetry.py masses|matching
 """
 
 import copy
@@ -100,39 +100,7 @@ def by_rebasin(net, planted, x):
         PermutationCoordinateDescent(net, other, x).rebasin()
 
 
-class Stream(torch.nn.Module):
-    """Two blocks beside a stream that nothing anchors: its ends are zero."""
-
-    def __init__(self, width=50, hidden=30):
-        super().__init__()
-        shapes = [(hidden, width), (width, hidden)] * 2
-        self.blocks = torch.nn.ParameterList(torch.randn(s) / s[1] ** 0.5 for s in shapes)
-        self.stem, self.head = (torch.nn.Parameter(torch.zeros(width, 3)) for _ in range(2))
-
-    def forward(self, x):
-        x = x @ self.stem.T
-        for k in (0, 2):
-            x = x + (x @ self.blocks[k].T).relu() @ self.blocks[k + 1].T
-        return x @ self.head
-
-
-def planted(options, record):
-    sym = discover(Stream(), torch.randn(2, 3))
-    for noise in (0.0, 0.5):
-        right = dict.fromkeys(("ascent", "frank-wolfe", "best"), 0)
-        for seed in range(100):
-            generator = torch.manual_seed(seed)
-            params = P.of(Stream())
-            near = {n: t + noise * t.std() * torch.randn_like(t) for n, t in params.items()}
-            moved = permute(near, sym, random_permutations(sym, generator))
-            for method in right:
-                back = match(moved, params, sym, method=method).apply(moved, sym)
-                right[method] += all(torch.equal(back[n], near[n]) for n in near)
-        for method, count in right.items():
-            record.value("recovered of 100", count, method=method, noise=noise)
-
-
-PARTS = {"masses": masses, "matching": matching, "planted": planted}
+PARTS = {"masses": masses, "matching": matching}
 
 
 def main():
