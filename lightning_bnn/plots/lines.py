@@ -88,7 +88,7 @@ def lines_figure(
         )
         for mark in marks:
             ax.axvline(mark, color="0.6", linewidth=0.8, linestyle="--")
-    _part(figure, drawn, order)
+    _separate(figure, drawn, order)
     label_edges(axes, labels)
     legend(axes)
     return figure
@@ -129,11 +129,13 @@ def _scale(ax: Axes, curves: Iterable[Line], log: Log) -> None:
             ax.minorticks_off()
 
 
-def _part(figure: Any, drawn: Sequence[Mapping[str, list[Any]]], order: Sequence[str]) -> None:
+def _separate(figure: Any, drawn: Sequence[Mapping[str, list[Any]]], order: Sequence[str]) -> None:
     """Stripe the curves that lie on others, and set error bars beside each other."""
     from matplotlib.transforms import ScaledTranslation
 
-    visible = [{name: _seen(curve) for name, (curve, *_) in curves.items()} for curves in drawn]
+    visible = [
+        {name: _panel_points(curve) for name, (curve, *_) in curves.items()} for curves in drawn
+    ]
     rank: dict[str, int] = {}
     for name in order:
         covered = [rank[other] for other in rank if any(_cover(p, name, other) for p in visible)]
@@ -148,7 +150,7 @@ def _part(figure: Any, drawn: Sequence[Mapping[str, list[Any]]], order: Sequence
                 segment.set_transform(curve.axes.transData + move)
 
 
-def _seen(curve: Any) -> Any:
+def _panel_points(curve: Any) -> Any:
     """The points of a curve from left to right, as shares of its panel."""
     curve.axes.get_xlim()  # which sets the limits
     points = (curve.axes.transData - curve.axes.transAxes).transform(curve.get_xydata())
