@@ -27,7 +27,6 @@ from lightning_bnn.posteriors.perturbations import (
     Draw,
     Perturbed,
     Reparameterisation,
-    Scratch,
     draw,
     tied_names,
 )
@@ -204,7 +203,6 @@ class Gaussians(Means):
     def __init__(self, stack: Params, names: Sequence[str], init_std: float) -> None:
         super().__init__(stack, names)
         self.log_std = nn.Parameter(torch.full_like(self.mean.data, math.log(init_std)))
-        self.scratch = Scratch()
         self.tied: set[str] = set()
         self.notes.update(kl_share=None, init_std=None)
         self.epoch_steps: int | float = math.inf
@@ -299,9 +297,7 @@ class MFVI(Method):
 
     def draw(self, state: Gaussians) -> Draw:
         """Weights of every member, ``elbo_samples`` times."""
-        return draw(
-            state.mean, state.log_std, state.spec, self.prior_std, state.scratch, self.elbo_samples
-        )
+        return draw(state.mean, state.log_std, state.spec, self.prior_std, self.elbo_samples)
 
     def terms(self, state: Gaussians, drawn: Draw, batch: Batch, run: Run) -> dict[str, Tensor]:
         """Negative ELBO per example of every member, and its parts, for weights that were drawn."""

@@ -28,7 +28,7 @@ from lightning_bnn.posteriors.mutual_information import (
     permanent_information,
 )
 from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_permanent
-from lightning_bnn.posteriors.perturbations import Draw, Scratch, draw
+from lightning_bnn.posteriors.perturbations import Draw, draw
 from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, unit_layers
 from weightsym import Symmetries, discover, permute, random_permutations
 from weightsym import params as P
@@ -216,7 +216,7 @@ class SymmetrizedVI(MFVI):
     ) -> dict[str, Tensor]:
         """Lower and upper bound of the information, and interpolation, means over members."""
         units = self.units(state, run)
-        drawn = draw(state.mean, state.log_std, state.spec, self.prior_std, Scratch(), samples)
+        drawn = draw(state.mean, state.log_std, state.spec, self.prior_std, samples)
         if not units.sets:
             return {}
         bounds = information_bracket(units.symmetries, units.sets[0], _sampled(state, drawn))

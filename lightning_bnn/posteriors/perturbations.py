@@ -36,7 +36,7 @@ from torch.overrides import TorchFunctionMode
 from weightsym.params import Params, RavelSpec
 from weightsym.stacks.threads import keep_freed_memory
 
-__all__ = ["Draw", "Perturbed", "Reparameterisation", "Scratch", "draw", "tied_names"]
+__all__ = ["Draw", "Perturbed", "Reparameterisation", "draw", "tied_names"]
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -57,47 +57,11 @@ class Draw(NamedTuple):
     noise: Tensor
 
 
-class Scratch:
-    """Memory that successive draws share: fresh pages cost more than the arithmetic.
-
-    Only the last draw can be differentiated.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._held: tuple[Tensor, ...] = ()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies start with memory of their own."""
-        return {"count": 0, "_held": ()}
-
-    def tensors(self, mean: Tensor, samples: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Standard deviations, noise and weights, to be filled."""
-        self.count += 1
-        shape = (samples, *mean.shape)
-        if not self._fits(shape, mean):
-            like = mean.detach()
-            if mean.device.type == "cpu":
-                keep_freed_memory()
-            self._held = (like.new_empty(mean.shape), like.new_empty(shape), like.new_empty(shape))
-        std, noise, weights = self._held
-        return std, noise, weights
-
-    def _fits(self, shape: tuple[int, ...], mean: Tensor) -> bool:
-        if not self._held:
-            return False
-        noise = self._held[1]
-        if noise.is_inference() and not torch.is_inference_mode_enabled():
-            return False
-        return (noise.shape, noise.dtype, noise.device) == (shape, mean.dtype, mean.device)
-
-
 def draw(
     mean: Tensor,
     log_std: Tensor,
     spec: RavelSpec,
     prior_std: float,
-    scratch: Scratch,
     samples: int = 1,
 ) -> Draw:
     """Weights of every member, several times, from the global random state.
@@ -107,23 +71,23 @@ def draw(
         log_std: logarithms of the standard deviations.
         spec: how a row is cut into tensors.
         prior_std: of every weight under the prior.
-        scratch: memory for the draw.
         samples: how many networks for each member.
     """
-    noise = scratch.tensors(mean, samples)[1].normal_()
-    cross, entropy, *parts = _Draw.apply(mean, log_std, spec, prior_std, scratch)
+    if mean.device.type == "cpu":
+        keep_freed_memory()
+    noise = mean.detach().new_empty(samples, *mean.shape).normal_()
+    cross, entropy, *parts = _Draw.apply(mean, log_std, noise, spec, prior_std)
     return Draw(dict(zip(spec.names, parts, strict=True)), cross, entropy, noise)
 
 
 class _Draw(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, mean: Tensor, log_std: Tensor, spec: RavelSpec, prior_std: float, scratch: Scratch
+        ctx: Any, mean: Tensor, log_std: Tensor, noise: Tensor, spec: RavelSpec, prior_std: float
     ) -> tuple[Tensor, ...]:
-        std, noise, weights = scratch._held
-        torch.exp(log_std, out=std)
-        torch.addcmul(mean, std, noise, out=weights)
-        ctx.mean, ctx.scratch, ctx.count = mean, scratch, scratch.count
+        std = log_std.exp()
+        weights = torch.addcmul(mean, std, noise)
+        ctx.save_for_backward(mean, std, noise)
         ctx.precision = prior_std**-2
         size = mean.shape[1]
         squares = _squares(mean) + _squares(std)
@@ -139,9 +103,7 @@ class _Draw(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, of_cross: Tensor, of_entropy: Tensor, *grads: Tensor) -> tuple[Any, ...]:
-        if ctx.count != ctx.scratch.count:
-            raise RuntimeError("Weights were drawn again before the gradient of the first draw.")
-        std, noise, _ = ctx.scratch._held
+        mean, std, noise = ctx.saved_tensors
         joined = torch.cat([g.reshape(len(g), -1) for g in grads], 1).view_as(noise)
         of_cross, of_entropy = of_cross.to(std), of_entropy.to(std)
         weight = of_cross[:, None] * ctx.precision
@@ -152,7 +114,7 @@ class _Draw(torch.autograd.Function):
             of_log_std = torch.einsum("smd,smd->md", joined, noise)
             of_mean = joined.sum(0)
         of_log_std = torch.addcmul(of_entropy[:, None], of_log_std.addcmul_(std, weight), std)
-        of_mean.addcmul_(ctx.mean, weight)
+        of_mean.addcmul_(mean, weight)
         return of_mean, of_log_std, None, None, None
 
 

@@ -346,7 +346,8 @@ def _replicas(name, module):
     rows = torch.cat([p.detach().flatten() for p in module.parameters()])
     found = {f"{name} replicas": float(_between_processes(rows).max())}
     if name == "mfvi":
-        noise = module.state.scratch._held[1].flatten().contiguous()
+        with module.randomness("train", 0):
+            noise = module.method.draw(module.state).noise.flatten()
         found["noise"] = float(_between_processes(noise).mean())
     return found
 
