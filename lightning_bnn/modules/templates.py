@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_bnn.methods.run import evaluation
 from weightsym import params as P
+from weightsym.forward import first_line
 from weightsym.params import Params
 
 __all__ = [
@@ -195,32 +196,16 @@ def explaining_misfits(network: nn.Module, inputs: Sequence[Any]) -> Iterator[No
     try:
         yield
     except RuntimeError as error:
-        wrong = _misfit(error, inputs)
-        if wrong is None or not _raised_by(error, network):
+        tensors, first = [x for x in inputs if isinstance(x, Tensor)], first_line(error).rstrip(".")
+        if any(word in first for word in ("dtype", "scalar type", "Input type")):
+            wrong = f"type {', '.join(str(x.dtype) for x in tensors)}: {first}"
+            wrong += "" if all(x.is_floating_point() for x in tensors) else "; pass `x.float()`"
+        elif any(word in str(error) for word in ("shape", "size")):
+            wrong = f"shape {', '.join(str(tuple(x.shape)) for x in tensors)}: {first}"
+        else:
             raise
-        raise ValueError(f"{type(network).__name__} does not take {wrong}.") from error
-
-
-def _misfit(error: BaseException, inputs: Sequence[Any]) -> str | None:
-    """Quote what torch has against the inputs, if it is their type or their shape.
-
-    Args:
-        error: what a network has raised.
-        inputs: what it was given.
-    """
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
-    first = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-    if any(word in first for word in ("dtype", "scalar type", "Input type")):
-        types = ", ".join(str(x.dtype) for x in tensors)
-        hint = "" if all(x.is_floating_point() for x in tensors) else "; pass `x.float()`"
-        return f"inputs of type {types}: {first}{hint}"
-    if any(word in str(error) for word in ("shape", "size")):
-        return f"inputs of shape {', '.join(str(tuple(x.shape)) for x in tensors)}: {first}"
-    return None
-
-
-def _raised_by(error: BaseException, network: nn.Module) -> bool:
-    """Check whether an error comes out of the forward pass of a network."""
-    modules = {id(module) for module in network.modules()}
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(id(frame.f_locals.get("self")) in modules for frame in frames)
+        modules = {id(module) for module in network.modules()}
+        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        if not any(id(frame.f_locals.get("self")) in modules for frame in frames):
+            raise  # it does not come out of the network
+        raise ValueError(f"{type(network).__name__} does not take inputs of {wrong}.") from error

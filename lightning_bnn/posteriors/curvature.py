@@ -31,6 +31,7 @@ from lightning_bnn.posteriors.kronecker import (
 from lightning_bnn.posteriors.laplace import CurvatureBlock, features_of
 from weightsym import params as P
 from weightsym.devices import check_memory, precise
+from weightsym.forward import first_line
 from weightsym.params import Params
 
 __all__ = [
@@ -125,7 +126,7 @@ def _blocks(
             return kronecker_factors(model, batches, likelihood, progress)
         matrix = gauss_newton(model, names, batches, likelihood, structure == "diag", progress)
     except (NotImplementedError, RuntimeError, ValueError, KeyError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        first = first_line(error).rstrip(".")
         unusual = f" (it has {', '.join(without_factors(model))})" if without_factors(model) else ""
         raise ValueError(
             f"Laplace cannot compute a curvature `structure={structure!r}` of "

@@ -16,6 +16,7 @@ from lightning_bnn.posteriors.gaussian import DiagonalGaussian, LowRankGaussian
 from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
 from lightning_bnn.posteriors.sources import DenseGaussian
 from weightsym import params as P
+from weightsym.forward import first_line
 from weightsym.params import Params, RavelSpec
 from weightsym.randomness import keyed_generator
 
@@ -40,8 +41,7 @@ def posterior_of(
         posterior.load_state_dict(state)  # what constructors have computed, bit for bit
         drawn = posterior.sample(1, keyed_generator("size"))
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".:")
-        folder = content["folder"]
+        reason, folder = first_line(error).rstrip(".:"), content["folder"]
         raise ValueError(f"{folder} is damaged, it makes no posterior: {reason}.") from None
     if network is not None:
         check_fit(drawn, network)
