@@ -9,7 +9,7 @@ from processes import on_devices, serving
 from torch.utils import backend_registration
 
 from lightning_bnn import testing
-from lightning_bnn.methods.recording import Recorded
+from lightning_bnn.methods.graphs import Recorded
 
 pytestmark = [
     pytest.mark.e2e,

@@ -20,8 +20,7 @@ from lightning_bnn.evaluation.scores import reference_predictions
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.metrics import MMDReference, Transformed, rhat
-from lightning_bnn.metrics.laws import modes_table
-from lightning_bnn.metrics.mmd import MMDTable, Reduction
+from lightning_bnn.metrics.mmd import MMDTable, Reduction, modes_table
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.tables import Measured, spread
 from weightsym import params as P

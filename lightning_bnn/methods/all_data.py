@@ -24,10 +24,10 @@ from torch import distributed as dist
 from lightning_bnn import samplers
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.chains import Chains, Keeping, warn_of_steps
+from lightning_bnn.methods.graphs import Recorded
 from lightning_bnn.methods.mc_dropout import has_dropout
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
 from lightning_bnn.methods.planned_chains import PlannedField
-from lightning_bnn.methods.recording import Recorded
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers.energy_sampler import as_rows

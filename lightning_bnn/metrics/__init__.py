@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from lightning_bnn.metrics.diversity import *
     from lightning_bnn.metrics.gaussian_mixture import *
     from lightning_bnn.metrics.kernels import *
-    from lightning_bnn.metrics.laws import *
     from lightning_bnn.metrics.mmd import *
     from lightning_bnn.metrics.ood import *
     from lightning_bnn.metrics.reference import *

@@ -8,7 +8,7 @@ import torch
 
 from lightning_bnn import metrics as M
 from lightning_bnn.metrics.kernels import Modes, kernel_bandwidths, kernel_values
-from lightning_bnn.metrics.laws import modes_table
+from lightning_bnn.metrics.mmd import modes_table
 
 CHAINS = [0, 0, 1, 1, 1, 2, 2, 3]
 MODES = [5, 5, 5, 2, 9, 9, 7]
