@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,11 +27,9 @@ class TwoGaussians(DataModule):
 
     Args:
         batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of test.
-        seed: decides the points and their order.
         size: points of each class.
         gap: smallest distance between the classes, along the best line.
-        orders: how many members get training batches of their own, see `DataModule`.
+        **loading: ``eval_batch_size``, ``seed`` and ``orders`` of `DataModule`.
 
     References:
         | A Symmetry-Aware Exploration of Bayesian Neural Network Posteriors (2024), appendix A
@@ -46,13 +44,11 @@ class TwoGaussians(DataModule):
     def __init__(
         self,
         batch_size: int = 10,
-        eval_batch_size: int = 512,
-        seed: int = 0,
         size: int = 200,
         gap: float = 1.0,
-        orders: int | Sequence[int] | None = None,
+        **loading: Any,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed, orders)
+        super().__init__(batch_size, **loading)
         if not 0 <= gap <= 1.5:
             raise ValueError(f"`gap` must be at least 0 and at most 1.5, got {gap}.")
         self.size, self.gap = size, gap
@@ -104,10 +100,8 @@ class TractableReLU(DataModule):
     Args:
         alpha: the slope, where the two modes of the posterior lie.
         batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of test.
-        seed: decides the inputs and their order.
         size: training examples, and test examples.
-        orders: how many members get training batches of their own, see `DataModule`.
+        **loading: ``eval_batch_size``, ``seed`` and ``orders`` of `DataModule`.
 
     References:
         | Variational Inference Failures Under Model Symmetries (2024), section 5.1
@@ -122,12 +116,10 @@ class TractableReLU(DataModule):
         self,
         alpha: float = 0.1,
         batch_size: int = 10,
-        eval_batch_size: int = 512,
-        seed: int = 0,
         size: int = 100,
-        orders: int | Sequence[int] | None = None,
+        **loading: Any,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed, orders)
+        super().__init__(batch_size, **loading)
         self.alpha, self.size = alpha, size
 
     def load(self) -> Splits:
@@ -147,12 +139,10 @@ class NoisySine(DataModule):
 
     Args:
         batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of test.
-        seed: decides inputs, noise and order.
         size: training examples.
         test_size: test examples.
         noise: standard deviation of the noise.
-        orders: how many members get training batches of their own, see `DataModule`.
+        **loading: ``eval_batch_size``, ``seed`` and ``orders`` of `DataModule`.
 
     >>> x, y = NoisySine(size=1000, noise=0.1).load().train
     >>> round((y - (2 * x).sin()).std().item(), 1)
@@ -162,14 +152,12 @@ class NoisySine(DataModule):
     def __init__(
         self,
         batch_size: int = 10,
-        eval_batch_size: int = 512,
-        seed: int = 0,
         size: int = 40,
         test_size: int = 200,
         noise: float = 0.3,
-        orders: int | Sequence[int] | None = None,
+        **loading: Any,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed, orders)
+        super().__init__(batch_size, **loading)
         check_count("size", size)
         check_count("test_size", test_size)
         check_not_negative("noise", noise)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -46,11 +45,9 @@ class UCI(DataModule):
         root: folder that holds ``UCI_Datasets`` (or that folder itself, or the CSV files); by
             default the environment variable ``LIGHTNING_BNN_DATA``, else ``data``.
         batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of validation and test.
-        seed: decides order and validation set.
         split: which of the published splits.
         val_size: training examples that are held out for validation.
-        orders: how many members get training batches of their own, see `DataModule`.
+        **loading: ``eval_batch_size``, ``seed`` and ``orders`` of `DataModule`.
 
     Attributes:
         target_std: the factor that gives a standardised error the unit of the target.
@@ -69,13 +66,11 @@ class UCI(DataModule):
         table: str,
         root: str | None = None,
         batch_size: int = 32,
-        eval_batch_size: int = 512,
-        seed: int = 0,
         split: int = 0,
         val_size: int = 0,
-        orders: int | Sequence[int] | None = None,
+        **loading: Any,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed, orders)
+        super().__init__(batch_size, **loading)
         if not isinstance(table, str) or Path(table).name != table or not table.strip("."):
             raise ValueError(f"`table` must be the name of a table, e.g. 'energy', got {table!r}.")
         self.table = table
@@ -189,12 +184,10 @@ class EmbeddedTable(DataModule):
 
     Args:
         batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of validation and test.
-        seed: decides order, validation set and shuffles.
         split: decides which rows are for the test.
         val_size: training examples that are held out for validation.
         test_share: part of the data for the test.
-        orders: how many members get training batches of their own, see `DataModule`.
+        **loading: ``eval_batch_size``, ``seed`` and ``orders`` of `DataModule`.
 
     Attributes:
         target_std: the factor that gives a standardised error the unit of the target.
@@ -213,14 +206,12 @@ class EmbeddedTable(DataModule):
     def __init__(
         self,
         batch_size: int = 32,
-        eval_batch_size: int = 512,
-        seed: int = 0,
         split: int = 0,
         val_size: int = 0,
         test_share: float = 0.25,
-        orders: int | Sequence[int] | None = None,
+        **loading: Any,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, seed, orders)
+        super().__init__(batch_size, **loading)
         check_between("test_share", test_share)
         self.split, self.val_size, self.test_share = split, val_size, test_share
         self.target_std: Tensor | None = None

@@ -157,13 +157,18 @@ def signed_confidences(probs: Tensor, labels: Tensor, from_logits: bool) -> Tens
 
 
 def _check_confidence(confidence: Tensor, correct: Tensor) -> None:
+    _check_pairs(confidence, correct)
+    if not bool(((confidence >= 0) & (confidence <= 1 + SUM_TOLERANCE)).all()):
+        raise ValueError("`confidence` must lie between 0 and 1.")
+
+
+def _check_pairs(confidence: Tensor, correct: Tensor) -> None:
+    """Refuse all but one confidence and one truth per example."""
     if confidence.ndim != 1 or confidence.shape != correct.shape:
         raise ValueError(
             "`confidence` and `correct` must have the same shape (examples,), got "
             f"{tuple(confidence.shape)} and {tuple(correct.shape)}."
         )
-    if not bool(((confidence >= 0) & (confidence <= 1 + SUM_TOLERANCE)).all()):
-        raise ValueError("`confidence` must lie between 0 and 1.")
     check_binary(correct, "`correct` must be boolean, or 0 and 1.")
 
 
@@ -318,13 +323,8 @@ def risk_coverage(
     >>> risk_coverage(torch.tensor([0.9, 0.5]), torch.tensor([True, False])).risk
     tensor([0.0000, 0.5000], dtype=torch.float64)
     """
-    if confidence.ndim != 1 or confidence.shape != correct.shape:
-        raise ValueError(
-            "`confidence` and `correct` must have the same shape (examples,), got "
-            f"{tuple(confidence.shape)} and {tuple(correct.shape)}."
-        )
+    _check_pairs(confidence, correct)
     check_finite(confidence, "confidence")
-    check_binary(correct, "`correct` must be boolean, or 0 and 1.")
     values, order = confidence.sort(descending=True)
     wrong = 1 - correct[order].double()
     n = len(wrong)
