@@ -11,7 +11,6 @@ from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from lightning_bnn.likelihoods import Gaussian, IsotropicGaussianPrior
 from lightning_bnn.modules import MFVI, SymmetrizedVI
-from weightsym import params as P
 
 NOISE, PRIOR = 0.5, 1.3
 
