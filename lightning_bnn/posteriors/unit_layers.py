@@ -81,13 +81,7 @@ class UnitLayer:
 
     def square_sums(self, params: Params) -> Tensor:
         """Sum of the squares of the weights of each unit, ``(networks, units)``."""
-        parts = []
-        for name, dim, positions in self.places:
-            squares = _along(params[name], dim).square()
-            if squares.ndim > 2:
-                squares = squares.sum(tuple(range(2, squares.ndim)))
-            parts.append(_at(squares, positions).sum(2))
-        return torch.stack(parts).sum(0)
+        return self.sums({name: params[name].square() for name, _, _ in self.places})
 
 
 def unit_layers(sym: Symmetries, names: Sequence[str]) -> list[UnitLayer]:

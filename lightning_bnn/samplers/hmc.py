@@ -81,18 +81,11 @@ class HMC(EnergySampler):
         check_between("target_acceptance", target_acceptance)
         check_fraction("jitter", jitter)
         defaults = {
-            "lr": step_size,
-            "leapfrog_steps": leapfrog_steps,
-            "temperature": temperature,
-            "adapt_steps": adapt_steps,
-            "target_acceptance": target_acceptance,
-            "jitter": jitter,
-            "seed": seed,
-            "step": 0,
-            "first_log": math.log(10 * step_size),
-            "error": 0.0,
+            "lr": step_size, "leapfrog_steps": leapfrog_steps, "temperature": temperature,
+            "adapt_steps": adapt_steps, "target_acceptance": target_acceptance, "jitter": jitter,
+            "seed": seed, "step": 0, "error": 0.0, "first_log": math.log(10 * step_size),
             "mean_log": math.log(step_size),
-        }
+        }  # fmt: skip
         super().__init__(params, defaults)
         self.acceptance = torch.tensor(math.nan)
 

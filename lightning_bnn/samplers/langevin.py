@@ -43,19 +43,13 @@ class Tempered(torch.optim.Optimizer):
                 "`prior_precision` and `weight_decay` are the same thing, up to N: give only one."
             )
         defaults = {
-            "lr": lr,
-            "num_data": num_data,
-            "temperature": temperature,
-            "prior_precision": prior_precision,
-            "weight_decay": weight_decay,
-            "seed": seed,
-            "step": 0,
-            **more,
-        }
+            "lr": lr, "num_data": num_data, "temperature": temperature, "seed": seed, "step": 0,
+            "prior_precision": prior_precision, "weight_decay": weight_decay, **more,
+        }  # fmt: skip
         check_not_negative("lr", lr)
         check_not_negative("temperature", temperature)
-        for name, value in (("prior_precision", prior_precision), ("weight_decay", weight_decay)):
-            check_not_negative(name, value, optional=True)
+        check_not_negative("prior_precision", prior_precision, optional=True)
+        check_not_negative("weight_decay", weight_decay, optional=True)
         check_count("num_data", num_data, optional=True)
         check_integer("seed", seed, optional=True)
         self._scratch: dict[Any, Tensor] = {}

@@ -105,18 +105,10 @@ class MCLMC(TunedSteps, EnergySampler):
         check_count("adapt_steps", adapt_steps, 0)
         check_integer("seed", seed, optional=True)
         defaults: dict[str, Any] = {
-            "lr": step_size,
-            "steps": steps,
-            "energy_variance": energy_variance,
-            "length": length,
-            "descent_steps": descent_steps,
-            "descent_lr": descent_lr,
-            "adapt_steps": adapt_steps,
-            "temperature": temperature,
-            "seed": seed,
-            "step": 0,
-            "tuning": {},
-        }
+            "lr": step_size, "steps": steps, "energy_variance": energy_variance, "length": length,
+            "descent_steps": descent_steps, "descent_lr": descent_lr, "adapt_steps": adapt_steps,
+            "temperature": temperature, "seed": seed, "step": 0, "tuning": {},
+        }  # fmt: skip
         super().__init__(params, defaults)
 
     # ------------------------------------------------------------ transitions
