@@ -16,9 +16,9 @@ from lightning_bnn.posteriors import (
     DiagonalGaussian,
     Empirical,
     LowRankGaussian,
-    Mixture,
     Posterior,
 )
+from lightning_bnn.posteriors.empirical import mixture_of
 from weightsym.arguments import check_count, check_not_negative
 from weightsym.params import Params
 from weightsym.randomness import keyed_generator
@@ -85,14 +85,11 @@ class FromCheckpoints(Method):
 
     def init(self, network: nn.Module, stack: Params) -> Collected:
         networks, chains = self.networks, self.chains
-        several = len(set(chains)) > 1
         if self.kind == "networks":
-            return Collected(Empirical(networks, chains if several else None))
-        if not several:
-            return Collected(self._gaussian(networks))
+            return Collected(Empirical(networks, chains if len(set(chains)) > 1 else None))
         rows = [[k for k, c in enumerate(chains) if c == chain] for chain in sorted(set(chains))]
         modes = [self._gaussian({n: t[indices] for n, t in networks.items()}) for indices in rows]
-        return Collected(Mixture(modes))
+        return Collected(mixture_of(modes))
 
     def _gaussian(self, stack: Params) -> Posterior:
         """The Gaussian through the networks of one member."""

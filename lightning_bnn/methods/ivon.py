@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from lightning_bnn import samplers
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Purpose
-from lightning_bnn.methods.mfvi import Means, mixture, trained_names
+from lightning_bnn.methods.mfvi import Means, trained_names
 from lightning_bnn.methods.networks import gaussian_prior, tell_prior
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors.empirical import mixture_of
 from lightning_bnn.samplers.ivon import deviations_of
 from lightning_bnn.samplers.langevin import decay_of, temperature_of
 from weightsym import params as P
@@ -154,4 +155,4 @@ class IVON(Method):
         state.optimizer = None
 
     def posterior(self, state: Curvatures, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
-        return mixture(state)
+        return mixture_of(state.modes())

@@ -21,7 +21,7 @@ from lightning_bnn.methods.networks import Networks, PenalisedTraining
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.posteriors import LaplaceGaussian, Mixture, Posterior
+from lightning_bnn.posteriors import LaplaceGaussian, Posterior
 from lightning_bnn.posteriors.curvature import (
     MappedBatches,
     Structure,
@@ -30,6 +30,7 @@ from lightning_bnn.posteriors.curvature import (
     likeliest_precision,
 )
 from lightning_bnn.posteriors.dropout import Layers
+from lightning_bnn.posteriors.empirical import mixture_of
 from lightning_bnn.posteriors.gauss_newton import curvature_root
 from lightning_bnn.posteriors.kronecker import without_factors
 from lightning_bnn.posteriors.laplace import CurvatureBlock, Prediction
@@ -231,8 +232,8 @@ class Laplace(PenalisedTraining):
         if not state.is_complete:
             return state.members()
         members = state.healthy().tolist()
-        modes = [state.gaussian(m, self.temperature, self.prediction) for m in members]
-        return modes[0] if len(modes) == 1 else Mixture(modes)
+        settings = self.temperature, self.prediction
+        return mixture_of([state.gaussian(m, *settings) for m in members])
 
 
 def _pairs(data: Iterable[Batch]) -> MappedBatches:

@@ -22,7 +22,8 @@ from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpos
 from lightning_bnn.methods.run import Batch, Run, evaluation
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.posteriors import DiagonalGaussian, Mixture, Posterior
+from lightning_bnn.posteriors import DiagonalGaussian, Posterior
+from lightning_bnn.posteriors.empirical import mixture_of
 from lightning_bnn.posteriors.perturbations import (
     Draw,
     Perturbed,
@@ -425,13 +426,7 @@ class MFVI(Method):
 
     # ------------------------------------------------------------ the posterior
     def posterior(self, state: Any, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
-        return mixture(state)
-
-
-def mixture(state: Means) -> Posterior:
-    """The Gaussians of all members as one posterior."""
-    modes = state.modes()
-    return modes[0] if len(modes) == 1 else Mixture(modes)
+        return mixture_of(state.modes())
 
 
 @torch.no_grad()

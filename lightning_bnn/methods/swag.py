@@ -22,7 +22,8 @@ from lightning_bnn.methods.method import AS_IT_IS, Fit, Progress, Purpose
 from lightning_bnn.methods.networks import Networks, PenalisedTraining
 from lightning_bnn.methods.run import Run
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.posteriors import LowRankGaussian, Mixture, Posterior
+from lightning_bnn.posteriors import LowRankGaussian, Posterior
+from lightning_bnn.posteriors.empirical import mixture_of
 from weightsym import params as P
 from weightsym.arguments import check_count, check_not_negative, check_positive
 from weightsym.params import Params
@@ -193,8 +194,7 @@ class SWAG(PenalisedTraining):
     def posterior(self, state: Moments, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
         if int(state.collected) < 2 or purpose.fitting:
             return state.members()
-        modes = state.modes()
-        return modes[0] if len(modes) == 1 else Mixture(modes)
+        return mixture_of(state.modes())
 
 
 class HighRate(LRScheduler):

@@ -19,7 +19,8 @@ from lightning_bnn.methods.mfvi import MFVI, Gaussians
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
-from lightning_bnn.posteriors import Mixture, Posterior, Symmetrized
+from lightning_bnn.posteriors import Posterior, Symmetrized
+from lightning_bnn.posteriors.empirical import mixture_of
 from lightning_bnn.posteriors.mutual_information import (
     Sampled,
     draw_information,
@@ -236,8 +237,7 @@ class SymmetrizedVI(MFVI):
         if purpose.predicts:
             return super().posterior(state, run, purpose)
         symmetries = self.units(state, run).symmetries
-        modes = [Symmetrized(mode, symmetries) for mode in state.modes()]
-        return modes[0] if len(modes) == 1 else Mixture(modes)
+        return mixture_of([Symmetrized(mode, symmetries) for mode in state.modes()])
 
 
 def _sampled(state: Gaussians, drawn: Draw) -> Sampled:

@@ -168,6 +168,11 @@ class Mixture(Posterior):
         return [share for share in shares if share[1]], order
 
 
+def mixture_of(modes: Sequence[Posterior]) -> Posterior:
+    """The mixture of some posteriors, or the only one."""
+    return modes[0] if len(modes) == 1 else Mixture(modes)
+
+
 def _check_alike(parts: Sequence[Params]) -> None:
     """Refuse draws of networks of several kinds."""
     shapes = [{name: t.shape[1:] for name, t in part.items()} for part in parts]

@@ -23,7 +23,7 @@ from lightning_bnn.posteriors.base import (
     standard_normal,
     with_constants,
 )
-from lightning_bnn.posteriors.empirical import Empirical, Mixture
+from lightning_bnn.posteriors.empirical import Empirical, mixture_of
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
 from weightsym import params as P
 from weightsym.devices import at_least_single
@@ -215,7 +215,7 @@ def _posterior_of_states(
         raise ValueError("The states are of several kinds: pass those of one algorithm.")
     if names[0] is not None:
         parts = [_gaussian(*pair, names[0]) for pair in zip(states, networks, strict=True)]
-        return parts[0] if len(parts) == 1 else Mixture(parts)
+        return mixture_of(parts)
     if alone:
         raise ValueError(
             f"{type(states[0]).__name__} is one network of a chain: pass a list of such states."
