@@ -6,8 +6,6 @@ import re
 import subprocess
 import sys
 import typing
-from importlib.util import find_spec
-from pathlib import Path
 
 import lightning as L
 import pytest
@@ -139,23 +137,3 @@ def test_every_option_of_it_is_one(capsys):
     options = {row.replace(".KEY", "") for row in rows} - {"--help.all"}
     assert {"--config", "--model", "--trainer.callbacks", "--weights_only"} <= options
     assert options - {"--model.help", "--data.help"} <= set(re.findall(r"--[\w.]+", whole))
-
-
-def test_only_commands_that_keep_checkpoints_promise_one(monkeypatch, capsys):
-    trains = re.compile(r"^from .* import .*\b(run_jobs|population)\b", re.MULTILINE)
-    for name in {**cli.STUDIES, **cli.REFERENCES}:
-        source = Path(find_spec(PLACES[name]).origin).read_text(encoding="utf-8")
-        assert (bool(trains.search(source)) or name == "reproduce") == (
-            name in cli.Commands.resumed
-        )
-
-    def stopped(self, name, args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli.Commands, "run", stopped)
-    for name in cli.EVERY:
-        with pytest.raises(SystemExit) as end:
-            cli.main([name])
-        assert end.value.code == 130
-        said = capsys.readouterr().err
-        assert ("goes on from its last checkpoint" in said) == (name in cli.Commands.resumed)

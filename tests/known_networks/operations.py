@@ -181,39 +181,25 @@ def gains_and_biases_by_the_input(s, x):
     return s.b(torch.relu(gain * s.n(s.c(x)) + bias))
 
 
-REDUCTIONS = {
-    "logsumexp": lambda h: h.logsumexp((0, 1)),
-}
-for reduction, reduce in REDUCTIONS.items():
-
-    @network("4", 0, 0, name=f"{reduction} over everything", a=(3, 4), b=(4, 2), inputs=(2, 3))
-    def over_everything(s, x, reduce=reduce):
-        h = torch.relu(s.a(x))
-        return s.b(h / (1 + reduce(h).abs()))
+@network("4", 0, 0, a=(3, 4), b=(4, 2), inputs=(2, 3))
+def logsumexp_over_everything(s, x):
+    h = torch.relu(s.a(x))
+    return s.b(h / (1 + h.logsumexp((0, 1)).abs()))
 
 
 # ------------------------------------------------------------ operations that are rarely used
 PASSING = {
-    
-    
-    
-    
-    
     "cumprod": (lambda s, x: s.a(x).sigmoid().cumprod(1), "6", 0, 0),
     "cummax": (lambda s, x: s.a(x).cummax(1).values, "6", 6, 0),
     "sort": (lambda s, x: s.a(x).sort(1).values, "6", 6, 0),
     "prod": (lambda s, x: s.a(x).sigmoid().prod(1), "6", 0, 0),
-    
-    
     "masked_scatter": (
         lambda s, x: s.a(x).relu().masked_scatter(
             (x[..., :1] > 0).expand(-1, -1, 6), s.b(x).relu()
         ),
         "6", 6, 0,
     ),
-    
     "min of two": (lambda s, x: torch.min(s.a(x), s.b(x)), "6", 6, 0),
-    
 }  # fmt: skip
 for operation, (forward, *counts) in PASSING.items():
     sequences(*counts, name=operation)(lambda s, x, f=forward: s.o(f(s, x)))
@@ -401,17 +387,7 @@ def a_layer_without_channels(s, x):
 
 # ------------------------------------------------------------ places behind what no unit passes
 flat = partial(network, a=lambda: nn.Conv2d(2, 4, 3), o=(24, 3), inputs=(3, 2, 5, 4))
-PLACES = {
-    
-    "flattened before GELU": (0, 0, {}, lambda s, x: F.gelu(s.a(x).flatten(1))),
-    
-    
-    
-    
-    
-}  # fmt: skip
-for name, (scales, signs, more, forward) in PLACES.items():
-    flat("4", scales, signs, name=name, **more)(lambda s, x, f=forward: s.o(f(s, x)))
+flat("4", 0, 0, name="flattened before GELU")(lambda s, x: s.o(F.gelu(s.a(x).flatten(1))))
 
 
 @two("8", 0, 0, b=(13, 3))

@@ -142,14 +142,8 @@ grouped(name="a flattened convolution", a=partial(nn.Conv1d, 10, 3, 1), b=(6, 4)
         matrices="general 3")(
     lambda s, x: s.b(F.avg_pool1d(s.a(x), 2).flatten(1))
 )  # fmt: skip
-TELLING = {
-    "a batch norm": lambda s, h, x: s.norm(h),
-}
-for name, tell in TELLING.items():
-    network(name=f"matrices ended by {name}", matrices="", a=(6, 3), b=(3, 4), c=(6, 1),
-            norm=lambda: nn.BatchNorm1d(3), inputs=(4, 6))(
-        lambda s, x, f=tell: s.b(f(s, s.a(x), x))
-    )  # fmt: skip
+network(name="matrices ended by a batch norm", matrices="", a=(6, 3), b=(3, 4), inputs=(4, 6),
+        norm=lambda: nn.BatchNorm1d(3))(lambda s, x: s.b(s.norm(s.a(x))))  # fmt: skip
 computed = partial(network, inputs=(3, 5), first=(3, 4))
 
 

@@ -11,16 +11,8 @@ hidden = partial(network, inputs=(5, 4), a=(4, 6), b=(6, 3))
 
 # what happens to hidden units in training: exchangeable units, scales
 CHANGES = {
-    
-    
     "dropout": (lambda h: F.dropout(h, 0.3), "6", 6),
     "dropout by hand": (lambda h: torch.where(torch.rand_like(h) < 0.3, 0.0 * h, h), "6", 6),
-    
-    
-    
-    
-    
-    
 }  # fmt: skip
 for name, (change, *counts) in CHANGES.items():
     hidden(*counts, 0, name=f"{name} in training", held=None)(

@@ -19,15 +19,12 @@ filters = partial(
 
 # ------------------------------------------------------------ sides, letters, numbers
 SIDES = {
-    
     "by an implicit einsum": lambda s, x: torch.einsum("bi,oi", x, s.w),
     "by an einsum with dots": lambda s, x: torch.einsum("...i,oi->...o", x, s.w),
-    
     "with numbers": lambda s, x: torch.addmm(s.b, x, s.w.T, alpha=0.5, beta=2),
     "of three dimensions": lambda s, x: torch.einsum(
         "bi,hdi->bhd", x, s.w.view(2, 3, 4)
     ).flatten(1),
-    
 }  # fmt: skip
 for name, side in SIDES.items():
     maps("6", 6, 0, name=f"a matrix {name}", w=parameter(6, 4), b=parameter(6))(
@@ -110,14 +107,13 @@ def grouped(s, x):
 
 
 STATISTICS = {
-    "over its deviation": (lambda v, c: v / v.std(1, keepdim=True), "5 6", 5, 0),
-    "over its largest": (lambda v, c: v / v.amax(1, keepdim=True), "5 6", 5, 0),
+    "over its deviation": lambda v: v / v.std(1, keepdim=True),
+    "over its largest": lambda v: v / v.amax(1, keepdim=True),
 }
-for name, (compute, *counts) in STATISTICS.items():
-    hidden(*counts, name=f"a weight {name}", w=parameter(5, 6), k=torch.rand(5, 6) + 1, c=(5, 2),
-           held=None)(
-        lambda s, x, f=compute: s.c(torch.relu(F.linear(torch.tanh(s.a(x)), f(s.w, s.k.to(x)))))
-    )  # fmt: skip
+for name, compute in STATISTICS.items():
+    hidden("5 6", 5, 0, name=f"a weight {name}", w=parameter(5, 6), c=(5, 2), held=None)(
+        lambda s, x, f=compute: s.c(torch.relu(F.linear(torch.tanh(s.a(x)), f(s.w))))
+    )
 
 
 # ------------------------------------------------------------ views of one vector

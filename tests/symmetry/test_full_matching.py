@@ -355,15 +355,6 @@ def test_errors():
 
 
 # ------------------------------------------------------------ many networks
-def test_networks_in_other_coordinates_are_brought_into_one_frame():
-    _, _, sym, params = problem("stream")
-    stack = P.stack([planted(params, sym, seed=k) for k in range(3)])
-    found = align(stack, sym, mixing=True)
-    moved = found.apply(stack, sym)
-    assert found.matrices is not None
-    assert max(float((t - t[0]).abs().max()) for t in moved.values()) < 1e-6
-    assert found.spread[-1] < 1e-9 < found.spread[0]
-    assert align(stack, sym).spread[-1] > 1  # permutations alone
 
 
 @functools.cache
