@@ -152,9 +152,6 @@ def test_errors():
     _, _, sym, params = known("heads")
     with pytest.raises(ValueError, match="`mixing` must be 'balanced' or None, got 'qr'"):
         canonicalise(params, sym, mixing="qr")
-    broken = {**params, "embed.weight": torch.full_like(params["embed.weight"], torch.nan)}
-    with pytest.raises(ValueError, match=r"embed.weight.*NaN"):
-        canonicalise(broken, sym, mixing="balanced")
     huge = {n: 1e200 * t for n, t in params.items()}
     with pytest.raises(ValueError, match="overflow in torch.float64"):
         balancing_matrices(huge, sym)

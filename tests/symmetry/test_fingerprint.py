@@ -106,8 +106,6 @@ def test_zeros_and_limits():
 def test_no_fingerprint_of_what_is_no_network():
     model = models.mlp(4, [5], 2)
     sym, params = discover(model, torch.randn(2, 4)), P.of(model)
-    with pytest.raises(ValueError, match="1.weight"):
-        fingerprint({**params, "1.weight": params["1.weight"] / 0}, sym)
     with pytest.raises(ValueError, match="must be one network"):
         fingerprint(P.stack([params, params]), sym)
 
