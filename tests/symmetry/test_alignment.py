@@ -411,6 +411,8 @@ def test_weights_whose_products_overflow_or_vanish_are_named():
         (lambda: match(one, P.unstack(huge)[0], sym), "reference"),
         (lambda: match_all(huge, one, sym), "params"),
         (lambda: align(huge, sym), "stack"),
+        (lambda: min_mass(huge, sym), "params"),
+        (lambda: canonicalise(huge, sym, "unit-norm"), "params"),
     ):
         text = f"`{name}`: the squares of '3.weight' overflow in torch.float32"
         with pytest.raises(ValueError, match=text):
