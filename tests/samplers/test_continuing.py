@@ -65,4 +65,6 @@ def test_a_state_dict_is_complete(name):
             step(resumed, anew)
         assert all(map(torch.equal, resumed, whole))
         torch.testing.assert_close(anew.state_dict(), sampler.state_dict(), rtol=0, atol=0)
+        if name in ("smile", "mclmc"):
+            assert torch.equal(anew.energy_variances, sampler.energy_variances)
     assert not any(map(torch.equal, whole, other))
