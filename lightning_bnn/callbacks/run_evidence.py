@@ -238,11 +238,11 @@ def _unexaminable(
     facts = {"module": type(pl_module).__name__}
     if isinstance(reason, Diverged):
         finding = Finding(
-            "no_posterior",
             "fault",
             f"There is no posterior to look at: {reason}",
             "Nothing can be drawn from it.",
             "Take a smaller learning rate, or clip gradients.",
+            name="no_posterior",
         )
         everything = {"everything else": "there is no posterior"}
         return Report([finding], (), everything, facts, curves)

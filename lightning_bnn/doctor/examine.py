@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from lightning_bnn.doctor.checks import chains, predictions, training, weights
@@ -70,7 +71,7 @@ def examine(evidence: Any, facts: Mapping[str, Any] | None = None, **options: An
             if finding is None:
                 fine.append(name)
             else:
-                findings[name] = finding
+                findings[name] = replace(finding, name=name)
     network.train(training)
     for name, consequences in _CONSEQUENCES.items():
         if name in findings:

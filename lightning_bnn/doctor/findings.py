@@ -25,28 +25,28 @@ class Finding:
     """One thing that was found.
 
     Attributes:
-        name: of the verdict, such as ``"step_too_large"``.
         severity: whether results are wrong, may be, or are only explained.
         says: what was measured, in one sentence with its number.
         why: why that matters.
         fix: what to do.
         numbers: what was measured, by name.
+        name: of the verdict, such as ``"step_too_large"``; `examine` fills in that of the check.
 
     >>> says = "The losses of 3 steps are not numbers."
     >>> why, fix = "Nothing is learned.", "Take smaller steps."
-    >>> finding = Finding("loss_not_converged", "fault", says, why, fix)
+    >>> finding = Finding("fault", says, why, fix)
     >>> print(finding.text())
     FAULT  The losses of 3 steps are not numbers.
         Nothing is learned.
         Do: Take smaller steps.
     """
 
-    name: str
     severity: Severity
     says: str
     why: str
     fix: str
     numbers: Mapping[str, float | int] = field(default_factory=dict)
+    name: str = ""
 
     def text(self) -> str:
         """The finding in a few lines, as they are printed."""
@@ -64,7 +64,7 @@ class Report:
         facts: what was examined: kind, modes, draws, examples, seconds.
         curves: what was seen epoch by epoch, by name.
 
-    >>> fault = Finding("loss_not_converged", "fault", "Losses are NaN.", "It is lost.", "Stop.")
+    >>> fault = Finding("fault", "Losses are NaN.", "All lost.", "Stop.", name="loss_not_converged")
     >>> report = Report([fault], ["labels_out_of_range"], {"not_burnt_in": "there are no chains"})
     >>> report.headline(), report.names()
     ('1 fault; 2 checks made, 1 not possible', {'loss_not_converged'})

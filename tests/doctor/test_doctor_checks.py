@@ -258,7 +258,7 @@ def test_every_verdict_has_a_fault():
 def test_a_fault_is_found(verdict, severity, made):
     finding = CHECKS[verdict](made())
     assert finding is not None
-    assert (finding.name, finding.severity) == (verdict, severity)
+    assert finding.severity == severity
     assert all(text.endswith(".") for text in (finding.says, finding.why, finding.fix))
     assert finding.numbers
 
@@ -359,7 +359,7 @@ def test_the_steps_that_a_norm_counts_hide_no_chain_that_stands():
     chains, draws = next(iter(stuck.chains.values())).shape[:2]
     counter = torch.arange(draws).expand(chains, -1)
     counted = replace(stuck, chains={**stuck.chains, "norm.num_batches_tracked": counter})
-    assert draws_alike(counted).name == draws_alike(stuck).name == "draws_alike"
+    assert draws_alike(counted) == draws_alike(stuck) is not None
     assert draws_alike(chained()) is None
 
 

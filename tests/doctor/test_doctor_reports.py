@@ -6,8 +6,8 @@ import pytest
 
 from lightning_bnn.doctor import Finding, Report
 
-FAULT = Finding("step_too_large", "fault", "It is 3 <b>.", "That is bad.", "Halve it.", {"x": 3.0})
-NOTE = Finding("chains_are_copies", "note", "They are.", "Nothing is wrong.", "Nothing.", {})
+FAULT = Finding("fault", "It is 3 <b>.", "That is bad.", "Halve it.", {"x": 3.0}, "step_too_large")
+NOTE = Finding("note", "They are.", "Nothing is wrong.", "Nothing.", {}, "chains_are_copies")
 REPORT = Report(
     [FAULT, NOTE], ["miscalibrated"], {"not_burnt_in": "there are no chains"},
     {"place": "run", "seconds": 0.5}, {"loss": [1.0, math.nan, math.inf]},

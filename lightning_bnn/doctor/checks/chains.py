@@ -51,7 +51,6 @@ def step_too_large(e: Evidence) -> Finding | None:
         return None
     values = {"acceptance": acceptance, "kinetic": kinetic, "energy_variance": energy}
     return Finding(
-        "step_too_large",
         "fault" if severe else "warning",
         says,
         "Steps this large do not follow the posterior: draws come from a wider distribution, or "
@@ -74,7 +73,6 @@ def not_burnt_in(e: Evidence) -> Finding | None:
     if mean < _DRIFT or mean < 2 * error:
         return None
     return Finding(
-        "not_burnt_in",
         "fault",
         f"From the first to the last third of the chains the log-density of the data rises by "
         f"{mean:.1f} ± {error:.1f} of its standard deviations.",
@@ -94,7 +92,6 @@ def chains_not_converged(e: Evidence) -> Finding | None:
     numbers = {"rhat_median": typical, "rhat_max": worst, "bulk": bulk, "tail": tail}
     if typical >= _RHAT_TYPICAL or worst >= _RHAT_WORST:
         return Finding(
-            "chains_not_converged",
             "fault",
             f"The predictions of {len(values)} chains differ: R-hat is {typical:.3f} in the median "
             f"and {worst:.3f} at worst; {bulk:.0f} of {values[..., 0].numel()} draws are effective "
@@ -108,7 +105,6 @@ def chains_not_converged(e: Evidence) -> Finding | None:
     if min(bulk, tail) >= _EFFECTIVE:
         return None
     return Finding(
-        "chains_not_converged",
         "warning",
         f"Of the {values[..., 0].numel()} draws {bulk:.0f} are effective for the worst mean "
         f"prediction and {tail:.0f} for its 5 % and 95 % quantiles; means are off by up to "
@@ -131,7 +127,6 @@ def chains_are_copies(e: Evidence) -> Finding | None:
     if function >= _RHAT_WEIGHTS or canonical > 1 + (raw - 1) / 2:
         return None
     return Finding(
-        "chains_are_copies",
         "note",
         f"R-hat of the weights is {raw:.2f} in the median as they are, {canonical:.2f} in "
         f"canonical form, and {function:.2f} of the predictions.",

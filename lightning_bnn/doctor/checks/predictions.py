@@ -65,7 +65,6 @@ def members_diverged(e: Evidence) -> Finding | None:
         return None
     names = ", ".join(str(k) for k in (broken + lost)[:5])
     return Finding(
-        "members_diverged",
         "fault",
         f"{count} of {members} members are not finite, were left out, or predict worse than the "
         f"frequencies of the targets{f' (number {names})' if names else ''}.",
@@ -102,7 +101,6 @@ def draws_alike(e: Evidence) -> Finding | None:
     else:
         return None
     return Finding(
-        "draws_alike",
         "fault",
         says,
         "Copies add nothing: the posterior has fewer networks than it seems, and its uncertainty "
@@ -127,7 +125,6 @@ def modes_too_few(e: Evidence) -> Finding | None:
     if left < _TOO_FEW:
         return None
     return Finding(
-        "modes_too_few",
         "warning",
         f"With {len(each)} modes the log-likelihood of held-out data would gain about {left:.2g} "
         "nats per example from many more.",
@@ -145,7 +142,6 @@ def miscalibrated(e: Evidence) -> Finding | None:
     sure = value > 1
     correction = "a temperature" if e.classes else "a factor for standard deviations"
     return Finding(
-        "miscalibrated",
         "warning",
         f"Predictions are too {'sure' if sure else 'unsure'}: {correction} of {value:.2f}, fitted "
         f"to one half of the held-out examples, gains {gain:.3f} ± {error:.3f} nats per example on "
@@ -172,7 +168,6 @@ def no_better_than_frequencies(e: Evidence) -> Finding | None:
     if mean > max(0.05, _ERRORS * error) or better > 0.1:
         return None
     return Finding(
-        "no_better_than_frequencies",
         "fault",
         f"Held-out log-likelihood is {mean:+.3f} ± {error:.3f} nats per example above an answer "
         f"that ignores the inputs, and {words}.",
@@ -205,7 +200,6 @@ def statistics_of_other_networks(e: Evidence) -> Finding | None:
     if after - before < _OWN_STATISTICS:
         return None
     return Finding(
-        "statistics_of_other_networks",
         "fault",
         f"BatchNorm statistics that are computed anew for these weights gain {after - before:.2g} "
         "nats per held-out example.",

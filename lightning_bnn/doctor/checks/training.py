@@ -38,7 +38,6 @@ def labels_out_of_range(e: Evidence) -> Finding | None:
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         return Finding(
-            "labels_out_of_range",
             "fault",
             f"Labels go from {low} to {high}, and the network has {classes} outputs, for labels "
             f"from 0 to {classes - 1}.",
@@ -53,7 +52,6 @@ def labels_out_of_range(e: Evidence) -> Finding | None:
         return None
     shifted = missing == [0] or missing == [classes - 1]
     return Finding(
-        "labels_out_of_range",
         "warning",
         f"Of {len(labels)} training labels none is {', '.join(map(str, missing[:5]))}, although "
         f"the network has {classes} outputs.",
@@ -80,7 +78,6 @@ def probabilities_as_logits(e: Evidence) -> Finding | None:
     probs = outputs.softmax(-1) if outputs.shape[-1] > 1 else outputs.sigmoid()
     largest = float(probs.max())
     return Finding(
-        "probabilities_as_logits",
         "fault",
         f"All {outputs.numel()} outputs lie between 0 and 1"
         + (" and sum to one" if sums_to_one else "")
@@ -115,7 +112,6 @@ def not_standardised(e: Evidence) -> Finding | None:
     if not says:
         return None
     return Finding(
-        "not_standardised",
         "warning",
         " ".join(says),
         "With a Gaussian prior over the weights the sizes of inputs and targets decide how strong "
@@ -145,7 +141,6 @@ def not_the_posterior_of_bayes(e: Evidence) -> Finding | None:
         return None
     text = "; ".join(says)
     return Finding(
-        "not_the_posterior_of_bayes",
         "fault" if miscounted else "warning",
         f"{text[0].upper()}{text[1:]}.",
         "Likelihood or prior do not count once: the result is narrower or wider than the "
@@ -164,7 +159,6 @@ def loss_not_converged(e: Evidence) -> Finding | None:
     broken = (~losses.isfinite()).nonzero().flatten().tolist()
     if broken:
         return Finding(
-            "loss_not_converged",
             "fault",
             f"The training loss is not finite from epoch {broken[0]} on.",
             "Weights that have become NaN stay NaN: what was trained afterwards is lost.",
@@ -181,7 +175,6 @@ def loss_not_converged(e: Evidence) -> Finding | None:
     if whole <= 0 or fall < _FALLING * whole or fall < 2 * noise:
         return None
     return Finding(
-        "loss_not_converged",
         "warning",
         f"The training loss still fell by {fall / whole:.0%} of its whole fall in the last {last} "
         f"of {len(losses)} epochs.",

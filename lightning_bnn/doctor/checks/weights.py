@@ -44,7 +44,6 @@ def wrong_deviations(e: Evidence) -> Finding | None:
     else:
         return None
     return Finding(
-        "wrong_deviations",
         "fault",
         f"{says} the curvature of the loss and the prior {end}",
         why,
@@ -61,7 +60,6 @@ def prior_dominates(e: Evidence) -> Finding | None:
     share, explained = _of_the_objective(e, sum(float(i.sum()) for i in information))
     if (e.settings.kl_weight > 1 or share > 0.5) and explained <= _EXPLAINED:
         return Finding(
-            "prior_dominates",
             "fault",
             f"The KL term is {share:.0%} of the objective, and only {explained:.0%} of what inputs "
             "could explain of the training targets is explained.",
@@ -75,7 +73,6 @@ def prior_dominates(e: Evidence) -> Finding | None:
     if idle < _DOMINATED:
         return None
     return Finding(
-        "prior_dominates",
         "warning",
         f"For {idle:.0%} of the weights the posterior is the prior (less than {_NATS} nats between "
         "both).",
