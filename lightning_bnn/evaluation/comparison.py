@@ -100,7 +100,7 @@ def rows_of(
     distances = _distances(every, sizes, reference)
     pooled = _pooled(every, sizes, reference, share) if reference.pools else {}
     quality = _quality(posterior, reference, sets, score, share, predicted, validation)
-    all_modes = sum(sizes), _sum_of_shares(sizes, share)
+    all_modes = sum(sizes), sum(min(size, share) for size in sizes)
     compared = {"one": (min(sizes), min(sizes)), "multi": all_modes}
     return [
         Row(
@@ -156,10 +156,6 @@ def _pooled(
         whole, *left = distances[len(single) :]
         numbers["multi"] = jackknife(whole, left)
     return numbers
-
-
-def _sum_of_shares(sizes: Sequence[int], share: int) -> int:
-    return sum(min(size, share) for size in sizes)
 
 
 def _quality(

@@ -234,7 +234,8 @@ def distances_table(comparison: Comparison) -> Table:
         noise = {f"multi {key}": floor[name] for key, name in _OF_NOISE.items() if name in floor}
         first = {"method": "Noise of the reference", "modes": count, "networks": count}
         rows.append((first, {**dict.fromkeys(columns, ""), **noise}))
-    parts = [reference_text(comparison.settings), _EXPLAINED, _symmetries(comparison.settings)]
+    without = f"NS: {PROTOCOLS[comparison.settings['protocol']].about}."
+    parts = [reference_text(comparison.settings), _EXPLAINED, without]
     note = " ".join([*parts, *(text for name, text in _OF_PREDICTIONS.items() if name in names)])
     origin = comparison.settings["reference_made"]
     title = f"Distance to the {origin} reference" if origin else "Distance to the reference"
@@ -311,10 +312,6 @@ def _floors(comparison: Comparison) -> list[tuple[int, Mapping[str, Measured]]]:
     return [(count, floor) for count, floor in comparison.floors.items() if count in modes]
 
 
-def _symmetries(settings: Mapping[str, Any]) -> str:
-    return f"NS: {PROTOCOLS[settings['protocol']].about}."
-
-
 # ------------------------------------------------------------ what follows from the numbers
 NEEDS = {
     "acc": "the right class",
@@ -345,7 +342,7 @@ def advice_table(comparison: Comparison) -> Table:
         if FAILED not in modes
     }
     columns = {**columns_of(name for row in numbers.values() for name in row)}
-    columns["ns_law"] = Column("NS law", "x 100 ↓", 100, 2)
+    columns["ns_law"] = distance("NS law")
     for key, need in NEEDS.items():
         values = {m: row[key] for m, row in numbers.items() if key in row}
         values = {m: value for m, value in values.items() if math.isfinite(value.value)}
