@@ -234,6 +234,11 @@ def test_errors_say_what_is_wrong():
         ValueError, match=r"`networks\[1\]` has other names than the first: '1.bias'"
     ):
         P.stack([params, {n: t for n, t in params.items() if n != "1.bias"}])
+    arrays = {n: t.numpy() for n, t in params.items()}
+    with pytest.raises(
+        ValueError, match=r"`networks\[1\]` must be a .* dict of tensors, got a dict of ndarray"
+    ):
+        P.stack([params, arrays])
     with pytest.raises(ValueError, match="not a stack"):
         P.stack_size(params)
     with pytest.raises(ValueError, match=r"`params` lacks '1.bias' \(and 0 more\) of Sequential"):

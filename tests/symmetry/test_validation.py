@@ -10,9 +10,13 @@ from weightsym import (
     canonicalise,
     discover,
     flip,
+    identity,
     mass,
     min_mass,
     permute,
+    random_permutations,
+    random_scales,
+    random_signs,
     rescale,
     transform_optimizer_state,
     verify,
@@ -51,6 +55,12 @@ def test_symmetries_of_another_module(setup):
         verify(whole, sym, x)
     with pytest.raises(ValueError, match="must be a dict of tensors .* got Whole"):
         mass(whole, sym)
+
+
+@pytest.mark.parametrize("draw", [identity, random_permutations, random_scales, random_signs])
+def test_elements_of_what_is_not_known(draw):
+    with pytest.raises(ValueError, match="`sym` must be what `discover` returned, got NoneType"):
+        draw(None)
 
 
 def test_elements_that_are_none(setup):

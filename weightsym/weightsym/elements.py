@@ -9,6 +9,7 @@ from torch import Tensor
 
 from weightsym.actions import take_along_last
 from weightsym.groups import Symmetries
+from weightsym.validation import check_symmetries
 
 __all__ = [
     "compose",
@@ -31,6 +32,7 @@ def identity(sym: Symmetries, device: torch.device | str | None = None) -> list[
     >>> identity(discover(net, torch.randn(8, 2)))
     [tensor([0, 1, 2, 3]), tensor([0, 1, 2])]
     """
+    check_symmetries(sym)
     return [torch.arange(g.units, device=device) for g in sym.permutations]
 
 
@@ -49,6 +51,7 @@ def random_permutations(
     >>> bool((first.sort(-1).values == torch.arange(4)).all())
     True
     """
+    check_symmetries(sym)
     shape = () if members is None else (members,)
     return [torch.rand(*shape, g.units, generator=generator).argsort(-1) for g in sym.permutations]
 
@@ -71,6 +74,7 @@ def random_scales(
     >>> scales.shape, round(scales.log().std().item(), 1)
     (torch.Size([20, 500]), 0.3)
     """
+    check_symmetries(sym)
     shape = () if members is None else (members,)
     return [
         (spread * torch.randn(*shape, g.units, generator=generator, dtype=torch.float64)).exp()
@@ -91,6 +95,7 @@ def random_signs(
     >>> signs.shape, signs.unique().tolist()
     (torch.Size([100, 3]), [-1, 1])
     """
+    check_symmetries(sym)
     shape = () if members is None else (members,)
     return [torch.randint(0, 2, (*shape, g.units), generator=generator) * 2 - 1 for g in sym.signs]
 

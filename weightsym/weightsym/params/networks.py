@@ -111,10 +111,13 @@ def _listed(networks: Any) -> list[Params]:
     if not every:
         raise ValueError("`networks` must hold at least one network.")
     for k, network in enumerate(every):
-        if not isinstance(network, dict):
+        given = type(network).__name__
+        if isinstance(network, dict):
+            others = (type(t).__name__ for t in network.values() if not isinstance(t, Tensor))
+            given = next((f"dict of {name}" for name in others), "")
+        if given:
             raise ValueError(
-                f"`networks[{k}]` must be a module or a dict of tensors, got a "
-                f"{type(network).__name__}."
+                f"`networks[{k}]` must be a module or a dict of tensors, got a {given}."
             )
     return every
 
