@@ -1,5 +1,6 @@
 import functools
 import logging
+from itertools import pairwise
 
 import pytest
 import torch
@@ -265,3 +266,49 @@ def test_units_that_nothing_reads_are_sorted_before_what_they_read(by):
     one, other = (canonicalise(p, sym, None, by) for p in (params, moved))
     assert all(torch.equal(one[n], other[n]) for n in one)
     assert any(not torch.equal(one[n], params[n]) for n in one)
+
+
+# ---------------------------------------------------------------------- layers of width 1
+def layers(activation, *widths, layer=nn.Linear):
+    """Layers of some widths with activations between them."""
+    every = [m for sizes in pairwise(widths) for m in (layer(*sizes), activation())]
+    return nn.Sequential(*every[:-1])
+
+
+NARROW = {
+    "first": (5, 1, 2, 1),
+    "in the middle": (4, 3, 1, 3, 2),
+    "one after another": (5, 1, 1, 1, 3, 1),
+    "convolutions": (2, 1, 3, 1, 2),
+}
+
+
+@functools.cache
+def narrow(name, activation):
+    torch.manual_seed(0)
+    is_convolved = name == "convolutions"
+    layer = functools.partial(nn.Conv1d, kernel_size=2) if is_convolved else nn.Linear
+    model = layers(activation, *NARROW[name], layer=layer).double()
+    x = torch.randn(3, NARROW[name][0], *([7] * is_convolved)).double()
+    return model, x, discover(model, x)
+
+
+@pytest.mark.parametrize("permutation", ["max", "first"])
+@pytest.mark.parametrize("scaling", ["unit-norm", "unit-std", "min-mass"])
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+@pytest.mark.parametrize("name", NARROW)
+def test_layers_of_width_one(name, activation, scaling, permutation):
+    """The only unit of a layer has no axis: its weights lie along that of its inputs."""
+    model, x, sym = narrow(name, activation)
+    params = P.of(model)
+    check_form(model, x, sym, params, scaling=scaling, permutation=permutation)
+    form = canonicalise(params, sym, scaling, permutation)
+    size = torch.linalg.vector_norm if scaling == "unit-norm" else torch.std
+    for weight in [n for n in form if n.endswith("weight")][:-1]:
+        rows = form[weight].flatten(1)
+        if activation is nn.ReLU and scaling != "min-mass" and rows.shape[1] > 1:
+            torch.testing.assert_close(size(rows, dim=1), torch.ones(len(rows)).double())
+        if activation is nn.Tanh:
+            assert torch.equal(rows.amax(1), rows.abs().amax(1))
+    other = {**params, "0.bias": params["0.bias"] + 0.1}  # no symmetry
+    assert not close(canonicalise(other, sym, scaling, permutation), form, 1e-3)

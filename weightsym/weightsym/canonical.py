@@ -30,7 +30,7 @@ from weightsym.mixing import mix_some, remove_shifts
 from weightsym.params import Params, is_stacked
 from weightsym.scales_and_signs import Scaling, canonical_scales_and_signs
 from weightsym.sorting import SortKey, sort_permutations
-from weightsym.units import unit_rows, writer
+from weightsym.units import is_other_side, unit_rows, writer
 from weightsym.validation import check_params
 
 __all__ = [
@@ -268,7 +268,7 @@ def _reads_mixed_channels(sym: Symmetries, kinds: Sequence[str]) -> bool:
     """True if matrices act on the other side of weights whose size sets a scale."""
     writers = [writer(sym, g) for g in sym.scalings]
     return any(
-        sym.axes[p.axis].tensor == sym.axes[w.axis].tensor and p.axis != w.axis
+        is_other_side(sym, p.axis, w)
         for w in writers
         if w is not None
         for g in sym.linear

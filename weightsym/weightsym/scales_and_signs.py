@@ -13,7 +13,15 @@ from weightsym.actions import Kind, multiplied_tensor, reached_axes
 from weightsym.groups import Group, Placement, Symmetries
 from weightsym.min_mass import min_mass
 from weightsym.params import Params, is_stacked
-from weightsym.units import by_kernel, side_by_side, statistic, twin_places, unit_rows, writer
+from weightsym.units import (
+    by_kernel,
+    is_other_side,
+    side_by_side,
+    statistic,
+    twin_places,
+    unit_rows,
+    writer,
+)
 from weightsym.validation import check_finite, check_params
 
 __all__ = ["Scaling", "canonical_scales_and_signs"]
@@ -159,6 +167,5 @@ def _signs(values: Tensor, largest: Tensor) -> Tensor:
 
 
 def _inputs_have_an_order(sym: Symmetries, placement: Placement) -> bool:
-    tensor = sym.axes[placement.axis].tensor
     moved = sym.placements_by_axis("permutations")
-    return not any(sym.axes[a].tensor == tensor and a != placement.axis for a in moved)
+    return not any(is_other_side(sym, a, placement) for a in moved)

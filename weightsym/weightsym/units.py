@@ -18,6 +18,7 @@ __all__ = [
     "Statistic",
     "by_kernel",
     "common_weight",
+    "is_other_side",
     "other_axis",
     "reader",
     "side_by_side",
@@ -35,10 +36,28 @@ WRITES = ("out", "gain", "raw")
 def writer(sym: Symmetries, group: Group) -> Placement | None:
     """The first place, in graph order, where weights enter the units of a group.
 
-    Where tensors may change places, none of them is first: the others come before them.
+    Where tensors may change places, none of them is first: the others come before them. A layer of
+    width 1 has no axis for its unit: what enters that lies along the axis of its inputs.
     """
+    if _is_single(sym, group):
+        return group.placements[0]
     places = [p for p in group.placements if p.exponent > 0 and sym.axes[p.axis].role in WRITES]
     return min(places, key=lambda p: (p.exponent, _standing(sym, group, p)), default=None)
+
+
+def _is_single(sym: Symmetries, group: Group) -> bool:
+    """True if the first place of a group is the input of a layer whose only unit is the group's."""
+    if group.units > 1 or not group.placements:
+        return False
+    first = group.placements[0]
+    axis = sym.axes[first.axis]
+    return axis.role == "in" and first.positions.unique().numel() == axis.length
+
+
+def is_other_side(sym: Symmetries, axis: int, placement: Placement) -> bool:
+    """True if an axis counts the inputs in the weights that enter the units at a place."""
+    own = sym.axes[placement.axis]
+    return sym.axes[axis].tensor == own.tensor and (axis != placement.axis or own.role == "in")
 
 
 def _standing(sym: Symmetries, group: Group, placement: Placement) -> int:
@@ -134,7 +153,10 @@ def statistic(
     halves of a gate) it is the root of their mean variance, so that flipping one changes nothing.
     """
     rows = unit_rows(params, sym, placement, weight)
-    return _deviation(rows, placement) if kind == "std" else STATISTICS[kind](rows)
+    if kind != "std":
+        return STATISTICS[kind](rows)
+    parts = 1 if sym.axes[placement.axis].role == "in" else placement.positions.shape[1]
+    return _deviation(rows, parts)
 
 
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -146,10 +168,10 @@ STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
 """One number for each row."""
 
 
-def _deviation(rows: Tensor, placement: Placement) -> Tensor:
+def _deviation(rows: Tensor, parts: int) -> Tensor:
     if rows.shape[-1] == 1:
         return rows.abs()[..., 0]
-    width = rows.shape[-1] // placement.positions.shape[1]
+    width = rows.shape[-1] // parts
     if width > 1:
         rows = rows.unflatten(-1, (-1, width))
         return rows.var(-1).mean(-1).sqrt()
