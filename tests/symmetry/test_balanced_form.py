@@ -2,12 +2,15 @@ import logging
 
 import pytest
 import torch
+from cases import Forward
 from checked_symmetries import furthest, seeded
 from mixing_networks import NETWORKS, known
+from torch import nn
 
 from weightsym import (
     balancing_matrices,
     canonicalise,
+    discover,
     flip,
     mix,
     random_mixings,
@@ -114,6 +117,43 @@ def test_closed_form_against_the_definition():
         found.forward @ found.inverse_transpose.mT, torch.eye(4).double()[None]
     )
     torch.testing.assert_close(found.singular, torch.linalg.svdvals(a.mT @ b)[..., :4])
+
+
+NARROW = {
+    "two inputs": lambda: nn.Sequential(nn.Linear(2, 4), *norm(4), nn.Linear(4, 1)),
+    "one input": lambda: nn.Sequential(nn.Linear(1, 4), *norm(4), nn.Linear(4, 1)),
+    "centred": lambda: nn.Sequential(nn.Linear(1, 6), *norm(6, nn.LayerNorm), nn.Linear(6, 2)),
+    "similarities": lambda: Forward(lambda s, x: s.a(x) @ s.a(x).T, a=nn.Linear(2, 4)),
+    "two streams": lambda: nn.Sequential(
+        nn.Linear(2, 6), *norm(6), nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 8), *norm(8),
+        nn.Linear(8, 2),
+    ),
+}  # fmt: skip
+
+
+def norm(size, kind=nn.RMSNorm):
+    return [kind(size, elementwise_affine=False)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NARROW)
+def test_biases_in_directions_without_weights(name, dtype, caplog):
+    """No weight reaches into some directions of a stream, but its bias does."""
+    torch.manual_seed(0)
+    model, tolerance = NARROW[name]().to(dtype), 1e-4 if dtype == torch.float32 else 1e-8
+    x = torch.randn(5, 1 if name in ("one input", "centred") else 2, dtype=dtype)
+    sym, params = discover(model, x), P.of(model)
+    with caplog.at_level(logging.WARNING):
+        form = canonicalise(params, sym, mixing="balanced")
+    assert not any(record.name.startswith("weightsym") for record in caplog.records)
+    torch.testing.assert_close(P.apply(model, form, x), model(x))
+    assert furthest(canonicalise(form, sym, mixing="balanced"), form) < tolerance
+    for seed in range(3):
+        other = random_element(params, sym, seeded(seed), mixing=True)
+        assert furthest(canonicalise(other, sym, mixing="balanced"), form) < tolerance
+    bias = next(n for n in params if n.endswith("bias"))
+    other = {**params, bias: params[bias].roll(1)}  # as long as before, in another direction
+    assert furthest(canonicalise(other, sym, mixing="balanced"), form) > 1e-2
 
 
 def test_rank_deficient_spaces_stay_and_say_so(caplog):

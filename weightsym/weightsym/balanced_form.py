@@ -7,8 +7,9 @@ For a space with A on the one side and B on the other, G A and :math:`G^{-T} B`,
 2. Turn to the eigenvectors of :math:`A A^T + B B^T`, the largest first.
 3. Choose signs, or phases: the largest entry of each row of the first writer is positive.
 
-Rotations only take steps 2 and 3, complex numbers 1 and 3, and phases 3. What is left of the group
-after a step leaves the steps before it alone, whatever the other groups do.
+Rotations only take steps 2 and 3, with biases beside A and B: weights alone need not reach into all
+directions. Complex numbers take steps 1 and 3, phases 3. What is left of the group after a step
+leaves the steps before it alone, whatever the other groups do.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def weights_of_spaces(params: Params, sym: Symmetries) -> tuple[Params, bool]:
     """The weights at spaces as a stack in double precision, and whether they were a stack."""
     stacked = check_params(params, sym)
     check_finite(params, sym)
-    names = {sym.axes[p.axis].tensor for g in sym.linear for p in weight_places(sym, g)}
+    names = {sym.axes[p.axis].tensor for g in sym.linear for p in g.placements}
     names = {n for n in sym.shapes if n in names} or set(list(sym.shapes)[:1])
     stack = {n: params[n].detach().double() for n in sym.shapes if n in names}
     check_squares(stack)
@@ -230,6 +231,8 @@ def _rotation(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tenso
     values, vectors = torch.linalg.eigh(basis.mT @ gram @ basis)
     values = values.flip(-1)
     gap = (values[..., :-1] - values[..., 1:]) / values[..., :-1].clamp_min(1e-300)
+    is_empty = values[..., :-1] <= _RANK * values[..., :1]  # directions that nothing reaches into
+    gap = torch.where(is_empty, torch.inf, gap)
     smallest = gap.amin(-1) if gap.shape[-1] else gap.new_full(gap.shape[:-1], torch.inf)
     return group.lifted(vectors.flip(-1).mT), smallest
 
@@ -240,24 +243,28 @@ def _orientations(stack: Params, sym: Symmetries) -> list[Tensor]:
     result = identity_mixings(sym, stack)
     for k in sorted(range(len(sym.linear)), key=lambda k: sym.linear[k].placements[0].axis):
         group = sym.linear[k]
-        if weight_places(sym, group):
-            result[k] = _orientation(stack, sym, group)
-            stack = multiplied(stack, sym, group, result[k], result[k])
+        result[k] = _orientation(stack, sym, group)
+        stack = multiplied(stack, sym, group, result[k], result[k])
     return result
 
 
 def _orientation(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
-    """Make the largest entry of every row real and positive, of the first writer that has any."""
-    largest = None
-    for placement in weight_places(sym, group):
+    """Make the largest entry of every row real and positive, of the first place that has any.
+
+    What is tiny beside the other rows counts as rounding, unless there is nothing else.
+    """
+    entries, shares = [], []
+    for placement in group.placements:
         rows = unit_rows(stack, sym, placement)
         if group.kind in _COMPLEX:
             rows = torch.complex(rows[..., :1, :], rows[..., 1:, :])
         else:
             rows = group.basis.to(rows).mT @ rows
         entry = rows.take_along_dim(rows.abs().argmax(-1, keepdim=True), -1)[..., 0]
-        largest = entry if largest is None else torch.where(largest == 0, entry, largest)
-    assert largest is not None
+        entries.append(entry)
+        shares.append(entry.abs() / entry.abs().amax(-1, keepdim=True).clamp_min(1e-300))
+    first = (torch.stack(shares) > _NEAR).to(torch.uint8).argmax(0, keepdim=True)
+    largest = torch.stack(entries).take_along_dim(first, 0)[0]
     phase = torch.where(largest == 0, 1, largest.sgn()).conj()
     if not phase.is_complex():
         return group.lifted(torch.diag_embed(phase))
@@ -271,7 +278,9 @@ def weight_places(sym: Symmetries, group: LinearGroup) -> list[Placement]:
 
 
 def sides(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tensor, Tensor]:
-    """The two matrices of every space that G and its inverse transpose multiply, biases excluded.
+    """The two matrices of every space that G and its inverse transpose multiply.
+
+    Biases are left out where the group rescales: they do not count for the mass.
 
     Args:
         stack: a stack of networks in double precision, or those tensors of it that are there.
@@ -279,7 +288,7 @@ def sides(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tensor, T
         group: one of ``sym.linear``.
     """
     parts: dict[int, list[Tensor]] = {1: [], -1: []}
-    for placement in weight_places(sym, group):
+    for placement in weight_places(sym, group) if group.rescales else group.placements:
         parts[placement.exponent].append(unit_rows(stack, sym, placement))
     first = next(iter(stack.values()))
     none = first.new_zeros(first.shape[0], group.spaces, group.size, 0)

@@ -77,7 +77,7 @@ def canonicalise(
             zero. This changes logits, not probabilities.
         mixing: ``"balanced"`` also brings the channels that matrices may mix (``sym.linear``) to
             their balanced form, see `balancing_matrices`; they keep the order that it gives them.
-            Spaces without full rank have none, and are refused.
+            Spaces that any matrix may mix have none without full rank, and are refused.
         shifts: also set biases that other biases can take up, and those that nothing sees, to zero.
         target: the norm or standard deviation that every unit gets.
         descending: largest first.
