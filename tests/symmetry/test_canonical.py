@@ -14,11 +14,14 @@ from weightsym import (
     discover,
     permute,
     random_permutations,
+    random_shifts,
     remove_softmax_shift,
+    shift,
     shift_logits,
     sort_permutations,
 )
 from weightsym import params as P
+from weightsym.mixing import remove_shifts
 from weightsym.scales_and_signs import canonical_scales_and_signs
 from weightsym.verify import random_element
 
@@ -312,3 +315,73 @@ def test_layers_of_width_one(name, activation, scaling, permutation):
             assert torch.equal(rows.amax(1), rows.abs().amax(1))
     other = {**params, "0.bias": params["0.bias"] + 0.1}  # no symmetry
     assert not close(canonicalise(other, sym, scaling, permutation), form, 1e-3)
+
+
+# ---------------------------------------------------------------------- shifts
+class Branches(nn.Module):
+    """Branches that are added up in front of an activation."""
+
+    def __init__(self, *hidden):
+        super().__init__()
+        self.branches = nn.ModuleList(layers(nn.Tanh, 3, n, 5) for n in hidden)
+        self.last = nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.last(torch.tanh(sum(branch(x) for branch in self.branches)))
+
+
+def transposed(n):
+    """A matrix that is added to its transpose."""
+    layers = {"a": nn.Linear(3, n), "d": nn.Linear(n, 1), "w": nn.Parameter(torch.randn(n, n))}
+    return Forward(lambda s, x: s.d(torch.relu(s.a(x)) @ (s.w + s.w.T)), **layers)
+
+
+SHIFTED = {
+    "a matrix of 2 units": lambda: transposed(2),
+    "a matrix of 4 units": lambda: transposed(4),
+    "branches": lambda: Branches(4, 4, 4),
+    "branches that differ": lambda: Branches(4, 5, 6),
+}
+
+
+@functools.cache
+def shifted(name):
+    torch.manual_seed(0)
+    model, x = SHIFTED[name]().double(), torch.randn(5, 3).double()
+    return model, x, discover(model, x)
+
+
+@pytest.mark.parametrize("scaling", [None, "min-mass"])
+@pytest.mark.parametrize("name", SHIFTED)
+def test_shifts_of_places_that_permutations_move(name, scaling):
+    model, x, sym = shifted(name)
+    params, generator = P.of(model), torch.Generator().manual_seed(5)
+    form = canonicalise(params, sym, scaling, shifts=True)
+    torch.testing.assert_close(P.apply(model, form, x), model(x))
+    assert close(canonicalise(form, sym, scaling, shifts=True), form)
+    for _ in range(3):
+        if scaling is None:
+            other = shift(params, sym, random_shifts(sym, generator))
+            other = permute(other, sym, random_permutations(sym, generator))
+        else:
+            other = random_element(params, sym, generator, mixing=True)
+        assert close(canonicalise(other, sym, scaling, shifts=True), form)
+        without = (canonicalise(p, sym, scaling) for p in (params, other))
+        assert not close(*without, 1e-3)  # shifts differ
+
+
+def test_places_that_change_places_share_what_they_hold():
+    model, _, sym = shifted("a matrix of 4 units")
+    w = P.of(model)["w"]
+    torch.testing.assert_close(remove_shifts(P.of(model), sym)["w"], (w + w.T) / 2)
+    names = [f"branches.{k}.2.bias" for k in range(3)]
+    for name in ("branches", "branches that differ"):
+        model, _, sym = shifted(name)
+        total = sum(P.of(model)[n] for n in names)
+        biases = [remove_shifts(P.of(model), sym)[n] for n in names]
+        if name == "branches":
+            torch.testing.assert_close(biases, [total / 3] * 3)
+        else:
+            assert not biases[0].any()
+            assert not biases[1].any()
+            torch.testing.assert_close(biases[2], total)

@@ -79,6 +79,7 @@ def canonicalise(
             their balanced form, see `balancing_matrices`; they keep the order that it gives them.
             Spaces that any matrix may mix have none without full rank, and are refused.
         shifts: also set biases that other biases can take up, and those that nothing sees, to zero.
+            Biases of layers that may change places share what they hold instead.
         target: the norm or standard deviation that every unit gets.
         descending: largest first.
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
+from scipy.sparse.linalg import splu
 from torch import Tensor
 
 from weightsym.actions import Element, along_axis, from_axis, members_of, tied
-from weightsym.groups import LinearGroup, Symmetries
+from weightsym.groups import LinearGroup, Symmetries, incidence
 from weightsym.params import Params, is_stacked
 from weightsym.placements import Placement, Reader, ShiftGroup, complex_matrices
 from weightsym.validation import check_element, check_symmetries
@@ -276,11 +279,45 @@ def carried(params: Params, sym: Symmetries, reader: Reader, value: Tensor) -> T
 def remove_shifts(params: Params, sym: Symmetries) -> Params:
     """One network for all that shifts make equal: biases that may be shifted become zero.
 
-    Of a table the mean of its rows does.
+    Of a table the mean of its rows does. Where permutations may move such a place to others of the
+    same shift, all of these become as small as shifts can make them together.
     """
-    for group in sym.shifts:  # in graph order: a bias that takes a shift up may hand it on
-        params = _shift_one(params, sym, group, -_mean(params, sym, group.placements[0]))
+    together: dict[int | str, list[ShiftGroup]] = {}
+    for k, group in enumerate(sym.shifts):
+        is_alone = len(_exchanged(sym, group)) == 1
+        together.setdefault(k if is_alone else sym.first_twin(group.name), []).append(group)
+    for groups in together.values():  # in graph order: what takes a shift up may hand it on
+        for group, value in zip(groups, _removing(params, sym, groups), strict=True):
+            params = _shift_one(params, sym, group, value)
     return params
+
+
+def _exchanged(sym: Symmetries, group: ShiftGroup) -> tuple[Placement, ...]:
+    """The places of a group in its first tensor, and in those that may change places with it."""
+    first = sym.first_twin(group.name)
+    return tuple(p for p in group.placements if sym.first_twin(sym.axes[p.axis].tensor) == first)
+
+
+def _removing(params: Params, sym: Symmetries, groups: Sequence[ShiftGroup]) -> Sequence[Tensor]:
+    r"""The shifts after which least is left, in the sum of squares, where places are exchanged.
+
+    .. math:: \min_c \|w + S c\|^2, \quad S^T S c = -S^T w
+    """
+    if len(_exchanged(sym, groups[0])) == 1:
+        return [-_mean(params, sym, groups[0].placements[0])]
+    groups = [replace(group, placements=_exchanged(sym, group)) for group in groups]
+    sizes = [group.size for group in groups]
+    acts = incidence(sym.axes, groups, [np.arange(size) for size in sizes])
+    sums = [
+        torch.stack(
+            [p.exponent * p.positions.shape[1] * _mean(params, sym, p) for p in group.placements]
+        ).sum(0)
+        for group in groups
+    ]
+    right = torch.cat(sums, -1).detach()
+    gram = (acts.T @ acts).tocsc().astype(np.float64)
+    solved = splu(gram).solve(-right.double().cpu().numpy().T)
+    return torch.from_numpy(solved.T.copy()).to(right.device).split(sizes, -1)
 
 
 def _mean(params: Params, sym: Symmetries, placement: Placement) -> Tensor:
