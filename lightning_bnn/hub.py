@@ -17,6 +17,7 @@ from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.shipped import digest_of_networks
 from lightning_bnn.bundles import INDEX, TENSORS, read_bundle, write_bundle
 from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors.base import check_fit
 from lightning_bnn.posteriors.saving import posterior_of
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.shipped import reference_folder, reference_names
@@ -110,7 +111,7 @@ def from_hub(
         repo_id: ``user/name``, or a folder of `write_folder`.
         revision: a branch, a tag or the hash of a commit, which pins what you get.
         token: of the Hub; by default the one of ``hf auth login``.
-        network: refuse a posterior of another kind of network than this one.
+        network: refuse networks of another kind than this one.
         folder: where the networks of a bank or of a reference are written, which is new.
 
     Returns:
@@ -249,12 +250,17 @@ def _opened(
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ValueError(f"`folder`: there is something in {root}; name a new one.")
     try:
-        if kind == "bank":
-            return _read_bank(content, parts, root)
-        return _read_reference(content, parts, root)
+        bank = (_read_bank if kind == "bank" else _read_reference)(content, parts, root)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         shutil.rmtree(root, ignore_errors=True)
         raise ValueError(f"{path} is damaged, it makes no {kind}: {error}") from None
+    if network is not None:
+        try:
+            check_fit(bank[:1], network)
+        except ValueError:
+            shutil.rmtree(root, ignore_errors=True)
+            raise
+    return bank
 
 
 def _read_bank(content: dict[str, Any], parts: Iterator[Params], root: Path) -> CheckpointBank:

@@ -74,6 +74,7 @@ POSTERIORS = {
     "kron": lambda: laplace("kron", prediction="network"),
     "full": lambda: laplace("full", last_layer="2"),
     "networks": lambda: Empirical(P.populate(template(), 8), [0, 0, 1, 1, 2, 2, 3, 3]),
+    "names of chains": lambda: Empirical(P.populate(template(), 8), [*"aabbccdd"]),
     "tensor of chains": lambda: Empirical(P.populate(template(), 8), torch.arange(8) // 4),
     "mixture": lambda: Mixture([gaussian(k) for k in range(3)], [0.1, 0.2, 0.6]),
     "mixture of mixtures": lambda: Mixture([Mixture([laplace("kron"), gaussian()]), gaussian(7)]),
@@ -285,9 +286,12 @@ def test_a_large_bank_has_several_files(tmp_path, monkeypatch):
     monkeypatch.setattr(CheckpointBank, "blocks", lambda self: blocks(self, 3 * size))
     write_folder(bank, tmp_path / "files")
     assert len(list((tmp_path / "files").glob("*.safetensors"))) == 3
-    found = from_hub(tmp_path / "files", folder=tmp_path / "there")
+    found = from_hub(tmp_path / "files", folder=tmp_path / "there", network=template())
     assert same(found[:], bank[:])
     assert found.records == bank.records
+    with pytest.raises(ValueError, match="not of this network"):
+        from_hub(tmp_path / "files", folder=tmp_path / "other", network=torch.nn.Linear(2, 2))
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_reference_goes_to_a_hub_and_back(server, tmp_path):

@@ -236,6 +236,7 @@ class MMDReference:
         self.source = as_source(x, layers)
         self.layers = tuple(layers if layers is not None else self.source.shapes)
         self.grid = grid or KernelGrid()
+        self._is_whole = layers is None
         self._device, self._memory, self._progress = device, memory, progress
         self._within: dict[str, Distances] = {}
         _check_rows(self.source, "x")
@@ -344,7 +345,10 @@ class MMDReference:
         self, y: Networks | WeightSource, layers: Sequence[str] | None = None, least: int = 2
     ) -> WeightSource:
         """Another posterior of so many networks at least as a source, once it is sure to fit."""
+        y = stack(y) if isinstance(y, STACKS) else y
         names = self.layers if layers is None else layers
+        if self._is_whole and tuple(names) == self.layers and isinstance(y, dict):
+            _check_sides(n for n, t in y.items() if is_weight(n, t) and n not in self.layers)
         source = as_source(y, None if isinstance(y, WeightSource) else names)
         _check_fit(self.source, source, names, least)
         return source
@@ -440,11 +444,15 @@ def layers_that_differ(x: Params, y: Params) -> list[str] | None:
         return not others or any(bool((t != a[:1].to(t)).any()) for t in others)
 
     differ = [name for name in names if differs(name)]
-    if odd := [n for n, t in (x | y).items() if is_weight(n, t) and n not in names]:
-        raise ValueError(
-            f"{odd[0]!r} is in the networks of one side only: name the `layers` that count."
-        )
+    _check_sides(n for n, t in (x | y).items() if is_weight(n, t) and n not in names)
     return differ or None
+
+
+def _check_sides(odd: Iterable[str]) -> None:
+    for name in odd:
+        raise ValueError(
+            f"{name!r} is in the networks of one side only: name the `layers` that count."
+        )
 
 
 def _between(full: Distances, a: Tensor, b: Tensor) -> Blocks:

@@ -59,7 +59,8 @@ class Bayesian(Core):
             its last: member k starts at the same weights in every part that has it.
         optimizer: makes the optimizer, given parameters.
         lr_scheduler: makes the scheduler, given the optimizer. It steps every epoch, or every step
-            if its class says ``interval = "step"``, as `CyclicalSchedule` does.
+            if it is a ``OneCycleLR`` or ``CyclicLR``, or has an attribute ``interval = "step"``, as
+            `CyclicalSchedule` does.
         start_from: a checkpoint with the weights where the first member starts; or a folder of
             checkpoints or of a bank, with the weights of all (the last ones that are there).
         num_data: number of training examples; by default read from the train loader.

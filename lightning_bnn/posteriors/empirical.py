@@ -39,14 +39,19 @@ class Empirical(Posterior):
     [[0.0, 2.0], [1.0]]
     """
 
-    def __init__(self, networks: Networks, chains: Sequence[int] | Tensor | None = None) -> None:
+    def __init__(
+        self, networks: Networks, chains: Sequence[int | str] | Tensor | None = None
+    ) -> None:
         super().__init__()
         networks = stack(networks)
         self.size = stack_size(networks)
         if chains is not None and len(chains) != self.size:
             raise ValueError(f"`chains` must be {self.size} numbers, got {len(chains)}.")
         chains = chains.tolist() if isinstance(chains, (Tensor, np.ndarray)) else chains
-        self.chains = tuple(range(self.size)) if chains is None else tuple(chains)
+        chains = range(self.size) if chains is None else chains
+        numbers = {chain: k for k, chain in enumerate(dict.fromkeys(chains))}
+        named = not all(isinstance(chain, (int, np.integer)) for chain in numbers)
+        self.chains = tuple(numbers[chain] if named else int(chain) for chain in chains)
         self.constants = NamedTensors(networks)
 
     def modes(self) -> list[Posterior]:

@@ -199,7 +199,7 @@ PASSING = {
         ),
         "6", 6, 0,
     ),
-    "min of two": (lambda s, x: torch.min(s.a(x), s.b(x)), "6", 6, 0),
+    "min of two": (lambda s, x: torch.min(s.a(x), s.b(x)), "6 2b", 6, 0),
 }  # fmt: skip
 for operation, (forward, *counts) in PASSING.items():
     sequences(*counts, name=operation)(lambda s, x, f=forward: s.o(f(s, x)))

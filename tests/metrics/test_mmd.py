@@ -339,6 +339,7 @@ def test_layers_in_parts():
         (lambda x, y: M.mmd(x, y, "mode"), "`reduction` must be one of median, mean, max"),
         (lambda x, y: M.mmd(x, {"a.weight": y["a.weight"]}), "'a.bias' is in the networks of one"),
         (lambda x, y: M.mmd(x, {**y, "u": y["a.bias"]}), "'u' is in the networks of one side only"),
+        (lambda x, y: M.mmd(M.MMDReference(x), {**y, "u": y["a.bias"]}), "'u' is in the networks"),
         (lambda x, y: M.mmd(x, y, layers=["c"]), "`layers` names 'c'"),
         (lambda x, y: M.mmd(x, {k: v[:1] for k, v in y.items()}), "`y` must hold at least 2"),
         (lambda x, y: M.mmd(x, {k: v[..., :2] for k, v in y.items()}), "has shape"),

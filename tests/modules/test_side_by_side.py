@@ -201,3 +201,16 @@ def test_schedulers(interval, expected):
     module.make_scheduler = lambda o: Halves(o, 0.5)
     trainer(seen).fit(module, Blobs())
     assert seen.lr == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "interval"),
+    [
+        (lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=9), "step"),
+        (lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5), "epoch"),
+    ],
+    ids=["one cycle", "exponential"],
+)
+def test_schedulers_step_as_torch_means_them_to(scheduler, interval):
+    module = DeepEnsemble(nn.Linear(2, 3), lr_scheduler=scheduler)
+    assert module.configure_optimizers()["lr_scheduler"]["interval"] == interval

@@ -8,7 +8,7 @@ from torch import nn
 
 from weightsym import canonicalise, discover
 from weightsym import params as P
-from weightsym.verify import random_element, verify
+from weightsym.verify import covering_motions, random_element, verify
 
 lin = nn.Linear
 
@@ -128,6 +128,27 @@ def recurrent(s, x):
     return s.o(s.r(x)[0])
 
 
+def summed(s, x):
+    h = s.i(x[:, 0])
+    for k in range(1, x.shape[1]):
+        h = torch.tanh(h + s.i(x[:, k]))
+    return s.o(h)
+
+
+def largest(s, x):
+    h = s.i(x[:, 0])
+    for k in range(1, x.shape[1]):
+        h = torch.maximum(0.9 * h, s.i(x[:, k]))
+    return s.o(h)
+
+
+def pyramid(s, x):
+    h = s.i(x)
+    while h.shape[1] > 1:
+        h = torch.tanh(h[:, 1:] + h[:, :-1])
+    return s.o(h[:, 0])
+
+
 def of_rows(function, before=torch.relu):
     return Forward(lambda s, x: s.o(function(before(s.i(x)))), i=lin(3, 5), o=lin(5, 2))
 
@@ -138,6 +159,9 @@ SINGLE_STEPS = {
     "GRU": Forward(recurrent, r=nn.GRU(3, 5, 2, batch_first=True), o=lin(5, 2)),
     "RNN": Forward(recurrent, r=nn.RNN(3, 5, nonlinearity="relu", batch_first=True), o=lin(5, 2)),
     "LSTM": Forward(recurrent, r=nn.LSTM(3, 5, proj_size=4, batch_first=True), o=lin(4, 2)),
+    "sum of steps": Forward(summed, i=lin(3, 5), o=lin(5, 2)),
+    "largest of steps": Forward(largest, i=lin(3, 5), o=lin(5, 2)),
+    "pyramid": Forward(pyramid, i=lin(3, 5), o=lin(5, 2)),
     "cumprod": of_rows(lambda h: h.cumprod(1)),
     "logcumsumexp": of_rows(lambda h: h.logcumsumexp(1)),
     "median of signs": of_rows(lambda h: h.median(1)[0], torch.tanh),
@@ -165,6 +189,94 @@ def test_weights_of_a_state_that_is_always_zero_are_named():
     x, h = torch.randn(2, 3), torch.randn(2, 5)
     assert "r.weight_hh at this example" in discover(cell, x).unchecked
     assert discover(with_state, x, h).unchecked == ""
+
+
+# ---------------------------------------------------------------------- what operands are told from
+def of_pairs(function):
+    def forward(s, x):
+        h = s.a(x)
+        return s.b(torch.tanh(function(h[:, :, None], h[:, None]).flatten(1)))
+
+    return Forward(forward, a=lin(6, 3), b=lin(9, 2))
+
+
+def circulant(s, x):
+    k = torch.arange(3)
+    return s.b(torch.tanh(nn.functional.softplus(s.a(x)) @ s.w[(k[:, None] - k) % 3]))
+
+
+def tensor_train(s, x):
+    return torch.einsum("bij,air,rjc->bac", x.unflatten(1, (2, 3)), s.a, s.c)
+
+
+def with_parameters(forward, layers, **shapes):
+    model = Forward(forward, **layers)
+    for name, shape in shapes.items():
+        setattr(model, name, nn.Parameter(torch.randn(shape)))
+    return model
+
+
+TOLD_APART = {
+    "differences": of_pairs(lambda x, y: x - y),
+    "quotients": of_pairs(lambda x, y: torch.sigmoid(x) / torch.sigmoid(y)),
+    "orders": of_pairs(lambda x, y: torch.where(x > y, x, 0.3 * y)),
+    "powers": of_pairs(lambda x, y: torch.relu(x) * torch.relu(y) ** 2),
+    "circulant": with_parameters(circulant, {"a": lin(6, 3), "b": lin(3, 2)}, w=3),
+    "tensor train": with_parameters(tensor_train, {}, a=(2, 2, 2), c=(2, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("model", TOLD_APART.values(), ids=TOLD_APART)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_more_than_holds_for_small_groups(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    model = model.double()
+    x, other = (torch.randn(n, 6, generator=generator).double() for n in (2, 50))
+    sym = discover(model, x)
+    assert not sym.frozen
+    assert float(verify(model, sym, other)) < 1e-9
+
+
+def test_signs_and_small_groups_move_apart_in_some_motion():
+    layers = {"a": lin(4, 2), "b": lin(2, 3), "c": lin(3, 2)}
+    model = Forward(lambda s, x: s.c(torch.tanh(s.b(torch.tanh(s.a(x))))), **layers)
+    sym = discover(model, torch.randn(2, 4))
+    moves = [
+        [s for signs in m.factors["signs"] for s in (signs < 0).tolist()]
+        + [bool((order != torch.arange(len(order))).any()) for order in m.cycles]
+        for m in covering_motions(sym, torch.Generator().manual_seed(0))
+    ]
+    columns = list(zip(*moves, strict=True))
+    assert len(columns) == 7
+    assert len(set(columns)) == 7
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda s, h: torch.clamp(h, torch.zeros(()).double(), torch.ones(()).double()),
+        lambda s, h: torch.exp(1j * h).real,
+        lambda s, h: torch.view_as_real(torch.sgn(torch.complex(h, h**2))).sum(-1),
+    ],
+    ids=["between zero and one", "phases", "signs of complex numbers"],
+)
+def test_units_pass_functions_with_zeros_and_complex_numbers(function):
+    model = Forward(lambda s, x: s.b(function(s, s.a(x))), a=lin(4, 6), b=lin(6, 3)).double()
+    sym = discover(model, torch.randn(2, 4).double())
+    assert (units(sym), sym.frozen) == ([(6, "channel")], ())
+    assert float(verify(model, sym, torch.randn(50, 4).double())) < 1e-9
+
+
+def gated(s, x, gate):
+    return s.c(torch.relu(s.a(x))) + gate * s.d(torch.tanh(s.b(x)))
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_a_closed_gate_hides_is_named(is_open):
+    model = Forward(gated, a=lin(6, 8), b=lin(6, 3), c=lin(8, 4), d=lin(3, 4)).double()
+    sym = discover(model, torch.randn(2, 6).double(), torch.full((2, 1), float(is_open)).double())
+    assert sym.unchecked.startswith("" if is_open else "no output moves with b.bias, b.weight, d.")
+    assert bool(sym.unchecked) != is_open
 
 
 # ---------------------------------------------------------------------- canonical forms

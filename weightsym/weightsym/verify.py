@@ -231,15 +231,20 @@ class Motion:
         return reached_axes(self.sym, self.factors)
 
 
-def covering_motions(sym: Symmetries, generator: torch.Generator) -> tuple[Motion, Motion]:
-    """Two that together move all units, flip every sign, mix and shift all channels.
+_FEW = 4
+"""Units of a group that chance may move as another one."""
+
+
+def covering_motions(sym: Symmetries, generator: torch.Generator) -> list[Motion]:
+    """Motions that together move all units, flip every sign, mix and shift all channels.
 
     What keeps the function is a closed group. Of a smaller one than is claimed, a random scale,
     shift or invertible matrix is outside with probability one, and so is a random reflection, since
     reflections generate all rotations: these need one motion. Permutations need generators: a cycle
     of all units in a random order and, in the second motion, an exchange of two neighbours in it.
     Signs, and groups of two units, move in the first motion, in the second or in both, drawn for
-    each by itself: so two that can only move together are told from two that move freely.
+    each by itself: so two that can only move together are told from two that move freely. Of few
+    units that is left to chance: these move in further motions, see `_apart`.
     """
     flips = [_patterns(group.units, generator) for group in sym.signs]
     orders = [torch.randperm(group.units, generator=generator) for group in sym.permutations]
@@ -257,7 +262,29 @@ def covering_motions(sym: Symmetries, generator: torch.Generator) -> tuple[Motio
         "scalings": random_scales(sym, generator),
     }
     exchanges = [_exchange(order, bool(s)) for order, s in zip(orders, swaps[1], strict=True)]
-    return first, Motion(sym, factors, exchanges)
+    return [first, Motion(sym, factors, exchanges), *_apart(sym, generator)]
+
+
+def _apart(sym: Symmetries, generator: torch.Generator) -> list[Motion]:
+    """Motions of signs and of groups of few units, of which any two move apart in one of them."""
+    signs = [(k, u) for k, g in enumerate(sym.signs) if g.units <= _FEW for u in range(g.units)]
+    orders = [k for k, g in enumerate(sym.permutations) if 1 < g.units <= _FEW]
+    count = len(signs) + len(orders)
+    if count < 2:
+        return []
+    codes = [torch.arange(count) >> bit & 1 for bit in range((count - 1).bit_length())]
+    codes += [torch.randint(0, 2, (count,), generator=generator) for _ in range(2)]
+    motions = []
+    for code in codes:
+        flips = [torch.ones(group.units) for group in sym.signs]
+        cycles = [torch.arange(group.units) for group in sym.permutations]
+        for (k, u), moves in zip(signs, code.tolist(), strict=False):
+            flips[k][u] = -1.0 if moves else 1.0
+        for k, moves in zip(orders, code[len(signs) :].tolist(), strict=True):
+            order = torch.randperm(len(cycles[k]), generator=generator)
+            cycles[k] = _exchange(order, bool(moves)) if moves else cycles[k]
+        motions.append(Motion(sym, {"signs": flips}, cycles))
+    return motions
 
 
 def _random_mixings(sym: Symmetries, generator: torch.Generator) -> list[Tensor]:

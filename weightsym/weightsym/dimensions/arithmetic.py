@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from weightsym.dimensions.noise import met
-from weightsym.dimensions.system import System
+from weightsym.dimensions.system import System, is_grid
 from weightsym.dimensions.values import (
     NONE,
+    Ints,
     Part,
     Value,
     choice_of,
@@ -162,7 +163,7 @@ def _across(system: System, a: Value, left: list[Part], right: list[Part]) -> li
                 system.mark("ones", wide[0])
         return left if any(x is wide[0] for x in left) else right
     moves = tuple(x.without_units() for x in both)
-    base = Part(system.as_one_part(Value(a.shape, moves)).parts[0].labels)
+    base = Part(system.as_one_part(Value(a.shape, moves), system.is_ordered).parts[0].labels)
     for side in (left, right):
         system.balance([(base, 1), *((x, -1) for x in side)])
     return [base]
@@ -257,6 +258,7 @@ def _contract(
     rows = label_rows(x.labels, y.labels)
     repeated = [p.labels for p in places if len(p.labels.unique()) < p.labels.numel()]  # no grids
     is_placed = repeated and all(len(label_rows(z.labels, *repeated)) == len(rows) for z in (x, y))
+    x, y = _in_entries(system, x, rows), _in_entries(system, y, rows[:, ::-1])
     system.tie(x.labels, y.labels, "placed" if is_placed else "dot")
     system.beside_padding(x, y)
     system.beside_padding(y, x)
@@ -274,6 +276,16 @@ def _contract(
     if (x.dims | y.dims) - over:
         return [row_part(system, [x, y], over).without_units()], idle
     return [], idle
+
+
+def _in_entries(system: System, x: Part, rows: Ints) -> Part:
+    """A label for every entry of a table whose labels meet all others, as those of circulants."""
+    if len(x.dims) < 2 or not is_grid(rows) or len(x.labels.unique()) == x.labels.numel():
+        return x
+    entries = replace(x, labels=system.new(*x.labels.shape), axis=None, places=None)
+    system.tie(entries.labels, x.labels, "entry")
+    system.balance([(entries, 1), (x, -1)])
+    return entries
 
 
 def _use_up(system: System, x: Part, idle: Sequence[Part], over: frozenset[int]) -> list[Part]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.fx import Node
 
 from weightsym.dimensions.hashing import Hashes, code_of, mix
-from weightsym.dimensions.nodes import leaves_of, operation_of
+from weightsym.dimensions.nodes import is_symmetric, leaves_of, operation_of
 from weightsym.dimensions.reading import Reading
 from weightsym.dimensions.scales import connected
 from weightsym.dimensions.system import System
@@ -221,11 +221,6 @@ def _acts_on_labels(reading: Reading, node: Node) -> bool:
     return any(d in part.dims for part in value.parts)
 
 
-def _is_symmetric(node: Node) -> bool:
-    """Whether operands may change places: not those that a keyword tells apart, such as `alpha`."""
-    return operation_of(node) in ("add", "mul", "cat") and not node.kwargs
-
-
 def _edges_of_operations(
     reading: Reading, vertex: dict[Node, int], tensors: dict[str, int], classes: Ints
 ) -> Iterator[Ints]:
@@ -235,7 +230,7 @@ def _edges_of_operations(
         return vertex.get(node, tensors.get(name)) if isinstance(node, Node) else None
 
     uses = [
-        (vertex[node], operand, 0 if _is_symmetric(node) else position)
+        (vertex[node], operand, 0 if is_symmetric(node) else position)
         for node in reading.operations
         for position, operand in enumerate(map(vertex_of, _operands(node)))
         if operand is not None and operand != vertex[node]
@@ -263,7 +258,7 @@ def _stars(
         node, key = reading.operations[touch.operation], id(touch.labels)
         if key not in centres:
             centres[key] = distinct(classes[touch.labels[touch.labels > 0]])
-        role = "any" if _is_symmetric(node) else str(touch.place)
+        role = "any" if is_symmetric(node) else str(touch.place)
         passing[vertex[node], role][key] = centres[key]
     for (centre, role), ends in passing.items():
         own = list(ends.values())

@@ -13,6 +13,7 @@ __all__ = [
     "descendants",
     "first_written",
     "is_random",
+    "is_symmetric",
     "leaves_of",
     "operation_of",
     "second_halves",
@@ -38,6 +39,12 @@ def leaves_of(x: Any) -> list[Any]:
 def is_random(node: Node) -> bool:
     """True for an operation that may draw random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def is_symmetric(node: Node) -> bool:
+    """Whether operands may change places: not those that a keyword tells apart, such as `alpha`."""
+    names = ("add", "mul", "cat", "maximum", "minimum")
+    return operation_of(node) in names and not node.kwargs
 
 
 def writes(node: Node) -> bool:

@@ -90,7 +90,8 @@ def probe_pointwise(
 
     def function(numbers: Sequence[Tensor]) -> Tensor:
         filled, keywords = _filled((args, named), numbers)
-        return node.target(*filled, **keywords).to(torch.float64)  # type: ignore[operator]
+        result = node.target(*filled, **keywords)  # type: ignore[operator]
+        return torch.view_as_real(result) if result.is_complex() else result.to(torch.float64)
 
     at_zero = function([torch.zeros_like(x) if k in moving else x for k, x in enumerate(numbers)])
     return _kind_of(node, values, moving, literals, _Probe(function, numbers, generator))._replace(

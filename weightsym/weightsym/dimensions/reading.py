@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ from weightsym.dimensions.moves import (
 from weightsym.dimensions.nodes import (
     ancestors,
     is_random,
+    is_symmetric,
     leaves_of,
     operation_of,
     second_halves,
@@ -261,6 +263,8 @@ class Reading:
         args, named = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
         values = [x for x in leaves_of((args, named)) if isinstance(x, Value)]
         index = self.system.origin = len(self.operations)
+        has_several = sum(bool(v.parts) for v in values) > 1
+        self.system.is_ordered = has_several and not _is_square(node)
         self.operations.append(node)
         try:
             result = self._result(node, args, named, values)
@@ -376,7 +380,12 @@ class Reading:
     def _mul(self, node: Node, args: Any, named: Any) -> Value:
         if named.get("rounding_mode") or not all(isinstance(a, Value) for a in args[:2]):
             return self._measure(node, args, named, [a for a in args if isinstance(a, Value)])
-        return multiply(self.system, args[0], args[1], -1 if operation_of(node) == "div" else 1)
+        power = -1 if operation_of(node) == "div" else 1
+        product = multiply(self.system, args[0], args[1], power)
+        pairs = itertools.combinations(product.parts, 2) if self.system.is_ordered else ()
+        if any(_look_alike(*pair) for pair in pairs):
+            return self.system.as_one_part(product, is_ordered=True)
+        return product
 
     _div = _mul
 
@@ -594,12 +603,13 @@ class Reading:
             for part in value.parts:
                 self.system.stop(part)
                 self.system.mark("apart", part)
-            moving = replace(value, parts=layers.only_moving(value).parts)
+            constant = None if value.is_zero else value.constant
+            moving = replace(value, constant=constant, parts=layers.only_moving(value).parts)
             result = moving if result is None else multiply(self.system, result, moving)
         assert result is not None
         parts = self.system.absorb(result.parts)
         result = replace(result, constant=None, parts=parts)
-        return layers.only_moving(self.system.as_one_part(result))
+        return layers.only_moving(self.system.as_one_part(result, self.system.is_ordered))
 
     def _measure_along(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
         """An operation that no rule knows: tried along the dimensions that have labels."""
@@ -649,6 +659,35 @@ class Reading:
             for v in settled
         ]
         return replace(unify(self.system, narrow), shape=settled[0].shape)
+
+
+def _look_alike(x: Part, y: Part) -> bool:
+    """Tell whether two parts over different dimensions have labels of the same channels."""
+    if not x.dims or not y.dims or x.dims & y.dims:
+        return False
+    in_both = torch.isin(x.labels, y.labels)
+    return (x.power, x.parity) == (y.power, y.parity) and bool((in_both & (x.labels > 0)).any())
+
+
+def _is_square(node: Node) -> bool:
+    """Tell whether operands, which may change places, are one tensor that was moved."""
+    first, *others = map(_before_moves, node.all_input_nodes)
+    return is_symmetric(node) and all(_computes_the_same(first, other) for other in others)
+
+
+def _before_moves(node: Node) -> Node:
+    while operation_of(node) in MOVES | {"expand"} and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _computes_the_same(a: Any, b: Any) -> bool:
+    if a is b or not (isinstance(a, Node) and isinstance(b, Node)):
+        return a is b or bool(a == b)
+    if a.target is not b.target or a.op != "call_function" or is_random(a):
+        return False
+    ours, theirs = (leaves_of((n.args, n.kwargs)) for n in (a, b))
+    return len(ours) == len(theirs) and all(map(_computes_the_same, ours, theirs))
 
 
 def _beside_numbers(system: System, result: Value, value: Value) -> Value:

@@ -523,6 +523,8 @@ def _rows(layout: Layout, space: Space) -> _Places:
     columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
     for units in space.rows:
         for placement in layout.placements(units):
+            if placement.axis >= len(layout.labels):  # of whole matrices, inside which it lies
+                return {}
             positions = placement.positions.numpy()
             for column, labels in zip(
                 positions.T, layout.labels[placement.axis][positions].T, strict=True

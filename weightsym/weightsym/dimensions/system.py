@@ -24,7 +24,7 @@ from weightsym.dimensions.values import (
     occurrence,
 )
 
-__all__ = ["Equation", "Mark", "System", "Tie"]
+__all__ = ["Equation", "Mark", "System", "Tie", "is_grid"]
 
 Mark = Literal["apart", "ones", "numbers"]
 """What keeps matrices from acting: units told apart, added up, or beside numbers that differ."""
@@ -49,10 +49,15 @@ class Equation(NamedTuple):
 
 @dataclass
 class System:
-    """Statements about labels. Label 0 is a unit that is fixed."""
+    """Statements about labels. Label 0 is a unit that is fixed.
+
+    The ``origin`` of statements is an operation, ``is_ordered`` says whether it tells its operands
+    apart.
+    """
 
     count: int = 1
     origin: int = -1
+    is_ordered: bool = False
     ties: list[Tie] = field(default_factory=list)
     relations: list[tuple[object, Ints]] = field(default_factory=list)
     scales: list[Equation] = field(default_factory=list)
@@ -109,7 +114,7 @@ class System:
         if name not in _IN_PLACE_ORDER:
             self.relations.append((name, rows))
             return False
-        if _is_grid(rows):  # then the order in which one meets the others says nothing
+        if is_grid(rows):  # then the order in which one meets the others says nothing
             self.relations.append((name, rows))
             return False
         rows = label_rows(a, b, occurrence(a), occurrence(b))
@@ -219,8 +224,8 @@ class System:
                 self.fix(Part(unread))
 
     # -------------------------------------------------------------- values
-    def as_one_part(self, value: Value) -> Value:
-        """The product of the parts as one part, with new labels."""
+    def as_one_part(self, value: Value, is_ordered: bool = False) -> Value:
+        """The product of the parts as one part, with new labels, where their order may matter."""
         parts = self.absorb(value.parts)
         if len(parts) <= 1:
             return replace(value, parts=parts)
@@ -234,7 +239,9 @@ class System:
         mixed = [part for part in parts if part.dims]
         within = [x for x in mixed if all(_determines(x.labels, y.labels) for y in mixed)]
         for part in parts:
-            self._tie_factor(labels, part, f"merge{len(part.dims)}", is_placed=True)
+            place = f"#{parts.index(part)}" if is_ordered else ""
+            name = f"merge{len(part.dims)}^{part.power}{'-' * part.parity}{place}"
+            self._tie_factor(labels, part, name, is_placed=True)
         for part in (*mixed, joined):  # one factor of all, or of each block, leaves matrices
             if len(mixed) > 1 and not (within and part in (within[0], joined)):
                 self.mark("apart", part)
@@ -299,7 +306,7 @@ def _spanning_rows(labels: Sequence[Tensor]) -> Ints:
     return distinct_rows([*rows.T])
 
 
-def _is_grid(rows: Ints) -> bool:
+def is_grid(rows: Ints) -> bool:
     """Tell whether each of several labels meets each of several others."""
     sizes = [len(distinct(column)) for column in rows.T]
     return min(sizes) > 1 and len(rows) == sizes[0] * sizes[1]

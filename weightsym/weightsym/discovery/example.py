@@ -93,8 +93,9 @@ def trace_with_two_tokens(
     """The graphs of a network, and the example that they were traced with.
 
     That is a longer one where a softmax runs over a single key of the one that was given, and the
-    network takes another token, or a signal of twice the length; and one of more rows where fewer
-    tokens choose than there is to choose from.
+    network takes another token, or a signal of twice the length, or where two steps need more
+    operations than one; and one of more rows where fewer tokens choose than there is to choose
+    from.
     """
     graphs = trace_graphs(model, inputs, batch_norm)
     times = _tokens_for_choices(graphs.evaluation)
@@ -106,14 +107,20 @@ def trace_with_two_tokens(
         for others, longer in longer_graphs(model, inputs, batch_norm):
             if not forgets(others.evaluation):
                 return others, longer
+    for others, longer in longer_graphs(model, inputs, batch_norm, is_single=True):
+        if len(others.evaluation.module.graph.nodes) > len(graphs.evaluation.module.graph.nodes):
+            return others, longer
     return graphs, inputs
 
 
 def longer_graphs(
-    model: nn.Module, inputs: Inputs, batch_norm: str
+    model: nn.Module, inputs: Inputs, batch_norm: str, is_single: bool = False
 ) -> Iterator[tuple[Graphs, Inputs]]:
-    """The graphs of a network for longer examples that it takes, and these examples."""
-    for longer in _lengthened(inputs):
+    """The graphs of a network for longer examples that it takes, and these examples.
+
+    Of two steps, or rows of a sequence, in the place of one if the example ``is_single``.
+    """
+    for longer in _lengthened(inputs, is_single):
         if _runs(model, longer):
             with suppress(UnsupportedModel, ValueError):
                 yield trace_graphs(model, longer, batch_norm), longer
@@ -161,11 +168,14 @@ def forgets(graph: Graph | None) -> bool:
     return False
 
 
-def _lengthened(inputs: Inputs) -> Iterator[Inputs]:
+def _lengthened(inputs: Inputs, is_single: bool) -> Iterator[Inputs]:
     """Examples of twice the length along one dimension after the other, first of size one."""
     tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
     longer = dict.fromkeys((d, t.shape[d]) for t in tensors for d in range(1, t.ndim))
     sizes = [(1, 1), (0, 1), (2, 1), *(pair for pair in longer if pair[1] > 1)]
+    if is_single:
+        may_be_steps = all(t.ndim == 3 for t in tensors)  # else the first dimension is the batch
+        sizes = [(1, 1), *([(0, 1)] if may_be_steps else []), (2, 1)]
     for dim, size in sizes:
         chosen = [t for t in tensors if t.ndim > dim and t.shape[dim] == size]
         if any(not torch.equal(t, _another(t)) for t in chosen):

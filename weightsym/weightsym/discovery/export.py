@@ -389,7 +389,8 @@ def check_calls(model: nn.Module, inputs: Inputs) -> Measured | None:
     try:
         with reused_memory():
             weights = RandomWeights.of_unknown(model)
-            returned = called(network, weights.all(), inputs)
+            params = weights.all()
+            returned = called(network, params, inputs)
     except Exception:  # the trace says what is wrong with it
         return None
     name = type(model).__name__
@@ -410,7 +411,35 @@ def check_calls(model: nn.Module, inputs: Inputs) -> Measured | None:
             "outputs depend on earlier calls: hold this state in buffers (`register_buffer`), or "
             "have the forward take and return it."
         )
-    return Measured(weights.random, [as_real(t) for t in tensors_of(returned)])
+    outputs = [as_real(t) for t in tensors_of(returned)]
+    still = frozenset[str]() if model.training else _still(model, params, inputs)
+    return Measured(weights.random, outputs, still)
+
+
+@torch.enable_grad()
+def _still(model: nn.Module, params: Params, inputs: Inputs) -> frozenset[str]:
+    """Names of the weights of which outputs have no derivative, or one that is zero."""
+    moving: set[str] = set()
+    trained = {n: t for n, t in params.items() if t.is_floating_point()}
+    for name, t in trained.items():
+        t.requires_grad_().register_post_accumulate_grad_hook(
+            functools.partial(_note, moving, name)
+        )
+    try:
+        returned = tensors_of(called(structural_copy(model), params, inputs))
+        outputs = [as_real(t) for t in returned if t.requires_grad]
+        generator = torch.Generator().manual_seed(0)
+        weights = [torch.rand(t.shape, generator=generator).to(t) for t in outputs]
+        torch.autograd.backward(outputs, weights)
+    except Exception:  # it has no derivatives, or its forward writes where it must not for these
+        return frozenset()
+    return frozenset(trained) - moving
+
+
+def _note(moving: set[str], name: str, t: Tensor) -> None:
+    if t.grad is not None and bool(t.grad.any()):
+        moving.add(name)
+    t.grad = None
 
 
 def _attributes(network: nn.Module) -> dict[str, list[Any]]:

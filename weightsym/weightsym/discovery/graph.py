@@ -30,10 +30,17 @@ class Source(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a network returned at random weights, and the names of all that was random."""
+    """What a network returned at random weights.
+
+    Attributes:
+        random: the names of all that was random.
+        outputs: what it returned.
+        still: the weights of which the outputs have no derivative, or a derivative of zero.
+    """
 
     random: frozenset[str]
     outputs: list[Tensor]
+    still: frozenset[str] = frozenset()
 
 
 class Graph:
