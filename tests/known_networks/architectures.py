@@ -90,21 +90,21 @@ architecture("GPTNeoX", hugging_face("GPTNeoX", **BERT), "32 6*8 8*8 48*2 4b*2",
 for name in ("Llama", "Mistral", "Qwen2"):
     architecture(name, hugging_face(name, **LLAMA), GROUPED, 2 * (8 + 16 + 48) + 160, 304 + 32,
                  dimension=2 * (2 * 8 + 2 * 64 + 48) + 160)  # fmt: skip
-# gain against gain for 4 frequencies; signs: 8 frequencies of two keys; those of gains are missed
+# gain against gain for 4 frequencies; signs: 8 frequencies of two keys, and of gains
 architecture("Qwen3", hugging_face("Qwen3", head_dim=8, **LLAMA), GROUPED,
-             2 * (4 + 16 + 48) + 160, 2 * (8 + 16 + 48) + 160 + 32)  # fmt: skip
+             2 * (4 + 16 + 48) + 160, 2 * (8 + 16 + 48) + 160 + 64)  # fmt: skip
 # 4 experts of 48 units in each layer, whose matrices are gathered
 experts = {"num_local_experts": 4, "experts_implementation": "batched_mm"}
 architecture("Mixtral", hugging_face("Mixtral", **experts, **LLAMA), "32 8*4 48*8 2b*6 4b*2",
              2 * (8 + 16 + 4 * 48) + 160, 2 * (8 + 16 + 4 * 48) + 160 + 32)  # fmt: skip
 # per layer 64 channels, 5 states, 3 of the step size. 3 gains of the stream; per layer the row that
 # writes a channel against its convolution, B against C for every state, 3 of the step size, and one
-# number for B, D and what reads them; signs: the stream, too, but for these numbers.
+# number for B, D and what reads them; signs: the stream, too.
 # dimension: GL(3) for the step size
 mamba = {"vocab_size": 11, "hidden_size": 32, "state_size": 5, "num_hidden_layers": 2, "expand": 2,
          "conv_kernel": 3, "time_step_rank": 3, "tie_word_embeddings": False}  # fmt: skip
-architecture("Mamba of transformers", hugging_face("Mamba", **mamba), "32 3*2 5*2 64b*2",
-             96 + 2 * (64 + 5 + 3 + 1), 96 + 2 * (64 + 5 + 3) + 32,
+architecture("Mamba of transformers", hugging_face("Mamba", **mamba), "32 3*2 5*2 64*2",
+             96 + 2 * (64 + 5 + 3 + 1), 96 + 2 * (64 + 5 + 3 + 1) + 32,
              dimension=96 + 2 * (64 + 5 + 9 + 1))  # fmt: skip
 # heads, 5 gains; dimension: 16 GL(8), shifts of 2 keys, 2 values, and 5 norms; two more, of the
 # class token and of patches against rows of the table of positions

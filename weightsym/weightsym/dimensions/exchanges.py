@@ -358,10 +358,12 @@ class _Search:
         """Units of every exchange, each exchange once."""
         families: dict[frozenset[frozenset[int]], list[list[int]]] = {}
         for cell in sorted(self._cells, key=lambda c: (len(c), c[0])):
-            level = cell[:_LARGEST_CELL]
-            if len(level) < len(cell):
+            every = cell if len(cell) <= _LARGEST_CELL else _representatives(cell, families)
+            level = every[:_LARGEST_CELL]
+            if len(level) < len(every):
                 self.unsearched[cell[0]] = (
-                    f"of {len(cell)} units that look alike, exchanges of {len(level)} were searched"
+                    f"of {len(every)} units that look alike, exchanges of {len(level)} were "
+                    "searched"
                 )
             while len(level) > 1 and not _is_known(level, families):
                 level = self._merged(level, families)
@@ -402,9 +404,10 @@ class _Search:
         units = [unit] + [
             [image[x] for x in unit] for image in family.values() if all(x in image for x in unit)
         ]
-        flat = [x for u in units for x in u]
-        if len(set(flat)) == len(flat) and any(self._placed[x] for x in unit):
-            families[frozenset(frozenset(u) for u in units)] = units
+        flat, family_units = [x for u in units for x in u], frozenset(map(frozenset, units))
+        is_known = any(family_units < known for known in families)  # of which a part was searched
+        if len(set(flat)) == len(flat) and any(self._placed[x] for x in unit) and not is_known:
+            families[family_units] = units
 
     def _grown(self, u: int, v: int, most: int) -> dict[int, int] | None:
         """The smallest exchange that maps one vertex to another, if it moves at most so many."""
@@ -457,6 +460,18 @@ class _Search:
         return [
             pair for k in first for pair in zip(sorted(first[k]), sorted(second[k]), strict=True)
         ]
+
+
+def _representatives(
+    cell: list[int], families: Mapping[frozenset[frozenset[int]], object]
+) -> list[int]:
+    """The vertices of a cell that are left if one unit stands for all of every known exchange."""
+    for units in families:
+        inside = [[v for v in cell if v in unit] for unit in units]
+        if len(set(map(len, inside))) == 1:
+            others = {v for vertices in inside[1:] for v in vertices}
+            cell = [v for v in cell if v not in others]
+    return cell
 
 
 def _is_known(level: list[int], families: Mapping[frozenset[frozenset[int]], object]) -> bool:
