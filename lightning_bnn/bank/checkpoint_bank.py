@@ -344,7 +344,7 @@ def _check_dict(name: str, value: Any) -> None:
 def _selected(rows: Any, count: int) -> NDArray[Any]:
     """Row numbers, one or several, from numbers or from one truth value per row."""
     try:
-        index = np.asarray(rows)
+        index = np.asarray(rows.tolist() if isinstance(rows, Tensor) else rows)
         chosen = np.asarray(np.arange(count)[index if index.size else index.astype(int)])
         if chosen.ndim <= 1:
             return chosen

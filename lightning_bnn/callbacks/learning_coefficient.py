@@ -95,6 +95,7 @@ class LearningCoefficient(SymmetryCallback):
             "batch_size": batch_size, "seed": seed,
         }  # fmt: skip
         check_chains(**self.settings)
+        self._is_whole = False
         self._store, self._listener = ExampleStore(examples), ExampleListener(module)
 
     # -------------------------------------------------------- hooks
@@ -104,9 +105,13 @@ class LearningCoefficient(SymmetryCallback):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._store.clear()
+        self._is_whole = False
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
-        super().on_train_batch_start(trainer, pl_module, batch, *_)
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx, *_)
+        self._is_whole |= batch_idx == 0  # else the run goes on in the middle of an epoch
         if self._active and self._is_due(trainer):
             self._listener.listen(self._store, pl_module, batch)
 
@@ -115,8 +120,9 @@ class LearningCoefficient(SymmetryCallback):
         self._listener.hear(self._store)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._active and self._is_due(trainer):
+        if self._active and self._is_due(trainer) and self._is_whole:
             self._see(trainer, pl_module)
+        self._is_whole = False
 
     def _is_due(self, trainer: Any) -> bool:
         return (trainer.current_epoch + 1) % self.every_n_epochs == 0

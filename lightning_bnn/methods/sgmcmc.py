@@ -21,6 +21,7 @@ from lightning_bnn.methods.networks import gaussian_prior, tell_members, tell_pr
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import CyclicalSchedule, Langevin
+from lightning_bnn.samplers.cyclical import parts_of
 from lightning_bnn.samplers.langevin import decay_of, temperature_of
 from weightsym.arguments import check_count
 from weightsym.params import Params
@@ -213,4 +214,5 @@ def _check_moves(sampler: Langevin) -> None:
 
 
 def _cycles(schedulers: tuple[Any, ...]) -> list[CyclicalSchedule]:
-    return [s for s in schedulers if isinstance(s, CyclicalSchedule)]
+    parts = (part for scheduler in schedulers for part in parts_of(scheduler))
+    return [s for s in parts if isinstance(s, CyclicalSchedule)]

@@ -24,6 +24,7 @@ from lightning_bnn.methods.run import Run
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.posteriors import LowRankGaussian, Posterior
 from lightning_bnn.posteriors.empirical import mixture_of
+from lightning_bnn.samplers.cyclical import interval_of
 from weightsym import params as P
 from weightsym.arguments import check_count, check_not_negative, check_positive
 from weightsym.params import Params
@@ -216,7 +217,7 @@ class HighRate(LRScheduler):
         ramp: int = 5,
         before: LRScheduler | None = None,
     ) -> None:
-        of_steps = getattr(before, "interval", "epoch") == "step"
+        of_steps = before is not None and interval_of(before) == "step"
         if of_steps or isinstance(before, ReduceLROnPlateau):
             raise ValueError(
                 f"`lr_scheduler` {type(before).__name__} cannot go before the high rate of "

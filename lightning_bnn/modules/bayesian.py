@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -18,6 +18,7 @@ from lightning_bnn.calibration import Calibrated
 from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.methods import Batch, Method, Run
+from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.modules import batches, checkpoints, sharing
 from lightning_bnn.modules.arguments import values_of
 from lightning_bnn.modules.core import Core
@@ -58,9 +59,9 @@ class Bayesian(Core):
             Where a population is trained in parts, the first member of this one and the one after
             its last: member k starts at the same weights in every part that has it.
         optimizer: makes the optimizer, given parameters.
-        lr_scheduler: makes the scheduler, given the optimizer. It steps every epoch, or every step
-            if it is a ``OneCycleLR`` or ``CyclicLR``, or has an attribute ``interval = "step"``, as
-            `CyclicalSchedule` does.
+        lr_scheduler: makes the scheduler, given the optimizer.
+        lr_interval: when the scheduler steps, every ``"epoch"`` or every ``"step"``; by default as
+            it is meant to, which for ``OneCycleLR``, ``CyclicLR`` and `CyclicalSchedule` is a step.
         start_from: a checkpoint with the weights where the first member starts; or a folder of
             checkpoints or of a bank, with the weights of all (the last ones that are there).
         num_data: number of training examples; by default read from the train loader.
@@ -91,6 +92,7 @@ class Bayesian(Core):
         members: Numbers = 1,
         optimizer: OptimizerCallable = torch.optim.Adam,
         lr_scheduler: LRSchedulerCallable | None = None,
+        lr_interval: Literal["epoch", "step"] | None = None,
         start_from: str | None = None,
         num_data: int | None = None,
         eval_samples: int = 20,
@@ -98,6 +100,8 @@ class Bayesian(Core):
     ) -> None:
         super().__init__()
         _check(method, likelihood, optimizer)
+        if lr_interval is not None:
+            check_choice("lr_interval", lr_interval, ("epoch", "step"))
         check_count("eval_samples", eval_samples)
         check_count("num_data", num_data, optional=True)
         check_integer("seed", seed)
@@ -111,7 +115,7 @@ class Bayesian(Core):
         self.prior, self.method = method.prior, method
         self.eval_samples, self.seed, self.start_from = eval_samples, seed, start_from
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
-        self.automatic_optimization = not method.takes_all_data
+        self.lr_interval, self.automatic_optimization = lr_interval, not method.takes_all_data
         self.has_weights = start_from is not None or not method.trains
         self.known_example: tuple[Any, ...] = ()
         self.unused_names = set()

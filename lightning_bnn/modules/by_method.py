@@ -519,6 +519,8 @@ class SWAG(Bayesian):
 
     def __init__(self, network: nn.Module, members: Numbers = 1, **kwargs: Any) -> None:
         super().__init__(network=network, members=members, **self.arguments(**kwargs))
+        if self.method.swa_lr is not None and self.lr_interval == "step":
+            raise ValueError("`swa_lr` needs `lr_interval='epoch'`: its ramp counts epochs.")
 
 
 class SymmetrizedVI(Bayesian):

@@ -43,6 +43,7 @@ class Core(L.LightningModule):
     run: Run
     population: Members
     make_optimizer: Callable[[Any], Any]
+    lr_interval: str | None
     make_scheduler: Callable[[Any], Any] | None
     seed: int
     eval_samples: int

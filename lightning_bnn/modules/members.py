@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
@@ -29,6 +30,10 @@ class Share(NamedTuple):
     everyone: int
 
 
+def _is_whole(x: object) -> bool:
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+
+
 class Members:
     """Consecutive members of a population.
 
@@ -38,9 +43,15 @@ class Members:
     """
 
     def __init__(self, members: Numbers, seed: int) -> None:
-        first, end = members if isinstance(members, (tuple, list)) else (0, members)
-        check_count("members", first, 0)
-        check_count("members", end, first + 1)
+        if not isinstance(members, (tuple, list)):
+            check_count("members", members)
+            members = (0, members)
+        first, end = members if len(members) == 2 and all(map(_is_whole, members)) else (0, 0)
+        if not 0 <= first < end:
+            raise ValueError(
+                "`members` must be a number, or the first of several and the one after the last, "
+                f"such as (5, 10), got {members!r}."
+            )
         self.count, self.first, self.seed = end - first, first, seed
         self.share: Share | None = None
 

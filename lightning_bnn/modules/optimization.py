@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
 from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import epochs_of
 from lightning_bnn.modules.core import Core
+from lightning_bnn.samplers.cyclical import interval_of
 from weightsym.devices import at_least_single
 
 __all__ = [
@@ -22,8 +22,6 @@ __all__ = [
 
 _PROBES = ((3, 4, 5), (3, 4))
 _SCALES = (1e-3, 1.0, 1e3)
-_OF_STEPS = (OneCycleLR, CyclicLR)
-"""Schedules that torch means to move after every batch."""
 
 
 def configured_optimizers(module: Core) -> Any:
@@ -47,8 +45,7 @@ def configured_optimizers(module: Core) -> Any:
     if scheduler is None:
         return optimizer
     watched = getattr(scheduler, "monitor", "val/nll")
-    usual = "step" if isinstance(scheduler, _OF_STEPS) else "epoch"
-    interval = getattr(scheduler, "interval", usual)
+    interval = module.lr_interval or interval_of(scheduler)
     config = {"scheduler": scheduler, "interval": interval, "monitor": watched}
     return {"optimizer": optimizer, "lr_scheduler": config}
 

@@ -6,11 +6,14 @@ import math
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR
 
 from weightsym.arguments import check_count, check_fraction, check_integer
 
-__all__ = ["CyclicalSchedule"]
+__all__ = ["CyclicalSchedule", "interval_of", "parts_of"]
+
+_OF_STEPS = (OneCycleLR, CyclicLR)
+"""Schedules that torch means to move after every batch."""
 
 
 class CyclicalSchedule(LRScheduler):
@@ -41,8 +44,6 @@ class CyclicalSchedule(LRScheduler):
     >>> rates[:4], rates[4:] == rates[:4]
     ([(1.0, False), (0.85, False), (0.5, True), (0.15, True)], True)
     """
-
-    interval = "step"
 
     def __init__(
         self,
@@ -79,3 +80,30 @@ class CyclicalSchedule(LRScheduler):
             group["temperature"] = group["sampling_temperature"] if self.sampling else 0.0
         factor = (math.cos(math.pi * self.position) + 1) / 2
         return [rate * factor for rate in self.base_lrs]
+
+
+def parts_of(scheduler: Any) -> list[Any]:
+    """A schedule, and those that it consists of.
+
+    >>> import torch
+    >>> from torch.optim.lr_scheduler import ConstantLR, SequentialLR
+    >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    >>> both = SequentialLR(sgd, [ConstantLR(sgd), ConstantLR(sgd)], [1])
+    >>> [type(part).__name__ for part in parts_of(both)]
+    ['SequentialLR', 'ConstantLR', 'ConstantLR']
+    """
+    inner = [part for s in getattr(scheduler, "_schedulers", ()) for part in parts_of(s)]
+    return [scheduler, *inner]
+
+
+def interval_of(scheduler: Any) -> str:
+    """When a schedule moves: every ``"step"`` if it, or a part of it, is meant to, or ``"epoch"``.
+
+    >>> import torch
+    >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    >>> interval_of(OneCycleLR(sgd, 0.1, total_steps=9))
+    'step'
+    """
+    parts = parts_of(scheduler)
+    of_steps = any(isinstance(s, (*_OF_STEPS, CyclicalSchedule)) for s in parts)
+    return "step" if of_steps else "epoch"

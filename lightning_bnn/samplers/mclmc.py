@@ -25,7 +25,7 @@ from lightning_bnn.samplers.isokinetic import (
     unit,
 )
 from weightsym.arguments import check_count, check_integer, check_positive
-from weightsym.devices import where_precise
+from weightsym.devices import where_precise, widest
 from weightsym.randomness import keyed_generator
 
 __all__ = ["MCLMC"]
@@ -194,7 +194,7 @@ class MCLMC(TunedSteps, EnergySampler):
     def _tuning(self, rows: Tensor) -> Tuning:
         group, (chains, numbers) = self.param_groups[0], rows.shape
         if group["tuning"]:
-            return Tuning.from_rows(group["tuning"]["all"].to(rows.device))
+            return Tuning.from_rows(group["tuning"]["all"].to(rows.device, widest(rows.device)))
         return Tuning.start(chains, group["lr"], group["length"] or numbers**0.5, rows.device)
 
     # ------------------------------------------------------------ adaptation

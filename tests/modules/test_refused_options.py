@@ -4,7 +4,7 @@ import pytest
 import torch
 from module_cases import network
 from torch import nn
-from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from lightning_bnn import samplers
 from lightning_bnn.likelihoods import Gaussian
@@ -22,8 +22,8 @@ def precise(parameters):
     return samplers.SGLD(parameters, prior_precision=1.0)
 
 
-class EveryStep(ConstantLR):
-    interval = "step"
+def one_cycle(optimizer):
+    return OneCycleLR(optimizer, 0.1, total_steps=9)
 
 
 REFUSED = [
@@ -41,9 +41,13 @@ REFUSED = [
     (SGHMC, {"optimizer": decaying}, "Both `prior_std` of the module and `weight_decay`"),
     (DeepEnsemble, {"prior_std": 1.0, "optimizer": precise}, "`prior_std` .* `prior_precision`"),
     (SWAG, {"rank": 1}, "`rank` must be at least 2"),
+    (SWAG, {"swa_lr": 0.1, "lr_interval": "step"}, "`swa_lr` needs `lr_interval='epoch'`"),
+    (DeepEnsemble, {"lr_interval": "batch"}, "`lr_interval` must be one of epoch, step"),
+    (DeepEnsemble, {"members": (2, 2)}, "`members` must be a number, or the first of"),
+    (DeepEnsemble, {"members": (1, 2, 3)}, "`members` must be a number, or the first of"),
     *(
         (SWAG, {"swa_lr": 0.1, "lr_scheduler": schedule}, "cannot go before the high rate")
-        for schedule in (ReduceLROnPlateau, EveryStep)
+        for schedule in (ReduceLROnPlateau, one_cycle)
     ),
     (DeepEnsemble, {"network": nn.Sequential(nn.LazyLinear(3))}, "lazy parameters"),
     (DeepEnsemble, {"network": nn.Linear(2, 2, dtype=torch.complex64)}, "complex parameters"),

@@ -192,13 +192,8 @@ class Steps(L.Callback):
     ("interval", "expected"), [("epoch", 0.03 * 0.5**2), ("step", 0.03 * 0.5**12)]
 )
 def test_schedulers(interval, expected):
-    module, seen = made("ensemble"), Steps()
-
-    class Halves(torch.optim.lr_scheduler.ExponentialLR):
-        pass
-
-    Halves.interval = interval
-    module.make_scheduler = lambda o: Halves(o, 0.5)
+    halves = lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5)  # noqa: E731
+    module, seen = made("ensemble", lr_scheduler=halves, lr_interval=interval), Steps()
     trainer(seen).fit(module, Blobs())
     assert seen.lr == pytest.approx(expected)
 
@@ -208,8 +203,19 @@ def test_schedulers(interval, expected):
     [
         (lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=9), "step"),
         (lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5), "epoch"),
+        (
+            lambda o: torch.optim.lr_scheduler.SequentialLR(
+                o,
+                [
+                    torch.optim.lr_scheduler.ConstantLR(o, 1.0, 1),
+                    torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=9),
+                ],
+                [1],
+            ),
+            "step",
+        ),
     ],
-    ids=["one cycle", "exponential"],
+    ids=["one cycle", "exponential", "one after the other"],
 )
 def test_schedulers_step_as_torch_means_them_to(scheduler, interval):
     module = DeepEnsemble(nn.Linear(2, 3), lr_scheduler=scheduler)
