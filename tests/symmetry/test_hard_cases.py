@@ -279,6 +279,35 @@ def test_what_a_closed_gate_hides_is_named(is_open):
     assert bool(sym.unchecked) != is_open
 
 
+def test_biases_that_cancel_hide_nothing():
+    model = Forward(lambda s, x, y: (s.b(torch.relu(s.a(x))) - s.b(torch.relu(s.a(y)))).abs(),
+                    a=lin(6, 8), b=lin(8, 4))  # fmt: skip
+    assert discover(model, torch.randn(2, 6), torch.randn(2, 6)).unchecked == ""
+
+
+def test_what_is_computed_twice_is_read_once():
+    layers = {f"l{k}": lin(3, 3) for k in range(60)}
+
+    def tower(s, x):
+        for name in layers:
+            x = x + torch.tanh(getattr(s, name)(x))
+        return x
+
+    model = Forward(lambda s, x: s.o(tower(s, x) * tower(s, x).flip(0)), o=lin(3, 2), **layers)
+    assert discover(model, torch.randn(2, 3)).unchecked == ""
+
+
+def test_derivatives_of_the_user_are_left_alone():
+    outside, seen = lin(3, 3), []
+    model = Forward(lambda s, x: s.b(torch.relu(s.a(outside(x)))), a=lin(3, 4), b=lin(4, 2))
+    model.a.register_full_backward_hook(lambda *_: seen.append(1))
+    x = torch.randn(2, 3, requires_grad=True)
+    discover(model, x)
+    assert (x.grad, outside.weight.grad, model.a.weight.grad, seen) == (None, None, None, [])
+    model(x).sum().backward()
+    assert seen
+
+
 # ---------------------------------------------------------------------- canonical forms
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ __all__ = [
     "is_random",
     "is_symmetric",
     "leaves_of",
+    "numbered",
     "operation_of",
     "second_halves",
     "writes",
@@ -73,22 +74,29 @@ def descendants(nodes: Iterable[Node]) -> set[Node]:
     return _reached(nodes, lambda node: node.users)
 
 
-def second_halves(nodes: Iterable[Node]) -> dict[Node, Node]:
-    """Sums with the factors of an earlier sum, and that one: each turns half of some planes.
-
-    They are ``x * c - y * s`` and ``y * c + x * s``, however their terms are ordered.
-    """
+def numbered(nodes: Iterable[Node], is_signed: bool = True) -> dict[Node, int]:
+    """Equal numbers for what is computed in the same way, up to its sign if they are not signed."""
     numbers: dict[object, int] = {}
     number: dict[Node, int] = {}
-    earlier: dict[frozenset[int], tuple[Node, set[frozenset[int]]]] = {}
-    halves = {}
-    for node in nodes:  # equal numbers for what is computed in the same way
+    for node in nodes:
         is_own = node.op != "call_function" or is_random(node)
         text = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{number[n]}")
         words = node if is_own else repr(text)
         number[node] = numbers.setdefault((node.target, words), len(numbers))
-        if operation_of(node) == "neg":  # signs tell nothing here
+        if not is_signed and operation_of(node) == "neg":
             number[node] = number[node.all_input_nodes[0]]
+    return number
+
+
+def second_halves(nodes: Sequence[Node]) -> dict[Node, Node]:
+    """Sums with the factors of an earlier sum, and that one: each turns half of some planes.
+
+    They are ``x * c - y * s`` and ``y * c + x * s``, however their terms are ordered.
+    """
+    number = numbered(nodes, is_signed=False)
+    earlier: dict[frozenset[int], tuple[Node, set[frozenset[int]]]] = {}
+    halves = {}
+    for node in nodes:
         if operation_of(node) not in ("add", "sub"):
             continue
         terms = [a for a in node.args if isinstance(a, Node) and operation_of(a) == "mul"]

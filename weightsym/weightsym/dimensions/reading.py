@@ -35,6 +35,7 @@ from weightsym.dimensions.nodes import (
     is_random,
     is_symmetric,
     leaves_of,
+    numbered,
     operation_of,
     second_halves,
 )
@@ -112,6 +113,7 @@ class Reading:
         self._distinct: dict[object, tuple[Tensor, Ints]] = {}
         self._codes = stack_codes(programs, tables)
         self._halves = {a: b for p in programs for a, b in second_halves(p.nodes).items()}
+        self._numbers = {n: k for p in programs for n, k in numbered(p.nodes).items()}
         for program in programs:
             for node in program.nodes:
                 self._read(program, node)
@@ -264,7 +266,7 @@ class Reading:
         values = [x for x in leaves_of((args, named)) if isinstance(x, Value)]
         index = self.system.origin = len(self.operations)
         has_several = sum(bool(v.parts) for v in values) > 1
-        self.system.is_ordered = has_several and not _is_square(node)
+        self.system.is_ordered = has_several and not self._is_square(node)
         self.operations.append(node)
         try:
             result = self._result(node, args, named, values)
@@ -283,6 +285,11 @@ class Reading:
         for position, value in [*enumerate(values), *((-1, v) for v in outputs)]:
             for part in value.parts if isinstance(value, Value) else ():
                 self.touched.append(Touch(index, position, self._distinct_labels(part.labels)))
+
+    def _is_square(self, node: Node) -> bool:
+        """Tell whether operands, which may change places, are one tensor that was moved."""
+        numbers = {self._numbers[_before_moves(operand)] for operand in node.all_input_nodes}
+        return is_symmetric(node) and len(numbers) == 1
 
     def _distinct_labels(self, labels: Tensor) -> Ints:
         """The labels of a part, each once. Those that pass several operations are sorted once."""
@@ -669,25 +676,10 @@ def _look_alike(x: Part, y: Part) -> bool:
     return (x.power, x.parity) == (y.power, y.parity) and bool((in_both & (x.labels > 0)).any())
 
 
-def _is_square(node: Node) -> bool:
-    """Tell whether operands, which may change places, are one tensor that was moved."""
-    first, *others = map(_before_moves, node.all_input_nodes)
-    return is_symmetric(node) and all(_computes_the_same(first, other) for other in others)
-
-
 def _before_moves(node: Node) -> Node:
     while operation_of(node) in MOVES | {"expand"} and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
-
-
-def _computes_the_same(a: Any, b: Any) -> bool:
-    if a is b or not (isinstance(a, Node) and isinstance(b, Node)):
-        return a is b or bool(a == b)
-    if a.target is not b.target or a.op != "call_function" or is_random(a):
-        return False
-    ours, theirs = (leaves_of((n.args, n.kwargs)) for n in (a, b))
-    return len(ours) == len(theirs) and all(map(_computes_the_same, ours, theirs))
 
 
 def _beside_numbers(system: System, result: Value, value: Value) -> Value:

@@ -9,6 +9,7 @@ import operator
 import random
 import traceback
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -425,12 +426,16 @@ def _still(model: nn.Module, params: Params, inputs: Inputs) -> frozenset[str]:
         t.requires_grad_().register_post_accumulate_grad_hook(
             functools.partial(_note, moving, name)
         )
+    network = structural_copy(model)
+    for module in network.modules():  # those of the user are for training
+        module._backward_hooks, module._backward_pre_hooks = OrderedDict(), OrderedDict()
     try:
-        returned = tensors_of(called(structural_copy(model), params, inputs))
+        returned = tensors_of(called(network, params, inputs))
         outputs = [as_real(t) for t in returned if t.requires_grad]
         generator = torch.Generator().manual_seed(0)
         weights = [torch.rand(t.shape, generator=generator).to(t) for t in outputs]
-        torch.autograd.backward(outputs, weights)
+        distinct = {id(t): t for t in trained.values()}
+        torch.autograd.backward(outputs, weights, inputs=[*distinct.values()])
     except Exception:  # it has no derivatives, or its forward writes where it must not for these
         return frozenset()
     return frozenset(trained) - moving

@@ -45,7 +45,7 @@ _ONE_KEY = (
 
 _ASLEEP = (
     "no output moves with {} at this example and random weights, so that the check has not seen "
-    "what moves there (is an input zero, or a gate closed?)"
+    "what moves there (is an input zero, a gate closed, or an expert not chosen?)"
 )
 _EXACT, _ROUNDING = 1e-12, 1e-5
 """The outputs of most networks in float32 differ by less from those of their graphs."""
@@ -122,11 +122,12 @@ def _asleep(case: _Case, sym: Symmetries) -> list[str]:
     live = ancestors(graph.results)  # not those that only training reads
     names = {source.name for node, source in graph.sources.items() if node in live}
     names &= graph.measured.still & {sym.axes[a].tensor for a in axes}
+    names -= {sym.axes[p.axis].tensor for g in sym.shifts if g.is_dead for p in g.placements}
     check, asleep = Check.of_graph(graph, case.inputs, RandomWeights(case.model, sym)), list[str]()
     pending = [sorted(names)] if names else []
     while pending:
         some = pending.pop()
-        if agree(check.outputs, check.perturbed(frozenset(some)), _EXACT):
+        if agree(check.outputs, check.perturbed(frozenset(some), _OTHER), _EXACT):
             asleep += some
         elif len(some) > 1:
             pending += [some[: len(some) // 2], some[len(some) // 2 :]]
@@ -357,8 +358,8 @@ def _without(sym: Symmetries, wrong: Sequence[tuple[str, int, str]]) -> Symmetri
 
 # ------------------------------------------------------------ one check
 Run = Callable[[Read, torch.dtype | None], list[Tensor]]
-_PERTURBED = 0.3
-"""The size of the logarithms of the factors that make a network another one."""
+_PERTURBED, _OTHER = 0.3, 2.0
+"""Sizes of the logarithms of the factors that make a network another one, or decisions others."""
 
 
 class Check:
