@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,9 +23,11 @@ class Digits(DataModule):
 
     Args:
         batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of validation and test.
+        seed: decides splits, order and noise.
         val_share: part of the data for validation.
         test_share: part of the data for the test.
-        **loading: ``eval_batch_size``, ``seed`` and ``orders`` of `DataModule`.
+        orders: how many members get training batches of their own, see `DataModule`.
 
     >>> data = Digits()
     >>> data.num_data, data.splits.train[0].shape
@@ -39,11 +41,13 @@ class Digits(DataModule):
     def __init__(
         self,
         batch_size: int = 64,
+        eval_batch_size: int = 512,
+        seed: int = 0,
         val_share: float = 0.15,
         test_share: float = 0.25,
-        **loading: Any,
+        orders: int | Sequence[int] | None = None,
     ) -> None:
-        super().__init__(batch_size, **loading)
+        super().__init__(batch_size, eval_batch_size, seed, orders)
         if not (val_share >= 0 and test_share > 0 and val_share + test_share < 1):
             raise ValueError(
                 "`val_share` and `test_share` must be parts of the data that leave some for "

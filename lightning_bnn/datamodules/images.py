@@ -36,11 +36,13 @@ class ImageData(DataModule):
         root: folder of the data; by default the environment variable ``LIGHTNING_BNN_DATA``, else
             ``data``.
         batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of validation and test.
+        seed: decides splits, order and augmentation.
         val_size: training examples that are held out for validation.
         augment: random crops with four pixels of padding, and mirror images of photographs.
         standardise: pixels of mean zero and variance one; otherwise they are from 0 to 1.
         download: fetch what is missing.
-        **loading: ``eval_batch_size``, ``seed`` and ``orders`` of `DataModule`.
+        orders: how many members get training batches of their own, see `DataModule`.
     """
 
     mirrored = True
@@ -49,13 +51,15 @@ class ImageData(DataModule):
         self,
         root: str | None = None,
         batch_size: int = 128,
+        eval_batch_size: int = 512,
+        seed: int = 0,
         val_size: int = 5000,
         augment: bool = True,
         standardise: bool = True,
         download: bool = False,
-        **loading: Any,
+        orders: int | Sequence[int] | None = None,
     ) -> None:
-        super().__init__(batch_size, **loading)
+        super().__init__(batch_size, eval_batch_size, seed, orders)
         self.root, self.val_size, self.download = data_root(root), val_size, download
         if not standardise:
             self.mean = self.std = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -27,9 +27,11 @@ class TwoGaussians(DataModule):
 
     Args:
         batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of test.
+        seed: decides the points and their order.
         size: points of each class.
         gap: smallest distance between the classes, along the best line.
-        **loading: ``eval_batch_size``, ``seed`` and ``orders`` of `DataModule`.
+        orders: how many members get training batches of their own, see `DataModule`.
 
     References:
         | A Symmetry-Aware Exploration of Bayesian Neural Network Posteriors (2024), appendix A
@@ -44,11 +46,13 @@ class TwoGaussians(DataModule):
     def __init__(
         self,
         batch_size: int = 10,
+        eval_batch_size: int = 512,
+        seed: int = 0,
         size: int = 200,
         gap: float = 1.0,
-        **loading: Any,
+        orders: int | Sequence[int] | None = None,
     ) -> None:
-        super().__init__(batch_size, **loading)
+        super().__init__(batch_size, eval_batch_size, seed, orders)
         if not 0 <= gap <= 1.5:
             raise ValueError(f"`gap` must be at least 0 and at most 1.5, got {gap}.")
         self.size, self.gap = size, gap
@@ -100,8 +104,10 @@ class TractableReLU(DataModule):
     Args:
         alpha: the slope, where the two modes of the posterior lie.
         batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of test.
+        seed: decides the inputs and their order.
         size: training examples, and test examples.
-        **loading: ``eval_batch_size``, ``seed`` and ``orders`` of `DataModule`.
+        orders: how many members get training batches of their own, see `DataModule`.
 
     References:
         | Variational Inference Failures Under Model Symmetries (2024), section 5.1
@@ -116,10 +122,12 @@ class TractableReLU(DataModule):
         self,
         alpha: float = 0.1,
         batch_size: int = 10,
+        eval_batch_size: int = 512,
+        seed: int = 0,
         size: int = 100,
-        **loading: Any,
+        orders: int | Sequence[int] | None = None,
     ) -> None:
-        super().__init__(batch_size, **loading)
+        super().__init__(batch_size, eval_batch_size, seed, orders)
         self.alpha, self.size = alpha, size
 
     def load(self) -> Splits:
@@ -139,10 +147,12 @@ class NoisySine(DataModule):
 
     Args:
         batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of test.
+        seed: decides inputs, noise and order.
         size: training examples.
         test_size: test examples.
         noise: standard deviation of the noise.
-        **loading: ``eval_batch_size``, ``seed`` and ``orders`` of `DataModule`.
+        orders: how many members get training batches of their own, see `DataModule`.
 
     >>> x, y = NoisySine(size=1000, noise=0.1).load().train
     >>> round((y - (2 * x).sin()).std().item(), 1)
@@ -152,12 +162,14 @@ class NoisySine(DataModule):
     def __init__(
         self,
         batch_size: int = 10,
+        eval_batch_size: int = 512,
+        seed: int = 0,
         size: int = 40,
         test_size: int = 200,
         noise: float = 0.3,
-        **loading: Any,
+        orders: int | Sequence[int] | None = None,
     ) -> None:
-        super().__init__(batch_size, **loading)
+        super().__init__(batch_size, eval_batch_size, seed, orders)
         check_count("size", size)
         check_count("test_size", test_size)
         check_not_negative("noise", noise)

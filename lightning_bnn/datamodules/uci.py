@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,11 @@ class UCI(DataModule):
         root: folder that holds ``UCI_Datasets`` (or that folder itself, or the CSV files); by
             default the environment variable ``LIGHTNING_BNN_DATA``, else ``data``.
         batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of validation and test.
+        seed: decides order and validation set.
         split: which of the published splits.
         val_size: training examples that are held out for validation.
-        **loading: ``eval_batch_size``, ``seed`` and ``orders`` of `DataModule`.
+        orders: how many members get training batches of their own, see `DataModule`.
 
     Attributes:
         target_std: the factor that gives a standardised error the unit of the target.
@@ -66,11 +69,13 @@ class UCI(DataModule):
         table: str,
         root: str | None = None,
         batch_size: int = 32,
+        eval_batch_size: int = 512,
+        seed: int = 0,
         split: int = 0,
         val_size: int = 0,
-        **loading: Any,
+        orders: int | Sequence[int] | None = None,
     ) -> None:
-        super().__init__(batch_size, **loading)
+        super().__init__(batch_size, eval_batch_size, seed, orders)
         if not isinstance(table, str) or Path(table).name != table or not table.strip("."):
             raise ValueError(f"`table` must be the name of a table, e.g. 'energy', got {table!r}.")
         self.table = table
@@ -184,10 +189,12 @@ class EmbeddedTable(DataModule):
 
     Args:
         batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of validation and test.
+        seed: decides order, validation set and shuffles.
         split: decides which rows are for the test.
         val_size: training examples that are held out for validation.
         test_share: part of the data for the test.
-        **loading: ``eval_batch_size``, ``seed`` and ``orders`` of `DataModule`.
+        orders: how many members get training batches of their own, see `DataModule`.
 
     Attributes:
         target_std: the factor that gives a standardised error the unit of the target.
@@ -206,12 +213,14 @@ class EmbeddedTable(DataModule):
     def __init__(
         self,
         batch_size: int = 32,
+        eval_batch_size: int = 512,
+        seed: int = 0,
         split: int = 0,
         val_size: int = 0,
         test_share: float = 0.25,
-        **loading: Any,
+        orders: int | Sequence[int] | None = None,
     ) -> None:
-        super().__init__(batch_size, **loading)
+        super().__init__(batch_size, eval_batch_size, seed, orders)
         check_between("test_share", test_share)
         self.split, self.val_size, self.test_share = split, val_size, test_share
         self.target_std: Tensor | None = None
