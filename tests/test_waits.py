@@ -34,8 +34,6 @@ REASONS = {
     "lightning_bnn/posteriors/mutual_information.py draw_information": "the CPU draws permutations",
     "lightning_bnn/samplers/hmc.py _jitter": TRANSITION,
     "lightning_bnn/samplers/hmc.py step": TRANSITION,
-    "lightning_bnn/samplers/isokinetic.py as_lists": TRANSITION,
-    "lightning_bnn/samplers/isokinetic.py from_lists": TRANSITION,
     "lightning_bnn/samplers/smile.py _warn_of_silence": "once, where the tuning ends",
     "weightsym/balancing.py balance": "iterations end where nothing is left to gain",
     "weightsym/mass_problem.py _places": "once a problem, for tables of the right size",

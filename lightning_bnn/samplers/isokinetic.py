@@ -173,12 +173,10 @@ class TunedSteps:
 
     def metrics(self) -> dict[str, Tensor]:
         """Numbers that are worth logging, means over the chains of what is known by now."""
-        numbers = {
-            "energy_variance": self.energy_variances,
-            "step_size": self.step_sizes,
-            "memory_length": self.lengths,
-        }
-        return {name: values.mean() for name, values in numbers.items() if values.isfinite().any()}
+        numbers = {"step_size": self.step_sizes, "memory_length": self.lengths}
+        if all(g["step"] > g["descent_steps"] + g["adapt_steps"] for g in self.param_groups):
+            numbers["energy_variance"] = self.energy_variances
+        return {name: values.mean() for name, values in numbers.items() if len(values)}
 
     def _known(self, name: str) -> Tensor:
         k = [field.name for field in fields(Tuning)].index(name)
