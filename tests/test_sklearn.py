@@ -116,6 +116,7 @@ def test_densities_are_those_of_the_mixture(targets):
     assert regressor.log_prob(x, y) != pytest.approx(one.sum(-1), abs=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:The energy errors")  # one step of tuning is too few
 @pytest.mark.parametrize(("method", "steps"), [("MILE", 5), ("DeepEnsemble", 20)])
 def test_an_epoch_of_chains_with_all_data_is_a_transition(method, steps):
     sampler = partial(samplers.MCLMC, steps=1, descent_steps=1, adapt_steps=1)
