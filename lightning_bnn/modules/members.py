@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from lightning_bnn.bank import read_networks
 from lightning_bnn.modules.templates import fixed_names, without_fixed
 from weightsym import params as P
-from weightsym.arguments import check_count
+from weightsym.arguments import check_count, is_whole
 from weightsym.params import Params
 from weightsym.randomness import keyed_generator
 
@@ -30,10 +29,6 @@ class Share(NamedTuple):
     everyone: int
 
 
-def _is_whole(x: object) -> bool:
-    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
-
-
 class Members:
     """Consecutive members of a population.
 
@@ -46,7 +41,7 @@ class Members:
         if not isinstance(members, (tuple, list)):
             check_count("members", members)
             members = (0, members)
-        first, end = members if len(members) == 2 and all(map(_is_whole, members)) else (0, 0)
+        first, end = members if len(members) == 2 and all(map(is_whole, members)) else (0, 0)
         if not 0 <= first < end:
             raise ValueError(
                 "`members` must be a number, or the first of several and the one after the last, "

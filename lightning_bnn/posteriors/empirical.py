@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
 from weightsym import params as P
+from weightsym.arguments import is_whole
 from weightsym.devices import widest
 from weightsym.params import Networks, Params, stack, stack_size, varying_weights
 from weightsym.randomness import keyed_generator
@@ -50,7 +51,7 @@ class Empirical(Posterior):
         chains = chains.tolist() if isinstance(chains, (Tensor, np.ndarray)) else chains
         chains = range(self.size) if chains is None else chains
         numbers = {chain: k for k, chain in enumerate(dict.fromkeys(chains))}
-        named = not all(isinstance(chain, (int, np.integer)) for chain in numbers)
+        named = not all(map(is_whole, numbers))
         self.chains = tuple(numbers[chain] if named else int(chain) for chain in chains)
         self.constants = NamedTensors(networks)
 

@@ -22,6 +22,7 @@ __all__ = [
     "check_not_negative",
     "check_positive",
     "is_number",
+    "is_whole",
 ]
 
 
@@ -34,6 +35,11 @@ def is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.ndim == 0 and value.dtype != torch.bool and bool(value.isfinite())
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: Any) -> bool:
+    """True for whole numbers of Python and numpy."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_positive(name: str, value: Any, optional: bool = False) -> None:
@@ -72,8 +78,7 @@ def check_integer(name: str, value: Any, optional: bool = False) -> None:
     Traceback (most recent call last):
     ValueError: `seed` must be a whole number, got 1.5.
     """
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not (whole or (optional and value is None)):
+    if not (is_whole(value) or (optional and value is None)):
         raise ValueError(f"`{name}` must be a whole number, got {value!r}.")
 
 
