@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn.calibration import Calibrated
 from lightning_bnn.calibration.calibrated import split_rows
-from lightning_bnn.likelihoods import Bernoulli, Gaussian
+from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.metrics import nll
 from lightning_bnn.modules import DeepEnsemble
 
@@ -107,21 +107,11 @@ def test_numbers_get_intervals(noise, score, tmp_path):
     assert found.figure().axes
 
 
-def test_one_logit_gives_two_classes():
-    torch.manual_seed(0)
-    x = torch.randn(60, 6)
-    module = DeepEnsemble(nn.Linear(6, 1), members=2, likelihood=Bernoulli())
-    found = module.calibrate(Loaders(x, (x.sum(-1) > 0).float()))
-    assert found.probs(x).shape == found.sets(x).shape == (60, 2)
-
-
 # ------------------------------------------------------------ what is refused
 class Without(Blobs):
     """Data of which nothing is held out."""
 
-    def __init__(self, val_size=0):
-        super().__init__()
-        self.val_size = val_size
+    val_size = 0
 
     def load(self):
         splits = super().load()
@@ -142,20 +132,23 @@ class Own(nn.Module):
 @pytest.mark.bad_input
 def test_what_calibration_refuses(fitted, tmp_path):
     module, data = fitted
-    with pytest.raises(ValueError, match=r"no validation data \(`val_size` is 0\): give it some"):
-        module.calibrate(Without())
-    with pytest.raises(ValueError, match="must have a `val_dataloader`, got a DataLoader"):
-        module.calibrate(Loaders(torch.zeros(2, 6), torch.zeros(2)).loader)
-    with pytest.raises(ValueError, match="`method` must be one of temperature"):
-        module.calibrate(data, "platt")
-    with pytest.raises(ValueError, match="`held_out` must be between 0 and 1"):
-        module.calibrate(data, held_out=1)
-    with pytest.raises(ValueError, match="at least 2 validation examples, got 1"):
-        module.calibrate(Loaders(torch.zeros(1, 6), torch.zeros(1).long()))
-    with pytest.raises(ValueError, match="correlated noise are not calibrated"):
-        DeepEnsemble(nn.Linear(6, 3), likelihood=Gaussian("correlated")).calibrate(data)
-    with pytest.raises(ValueError, match="must be Categorical, Bernoulli or Gaussian"):
-        DeepEnsemble(nn.Linear(6, 3), likelihood=Own()).calibrate(data)
+    noisy = DeepEnsemble(nn.Linear(6, 3), likelihood=Gaussian("correlated"))
+    own = DeepEnsemble(nn.Linear(6, 3), likelihood=Own())
+    alone = Loaders(torch.zeros(1, 6), torch.zeros(1).long())
+    for call, words in (
+        (
+            lambda: module.calibrate(Without()),
+            r"no validation data \(`val_size` is 0\): give it some",
+        ),
+        (lambda: module.calibrate(alone.loader), "must have a `val_dataloader`, got a DataLoader"),
+        (lambda: module.calibrate(data, "platt"), "`method` must be one of temperature"),
+        (lambda: module.calibrate(data, held_out=1), "`held_out` must be between 0 and 1"),
+        (lambda: module.calibrate(alone), "at least 2 validation examples, got 1"),
+        (lambda: noisy.calibrate(data), "correlated noise are not calibrated"),
+        (lambda: own.calibrate(data), "must be Categorical, Bernoulli or Gaussian"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
     torch.save({"a": 1}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match="holds no calibration of this package"):
         Calibrated.load(tmp_path / "other.pt")

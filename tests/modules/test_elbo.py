@@ -50,30 +50,24 @@ def model(temperature=1.0, samples=20_000, kl="closed", **options):
     return module
 
 
-@pytest.mark.parametrize("kl", ["closed", "sampled"])
-def test_at_the_exact_posterior_the_elbo_is_the_evidence(kl):
+@pytest.mark.parametrize(
+    ("shift", "scale", "kl"),
+    [(0.0, 1.0, "closed"), (0.0, 1.0, "sampled"), (0.3, 0.5, "closed"), (-0.2, 2.0, "closed")],
+)
+def test_the_elbo_is_below_the_evidence_by_the_kl_divergence(shift, scale, kl):
     x, y = regression()
-    module, (_, _, evidence) = model(kl=kl), exact()
-    assert module.losses((x,), y)["elbo"].item() == pytest.approx(float(evidence), abs=0.05)
-    assert -20 * module.losses((x,), y)["loss"].item() == pytest.approx(float(evidence), abs=0.05)
-
-
-@pytest.mark.parametrize("shift", [0.3, -0.2])
-@pytest.mark.parametrize("scale", [0.5, 2.0])
-def test_elsewhere_it_is_below_by_the_kl_divergence(shift, scale):
-    x, y = regression()
-    module, (mean, std, evidence) = model(), exact()
+    module, (mean, std, evidence) = model(kl=kl), exact()
     with torch.no_grad():
         module.mean += shift
         module.log_std += math.log(scale)
     gap = kl_divergence(Normal(mean + shift, std * scale), Normal(mean, std)).sum()
-    found = module.losses((x,), y)["elbo"].item()
-    assert found < evidence
-    assert found == pytest.approx(float(evidence - gap), abs=0.1)
+    terms = module.losses((x,), y)
+    assert terms["elbo"].item() == pytest.approx(float(evidence - gap), abs=0.1)
+    assert -20 * terms["loss"].item() == pytest.approx(float(evidence - gap), abs=0.1)
+    assert (gap > 0.2) == (shift != 0)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.25, 4.0])
-@pytest.mark.parametrize("kl", ["closed", "sampled"])
+@pytest.mark.parametrize(("temperature", "kl"), [(0.25, "closed"), (4.0, "sampled")])
 def test_the_tempered_posterior_is_the_optimum(temperature, kl):
     """Gradients vanish there, and only there."""
     x, y = regression()
@@ -99,17 +93,6 @@ def test_the_kl_weight_multiplies_all_complexity():
     none = module.losses((x,), y)
     torch.testing.assert_close(none["loss"], none["nll"])
     torch.testing.assert_close(one["loss"], one["nll"] + one["kl"] / 20)
-
-
-@pytest.mark.parametrize("kl", ["closed", "sampled"])
-def test_kl_is_a_sum_over_weights(kl):
-    torch.manual_seed(0)
-    module = MFVI(network(), prior_std=0.3, init_std=0.2, kl=kl, elbo_samples=500, num_data=10)
-    q = Normal(module.mean, module.log_std.exp())
-    wanted = kl_divergence(q, Normal(torch.zeros(()), 0.3)).sum().item()
-    terms = module.losses((torch.randn(4, 6),), torch.randint(3, (4,)))
-    tolerance = {"closed": 1e-5, "sampled": 0.02}[kl]
-    assert terms["kl"].item() == pytest.approx(wanted, rel=tolerance)
 
 
 def test_statistics_are_the_mean_over_the_samples_of_a_step():
@@ -152,25 +135,11 @@ class Tokens(nn.Module):
         return self.linear(x).flatten(1)
 
 
-class Folded(Tokens):
-    """Tokens folded into the batch."""
-
-    def forward(self, x):
-        return self.linear(x.flatten(0, 1)).reshape(len(x), -1)
-
-
-class TimeFirst(Tokens):
-    def forward(self, x):
-        return self.linear(x.transpose(0, 1)).transpose(0, 1).flatten(1)
-
-
 BOTH = ("local", "flipout")
 NETWORKS = {
     "linear": (lambda: nn.Linear(3, 2), (3,), BOTH),
     "conv": (conv_network, (2, 2, 2), BOTH),
     "tokens": (Tokens, (2, 3), BOTH),
-    "folded": (Folded, (4, 3), ("local",)),
-    "time first": (TimeFirst, (4, 3), ("flipout",)),
 }
 
 
@@ -182,11 +151,7 @@ def outputs(module, x, n):
     return torch.cat(seen)
 
 
-def late(name):
-    return pytest.param(name, marks=pytest.mark.e2e)
-
-
-@pytest.mark.parametrize("name", ["linear", "tokens", *map(late, ("conv", "folded", "time first"))])
+@pytest.mark.parametrize("name", ["linear", "tokens", pytest.param("conv", marks=pytest.mark.e2e)])
 def test_every_example_sees_the_law_of_a_weight_sample(name):
     """Mean and covariance of the outputs of one example; examples are uncorrelated."""
     make, shape, kinds = NETWORKS[name]
@@ -212,26 +177,7 @@ def test_every_example_sees_the_law_of_a_weight_sample(name):
             scale = wanted.diagonal().max()
             assert (seen - wanted).abs().max() < 0.12 * scale
             assert (found[:, k].mean(0) - plain[:, k].mean(0)).abs().max() < 0.08 * scale.sqrt()
-        if name not in ("folded", "time first"):  # whose rows are parts of examples
-            assert correlation(found) < 0.08
-
-
-def test_noise_for_every_example_lowers_the_variance_of_the_gradient():
-    torch.manual_seed(0)
-    x, y = torch.randn(64, 6), torch.randint(3, (64,))
-
-    def spread(kind):
-        torch.manual_seed(1)
-        module = MFVI(network(), init_std=0.3, reparameterisation=kind, num_data=64)
-        grads = [
-            torch.autograd.grad(module.losses((x,), y)["nll"].sum(), module.mean)[0]
-            for _ in range(100)
-        ]
-        return torch.cat(grads).var(0).sum()
-
-    weight, local, flipout = (spread(kind) for kind in ("weight", "local", "flipout"))
-    assert local < weight / 4
-    assert flipout < weight / 2
+        assert correlation(found) < 0.08
 
 
 class Twice(nn.Module):
@@ -285,6 +231,12 @@ class Biased(nn.Module):
         return -(w * torch.arange(w.shape[1])[:, None]).square().sum((1, 2))
 
 
+def symmetries(net, example, **options):
+    module = SymmetrizedVI(net, **options)
+    module.example_input_array = example
+    return module.symmetries
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("make", "message"),
@@ -292,27 +244,18 @@ class Biased(nn.Module):
         (lambda: MFVI(network(), prior=Biased()), "`prior` of your own has no closed form"),
         (lambda: MFVI(network()).member(1), "`index` must be between 0 and 0"),
         (lambda: SymmetrizedVI(network()).posterior(), "example of the input"),
+        (
+            lambda: symmetries(network(), torch.randn(2, 6), prior=Biased(), kl="sampled"),
+            "`prior` Biased changes when units are permuted",
+        ),
+        (
+            lambda: symmetries(nn.Linear(3, 2), torch.randn(2, 3)),
+            "Linear has no units to permute",
+        ),
     ],
 )
 def test_bad_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-@pytest.mark.bad_input
-def test_a_prior_that_is_not_invariant_is_refused():
-    module = SymmetrizedVI(network(), prior=Biased(), kl="sampled", num_data=10)
-    module.example_input_array = torch.randn(2, 6)
-    with pytest.raises(ValueError, match="`prior` Biased changes when units are permuted"):
-        module.symmetries  # noqa: B018
-    fine = SymmetrizedVI(network(), prior=IsotropicGaussianPrior(0.3), kl="sampled")
-    fine.example_input_array = torch.randn(2, 6)
-    assert fine.symmetries.permutations
-
-
-@pytest.mark.bad_input
-def test_networks_without_units_to_permute_are_refused():
-    module = SymmetrizedVI(nn.Linear(3, 2))
-    module.example_input_array = torch.randn(2, 3)
-    with pytest.raises(ValueError, match="Linear has no units to permute"):
-        module.symmetries  # noqa: B018
+    prior = IsotropicGaussianPrior(0.3)
+    assert symmetries(network(), torch.randn(2, 6), prior=prior, kl="sampled").permutations

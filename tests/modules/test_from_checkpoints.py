@@ -113,9 +113,14 @@ def test_sources_that_do_not_fit(trained, source, net, options, message):
 
 
 @pytest.mark.bad_input
-def test_a_folder_of_fewer_networks_than_members(trained):
+def test_a_folder_of_fewer_networks_than_members_and_an_empty_bank(trained, tmp_path):
     with pytest.raises(ValueError, match="holds 2 networks, fewer than the 3 members"):
         DeepEnsemble(network(**NORMED), members=3, start_from=str(trained[0] / "files"))
+    with CheckpointBank(tmp_path) as bank:
+        bank.append(P.of(network()))
+        bank.truncate(0)
+    with pytest.raises(ValueError, match="The bank .* is empty"):
+        FromCheckpoints(network(), str(tmp_path))
 
 
 def test_checkpoints_of_our_own_modules_hold_all_members(trained, tmp_path):
@@ -142,13 +147,3 @@ def test_the_last_checkpoint_of_lightning_counts_once(trained, tmp_path):
         torch.save({"state_dict": held, "global_step": step, "epoch": step // 6}, path)
     _, records = read_networks(tmp_path, network(batch_norm=True))
     assert [r["file"] for r in records] == ["a/epoch=0.ckpt", "a/epoch=1.ckpt", "b/last.ckpt"]
-
-
-@pytest.mark.bad_input
-def test_an_empty_bank(tmp_path):
-    bank = CheckpointBank(tmp_path)
-    bank.append(P.of(network()))
-    bank.truncate(0)
-    bank.close()
-    with pytest.raises(ValueError, match="The bank .* is empty"):
-        FromCheckpoints(network(), str(tmp_path))

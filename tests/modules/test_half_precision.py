@@ -107,22 +107,17 @@ def loss(name, precision):
     return run.callback_metrics["val/nll"].item()
 
 
-def each(names):
-    """Those beyond one or two of each class are trained with those tests that start processes."""
-    return [n if n in OF_EACH_CLASS else pytest.param(n, marks=pytest.mark.e2e) for n in names]
-
-
-@pytest.mark.parametrize("name", each(MODULES))
+@pytest.mark.parametrize("name", OF_EACH_CLASS)
 def test_modules_learn_the_same_in_mixed_precision(name, single):
     assert loss(name, "bf16-mixed") == pytest.approx(single(name), abs=0.03)
 
 
-@pytest.mark.parametrize("name", each(sorted(MODULES.keys() - WARNED - REFUSED)))
+@pytest.mark.parametrize("name", sorted({*OF_EACH_CLASS} - WARNED - REFUSED))
 def test_modules_learn_the_same_in_half_precision(name, single):
     assert loss(name, "bf16-true") == pytest.approx(single(name), abs=0.03)
 
 
-@pytest.mark.parametrize("name", each(sorted(WARNED)))
+@pytest.mark.parametrize("name", [*sorted(WARNED.intersection(OF_EACH_CLASS)), "sgld"])
 def test_modules_that_hardly_learn_in_half_precision_say_so(name, single):
     with pytest.warns(UserWarning, match="take a mixed precision"):
         found = loss(name, "bf16-true")

@@ -1,17 +1,14 @@
 """Laplace in Lightning: when it is fitted, what checkpoints hold, what is refused early."""
 
-import warnings
-
 import pytest
 import torch
-from cases import Forward
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
-from module_cases import Blobs, adam, network, same, trainer
+from module_cases import Blobs, adam, fitted, network, same, trainer
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.modules import DeepEnsemble, Laplace
+from lightning_bnn.modules import Laplace
 from lightning_bnn.posteriors import LaplaceGaussian
 from weightsym import params as P
 
@@ -41,21 +38,6 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_the_last_checkpoint_has_the_curvature_of_its_weights(end, tmp_path):
-    options, callbacks = ENDS[end]
-    keep = ModelCheckpoint(tmp_path, save_last=True, save_on_train_epoch_end=True)
-    module = laplace()
-    trainer(*callbacks, keep, enable_checkpointing=True, **options).fit(module, Blobs())
-    found = module.fitted.tensors()
-    assert found
-    held = fitted_in(tmp_path / "last.ckpt")
-    assert same(held, {f"fitted.{k}": t for k, t in found.items()})
-    before = {k: t.clone() for k, t in found.items()}
-    module.fit_to(Blobs())
-    assert same(before, module.fitted.tensors())
-
-
 class StopAndSave(Callback):
     """Acts after the module, as all callbacks with a monitor do."""
 
@@ -69,24 +51,20 @@ class StopAndSave(Callback):
         trainer.save_checkpoint(self.path)
 
 
-def test_a_checkpoint_has_the_curvature_whoever_ends_the_run(tmp_path):
+@pytest.mark.parametrize("end", [*ENDS, "a callback"])
+def test_the_last_checkpoint_has_the_curvature_of_its_weights(end, tmp_path):
+    keep = ModelCheckpoint(tmp_path, save_last=True, save_on_train_epoch_end=True)
+    options, callbacks = ENDS.get(end, ({"max_epochs": 50}, [StopAndSave(tmp_path / "last.ckpt")]))
+    callbacks = [*callbacks, keep] if end in ENDS else callbacks
     module = laplace()
-    trainer(StopAndSave(tmp_path / "it.ckpt"), max_epochs=50).fit(module, Blobs())
-    found = {f"fitted.{k}": t for k, t in module.fitted.tensors().items()}
+    fitted(module, None, *callbacks, enable_checkpointing=end in ENDS, **options)
+    found = {k: t.clone() for k, t in module.fitted.tensors().items()}
     assert found
-    assert same(fitted_in(tmp_path / "it.ckpt"), found)
-
-
-def test_plain_loaders_for_the_fit_and_for_the_test():
-    """The trainer has forgotten the first by the time of the second."""
-    splits = Blobs().load()
-    one, two = (DataLoader(TensorDataset(*s), batch_size=10) for s in (splits.train, splits.test))
-    module, run = laplace(), trainer(max_epochs=2)
-    run.fit(module, one)
-    module.fitted.hold({})
-    (found,) = run.test(module, two, verbose=False)
-    assert found["test/mi"] > 0
-    assert module.fitted.tensors()
+    assert same(fitted_in(tmp_path / "last.ckpt"), {f"fitted.{k}": t for k, t in found.items()})
+    module.fit_to(Blobs())
+    assert same(found, module.fitted.tensors())
+    fitted(module, max_epochs=1)  # which forgets it
+    assert not same(found, module.fitted.tensors())
 
 
 @pytest.mark.parametrize(
@@ -108,22 +86,6 @@ def test_the_curvature_is_that_of_as_many_examples_as_there_are(options, each):
     torch.testing.assert_close(found, torch.full_like(found, 50 / 0.5**2))
 
 
-def test_training_on_forgets_the_curvature():
-    module, run = laplace(), trainer(max_epochs=1)
-    run.fit(module, Blobs())
-    first = {k: t.clone() for k, t in module.fitted.tensors().items()}
-    trainer(max_epochs=2).fit(module, Blobs())
-    assert not same(first, module.fitted.tensors())
-
-
-@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
-def test_an_example_of_another_precision(precision):
-    module = laplace()
-    module.example_input_array = torch.randn(2, 6)
-    trainer(max_epochs=1, precision=precision).fit(module, Blobs())
-    assert module.fitted.tensors()
-
-
 class Endless(IterableDataset):
     def __iter__(self):
         for k in range(10_000):
@@ -138,23 +100,13 @@ def test_streams_are_read_as_far_as_the_trainer_reads_them():
     assert module.fitted.tensors()
 
 
-def test_batches_that_never_come_do_not_count():
-    x, y = Blobs().load().train
-    module = laplace(prior_std=1.0)
-    loader = DataLoader(TensorDataset(x, y), batch_size=10)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="The train loader gives")
-        trainer(max_epochs=1, limit_train_batches=2).fit(module, loader)
-    assert module.num_data == 20
-
-
 @pytest.mark.parametrize(
-    ("structure", "precision"),
-    [("kron", "bf16-true"), ("kron", "64-true"), ("diag", "bf16-mixed"), ("full", "bf16-true")],
+    ("structure", "precision"), [("kron", "bf16-true"), ("diag", "bf16-mixed"), ("full", "64-true")]
 )
 def test_precisions(structure, precision):
-    module, run = laplace(structure=structure), trainer(precision=precision, max_epochs=2)
-    run.fit(module, Blobs())
+    module = laplace(structure=structure)
+    module.example_input_array = torch.randn(2, 6)  # of another precision
+    run = fitted(module, precision=precision)
     assert isinstance(module.posterior(), LaplaceGaussian)
     (found, *_) = run.test(module, Blobs(), verbose=False)
     assert found["test/mi"] > 0
@@ -167,54 +119,17 @@ def test_frozen_parts_of_the_last_layer_stay_in_predictions(frozen):
     with torch.no_grad():
         net[3].bias += torch.tensor([5.0, 0.0, 0.0])
     module = laplace(net, layers="last", temperature=0.0, structure="full", eval_samples=3)
-    trainer(max_epochs=1).fit(module, Blobs())
+    fitted(module, max_epochs=1)
     x = torch.randn(7, 6)
     wanted = P.apply(module.template.eval(), module.member_stack(), x).softmax(-1)[0]
     torch.testing.assert_close(module.eval()(x), wanted)
 
 
-def test_an_export_is_what_predicts():
-    x = torch.randn(7, 6)
-    for options in ({"layers": "last"}, {"prediction": "network"}):
-        module = laplace(**options)
-        trainer(max_epochs=1).fit(module, Blobs())
-        torch.testing.assert_close(module.predictive()(x), module.eval()(x))
+def test_linearised_networks_are_not_exported():
     module = laplace()
-    trainer(max_epochs=1).fit(module, Blobs())
+    fitted(module, max_epochs=1)
     with pytest.raises(ValueError, match="Linearised networks cannot be exported"):
         module.predictive()
-
-
-def misnamed():
-    """The linear layer that is defined last comes first."""
-    return Forward(
-        lambda s, x: s.out(torch.relu(s.first(x))), out=nn.Linear(4, 3), first=nn.Linear(6, 4)
-    )
-
-
-REFUSED = [
-    ({"likelihood": nn.Identity()}, "`likelihood` must have a `curvature_root`"),
-    (
-        {"net": network(batch_norm=True), "structure": "kron", "layers": "all"},
-        "it has BatchNorm1d.*`layers='last'`",
-    ),
-    ({"net": misnamed(), "layers": "last"}, "'first' is not the last"),
-    ({"net": network(width=3000), "structure": "full"}, "A full curvature of 30003"),
-    ({"prior_precision": 0.0}, "`prior_precision` must be positive"),
-]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_what_cannot_be_is_refused_before_training(options, message):
-    """Before the first step, not after the last."""
-
-    class Steps(ModelCheckpoint):
-        def on_train_batch_end(self, *_, **__):
-            raise AssertionError("it has trained")
-
-    with pytest.raises(ValueError, match=message):
-        trainer(Steps(), enable_checkpointing=True, max_epochs=1).fit(laplace(**options), Blobs())
 
 
 def convolutions():
@@ -231,7 +146,7 @@ def test_by_default_batch_norm_leaves_the_last_layer(caplog):
     ends = []
     for options in ({}, {"layers": "last"}):
         module = Laplace(net, optimizer=adam, **options)
-        trainer(max_epochs=1).fit(module, Blobs())
+        fitted(module, max_epochs=1)
         assert module.last_layer == "5"
         ends.append(module.state_dict())
     assert same(*ends)
@@ -242,7 +157,7 @@ def test_by_default_batch_norm_leaves_the_last_layer(caplog):
     assert Laplace(net).last_layer is None
 
 
-@pytest.mark.parametrize("options", [{}, {"structure": "full"}, {"layers": "last"}])
+@pytest.mark.parametrize("options", [{}, {"layers": "last"}])
 def test_noise_that_the_network_predicts(options):
     """It is found where it is, and the weights are uncertain besides."""
     torch.manual_seed(0)
@@ -251,21 +166,9 @@ def test_noise_that_the_network_predicts(options):
     data = DataLoader(TensorDataset(x, y), batch_size=50)
     net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 2))
     module = laplace(net, likelihood=Gaussian("heteroscedastic"), prior_std=1.0, **options)
-    run = trainer(max_epochs=30)
-    run.fit(module, data)
+    run = fitted(module, data, max_epochs=30)
     (found,) = run.test(module, data, verbose=False)
     assert found["test/nll"] < 1.2
     prediction = module.eval()(x)
     assert prediction.epistemic.min() > 0
     assert prediction.noise[100:].mean() > 1.2 * prediction.noise[:100].mean()
-
-
-def test_the_members_are_those_of_an_ensemble():
-    """The curvature is no part of the training."""
-    ends = []
-    for cls in (Laplace, DeepEnsemble):
-        torch.manual_seed(0)
-        module = cls(network(), members=2, optimizer=adam)
-        trainer(max_epochs=2).fit(module, Blobs())
-        ends.append(module.member_stack())
-    assert same(*ends)

@@ -5,8 +5,8 @@ import weakref
 
 import pytest
 import torch
-from module_cases import Blobs, made, network, trainer
-from torch.utils.data import DataLoader, Dataset
+from module_cases import Blobs, fitted, made, network, trainer
+from torch.utils.data import DataLoader
 
 from lightning_bnn.methods import MFVI
 from lightning_bnn.modules import Bayesian, DeepEnsemble
@@ -46,32 +46,8 @@ def test_losses_and_posterior_of_a_subclass_are_those_that_train_and_predict():
 
 
 def test_data_are_read_by_the_loader_alone():
-    class Keyed(Dataset):
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, key):
-            assert isinstance(key, str)
-            return torch.ones(6), torch.tensor(1)
-
-    loader = DataLoader(Keyed(), batch_size=2, sampler=list("abcd"))
-    trainer(max_epochs=1, limit_val_batches=0).fit(made("ensemble"), loader)
-
-
-@pytest.mark.parametrize("name", ["mfvi", "bethe"])
-def test_settings_of_a_method_can_be_changed_while_it_trains(name):
-    """As by a callback that raises ``kl_weight`` from zero."""
-    x, y = Blobs().load().train
-    module = made(name, num_data=60)
-    terms = []
-    for weight in (0.0, 1.0):
-        getattr(module.method, "gaussian", module.method).kl_weight = weight
-        torch.manual_seed(0)
-        terms.append(module.losses((x,), y))
-    assert torch.equal(terms[0]["loss"], terms[0]["nll"])
-    assert terms[1]["loss"] > terms[0]["loss"] + 0.01
-    with pytest.raises(AttributeError, match="no attribute 'kl_wait'"):
-        _ = module.kl_wait
+    keyed = {key: (torch.ones(6), torch.tensor(1)) for key in "abcd"}
+    fitted(made("ensemble"), DataLoader(keyed, batch_size=2, sampler=list("abcd")), max_epochs=1)
 
 
 @pytest.mark.bad_input

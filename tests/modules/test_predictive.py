@@ -6,27 +6,25 @@ from types import ModuleType
 
 import pytest
 import torch
-from module_cases import Blobs, made, trainer
+from module_cases import fitted, made
 from torch import nn
 
 from lightning_bnn import models
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian, GaussianPrediction
 from lightning_bnn.modules import MFVI, DeepEnsemble, Predictive
-from lightning_bnn.posteriors import Posterior
 from weightsym import params as P
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", ["ensemble", "mfvi"])
-def test_it_exports_to_one_file(name):
-    module = made(name, batch_norm=True)
-    trainer(max_epochs=1).fit(module, Blobs())
-    predictive, x = module.predictive(8 if name == "mfvi" else None), torch.randn(4, 6)
-    batch = torch.export.Dim("batch", min=1)
-    exported = torch.export.export(predictive, (x,), dynamic_shapes=(({0: batch},),))
-    file = io.BytesIO()
+def test_it_exports_to_one_file():
+    module = made("mfvi", batch_norm=True)
+    fitted(module, max_epochs=1)
+    predictive, file, batch = module.predictive(8), io.BytesIO(), torch.export.Dim("batch", min=1)
+    exported = torch.export.export(
+        predictive, (torch.randn(4, 6),), dynamic_shapes=(({0: batch},),)
+    )
     torch.export.save(exported, file)
     file.seek(0)
     loaded = torch.export.load(file).module()
@@ -61,29 +59,16 @@ def test_a_regression_exports_mean_and_both_variances():
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.e2e
-def test_networks_of_others_are_exported_with_their_mean():
-    networks, x = [models.mlp(3, [4], 2) for _ in range(3)], torch.randn(5, 3)
-    stack = Posterior.of(networks).sample(3)
-    exported = torch.export.export(Predictive(networks[0], stack, Categorical()), (x,)).module()
-    mean = torch.stack([network(x).softmax(-1) for network in networks]).mean(0)
-    torch.testing.assert_close(exported(x), mean)
-
-
 @pytest.fixture
 def probly(monkeypatch):
     """What `predict_representation` calls of probly, which `test_with_peers.py` takes itself."""
-    names = ("probly", "probly.representation", "probly.representation.distribution")
-    packages = {name: ModuleType(name) for name in (*names, "probly.representation.sample")}
-    for name, package in packages.items():
-        monkeypatch.setitem(sys.modules, name, package)
-        if "." in name:
-            parent, _, last = name.rpartition(".")
-            setattr(packages[parent], last, package)
-    distribution, sample = list(packages.values())[2:]
-    distribution.create_categorical_distribution_from_logits = lambda z: ("logits", z)
-    distribution.create_gaussian_distribution = lambda mean, var: ("moments", mean, var)
-    sample.create_sample = lambda each, sample_axis: (*each, sample_axis)
+    package = ModuleType("probly")
+    package.create_categorical_distribution_from_logits = lambda z: ("logits", z)
+    package.create_gaussian_distribution = lambda mean, var: ("moments", mean, var)
+    package.create_sample = lambda each, sample_axis: (*each, sample_axis)
+    package.representation = package.distribution = package.sample = package
+    for name in ("", ".representation", ".representation.distribution", ".representation.sample"):
+        monkeypatch.setitem(sys.modules, f"probly{name}", package)
 
 
 @pytest.mark.usefixtures("probly")

@@ -1,11 +1,14 @@
 """Members are trained beside each other: limits, chunks, optimizers, starts."""
 
-import lightning as L
+import weakref
+
 import pytest
 import torch
-from module_cases import Blobs, made, network, trainer
+from lightning.pytorch.callbacks import LambdaCallback
+from module_cases import fitted, made, network
 from torch import nn
 from torch.func import functional_call
+from torch.optim import lr_scheduler as schedules
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn.likelihoods import Gaussian
@@ -37,27 +40,24 @@ def test_clipping_all_members_together_would_be_something_else():
 
 def test_clipping_by_value():
     """What members share, too: every number by itself."""
+    seen = []
 
-    class Largest(L.Callback):
-        def on_before_zero_grad(self, trainer, module, optimizer):
-            grads = [p.grad for p in module.parameters() if p.grad is not None]
-            self.seen = [float(g.abs().max()) for g in grads]
+    def look(trainer, module, optimizer):
+        seen.extend(float(p.grad.abs().max()) for p in module.parameters() if p.grad is not None)
 
-    module = DeepEnsemble(
-        network(width=4), members=2, likelihood=Gaussian("learned", targets=3), optimizer=SGD
-    )
-    x, look = torch.randn(20, 6), Largest()
-    loader = DataLoader(TensorDataset(x, 100 * torch.randn(20, 3)), batch_size=10)
-    trainer(look, max_epochs=1, gradient_clip_val=1e-3, gradient_clip_algorithm="value").fit(
-        module, loader
-    )
-    assert look.seen == pytest.approx([1e-3] * len(look.seen))
+    likelihood = Gaussian("learned", targets=3)
+    module = DeepEnsemble(network(width=4), members=2, likelihood=likelihood, optimizer=SGD)
+    loader = DataLoader(TensorDataset(torch.randn(20, 6), 100 * torch.randn(20, 3)), batch_size=10)
+    options = {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": "value"}
+    fitted(module, loader, LambdaCallback(on_before_zero_grad=look), max_epochs=1, **options)
+    assert seen[-9:] == pytest.approx([1e-3] * len(seen[-9:]))
+    assert set(map(bool, seen)) == {True}
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared examples", "own examples"])
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("chunk", [1, 2])
-@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize(
+    ("batch_norm", "chunk", "shared"), [(False, 1, True), (True, 1, False), (True, 2, True)]
+)
 def test_chunks_have_the_gradient_of_all_at_once(batch_norm, chunk, shared, own):
     torch.manual_seed(0)
     net = network(batch_norm=batch_norm).double()
@@ -90,38 +90,30 @@ def test_chunks_have_the_gradient_of_all_at_once(batch_norm, chunk, shared, own)
         torch.testing.assert_close(s[name], t[name])
 
 
-class Saved:
-    """Counts the numbers that are held for the backward pass, now and at most."""
-
-    def __init__(self):
-        self.now = self.most = 0
-
-    def pack(self, tensor):
-        self.now += tensor.numel()
-        self.most = max(self.most, self.now)
-        return Held(self, tensor)
-
-
 class Held:
-    def __init__(self, counter, tensor):
-        self.counter, self.tensor = counter, tensor
+    """A tensor that is held for the backward pass."""
 
-    def __del__(self):
-        self.counter.now -= self.tensor.numel()
+    def __init__(self, tensor):
+        self.tensor = tensor
 
 
 def most_saved(net, members, chunk_size):
-    stack = P.populate(net, members)
+    """How many numbers are held for the backward pass at most."""
+    stack, held, most = P.populate(net, members), weakref.WeakSet(), [0]
     for n in P.weight_names(net):
         stack[n].requires_grad_()
-    counter, x = Saved(), torch.randn(500, 6)
-    with torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda held: held.tensor):
-        examples = Batch((x,), x)
-        losses = member_losses(
-            net, stack, examples, lambda z, _: z.square().mean((-1, -2)), (), chunk_size
-        )
+
+    def pack(tensor):
+        held.add(box := Held(tensor))
+        most.append(sum(each.tensor.numel() for each in held))
+        return box
+
+    x = torch.randn(500, 6)
+    loss = lambda z, _: z.square().mean((-1, -2))  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.tensor):
+        losses = member_losses(net, stack, Batch((x,), x), loss, (), chunk_size)
     losses.sum().backward()
-    return counter.most
+    return max(most)
 
 
 def test_one_by_one_holds_the_activations_of_one_member():
@@ -131,42 +123,9 @@ def test_one_by_one_holds_the_activations_of_one_member():
     assert all_at_once > 3 * one
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop,
-        torch.optim.Adagrad, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adadelta,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("kind", "SGD Adam AdamW RMSprop Adagrad NAdam RAdam Adadelta".split())
 def test_elementwise_optimizers_are_accepted(kind):
-    check_elementwise(lambda p: kind(p, lr=1e-2))
-
-
-class NormScaled(torch.optim.SGD):
-    """A step whose length depends on the whole tensor, as that of LARS and LAMB."""
-
-    def step(self, closure=None):
-        if closure is not None:
-            closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.data -= group["lr"] * p.grad * p.norm() / p.grad.norm()
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "kind",
-    [torch.optim.LBFGS, torch.optim.Adafactor, NormScaled]
-    + ([torch.optim.Muon] if hasattr(torch.optim, "Muon") else []),
-)
-def test_optimizers_that_mix_members_are_refused(kind):
-    module = made("ensemble")
-    module.make_optimizer = lambda p: kind(p, lr=1e-2)
-    with pytest.raises(ValueError, match="cannot train members side by side"):
-        trainer().fit(module, Blobs())
-    if kind is not torch.optim.LBFGS:
-        single = DeepEnsemble(network(), members=1, optimizer=lambda p: NormScaled(p, 1e-2))
-        trainer(max_epochs=1).fit(single, Blobs())
+    check_elementwise(lambda p: getattr(torch.optim, kind)(p, lr=1e-2))
 
 
 def test_the_first_member_starts_at_the_given_weights_and_the_others_do_not():
@@ -183,39 +142,31 @@ def test_the_first_member_starts_at_the_given_weights_and_the_others_do_not():
     assert not torch.equal(other["0.weight"][1], stack["0.weight"][1])
 
 
-class Steps(L.Callback):
-    def on_train_batch_end(self, trainer, module, *_):
-        self.lr = trainer.optimizers[0].param_groups[0]["lr"]
+def halves(optimizer):
+    return schedules.ExponentialLR(optimizer, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("interval", "expected"), [("epoch", 0.03 * 0.5**2), ("step", 0.03 * 0.5**12)]
-)
-def test_schedulers(interval, expected):
-    halves = lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5)  # noqa: E731
-    module, seen = made("ensemble", lr_scheduler=halves, lr_interval=interval), Steps()
-    trainer(seen).fit(module, Blobs())
-    assert seen.lr == pytest.approx(expected)
+def one_cycle(optimizer):
+    return schedules.OneCycleLR(optimizer, 0.1, total_steps=9)
+
+
+def one_after_the_other(optimizer):
+    first = schedules.ConstantLR(optimizer, 1.0, 1)
+    return schedules.SequentialLR(optimizer, [first, one_cycle(optimizer)], [1])
+
+
+@pytest.mark.parametrize(("interval", "times"), [("epoch", 2), ("step", 12)])
+def test_schedulers(interval, times):
+    rates = []
+    see = lambda t, *_: rates.append(t.optimizers[0].param_groups[0]["lr"])  # noqa: E731
+    module = made("ensemble", lr_scheduler=halves, lr_interval=interval)
+    fitted(module, None, LambdaCallback(on_train_batch_end=see, on_train_end=see))
+    assert rates[-1] == pytest.approx(0.03 * 0.5**times)
 
 
 @pytest.mark.parametrize(
     ("scheduler", "interval"),
-    [
-        (lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=9), "step"),
-        (lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5), "epoch"),
-        (
-            lambda o: torch.optim.lr_scheduler.SequentialLR(
-                o,
-                [
-                    torch.optim.lr_scheduler.ConstantLR(o, 1.0, 1),
-                    torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=9),
-                ],
-                [1],
-            ),
-            "step",
-        ),
-    ],
-    ids=["one cycle", "exponential", "one after the other"],
+    [(one_cycle, "step"), (halves, "epoch"), (one_after_the_other, "step")],
 )
 def test_schedulers_step_as_torch_means_them_to(scheduler, interval):
     module = DeepEnsemble(nn.Linear(2, 3), lr_scheduler=scheduler)

@@ -5,7 +5,8 @@ import warnings
 
 import pytest
 import torch
-from module_cases import Blobs, network, trainer
+from lightning.pytorch.callbacks import LambdaCallback
+from module_cases import Blobs, fitted, network, saved, trainer
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
@@ -45,27 +46,17 @@ def test_it_is_the_gaussian_of_the_harvested_networks(tmp_path):
 def test_by_default_the_second_half_is_collected_and_another_fit_starts_anew():
     module = SWAG(network(), optimizer=sgd)
     for epochs, wanted in ((6, 3), (8, 4)):
-        trainer(max_epochs=epochs).fit(module, Blobs())
+        fitted(module, max_epochs=epochs)
         assert int(module.collected) == wanted == len(module.last)
-    with pytest.raises(ValueError, match="`start` must be given"):
-        trainer(max_epochs=-1, max_steps=5).fit(SWAG(network(), optimizer=sgd), Blobs())
 
 
 def test_a_longer_run_that_is_resumed_keeps_its_start(tmp_path):
     module = SWAG(network(), optimizer=sgd)
-    run = trainer(max_epochs=4)
-    run.fit(module, Blobs())
-    run.save_checkpoint(tmp_path / "it.ckpt")
+    path = saved(fitted(module, max_epochs=4), tmp_path / "it.ckpt")
     other = SWAG(network(), optimizer=sgd)
-    trainer(max_epochs=10).fit(other, Blobs(), ckpt_path=tmp_path / "it.ckpt")
+    trainer(max_epochs=10).fit(other, Blobs(), ckpt_path=path)
     assert (module.start, int(module.collected)) == (2, 2)
     assert (other.start, int(other.collected)) == (2, 8)
-
-
-@pytest.mark.filterwarnings("default")
-def test_a_run_that_would_collect_nothing_says_so_first():
-    with pytest.warns(UserWarning, match="SWAG will collect weights fewer than twice"):
-        trainer(max_epochs=2).fit(SWAG(network(), start=5, optimizer=sgd), Blobs())
 
 
 def test_small_variances_around_large_means_survive():
@@ -103,29 +94,6 @@ def test_the_high_rate():
     assert rates(2, 2, 5, halved) == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("stop", [1, 3, 5])
-def test_the_high_rate_goes_on_where_it_was(stop):
-    def made():
-        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
-        inner = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1], 0.5)
-        return optimizer, HighRate(optimizer, 0.5, 3, 4, inner)
-
-    def steps(optimizer, schedule, count):
-        rates = []
-        for _ in range(count):
-            optimizer.step()
-            schedule.step()
-            rates.append(optimizer.param_groups[0]["lr"])
-        return rates
-
-    whole, half, other = made(), made(), made()
-    wanted = steps(*whole, 7)
-    steps(*half, stop)
-    other[0].load_state_dict(copy.deepcopy(half[0].state_dict()))
-    other[1].load_state_dict(copy.deepcopy(half[1].state_dict()))
-    assert steps(*other, 7 - stop) == pytest.approx(wanted[stop:])
-
-
 @pytest.mark.parametrize("width", [4, 200])
 def test_refreshed_statistics_are_those_of_torch(width):
     torch.manual_seed(0)
@@ -145,15 +113,14 @@ def test_refreshed_statistics_are_those_of_torch(width):
 def test_drawn_networks_get_statistics_of_their_own(tmp_path):
     """After the fit, in a fresh module from a datamodule, and from a loader that is named."""
     module, data = SWAG(network(batch_norm=True), optimizer=sgd, eval_samples=5), Blobs()
-    run = trainer(max_epochs=6)
-    run.fit(module, data)
+    run = fitted(module, data, max_epochs=6)
     x = data.load().test[0]
     judged = module.judging.posterior().networks
     (one,) = run.test(module, data, verbose=False)[:1]
-    run.save_checkpoint(tmp_path / "it.ckpt")
+    path = saved(run, tmp_path / "it.ckpt")
 
     def loaded():
-        return SWAG.load_from_checkpoint(tmp_path / "it.ckpt", network=network(batch_norm=True))
+        return SWAG.load_from_checkpoint(path, network=network(batch_norm=True))
 
     (two,) = trainer().test(loaded(), data, verbose=False)[:1]
     assert one == two
@@ -174,15 +141,8 @@ def test_drawn_networks_get_statistics_of_their_own(tmp_path):
 
 def test_while_it_trains_the_members_are_judged():
     seen = []
-
-    class Watched(SWAG):
-        def on_validation_epoch_start(self):
-            super().on_validation_epoch_start()
-            seen.append(self.judging.samples)
-
-    module = Watched(network(), members=3, optimizer=sgd, eval_samples=7)
-    run = trainer(max_epochs=4)
-    run.fit(module, Blobs())
-    assert set(seen) == {3}
-    run.validate(module, Blobs(), verbose=False)
+    see = LambdaCallback(on_validation_end=lambda run, module: seen.append(module.judging.samples))
+    module = SWAG(network(), members=3, optimizer=sgd, eval_samples=7)
+    fitted(module, None, see, max_epochs=4).validate(module, Blobs(), verbose=False)
+    assert set(seen[:-1]) == {3}
     assert seen[-1] == 7

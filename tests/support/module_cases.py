@@ -1,5 +1,7 @@
 """Small data and one LightningModule of every kind, for laws that hold for all of them."""
 
+import warnings
+
 import lightning as L
 import torch
 from runs import QUIET
@@ -174,6 +176,27 @@ def made(name, seed=0, dropout=0.0, batch_norm=False, width=8, **options):
 
 def trainer(*callbacks, **options):
     return L.Trainer(**{**QUIET, "max_epochs": 2, "callbacks": list(callbacks), **options})
+
+
+def fitted(module, data=None, *callbacks, **options):
+    """The trainer of a fit, to blobs if nothing else is given."""
+    run = trainer(*callbacks, **options)
+    run.fit(module, Blobs() if data is None else data)
+    return run
+
+
+def saved(run, path):
+    """A checkpoint of a run."""
+    run.save_checkpoint(path)
+    return path
+
+
+def said(words, call, *args, **options):
+    """The warnings of a call that have these words."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call(*args, **options)
+    return [text for w in caught if words in (text := str(w.message))]
 
 
 def state(module):

@@ -1,12 +1,11 @@
-"""HMC in Lightning: the energy of all the data, a posterior in closed form, bad input."""
+"""HMC and MILE in Lightning: the energy of all the data, acceptance, what is no draw."""
 
 import pytest
 import torch
-from module_cases import Blobs, network, trainer
-from torch.utils.data import DataLoader, TensorDataset
+from module_cases import Blobs, fitted, network, trainer
 
 from lightning_bnn import samplers
-from lightning_bnn.modules import HMC
+from lightning_bnn.modules import HMC, MILE
 from weightsym import params as P
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -23,8 +22,8 @@ def test_the_energy_is_that_of_all_the_data():
     for batch_size in (7, 60):
         torch.manual_seed(0)
         module = HMC(network(), members=2, prior_std=0.7, optimizer=few)
-        run, data = trainer(max_epochs=1), Blobs(batch_size=batch_size)
-        run.fit(module, data)
+        data = Blobs(batch_size=batch_size)
+        fitted(module, data, max_epochs=1)
         module.on_train_start()
         energies = module.method.energies(module.state, module.run)
         x, y = data.load().train
@@ -52,11 +51,9 @@ def test_energies_are_exact_in_mixed_precision():
 
     for precision in ("32-true", "bf16-mixed"):
         torch.manual_seed(0)
-        trainer(max_epochs=1, precision=precision).fit(Watched(network(), optimizer=few), Blobs())
+        fitted(Watched(network(), optimizer=few), max_epochs=1, precision=precision)
     energies = torch.stack([terms["energy"] for terms in found])
     assert torch.equal(*energies.chunk(2))
-    with pytest.raises(ValueError, match="HMC needs exact energies"):
-        trainer(max_epochs=1, precision="bf16-true").fit(HMC(network()), Blobs())
 
 
 def test_statistics_of_batch_norm_stay():
@@ -64,15 +61,8 @@ def test_statistics_of_batch_norm_stay():
     net = network(batch_norm=True)
     net[1].running_mean += 1
     module = HMC(net, members=2, optimizer=few)
-    trainer(max_epochs=1).fit(module, Blobs())
+    fitted(module, max_epochs=1)
     assert torch.equal(module.member_stack()["1.running_mean"], net[1].running_mean.expand(2, -1))
-
-
-def test_examples_that_a_loader_leaves_out_are_stated():
-    x, y = torch.randn(20, 6), torch.randint(3, (20,))
-    loader = DataLoader(TensorDataset(x, y), batch_size=8, drop_last=True, shuffle=True)
-    with pytest.warns(UserWarning, match="gives 16 of 20 examples"):
-        trainer(max_epochs=1).fit(HMC(network(), optimizer=few), loader)
 
 
 def test_acceptance_is_that_of_the_whole_run(tmp_path):
@@ -91,14 +81,10 @@ def test_acceptance_is_that_of_the_whole_run(tmp_path):
     assert float(first["acceptance"].sum()) < float(whole["acceptance"].sum()) <= 2 * 18
 
 
-def test_chains_that_can_never_move_are_named():
-    """Once: nothing is ever accepted where the energy is no number; the others go on."""
-    module = HMC(network(), members=2, optimizer=few)
-    with torch.no_grad():
-        next(module.state.parameters())[1] = torch.nan
-    loader = DataLoader(TensorDataset(*Blobs().load().train), batch_size=20)
-    with pytest.warns(UserWarning, match="ever be accepted") as said:
-        trainer(max_epochs=2).fit(module, loader)
-    told = [str(w.message) for w in said if "ever be accepted" in str(w.message)]
-    assert len(told) == 1
-    assert "chains [1] of 2 " in told[0]
+# ------------------------------------------------------------ MILE
+def test_nothing_is_kept_of_the_descent_and_the_adaptation():
+    sampler = lambda p: samplers.MCLMC(p, 0.05, 2, descent_steps=2, adapt_steps=3)  # noqa: E731
+    module = MILE(network(), members=2, optimizer=sampler, burn_in=5)
+    run = fitted(module, Blobs(batch_size=60), max_epochs=10)
+    assert len(module.posterior().networks["0.weight"]) == 2 * 5
+    assert {"train/energy_variance", "train/memory_length"} <= set(run.callback_metrics)
