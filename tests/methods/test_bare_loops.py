@@ -1,8 +1,7 @@
-"""Methods train without Lightning: in a bare loop, and under Fabric."""
+"""Methods train without Lightning, in a bare loop."""
 
 import pytest
 import torch
-from lightning.fabric import Fabric
 from module_cases import Blobs, dropping, network
 
 from lightning_bnn import methods, params, samplers
@@ -47,7 +46,7 @@ def prediction(method, state, net, run):
     return outputs.softmax(-1).mean(0)
 
 
-def trained(name, backward):
+def trained(name):
     """Train two members, with the prediction before and after."""
     torch.manual_seed(0)
     net, (make, optimizer) = network(), METHODS[name]
@@ -66,7 +65,7 @@ def trained(name, backward):
             method.transition(state, run, moving.step)
         else:
             moving.zero_grad()
-            backward(method.losses(state, ALL[step % PER_EPOCH], run)["loss"].sum())
+            method.losses(state, ALL[step % PER_EPOCH], run)["loss"].sum().backward()
             moving.step()
         ends = (step + 1) % PER_EPOCH == 0
         method.after_step(state, Progress(step + 1, step // PER_EPOCH, ends, moving), run)
@@ -77,20 +76,11 @@ def trained(name, backward):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_in_a_bare_loop(name):
-    before, after, posterior, state = trained(name, torch.Tensor.backward)
+    before, after, posterior, state = trained(name)
     assert nll(after) < 0.6 * nll(before)
     networks = posterior.sample(2)
     assert networks.keys() == state.stack().keys() or isinstance(posterior, Dropout)
     assert all(len(t) == 2 and t.isfinite().all() for t in networks.values())
-
-
-def test_fabric_does_the_same():
-    fabric = Fabric(accelerator="cpu", devices=1)
-    for a, b in zip(
-        trained("mfvi", fabric.backward)[:2], trained("mfvi", torch.Tensor.backward)[:2],
-        strict=True,
-    ):  # fmt: skip
-        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("make", [methods.DeepEnsemble, methods.SWAG])

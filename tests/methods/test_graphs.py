@@ -75,31 +75,17 @@ def test_training_by_graphs_is_training(replays, members):
 
 @pytest.mark.e2e
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are of CUDA devices")
-@pytest.mark.parametrize("members", [1, 5])
-def test_training_by_graphs_of_a_card_is_training(monkeypatch, members):
+def test_training_by_graphs_of_a_card_is_training(monkeypatch):
     network, seen = models.mlp(6, [8], 3).cuda(), []
-    by_graph = trained(network, members, seen=seen)
+    by_graph = trained(network, 5, seen=seen)
     assert len(seen) == 1
     monkeypatch.setattr(graphs, "_AFTER", 100)
-    assert torch.allclose(trained(network, members, seen=seen), by_graph, atol=1e-5)
+    assert torch.allclose(trained(network, 5, seen=seen), by_graph, atol=1e-5)
     assert len(seen) == 1
 
 
 class Own(nn.Sequential):
     """A forward of one's own may do anything."""
-
-
-UNSUITABLE = {
-    "buffers": nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)),
-    "randomness": nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
-    "a forward of one's own": Own(nn.Linear(6, 3)),
-}
-
-
-@pytest.mark.parametrize("name", UNSUITABLE)
-def test_what_may_compute_something_else_is_not_repeated(replays, name):
-    trained(UNSUITABLE[name], 3)
-    assert not replays
 
 
 class Learned(likelihoods.Categorical):
@@ -111,12 +97,22 @@ class Learned(likelihoods.Categorical):
         return super().log_prob(self.scale * outputs, targets)
 
 
-def test_hooks_members_in_turn_and_what_members_share_run_as_usual(replays):
-    hooked = models.mlp(6, [8], 3)
-    hooked[1].register_forward_hook(lambda *_: None)
-    trained(hooked, 3)
-    trained(models.mlp(6, [8], 3), 3, chunk_size=1)
-    trained(models.mlp(6, [8], 3), 3, likelihood=Learned())
+HOOKED = models.mlp(6, [8], 3)
+HOOKED[1].register_forward_hook(lambda *_: None)
+UNSUITABLE = {
+    "buffers": (nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), {}),
+    "randomness": (nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)), {}),
+    "a forward of one's own": (Own(nn.Linear(6, 3)), {}),
+    "hooks": (HOOKED, {}),
+    "members in turn": (models.mlp(6, [8], 3), {"chunk_size": 1}),
+    "what members share": (models.mlp(6, [8], 3), {"likelihood": Learned()}),
+}
+
+
+@pytest.mark.parametrize("name", UNSUITABLE)
+def test_what_may_compute_something_else_is_not_repeated(replays, name):
+    network, options = UNSUITABLE[name]
+    trained(network, 3, **options)
     assert not replays
 
 

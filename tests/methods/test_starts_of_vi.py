@@ -2,10 +2,10 @@
 
 import math
 
-import lightning as L
 import pytest
 import torch
-from module_cases import Blobs, adam, made, network, same, state, trainer
+from lightning.pytorch.callbacks import LambdaCallback
+from module_cases import Blobs, adam, fitted, made, network, same, state, trainer
 
 from lightning_bnn import methods, modules, params
 from lightning_bnn.likelihoods import Gaussian
@@ -66,46 +66,42 @@ def shares(kl_warmup, epoch_steps, steps):
     return result
 
 
-def test_streams_warm_up_by_epochs():
-    assert shares(2, math.inf, 8) == [0, 0, 0, 0.5, 0.5, 0.5, 1, 1]
+WARM_UPS = [
+    (2, math.inf, [0, 0, 0, 0.5, 0.5, 0.5, 1, 1]),  # streams go by epochs
+    (0.5, 4, [0, 0.5, 1, 1]),
+    (3, 4, [min(1.0, k / 12) for k in range(20)]),
+]
 
 
-@pytest.mark.parametrize("epochs", [0.5, 1, 3])
-def test_parts_of_epochs_and_the_end(epochs):
-    assert shares(epochs, 4, 20) == [min(1.0, k / (4 * epochs)) for k in range(20)]
-
-
-class Saves(L.Callback):
-    """A checkpoint in the middle of the second epoch, as before a kill."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == 8:
-            trainer.save_checkpoint(self.path)
+@pytest.mark.parametrize(("kl_warmup", "epoch_steps", "wanted"), WARM_UPS)
+def test_parts_of_epochs_and_the_end(kl_warmup, epoch_steps, wanted):
+    assert shares(kl_warmup, epoch_steps, len(wanted)) == wanted
 
 
 @pytest.mark.parametrize("name", ["mfvi", "multi-capacity"])
 def test_a_resumed_run_is_the_uninterrupted_one(name, tmp_path, monkeypatch):
-    options = {"kl_warmup": 1.7, "init_std": "auto"}
+    options, half = {"kl_warmup": 1.7, "init_std": "auto"}, tmp_path / "half.ckpt"
     whole, resumed, other = made(name, **options), made(name, **options), made(name)
-    trainer(Saves(tmp_path / "half.ckpt"), max_epochs=3).fit(whole, Blobs())
+
+    def save(run, *_):
+        if run.global_step == 8:
+            run.save_checkpoint(half)
+
+    fitted(whole, None, LambdaCallback(on_train_batch_end=save), max_epochs=3)
     monkeypatch.setattr(methods.mfvi, "choose_scale", None)  # whoever resumes does not race
-    trainer(max_epochs=3).fit(resumed, Blobs(), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    trainer(max_epochs=3).fit(resumed, Blobs(), ckpt_path=half, weights_only=True)
     assert same(state(resumed), state(whole))
     assert resumed.state.notes == whole.state.notes
-    trainer(max_epochs=3).fit(other, Blobs())
+    fitted(other, max_epochs=3)
     assert not same(state(other), state(whole))
 
 
 @pytest.mark.filterwarnings("ignore:.*as long as the run")
-@pytest.mark.parametrize("accumulate", [1, 4])
-def test_a_trainer_counts_optimizer_steps(accumulate):
+def test_a_trainer_counts_optimizer_steps():
     module = made("mfvi", kl_warmup=1)
-    trainer(max_epochs=1, accumulate_grad_batches=accumulate).fit(module, Blobs())
+    fitted(module, max_epochs=1, accumulate_grad_batches=4)
     assert module.state.notes["kl_share"] == 1
-    assert module.state.epoch_steps == math.ceil(6 / accumulate)
+    assert module.state.epoch_steps == 2
 
 
 def test_without_a_fit_it_says_what_is_missing():
@@ -158,22 +154,13 @@ def test_the_start_grows_with_the_noise_of_the_data():
 def test_one_race_only(monkeypatch):
     races = []
     monkeypatch.setattr(methods.mfvi, "choose_scale", lambda *args: races.append(1) or 0.1)
-    module, run = made("mfvi", init_std="auto"), trainer(max_epochs=1)
-    run.fit(module, Blobs())
-    trainer(max_epochs=1).fit(module, Blobs())  # another fit goes on with what was trained
+    module = made("mfvi", init_std="auto")
+    fitted(module, max_epochs=1)
+    fitted(module, max_epochs=1)  # another fit goes on with what was trained
     module.state.log_std.data.fill_(math.log(0.01))
     method = module.method
     method.before_fit(module.state, Fit(anew=False, batches=lambda: ALL), module.run)
     assert len(races) == 1
-
-
-def test_members_with_batches_of_their_own_race_on_those_of_the_first():
-    own = [Batch((b.inputs[0].expand(2, -1, -1),), b.targets.expand(2, -1), True) for b in ALL]
-    a, b = (
-        begun(init_std="auto", fit=Fit(epochs=9, batches=lambda d=data: d))[1].notes["init_std"]
-        for data in (own, ALL)
-    )
-    assert a == b
 
 
 @pytest.mark.parametrize("kind", ["fixed", "learned"])
