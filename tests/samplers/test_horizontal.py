@@ -3,7 +3,9 @@
 import lightning as L
 import pytest
 import torch
+from runs import QUIET
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn.callbacks import OrbitDrift
 from lightning_bnn.models import mlp
@@ -90,7 +92,7 @@ def test_what_steps_off_the_orbit_refuse():
 
 # ------------------------------------------------------------ the callback
 class Plain(L.LightningModule):
-    def __init__(self, make, horizontal):
+    def __init__(self, make, horizontal=False):
         super().__init__()
         self.net, self.make, self.horizontal = network().float(), make, horizontal
 
@@ -104,19 +106,15 @@ class Plain(L.LightningModule):
         return optimizer
 
 
-def watched(make, horizontal=False, steps=4, every=1):
-    callback = OrbitDrift(every_n_steps=every)
-    data = torch.utils.data.TensorDataset(X.float(), Y.float())
-    trainer = L.Trainer(
-        max_steps=steps, callbacks=[callback], logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-    )  # fmt: skip
-    trainer.fit(Plain(make, horizontal), torch.utils.data.DataLoader(data, 30))
+def watched(module, steps=4):
+    callback, data = OrbitDrift(every_n_steps=1), TensorDataset(X.float(), Y.float())
+    trainer = L.Trainer(**QUIET, max_steps=steps, callbacks=[callback])
+    trainer.fit(module, DataLoader(data, 30))
     return callback, trainer
 
 
 def test_the_drift_of_a_run():
-    adam, trainer = watched(OPTIMIZERS["adam"])
+    adam, trainer = watched(Plain(OPTIMIZERS["adam"]))
     net = network()
     sym = discover(net, X)
     first = drift(*trained(OPTIMIZERS["adam"], 1, horizontal=False)[:3]) ** 2
@@ -126,19 +124,13 @@ def test_the_drift_of_a_run():
     assert trainer.logged_metrics["orbit_drift/chance"] == pytest.approx(chance)
     drifts = [row[0] for _, row in adam.history]
     assert min(drifts) < adam.history[-1][1][1] < max(drifts)
-    assert watched(OPTIMIZERS["sgd"])[0].history[-1][1][1] < 1e-6
-    assert watched(OPTIMIZERS["adam"], horizontal=True)[0].history[-1][1][1] < 1e-6
+    assert watched(Plain(OPTIMIZERS["sgd"]))[0].history[-1][1][1] < 1e-6
+    assert watched(Plain(OPTIMIZERS["adam"], True))[0].history[-1][1][1] < 1e-6
 
 
 def test_networks_without_continuous_symmetries_are_left_alone():
-    module = Plain(OPTIMIZERS["adam"], False)
+    module = Plain(OPTIMIZERS["adam"])
     module.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    data = torch.utils.data.TensorDataset(X.float(), Y.float())
-    callback = OrbitDrift(1)
-    trainer = L.Trainer(
-        max_steps=2, callbacks=[callback], logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-    )  # fmt: skip
     with pytest.warns(UserWarning, match="switched off: the network has no continuous symmetries"):
-        trainer.fit(module, torch.utils.data.DataLoader(data, 30))
+        callback, _ = watched(module)
     assert not callback.history

@@ -3,14 +3,13 @@
 import math
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from scipy.integrate import solve_ivp
 from torch import nn
 
 from lightning_bnn.samplers import MCLMC
-from lightning_bnn.samplers.isokinetic import Tuning, bend, refresh
+from lightning_bnn.samplers.isokinetic import bend, refresh
 from lightning_bnn.samplers.mclmc import Place, integrate, memory_length
 
 D = 30
@@ -53,19 +52,13 @@ def second_moments(wanted, temperature=1.0):
 
 
 # ------------------------------------------------------------ the law of the draws
-@pytest.mark.parametrize("temperature", [1.0, 0.25])
-def test_the_moments_of_a_gaussian(temperature):
-    draws, ratio = second_moments(1e-4, temperature)
+def test_the_moments_of_a_gaussian():
+    """Large energy errors would bias them."""
+    draws, ratio = second_moments(1e-4, 0.25)
+    assert (second_moments(0.05)[1] - 1).abs().max() > 0.3
     assert ratio.mean().item() == pytest.approx(1, abs=0.02)
     assert ((ratio - 1).abs() < 0.08).all()
     assert (draws.mean((0, 1)).abs() < 0.05 * SCALES).all()
-
-
-def test_large_energy_errors_bias_the_moments():
-    """By which exact ones could have failed."""
-    ratio = second_moments(0.05)[1]
-    assert ratio.mean().item() < 0.96
-    assert (ratio - 1).abs().max() > 0.3
 
 
 # ------------------------------------------------------------ the dynamics
@@ -147,15 +140,6 @@ def test_the_descent_is_adam_with_a_cosine():
     assert not sampler.state
 
 
-def test_a_step_that_fails_makes_later_ones_smaller():
-    tuning = Tuning.start(2, 0.5, 1.0, torch.device("cpu"))
-    for _ in range(30):
-        tuning.adapt(np.array([1e-9, np.nan if tuning.sizes[1] > 0.1 else 1e-9]), 1e-3)
-    assert tuning.sizes[0] > 1
-    assert 0.05 < tuning.sizes[1] <= 0.1
-    assert torch.equal(Tuning.from_rows(tuning.as_rows()).as_rows(), tuning.as_rows())
-
-
 def test_memory_is_as_long_as_draws_depend_on_each_other():
     """Autoregressive series of known effective sizes; short ones say nothing."""
     generator, steps = torch.Generator().manual_seed(0), 4000
@@ -209,14 +193,3 @@ def test_a_chain_turns_around_where_the_energy_ends():
     draws = run(sampler, theta, 30, box)
     assert (sampler.failed_steps < 150).all()
     assert (draws.amax((1, 2)) - draws.amin((1, 2)) > 1).all()
-
-
-@pytest.mark.bad_input
-def test_a_closure_and_two_numbers_are_needed():
-    theta = nn.Parameter(torch.zeros(3, 1))
-    with pytest.raises(ValueError, match="`temperature` must be positive"):
-        MCLMC([theta], temperature=0.0)
-    with pytest.raises(ValueError, match="`closure` must be given"):
-        MCLMC([theta]).step()
-    with pytest.raises(ValueError, match="at least two numbers"):
-        run(MCLMC([theta], descent_steps=0), theta, 1, lambda t: t.square().sum(-1))

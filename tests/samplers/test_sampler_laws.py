@@ -12,6 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from lightning_bnn.samplers import (
+    HMC,
+    IVON,
+    MCLMC,
     SGHMC,
     SGLD,
     SMILE,
@@ -21,7 +24,7 @@ from lightning_bnn.samplers import (
 )
 from weightsym.randomness import keyed_generator
 
-N, CHAINS = 50, 4000
+N, CHAINS = 50, 3000
 COVARIANCE = torch.tensor([[1.0, 0.6], [0.6, 0.8]], dtype=torch.float64) / N
 MEAN = torch.tensor([0.4, -0.7], dtype=torch.float64)
 SAMPLERS = {
@@ -32,6 +35,12 @@ SAMPLERS = {
     "smile": lambda p, **o: SMILE(p, lr=2.0, length=10.0, descent_steps=0, adapt_steps=0, **o),
 }
 EACH = pytest.mark.parametrize("name", SAMPLERS)
+EVERY = SAMPLERS | {
+    "ivon": lambda p, **o: IVON(p, 0.1, prior_precision=1.0, hessian_momentum=0.9, **o),
+    "hmc": lambda p, num_data=N, lr=1e-3, **o: HMC(p, lr, 8, **{"adapt_steps": 60} | o),
+    "mclmc": lambda p, num_data=N, lr=0.05, **o: MCLMC(p, lr, 3, descent_steps=5, **o),
+}
+"""With those that want the energy of all data, and one that draws where it takes gradients."""
 
 
 def energy(theta):
@@ -41,10 +50,17 @@ def energy(theta):
 
 
 def run(sampler, theta, steps, loss=energy):
-    for _ in range(steps):
+    """Steps on a mean loss, or on the energy of each chain."""
+    scale = N if isinstance(sampler, HMC | MCLMC) else 1
+
+    def closure():
         sampler.zero_grad()
-        loss(theta).sum().backward()
-        sampler.step()
+        value = scale * loss(theta)
+        value.sum().backward()
+        return value.detach()
+
+    for _ in range(steps):
+        sampler.step(closure)
 
 
 def chains(start=None):
@@ -54,23 +70,22 @@ def chains(start=None):
     return nn.Parameter(value if start is None else start)
 
 
-@pytest.mark.parametrize(
-    ("name", "temperature"), [("sghmc", 1.0), *((name, 0.25) for name in SAMPLERS)]
-)
-def test_the_moments_of_a_correlated_gaussian(name, temperature):
+@pytest.mark.parametrize("name", [*SAMPLERS, "hmc"])
+def test_the_moments_of_a_correlated_gaussian(name):
     """Thousands of chains, well after they have forgotten where they came from."""
+    temperature = 0.25
     theta = chains()
-    sampler = SAMPLERS[name]([theta], num_data=N, temperature=temperature)
-    run(sampler, theta, 600 if name == "preconditioned" else 300)
+    sampler = EVERY[name]([theta], num_data=N, temperature=temperature)
+    run(sampler, theta, {"preconditioned": 600, "hmc": 90}.get(name, 300))
     kept = []
     for _ in range(10):
-        run(sampler, theta, 30)
+        run(sampler, theta, 4 if name == "hmc" else 30)
         kept.append(theta.detach().clone())
     samples = torch.cat(kept)
     scale = COVARIANCE.diagonal().sqrt()
     assert ((samples.mean(0) - MEAN).abs() < 0.05 * scale).all()
     found = torch.cov(samples.T)
-    assert ((found - temperature * COVARIANCE).abs() < 0.05 * temperature * scale.prod()).all()
+    assert ((found - temperature * COVARIANCE).abs() < 0.06 * temperature * scale.prod()).all()
 
 
 @pytest.mark.parametrize(("momentum", "lr"), [(0.0, 0.5), (0.9, 0.5), (0.5, 1.0)])
@@ -106,8 +121,8 @@ def test_the_kinetic_temperature_is_that_of_the_target(temperature, momentum):
         assert sampler.kinetic_temperature().item() == pytest.approx(temperature, rel=0.03)
 
 
-@EACH
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["sgld", "sghmc", "preconditioned"])
 def test_no_noise_is_drawn_that_would_not_be_used(name, temperature, monkeypatch):
     """Plain optimization does not pay for random numbers."""
     keys = []
@@ -155,13 +170,6 @@ def test_at_temperature_zero_it_is_sgd_with_momentum(momentum, weight_decay):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def networks(name, seed=0):
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-    groups = [{"params": net[0].parameters(), "lr": 0.01}, {"params": net[2].parameters()}]
-    return net, SAMPLERS[name](groups, num_data=20, seed=seed)
-
-
 PLACEMENTS = {
     "copies": (Replicate(), Replicate()),
     "parts": (Shard(0), Shard(1)),
@@ -201,15 +209,6 @@ def test_parts_have_noise_of_their_own_and_copies_share_it():
 
 
 @EACH
-def test_gradients_are_left_alone(name):
-    net, sampler = networks(name)
-    net(torch.randn(8, 3)).square().mean().backward()
-    before = [p.grad.clone() for p in net.parameters()]
-    sampler.step()
-    assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), before, strict=True))
-
-
-@EACH
 def test_closures_unused_parameters_and_several_types(name):
     p, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
     wide = nn.Parameter(torch.ones(3, dtype=torch.float64))
@@ -222,6 +221,7 @@ def test_closures_unused_parameters_and_several_types(name):
         return loss
 
     assert sampler.step(closure) == 6
+    assert torch.equal(p.grad, torch.full((3,), 2.0))  # they are left alone
     assert torch.equal(unused, torch.ones(2))
     assert not torch.equal(p, torch.ones(3))
     assert not torch.equal(wide.float(), p)
@@ -245,26 +245,99 @@ def test_cycles():
     assert sampling == [k % 10 >= 5 for k in range(25)]
 
 
+# ------------------------------------------------------------ going on
+STOPS = 2, 5, 6, 7, 12, 17, 19, 22, 25, 30
+"""In the middle and at the end of every phase of those that tune themselves."""
+TUNED = {"descent_steps": 5, "adapt_steps": 20}
+OPTIONS = {"smile": {"lr": 0.3, **TUNED}, "hmc": {"lr": 0.01, "adapt_steps": 18}}
+OPTIONS |= {"mclmc": {"adapt_steps": 15}, "preconditioned": {"alpha": 0.9}}
+
+
+def begun(name, seed=0):
+    draws = torch.randn(6, 4, generator=torch.Generator().manual_seed(3))
+    params = [nn.Parameter(draws[:3]), nn.Parameter(draws[3:])]
+    groups = {
+        "smile": [{"params": params, "stacked": True}],
+        "sghmc": [{"params": params[:1], "lr": 0.01}, {"params": params[1:]}],
+    }
+    given = {"num_data": 10, "seed": seed}
+    make = {"smile": SMILE, "preconditioned": PreconditionedSGLD}.get(name, EVERY[name])
+    return params, make(groups.get(name, params), **given, **OPTIONS.get(name, {}))
+
+
+def on(params, sampler):
+    """A step on a target that is not Gaussian."""
+
+    def closure():
+        sampler.zero_grad()
+        energies = sum((p.square() + p**4).sum(-1) for p in params) / 2
+        energies.sum().backward()
+        return energies.detach()
+
+    sampler.step(closure)
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if "no momentum" not in n])
+def test_a_state_dict_is_complete(name):
+    """In single precision, wherever it is saved; another seed goes elsewhere."""
+    (whole, sampler), (other, another) = begun(name), begun(name, seed=1)
+    states, before = {}, torch.get_rng_state()
+    for k in range(40):
+        if k in STOPS:
+            states[k] = copy.deepcopy(whole), copy.deepcopy(sampler.state_dict())
+        assert name != "smile" or sampler.is_tuning == (k <= 25)
+        on(whole, sampler)
+        on(other, another)
+    assert torch.equal(before, torch.get_rng_state())
+    for k, (first, state) in states.items():
+        resumed, anew = begun(name, seed=5)
+        for p, value in zip(resumed, first, strict=True):
+            p.data.copy_(value)
+        anew.load_state_dict(state)
+        torch.manual_seed(k)
+        for _ in range(k, 40):
+            on(resumed, anew)
+        assert all(map(torch.equal, resumed, whole))
+        torch.testing.assert_close(anew.state_dict(), sampler.state_dict(), rtol=0, atol=0)
+        if name in ("smile", "mclmc"):
+            assert torch.equal(anew.energy_variances, sampler.energy_variances)
+    assert not any(map(torch.equal, whole, other))
+
+
+# ------------------------------------------------------------ what is refused
+def stepped(kind, numbers=2, **options):
+    """A step of a sampler of one chain."""
+    p = nn.Parameter(torch.zeros(1, numbers))
+    p.grad = torch.ones(1, numbers)
+    run(kind([p], **options), p, 1, lambda t: t.square().sum(-1))
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("call", "message"),
     [
         (lambda p: SGHMC(p, momentum=1.0), "`momentum` must be at least 0 and below 1"),
         (lambda p: SGHMC(p, prior_precision=1.0, weight_decay=0.1), "are the same thing"),
         (lambda p: PreconditionedSGLD(p, alpha=1.0), "`alpha` must be"),
         (lambda p: CyclicalSchedule(SGLD(p), 5, 1.0), "`exploration` must be"),
         (lambda p: CyclicalSchedule(torch.optim.SGD(p, 0.1), 5), "SGD has no temperature"),
+        *((lambda p, k=k: stepped(k), "needs `num_data`") for k in (SGHMC, SGLD, SMILE)),
+        (lambda p: stepped(SMILE, 1, num_data=N, descent_steps=0), "at least two numbers"),
+        (lambda p: stepped(MCLMC, 1, descent_steps=0), "at least two numbers"),
+        (lambda p: MCLMC(p, temperature=0.0), "`temperature` must be positive"),
+        (lambda p: MCLMC(p).step(), "`closure` must be given"),
+        (lambda p: HMC(p, temperature=0.0), "`temperature` must be positive"),
+        (lambda p: HMC(p, target_acceptance=1.0), "`target_acceptance` must be between"),
+        (lambda p: HMC(p, jitter=1.0), "`jitter` must be"),
+        (lambda p: HMC([{"params": p}, {"params": []}]), "`params` must be one group"),
+        (lambda p: HMC(p).step(), "`closure` must be given"),
+        (lambda p: HMC(p).step(lambda: p[0].square().sum()), "one energy for each chain"),
+        (lambda p: IVON(p, temperature=0.0), "`temperature` must"),
+        (lambda p: IVON(p, hessian_init=0.0), "`hessian_init` must"),
+        (lambda p: IVON(p, momentum=1.0), "`momentum` must"),
+        (lambda p: IVON(p, hessian_momentum=1.5), "`hessian_momentum` must"),
     ],
 )
-def test_bad_arguments(make, message):
+def test_bad_arguments(call, message):
     with pytest.raises(ValueError, match=message):
-        make([nn.Parameter(torch.zeros(2))])
-
-
-@pytest.mark.bad_input
-@EACH
-def test_a_step_without_the_size_of_the_data(name):
-    p = nn.Parameter(torch.zeros(2))
-    p.grad = torch.ones(2)
-    with pytest.raises(ValueError, match="needs `num_data`"):
-        SAMPLERS[name]([p]).step()
+        call([nn.Parameter(torch.zeros(3, 2))])
