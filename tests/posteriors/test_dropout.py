@@ -128,25 +128,6 @@ def test_dropout_of_rate_zero_passes_on_what_it_gets():
     assert bool((drawn["2.weight"] == 0).any())
 
 
-class Recurrent(nn.Module):
-    """No network for vmap."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.rnn, self.out = nn.Linear(6, 4), nn.GRU(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x):
-        first = F.dropout(self.one(x), 0.5, self.training)
-        return self.out(F.dropout(self.rnn(first)[0], 0.0, self.training))
-
-
-def test_only_the_last_layer_of_networks_that_vmap_cannot_run():
-    """The attempt leaves no trace: the first batch is as all others."""
-    net, x = Recurrent().eval(), torch.randn(7, 6)
-    outputs = Dropout(P.stack([P.of(net)]), layers="last").predict(net, x, 5)
-    torch.testing.assert_close(outputs, net(x).expand(5, -1, -1))
-
-
 def residual():
     return Forward(
         lambda s, x: s.b(x + F.dropout(s.a(x), 0.5, s.training)),

@@ -67,27 +67,22 @@ def assert_same_precision(posterior, fit, structure):
 
 
 @STRUCTURES
-def test_the_precision_is_that_of_laplace_torch(structure):
+@pytest.mark.parametrize(("layer", "weights"), [(None, "all"), ("5", "last_layer")])
+def test_the_precision_is_that_of_laplace_torch(structure, layer, weights):
     net, batches = convolutional(), images()
-    blocks = curvature(net, P.of(net), batches, Categorical(), structure)
-    posterior = LaplaceGaussian(P.of(net), blocks, prior_precision=3.0)
-    fit = theirs(net, batches, structure, subset_of_weights="all", prior_precision=3.0)
-    assert_same_precision(posterior, fit, structure)
-
-
-@STRUCTURES
-def test_the_last_layer_alone(structure):
-    net, batches = convolutional(), images()
-    layer = last_layer_name(net)
-    assert layer == "5"
+    assert last_layer_name(net) == "5"
     blocks = curvature(net, P.of(net), batches, Categorical(), structure, layer)
     posterior = LaplaceGaussian(P.of(net), blocks, 3.0, last_layer=layer)
-    fit = theirs(net, batches, structure, subset_of_weights="last_layer", prior_precision=3.0)
+    fit = theirs(net, batches, structure, subset_of_weights=weights, prior_precision=3.0)
     assert_same_precision(posterior, fit, structure)
-    x = batches[0][0]
-    generators = [torch.Generator().manual_seed(0) for _ in range(2)]
-    outputs = posterior.predict(net, x, 9, generators[0])
-    networks = posterior.sample(9, generators[1])
+
+
+def test_the_last_layer_predicts_as_its_networks():
+    net, batches = convolutional(), images()
+    blocks = curvature(net, P.of(net), batches, Categorical(), "kron", "5")
+    posterior, x = LaplaceGaussian(P.of(net), blocks, 3.0, last_layer="5"), batches[0][0]
+    outputs = posterior.predict(net, x, 9, torch.Generator().manual_seed(0))
+    networks = posterior.sample(9, torch.Generator().manual_seed(0))
     torch.testing.assert_close(outputs, P.apply(net, networks, x))
 
 
@@ -96,11 +91,11 @@ def test_samples_and_density_are_those_of_the_covariance():
     blocks = curvature(net, P.of(net), batches, Categorical(), "kron")
     posterior = LaplaceGaussian(P.of(net), blocks, 2.0, temperature=0.5)
     names = [n for block in blocks for n in block.names]
-    samples = posterior.sample(40_000, torch.Generator().manual_seed(0))
+    samples = posterior.sample(20_000, torch.Generator().manual_seed(0))
     rows = P.ravel(samples, names, stacked=True)[0]
     mean, covariance = P.ravel(P.of(net), names)[0], dense(posterior) / 2
     error = torch.cov(rows.T) - covariance
-    assert error.abs().max() < 0.03 * covariance.diagonal().max()
+    assert error.abs().max() < 0.04 * covariance.diagonal().max()
     few = {n: t[:5] for n, t in samples.items()}
     wanted = torch.distributions.MultivariateNormal(mean, covariance).log_prob(rows[:5])
     torch.testing.assert_close(posterior.log_prob(few), wanted)
@@ -111,20 +106,18 @@ def test_a_root_that_is_kept_is_made_anew_when_the_curvature_changes(change):
     """Draws are those of a posterior that was made so; they differ from those of before."""
     g = torch.Generator().manual_seed(0)
     bases = [torch.linalg.qr(torch.randn(6, 6, generator=g).double())[0] for _ in range(2)]
-    values = [torch.arange(6.0).double()[:, None] + k for k in range(2)]
 
-    def made(changed=()):
-        part = {name: int(name in changed) for name in ("precision", "eigenvalues", "basis")}
-        block = CurvatureBlock(("w",), values[part["eigenvalues"]], bases[part["basis"]])
+    def made(changed=None):
+        values = torch.arange(6.0).double()[:, None] + (changed == "eigenvalues")
+        block = CurvatureBlock(("w",), values, bases[changed == "basis"])
         zeros = {"w": torch.zeros(6).double()}
-        return LaplaceGaussian(zeros, [block], 1.0 + part["precision"])
+        return LaplaceGaussian(zeros, [block], 1.0 + (changed == "precision"))
 
     def drawn(posterior):
         return posterior.sample(5, torch.Generator().manual_seed(1))["w"]
 
-    posterior, other = made(), made([change])
+    posterior, other = made(), made(change)
     before = drawn(posterior)
-    assert torch.equal(before, drawn(posterior))
     posterior.load_state_dict(other.state_dict())
     assert torch.equal(drawn(posterior), drawn(other))
     assert not torch.allclose(drawn(posterior), before, atol=0.1)
@@ -182,31 +175,6 @@ def test_linear_regression_is_exact(std):
     outputs = posterior.predict(net, x, 20_000, torch.Generator().manual_seed(0))[..., 0]
     wanted = (design @ torch.linalg.inv(precision) * design).sum(1)
     torch.testing.assert_close(outputs.var(0), wanted, rtol=0.05, atol=0)
-    # the evidence of the data, in closed form, up to what does not depend on the prior
-    for one, two in ((4.0, 0.3), (10.0, 1.0)):
-        found, wanted = (
-            [f(p) for p in (one, two)]
-            for f in (
-                lambda p: evidence_by_laplace(net, design, y, std, p),
-                lambda p: evidence(design, y, std, p),
-            )
-        )
-        assert found[0] - found[1] == pytest.approx(wanted[0] - wanted[1], abs=1e-6)
-
-
-def evidence(design, y, std, precision):
-    covariance = std**2 * torch.eye(len(y)).double() + design @ design.T / precision
-    zero = torch.zeros(len(y)).double()
-    return float(torch.distributions.MultivariateNormal(zero, covariance).log_prob(y[:, 0]))
-
-
-def evidence_by_laplace(net, design, y, std, precision):
-    matrix = design.T @ design / std**2 + precision * torch.eye(4).double()
-    mean = torch.linalg.solve(matrix, design.T @ y / std**2)[:, 0]
-    exact = {"weight": mean[None, :3], "bias": mean[3:]}
-    blocks = curvature(net, exact, [(design[:, :3], y)], Gaussian(std=std).double(), "full")
-    fit = torch.distributions.Normal(design @ mean, std).log_prob(y[:, 0]).sum()
-    return float(fit) + log_marginal_likelihood(blocks, exact, precision)
 
 
 @STRUCTURES
@@ -243,25 +211,18 @@ def test_networks_that_vmap_cannot_run(structure):
     assert_same_precision(posterior, fit, structure)
 
 
-def test_frozen_weights_stay():
-    net, batches = convolutional(), images()
-    net[0].requires_grad_(False)
-    blocks = curvature(net, P.of(net), batches, Categorical(), "full")
-    drawn = LaplaceGaussian(P.of(net), blocks).sample(3)
-    assert torch.equal(drawn["0.weight"], net[0].weight.expand(3, -1, -1, -1, -1))
-    assert not torch.equal(drawn["3.weight"][0], net[3].weight)
-
-
 @pytest.mark.parametrize("frozen", ["0", "3.weight", "3.bias"])
-def test_frozen_weights_do_not_change_the_factors_of_others(frozen):
+def test_frozen_weights_stay_and_do_not_change_the_factors_of_others(frozen):
     net, batches = convolutional(), images()
     every = {b.names: b for b in curvature(net, P.of(net), batches, Categorical(), "kron")}
     for name, p in net.named_parameters():
         p.requires_grad_(not name.startswith(frozen))
     blocks = curvature(net, P.of(net), batches, Categorical(), "kron")
-    assert len(blocks) == len([p for p in net.parameters() if p.requires_grad])
     for block in blocks:
         torch.testing.assert_close(block.eigenvalues, every[block.names].eigenvalues)
+    drawn = LaplaceGaussian(P.of(net), blocks).sample(3)
+    for name, p in net.named_parameters():
+        assert torch.equal(drawn[name], p.expand(3, *p.shape)) != p.requires_grad
 
 
 class Tied(nn.Module):
@@ -304,62 +265,40 @@ class Twice(Bent):
         return self.head(self.body(x)) + self.head(self.body(-x))
 
 
-def vectors():
-    return [(torch.randn(5, 3), torch.randint(2, (5,)))]
+def of(net, structure="kron", layer=None):
+    batches = [(torch.randn(5, 3), torch.randint(2, (5,)))]
+    return lambda: curvature(net, P.of(net), batches, Categorical(), structure, layer)
+
+
+def block_posterior(**options):
+    block = CurvatureBlock(("w",), torch.ones(3, 1))
+    return LaplaceGaussian({"w": torch.zeros(3)}, [block], **options)
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (of(Bent(), "full", "head"), "'head' is not the last"),
+        (of(Twice(), "full", "head"), "is used 2 times"),
+        (of(Tied()), "no Kronecker factors of weights that layers share"),
+        (of(Aside()), "the layer 'aside' is not called, but its weights are used"),
+        (of(Tripled(3, 2)), "it has Tripled.*linear layers and ungrouped 2D convolutions only"),
+        (of(Bent(), "lowrank"), "`structure` must be"),
         (
-            lambda: curvature(Bent(), P.of(Bent()), vectors(), Categorical(), "full", "head"),
-            "'head' is not the last",
-        ),
-        (
-            lambda: curvature(Twice(), P.of(Twice()), vectors(), Categorical(), "full", "head"),
-            "is used 2 times",
-        ),
-        (
-            lambda: curvature(net := Tied(), P.of(net), vectors(), Categorical(), "kron"),
-            "no Kronecker factors of weights that layers share",
-        ),
-        (lambda: last_layer_name(nn.Conv1d(1, 1, 1)), "Conv1d has no linear layer"),
-        (
-            lambda: curvature(net := Aside(), P.of(net), vectors(), Categorical(), "kron"),
-            "the layer 'aside' is not called, but its weights are used",
-        ),
-        (
-            lambda: curvature(net := Tripled(3, 2), P.of(net), vectors(), Categorical(), "kron"),
-            "it has Tripled.*linear layers and ungrouped 2D convolutions only",
-        ),
-        (
-            lambda: curvature(Bent(), P.of(Bent()), vectors(), Categorical(), "lowrank"),
-            "`structure` must be",
-        ),
-        (
-            lambda: curvature(
-                models.mlp(784, [512], 10), P.of(models.mlp(784, [512], 10)), [], Categorical(),
-                "full",
-            ),
+            of(models.mlp(784, [512], 10), "full"),
             "A full curvature of 407050 weights takes 1326 GB: take `structure='kron'`",
         ),
         (
-            lambda: curvature(
-                wide := nn.Linear(1, 10**7), P.of(wide), [], Categorical(), "kron"
-            ),
+            of(nn.Linear(1, 10**7)),
             r"in Kronecker factors takes 800 TB of memory, .*: take `structure='diag'`, or `layers",
         ),
+        (lambda: last_layer_name(nn.Conv1d(1, 1, 1)), "Conv1d has no linear layer"),
         (lambda: block_posterior(prior_precision=0.0), "`prior_precision` must be positive"),
         (lambda: block_posterior(temperature=-1.0), "`temperature` must not be negative"),
         (lambda: block_posterior(prediction="glm"), "`prediction` must be"),
     ],
-)  # fmt: skip
+)
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def block_posterior(**options):
-    block = CurvatureBlock(("w",), torch.ones(3, 1))
-    return LaplaceGaussian({"w": torch.zeros(3)}, [block], **options)

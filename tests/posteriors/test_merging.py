@@ -148,9 +148,9 @@ def test_a_transformed_gaussian_draws_transformed_networks(network, inputs, kind
     sym, posterior = discover(network, torch.randn(2, inputs)), gaussian(network)
     element = draw(sym, generator(2))
     moved = transform_gaussian(posterior, sym, **{kind: element})
-    networks = act(posterior.sample(40_000, generator(3)), sym, element)
+    networks = act(posterior.sample(20_000, generator(3)), sym, element)
     for name, std in moved.deviations.items():
-        torch.testing.assert_close(networks[name].std(0), std, rtol=0.03, atol=0)
+        torch.testing.assert_close(networks[name].std(0), std, rtol=0.04, atol=0)
     wanted = act(posterior.centre, sym, element)
     torch.testing.assert_close(moved.centre, wanted)
     if kind in ("permutations", "signs"):  # their densities are the same
@@ -198,7 +198,7 @@ def test_statistics_are_averaged_and_what_is_held_fixed_must_be_the_same():
         merge_gaussians([DiagonalGaussian(w, 0.1, names) for w in (first, other)])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("activation", "act", "draw"),
     [(nn.ReLU, permute, random_permutations), (nn.Tanh, flip, random_signs)],
@@ -220,23 +220,19 @@ def test_symmetries_that_would_move_fixed_weights_are_left_out(activation, act, 
     torch.testing.assert_close(held["1.weight"], base["1.weight"], rtol=0, atol=0)
 
 
-def test_matrices_of_an_adapter_of_which_one_factor_is_fixed_stay_as_they_are():
-    net, names = adapter(), ["1.weight"]
-    sym, base = discover(net, torch.randn(2, 6)), P.of(net)
-    pair = [DiagonalGaussian({**base, "1.weight": torch.randn(5, 3)}, 0.1, names) for _ in range(2)]
-    assert sym.linear
-    matched, naive = merge_gaussians(pair, symmetries=sym).centre, merge_gaussians(pair).centre
-    torch.testing.assert_close(matched, naive)
+def by_curvature(values=(1.0, 1.0), prior_precision=1.0, left=None, **options):
+    values, mean = torch.tensor(values)[:, None], {"w": torch.ones(len(values))}
+    return LaplaceGaussian(mean, [CurvatureBlock(("w",), values, left)], prior_precision, **options)
 
 
-A = DiagonalGaussian({"w": torch.ones(2)})
-CORE = CurvatureBlock(("w",), torch.ones(2, 1))
-FACTORS = CurvatureBlock(("w",), torch.ones(2, 2), torch.eye(2), torch.eye(2))
-BY_CURVATURE = LaplaceGaussian({"w": torch.ones(2)}, [CORE])
-WHOLE = LaplaceGaussian({"w": torch.ones(2)}, [CurvatureBlock(("w",), torch.ones(2, 1), TURN)])
-SADDLE = LaplaceGaussian(
-    {"w": torch.ones(2)}, [CurvatureBlock(("w",), torch.tensor([[-1.5], [0.5]]))]
-)
+def kronecker():
+    block = CurvatureBlock(("w",), torch.ones(2, 2), torch.eye(2), torch.eye(2))
+    return LaplaceGaussian({"w": torch.ones(2, 2)}, [block])
+
+
+A, SADDLE = DiagonalGaussian({"w": torch.ones(2)}), by_curvature((-1.5, 0.5))
+OTHER = r"`posteriors.1.` is over other weights"
+PRIOR_OF = "`prior_std` {} is not that of precisions .{}".format
 
 
 @pytest.mark.bad_input
@@ -244,21 +240,21 @@ SADDLE = LaplaceGaussian(
     ("posteriors", "options", "message"),
     [
         ([], {}, "must all be DiagonalGaussian, or all LaplaceGaussian, got none"),
-        ([A, BY_CURVATURE], {}, "got DiagonalGaussian, LaplaceGaussian"),
+        ([A, by_curvature()], {}, "got DiagonalGaussian, LaplaceGaussian"),
         ([A, {"w": torch.ones(2)}], {}, "got DiagonalGaussian, dict"),
-        ([A, DiagonalGaussian({"w": torch.ones(3)})], {}, r"`posteriors.1.` is over other weights"),
-        ([A, DiagonalGaussian({"v": torch.ones(2)})], {}, r"`posteriors.1.` is over other weights"),
+        ([A, DiagonalGaussian({"w": torch.ones(3)})], {}, OTHER),
+        ([A, DiagonalGaussian({"v": torch.ones(2)})], {}, OTHER),
         ([A, A], {"prior_std": -1.0}, "`prior_std` must be positive"),
         ([A, A], {"prior_std": 0.05}, "everywhere less sure than `prior_std` 0.05"),
         ([A, A], {"symmetries": 3}, "`symmetries` must be what `discover` returned, got int"),
-        ([BY_CURVATURE], {"symmetries": 3}, "`symmetries` are for DiagonalGaussian"),
-        ([BY_CURVATURE] * 2, {"prior_std": 0.5}, r"0.5 is not that of precisions .1.0, 1.0"),
+        ([by_curvature()], {"symmetries": 3}, "`symmetries` are for DiagonalGaussian"),
+        ([by_curvature()] * 2, {"prior_std": 0.5}, PRIOR_OF(0.5, "1.0, 1.0")),
         (
-            [LaplaceGaussian({"w": torch.ones(2)}, [CORE], p) for p in (1.0, 5.0)],
+            [by_curvature(prior_precision=p) for p in (1.0, 5.0)],
             {"prior_std": 2.0},
-            r"`prior_std` 2.0 is not that of precisions .1.0, 5.0",
+            PRIOR_OF(2.0, "1.0, 5.0"),
         ),
-        ([BY_CURVATURE, WHOLE], {}, "must have curvatures of one structure"),
+        ([by_curvature(), by_curvature(left=TURN)], {}, "must have curvatures of one structure"),
         ([SADDLE, SADDLE], {}, "have a product of precisions -1 to 3"),
         ([DiagonalGaussian({"w": torch.ones(2).double()}, 1e200)], {}, "of precisions 0 to 0"),
         (
@@ -266,25 +262,9 @@ SADDLE = LaplaceGaussian(
             {},
             r"`posteriors.1.` holds NaN or infinite values",
         ),
-        (
-            [
-                LaplaceGaussian(
-                    {"w": torch.ones(1)}, [CurvatureBlock(("w",), torch.tensor([[math.nan]]))]
-                )
-            ],
-            {},
-            "hold NaN or infinite values",
-        ),
-        (
-            [LaplaceGaussian({"w": torch.ones(2, 2)}, [FACTORS])],
-            {},
-            "Kronecker factors have no sum",
-        ),
-        (
-            [BY_CURVATURE, LaplaceGaussian({"w": torch.ones(2)}, [CORE], temperature=0.1)],
-            {},
-            "must have the same temperature",
-        ),
+        ([by_curvature([math.nan])], {}, "hold NaN or infinite values"),
+        ([kronecker()], {}, "Kronecker factors have no sum"),
+        ([by_curvature(), by_curvature(temperature=0.1)], {}, "must have the same temperature"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(posteriors, options, message):

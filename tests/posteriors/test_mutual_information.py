@@ -23,7 +23,7 @@ from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, un
 from weightsym import discover, permute, random_permutations
 from weightsym import params as P
 
-DRAWS = [(0.5, 2, 0.10067274), (1, 5, 0.41320042), (1, 20, 0.48039021), (2, 50, 0.67650584)]
+DRAWS = [(0.5, 2, 0.10067274), (1, 5, 0.41320042), (2, 50, 0.67650584)]
 """Half distance, K, and the expectation of the estimate with K - 1 uniform draws."""
 
 
@@ -71,11 +71,11 @@ def test_uniform_draws_have_the_expectation_of_the_paper(a, count, expected):
             draw_information(
                 sym, units((a, -a), (1, 1), 500, k), count, torch.Generator().manual_seed(k)
             )
-            for k in range(150)
+            for k in range(100)
         ]
     )
-    means = found.view(150, -1).mean(1)  # one set of draws for each group of networks
-    assert abs(means.mean() - expected) <= 3 * means.std() / 150**0.5
+    means = found.view(100, -1).mean(1)  # one set of draws for each group of networks
+    assert abs(means.mean() - expected) <= 3 * means.std() / 100**0.5
     assert (found <= math.log(count) + 1e-12).all()
 
 
@@ -95,13 +95,17 @@ def network(widths=(3, 4, 3, 2), spread=1.0, sigma=0.7, seed=0):
     return model, sym, mean, std
 
 
+def by_enumeration(sym, mean, std, drawn):
+    """log q - log q^G of every network, over the whole group."""
+    base = DiagonalGaussian(mean, std)
+    return base.log_prob(drawn.weights) - Symmetrized(base, sym).log_prob(drawn.weights)
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.3, 1.5])
 def test_one_layer_against_all_permutations(spread):
-    """log q - log q^G of every network, by enumeration of the group."""
     _, sym, mean, std = network((3, 5, 2), spread)
     drawn = sampled(mean, std, 200)
-    base = DiagonalGaussian(mean, std)
-    exact = base.log_prob(drawn.weights) - Symmetrized(base, sym).log_prob(drawn.weights)
+    exact = by_enumeration(sym, mean, std, drawn)
     (layer,) = unit_layers(sym, list(mean))
     found = permanent_information(layer, drawn, log_permanent)
     torch.testing.assert_close(found, exact, rtol=1e-8, atol=1e-8)
@@ -109,69 +113,37 @@ def test_one_layer_against_all_permutations(spread):
 
 def test_units_of_convolutions():
     torch.manual_seed(0)
-    model = (
-        nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Flatten()
-        )
-        .double()
-        .eval()
-    )
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    model = nn.Sequential(*model, nn.Flatten()).double().eval()
     sym = discover(model, torch.randn(2, 1, 6, 6, dtype=torch.float64))
-    mean = {k: t.clone() for k, t in P.of(model).items() if P.is_weight(k, t) and t.ndim > 0}
+    mean = {k: p.detach().clone() for k, p in model.named_parameters()}
     std = {k: torch.full_like(t, 0.2) for k, t in mean.items()}
     drawn = sampled(mean, std, 100)
-    layers = unit_layers(sym, list(mean))
-    assert [layer.units for layer in layers] == [4]
-    assert layers[0].tensors == {"0.weight", "0.bias", "1.weight", "1.bias", "3.weight"}
-    base = DiagonalGaussian(mean, std)
-    every = {
-        **drawn.weights,
-        **{k: t.expand(100, *t.shape) for k, t in P.of(model).items() if k not in mean},
-    }
-    exact = base.log_prob(every) - Symmetrized(
-        DiagonalGaussian(P.of(model), {**P.of(model), **std}), sym
-    ).log_prob(every)
-    torch.testing.assert_close(permanent_information(layers[0], drawn, log_permanent), exact)
-
-
-def test_independent_layers_add_up_and_bound_the_whole_group_from_below():
-    """Two hidden layers that share no tensor (three weights apart), and two that share one."""
-    _, sym, mean, std = network((2, 3, 2, 3, 2), 0.6)
-    drawn = sampled(mean, std, 400)
-    base = DiagonalGaussian(mean, std)
-    whole = base.log_prob(drawn.weights) - Symmetrized(base, sym).log_prob(drawn.weights)
-    layers = unit_layers(sym, list(mean))
-    sets = independent_sets(layers)
-    assert [[layer.group for layer in chosen] for chosen in sets] == [[0, 2], [1]]
-    parts = [
-        sum(permanent_information(layer, drawn, log_permanent) for layer in chosen)
-        for chosen in sets
-    ]
-    for part in parts:
-        assert 0 < part.mean() < whole.mean()
+    (layer,) = unit_layers(sym, list(mean))
+    assert layer.units == 4
+    assert layer.tensors == {"0.weight", "0.bias", "1.weight", "1.bias", "3.weight"}
+    base = DiagonalGaussian(P.of(model), {**P.of(model), **std})
+    buffers = {k: t.expand(100, *t.shape) for k, t in P.of(model).items() if k not in mean}
+    every = {**drawn.weights, **buffers}
+    exact = base.log_prob(every) - Symmetrized(base, sym).log_prob(every)
+    torch.testing.assert_close(permanent_information(layer, drawn, log_permanent), exact)
 
 
 def test_independent_sets_against_brute_force():
     generator = torch.Generator().manual_seed(0)
+    numbers = torch.zeros(1, 1, dtype=torch.long)
+
+    def independent(chosen):
+        return all(not a.tensors & b.tensors for a, b in itertools.combinations(chosen, 2))
+
     for _ in range(20):
-        layers = [
-            UnitLayer(k, int(torch.randint(2, 9, (), generator=generator)), tuple(
-                (f"t{j}", 0, torch.zeros(1, 1, dtype=torch.long))
-                for j in torch.randperm(6, generator=generator)[:2].tolist()
-            ))
-            for k in range(7)
-        ]  # fmt: skip
-
-        def independent(chosen):
-            return all(not a.tensors & b.tensors for a, b in itertools.combinations(chosen, 2))
-
-        every = [
-            chosen
-            for r in range(1, 8)
-            for chosen in itertools.combinations(layers, r)
-            if independent(chosen)
-        ]
-        best = max(sum(layer.log_order for layer in chosen) for chosen in every)
+        layers = []
+        for k in range(7):
+            pair = torch.randperm(6, generator=generator)[:2].tolist()
+            units = int(torch.randint(2, 9, (), generator=generator))
+            layers.append(UnitLayer(k, units, tuple((f"t{j}", 0, numbers) for j in pair)))
+        every = [c for r in range(1, 8) for c in itertools.combinations(layers, r)]
+        best = max(sum(one.log_order for one in c) for c in every if independent(c))
         sets = independent_sets(layers)
         assert sum(layer.log_order for layer in sets[0]) == pytest.approx(best)
         assert all(independent(chosen) for chosen in sets)
@@ -195,8 +167,10 @@ def test_a_layer_on_both_axes_of_a_tensor_is_left_out():
     assert unit_layers(sym, list(P.of(model))) == []
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.05, 0.3, 1.0, 30.0])
-@pytest.mark.parametrize("sigma", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize(
+    ("spread", "sigma"),
+    [(0.0, 0.3), (0.05, 0.02), (0.3, 0.02), (0.3, 1.0), (1.0, 0.3), (30.0, 1.0)],
+)
 def test_leaving_out_units_that_cannot_meet_changes_nothing(spread, sigma):
     _, sym, mean, std = network((6, 7, 4), spread, sigma)
     (layer,) = unit_layers(sym, list(mean))
@@ -204,15 +178,6 @@ def test_leaving_out_units_that_cannot_meet_changes_nothing(spread, sigma):
     for bound in (log_permanent, log_bethe):
         full = layer.log_order - bound(log_ratios(layer, drawn))
         torch.testing.assert_close(permanent_information(layer, drawn, bound), full)
-
-
-def test_far_units_are_left_out_and_near_ones_are_not():
-    far, near = ({"w": torch.arange(20.0).double() * d} for d in (100, 0.1))
-    std = {"w": torch.ones(20).double()}
-    assert len(confusable_units(layer_of(20), sampled(far, std, 3))) == 0
-    assert len(confusable_units(layer_of(20), sampled(near, std, 3))) == 20
-    far["w"][7] = far["w"][6] + 0.5
-    assert confusable_units(layer_of(20), sampled(far, std, 3)).tolist() == [6, 7]
 
 
 def test_rounding_does_not_hide_units_that_meet():
@@ -228,25 +193,21 @@ def test_rounding_does_not_hide_units_that_meet():
     torch.testing.assert_close(found, wanted, atol=1e-2, rtol=0)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.3, 1.0])
-def test_the_bracket_holds_the_exact_value(spread):
-    _, sym, mean, std = network((3, 6, 2), spread)
-    layers = unit_layers(sym, list(mean))
+@pytest.mark.parametrize(
+    ("widths", "spread"),
+    [((3, 5, 2), 0.0), ((3, 5, 2), 0.3), ((3, 5, 2), 1.0), ((2, 3, 3, 2), 0.4)],
+)
+def test_the_bracket_holds_the_exact_value(widths, spread):
+    """Of a deep network it counts all layers."""
+    _, sym, mean, std = network(widths, spread)
+    layers = independent_sets(unit_layers(sym, list(mean)))[0]
     drawn = sampled(mean, std, 500)
-    base = DiagonalGaussian(mean, std)
-    exact = base.log_prob(drawn.weights) - Symmetrized(base, sym).log_prob(drawn.weights)
+    exact = by_enumeration(sym, mean, std, drawn).mean()
     found = information_bracket(sym, layers, drawn)
-    assert max(0, found.lower) <= exact.mean() <= found.upper <= layers[0].log_order + 1e-9
-    assert found.capacity.mean() <= exact.mean() <= found.bethe.mean()
-
-
-def test_the_bracket_of_a_deep_network_counts_all_layers():
-    _, sym, mean, std = network((2, 3, 3, 2), 0.4)
-    drawn = sampled(mean, std, 500)
-    base = DiagonalGaussian(mean, std)
-    exact = base.log_prob(drawn.weights) - Symmetrized(base, sym).log_prob(drawn.weights)
-    found = information_bracket(sym, independent_sets(unit_layers(sym, list(mean)))[0], drawn)
-    assert found.lower <= exact.mean() <= found.upper
+    assert max(0, found.lower) <= exact <= found.upper
+    if len(widths) == 3:
+        assert found.upper <= layers[0].log_order + 1e-9
+        assert found.capacity.mean() <= exact <= found.bethe.mean()
 
 
 @pytest.mark.parametrize("bound", [log_permanent, log_bethe, lambda x: log_capacity(x, 1000)])
@@ -266,24 +227,6 @@ def test_gradients_against_finite_differences(bound):
     inputs = [mean[k].clone().requires_grad_() for k in names]
     inputs += [std[k].log().requires_grad_() for k in names]
     assert torch.autograd.gradcheck(value, inputs, eps=1e-5, atol=1e-4, fast_mode=True)
-
-
-def test_interpolation_is_zero_on_a_mode_and_one_between():
-    layer = layer_of(4)
-    std = {"w": torch.full((1, 4), 0.5).log()}
-    between = interpolation([layer], {"w": torch.ones(1, 4)}, std)
-    on_a_mode = interpolation([layer], {"w": 1000 * torch.arange(4.0)[None]}, std)
-    assert between.item() == 1
-    assert on_a_mode.item() < 1e-6
-    # by samples: noise over total of the differences from the mean unit
-    mean = {"w": torch.tensor([0.0, 1.0, 2.0, 5.0])}
-    drawn = sampled(mean, {"w": torch.tensor([0.5, 1.0, 2.0, 0.1])}, 200_000)
-    w = drawn.weights["w"]
-    total = (w - w.mean(1, keepdim=True)).square().sum(1).mean()
-    signal = (mean["w"] - mean["w"].mean()).square().sum()
-    rho = {"w": drawn.log_std["w"][:1]}
-    found = interpolation([layer], {"w": mean["w"][None]}, rho)
-    assert found.item() == pytest.approx(float((total - signal) / total), rel=1e-2)
 
 
 def test_interpolation_of_several_gaussians_is_that_of_each():

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.func import jacrev
 
-from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.posteriors import LaplaceGaussian, laplace
 from lightning_bnn.posteriors.curvature import curvature
 from lightning_bnn.posteriors.gauss_newton import curvature_root, gauss_newton
@@ -49,21 +49,6 @@ def fisher(likelihood, outputs):
 
     scores = jacrev(log_probs)(outputs)
     return torch.einsum("y,yi,yj->ij", weights, scores, scores)
-
-
-def outputs_of(name, n=5):
-    likelihood, k = CASES[name]
-    return likelihood.double(), torch.randn(n, k, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_square_of_the_root_is_the_fisher_information(name):
-    likelihood, outputs = outputs_of(name)
-    root = curvature_root(likelihood)(outputs).detach()
-    wanted = torch.stack([fisher(likelihood, f) for f in outputs]).detach()
-    torch.testing.assert_close(root @ root.mT, wanted, rtol=1e-8, atol=1e-10)
-    if name not in ("fixed", "learned", "correlated"):  # whose curvature is the same everywhere
-        assert not torch.allclose(wanted[0], wanted[1])
 
 
 @pytest.mark.parametrize("structure", ["full", "diag"])
@@ -123,7 +108,7 @@ def test_kronecker_factors_of_one_example_are_exact(name):
 def test_likelihoods_without_a_known_curvature():
     with pytest.raises(ValueError, match="`likelihood` must have a `curvature_root`"):
         curvature_root(nn.Identity())
-    likelihood, layer = Poisson(), nn.Linear(3, 2)
+    likelihood, layer = Gaussian(std=0.3), nn.Linear(3, 2)
     likelihood.curvature_root = lambda outputs: outputs
     with pytest.raises(ValueError, match=r"must return \(batch, k, r\) for outputs \(4, 2\)"):
         curvature(layer, P.of(layer), [(torch.ones(4, 3), torch.ones(4, 2))], likelihood, "full")
@@ -246,56 +231,19 @@ def test_products_of_two_tokens_vanish_in_the_mean_of_kronecker_factors():
     assert float((together - wanted).norm()) > 0.2 * scale
 
 
-@pytest.mark.parametrize("likelihood", [Categorical(), Gaussian(std=0.4)])
-def test_a_linear_layer_has_its_curvature_in_closed_form(likelihood):
-    layer, names = nn.Linear(5, 3).double(), ["weight", "bias"]
-    x, y = torch.randn(40, 5).double(), torch.randn(40, 3).double()
-    y = y.argmax(-1) if isinstance(likelihood, Categorical) else y
+@pytest.mark.parametrize("name", CASES)
+def test_a_linear_layer_has_its_curvature_in_closed_form(name):
+    likelihood, k = CASES[name][0].double(), CASES[name][1]
+    layer, names = nn.Linear(5, k).double(), ["weight", "bias"]
+    x, y = torch.randn(40, 5).double(), torch.zeros(40).long()
+    y = torch.zeros(40, 2) if isinstance(likelihood, Gaussian) else y
     batches = [(x[:25], y[:25]), (x[25:], y[25:])]
     (diagonal,) = curvature(layer, P.of(layer), batches, likelihood, "diag")
     wanted = gauss_newton(layer, names, batches, likelihood, True)
     torch.testing.assert_close(diagonal.eigenvalues[:, 0], wanted)
     found = curvature(layer, P.of(layer), batches, likelihood, "kron")
     for block, other in zip(found, kronecker_factors(layer, batches, likelihood), strict=True):
-        torch.testing.assert_close(block.eigenvalues, other.eigenvalues)
-
-
-def test_kronecker_factors_of_a_last_layer_know_correlated_noise():
-    likelihood, k = CASES["correlated"][0].double(), 2
-    layer, x = nn.Linear(5, k).double(), torch.randn(40, 5).double()
-    weight, _ = curvature(layer, P.of(layer), [(x, torch.zeros(40, k))], likelihood, "kron")
-    found = torch.kron(weight.left, weight.right) * weight.eigenvalues.flatten()
-    found = found @ torch.kron(weight.left, weight.right).T
-    precision = likelihood.whitening.detach().T @ likelihood.whitening.detach()
-    torch.testing.assert_close(found, torch.kron(precision, x.T @ x))
-
-
-class Poisson(Likelihood):
-    """Rates of counts, a likelihood that the package does not have."""
-
-    def log_prob(self, outputs, targets):
-        return torch.distributions.Poisson(outputs.exp()).log_prob(targets).sum(-1)
-
-    def predictive(self, outputs):
-        return outputs.exp().mean(0)
-
-    def curvature_root(self, outputs):
-        return torch.diag_embed((outputs / 2).exp())
-
-
-def test_a_likelihood_of_ones_own_has_a_curvature():
-    layer, x = nn.Linear(4, 2).double(), torch.randn(30, 4).double()
-    batches = [(x, torch.zeros(30, 2).double())]
-    (block,) = curvature(layer, P.of(layer), batches, Poisson(), "full")
-    found = block.left @ torch.diag(block.eigenvalues[:, 0]) @ block.left.T
-
-    def nll(flat):
-        weights = {"weight": flat[:8].view(2, 4), "bias": flat[8:]}
-        outputs = torch.func.functional_call(layer, weights, (x,))
-        return -Poisson().log_prob(outputs, batches[0][1]).sum()
-
-    flat = torch.cat([p.detach().flatten() for p in layer.parameters()])
-    torch.testing.assert_close(found, torch.func.hessian(nll)(flat))
+        torch.testing.assert_close(matrix(block), matrix(other))
 
 
 @pytest.mark.parametrize("structure", ["diag", "kron"])

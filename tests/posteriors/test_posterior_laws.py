@@ -92,16 +92,6 @@ def test_draws(name):
 
 
 @EACH
-def test_print_says_in_one_line_what_there_is(name):
-    posterior = POSTERIORS[name]()
-    line = repr(posterior)
-    assert line.startswith(f"{type(posterior).__name__}(")
-    assert line.endswith(")")
-    assert "\n" not in line
-    assert any(digit in line for digit in "123456789")
-
-
-@EACH
 def test_predict(name):
     posterior, net, x = POSTERIORS[name](), template(), torch.randn(5, 3).double()
     found = posterior.predict(net, x, 7, torch.Generator().manual_seed(5))
@@ -145,6 +135,53 @@ def test_gradients_reach_mean_and_deviation():
     loss.backward()
     assert posterior.mean.grad.abs().sum() > 0
     assert posterior.log_std.grad.abs().sum() > 0
+
+
+def test_a_fit_has_the_moments_of_its_networks_and_their_buffers():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    stack = P.populate(net, 5)
+    found = DiagonalGaussian.fit(stack)
+    rows, _ = P.ravel(stack, found.spec.names, stacked=True)
+    torch.testing.assert_close(found.mean.detach(), rows.mean(0))
+    torch.testing.assert_close(found.log_std.detach().exp(), rows.std(0))
+    assert found.centre.keys() == stack.keys()
+    assert "1.running_var" not in found.deviations
+    assert found.prune(1.0)["1.running_var"].equal(torch.ones(4))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3])
+def test_pruning_keeps_the_most_certain_weights(fraction):
+    posterior = DiagonalGaussian({"w": 1 + torch.rand(40)}, {"w": 0.1 + torch.rand(40)})
+    found, std = posterior.prune(fraction)["w"], posterior.deviations["w"]
+    gone = found == 0
+    assert int(gone.sum()) == round(fraction * 40)
+    assert fraction == 0 or std[gone].min() >= std[~gone].max()
+    torch.testing.assert_close(found[~gone], posterior.centre["w"][~gone])
+
+
+def trajectory(n=60):
+    """Two tensors that move in lock-step along two directions, with a little noise."""
+    g = torch.Generator().manual_seed(0)
+    directions = torch.randn(2, 7, generator=g, dtype=torch.float64)
+    rows = torch.randn(n, 2, generator=g, dtype=torch.float64) @ directions
+    rows = 1 + rows + 0.1 * torch.randn(n, 7, generator=g, dtype=torch.float64)
+    return {"a": rows[:, :4].reshape(n, 2, 2), "b": rows[:, 4:]}, rows
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+@pytest.mark.parametrize("rank", [2, 3, 30])  # of two networks, K - 1 is half of K
+def test_the_covariance_is_half_diagonal_and_half_of_the_last_networks(scale, rank):
+    networks, rows = trajectory()
+    posterior = LowRankGaussian.fit(networks, rank=rank, scale=scale)
+    last = rows[-rank:] - rows.mean(0)
+    wanted = scale / 2 * (rows.var(0, correction=0).diag() + last.T @ last / (rank - 1))
+    samples = posterior.sample(100_000, torch.Generator().manual_seed(1))
+    found = P.ravel(samples, stacked=True)[0]
+    error = (torch.cov(found.T) - wanted).abs().max() / wanted.diagonal().max()
+    assert error < 0.02
+    assert (found.mean(0) - rows.mean(0)).abs().max() < 0.02
+    law = torch.distributions.MultivariateNormal(rows.mean(0), wanted)
+    torch.testing.assert_close(posterior.log_prob(networks), law.log_prob(rows))
 
 
 # ------------------------------------------------------------ made of networks
@@ -225,6 +262,15 @@ def test_deviations_belong_to_weights_by_name():
         (
             lambda: draw(Mixture([gaussian(), DiagonalGaussian(MEAN)])),
             "the same network, but shape",
+        ),
+        (lambda: DiagonalGaussian.fit([MEAN]), "`networks` must be a stack"),
+        (lambda: gaussian().prune(1.5), "`fraction` must be between 0 and 1"),
+        (lambda: LowRankGaussian.fit({"a": torch.zeros(1, 2)}), "`networks` must hold at least"),
+        (lambda: LowRankGaussian.fit(WIDE, rank=61), "`rank` must be between 2 and"),
+        (lambda: LowRankGaussian.fit(WIDE, scale=-1.0), "`scale` must not be neg"),
+        (
+            lambda: LowRankGaussian(MEAN, MEAN, {n: t[:1] for n, t in WIDE.items()}),
+            "`deviations` must hold at least 2",
         ),
         *(
             (lambda q=q: POSTERIORS[q]().log_prob(P.of(template())), "for each network of a stack")

@@ -22,11 +22,7 @@ def made(members=7, examples=40):
 
 @pytest.mark.parametrize(
     ("memory", "pairs", "kind"),
-    [
-        (memory, pairs, "bank" if pairs == (memory in (1, 3000)) else "stack")
-        for memory in (1, 500, 3000, 2**30)
-        for pairs in (False, True)
-    ],
+    [(1, True, "bank"), (500, True, "stack"), (3000, False, "bank"), (2**30, True, "stack")],
 )
 def test_streaming_gives_what_all_at_once_gives(memory, pairs, kind, tmp_path):
     model, stack, x, y = made()
@@ -54,26 +50,21 @@ def test_streaming_gives_what_all_at_once_gives(memory, pairs, kind, tmp_path):
 
 def test_predictions_of_all_members_are_never_held(monkeypatch):
     model, stack, x, y = made(members=50, examples=300)
-    sizes, examples, run = [], [], P.apply
-
-    def counted(*args, **options):
-        out = run(*args, **options)
-        sizes.append(out.numel())
-        examples.append(out.shape[-2])
-        return out
-
-    monkeypatch.setattr(P, "apply", counted)
-    limit = 8 * 3 * 200
+    shapes, run, limit = [], P.apply, 8 * 3 * 200
+    monkeypatch.setattr(
+        P, "apply", lambda *a, **o: shapes.append((out := run(*a, **o)).shape) or out
+    )
     for batch in (300, 7, 1):  # small batches predict together, but no more than that
-        sizes.clear(), examples.clear()
-        stream_predictions(
-            model, stack, zip(x.split(batch), y.split(batch), strict=True), memory=limit
-        )
-        assert limit / 16 < max(sizes) <= limit / 8
-        assert max(examples) == 200 // 50  # so that all members predict at once
-    sizes.clear()
+        shapes.clear()
+        batches = zip(x.split(batch), y.split(batch), strict=True)
+        stream_predictions(model, stack, batches, memory=limit)
+        assert limit / 16 < max(shape.numel() for shape in shapes) <= limit / 8
+        assert (
+            max(shape[-2] for shape in shapes) == 200 // 50
+        )  # so that all members predict at once
+    shapes.clear()
     stream_predictions(model, stack, [(x, y)])
-    assert max(sizes) == 50 * 300 * 3
+    assert max(shape.numel() for shape in shapes) == 50 * 300 * 3
 
 
 def test_loaders_of_this_package():
@@ -98,16 +89,14 @@ def test_batches_may_be_empty():
 @pytest.mark.bad_input
 def test_nothing_to_predict(tmp_path):
     model, stack, x, y = made()
-    with pytest.raises(ValueError, match="`batches` holds no example"):
-        stream_predictions(model, stack, [])
-    with pytest.raises(ValueError, match="`batches` must be inputs and class indices"):
-        stream_predictions(model, stack, [(x, y.double())])
-    for wrong in (y[:, None], y + 3, y - 1):
-        with pytest.raises(ValueError, match="`batches` must be inputs and class indices"):
-            stream_predictions(model, stack, [(x, wrong)])
-    with pytest.raises(ValueError, match="`batches` must be pairs of a tensor"):
-        stream_predictions(model, stack, [((x, x), y)])
-    with pytest.raises(ValueError, match="`memory` must be at least 1"):
-        stream_predictions(model, stack, [(x, y)], memory=0)
-    with pytest.raises(ValueError, match="`networks` holds no network"):
-        stream_predictions(model, CheckpointBank(tmp_path / "empty"), [(x, y)])
+    classes = "`batches` must be inputs and class indices"
+    empty = CheckpointBank(tmp_path / "empty")
+    for networks, batches, options, words in (
+        (stack, [], {}, "`batches` holds no example"),
+        *((stack, [(x, wrong)], {}, classes) for wrong in (y.double(), y[:, None], y + 3, y - 1)),
+        (stack, [((x, x), y)], {}, "`batches` must be pairs of a tensor"),
+        (stack, [(x, y)], {"memory": 0}, "`memory` must be at least 1"),
+        (empty, [(x, y)], {}, "`networks` holds no network"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            stream_predictions(model, networks, batches, **options)

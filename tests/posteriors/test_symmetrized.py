@@ -41,15 +41,15 @@ def test_definition():
     torch.testing.assert_close(posterior.log_prob(stack), (total / 6).log())
 
 
-def test_invariant():
-    posterior, net = made(), models.mlp(3, [3, 4], 2).double()
-    deep_sym = discover(net, torch.randn(2, 3).double())
-    deep = Symmetrized(DiagonalGaussian(P.of(net), 0.3), deep_sym)
-    for each, sym in ((posterior, SYM), (deep, deep_sym)):
-        stack = each.sample(4)
-        moved = permute(stack, sym, random_permutations(sym, members=4))
-        torch.testing.assert_close(each.log_prob(moved), each.log_prob(stack))
-        assert not torch.allclose(each.base.log_prob(moved), each.base.log_prob(stack))
+def test_the_density_is_that_of_a_whole_orbit():
+    """Of two layers, too, whose densities the base tells apart."""
+    net = models.mlp(3, [3, 4], 2).double()
+    sym = discover(net, torch.randn(2, 3).double())
+    deep = Symmetrized(DiagonalGaussian(P.of(net), 0.3), sym)
+    stack = deep.sample(4)
+    moved = permute(stack, sym, random_permutations(sym, members=4))
+    torch.testing.assert_close(deep.log_prob(moved), deep.log_prob(stack))
+    assert not torch.allclose(deep.base.log_prob(moved), deep.base.log_prob(stack))
 
 
 def test_samples_have_the_density():
@@ -62,16 +62,6 @@ def test_samples_have_the_density():
     torch.testing.assert_close(first, first.mean(0).expand(3, 2), atol=0.05, rtol=0)
 
 
-def test_predictions_are_those_of_the_base():
-    posterior = made()
-    g = torch.Generator().manual_seed(3)
-    found = posterior.predict(PERCEPTRON, X, 6, g)
-    expected = posterior.base.predict(PERCEPTRON, X, 6, torch.Generator().manual_seed(3))
-    torch.testing.assert_close(found, expected)
-    moved = P.apply(PERCEPTRON, posterior.sample(6, torch.Generator().manual_seed(3)), X)
-    torch.testing.assert_close(found, moved)
-
-
 def test_draws_bound_the_entropy_from_below(monkeypatch):
     """Identity and K - 1 uniform permutations: the entropy grows with K up to its value."""
     posterior = made(0.8)
@@ -82,12 +72,12 @@ def test_draws_bound_the_entropy_from_below(monkeypatch):
     monkeypatch.setattr(symmetrized, "_ENUMERATE_UP_TO", 0)
     monkeypatch.setattr(symmetrized.Symmetrized, "_layers", lambda self: [])
     means = []
-    for posterior.draws in (1, 2, 8, 64):
-        seeds = (torch.Generator().manual_seed(s) for s in range(60))
+    for posterior.draws in (1, 2, 8, 32):
+        seeds = (torch.Generator().manual_seed(s) for s in range(30))
         means.append(torch.stack([-posterior.log_prob(stack, g).mean() for g in seeds]).mean())
     assert means[0].item() == pytest.approx(alone.item())
     assert alone < means[1] < means[2] < means[3] < exact + 0.05
-    assert abs(means[3] - exact) < 0.15
+    assert abs(means[3] - exact) < 0.2
 
 
 @pytest.mark.bad_input
