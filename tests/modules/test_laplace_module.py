@@ -110,6 +110,8 @@ def test_precisions(structure, precision):
     assert isinstance(module.posterior(), LaplaceGaussian)
     (found, *_) = run.test(module, Blobs(), verbose=False)
     assert found["test/mi"] > 0
+    with pytest.raises(ValueError, match="Linearised networks cannot be exported"):
+        module.predictive()
 
 
 @pytest.mark.parametrize("frozen", ["weight", "bias"])
@@ -123,13 +125,6 @@ def test_frozen_parts_of_the_last_layer_stay_in_predictions(frozen):
     x = torch.randn(7, 6)
     wanted = P.apply(module.template.eval(), module.member_stack(), x).softmax(-1)[0]
     torch.testing.assert_close(module.eval()(x), wanted)
-
-
-def test_linearised_networks_are_not_exported():
-    module = laplace()
-    fitted(module, max_epochs=1)
-    with pytest.raises(ValueError, match="Linearised networks cannot be exported"):
-        module.predictive()
 
 
 def convolutions():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from cases import Forward
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-from module_cases import Blobs, fitted, network, same, saved, state, trainer
+from module_cases import Blobs, fitted, network, same, state, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -70,6 +70,8 @@ def test_a_chain_in_a_bank_resumes_exactly(tmp_path):
     last = tmp_path / "two" / "last.ckpt"
     (found, *_) = trainer().test(fresh, Blobs(), ckpt_path=last, verbose=False)
     assert len(fresh.samples) == 6
+    with pytest.raises(ValueError, match="pass the folder as `bank`"):
+        SGHMC.load_from_checkpoint(last, network=network(), bank=None)
     (wanted, *_) = trainer().test(resumed, Blobs(), verbose=False)
     assert found == wanted
     assert same(resumed.posterior().networks, whole.posterior().networks)
@@ -167,14 +169,6 @@ def test_a_bank_is_let_go_of_whatever_goes_wrong(tmp_path):
     with pytest.raises(ValueError, match="networks of another run"):
         trainer().fit(other, Blobs())
     assert len(other.samples) == 6
-
-
-@quiet
-def test_a_checkpoint_with_a_bank_needs_the_bank(tmp_path):
-    module = SGHMC(network(), optimizer=sampler, bank=str(tmp_path / "b"))
-    path = saved(fitted(module), tmp_path / "it.ckpt")
-    with pytest.raises(ValueError, match="pass the folder as `bank`"):
-        SGHMC.load_from_checkpoint(path, network=network(), bank=None)
 
 
 @quiet

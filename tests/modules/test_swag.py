@@ -43,20 +43,21 @@ def test_it_is_the_gaussian_of_the_harvested_networks(tmp_path):
         torch.testing.assert_close(mode.deviations, wanted.deviations, rtol=1e-3, atol=1e-6)
 
 
-def test_by_default_the_second_half_is_collected_and_another_fit_starts_anew():
-    module = SWAG(network(), optimizer=sgd)
-    for epochs, wanted in ((6, 3), (8, 4)):
-        fitted(module, max_epochs=epochs)
-        assert int(module.collected) == wanted == len(module.last)
-
-
-def test_a_longer_run_that_is_resumed_keeps_its_start(tmp_path):
-    module = SWAG(network(), optimizer=sgd)
-    path = saved(fitted(module, max_epochs=4), tmp_path / "it.ckpt")
-    other = SWAG(network(), optimizer=sgd)
+def test_by_default_the_second_half_is_collected_wherever_a_run_goes_on(tmp_path):
+    """Members are judged while it trains, and draws afterwards; another fit starts anew."""
+    module, seen = SWAG(network(), members=3, optimizer=sgd, eval_samples=7), []
+    see = LambdaCallback(on_validation_end=lambda run, module: seen.append(module.judging.samples))
+    run = fitted(module, None, see, max_epochs=4)
+    run.validate(module, Blobs(), verbose=False)
+    assert set(seen[:-1]) == {3}
+    assert seen[-1] == 7
+    other = SWAG(network(), members=3, optimizer=sgd)
+    path = saved(run, tmp_path / "it.ckpt")
     trainer(max_epochs=10).fit(other, Blobs(), ckpt_path=path)
-    assert (module.start, int(module.collected)) == (2, 2)
+    assert (module.start, int(module.collected), len(module.last)) == (2, 2, 2)
     assert (other.start, int(other.collected)) == (2, 8)
+    fitted(module, max_epochs=8)
+    assert int(module.collected) == 4 == len(module.last)
 
 
 def test_small_variances_around_large_means_survive():
@@ -137,12 +138,3 @@ def test_drawn_networks_get_statistics_of_their_own(tmp_path):
     names = P.weight_names(module.template)
     wanted = module.posterior().sample(5, keyed_generator(0, "judged"))
     assert all(torch.equal(judged[n], wanted[n]) for n in names)
-
-
-def test_while_it_trains_the_members_are_judged():
-    seen = []
-    see = LambdaCallback(on_validation_end=lambda run, module: seen.append(module.judging.samples))
-    module = SWAG(network(), members=3, optimizer=sgd, eval_samples=7)
-    fitted(module, None, see, max_epochs=4).validate(module, Blobs(), verbose=False)
-    assert set(seen[:-1]) == {3}
-    assert seen[-1] == 7
