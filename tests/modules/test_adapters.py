@@ -271,8 +271,8 @@ def test_what_peft_would_pass_by_is_refused():
 
 @pytest.mark.e2e
 def test_a_doctor_looks_at_tokens_which_are_not_calibrated(tmp_path):
-    module, data = ensemble("tokens"), L.LightningDataModule.from_datasets(list(texts("tokens")))
-    fitted(module, loader("tokens"), PosteriorDoctor(), default_root_dir=tmp_path)
-    data.val_dataloader = data.train_dataloader
+    module, data = ensemble("tokens"), L.LightningDataModule()
+    data.train_dataloader = data.val_dataloader = lambda: loader("tokens")
+    fitted(module, data, PosteriorDoctor(), default_root_dir=tmp_path)
     with pytest.raises(ValueError, match="Classes at several positions are not calibrated"):
         module.calibrate(data)
