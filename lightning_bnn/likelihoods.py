@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
-from weightsym.arguments import check_count, check_integer, check_positive
+from weightsym.arguments import check_count, check_integer, check_positive, check_tensors
 from weightsym.devices import at_least_single, where_precise
 from weightsym.params import Params, is_weight
 
@@ -247,15 +247,17 @@ class Categorical(Likelihood):
 
     def aligned(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Logits ``(..., batch, positions, classes)``, and what they are of."""
+        check_tensors(outputs=outputs, targets=targets)
         positions = targets.ndim - 1
         logits = outputs
         if self.classes == "first" and 0 < positions < outputs.ndim - 1:
             logits = outputs.movedim(-1 - positions, -1)
-        fits = logits.ndim > targets.ndim and logits.shape[-1 - targets.ndim : -1] == targets.shape
+        dims = targets.ndim
+        fits = 0 < dims < logits.ndim and logits.shape[-1 - dims : -1] == targets.shape
         if targets.is_floating_point() or not fits:
-            wanted = f"{outputs.shape[-2]} class indices"
-            if positions > 0 or outputs.ndim > 3:
-                wanted = f"class indices for outputs {tuple(outputs.shape)}, classes {self.classes}"
+            wanted = f"class indices for outputs {tuple(outputs.shape)}, classes {self.classes}"
+            if positions == 0 and 2 <= outputs.ndim <= 3:
+                wanted = f"{outputs.shape[-2]} class indices"
             raise ValueError(
                 f"`targets` must be {wanted}, got {targets.dtype} {tuple(targets.shape)}."
             )
@@ -295,6 +297,7 @@ class Bernoulli(Likelihood):
 
     def log_prob(self, outputs: Float[Tensor, "*lead batch 1"], targets: Tensor) -> Tensor:
         """Log-probability of every target, ``(..., batch)``."""
+        check_tensors(outputs=outputs, targets=targets)
         if outputs.shape[-1] != 1 or targets.shape != outputs.shape[-2:-1]:
             raise ValueError(
                 "`outputs` must be one logit for each target, got "
@@ -411,6 +414,7 @@ class Gaussian(Likelihood):
 
     def log_prob(self, outputs: Float[Tensor, "*lead batch outputs"], targets: Tensor) -> Tensor:
         """Log-density of every example's targets ``(batch, targets)``, ``(..., batch)``."""
+        check_tensors(outputs=outputs, targets=targets)
         mean, std = self.moments(outputs)
         if targets.shape != mean.shape[-2:]:
             raise ValueError(

@@ -150,6 +150,14 @@ def test_prior(stacked):
         ),
         (lambda: Categorical().log_prob(torch.ones(3, 2), torch.ones(3)), "3 class indices"),
         (lambda: Categorical().log_prob(torch.ones(3, 2), torch.ones(2).long()), "3 class indices"),
+        (lambda: Categorical().log_prob(torch.ones(3), torch.tensor(1)), r"for outputs \(3,\)"),
+        (lambda: Categorical().log_prob(torch.ones(3), torch.ones(3).long()), r"outputs \(3,\)"),
+        (lambda: Categorical().log_prob(torch.ones(1, 3), [1]), "`targets` must be a tensor"),
+        (lambda: Bernoulli().log_prob(torch.ones(1, 1), None), "`targets` must be a tensor"),
+        (
+            lambda: Gaussian().log_prob(torch.ones(1, 1), torch.ones(1, 1).numpy()),
+            "`targets` must be a tensor",
+        ),
     ],
 )
 def test_errors(call, message):

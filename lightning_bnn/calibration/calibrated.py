@@ -463,6 +463,7 @@ def calibrated(
     (300, True)
     """
     method = method_of(likelihood, method)
+    check_finite(targets, "targets")
     for values in predictions:
         check_finite(values, "predictions")
         if values.shape[1] != len(targets):

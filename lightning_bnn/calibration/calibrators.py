@@ -353,8 +353,8 @@ def fit_spread(means: Tensor, stds: Tensor, targets: Tensor, fit: SpreadFit = "m
     """
     check_choice("fit", fit, get_args(SpreadFit))
     means, stds = components(means, stds)
-    targets = targets.double()
     check_finite(targets, "targets")
+    targets = targets.double()
     if targets.shape != means.shape[1:] or not targets.numel():
         raise ValueError(
             f"`targets` must have shape {tuple(means.shape[1:])} and not be empty, got "

@@ -403,8 +403,8 @@ def conformal_intervals(
     tensor([8.], dtype=torch.float64)
     """
     check_between("alpha", alpha)
-    band, targets = _checked(band), targets.double()
     check_finite(targets, "targets")
+    band, targets = _checked(band), targets.double()
     if targets.shape != band.low.shape:
         raise ValueError(
             f"`targets` must have shape {tuple(band.low.shape)}, got {tuple(targets.shape)}."
@@ -425,12 +425,12 @@ def conformal_intervals(
 
 def _checked(band: Band) -> Band:
     """Finite numbers in float64, the scale positive."""
+    for name, values in band._asdict().items():
+        check_finite(values, f"band.{name}")
     if not band.low.shape == band.high.shape == band.scale.shape or not band.low.ndim:
         shapes = ", ".join(str(tuple(t.shape)) for t in band)
         raise ValueError(f"`band` must be three tensors of one shape (batch, ...), got {shapes}.")
     band = Band(*(t.double() for t in band))
-    for name, values in band._asdict().items():
-        check_finite(values, f"band.{name}")
     if not bool((band.scale > 0).all()) or bool((band.low > band.high).any()):
         raise ValueError("`band` must have a positive `scale`, and `low` not above `high`.")
     return band

@@ -26,7 +26,7 @@ from lightning_bnn.metrics.validation import (
     probabilities,
 )
 from lightning_bnn.plots.predictions import reliability_figure
-from weightsym.arguments import check_count
+from weightsym.arguments import check_count, check_tensors
 
 __all__ = [
     "ACE", "ECE", "ace", "aurc", "class_coverage", "ece", "reliability", "risk_coverage",
@@ -164,6 +164,7 @@ def _check_confidence(confidence: Tensor, correct: Tensor) -> None:
 
 def _check_pairs(confidence: Tensor, correct: Tensor) -> None:
     """Refuse all but one confidence and one truth per example."""
+    check_tensors(confidence=confidence, correct=correct)
     if confidence.ndim != 1 or confidence.shape != correct.shape:
         raise ValueError(
             "`confidence` and `correct` must have the same shape (examples,), got "

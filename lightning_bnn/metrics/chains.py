@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.metrics.validation import Draws
-from weightsym.arguments import check_between
+from weightsym.arguments import check_between, check_tensors
 
 __all__ = [
     "effective_sample_size", "mcse_mean", "rhat", "tail_effective_sample_size",
@@ -122,10 +122,11 @@ def some_of(rows: Tensor, count: int) -> Tensor:
 
 def check_draws(draws: Tensor) -> None:
     """Refuse draws that are too few, or not finite."""
-    if draws.ndim < 2 or draws.shape[1] < LEAST or len(draws) < 1:
+    check_tensors(draws=draws)
+    if draws.ndim < 2 or draws.shape[1] < LEAST or not draws.numel():
         raise ValueError(
-            f"`draws` must have the shape (chains, samples, ...) with at least {LEAST} samples, "
-            f"got {tuple(draws.shape)}."
+            f"`draws` must have the shape (chains, samples, ...) with at least {LEAST} samples of "
+            f"at least one number, got {tuple(draws.shape)}."
         )
     if not bool(torch.isfinite(draws).all()):
         raise ValueError("`draws` must be finite.")

@@ -162,7 +162,7 @@ def _total_variation(probs: Tensor, reference: Tensor, from_logits: bool) -> Ten
 
 
 def _pair(probs: Tensor, reference: Tensor, from_logits: bool) -> tuple[Tensor, Tensor]:
-    check_same_shape(probs, reference, "`probs` and `reference`")
+    check_same_shape(probs=probs, reference=reference)
     check_predictions(probs)
     return probabilities(probs, from_logits), probabilities(reference, from_logits, "reference")
 

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from weightsym.arguments import check_tensors
+
 __all__ = ["mixture_nll"]
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -197,6 +199,7 @@ def components(means: Tensor, stds: Tensor, least: str = "positive") -> tuple[Te
         stds: of the same shape.
         least: ``"positive"``, or ``"zero"`` where a component may be a point.
     """
+    check_tensors(means=means, stds=stds)
     for name, tensor in (("means", means), ("stds", stds)):
         if not tensor.is_floating_point() or tensor.ndim == 0:
             raise ValueError(
@@ -223,6 +226,7 @@ def components(means: Tensor, stds: Tensor, least: str = "positive") -> tuple[Te
 
 def values_for(values: Tensor, means: Tensor, name: str = "values") -> Tensor:
     """Numbers in float64, refused unless there is one for every mixture."""
+    check_tensors(**{name: values})
     if values.shape != means.shape[1:]:
         raise ValueError(
             f"`{name}` must have shape {tuple(means.shape[1:])}, as the means have without the "

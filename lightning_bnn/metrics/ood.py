@@ -176,7 +176,7 @@ def fpr95(scores: Scores, is_ood: IsOOD, positive: Positive = "ood") -> Number:
 
 def check_ranking(scores: Tensor, is_ood: Tensor) -> None:
     """Refuse all but one number and one truth per example."""
-    check_same_shape(scores, is_ood, "`scores` and `is_ood`")
+    check_same_shape(scores=scores, is_ood=is_ood)
     check_binary(is_ood, "`is_ood` must be boolean, or 0 (ID) and 1 (OOD).")
     check_scores(scores)
     if scores.dtype == torch.int64 and bool((scores.abs() > _WHOLE).any()):

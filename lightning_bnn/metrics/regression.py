@@ -32,9 +32,9 @@ __all__ = [
     "quantile_calibration", "quantile_calibration_floor", "sharpness",
 ]  # fmt: skip
 
-Networks = Float[Tensor, "samples batch *targets"]
-References = Float[Tensor, "others batch *targets"]
-Targets = Float[Tensor, "batch *targets"]
+Networks = Float[Tensor, "samples *examples"]
+References = Float[Tensor, "others *examples"]
+Targets = Float[Tensor, "*examples"]
 _SAMPLES = 200
 """Networks that are compared pair by pair."""
 _LEVELS = torch.arange(1, 20, dtype=torch.float64) / 20
@@ -295,7 +295,7 @@ def levels_reached(u: Tensor) -> Tensor:
     Args:
         u: `pit` of every target, ``(batch, targets)`` or ``(batch,)``.
     """
-    columns = u.flatten(1) if u.ndim > 1 else u[:, None]
+    columns = u.flatten(1) if u.ndim > 1 else u.reshape(-1, 1)
     return torch.stack([(columns <= q).double().mean(0) for q in _LEVELS.tolist()])
 
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Float64, Integer, Real, Shaped
 from torch import Tensor
 
+from weightsym.arguments import check_tensors
 from weightsym.devices import precise
 
 __all__ = ["are_distributions", "check_choice", "logits_of", "probabilities"]
@@ -48,8 +49,7 @@ def logits_of(values: Tensor, name: str = "logits") -> Tensor:
 
 def _at_least_single(values: Any, name: str) -> Tensor:
     """Numbers per class, in float32 or float64."""
-    if not isinstance(values, Tensor):
-        raise ValueError(f"`{name}` must be a tensor, got {type(values).__name__}.")
+    check_tensors(**{name: values})
     if not values.is_floating_point() or values.ndim < 2:
         raise ValueError(
             f"`{name}` must be a float tensor (..., batch, classes), got {values.dtype} "
@@ -91,13 +91,15 @@ def are_distributions(values: Tensor) -> bool:
 
 
 def check_finite(values: Tensor, name: str, kind: str = "values") -> None:
-    """Refuse NaN and infinite values."""
+    """Refuse NaN and infinite values, and what is not a tensor."""
+    check_tensors(**{name: values})
     if values.numel() and not bool(torch.isfinite(values.sum())) and not values.isfinite().all():
         raise ValueError(f"`{name}` must be finite, it holds NaN or infinite {kind}.")
 
 
 def check_labels(labels: Tensor, probs: Tensor) -> None:
     """Refuse all but one class index per example."""
+    check_tensors(labels=labels)
     check_predictions(probs)
     if labels.shape != probs.shape[:1] or labels.is_floating_point() or labels.is_complex():
         raise ValueError(
@@ -122,20 +124,21 @@ def check_predictions(probs: Tensor) -> None:
 
 def check_samples(probs: Tensor) -> None:
     """Refuse all but predictions of several networks."""
+    check_tensors(probs=probs)
     if probs.ndim != 3 or probs.shape[0] == 0:
         raise ValueError(
             f"`probs` must have shape (samples, batch, classes), got {tuple(probs.shape)}."
         )
 
 
-def check_same_shape(a: Tensor, b: Tensor, names: str) -> None:
+def check_same_shape(**pair: Tensor) -> None:
     """Refuse all but two tensors about the same examples."""
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        kinds = f"{type(a).__name__} and {type(b).__name__}"
-        raise ValueError(f"{names} must be tensors, got {kinds}.")
+    check_tensors(**pair)
+    (name, a), (other, b) = pair.items()
     if a.shape != b.shape:
         raise ValueError(
-            f"{names} must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)}."
+            f"`{name}` and `{other}` must have the same shape, got {tuple(a.shape)} and "
+            f"{tuple(b.shape)}."
         )
 
 

@@ -8,9 +8,9 @@ import torch
 from scipy.optimize import minimize
 from scipy.stats import norm
 
-from lightning_bnn.calibration import fit_spread, fit_temperature, fit_vector, pooled
+from lightning_bnn.calibration import calibrated, fit_spread, fit_temperature, fit_vector, pooled
 from lightning_bnn.calibration.calibrators import class_logits, joint_log_prob
-from lightning_bnn.likelihoods import Bernoulli
+from lightning_bnn.likelihoods import Bernoulli, Gaussian
 
 FITS = {
     "temperature": fit_temperature,
@@ -189,6 +189,10 @@ def test_what_a_spread_refuses():
         fit_spread(means, stds, targets[:, 0])
     with pytest.raises(ValueError, match="`targets` must be finite"):
         fit_spread(means, stds, targets * torch.nan)
+    with pytest.raises(ValueError, match="`targets` must be a tensor"):
+        fit_spread(means, stds, targets.numpy())
+    with pytest.raises(ValueError, match="`targets` must be a tensor"):
+        calibrated(Gaussian(), (means, stds), targets.numpy())
     with pytest.raises(ValueError, match="`stds` must be positive"):
         fit_spread(means, 0 * stds, targets)
     with pytest.raises(ValueError, match="`fit` must be one of"):

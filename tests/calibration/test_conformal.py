@@ -195,6 +195,8 @@ INTERVAL = {
     "`targets` must have shape": (BAND, ZEROS[:3]),
     "`targets` must be finite": (BAND, ZEROS / 0),
     "positive `scale`": (Band(ZEROS, ZEROS, ZEROS), ZEROS),
+    "`targets` must be a tensor": (BAND, ZEROS.numpy()),
+    "`band.low` must be a tensor": (BAND._replace(low=ZEROS.numpy()), ZEROS),
 }
 
 

@@ -90,11 +90,13 @@ def test_shapes_and_constant_numbers():
     [rhat, *(ours for ours, _, _ in MEASURES.values())],
 )
 def test_bad_draws(measure):
-    for shape in ((4, 7), (0, 9), (9,)):
+    for shape in ((4, 7), (0, 9), (9,), (2, 20, 0)):
         with pytest.raises(ValueError, match="at least 8 samples"):
             measure(torch.randn(shape))
     with pytest.raises(ValueError, match="finite"):
         measure(torch.full((2, 9), torch.nan))
+    with pytest.raises(ValueError, match="`draws` must be a tensor"):
+        measure(torch.randn(2, 9).numpy())
 
 
 @pytest.mark.bad_input

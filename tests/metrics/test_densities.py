@@ -189,6 +189,8 @@ BAD = {
     "`targets` must have shape": (MEANS, STDS, Y[:, 0]),
     "`targets` must be finite": (MEANS, STDS, Y / 0),
     "of at least one sample": (MEANS[:0], STDS[:0], Y),
+    "`stds` must be a tensor, got float": (MEANS, 1.0, Y),
+    "`targets` must be a tensor, got ndarray": (MEANS, STDS, Y.numpy()),
 }
 
 
@@ -225,6 +227,14 @@ def test_other_things_that_are_refused():
     metric.update(M.pit(MEANS, STDS, Y))
     with pytest.raises(ValueError, match="must have 2 columns as before"):
         metric.update(M.pit(MEANS[..., 0], STDS[..., 0], Y[..., 0]))
+
+
+@pytest.mark.parametrize("function", ["crps", "pit", "interval_coverage", "quantile_calibration"])
+def test_one_number_may_come_without_a_batch(function):
+    one = MEANS[:, 0, 0], STDS[:, 0, 0], Y[0, 0]
+    batch = (t.unsqueeze(-1) for t in one)
+    score = getattr(M, function)
+    torch.testing.assert_close(score(*one), score(*batch).squeeze())
 
 
 def test_an_empty_batch_changes_nothing():

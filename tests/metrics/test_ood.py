@@ -218,7 +218,7 @@ def test_scores():
             "`scores` must not be NaN, 2 of them are",
         ),
         (lambda s, o: M.auroc(s, o[:-1]), "must have the same shape"),
-        (lambda s, o: M.aupr(s.numpy(), o), "`is_ood` must be tensors, got ndarray and Tensor"),
+        (lambda s, o: M.aupr(s.numpy(), o), "`scores` must be a tensor, got ndarray"),
         (lambda s, o: M.auroc(s, 2 * o.long()), "`is_ood` must be boolean"),
         (lambda s, o: M.aupr(s, o, "in"), "`positive` must be one of ood, id, got 'in'"),
         (lambda s, o: M.fpr_at_tpr(s, o, 1.5), r"`tpr` must be in \(0, 1\], got 1.5"),

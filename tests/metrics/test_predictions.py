@@ -183,6 +183,7 @@ def test_no_examples(metric):
         (lambda p, y: M.predictive_kl(-p[0], p[1]), "`probs` must be finite prob"),
         (lambda p, y: M.total_variation(p[0], 3 * p[0]), "`reference` must be finite prob"),
         (lambda p, y: M.mutual_information(p[0]), r"\(samples, batch, classes\)"),
+        (lambda p, y: M.disagreement([p[0], p[1]]), "`probs` must be a tensor.*`torch.stack`"),
         (lambda p, y: M.mutual_information(p[:0]), r"\(samples, batch, classes\)"),
         (lambda p, y: M.MutualInformation("all"), "`component` must be one of epistemic, total"),
     ],

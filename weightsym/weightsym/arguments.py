@@ -21,6 +21,7 @@ __all__ = [
     "check_integer",
     "check_not_negative",
     "check_positive",
+    "check_tensors",
     "is_number",
     "is_whole",
 ]
@@ -105,6 +106,22 @@ def check_floating_type(name: str, value: Any, optional: bool = False) -> None:
             f"`{name}` must be a floating type such as torch.bfloat16, got {value!r}: weights in "
             "another one would lose their fractions."
         )
+
+
+def check_tensors(**values: Any) -> None:
+    """Refuse anything but tensors, such as lists and arrays of numpy.
+
+    >>> check_tensors(labels=[0, 1])
+    Traceback (most recent call last):
+    ValueError: `labels` must be a tensor, got list: convert it with `torch.as_tensor`.
+    """
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            several = isinstance(value, (list, tuple)) and isinstance((*value, 0)[0], Tensor)
+            raise ValueError(
+                f"`{name}` must be a tensor, got {type(value).__name__}: convert it with "
+                f"`torch.{'stack' if several else 'as_tensor'}`."
+            )
 
 
 def _finite(value: Any) -> str:
