@@ -1,6 +1,6 @@
 """Symmetries by dimensional analysis: a network is a formula, its symmetries are changes of units.
 
-Every tensor, weight or activation, is a product of parts: arrays of labels that broadcast to its
+Every tensor, weight or activation, is a product of factors: arrays of labels that broadcast to its
 shape, each with a power for scales and a parity for signs (`values`). What a network computes says
 which labels move together and whose units must agree (`system`). There are three rules for that
 (`arithmetic`): sums need equal units, products multiply them, a sum over a dimension consumes it.

@@ -14,8 +14,8 @@ from weightsym.dimensions.noise import met
 from weightsym.dimensions.system import System, is_grid
 from weightsym.dimensions.values import (
     NONE,
+    Factor,
     Ints,
-    Part,
     Value,
     choice_of,
     chosen,
@@ -41,39 +41,39 @@ def unify(system: System, values: Sequence[Value], is_linear: bool = True) -> Va
     shape = torch.broadcast_shapes(*(v.shape for v in values))
     varies = tuple(any(v.varies[d] for v in values) for d in range(ndim))
     values = [v for v in values if not v.is_zero] or values[:1]
-    if len({_choices_of(v) for v in values if v.parts}) > 1:
+    if len({_choices_of(v) for v in values if v.factors}) > 1:
         values = [gathered(system, v) for v in values]
-    first, *others = (replace(v, parts=system.absorb(v.parts)) for v in values)
+    first, *others = (replace(v, factors=system.absorb(v.factors)) for v in values)
     for value in others:
         first = _unify_two(system, first, value)
     if not is_linear:
-        for part in first.parts:
-            system.mark("apart", part)
-    return Value(tuple(shape), first.parts, None, varies)
+        for factor in first.factors:
+            system.mark("apart", factor)
+    return Value(tuple(shape), first.factors, None, varies)
 
 
 def _choices_of(value: Value) -> frozenset[bytes]:
-    return frozenset(choice_of(x.labels) for x in value.parts) - {b""}
+    return frozenset(choice_of(x.labels) for x in value.factors) - {b""}
 
 
 def gathered(system: System, value: Value, over: frozenset[int] | None = None) -> Value:
     """The value with one label for all that a choice may take, where it is made along ``over``."""
     if not system.choices:
         return value
-    parts = []
-    for x in value.parts:
+    factors = []
+    for x in value.factors:
         dims = chosen(x.labels)
         if not dims or (over is not None and not dims & over):
-            parts.append(x)
+            factors.append(x)
             continue
         units = [] if x.only_moves else [x]
-        row = row_part(system, [x], dims, units, x.power)
+        row = row_factor(system, [x], dims, units, x.power)
         system.mark("apart", x)
         if not x.only_moves:
-            parts.append(replace(row, axis=x.axis))
+            factors.append(replace(row, axis=x.axis))
         elif row.dims:
-            parts.append(row.without_units())
-    return replace(value, parts=tuple(parts))
+            factors.append(row.without_units())
+    return replace(value, factors=tuple(factors))
 
 
 def _unify_two(system: System, a: Value, b: Value) -> Value:
@@ -88,7 +88,7 @@ def _unify_two(system: System, a: Value, b: Value) -> Value:
             left = [y for y in left if y is not x]
             right = [y for y in right if y is not partner]
     left, right = ([system.filled(x) for x in side] for side in (left, right))
-    if right and not left:  # the result is written as the operand with more parts
+    if right and not left:  # the result is written as the operand with more factors
         return _unify_two(system, b, a)
     result = [_tied(system, x, y, bool(left or right)) for x, y in pairs]
     if left or right:
@@ -105,26 +105,26 @@ def _unify_two(system: System, a: Value, b: Value) -> Value:
     return Value(tuple(shape), tuple(result), None, varies)
 
 
-def _as_wide(system: System, value: Value, operand: Value) -> list[Part]:
-    """The parts. As one where the other operand has one label for every entry."""
-    reach = frozenset[int]().union(*(x.dims for x in value.parts))
-    if len(value.parts) > 1 and len(operand.parts) == 1 and operand.parts[0].dims == reach:
-        return list(system.as_one_part(value).parts)
-    return list(value.parts)
+def _as_wide(system: System, value: Value, operand: Value) -> list[Factor]:
+    """The factors. As one where the other operand has one label for every entry."""
+    reach = frozenset[int]().union(*(x.dims for x in value.factors))
+    if len(value.factors) > 1 and len(operand.factors) == 1 and operand.factors[0].dims == reach:
+        return list(system.as_one_factor(value).factors)
+    return list(value.factors)
 
 
-def _tied(system: System, x: Part, y: Part, is_partial: bool) -> Part:
-    """Two parts over the same dimensions become one."""
+def _tied(system: System, x: Factor, y: Factor, is_partial: bool) -> Factor:
+    """Two factors over the same dimensions become one."""
     rows = label_rows(x.labels, y.labels)
     rows = rows[rows[:, 0] != rows[:, 1]]
     if len(rows) and np.array_equal(np.unique(rows[:, 0]), np.unique(rows[:, 1])):
         system.planes.append(np.unique(np.sort(rows, 1), axis=0))  # x is added to a shuffle of x
-    if len(rows) and not (x.dims or y.dims):  # factors of all entries do not move
-        factor = replace(x, labels=system.new(*x.labels.shape), axis=None)
-        system.balance([(factor, 1), (x, -1)])
+    if len(rows) and not (x.dims or y.dims):  # what all entries share does not move
+        shared = replace(x, labels=system.new(*x.labels.shape), axis=None)
+        system.balance([(shared, 1), (x, -1)])
         if not is_partial:
             system.balance([(x, 1), (y, -1)])
-        return factor
+        return shared
     system.tie(x.labels, y.labels, "sum")
     if not is_partial:
         system.balance([(x, 1), (y, -1)])
@@ -135,25 +135,25 @@ def _tied(system: System, x: Part, y: Part, is_partial: bool) -> Part:
 
 
 def _meet_numbers(
-    system: System, parts: Iterable[Part], operand: Value, others: Sequence[Part]
+    system: System, factors: Iterable[Factor], operand: Value, others: Sequence[Factor]
 ) -> None:
     """Put what only one operand has beside the other's numbers."""
-    for part in parts:
-        inside = [y for y in operand.parts if y.dims and y.dims <= part.dims]
+    for factor in factors:
+        inside = [y for y in operand.factors if y.dims and y.dims <= factor.dims]
         inside = [y for y in inside if not any(y.dims & z.dims for z in others)]
         for y in inside:  # numbers that move say to which entries they belong
-            system.tie(part.labels, y.labels, "beside")
-            system.mark("apart", part)
-        system.stand_beside(part, operand, others=(*others, *inside))
+            system.tie(factor.labels, y.labels, "beside")
+            system.mark("apart", factor)
+        system.stand_beside(factor, operand, others=(*others, *inside))
         if not others:
-            if part.dims and not any(operand.varies[d] for d in part.dims):
-                system.mark("ones", part)
-            if not operand.parts:
-                system.stop(part)
+            if factor.dims and not any(operand.varies[d] for d in factor.dims):
+                system.mark("ones", factor)
+            if not operand.factors:
+                system.stop(factor)
 
 
-def _across(system: System, a: Value, left: list[Part], right: list[Part]) -> list[Part]:
-    """Parts over different dimensions, such as a column plus a row."""
+def _across(system: System, a: Value, left: list[Factor], right: list[Factor]) -> list[Factor]:
+    """Factors over different dimensions, such as a column plus a row."""
     both = left + right
     wide = [x for x in both if all(y.dims <= x.dims for y in both)]
     if wide:
@@ -163,7 +163,7 @@ def _across(system: System, a: Value, left: list[Part], right: list[Part]) -> li
                 system.mark("ones", wide[0])
         return left if any(x is wide[0] for x in left) else right
     moves = tuple(x.without_units() for x in both)
-    base = Part(system.as_one_part(Value(a.shape, moves), system.is_ordered).parts[0].labels)
+    base = Factor(system.as_one_factor(Value(a.shape, moves), system.is_ordered).factors[0].labels)
     for side in (left, right):
         system.balance([(base, 1), *((x, -1) for x in side)])
     return [base]
@@ -171,7 +171,7 @@ def _across(system: System, a: Value, left: list[Part], right: list[Part]) -> li
 
 # ------------------------------------------------------------ products
 def multiply(system: System, a: Value, b: Value, power: int = 1) -> Value:
-    """``a * b ** power``: parts side by side. Nothing is tied until something needs it."""
+    """``a * b ** power``: factors side by side. Nothing is tied until something needs it."""
     ndim = max(len(a.shape), len(b.shape))
     a, b = met([with_dims(a, ndim), with_dims(b, ndim)])
     shape = torch.broadcast_shapes(a.shape, b.shape)
@@ -181,11 +181,11 @@ def multiply(system: System, a: Value, b: Value, power: int = 1) -> Value:
         a, b = gathered(system, a), gathered(system, b)
     system.note_table(a, b)
     system.note_table(b, a)
-    for part, factor in [(x, b) for x in a.parts] + [(x, a) for x in b.parts]:
-        system.stand_beside(part, factor, "numbers", factor.parts)
-    parts = (*a.parts, *(y.to_power(Fraction(power), 1) for y in b.parts))
+    for factor, other in [(x, b) for x in a.factors] + [(x, a) for x in b.factors]:
+        system.stand_beside(factor, other, "numbers", other.factors)
+    factors = (*a.factors, *(y.to_power(Fraction(power), 1) for y in b.factors))
     varies = tuple(p or q for p, q in zip(a.varies, b.varies, strict=True))
-    return Value(tuple(shape), parts, None, varies)
+    return Value(tuple(shape), factors, None, varies)
 
 
 # ------------------------------------------------------------ sums over dimensions
@@ -199,14 +199,14 @@ def sum_over(
         total = value.constant.sum(sorted(over), keepdim=keepdim) if ndim else value.constant
         return Value.constant_of(total)
     value = gathered(system, value, over)
-    consumed = [x for x in value.parts if x.dims & over]
+    consumed = [x for x in value.factors if x.dims & over]
     if len({choice_of(x.labels) for x in consumed}) > 1:
         wide = gathered(system, Value(value.shape, tuple(consumed)))
-        consumed = [x for x in wide.parts if x.dims & over]
-    idle = [x for x in value.parts if not x.dims & over]
+        consumed = [x for x in wide.factors if x.dims & over]
+    idle = [x for x in value.factors if not x.dims & over]
     places = [x for x in consumed if x.only_moves]
     consumed = list(system.absorb(consumed)) if len(consumed) > 1 else consumed
-    new: list[Part] = []
+    new: list[Factor] = []
     for group in _meeting(consumed):
         pair = _at_most_two(system, value, group, idle)
         if len(pair) == 2:
@@ -222,34 +222,34 @@ def sum_over(
     return reduced(value, system.absorb(idle + new), over, keepdim)
 
 
-def _meeting(parts: Iterable[Part]) -> list[list[Part]]:
-    """Parts that share dimensions, directly or by others."""
-    groups: list[list[Part]] = []
-    for part in parts:
-        near = [g for g in groups if any(x.dims & part.dims for x in g)]
-        groups = [g for g in groups if g not in near] + [[*(x for g in near for x in g), part]]
+def _meeting(factors: Iterable[Factor]) -> list[list[Factor]]:
+    """Factors that share dimensions, directly or by others."""
+    groups: list[list[Factor]] = []
+    for factor in factors:
+        near = [g for g in groups if any(x.dims & factor.dims for x in g)]
+        groups = [g for g in groups if g not in near] + [[*(x for g in near for x in g), factor]]
     return groups
 
 
 def _at_most_two(
-    system: System, value: Value, parts: Sequence[Part], idle: Sequence[Part]
-) -> Sequence[Part]:
-    """A part that is free, if there is one, and the product of the others where they are many."""
-    if len(parts) <= 2:
-        return parts
-    free = [x for x in parts if x.is_free_beside(idle)][:1]
-    others = tuple(x for x in parts if x not in free)
-    return [*free, *system.as_one_part(Value(value.shape, others)).parts]
+    system: System, value: Value, factors: Sequence[Factor], idle: Sequence[Factor]
+) -> Sequence[Factor]:
+    """A factor that is free, if there is one, and the product of the others where they are many."""
+    if len(factors) <= 2:
+        return factors
+    free = [x for x in factors if x.is_free_beside(idle)][:1]
+    others = tuple(x for x in factors if x not in free)
+    return [*free, *system.as_one_factor(Value(value.shape, others)).factors]
 
 
 def _contract(
     system: System,
-    x: Part,
-    y: Part,
-    idle: list[Part],
+    x: Factor,
+    y: Factor,
+    idle: list[Factor],
     over: frozenset[int],
-    places: Sequence[Part] = (),
-) -> tuple[list[Part], list[Part]]:
+    places: Sequence[Factor] = (),
+) -> tuple[list[Factor], list[Factor]]:
     """Two rows meet: their labels are the same, and their units cancel, or are those of a block.
 
     A weight that nothing has used takes up the units of what it is multiplied with. Where labels
@@ -269,16 +269,16 @@ def _contract(
             system.mark("apart", z)
     if not fixes and not itself:
         power = Fraction(bool(x.power or y.power))
-        return [row_part(system, [x, y], over, [x, y], power)], idle
+        return [row_factor(system, [x, y], over, [x, y], power)], idle
     alone = [z for z in idle if fixes and not z.dims and not z.is_free and not z.only_moves]
     system.balance([(x, 1), (y, 1), *((z, 1) for z in alone)])
     idle = [z.without_units() if z in alone else z for z in idle]
     if (x.dims | y.dims) - over:
-        return [row_part(system, [x, y], over).without_units()], idle
+        return [row_factor(system, [x, y], over).without_units()], idle
     return [], idle
 
 
-def _in_entries(system: System, x: Part, rows: Ints) -> Part:
+def _in_entries(system: System, x: Factor, rows: Ints) -> Factor:
     """A label for every entry of a table whose labels meet all others, as those of circulants."""
     if len(x.dims) < 2 or not is_grid(rows) or len(x.labels.unique()) == x.labels.numel():
         return x
@@ -288,30 +288,32 @@ def _in_entries(system: System, x: Part, rows: Ints) -> Part:
     return entries
 
 
-def _use_up(system: System, x: Part, idle: Sequence[Part], over: frozenset[int]) -> list[Part]:
+def _use_up(
+    system: System, x: Factor, idle: Sequence[Factor], over: frozenset[int]
+) -> list[Factor]:
     """One row is summed: all of it has one unit."""
     outside = bool(x.dims - over)
     if x.is_free_beside(idle) and x.power == 1:
         system.stop(x)
         system.mark("ones", x)
-        return [row_part(system, [x], over).without_units()] if outside else []
+        return [row_factor(system, [x], over).without_units()] if outside else []
     if x.only_moves:
-        return [row_part(system, [x], over).without_units()] if outside else []
+        return [row_factor(system, [x], over).without_units()] if outside else []
     if x.power != 2:
         system.mark("ones" if x.power == 1 else "apart", x)
-    return [row_part(system, [x], over, [x], x.power)]
+    return [row_factor(system, [x], over, [x], x.power)]
 
 
-def row_part(
+def row_factor(
     system: System,
-    parts: Sequence[Part],
+    factors: Sequence[Factor],
     over: frozenset[int],
-    balance: Sequence[Part] = (),
+    balance: Sequence[Factor] = (),
     power: Fraction = Fraction(1),
-) -> Part:
+) -> Factor:
     """One new label for every distinct row along the dimensions that are summed over: a block."""
-    shape = torch.broadcast_shapes(*(x.labels.shape for x in parts))
-    full = torch.stack([x.labels.expand(shape) for x in parts])
+    shape = torch.broadcast_shapes(*(x.labels.shape for x in factors))
+    full = torch.stack([x.labels.expand(shape) for x in factors])
     outer = [d + 1 for d in range(len(shape)) if d not in over]
     table = full.permute(*outer, 0, *(d + 1 for d in sorted(over)))
     sizes = [1 if d in over else n for d, n in enumerate(shape)]
@@ -319,18 +321,18 @@ def row_part(
     new = torch.where((rows == NONE).all(1), NONE, system.new(len(rows)))
     labels = compress(new[index].reshape(sizes))
     reach = frozenset(d for d, n in enumerate(labels.shape) if n > 1)
-    for x in parts:
+    for x in factors:
         if reach:
             system.tie(x.labels, labels, "in")
     is_odd = any(z.parity for z in balance)
-    part = Part(labels, power, int(is_odd))
+    factor = Factor(labels, power, int(is_odd))
     if balance:
-        system.balance([(part, -1), *((z, 1) for z in balance)])
-    return part
+        system.balance([(factor, -1), *((z, 1) for z in balance)])
+    return factor
 
 
-def reduced(value: Value, parts: Iterable[Part], over: frozenset[int], keepdim: bool) -> Value:
-    """A value of given parts without the dimensions that were summed over."""
+def reduced(value: Value, factors: Iterable[Factor], over: frozenset[int], keepdim: bool) -> Value:
+    """A value of given factors without the dimensions that were summed over."""
 
     def narrowed(labels: Tensor) -> Tensor:
         for d in sorted(over, reverse=True):
@@ -344,6 +346,6 @@ def reduced(value: Value, parts: Iterable[Part], over: frozenset[int], keepdim: 
         if keepdim or d not in over
     ]
     return Value(
-        tuple(n for n, _ in left), tuple(x.on(narrowed) for x in parts), None,
+        tuple(n for n, _ in left), tuple(x.on(narrowed) for x in factors), None,
         tuple(v for _, v in left),
     )  # fmt: skip

@@ -78,8 +78,8 @@ def exchanges(reading: Reading) -> Exchanges:
     graph = _graph_of(reading)
     placed = np.zeros(len(graph.colours), bool)
     for parameter in reading.parameters.values():
-        for part in parameter.parts:
-            placed[graph.classes[part.labels.reshape(-1).numpy()]] = True
+        for factor in parameter.factors:
+            placed[graph.classes[factor.labels.reshape(-1).numpy()]] = True
     placed[list(graph.tensor_vertices.values())] = True
     families = _twins(graph)
     groups = [Exchange([[v] for v in f], False) for f in families if placed[f[0]]]
@@ -204,7 +204,7 @@ def _description(reading: Reading, node: Node) -> tuple[object, ...]:
         literals = repr([a for a in _operands(node) if not isinstance(a, Node)])
     if name == "permute":  # labels say where their own dimensions go
         value: Any = reading.value_of(node.args[0])
-        dims = frozenset[int]().union(*(part.dims for part in value.parts))
+        dims = frozenset[int]().union(*(f.dims for f in value.factors))
         literals = repr([d for d in node.args[1] if value.varies[d] and d not in dims])  # type: ignore[union-attr]
     inputs = [
         a.name
@@ -218,7 +218,7 @@ def _acts_on_labels(reading: Reading, node: Node) -> bool:
     value = reading.value_of(node.args[0])
     position = 2 if "split" in operation_of(node) else 1
     d = (node.args[position] if len(node.args) > position else 0) % len(value.shape)  # type: ignore[operator]
-    return any(d in part.dims for part in value.parts)
+    return any(d in f.dims for f in value.factors)
 
 
 def _edges_of_operations(
@@ -265,9 +265,9 @@ def _stars(
         every = own[0] if len(own) == 1 else distinct(np.concatenate(own))
         yield _Star(centre, _code(("passes", role)), every)
     for name, parameter in reading.parameters.items():
-        for d, part in enumerate(parameter.parts):
-            own = classes[part.labels.reshape(-1).numpy()]
-            again = occurrence(part.labels.new_tensor(own)).numpy()
+        for d, factor in enumerate(parameter.factors):
+            own = classes[factor.labels.reshape(-1).numpy()]
+            again = occurrence(factor.labels.new_tensor(own)).numpy()
             for k in range(int(again.max(initial=-1)) + 1):
                 yield _Star(tensors[name], _code(("axis", d, k)), own[again == k])
 

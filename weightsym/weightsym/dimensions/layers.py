@@ -11,13 +11,13 @@ from weightsym.dimensions.arithmetic import (
     gathered,
     multiply,
     reduced,
-    row_part,
+    row_factor,
     sum_over,
     unify,
 )
 from weightsym.dimensions.moves import reshaped, squeezed, unsqueezed
 from weightsym.dimensions.system import System
-from weightsym.dimensions.values import Part, Value, compress, with_dims
+from weightsym.dimensions.values import Factor, Value, compress, with_dims
 
 __all__ = ["batch_norm", "contract", "convolution", "embedding", "extreme", "group_norm",
            "norm_by_places", "only_moving", "statistics", "variance"]  # fmt: skip
@@ -25,8 +25,8 @@ __all__ = ["batch_norm", "contract", "convolution", "embedding", "extreme", "gro
 
 def only_moving(value: Value) -> Value:
     """The value without units: what is known to be one of them."""
-    parts = tuple(p.without_units() for p in value.parts)
-    return replace(value, parts=parts, constant=None)
+    factors = tuple(p.without_units() for p in value.factors)
+    return replace(value, factors=factors, constant=None)
 
 
 def contract(system: System, a: Value, b: Value) -> Value:
@@ -62,8 +62,8 @@ def convolution(system: System, size: Any, args: Sequence[Any]) -> Value:
     )
     if bias is not None:
         y = unify(system, [y, bias])
-    parts = tuple(p.on(lambda t: t[(..., *([None] * space))]) for p in y.parts)
-    return Value.of(size.shape, parts)
+    factors = tuple(p.on(lambda t: t[(..., *([None] * space))]) for p in y.factors)
+    return Value.of(size.shape, factors)
 
 
 def _in_groups(weight: Value, *rows: int) -> Value:
@@ -75,27 +75,27 @@ def _in_groups(weight: Value, *rows: int) -> Value:
 
 def _without_space(system: System, value: Value, space: int) -> Value:
     """Rows of positions in place of entries: all entries of a row have one unit."""
-    parts = []
+    factors = []
     over = frozenset(range(2, len(value.shape)))
-    for part in value.parts:
-        if part.dims & over and part.dims - over:
-            system.tell_apart(part, dims=sorted(over))
-            system.mark("apart", part)
-            part = row_part(system, [part], over, [part], part.power)
-        elif part.dims & over:
-            system.fix(part)
+    for factor in value.factors:
+        if factor.dims & over and factor.dims - over:
+            system.tell_apart(factor, dims=sorted(over))
+            system.mark("apart", factor)
+            factor = row_factor(system, [factor], over, [factor], factor.power)
+        elif factor.dims & over:
+            system.fix(factor)
             continue
-        parts.append(part.on(lambda t: t.flatten(2)[..., 0]))
-    return Value(value.shape[:2], tuple(parts), None, value.varies[:2])
+        factors.append(factor.on(lambda t: t.flatten(2)[..., 0]))
+    return Value(value.shape[:2], tuple(factors), None, value.varies[:2])
 
 
 # ------------------------------------------------------------ norms
 def _per_channel(value: Value, ndim: int) -> Value:
     """A vector beside the channels of an activation."""
     after = (1,) * (ndim - 2)
-    parts = tuple(p.on(lambda t: t.reshape(1, -1, *after)) for p in value.parts)
+    factors = tuple(p.on(lambda t: t.reshape(1, -1, *after)) for p in value.factors)
     return Value(
-        (1, *value.shape, *after), parts, None, (False, *value.varies, *(False,) * (ndim - 2))
+        (1, *value.shape, *after), factors, None, (False, *value.varies, *(False,) * (ndim - 2))
     )  # noqa: E501
 
 
@@ -109,14 +109,14 @@ def batch_norm(
     passes, and the mean has it, too.
     """
     ndim = len(x.shape)
-    for part in () if is_fixed else mean.parts:
-        system.stop(part, sign=False)
+    for factor in () if is_fixed else mean.factors:
+        system.stop(factor, sign=False)
     y = unify(system, [x, _per_channel(mean, ndim)])
     deviation = _per_channel(var, ndim)
-    for part in deviation.parts:
-        system.stop(part)
+    for factor in deviation.factors:
+        system.stop(factor)
     y = multiply(system, y, only_moving(deviation))
-    y = replace(y, parts=system.absorb(y.parts))
+    y = replace(y, factors=system.absorb(y.factors))
     return _affine(system, y, gain, bias)
 
 
@@ -152,8 +152,8 @@ def _affine(system: System, y: Value, gain: Value | None, bias: Value | None) ->
 
 
 def _squared(system: System, value: Value) -> Value:
-    parts = tuple(p.to_power(Fraction(2), 0) for p in system.absorb(value.parts))
-    return replace(value, parts=parts, constant=None)
+    factors = tuple(p.to_power(Fraction(2), 0) for p in system.absorb(value.factors))
+    return replace(value, factors=factors, constant=None)
 
 
 def _centred(system: System, x: Value, dims: Iterable[int]) -> Value:
@@ -165,8 +165,8 @@ def _normalised(system: System, x: Value, dims: Iterable[int]) -> Value:
     dims = list(dims)
     centred = _centred(system, x, dims)
     squares = sum_over(system, _squared(system, centred), dims, keepdim=True)
-    for part in squares.parts:
-        system.stop(part)  # a small number is added
+    for factor in squares.factors:
+        system.stop(factor)  # a small number is added
     y = multiply(system, centred, only_moving(squares))
     return system.settled(replace(y, constant=None))
 
@@ -180,20 +180,24 @@ def variance(
     total = sum_over(system, _squared(system, x), dims, keepdim)
     half = Fraction(1, 2)
     return (
-        replace(total, parts=tuple(p.to_power(half, 1) for p in total.parts)) if is_root else total
+        replace(total, factors=tuple(p.to_power(half, 1) for p in total.factors))
+        if is_root
+        else total
     )
 
 
 # ------------------------------------------------------------ others
 def embedding(system: System, table: Value, index: Value, size: Any) -> Value:
     """Rows of a table by number: rows stay, what lies along them passes."""
-    parts = []
-    for part in table.parts:
-        if 0 in part.dims:
-            system.fix(part)
+    factors = []
+    for factor in table.factors:
+        if 0 in factor.dims:
+            system.fix(factor)
         else:
-            parts.append(part.on(lambda t: t.reshape((1,) * len(index.shape) + tuple(t.shape[1:]))))
-    return Value.of(size.shape, parts)
+            factors.append(
+                factor.on(lambda t: t.reshape((1,) * len(index.shape) + tuple(t.shape[1:])))
+            )
+    return Value.of(size.shape, factors)
 
 
 def extreme(system: System, value: Value, dims: Sequence[int] | int, keepdim: bool) -> Value:
@@ -201,31 +205,31 @@ def extreme(system: System, value: Value, dims: Sequence[int] | int, keepdim: bo
     ndim = len(value.shape)
     listed = [dims] if isinstance(dims, int) else list(dims)
     over = frozenset(d % ndim for d in listed) or frozenset(range(ndim))
-    value = gathered(system, system.as_one_part(value), over)
-    for part in value.parts:
-        system.stop(part, scale=False)
-        system.mark("apart", part)
-    if any(p.dims & over for p in value.parts):
-        (part,) = value.parts
-        row = row_part(system, [part], over, [part], part.power)
-        return reduced(value, [replace(row, power=part.power, parity=0)], over, keepdim)
-    parts = [replace(p, parity=0) for p in value.parts]
-    return reduced(value, parts, over, keepdim)
+    value = gathered(system, system.as_one_factor(value), over)
+    for factor in value.factors:
+        system.stop(factor, scale=False)
+        system.mark("apart", factor)
+    if any(p.dims & over for p in value.factors):
+        (factor,) = value.factors
+        row = row_factor(system, [factor], over, [factor], factor.power)
+        return reduced(value, [replace(row, power=factor.power, parity=0)], over, keepdim)
+    factors = [replace(p, parity=0) for p in value.factors]
+    return reduced(value, factors, over, keepdim)
 
 
 def moved_along(value: Value, image: dict[int, int], size: Any, scales: bool, signs: bool) -> Value:
     """The value after an operation that takes dimensions where a probe has seen them."""
-    parts: list[Part] = []
-    for part in value.parts:
-        source = sorted(part.dims, key=lambda d: image[d])
-        labels = part.labels.permute(
-            *source, *(d for d in range(part.labels.ndim) if d not in source)
+    factors: list[Factor] = []
+    for factor in value.factors:
+        source = sorted(factor.dims, key=lambda d: image[d])
+        labels = factor.labels.permute(
+            *source, *(d for d in range(factor.labels.ndim) if d not in source)
         )  # noqa: E501
         shape = [1] * size.ndim
         for d in source:
-            shape[image[d]] = part.labels.shape[d]
+            shape[image[d]] = factor.labels.shape[d]
         has_unit = size.dtype.is_floating_point or size.dtype.is_complex
-        power = part.power if scales and has_unit else Fraction(0)
-        parity = part.parity if signs and has_unit else 0
-        parts.append(Part(compress(labels.reshape(shape)), power, parity))
-    return Value.of(size.shape, parts)
+        power = factor.power if scales and has_unit else Fraction(0)
+        parity = factor.parity if signs and has_unit else 0
+        factors.append(Factor(compress(labels.reshape(shape)), power, parity))
+    return Value.of(size.shape, factors)

@@ -59,8 +59,8 @@ def _marked(labels: Iterable[Ints], exchanges: Exchanges) -> NDArray[np.bool_]:
 
 
 def _labels_by_class(reading: Reading, exchanges: Exchanges) -> dict[int, int]:
-    parts = (part for parameter in reading.parameters.values() for part in parameter.parts)
-    labels = np.concatenate([np.zeros(0, np.int64), *(distinct(p.labels.numpy()) for p in parts)])
+    factors = (f for parameter in reading.parameters.values() for f in parameter.factors)
+    labels = np.concatenate([np.zeros(0, np.int64), *(distinct(p.labels.numpy()) for p in factors)])
     classes, first = np.unique(exchanges.classes[labels], return_index=True)
     return dict(zip(classes.tolist(), labels[first].tolist(), strict=True))
 

@@ -18,7 +18,7 @@ from weightsym.dimensions.values import compress
 __all__ = ["stack_codes"]
 
 Codes = list[tuple[Tensor, bool]]
-"""For every part of a tensor a number for each place, and whether the part only moves."""
+"""For every factor of a tensor a number for each place, and whether the factor only moves."""
 
 
 class _Use(NamedTuple):
@@ -41,7 +41,7 @@ class _Stack(NamedTuple):
 
 
 def stack_codes(programs: Iterable[Program], tables: frozenset[str]) -> dict[str, Codes]:
-    """The parts of tensors that products read as stacks of matrices, and of tables beside them."""
+    """Factors of tensors that products read as stacks of matrices, and of tables beside them."""
     moved: dict[Node, tuple[str, tuple[Node, ...]]] = {}
     uses: dict[str, list[_Use]] = {}
     tensors: dict[str, Tensor] = {}

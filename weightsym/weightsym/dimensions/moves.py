@@ -15,7 +15,7 @@ from torch.fx import Node
 from weightsym.dimensions.arithmetic import unify
 from weightsym.dimensions.nodes import operation_of
 from weightsym.dimensions.system import System
-from weightsym.dimensions.values import ZERO, Part, Value, compress, with_dims
+from weightsym.dimensions.values import ZERO, Factor, Value, compress, with_dims
 
 __all__ = ["MOVES", "RESHAPES", "UNCHANGED", "Unfollowed", "expand", "have_same_labels", "join",
            "move", "reshaped", "squeezed", "stacked", "unsqueezed"]  # fmt: skip
@@ -44,7 +44,7 @@ def move(system: System, node: Node, args: Sequence[Any], named: dict[str, Any])
     if name == "slice_scatter":
         return _written_into(system, node, args, named)
     if name == "slice" and _is_emptied(value, args, size):
-        return Value(tuple(size.shape), value.parts, None, value.varies)
+        return Value(tuple(size.shape), value.factors, None, value.varies)
     function = _function(node, name, value, args, named)
     if isinstance(size, tuple | list):
         return _pieces(value, function, size)
@@ -58,7 +58,7 @@ def _is_emptied(value: Value, args: Sequence[Any], size: Tensor) -> bool:
     """
     start, end = (*args[2:4], None, None)[:2]
     is_by_length = start not in (None, 0) or (isinstance(end, int) and end < 0)
-    is_of_channels = any(int(args[1]) % len(value.shape) in part.dims for part in value.parts)
+    is_of_channels = any(int(args[1]) % len(value.shape) in f.dims for f in value.factors)
     is_empty = not size.numel() and 0 not in value.shape
     return is_by_length and is_empty and not is_of_channels
 
@@ -104,7 +104,7 @@ def _function(
     target: Any = node.target
     if name == "constant_pad_nd":
         number = args[2] if len(args) > 2 else named.get("value", 0)
-        if value.parts and number != 0:
+        if value.factors and number != 0:
             raise Unfollowed("padding by a number that is not zero")
         return lambda t: _padded(t, value.shape, arguments[0])
     if name == "index":
@@ -133,11 +133,11 @@ def _padded(labels: Tensor, shape: Sequence[int], amounts: Sequence[int]) -> Ten
 def _pieces(
     value: Value, function: Callable[[Tensor], Any], sizes: Sequence[Tensor]
 ) -> tuple[Value, ...]:
-    parts: list[list[Part]] = [[] for _ in sizes]
-    for part in value.parts:
-        for piece, labels in zip(parts, function(part.labels), strict=True):
-            piece.append(part.with_labels(compress(labels)))
-    return tuple(Value.of(s.shape, piece) for s, piece in zip(sizes, parts, strict=True))
+    factors: list[list[Factor]] = [[] for _ in sizes]
+    for factor in value.factors:
+        for piece, labels in zip(factors, function(factor.labels), strict=True):
+            piece.append(factor.with_labels(compress(labels)))
+    return tuple(Value.of(s.shape, piece) for s, piece in zip(sizes, factors, strict=True))
 
 
 def _moved(value: Value, shape: Sequence[int], function: Callable[[Tensor], Tensor]) -> Value:
@@ -151,39 +151,43 @@ def _moved(value: Value, shape: Sequence[int], function: Callable[[Tensor], Tens
         along = [-1 if k == d else 1 for k in range(len(value.shape))]
         moved = compress(function(torch.arange(1, value.shape[d] + 1).reshape(along)))
         varies = [varied or n > 1 for varied, n in zip(varies, moved.shape, strict=True)]
-        if not any(d in part.dims for part in value.parts):
+        if not any(d in f.dims for f in value.factors):
             positions.append(moved)
     result = value.moved(shape, function, varies)
-    return replace(result, parts=tuple(_among(part, positions) for part in result.parts))
+    return replace(result, factors=tuple(_among(f, positions) for f in result.factors))
 
 
-def _among(part: Part, positions: Sequence[Tensor]) -> Part:
-    """The part, with what stands along its own dimensions."""
+def _among(factor: Factor, positions: Sequence[Tensor]) -> Factor:
+    """The factor, with what stands along its own dimensions."""
     for positions_along in positions:
-        if any(positions_along.shape[d] > 1 for d in part.dims):
-            before = part.places if part.places is not None else 0
-            part = replace(part, places=before * (int(positions_along.max()) + 1) + positions_along)
-    return part
+        if any(positions_along.shape[d] > 1 for d in factor.dims):
+            before = factor.places if factor.places is not None else 0
+            factor = replace(
+                factor, places=before * (int(positions_along.max()) + 1) + positions_along
+            )
+    return factor
 
 
 def _unrolled(system: System, value: Value, shape: Sequence[int]) -> Value:
     """Give channels of their own to what is broadcast and then flattened into channels."""
     for d, n in enumerate(value.shape):
         if n > 1 and not value.varies[d] and not _stays(value, d, shape):
-            parts = tuple(_copied(system, value, part, d, n, shape) for part in value.parts)
+            factors = tuple(_copied(system, value, f, d, n, shape) for f in value.factors)
             varies = tuple(k == d or varied for k, varied in enumerate(value.varies))
-            value = Value(value.shape, parts, value.constant, varies)
+            value = Value(value.shape, factors, value.constant, varies)
     return value
 
 
-def _copied(system: System, value: Value, part: Part, d: int, n: int, shape: Sequence[int]) -> Part:
-    is_flattened = any(not _stays(value, k, shape) for k in part.dims)
-    if part.labels.shape[d] > 1 or not is_flattened:
-        return part
-    copies = system.new(*(n if k == d else a for k, a in enumerate(part.labels.shape)))
-    system.tie(copies, part.labels, "copy")
-    copy = replace(part, labels=copies, axis=None)
-    system.balance([(copy, 1), (part, -1)])
+def _copied(
+    system: System, value: Value, factor: Factor, d: int, n: int, shape: Sequence[int]
+) -> Factor:
+    is_flattened = any(not _stays(value, k, shape) for k in factor.dims)
+    if factor.labels.shape[d] > 1 or not is_flattened:
+        return factor
+    copies = system.new(*(n if k == d else a for k, a in enumerate(factor.labels.shape)))
+    system.tie(copies, factor.labels, "copy")
+    copy = replace(factor, labels=copies, axis=None)
+    system.balance([(copy, 1), (factor, -1)])
     return copy
 
 
@@ -197,14 +201,14 @@ def _stays(value: Value, d: int, shape: Sequence[int]) -> bool:
 
 def _written_into(system: System, node: Node, args: Sequence[Any], named: dict[str, Any]) -> Value:
     target: Any = node.target
-    whole, part = (system.as_one_part(v) for v in args[:2])
-    labels = target(_labels_of(whole), _labels_of(part), *args[2:], **named)
-    return Value.of(whole.shape, [Part(compress(labels))])
+    whole, factor = (system.as_one_factor(v) for v in args[:2])
+    labels = target(_labels_of(whole), _labels_of(factor), *args[2:], **named)
+    return Value.of(whole.shape, [Factor(compress(labels))])
 
 
 def _labels_of(value: Value) -> Tensor:
-    if value.parts:
-        return value.parts[0].labels.expand(value.shape)
+    if value.factors:
+        return value.factors[0].labels.expand(value.shape)
     return torch.full(value.shape, ZERO if value.is_zero else 0)
 
 
@@ -215,15 +219,15 @@ def unsqueezed(value: Value, d: int) -> Value:
     shape.insert(d, 1)
     varies.insert(d, False)
     constant = None if value.constant is None else value.constant.unsqueeze(d)
-    parts = tuple(p.on(lambda t: t.unsqueeze(d)) for p in value.parts)
-    return Value(tuple(shape), parts, constant, tuple(varies))
+    factors = tuple(p.on(lambda t: t.unsqueeze(d)) for p in value.factors)
+    return Value(tuple(shape), factors, constant, tuple(varies))
 
 
 def squeezed(value: Value, d: int) -> Value:
     """The value without a dimension of size 1."""
     shape, varies = list(value.shape), list(value.varies)
     del shape[d], varies[d]
-    return Value(tuple(shape), tuple(p.on(lambda t: t.squeeze(d)) for p in value.parts), None,
+    return Value(tuple(shape), tuple(p.on(lambda t: t.squeeze(d)) for p in value.factors), None,
                  tuple(varies))  # fmt: skip
 
 
@@ -239,7 +243,7 @@ def expand(value: Value, shape: Sequence[int]) -> Value:
     value = with_dims(value, len(shape))
     constant = None if value.constant is None else value.constant.expand(tuple(shape))
     varies = tuple(v and value.shape[d] > 1 for d, v in enumerate(value.varies))
-    return Value(tuple(shape), value.parts, constant, varies)
+    return Value(tuple(shape), value.factors, constant, varies)
 
 
 # ------------------------------------------------------------ concatenation
@@ -248,28 +252,28 @@ def join(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) 
     ndim = len(shape)
     varies = [any(v.varies[k] for v in values) or k == d for k in range(ndim)]
     full = [v for v in values if not v.is_zero]
-    if all(v.parts and not any(d in p.dims for p in v.parts) for v in full):
+    if all(v.factors and not any(d in p.dims for p in v.factors) for v in full):
         same = unify(system, [_first_of(v, d) for v in full])
-        return Value(tuple(shape), same.parts, None, tuple(varies))
+        return Value(tuple(shape), same.factors, None, tuple(varies))
     beside = _joined_beside_others(system, values, d, shape)
     if beside is not None:
         return beside
     if len(full) == len(values):
-        joined = _joined_part_by_part(system, values, d, shape)
+        joined = _joined_one_by_one(system, values, d, shape)
         if joined is not None:
             return joined
-    part = _joined_entry_by_entry(system, values, d, shape)
-    return Value(tuple(shape), (part,) if part else (), None, tuple(varies))
+    factor = _joined_entry_by_entry(system, values, d, shape)
+    return Value(tuple(shape), (factor,) if factor else (), None, tuple(varies))
 
 
 def _joined_beside_others(
     system: System, values: Sequence[Value], d: int, shape: Sequence[int]
 ) -> Value | None:
     """Rows of parameters, one part along the dimension, beside rows of data, which have none."""
-    along = [[p for p in v.parts if d in p.dims] for v in values]
+    along = [[p for p in v.factors if d in p.dims] for v in values]
     rows = [p for row in along for p in row]
-    others = [replace(v, parts=tuple(p for p in v.parts if d not in p.dims)) for v in values]
-    is_row = all(v.parts for v in others) and 0 in map(len, along)
+    others = [replace(v, factors=tuple(p for p in v.factors if d not in p.dims)) for v in values]
+    is_row = all(v.factors for v in others) and 0 in map(len, along)
     if not is_row or not rows or max(map(len, along)) > 1 or any(p.power != 1 for p in rows):
         return None
     same = unify(system, [_first_of(v, d) for v in others])
@@ -279,30 +283,30 @@ def _joined_beside_others(
         row[0].labels.expand(n) if row else torch.zeros(n, dtype=torch.long)
         for row, n in zip(along, size, strict=True)
     ]
-    return Value.of(shape, (*same.parts, Part(torch.cat(labels, d))))
+    return Value.of(shape, (*same.factors, Factor(torch.cat(labels, d))))
 
 
 def _joined_entry_by_entry(
     system: System, values: Sequence[Value], d: int, shape: Sequence[int]
-) -> Part | None:
+) -> Factor | None:
     """One label for every entry. Nothing where no value has any, and none of them is zero."""
-    values = [system.as_one_part(v) for v in values]
-    powers = {(p.power, p.parity) for v in values for p in v.parts}
+    values = [system.as_one_factor(v) for v in values]
+    powers = {(p.power, p.parity) for v in values for p in v.factors}
     if not powers and not any(v.is_zero for v in values):
         return None
     if len(powers) > 1:
         values = [_to_first_power(system, v) for v in values]
     power, parity = powers.pop() if len(powers) == 1 else (Fraction(1), 1)
-    dims = {k for v in values for p in v.parts for k in p.dims} | {d}
+    dims = {k for v in values for p in v.factors for k in p.dims} | {d}
     narrow = [_labels_of(v) for v in values]
     for k in set(range(len(shape))) - dims:
         narrow = [t.narrow(k, 0, 1) for t in narrow]
-    part = Part(compress(torch.cat(narrow, d)), power, parity)
+    factor = Factor(compress(torch.cat(narrow, d)), power, parity)
     places = [
         _places_of(v, k, t.shape) for k, (v, t) in enumerate(zip(values, narrow, strict=True))
     ]
-    part = part.with_labels(part.labels, compress(torch.cat(places, d)))
-    return _with_copies(system, part, narrow, d)
+    factor = factor.with_labels(factor.labels, compress(torch.cat(places, d)))
+    return _with_copies(system, factor, narrow, d)
 
 
 def _places_of(value: Value, k: int, shape: Sequence[int]) -> Tensor:
@@ -310,8 +314,8 @@ def _places_of(value: Value, k: int, shape: Sequence[int]) -> Tensor:
 
     Constants that are equal are at one place.
     """
-    if value.parts:
-        placed = value.parts[0].places
+    if value.factors:
+        placed = value.factors[0].places
         return (
             torch.zeros((), dtype=torch.long).expand(shape)
             if placed is None
@@ -327,17 +331,17 @@ def _places_of(value: Value, k: int, shape: Sequence[int]) -> Tensor:
     return (places + (k + 1) * 1_000_003).expand(tuple(shape))
 
 
-def _with_copies(system: System, part: Part, pieces: Sequence[Tensor], d: int) -> Part:
+def _with_copies(system: System, factor: Factor, pieces: Sequence[Tensor], d: int) -> Factor:
     """Give a label of its own in each piece to what stands in several."""
     distinct = [torch.unique(piece[piece > 0]) for piece in pieces]
     if sum(map(len, distinct)) == len(torch.unique(torch.cat(distinct))):
-        return part
+        return factor
     keys = torch.cat([torch.where(p > 0, p + k * system.count, p) for k, p in enumerate(pieces)], d)
     distinct_keys, index = torch.unique(keys, return_inverse=True)
     copies = compress(torch.where(keys > 0, system.new(len(distinct_keys))[index], keys))
-    system.tie(copies, torch.where(part.labels > 0, part.labels, ZERO), "cat")
-    copy = replace(part, labels=copies, axis=None)
-    system.balance([(copy, 1), (part, -1)])
+    system.tie(copies, torch.where(factor.labels > 0, factor.labels, ZERO), "cat")
+    copy = replace(factor, labels=copies, axis=None)
+    system.balance([(copy, 1), (factor, -1)])
     return copy
 
 
@@ -345,19 +349,19 @@ def _first_of(value: Value, d: int) -> Value:
     """The first entries along a dimension without labels."""
     shape, varies = list(value.shape), list(value.varies)
     shape[d], varies[d] = 1, False
-    return Value(tuple(shape), value.parts, None, tuple(varies))
+    return Value(tuple(shape), value.factors, None, tuple(varies))
 
 
-def _joined_part_by_part(
+def _joined_one_by_one(
     system: System, values: Sequence[Value], d: int, shape: Sequence[int]
 ) -> Value | None:
-    """Several parts each, over the same dimensions: each is joined, or is the same for all."""
-    if len({len(v.parts) for v in values}) > 1 or len(values[0].parts) < 2:
+    """Several factors each, over the same dimensions: each is joined, or is the same for all."""
+    if len({len(v.factors) for v in values}) > 1 or len(values[0].factors) < 2:
         return None
     if any(v.shape[d] < 2 for v in values):
         return None
-    parts = []
-    for x in values[0].parts:
+    factors = []
+    for x in values[0].factors:
         index = [y is x for y in _alike(x, values[0], d)].index(True)
         mates = [next(iter(_alike(x, v, d)[index:]), None) for v in values]
         if any(m is None for m in mates):
@@ -370,42 +374,42 @@ def _joined_part_by_part(
                 m.labels.expand([v.shape[k] if k == d else n for k, n in enumerate(wide)])
                 for m, v in zip(present, values, strict=True)
             ]
-            parts.append(replace(x.with_labels(torch.cat(labels, d)), axis=None))
+            factors.append(replace(x.with_labels(torch.cat(labels, d)), axis=None))
         else:
             for m in present[1:]:
                 system.tie(x.labels, m.labels)
                 system.balance([(x, 1), (m, -1)])
-            parts.append(replace(x, axis=None))
-    return Value.of(shape, parts)
+            factors.append(replace(x, axis=None))
+    return Value.of(shape, factors)
 
 
-def _alike(x: Part, value: Value, d: int) -> list[Part]:
-    """The parts that act as another one does, over the same dimensions."""
+def _alike(x: Factor, value: Value, d: int) -> list[Factor]:
+    """The factors that act as another one does, over the same dimensions."""
     key = x.power, x.parity, x.dims - {d}, d in x.dims
-    return [y for y in value.parts if (y.power, y.parity, y.dims - {d}, d in y.dims) == key]
+    return [y for y in value.factors if (y.power, y.parity, y.dims - {d}, d in y.dims) == key]
 
 
 def _to_first_power(system: System, value: Value) -> Value:
-    if not value.parts:
+    if not value.factors:
         return value
-    (part,) = value.parts
-    if (part.power, part.parity) == (1, 1):
+    (factor,) = value.factors
+    if (factor.power, factor.parity) == (1, 1):
         return value
-    plain = Part(system.new(*part.labels.shape))
-    system.tie(plain.labels, part.labels, "cat")
-    system.balance([(plain, 1), (part, -1)])
-    system.mark("apart", part)
-    return replace(value, parts=(plain,))
+    plain = Factor(system.new(*factor.labels.shape))
+    system.tie(plain.labels, factor.labels, "cat")
+    system.balance([(plain, 1), (factor, -1)])
+    system.mark("apart", factor)
+    return replace(value, factors=(plain,))
 
 
 def stacked(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) -> Value | None:
     """Single rows one behind the other: a new dimension of places, which may change places."""
-    values = [replace(v, parts=system.absorb(v.parts)) for v in values]
-    dims = {frozenset(p.dims for p in v.parts) for v in values}
-    alike = len(dims) == 1 and all(v.parts for v in values) and len(values) > 1
-    if not alike or any(v.shape[d] != 1 or d in p.dims for v in values for p in v.parts):
+    values = [replace(v, factors=system.absorb(v.factors)) for v in values]
+    dims = {frozenset(p.dims for p in v.factors) for v in values}
+    alike = len(dims) == 1 and all(v.factors for v in values) and len(values) > 1
+    if not alike or any(v.shape[d] != 1 or d in p.dims for v in values for p in v.factors):
         return None
-    row = Part(
+    row = Factor(
         system.new(len(values)).reshape([-1 if k == d else 1 for k in range(len(shape))]),
         Fraction(0), 0,
     )  # fmt: skip
@@ -413,23 +417,23 @@ def stacked(system: System, values: Sequence[Value], d: int, shape: Sequence[int
     if all(have_same_labels(first, v) for v in values[1:]):
         same = unify(system, values)
         varies = tuple(v or k == d for k, v in enumerate(same.varies))
-        return Value(tuple(shape), (*same.parts, row), None, varies)
-    values = [system.as_one_part(v) for v in values]
-    if len({(v.parts[0].power, v.parts[0].parity) for v in values}) > 1:
+        return Value(tuple(shape), (*same.factors, row), None, varies)
+    values = [system.as_one_factor(v) for v in values]
+    if len({(v.factors[0].power, v.factors[0].parity) for v in values}) > 1:
         return None
-    wide = torch.broadcast_shapes(*(v.parts[0].labels.shape for v in values))
-    labels = torch.cat([v.parts[0].labels.expand(wide) for v in values], d)
+    wide = torch.broadcast_shapes(*(v.factors[0].labels.shape for v in values))
+    labels = torch.cat([v.factors[0].labels.expand(wide) for v in values], d)
     system.tie(labels, row.labels, "stack")
-    part = replace(values[0].parts[0].with_labels(compress(labels)), axis=None)
+    factor = replace(values[0].factors[0].with_labels(compress(labels)), axis=None)
     varies = tuple(any(v.varies[k] for v in values) or k == d for k in range(len(shape)))
-    return Value(tuple(shape), (part,), None, varies)
+    return Value(tuple(shape), (factor,), None, varies)
 
 
 def have_same_labels(a: Value, b: Value) -> bool:
     """Tell whether two values have the same labels everywhere."""
-    if len(a.parts) != len(b.parts):
+    if len(a.factors) != len(b.factors):
         return False
     return all(
         x.labels.shape == y.labels.shape and bool((x.labels == y.labels).all())
-        for x, y in zip(a.parts, b.parts, strict=True)
+        for x, y in zip(a.factors, b.factors, strict=True)
     )

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from weightsym.dimensions.nodes import operation_of
 from weightsym.dimensions.system import System
-from weightsym.dimensions.values import Part, Value, with_dims
+from weightsym.dimensions.values import Factor, Value, with_dims
 
 __all__ = ["LAWS", "is_noise", "is_pointwise", "met", "noise", "of_noise"]
 
@@ -32,8 +32,8 @@ def is_pointwise(node: Node) -> bool:
 
 def is_noise(values: Sequence[Value]) -> bool:
     """Tell whether all that moves in some values is noise."""
-    parts = [p for v in values for p in v.parts]
-    return bool(parts) and all(p.is_noise for p in parts)
+    factors = [p for v in values for p in v.factors]
+    return bool(factors) and all(p.is_noise for p in factors)
 
 
 def noise(system: System, shape: Sequence[int]) -> Value:
@@ -41,7 +41,7 @@ def noise(system: System, shape: Sequence[int]) -> Value:
     return Value.of(
         shape,
         [
-            Part(
+            Factor(
                 system.new(n).reshape([-1 if k == d else 1 for k in range(len(shape))]),
                 Fraction(0),
                 0,
@@ -55,25 +55,27 @@ def noise(system: System, shape: Sequence[int]) -> Value:
 
 def met(values: Sequence[Value]) -> list[Value]:
     """Values that meet: noise moves along the dimensions along which others do, and no others."""
-    parts = [(p, len(v.shape)) for v in values for p in v.parts]
-    if not any(p.is_noise for p, _ in parts) or all(p.is_noise for p, _ in parts):
+    factors = [(p, len(v.shape)) for v in values for p in v.factors]
+    if not any(p.is_noise for p, _ in factors) or all(p.is_noise for p, _ in factors):
         return list(values)
-    dims = {d - n for p, n in parts if not p.is_noise for d in p.dims}
+    dims = {d - n for p, n in factors if not p.is_noise for d in p.dims}
 
-    def moves(part: Part, ndim: int) -> bool:
-        return not part.is_noise or {d - ndim for d in part.dims} <= dims
+    def moves(factor: Factor, ndim: int) -> bool:
+        return not factor.is_noise or {d - ndim for d in factor.dims} <= dims
 
-    return [replace(v, parts=tuple(p for p in v.parts if moves(p, len(v.shape)))) for v in values]
+    return [
+        replace(v, factors=tuple(p for p in v.factors if moves(p, len(v.shape)))) for v in values
+    ]
 
 
 def of_noise(system: System, values: Sequence[Value], size: Any) -> Value:
     """A function of single random numbers, and of numbers beside them, which may differ."""
     values = [with_dims(v, len(size.shape)) for v in values]
-    parts: dict[frozenset[int], Part] = {}
-    for part in (p for v in values for p in v.parts):
-        first = parts.setdefault(part.dims, part)
-        system.tie(first.labels, part.labels, "sum")
-    for value in (v for v in values if not v.parts):
-        for part in parts.values():
-            system.stand_beside(part, value)
-    return Value.of(size.shape, tuple(parts.values()))
+    factors: dict[frozenset[int], Factor] = {}
+    for factor in (p for v in values for p in v.factors):
+        first = factors.setdefault(factor.dims, factor)
+        system.tie(first.labels, factor.labels, "sum")
+    for value in (v for v in values if not v.factors):
+        for factor in factors.values():
+            system.stand_beside(factor, value)
+    return Value.of(size.shape, tuple(factors.values()))

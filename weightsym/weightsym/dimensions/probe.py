@@ -179,7 +179,7 @@ class _Probe:
 
         What a small constant is added to, as norms do, has no power, which shows near zero.
         """
-        powers = {self._power_at(which, factor) for factor in (2.0, 3.7)}
+        powers = {self._power_at(which, f) for f in (2.0, 3.7)}
         power = powers.pop() if len(powers) == 1 else None
         if power is None or power <= 0:
             return power

@@ -50,7 +50,7 @@ from weightsym.dimensions.probe import (
 from weightsym.dimensions.program import Program
 from weightsym.dimensions.routing import is_routing, route
 from weightsym.dimensions.system import System
-from weightsym.dimensions.values import ZERO, Ints, Part, Value, distinct, label_rows, with_dims
+from weightsym.dimensions.values import ZERO, Factor, Ints, Value, distinct, label_rows, with_dims
 
 __all__ = ["Parameter", "Reading", "Touch"]
 
@@ -71,7 +71,7 @@ class Parameter(NamedTuple):
     """A tensor of the network: its shape, its axes, and whether it is a buffer."""
 
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    factors: tuple[Factor, ...]
     is_buffer: bool
 
 
@@ -133,12 +133,14 @@ class Reading:
         return reading
 
     def _tables(self) -> frozenset[str]:
-        parts = self.system.tables
-        labels = set(torch.cat([x.labels.reshape(-1) for x in parts]).tolist()) if parts else set()
+        factors = self.system.tables
+        labels = (
+            set(torch.cat([x.labels.reshape(-1) for x in factors]).tolist()) if factors else set()
+        )
         return frozenset(
             name
             for name, parameter in self.parameters.items()
-            if any(int(x.labels.reshape(-1)[0]) in labels for x in parameter.parts)
+            if any(int(x.labels.reshape(-1)[0]) in labels for x in parameter.factors)
         )
 
     @property
@@ -154,7 +156,7 @@ class Reading:
     def _has_lost_its_weights(self, node: Node) -> bool:
         result, operands = self._values[node], map(self._values.get, node.all_input_nodes)
         is_constant = isinstance(result, Value) and result.constant is not None
-        moves = any(v.parts for v in leaves_of([*operands]) if isinstance(v, Value))
+        moves = any(v.factors for v in leaves_of([*operands]) if isinstance(v, Value))
         return is_constant and moves and result.is_zero
 
     def value_of(self, node: Any) -> Value:
@@ -182,8 +184,8 @@ class Reading:
         for k, node in enumerate(program.results):
             value = self._values[node]
             if isinstance(value, Value):
-                for part in gathered(self.system, self.system.as_one_part(value)).parts:
-                    self.system.fix(part, k + 1)
+                for factor in gathered(self.system, self.system.as_one_factor(value)).factors:
+                    self.system.fix(factor, k + 1)
                 self._fix_choice(value)
         for node, name in program.written:
             unify(self.system, [self._state(program, name, True), self._values[node]])
@@ -194,14 +196,14 @@ class Reading:
         They stay in their places, and have the unit of those that are read.
         """
         system, named = self.system, self.system.named()
-        for part in (p for parameter in self.parameters.values() for p in parameter.parts):
-            is_read = named[part.labels]
-            unread = replace(part, labels=torch.where(is_read, ZERO, part.labels))
+        for factor in (p for parameter in self.parameters.values() for p in parameter.factors):
+            is_read = named[factor.labels]
+            unread = replace(factor, labels=torch.where(is_read, ZERO, factor.labels))
             if not bool(is_read.all()):
                 system.tell_apart(unread)
                 system.mark("apart", unread)
-                first = part.labels[is_read][:1].reshape([-1] + [1] * (part.labels.ndim - 1))
-                others = [(replace(part, labels=first), -1)] if len(first) else []
+                first = factor.labels[is_read][:1].reshape([-1] + [1] * (factor.labels.ndim - 1))
+                others = [(replace(factor, labels=first), -1)] if len(first) else []
                 system.balance([(unread, 1), *others])
 
     # -------------------------------------------------------------- sources
@@ -220,21 +222,21 @@ class Reading:
             is_constant = name not in self._changing
             return Value.constant_of(tensor.detach()) if is_constant else Value.of(tensor.shape)
         if name not in self.parameters:
-            parts = self._axes(name, tensor)
-            self.parameters[name] = Parameter(tuple(tensor.shape), parts, is_buffer)
+            factors = self._axes(name, tensor)
+            self.parameters[name] = Parameter(tuple(tensor.shape), factors, is_buffer)
             is_lost = name in program.exported.graph_signature.non_persistent_buffers
-            for part in parts if is_buffer else ():
+            for factor in factors if is_buffer else ():
                 if is_lost:  # nothing keeps it beside the weights, so that nothing can move it
-                    self.system.fix(part)
+                    self.system.fix(factor)
                 elif name not in self._changing:
-                    self.system.stop(part, sign=False)
+                    self.system.stop(factor, sign=False)
         parameter = self.parameters[name]
-        return Value.of(parameter.shape, parameter.parts)
+        return Value.of(parameter.shape, parameter.factors)
 
-    def _axes(self, name: str, tensor: Tensor) -> tuple[Part, ...]:
-        """One part for each dimension, or those of the matrices that the tensor holds."""
+    def _axes(self, name: str, tensor: Tensor) -> tuple[Factor, ...]:
+        """One factor for each dimension, or those of the matrices that the tensor holds."""
         if name in self._codes:
-            parts = []
+            factors = []
             for d, (codes, only_moves) in enumerate(self._codes[name]):
                 distinct, index = torch.unique(codes, return_inverse=True)
                 labels = self.system.new_axis(len(distinct))[index]
@@ -242,16 +244,16 @@ class Reading:
                     self.system.stacks.append(self.system.axes[-1])
                 power = Fraction(0 if only_moves else 1)
                 axis = None if only_moves else (name, d)
-                parts.append(Part(labels, power, int(not only_moves), axis))
-            return tuple(parts)
+                factors.append(Factor(labels, power, int(not only_moves), axis))
+            return tuple(factors)
         shape = tuple(tensor.shape)
         if not tensor.numel():
             return ()
         dims = [d for d, n in enumerate(shape) if n > 1] or ([0] if shape else [])
         if not dims:
-            return (Part(self.system.new(), axis=(name, 0)),)
+            return (Factor(self.system.new(), axis=(name, 0)),)
         return tuple(
-            Part(
+            Factor(
                 self.system.new_axis(shape[d]).reshape(
                     [-1 if k == d else 1 for k in range(len(shape))]
                 ),
@@ -265,7 +267,7 @@ class Reading:
         args, named = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
         values = [x for x in leaves_of((args, named)) if isinstance(x, Value)]
         index = self.system.origin = len(self.operations)
-        has_several = sum(bool(v.parts) for v in values) > 1
+        has_several = sum(bool(v.factors) for v in values) > 1
         self.system.is_ordered = has_several and not self._is_square(node)
         self.operations.append(node)
         try:
@@ -274,8 +276,8 @@ class Reading:
             is_ours = isinstance(error, Unfollowed | NotSeparable)
             self.unfollowed[index] = str(error) if is_ours else "it cannot be run by itself"
             for value in values:
-                for part in value.parts:
-                    self.system.fix(part)
+                for factor in value.factors:
+                    self.system.fix(factor)
                 self._fix_choice(value)
             result = _without_labels(node.meta.get("val"))
         self._values[node] = result
@@ -283,8 +285,8 @@ class Reading:
             return
         outputs = result if isinstance(result, tuple | list) else [result]
         for position, value in [*enumerate(values), *((-1, v) for v in outputs)]:
-            for part in value.parts if isinstance(value, Value) else ():
-                self.touched.append(Touch(index, position, self._distinct_labels(part.labels)))
+            for factor in value.factors if isinstance(value, Value) else ():
+                self.touched.append(Touch(index, position, self._distinct_labels(factor.labels)))
 
     def _is_square(self, node: Node) -> bool:
         """Tell whether operands, which may change places, are one tensor that was moved."""
@@ -292,7 +294,7 @@ class Reading:
         return is_symmetric(node) and len(numbers) == 1
 
     def _distinct_labels(self, labels: Tensor) -> Ints:
-        """The labels of a part, each once. Those that pass several operations are sorted once."""
+        """The labels of a factor, each once. Those that pass several operations are sorted once."""
         along = zip(labels.shape, labels.stride(), strict=True)
         key = labels.data_ptr(), *(pair for pair in along if pair[0] != 1)
         if key not in self._distinct:
@@ -302,7 +304,7 @@ class Reading:
     def _fix_choice(self, value: Value) -> None:
         """Let nothing move among which a number was chosen."""
         if value.choice is not None:
-            self.system.fix(Part(value.choice.among))
+            self.system.fix(Factor(value.choice.among))
 
     def _result(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
         name, size = operation_of(node), node.meta.get("val")
@@ -321,7 +323,7 @@ class Reading:
         is_copy = name in ("expand", "cat") or (
             name in MOVES and is_tensor and _has_copies(values[:1])
         )
-        if not any(v.parts for v in values) and not is_copy:
+        if not any(v.factors for v in values) and not is_copy:
             return _without_labels(size)
         rule = getattr(self, f"_{_ALIASES.get(name, name)}", None)
         return rule(node, args, named) if rule else self._by_nature(node, args, named, values)
@@ -345,7 +347,7 @@ class Reading:
         if isinstance(size, Tensor):
             drawn = noise(self.system, size.shape)
             laws = values if name in LAWS else values[1:]  # else the first only lends its size
-            if not any(v.parts for v in laws):
+            if not any(v.factors for v in laws):
                 return of_noise(self.system, [drawn, *laws], size)
             if name in LAWS:
                 return self._side_by_side(met([drawn, *laws]))
@@ -353,12 +355,12 @@ class Reading:
             raise Unfollowed("random numbers whose law depends on weights")
         if name == "native_dropout" and args[2] is False:
             return args[0], Value.of(size[1].shape)
-        factor = noise(self.system, args[0].shape)
-        y = multiply(self.system, args[0], factor)
-        for part in args[0].parts if name != "native_dropout" else ():
-            self.system.stop(part, scale=False)
-            self.system.mark("apart", part)
-        return replace(y, parts=self.system.absorb(y.parts)), factor
+        mask = noise(self.system, args[0].shape)
+        y = multiply(self.system, args[0], mask)
+        for factor in args[0].factors if name != "native_dropout" else ():
+            self.system.stop(factor, scale=False)
+            self.system.mark("apart", factor)
+        return replace(y, factors=self.system.absorb(y.factors)), mask
 
     # -------------------------------------------------------------- rules, by name of the operation
     def _add(self, node: Node, args: Any, named: Any) -> Value:
@@ -371,17 +373,17 @@ class Reading:
 
     def _turned(self, node: Node, terms: Sequence[Value], result: Value) -> Value:
         """The second half of planes that are turned: it has the labels that the first has not."""
-        first = self._values[self._halves[node]].parts
-        factors = [[bool(self._values[f].parts) for f in t.all_input_nodes] for t in node.args]  # type: ignore[union-attr]
-        one_each = {len(parts) for parts in (*(t.parts for t in terms), first)} == {1}
-        if not one_each or any(sum(factor) != 1 for factor in factors):
+        first = self._values[self._halves[node]].factors
+        moving = [sum(bool(self._values[f].factors) for f in t.all_input_nodes) for t in node.args]  # type: ignore[union-attr]
+        one_each = {len(factors) for factors in (*(t.factors for t in terms), first)} == {1}
+        if not one_each or set(moving) != {1}:
             return result
-        x, y = (t.parts[0].labels for t in terms)
+        x, y = (t.factors[0].labels for t in terms)
         rows = label_rows(x, y)
         if len(rows) * 2 == len(np.unique(rows)):  # each label of one in a plane with another's
             self.system.planes.append(np.sort(rows, 1))
-            partner = y if torch.equal(result.parts[0].labels, first[0].labels) else x
-            result = replace(result, parts=(replace(result.parts[0], labels=partner),))
+            partner = y if torch.equal(result.factors[0].labels, first[0].labels) else x
+            result = replace(result, factors=(replace(result.factors[0], labels=partner),))
         return result
 
     def _mul(self, node: Node, args: Any, named: Any) -> Value:
@@ -389,9 +391,9 @@ class Reading:
             return self._measure(node, args, named, [a for a in args if isinstance(a, Value)])
         power = -1 if operation_of(node) == "div" else 1
         product = multiply(self.system, args[0], args[1], power)
-        pairs = itertools.combinations(product.parts, 2) if self.system.is_ordered else ()
+        pairs = itertools.combinations(product.factors, 2) if self.system.is_ordered else ()
         if any(_look_alike(*pair) for pair in pairs):
-            return self.system.as_one_part(product, is_ordered=True)
+            return self.system.as_one_factor(product, is_ordered=True)
         return product
 
     _div = _mul
@@ -403,7 +405,7 @@ class Reading:
         shape = node.meta["val"].shape
         d = (args[1] if len(args) > 1 else 0) % len(shape)
         pieces = [v for v in args[0] if len(v.shape) == len(shape)]
-        values = [v for v in pieces if all(p.labels.numel() for p in v.parts)] or pieces
+        values = [v for v in pieces if all(p.labels.numel() for p in v.factors)] or pieces
         if not any(v.is_zero for v in values):
             before = self.system.count
             result = stacked(self.system, values, d, shape) or self._as_stack(node, values, d)
@@ -440,7 +442,7 @@ class Reading:
     def _view_as_real(self, node: Node, args: Any, named: Any) -> Value:
         wide = unsqueezed(args[0], len(args[0].shape))
         shape = node.meta["val"].shape
-        return Value(tuple(shape), wide.parts, None, (*wide.varies[:-1], True))
+        return Value(tuple(shape), wide.factors, None, (*wide.varies[:-1], True))
 
     def _sum(self, node: Node, args: Any, named: Any) -> Value:
         dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple | int) else None
@@ -471,10 +473,10 @@ class Reading:
 
     def _any(self, node: Node, args: Any, named: Any) -> Value:
         """Questions about rows: no unit passes, the rows still move."""
-        value = self.system.as_one_part(args[0])
-        for part in value.parts:
-            self.system.stop(part)
-            self.system.mark("apart", part)
+        value = self.system.as_one_factor(args[0])
+        for factor in value.factors:
+            self.system.stop(factor)
+            self.system.mark("apart", factor)
         dims = args[1] if len(args) > 1 else None
         keepdim = bool(args[2]) if len(args) > 2 else False
         dims = [dims] if isinstance(dims, int) else dims
@@ -512,7 +514,7 @@ class Reading:
 
     def _embedding_bag(self, node: Node, args: Any, named: Any) -> Any:
         sizes = node.meta["val"]
-        if any(isinstance(a, Value) and a.parts for a in args[1:]):
+        if any(isinstance(a, Value) and a.factors for a in args[1:]):
             raise Unfollowed("bags of rows that are computed")
         rows = layers.embedding(self.system, args[0], Value.of(sizes[0].shape[:1]), sizes[0])
         if len(args) > 4 and args[4] == 2:  # the largest of each
@@ -522,7 +524,7 @@ class Reading:
     # -------------------------------------------------------------- measured
     def _measure(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Value:
         size, values = node.meta["val"], met(values)
-        moving = [k for k, v in enumerate(values) if v.parts]
+        moving = [k for k, v in enumerate(values) if v.factors]
         key = (node.target, tuple(moving), _literals(args, named, values))
         if key not in self._measured:
             self._measured[key] = probe_pointwise(node, args, named, values, moving)
@@ -530,11 +532,11 @@ class Reading:
         if pointwise.kind == "zero":
             return Value.constant_of(torch.zeros(()).expand(size.shape))
         if not pointwise.keeps_zero:
-            values = [replace(v, parts=tuple(map(self.system.filled, v.parts))) for v in values]
+            values = [replace(v, factors=tuple(map(self.system.filled, v.factors))) for v in values]
         if pointwise.kind == "each":
             result = self._each(pointwise, values)
         else:
-            values = [self.system.as_one_part(v) for v in values]
+            values = [self.system.as_one_factor(v) for v in values]
             result = self._together(pointwise, values)
         return replace(result, constant=None, shape=tuple(size.shape))
 
@@ -545,16 +547,16 @@ class Reading:
         result: Value | None = None
         for k, (power, parity) in zip(pointwise.operands, pointwise.powers, strict=True):
             passes = power is not None and parity is not None and len(values) == 1
-            absorbed = replace(values[k], parts=system.absorb(values[k].parts))
-            value = absorbed if passes else system.as_one_part(values[k])
-            for part in value.parts:
+            absorbed = replace(values[k], factors=system.absorb(values[k].factors))
+            value = absorbed if passes else system.as_one_factor(values[k])
+            for factor in value.factors:
                 if parity is None:
-                    system.stop(part, scale=False)
+                    system.stop(factor, scale=False)
                 if power is None:
-                    system.stop(part, sign=False)
+                    system.stop(factor, sign=False)
                 if not (pointwise.is_linear or is_square):
-                    system.mark("apart", part)
-            powered = tuple(p.to_power(power or Fraction(0), parity or 0) for p in value.parts)
+                    system.mark("apart", factor)
+            powered = tuple(p.to_power(power or Fraction(0), parity or 0) for p in value.factors)
             value = Value(value.shape, powered, None, value.varies)
             result = value if result is None else multiply(system, result, value)
         assert result is not None
@@ -568,13 +570,15 @@ class Reading:
         system = self.system
         power, parity = pointwise.powers[0] if pointwise.powers else (None, None)
         if power is None:
-            for part in (p for v in values for p in v.parts):
-                system.stop(part, sign=parity is None)
-                system.mark("apart", part)
+            for factor in (p for v in values for p in v.factors):
+                system.stop(factor, sign=parity is None)
+                system.mark("apart", factor)
             values = [
                 replace(
                     v,
-                    parts=tuple(p.to_power(Fraction(0), int(parity is not None)) for p in v.parts),
+                    factors=tuple(
+                        p.to_power(Fraction(0), int(parity is not None)) for p in v.factors
+                    ),
                 )  # noqa: E501
                 for v in values
             ]
@@ -583,49 +587,49 @@ class Reading:
             return self._side_by_side(values)
         result = unify(system, inside, pointwise.is_linear)
         if parity is None:
-            for part in result.parts:
-                system.stop(part, scale=False)
-        factor = Fraction(1) if power is None else power
-        parts = tuple(p.to_power(factor, parity or 0) for p in result.parts)
-        result = replace(result, parts=parts)
+            for factor in result.factors:
+                system.stop(factor, scale=False)
+        exponent = Fraction(1) if power is None else power
+        factors = tuple(p.to_power(exponent, parity or 0) for p in result.factors)
+        result = replace(result, factors=factors)
         for value in (v for k, v in enumerate(values) if k not in pointwise.operands):
             result = self._beside(result, value)
         return result
 
     def _beside(self, result: Value, value: Value) -> Value:
         """A condition whose labels, or whose constants, tell entries apart."""
-        if value.parts:
-            for part in value.parts:
-                self.system.stop(part)
+        if value.factors:
+            for factor in value.factors:
+                self.system.stop(factor)
             result = multiply(self.system, result, layers.only_moving(value))
-            return replace(result, parts=self.system.absorb(result.parts))
-        for part in result.parts:
-            self.system.stand_beside(part, with_dims(value, len(result.shape)))
+            return replace(result, factors=self.system.absorb(result.factors))
+        for factor in result.factors:
+            self.system.stand_beside(factor, with_dims(value, len(result.shape)))
         return result
 
     def _side_by_side(self, values: Sequence[Value]) -> Value:
         """A function of which nothing is known but that it acts on single numbers."""
         result: Value | None = None
         for value in values:
-            for part in value.parts:
-                self.system.stop(part)
-                self.system.mark("apart", part)
+            for factor in value.factors:
+                self.system.stop(factor)
+                self.system.mark("apart", factor)
             constant = None if value.is_zero else value.constant
-            moving = replace(value, constant=constant, parts=layers.only_moving(value).parts)
+            moving = replace(value, constant=constant, factors=layers.only_moving(value).factors)
             result = moving if result is None else multiply(self.system, result, moving)
         assert result is not None
-        parts = self.system.absorb(result.parts)
-        result = replace(result, constant=None, parts=parts)
-        return layers.only_moving(self.system.as_one_part(result, self.system.is_ordered))
+        factors = self.system.absorb(result.factors)
+        result = replace(result, constant=None, factors=factors)
+        return layers.only_moving(self.system.as_one_factor(result, self.system.is_ordered))
 
     def _measure_along(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
         """An operation that no rule knows: tried along the dimensions that have labels."""
         if not isinstance(node.target, torch._ops.OpOverload):
             raise Unfollowed("no rule for what takes functions")
-        moving = [k for k, v in enumerate(values) if v.parts]
+        moving = [k for k, v in enumerate(values) if v.factors]
         operands = [values[k] for k in moving]
         value = operands[0] if len(operands) == 1 else self._side_by_side_along(operands)
-        dims = sorted(frozenset[int]().union(*(p.dims for p in value.parts)))
+        dims = sorted(frozenset[int]().union(*(p.dims for p in value.factors)))
         shapes = tuple(values[k].shape for k in moving)
         key = (node.target, shapes, tuple(dims), repr(node.args[1:]), repr(node.kwargs))
         if key not in self._measured:
@@ -633,9 +637,11 @@ class Reading:
         along: Along = self._measured[key]
         if not along.is_linear:
             value = self.system.settled(value)
-        numbers = [v for v in values if not v.parts and v.constant is None]
-        for part in value.parts:
-            self._pass_along(part, along, [n for n in numbers if len(n.shape) == len(value.shape)])
+        numbers = [v for v in values if not v.factors and v.constant is None]
+        for factor in value.factors:
+            self._pass_along(
+                factor, along, [n for n in numbers if len(n.shape) == len(value.shape)]
+            )
         size = node.meta["val"]
         sizes = size if isinstance(size, tuple | list) else [size]
         results = tuple(
@@ -644,20 +650,20 @@ class Reading:
         )
         return results if isinstance(size, tuple | list) else results[0]
 
-    def _pass_along(self, part: Part, along: Along, beside: Sequence[Value]) -> None:
+    def _pass_along(self, factor: Factor, along: Along, beside: Sequence[Value]) -> None:
         for neighbour in beside:
-            self.system.stand_beside(part, neighbour)
+            self.system.stand_beside(factor, neighbour)
         if not along.has_scales:
-            self.system.stop(part, sign=False)
+            self.system.stop(factor, sign=False)
         if not along.has_signs:
-            self.system.stop(part, scale=False)
+            self.system.stop(factor, scale=False)
         if not along.is_linear:
-            self.system.mark("apart", part)
+            self.system.mark("apart", factor)
 
     def _side_by_side_along(self, values: Sequence[Value]) -> Value:
         """Operands of an unknown operation, with one unit for all that have the same index."""
         settled = [self.system.settled(v) for v in values]
-        dims = frozenset[int]().union(*(p.dims for v in settled for p in v.parts))
+        dims = frozenset[int]().union(*(p.dims for v in settled for p in v.factors))
         sizes = {tuple(v.shape[d] for d in sorted(dims) if d < len(v.shape)) for v in settled}
         if len({len(v.shape) for v in settled}) > 1 or len(sizes) > 1:
             raise Unfollowed("operands of different sizes with weights behind them")
@@ -668,8 +674,8 @@ class Reading:
         return replace(unify(self.system, narrow), shape=settled[0].shape)
 
 
-def _look_alike(x: Part, y: Part) -> bool:
-    """Tell whether two parts over different dimensions have labels of the same channels."""
+def _look_alike(x: Factor, y: Factor) -> bool:
+    """Tell whether two factors over different dimensions have labels of the same channels."""
     if not x.dims or not y.dims or x.dims & y.dims:
         return False
     in_both = torch.isin(x.labels, y.labels)
@@ -686,8 +692,8 @@ def _beside_numbers(system: System, result: Value, value: Value) -> Value:
     """The result of a function that also takes numbers, which may tell entries apart."""
     ndim = max(len(result.shape), len(value.shape))
     result, value = with_dims(result, ndim), with_dims(value, ndim)
-    for part in result.parts:
-        system.stand_beside(part, value, "numbers")
+    for factor in result.factors:
+        system.stand_beside(factor, value, "numbers")
     varies = tuple(p or q for p, q in zip(result.varies, value.varies, strict=True))
     return replace(result, varies=varies)
 
@@ -738,5 +744,5 @@ def _literals(args: Any, named: Any, values: Sequence[Value]) -> tuple[object, .
         else None
         for v in values
     )
-    even = tuple(not any(p.parity for p in v.parts) for v in values)
+    even = tuple(not any(p.parity for p in v.factors) for v in values)
     return repr(plain), numbers, even

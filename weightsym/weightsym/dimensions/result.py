@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from weightsym.dimensions.exchanges import Exchange, exchanges, signatures
-from weightsym.dimensions.factors import Actions, factor_groups, writer_of
 from weightsym.dimensions.matrices import Space, spaces
 from weightsym.dimensions.reading import Reading
 from weightsym.dimensions.roles import Roles
@@ -26,7 +25,8 @@ from weightsym.dimensions.scales import (
     ratio,
     units_at_entries,
 )
-from weightsym.dimensions.values import Ints, Part, distinct
+from weightsym.dimensions.unit_groups import Actions, unit_groups, writer_of
+from weightsym.dimensions.values import Factor, Ints, distinct
 from weightsym.groups import (
     Axis,
     Frozen,
@@ -53,8 +53,8 @@ def groups_of(reading: Reading) -> dict[str, Any]:
     return {
         "axes": tuple(layout.axes),
         "permutations": permutations,
-        "scalings": factor_groups(ScalingGroup, layout.axes, scales),
-        "signs": factor_groups(SignGroup, layout.axes, signs),
+        "scalings": unit_groups(ScalingGroup, layout.axes, scales),
+        "signs": unit_groups(SignGroup, layout.axes, signs),
         "linear": _linear(layout),
         "frozen": tuple(_unsearched(layout)),
     }
@@ -64,7 +64,7 @@ class Layout:
     """The axes of all tensors: their labels, the classes of these, and where each class lies.
 
     Attributes:
-        axes: one for each part of each tensor.
+        axes: one for each factor of each tensor.
         labels: by axis, the label at every position.
         powers: by axis, with which power scales act there; 0 where nothing but movement does.
     """
@@ -72,9 +72,9 @@ class Layout:
     def __init__(self, reading: Reading) -> None:
         self.reading, self.exchanges = reading, exchanges(reading)
         parameters = reading.parameters
-        parts, system = [p.parts for p in parameters.values()], reading.system
-        self.scales = Units(system.scales, system.count, "rational", parts)
-        self.signs = Units(system.signs, system.count, "two", parts)
+        factors, system = [p.factors for p in parameters.values()], reading.system
+        self.scales = Units(system.scales, system.count, "rational", factors)
+        self.signs = Units(system.signs, system.count, "two", factors)
         self.axes: list[Axis] = []
         self.labels: list[Ints] = []
         self.powers: list[Fraction] = []
@@ -87,12 +87,12 @@ class Layout:
                 self.families[family] = family[0]
         self._shape = {n: p.shape for n, p in reading.parameters.items()}
         uses = {
-            n: self._roles.first_use(x.labels.numpy() for x in p.parts)
+            n: self._roles.first_use(x.labels.numpy() for x in p.factors)
             for n, p in parameters.items()
         }
         for name in sorted(parameters, key=uses.__getitem__):
-            for part in _by_dimension(parameters[name].parts):
-                self._add(name, parameters[name].shape, part)
+            for factor in _by_dimension(parameters[name].factors):
+                self._add(name, parameters[name].shape, factor)
         self._rows: dict[str, int] = {}
         classes = self.exchanges.classes
         sizes = [labels.size for labels in self.labels]
@@ -102,15 +102,15 @@ class Layout:
         self._axis_at = np.repeat(np.arange(len(sizes)), sizes)
         self._first_at = np.cumsum([0, *sizes])
 
-    def _add(self, name: str, shape: tuple[int, ...], part: Part) -> None:
+    def _add(self, name: str, shape: tuple[int, ...], factor: Factor) -> None:
         families = self.families[self.exchanges.classes]
-        dim, blocks, labels = _laid_out(shape, part, families)
+        dim, blocks, labels = _laid_out(shape, factor, families)
         role, last = self._roles.of(labels)
         size = labels.size // blocks
         self.axes.append(Axis(name, dim, size, role, blocks, last))
         self.labels.append(labels)
-        self.powers.append(part.power)
-        self.parities.append(part.parity)
+        self.powers.append(factor.power)
+        self.parities.append(factor.parity)
 
     def placements(
         self, units: Sequence[Sequence[int]], without: frozenset[str] = frozenset()
@@ -135,12 +135,12 @@ class Layout:
         """Positions on an axis, those of corresponding classes in the columns of a table."""
         rows, sizes = np.unique(row_at, return_counts=True)
         repeats = sizes // units
-        parts = []
+        factors = []
         for times in distinct(repeats).tolist():
-            part = positions[np.repeat(repeats == times, sizes)].reshape(-1, units, times)
-            parts.append(self._in_roles(axis, part).transpose(1, 0, 2).reshape(units, -1))
+            factor = positions[np.repeat(repeats == times, sizes)].reshape(-1, units, times)
+            factors.append(self._in_roles(axis, factor).transpose(1, 0, 2).reshape(units, -1))
         order = [np.repeat(rows[repeats == times], times) for times in distinct(repeats).tolist()]
-        return np.concatenate(parts, 1)[:, np.argsort(np.concatenate(order), kind="stable")]
+        return np.concatenate(factors, 1)[:, np.argsort(np.concatenate(order), kind="stable")]
 
     @cached_property
     def _signatures(self) -> NDArray[np.uint64]:
@@ -179,31 +179,33 @@ class Layout:
         return self._rows[axis.tensor]
 
 
-def _by_dimension(parts: Sequence[Part]) -> list[Part]:
-    """Parts in the order of the last dimension along which they change."""
-    return sorted(parts, key=lambda x: max(x.dims, default=-1))
+def _by_dimension(factors: Sequence[Factor]) -> list[Factor]:
+    """Factors in the order of the last dimension along which they change."""
+    return sorted(factors, key=lambda x: max(x.dims, default=-1))
 
 
-def _laid_out(shape: tuple[int, ...], part: Part, families: Ints) -> tuple[int | None, int, Ints]:
+def _laid_out(
+    shape: tuple[int, ...], factor: Factor, families: Ints
+) -> tuple[int | None, int, Ints]:
     """The dimension of an axis, its blocks of rows, and the label at every position.
 
     Labels of one family may change places, which they do within a block, or among all entries.
     """
-    dims = sorted(part.dims)
+    dims = sorted(factor.dims)
     if not dims:
         dim = next((d for d, n in enumerate(shape) if n == 1), None)
-        return dim, 1, part.labels.reshape(-1).numpy()
+        return dim, 1, factor.labels.reshape(-1).numpy()
     if len(dims) == 1:
-        return dims[0], 1, part.labels.reshape(-1).numpy()
+        return dims[0], 1, factor.labels.reshape(-1).numpy()
     if len(dims) == 2 and dims[0] == 0:
-        table = part.labels.reshape(shape[0], shape[dims[1]]).numpy()
+        table = factor.labels.reshape(shape[0], shape[dims[1]]).numpy()
         cuts = np.flatnonzero((table[1:] != table[:-1]).any(1)) + 1
         step = int(np.gcd.reduce([shape[0], *cuts.tolist()]))
         blocks = np.ascontiguousarray(table[::step])
         inside = [distinct(families[row]) for row in blocks]
         if sum(map(len, inside)) == len(distinct(np.concatenate(inside))):
             return dims[1], len(blocks), blocks.reshape(-1)
-    return None, 1, part.labels.expand(shape).reshape(-1).numpy()
+    return None, 1, factor.labels.expand(shape).reshape(-1).numpy()
 
 
 def _unsearched(layout: Layout) -> Iterator[Frozen]:
@@ -289,7 +291,7 @@ class _Block:
 # ------------------------------------------------------------ scales and signs
 def _actions(layout: Layout, units: Units, field: Field) -> Actions:
     """By which powers independent free variables act at every position."""
-    parameters = [p.parts for p in layout.reading.parameters.values()]
+    parameters = [p.factors for p in layout.reading.parameters.values()]
     free, acting = independent_variables(parameters, units, field)
     every = np.concatenate([np.zeros(0, np.int64), *layout.labels])
     labels, first, index = np.unique(every, return_index=True, return_inverse=True)
@@ -419,13 +421,13 @@ def _alike(row: Row, added: Row, factor: Any, families: Sequence[object]) -> int
 
 
 def independent_variables(
-    parameters: Iterable[Sequence[Part]], units: Units, field: Field
+    parameters: Iterable[Sequence[Factor]], units: Units, field: Field
 ) -> tuple[set[int], set[int]]:
     """Free variables that act on the entries of the parameters, each in a way of its own.
 
     And all that act on any entry.
     """
-    tables, others = units.of_rows(units_at_entries(parts, field) for parts in parameters)
+    tables, others = units.of_rows(units_at_entries(factors, field) for factors in parameters)
     used = np.concatenate([np.zeros(0, np.int64), *(t.ravel() for t, _ in tables)])
     count = np.bincount(used, minlength=units.count).tolist()
     for v in (v for row in others for v in row):

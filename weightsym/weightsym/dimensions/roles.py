@@ -95,23 +95,23 @@ class Roles:
     def _product(self, node: Any, summed: int, is_second: bool) -> Iterator[tuple[Any, str]]:
         """Labels along the dimension that is summed over, and all others."""
         value = self._reading.value_of(node)
-        for part in value.parts:
-            reads = summed == max(part.dims, default=-1)  # rows only count the blocks of columns
-            yield part.labels.numpy(), "in" if reads != is_second else "out"
+        for factor in value.factors:
+            reads = summed == max(factor.dims, default=-1)  # rows only count the blocks of columns
+            yield factor.labels.numpy(), "in" if reads != is_second else "out"
 
     def _beside(self, node: Node, weights: set[Node], role: str) -> Iterator[tuple[Any, str]]:
         operands = [a for a in node.args[:2] if isinstance(a, Node)]
         if any(a not in weights for a in operands):
             for operand in operands:
                 if operand in weights:
-                    is_table = len(self._reading.value_of(operand).parts) > 1
+                    is_table = len(self._reading.value_of(operand).factors) > 1
                     yield from self._whole(operand, "raw" if is_table else role)
 
     def _whole(self, node: Any, role: str) -> Iterator[tuple[Any, str]]:
         value = self._reading.value_of(node)
         if isinstance(value, Value):
-            for part in value.parts:
-                yield part.labels.numpy(), role
+            for factor in value.factors:
+                yield factor.labels.numpy(), role
 
 
 def _weight_nodes(reading: Reading) -> set[Node]:

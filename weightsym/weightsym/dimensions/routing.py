@@ -26,7 +26,7 @@ from weightsym.dimensions.moves import (
 )
 from weightsym.dimensions.nodes import operation_of
 from weightsym.dimensions.system import System
-from weightsym.dimensions.values import NONE, Choice, Part, Value, chosen, compress
+from weightsym.dimensions.values import NONE, Choice, Factor, Value, chosen, compress
 
 __all__ = ["is_routing", "route"]
 
@@ -45,12 +45,12 @@ def is_routing(node: Node, args: Sequence[Any], values: Sequence[Value]) -> bool
     if any(v.choice is not None for v in values):
         return True
     if name in _CHOOSE:
-        return any(_dimension(node, args) in p.dims for p in args[0].parts)
-    if name == "gather" and not any(_dimension(node, args) in p.dims for p in args[0].parts):
+        return any(_dimension(node, args) in p.dims for p in args[0].factors)
+    if name == "gather" and not any(_dimension(node, args) in p.dims for p in args[0].factors):
         return False
     index = {"index": 1, "index_select": 2, "gather": 2}.get(name)
     if name == "embedding":
-        return bool(args[1].parts)
+        return bool(args[1].factors)
     return index is not None and any(i.constant is None for i in _listed(args[index]))
 
 
@@ -94,13 +94,13 @@ def _dimension(node: Node, args: Sequence[Any]) -> int:
 
 def _choose(system: System, node: Node, args: Sequence[Any]) -> Any:
     """The largest numbers, whose labels are gone, and the choice of their places."""
-    value, d, size = system.as_one_part(args[0]), _dimension(node, args), node.meta["val"]
-    (part,) = value.parts
-    among = part.labels.reshape(-1)
-    if part.dims != {d} or len(among.unique()) < len(among) or bool((among <= 0).any()):
+    value, d, size = system.as_one_factor(args[0]), _dimension(node, args), node.meta["val"]
+    (factor,) = value.factors
+    among = factor.labels.reshape(-1)
+    if factor.dims != {d} or len(among.unique()) < len(among) or bool((among <= 0).any()):
         raise Unfollowed("picks among channels of several rows")
-    system.stop(part)
-    system.mark("apart", part)
+    system.stop(factor)
+    system.mark("apart", factor)
     places = size if isinstance(size, Tensor) else size[1]
     keeps = places.ndim == len(value.shape)
     numbers = _numbers(places.shape, d if keeps else None, len(among), system.choices)
@@ -170,25 +170,25 @@ def _placed(
     system: System, value: Value, d: int, choice: Choice, shape: Sequence[int], function: Any,
     numbers: Tensor,
 ) -> Value:  # fmt: skip
-    along = [p for p in value.parts if d in p.dims]
+    along = [p for p in value.factors if d in p.dims]
     if choice.is_index:
         if value.shape[d] != len(choice.among) or (value.varies[d] and not along):
             raise Unfollowed("numbers are picked by an index among channels")
         rows = choice.among.reshape([-1 if k == d else 1 for k in range(len(value.shape))])
-        for part in along:
-            system.tie(part.labels, rows, "tie" if part.dims == {d} else "picked")
+        for factor in along:
+            system.tie(factor.labels, rows, "tie" if factor.dims == {d} else "picked")
     elif any(d not in chosen(p.labels) for p in along):
         raise Unfollowed("channels are picked by the places of tokens")
-    parts = []
-    for part in value.parts:
-        labels = part.labels
-        if d in part.dims:
+    factors = []
+    for factor in value.factors:
+        labels = factor.labels
+        if d in factor.dims:
             none = torch.full_like(labels.narrow(d, 0, 1), NONE)
             labels = function(torch.cat([labels, none], d), numbers.clamp(max=labels.shape[d]))
         else:
             labels = function(labels, torch.zeros_like(numbers))
-        parts.append(part.with_labels(compress(labels)))
-    return Value.of(shape, parts)
+        factors.append(factor.with_labels(compress(labels)))
+    return Value.of(shape, factors)
 
 
 def _picked_by_data(system: System, node: Node, args: Sequence[Any]) -> Value:
@@ -200,21 +200,21 @@ def _picked_by_data(system: System, node: Node, args: Sequence[Any]) -> Value:
         else [*[None] * (args[1] if name != "embedding" else 0), args[-1]]
     )
     over = {d for d, i in enumerate(indices) if i is not None}
-    along = [p for p in value.parts if p.dims & over]
-    if any(i.parts for i in _listed(indices)):
+    along = [p for p in value.factors if p.dims & over]
+    if any(i.factors for i in _listed(indices)):
         raise Unfollowed("picked by indices that are computed")
     is_table = all(p.is_free and p.dims <= over for p in along) and name != "gather"
     if not is_table or node.meta["val"].is_floating_point() is False:
         raise Unfollowed("channels are picked by an index")
-    for part in along:
-        system.fix(part)
+    for factor in along:
+        system.fix(factor)
     zeros = [i if i is None else torch.zeros(i.shape, dtype=torch.long) for i in indices]
-    parts = [
+    factors = [
         p.on(lambda t: compress(torch.ops.aten.index.Tensor(t, zeros)))
-        for p in value.parts
+        for p in value.factors
         if p not in along
     ]
-    return Value.of(node.meta["val"].shape, parts)
+    return Value.of(node.meta["val"].shape, factors)
 
 
 def _by_groups(system: System, x: Value, weight: Value, ends: Value) -> Value:
@@ -246,29 +246,29 @@ def _compared(node: Node, args: Sequence[Any]) -> Value:
         raise Unfollowed(_NUMBER)
     labels = choice.among[numbers]
     labels = labels.reshape((1,) * (size.ndim - labels.ndim) + tuple(labels.shape))
-    return Value.of(size.shape, [Part(labels, _ZERO, 0)])
+    return Value.of(size.shape, [Factor(labels, _ZERO, 0)])
 
 
 def _scattered(system: System, node: Node, args: Sequence[Any]) -> Value:
     """Numbers at the places of a choice, beside one number at all others."""
     whole, d, index = args[0], args[1] % len(args[0].shape), args[2]
     choice, source = _choice_of(index), args[3]
-    if choice is None or not choice.is_index or whole.parts or any(whole.varies):
+    if choice is None or not choice.is_index or whole.factors or any(whole.varies):
         raise Unfollowed(_NUMBER)
     if whole.shape[d] != len(choice.among):
         raise Unfollowed(_NUMBER)
     labels = choice.among.reshape([-1 if k == d else 1 for k in range(len(whole.shape))])
     picked = torch.cat([choice.among, torch.tensor([NONE])])[choice.numbers]
-    parts = [Part(labels, _ZERO, 0)]
-    for part in source.parts if isinstance(source, Value) else ():
-        system.stop(part)
-        if chosen(part.labels):
-            system.tie(part.labels, picked, "picked")
-        elif d in part.dims:
+    factors = [Factor(labels, _ZERO, 0)]
+    for factor in source.factors if isinstance(source, Value) else ():
+        system.stop(factor)
+        if chosen(factor.labels):
+            system.tie(factor.labels, picked, "picked")
+        elif d in factor.dims:
             raise Unfollowed("channels are written to the places of a choice")
         else:
-            parts.append(part.without_units())
-    return Value.of(node.meta["val"].shape, parts)
+            factors.append(factor.without_units())
+    return Value.of(node.meta["val"].shape, factors)
 
 
 def _counted(node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:

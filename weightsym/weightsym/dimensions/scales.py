@@ -13,7 +13,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from weightsym.dimensions.system import Equation
-from weightsym.dimensions.values import Ints, Part, distinct_rows
+from weightsym.dimensions.values import Factor, Ints, distinct_rows
 
 __all__ = ["Field", "Row", "Units", "connected", "ratio", "units_at_entries"]
 
@@ -44,7 +44,7 @@ class Units:
 
     def __init__(
         self, equations: Sequence[Equation], count: int, over: Field,
-        parameters: Iterable[Sequence[Part]] = (),
+        parameters: Iterable[Sequence[Factor]] = (),
     ) -> None:  # fmt: skip
         self._over, self.count = over, count
         self._root, self._sign = np.arange(count), np.ones(count, np.int64)
@@ -58,7 +58,9 @@ class Units:
                     break
             left = self._joined(left)
         rows = {tuple(row.items()) for terms in left for row in self.rows(terms) if row}
-        acting = [p.labels.numpy().ravel() for parts in parameters for p in parts] if rows else []
+        acting = (
+            [p.labels.numpy().ravel() for factors in parameters for p in factors] if rows else []
+        )
         acting.append(np.zeros(1, np.int64))
         self._acts = np.bincount(self._root[np.concatenate(acting)], minlength=count).tolist()
         for items in sorted(rows, key=lambda r: (len(r), r)):  # their labels are in order
@@ -236,9 +238,9 @@ def _by_width(terms: Iterable[_Terms]) -> list[_Terms]:
     ]
 
 
-def units_at_entries(parts: Sequence[Part], over: Field) -> Ints:
-    """The labels of entries, one in a row, for entries that every label of a part is met in."""
-    acting = [x for x in parts if (x.power if over == "rational" else x.parity)]
+def units_at_entries(factors: Sequence[Factor], over: Field) -> Ints:
+    """The labels of entries, one in a row, for entries that every label of a factor is met in."""
+    acting = [x for x in factors if (x.power if over == "rational" else x.parity)]
     if not acting:
         return np.zeros((0, 1), np.int64)
     shape = torch.broadcast_shapes(*(x.labels.shape for x in acting))
@@ -248,7 +250,7 @@ def units_at_entries(parts: Sequence[Part], over: Field) -> Ints:
     return np.stack(columns, 1)
 
 
-def _first_places(part: Part) -> Ints:
-    """The first place of each label of a part."""
-    first = np.unique(part.labels.numpy(), return_index=True)[1]
-    return np.stack(np.unravel_index(first, (1, *part.labels.shape)), 1)[:, 1:]
+def _first_places(factor: Factor) -> Ints:
+    """The first place of each label of a factor."""
+    first = np.unique(factor.labels.numpy(), return_index=True)[1]
+    return np.stack(np.unravel_index(first, (1, *factor.labels.shape)), 1)[:, 1:]

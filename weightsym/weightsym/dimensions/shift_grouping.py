@@ -78,7 +78,7 @@ class Uses:
         shape = self.shapes[name]
         along = [[d for d, n in enumerate(c.shape) if n > 1] for c in coords]
         if len(shape) != 2 or any(c.numel() != n for c, n in zip(coords, shape, strict=True)):
-            raise ValueError("a part of a matrix")
+            raise ValueError("a factor of a matrix")
         if along not in ([[0], [1]], [[1], [0]]):
             raise ValueError("a matrix of one row")
         position = along.index([dim])
@@ -95,7 +95,7 @@ class Uses:
         by_dim = {dims[0]: k for k, dims in enumerate(along) if dims}
         spare = [k for k, dims in enumerate(along) if not dims]
         if any(len(dims) > 1 for dims in along) or len(by_dim) + len(spare) < len(coords):
-            raise ValueError("a part that is no matrix")
+            raise ValueError("a factor that is no matrix")
         dims = [by_dim[d] if d in by_dim else spare.pop(0) for d in (out, 1 - out)]
         rows, columns = (coords[k].reshape(-1).numpy() for k in dims)
         total, size = (self.shapes[name][k] for k in dims)

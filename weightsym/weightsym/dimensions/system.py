@@ -14,8 +14,8 @@ from torch import Tensor
 
 from weightsym.dimensions.values import (
     ZERO,
+    Factor,
     Ints,
-    Part,
     Value,
     chosen,
     distinct,
@@ -68,7 +68,7 @@ class System:
     padded: list[Ints] = field(default_factory=list)
     stacks: list[range] = field(default_factory=list)
     axes: list[range] = field(default_factory=list)
-    tables: list[Part] = field(default_factory=list)
+    tables: list[Factor] = field(default_factory=list)
     choices: list[list[bool]] = field(default_factory=list)
 
     def new(self, *shape: int) -> Tensor:
@@ -93,8 +93,8 @@ class System:
 
     def note_table(self, value: Value, operand: Value) -> None:
         """Note the axes of a parameter that stands beside units of rows, each with its own."""
-        free = [x for x in value.parts if x.is_free and len(x.dims) <= 1 and not x.only_moves]
-        for y in operand.parts if len(free) > 1 else ():
+        free = [x for x in value.factors if x.is_free and len(x.dims) <= 1 and not x.only_moves]
+        for y in operand.factors if len(free) > 1 else ():
             inside = [x for x in free if x.dims <= y.dims and x.is_free_beside(free)]
             first = int(y.labels.reshape(-1)[0])
             axes = self.axes if all(x.dims for x in inside) else self.stacks
@@ -124,43 +124,45 @@ class System:
             self.relations.append(((name, i, j), rows[same, :2]))
         return False
 
-    def _tie_factor(self, labels: Tensor, part: Part, name: str, is_placed: bool = False) -> bool:
+    def _tie_factor(
+        self, labels: Tensor, factor: Factor, name: str, is_placed: bool = False
+    ) -> bool:
         """Let products move with a factor. One factor of all entries stays a label of its own."""
-        if is_placed and part.places is not None:
-            rows = label_rows(labels, part.labels, part.places)
-            have_one_place = len(rows) == len(label_rows(labels, part.labels))
+        if is_placed and factor.places is not None:
+            rows = label_rows(labels, factor.labels, factor.places)
+            have_one_place = len(rows) == len(label_rows(labels, factor.labels))
             if have_one_place and len(distinct(rows[:, 1])) < len(rows):
                 for position in np.unique(rows[:, 2]).tolist():
                     pairs = rows[rows[:, 2] == position, :2]
                     self.relations.append(((name, position), pairs))
                 return False
-        if part.dims:
-            return self.tie(labels, part.labels, name)
-        self.relations.append((name, label_rows(labels, part.labels)))
+        if factor.dims:
+            return self.tie(labels, factor.labels, name)
+        self.relations.append((name, label_rows(labels, factor.labels)))
         return False
 
-    def tell_apart(self, part: Part, key: int = 0, dims: Sequence[int] | None = None) -> None:
+    def tell_apart(self, factor: Factor, key: int = 0, dims: Sequence[int] | None = None) -> None:
         """Every place along some dimensions, or all, has a colour: nothing moves along them."""
-        flat = np.ascontiguousarray(part.labels.numpy()).ravel()
-        shape = [n if dims is None or d in dims else 1 for d, n in enumerate(part.labels.shape)]
+        flat = np.ascontiguousarray(factor.labels.numpy()).ravel()
+        shape = [n if dims is None or d in dims else 1 for d, n in enumerate(factor.labels.shape)]
         places = np.arange(int(np.prod(shape))).reshape(shape)
-        places = np.broadcast_to(places, tuple(part.labels.shape)).ravel()
+        places = np.broadcast_to(places, tuple(factor.labels.shape)).ravel()
         self.colour(flat, places + 1_000_003 * key)
 
     def colour(self, labels: Ints, keys: Ints) -> None:
         """Labels of different keys do not change places."""
         self.colours.append((labels, keys, self.origin))
 
-    def mark(self, mark: Mark, part: Part) -> None:
-        """Note what keeps the matrices of a part from acting."""
-        labels = distinct(part.labels.numpy())
+    def mark(self, mark: Mark, factor: Factor) -> None:
+        """Note what keeps the matrices of a factor from acting."""
+        labels = distinct(factor.labels.numpy())
         self.marks.setdefault(mark, []).append(labels[labels >= 0])
 
     # -------------------------------------------------------------- scales and signs
     def balance(
-        self, terms: Sequence[tuple[Part, int]], scale: bool = True, sign: bool = True
+        self, terms: Sequence[tuple[Factor, int]], scale: bool = True, sign: bool = True
     ) -> None:
-        """The units of some parts, with coefficients 1 or -1, cancel at every place."""
+        """The units of some factors, with coefficients 1 or -1, cancel at every place."""
         live = [(p.labels, p.power * k) for p, k in terms if p.power != 0]
         if scale and live:
             rows = _spanning_rows([labels for labels, _ in live])
@@ -170,47 +172,47 @@ class System:
             ones = (Fraction(1),) * len(odd)
             self.signs.append(Equation(_spanning_rows(odd), ones, self.origin))
 
-    def stop(self, part: Part, scale: bool = True, sign: bool = True) -> None:
-        """The unit of a part is one: no scale, or no sign, passes here."""
-        self.balance([(part, 1)], scale, sign)
+    def stop(self, factor: Factor, scale: bool = True, sign: bool = True) -> None:
+        """The unit of a factor is one: no scale, or no sign, passes here."""
+        self.balance([(factor, 1)], scale, sign)
 
-    def fix(self, part: Part, key: int = 0) -> None:
-        """Nothing moves, scales or flips along a part."""
-        self.tell_apart(part, key)
-        if not part.only_moves:
-            self.stop(replace(part, power=Fraction(1), parity=1))
-        self.mark("apart", part)
+    def fix(self, factor: Factor, key: int = 0) -> None:
+        """Nothing moves, scales or flips along a factor."""
+        self.tell_apart(factor, key)
+        if not factor.only_moves:
+            self.stop(replace(factor, power=Fraction(1), parity=1))
+        self.mark("apart", factor)
 
     # -------------------------------------------------------------- beside numbers
     def stand_beside(
-        self, part: Part, value: Value, mark: Mark = "apart", others: Sequence[Part] = ()
+        self, factor: Factor, value: Value, mark: Mark = "apart", others: Sequence[Factor] = ()
     ) -> None:
-        """A part meets a tensor whose numbers may differ, but along dimensions of its own parts."""
-        inner = part.dims.difference(chosen(part.labels), *(y.dims for y in others))
+        """A factor meets numbers that may differ, but along dimensions of factors beside them."""
+        inner = factor.dims.difference(chosen(factor.labels), *(y.dims for y in others))
         dims = sorted(d for d in inner if value.varies[d] and value.shape[d] > 1)
         if not dims:
             return
         if value.constant is None:
-            self.tell_apart(part, dims=dims)
+            self.tell_apart(factor, dims=dims)
             return
-        keys = _keys(value, part)
-        labels, keys = torch.broadcast_tensors(part.labels, keys)
+        keys = _keys(value, factor)
+        labels, keys = torch.broadcast_tensors(factor.labels, keys)
         if keys.unique().numel() > 1:
             self.colour(labels.numpy().ravel(), keys.numpy().ravel())
-            self.mark(mark, part)
+            self.mark(mark, factor)
 
     # -------------------------------------------------------------- padding
-    def filled(self, part: Part) -> Part:
-        """The part where something else than zero stands in the place of padding."""
-        padding = part.labels == ZERO
+    def filled(self, factor: Factor) -> Factor:
+        """The factor where something else than zero stands in the place of padding."""
+        padding = factor.labels == ZERO
         if not bool(padding.any()):
-            return part
-        return replace(part, labels=torch.where(padding, self.new(*padding.shape), part.labels))
+            return factor
+        return replace(factor, labels=torch.where(padding, self.new(*padding.shape), factor.labels))
 
-    def beside_padding(self, part: Part, partner: Part) -> None:
+    def beside_padding(self, factor: Factor, partner: Factor) -> None:
         """Note what meets nothing but padding in a product."""
         if bool((partner.labels < 0).any()):
-            labels, beside = torch.broadcast_tensors(part.labels, partner.labels)
+            labels, beside = torch.broadcast_tensors(factor.labels, partner.labels)
             padded = torch.unique(labels[beside < 0])
             self.padded.append(padded[~torch.isin(padded, labels[beside >= 0])].numpy())
 
@@ -221,64 +223,70 @@ class System:
         for labels in self.padded:
             unread = torch.from_numpy(labels[~np.isin(labels, present)])
             if len(unread):
-                self.fix(Part(unread))
+                self.fix(Factor(unread))
 
     # -------------------------------------------------------------- values
-    def as_one_part(self, value: Value, is_ordered: bool = False) -> Value:
-        """The product of the parts as one part, with new labels, where their order may matter."""
-        parts = self.absorb(value.parts)
-        if len(parts) <= 1:
-            return replace(value, parts=parts)
-        full = torch.broadcast_tensors(*(part.labels for part in parts))
+    def as_one_factor(self, value: Value, is_ordered: bool = False) -> Value:
+        """The product of the factors as one, with new labels, where their order may matter."""
+        factors = self.absorb(value.factors)
+        if len(factors) <= 1:
+            return replace(value, factors=factors)
+        full = torch.broadcast_tensors(*(f.labels for f in factors))
         places = torch.stack([t.reshape(-1) for t in full], 1)
         padding = (places < 0).any(1)
         distinct, index = torch.unique(places, dim=0, return_inverse=True)
         labels = self.new(len(distinct))[index]
         labels = torch.where(padding, places.amin(1), labels).reshape(full[0].shape)
-        joined = Part(labels, places=next((p.places for p in parts if p.places is not None), None))
-        mixed = [part for part in parts if part.dims]
+        joined = Factor(
+            labels, places=next((p.places for p in factors if p.places is not None), None)
+        )
+        mixed = [f for f in factors if f.dims]
         within = [x for x in mixed if all(_determines(x.labels, y.labels) for y in mixed)]
-        for part in parts:
-            place = f"#{parts.index(part)}" if is_ordered else ""
-            name = f"merge{len(part.dims)}^{part.power}{'-' * part.parity}{place}"
-            self._tie_factor(labels, part, name, is_placed=True)
-        for part in (*mixed, joined):  # one factor of all, or of each block, leaves matrices
-            if len(mixed) > 1 and not (within and part in (within[0], joined)):
-                self.mark("apart", part)
-        if all(part.only_moves for part in parts):
+        for factor in factors:
+            place = f"#{factors.index(factor)}" if is_ordered else ""
+            name = f"merge{len(factor.dims)}^{factor.power}{'-' * factor.parity}{place}"
+            self._tie_factor(labels, factor, name, is_placed=True)
+        for factor in (*mixed, joined):  # one for all, or for each block, leaves matrices
+            if len(mixed) > 1 and not (within and factor in (within[0], joined)):
+                self.mark("apart", factor)
+        if all(f.only_moves for f in factors):
             joined = joined.without_units()
-        self.balance([(joined, -1), *((part, 1) for part in parts)])
-        return replace(value, parts=(joined,))
+        self.balance([(joined, -1), *((f, 1) for f in factors)])
+        return replace(value, factors=(joined,))
 
-    def absorb(self, parts: Sequence[Part]) -> tuple[Part, ...]:
-        """Parts that only move are dropped beside others that reach as far."""
-        left = list(parts)
+    def absorb(self, factors: Sequence[Factor]) -> tuple[Factor, ...]:
+        """Factors that only move are dropped beside others that reach as far."""
+        left = list(factors)
         moving = [p for p in left if p.only_moves]
-        for part in sorted(moving, key=lambda p: not p.is_noise):
-            others = [y for y in left if y is not part and (part.dims & y.dims or not part.dims)]
-            wide = [y for y in others if part.dims <= y.dims and _determines(y.labels, part.labels)]
-            if not wide and any(part.dims <= y.dims for y in others):
+        for factor in sorted(moving, key=lambda p: not p.is_noise):
+            others = [
+                y for y in left if y is not factor and (factor.dims & y.dims or not factor.dims)
+            ]
+            wide = [
+                y for y in others if factor.dims <= y.dims and _determines(y.labels, factor.labels)
+            ]
+            if not wide and any(factor.dims <= y.dims for y in others):
                 continue
             reach = frozenset[int]().union(*(y.dims for y in others))
-            if not wide and not (others and part.dims <= reach):
+            if not wide and not (others and factor.dims <= reach):
                 continue
             nearest = max(wide, key=lambda y: (y.power != 0, -len(y.dims)), default=None)
             for neighbour in others if nearest is None else [nearest]:
-                is_one = self._tie_factor(neighbour.labels, part, "beside", bool(wide))
-                if part.dims and (is_one or not wide):
-                    self.mark("apart", part)
+                is_one = self._tie_factor(neighbour.labels, factor, "beside", bool(wide))
+                if factor.dims and (is_one or not wide):
+                    self.mark("apart", factor)
                     self.mark("apart", neighbour)
-            left = [y for y in left if y is not part]
+            left = [y for y in left if y is not factor]
         return tuple(left)
 
     def settled(self, value: Value) -> Value:
         """The value for an operation that sees one label for every entry."""
-        parts = self.absorb(value.parts)
-        repeated = len(parts) > 1 and len({p.dims for p in parts}) < len(parts)
-        if repeated or any(p.power not in (0, 1) for p in parts):
-            for part in parts:
-                self.mark("apart", part)
-        return self.as_one_part(replace(value, parts=parts))
+        factors = self.absorb(value.factors)
+        repeated = len(factors) > 1 and len({p.dims for p in factors}) < len(factors)
+        if repeated or any(p.power not in (0, 1) for p in factors):
+            for factor in factors:
+                self.mark("apart", factor)
+        return self.as_one_factor(replace(value, factors=factors))
 
 
 def _spanning_rows(labels: Sequence[Tensor]) -> Ints:
@@ -318,14 +326,14 @@ def _determines(wide: Tensor, narrow: Tensor) -> bool:
     return len(distinct(rows[:, 0])) == len(rows)
 
 
-def _keys(value: Value, part: Part) -> Tensor:
-    """A number for every place of a part that says which constants stand there."""
+def _keys(value: Value, factor: Factor) -> Tensor:
+    """A number for every place of a factor that says which constants stand there."""
     numbers = value.constant
     assert numbers is not None
     for d in range(numbers.ndim):
-        if d not in part.dims and numbers.shape[d] > 1 and not value.varies[d]:
+        if d not in factor.dims and numbers.shape[d] > 1 and not value.varies[d]:
             numbers = numbers.narrow(d, 0, 1)
-    dims = sorted(part.dims)
+    dims = sorted(factor.dims)
     table = numbers.permute(*dims, *(d for d in range(numbers.ndim) if d not in dims))
     table = table.reshape(*table.shape[: len(dims)], -1)
     if table.is_complex():

@@ -1,4 +1,4 @@
-"""The one value of the engine: a tensor whose entries are products of parts."""
+"""The one value of the engine: a tensor whose entries are products of factors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
     "ZERO",
     "Choice",
     "Ints",
-    "Part",
+    "Factor",
     "Value",
     "choice_of",
     "chosen",
@@ -39,15 +39,15 @@ NONE = -2
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Factor:
     """Labels that broadcast to a shape, and the powers with which their units act.
 
     Under an element of the group an entry is multiplied by ``scale[label] ** power * sign[label] **
-    parity`` for every part, and moves to where all its labels move.
+    parity`` for every factor, and moves to where all its labels move.
 
     Attributes:
         labels: integers of as many dimensions as the value, of size 1 where they do not change.
-        power: of scales; 0 if the part only says how entries move.
+        power: of scales; 0 if the factor only says how entries move.
         parity: of signs; 0 or 1.
         axis: the parameter, and which axis of it this is, unless anything was added to it.
         is_noise: whether random numbers stand there, which move with whatever they meet.
@@ -77,19 +77,19 @@ class Part:
         """Tell whether it is an axis of a parameter."""
         return self.axis is not None
 
-    def is_free_beside(self, others: Iterable[Part]) -> bool:
+    def is_free_beside(self, others: Iterable[Factor]) -> bool:
         """Tell whether another axis of its parameter can take up its units."""
         return any(
             self.axis and x.axis and x.axis[0] == self.axis[0] and x.axis != self.axis
             for x in others
         )
 
-    def without_units(self) -> Part:
-        """The part that only says how entries move."""
+    def without_units(self) -> Factor:
+        """The factor that only says how entries move."""
         return replace(self, power=Fraction(0), parity=0)
 
-    def on(self, move: Callable[[Tensor], Tensor]) -> Part:
-        """The part whose labels an operation has moved."""
+    def on(self, move: Callable[[Tensor], Tensor]) -> Factor:
+        """The factor whose labels an operation has moved."""
         labels, places = move(self.labels), None
         if self.places is not None:
             places = move(self.places)
@@ -97,13 +97,13 @@ class Part:
                 places = places.narrow(d, 0, 1) if n == 1 and places.shape[d] > 1 else places
         return self.with_labels(labels, places)
 
-    def with_labels(self, labels: Tensor, places: Tensor | None = None) -> Part:
-        """The part with other labels, of which some may stand at several places."""
+    def with_labels(self, labels: Tensor, places: Tensor | None = None) -> Factor:
+        """The factor with other labels, of which some may stand at several places."""
         has_several = places is not None and places.numel() > 1
         return replace(self, labels=labels, places=places if has_several else None)
 
-    def to_power(self, power: Fraction, parity: int) -> Part:
-        """The part of a function of the given power and parity."""
+    def to_power(self, power: Fraction, parity: int) -> Factor:
+        """The factor of a function of the given power and parity."""
         return replace(self, power=self.power * power, parity=self.parity * parity)
 
 
@@ -124,14 +124,14 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor: its shape, its parts, and its numbers where these are constant.
+    """A tensor: its shape, its factors, and its numbers where these are constant.
 
     ``varies`` says for every dimension whether numbers may differ along it: what was broadcast
     is the same everywhere, although its dimension is long.
     """
 
     shape: tuple[int, ...]
-    parts: tuple[Part, ...] = ()
+    factors: tuple[Factor, ...] = ()
     constant: Tensor | None = None
     varies: tuple[bool, ...] = ()
     choice: Choice | None = None
@@ -139,7 +139,7 @@ class Value:
     @staticmethod
     def of(
         shape: Sequence[int],
-        parts: Sequence[Part] = (),
+        factors: Sequence[Factor] = (),
         constant: Tensor | None = None,
         varies: Sequence[bool] | None = None,
         choice: Choice | None = None,
@@ -154,7 +154,7 @@ class Value:
             ]
         elif varies is None:
             varies = [n > 1 for n in shape]
-        return Value(shape, tuple(parts), constant, tuple(varies), choice)
+        return Value(shape, tuple(factors), constant, tuple(varies), choice)
 
     @staticmethod
     def constant_of(numbers: Tensor) -> Value:
@@ -172,8 +172,8 @@ class Value:
         self, shape: Sequence[int], move: Callable[[Tensor], Tensor], varies: Sequence[bool]
     ) -> Value:
         """The value whose labels an operation has moved. Numbers are dropped."""
-        parts = tuple(part.on(lambda labels: compress(move(labels))) for part in self.parts)
-        return Value(tuple(shape), parts, None, tuple(varies))
+        factors = tuple(f.on(lambda labels: compress(move(labels))) for f in self.factors)
+        return Value(tuple(shape), factors, None, tuple(varies))
 
 
 def with_dims(value: Value, ndim: int) -> Value:
@@ -182,8 +182,8 @@ def with_dims(value: Value, ndim: int) -> Value:
     if k <= 0:
         return value
     constant = None if value.constant is None else value.constant[(None,) * k]
-    parts = tuple(part.on(lambda labels: labels[(None,) * k]) for part in value.parts)
-    return Value((1,) * k + value.shape, parts, constant, (False,) * k + value.varies)
+    factors = tuple(f.on(lambda labels: labels[(None,) * k]) for f in value.factors)
+    return Value((1,) * k + value.shape, factors, constant, (False,) * k + value.varies)
 
 
 def once(numbers: Tensor) -> Tensor:

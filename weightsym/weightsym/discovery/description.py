@@ -90,8 +90,8 @@ def read_graphs(
         parts = (decompose(model, p, graphs.mutable, preserved, rules) for p in programs)
         network = Reading.of(*parts, is_fixed=batch_norm == "eval", pointwise=pointwise)
         for name in shared & network.parameters.keys():
-            for part in network.parameters[name].parts:
-                network.system.fix(part)
+            for factor in network.parameters[name].factors:
+                network.system.fix(factor)
         return network, groups_of(network)
 
     first = reading(graphs.read)
@@ -226,10 +226,10 @@ def reasons(reading: Reading, tensor: str) -> list[str]:
     if tensor not in parameters:
         raise ValueError(f"no output depends on a tensor {tensor!r}, but on {sorted(parameters)}.")
     lines = []
-    for part in parameters[tensor].parts:
+    for factor in parameters[tensor].factors:
         is_own = np.zeros(reading.system.count, bool)
-        is_own[part.labels.numpy()] = True
-        axis = ", ".join(map(str, sorted(part.dims))) or "all"
+        is_own[factor.labels.numpy()] = True
+        axis = ", ".join(map(str, sorted(factor.dims))) or "all"
         lines += [f"{tensor}, axis {axis}: {text}" for text in _statements(reading, is_own)]
     return list(dict.fromkeys(lines))
 
@@ -278,7 +278,7 @@ def _tensors_of(reading: Reading, labels: Ints) -> tuple[str, ...]:
     return tuple(
         name
         for name, parameter in reading.parameters.items()
-        if any(np.isin(part.labels.numpy(), labels).any() for part in parameter.parts)
+        if any(np.isin(f.labels.numpy(), labels).any() for f in parameter.factors)
     )
 
 

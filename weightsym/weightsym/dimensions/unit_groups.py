@@ -14,7 +14,7 @@ from weightsym.dimensions.values import Ints
 from weightsym.groups import Axis, Group, Placement
 from weightsym.units import WRITES
 
-__all__ = ["Actions", "factor_groups", "writer_of"]
+__all__ = ["Actions", "unit_groups", "writer_of"]
 
 
 class Actions(NamedTuple):
@@ -26,7 +26,7 @@ class Actions(NamedTuple):
     powers: Ints
 
 
-def factor_groups(group_type: type[Group], axes: Sequence[Axis], acts: Actions) -> tuple[Any, ...]:
+def unit_groups(group_type: type[Group], axes: Sequence[Axis], acts: Actions) -> tuple[Any, ...]:
     """Variables that act on the same axes in the same way form one group.
 
     Args:
