@@ -90,7 +90,7 @@ def exchanges(reading: Reading) -> Exchanges:
         multiplicity[family[0]] = len(family)
     search = _Search(graph, representative, multiplicity, placed)
     members = {f[0]: f for f in families}
-    for units in search.exchanges():
+    for units in _compatible(search.exchanges(), search.unsearched):
         whole = [[y for x in unit for y in members.get(x, [x])] for unit in units]
         groups.append(Exchange(whole, True))
     return Exchanges(groups, graph.classes, graph.class_count, search.unsearched)
@@ -460,6 +460,42 @@ class _Search:
         return [
             pair for k in first for pair in zip(sorted(first[k]), sorted(second[k]), strict=True)
         ]
+
+
+def _compatible(found: Sequence[list[list[int]]], reasons: dict[int, str]) -> list[list[list[int]]]:
+    """Exchanges that make up a group of as many elements as they have together.
+
+    Each must leave every unit of another one as it is, or take them all elsewhere: so do rows and
+    columns, and heads with what is in them. Two that exchange pairs of units, (0, 1) and (0, 2), do
+    not where entries stand for pairs: of these the first is kept.
+    """
+    chosen: list[list[list[int]]] = []
+    users: dict[int, set[int]] = defaultdict(set)
+    for units in found:
+        flat = [x for unit in units for x in unit]
+        if any(
+            _disturbs(a, b)
+            for k in set[int]().union(*(users[x] for x in flat))
+            for a, b in ((units, chosen[k]), (chosen[k], units))
+        ):
+            reasons[units[0][0]] = "exchanges that share entries with others were left out"
+            continue
+        for x in flat:
+            users[x].add(len(chosen))
+        chosen.append(units)
+    return chosen
+
+
+def _disturbs(units: list[list[int]], others: list[list[int]]) -> bool:
+    """Tell whether an exchange neither keeps the units of another one nor takes all of it away."""
+    support = {x for unit in others for x in unit}
+    for unit in units[1:]:
+        image = dict(zip([*units[0], *unit], [*unit, *units[0]], strict=True))
+        after = [{image.get(x, x) for x in unit} for unit in others]
+        is_kept = all(x == set(y) for x, y in zip(after, others, strict=True))
+        if not is_kept and not support.isdisjoint(set().union(*after)):
+            return True
+    return False
 
 
 def _representatives(
