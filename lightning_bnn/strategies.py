@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -78,6 +78,7 @@ class MembersStrategy(DDPStrategy):
         status = None if module is None else module.trainer.state.status
         if status == TrainerStatus.RUNNING and module.population.share is not None:
             for optimizer in self.optimizers:
+                self._note_seeds(optimizer)
                 for parameter in self._stacked(optimizer).values():
                     state = optimizer.state[parameter]
                     state.update({k: self._gather(v, parameter) for k, v in state.items()})
@@ -128,10 +129,20 @@ class MembersStrategy(DDPStrategy):
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """With the states of all members."""
-        state, module = super().optimizer_state(optimizer), cast(Any, self.lightning_module)
+        module: Any = self.lightning_module
         if module.population.share is None:
-            return state
+            return super().optimizer_state(optimizer)
+        self._note_seeds(optimizer)
+        state = super().optimizer_state(optimizer)
         return _changed(state, self._stacked(optimizer), self._gather)
+
+    def _note_seeds(self, optimizer: Any) -> None:
+        """Every process has noise of its own, which all of them go on with."""
+        seeds: list[Any] = [None] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(seeds, [group.get("seed") for group in optimizer.param_groups])
+            for group, *of_ranks in zip(optimizer.param_groups, *seeds, strict=True):
+                group["seeds"] = of_ranks
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """The share of this process."""
@@ -142,6 +153,10 @@ class MembersStrategy(DDPStrategy):
             )
         ]
         super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
+        for group in (g for o in self.optimizers for g in o.param_groups if "seeds" in g):
+            seeds = group.pop("seeds")
+            if "seed" in group:  # other processes than before have other noise
+                group["seed"] = seeds[self.global_rank] if len(seeds) == self.world_size else None
 
     def _gather(self, value: Any, parameter: nn.Parameter) -> Any:
         counts = isinstance(value, Tensor) and value.shape == parameter.shape

@@ -222,6 +222,8 @@ class AllDataSampling(Method):
 
     # ------------------------------------------------------------ what is kept
     def after_step(self, state: AllDataChains, progress: Progress, run: Run) -> bool:
+        if progress.optimizer.is_tuning:
+            return False
         return self.keeping.keep_if_due(state, progress, run)
 
     def after_fit(self, state: AllDataChains, run: Run) -> None:
@@ -341,18 +343,8 @@ class MILE(AllDataSampling):
 
     def before_fit(self, state: AllDataChains, fit: Fit, run: Run) -> None:
         super().before_fit(state, fit, run)
-        (group,) = fit.optimizer.param_groups
-        if fit.trial:
+        for group in fit.optimizer.param_groups if fit.trial else ():
             group["steps"] = 1
-            return
-        adapting, schedule = group["descent_steps"] + group["adapt_steps"], self.keeping.schedule
-        by_steps = schedule.every_n_steps is not None
-        first = schedule.start if by_steps else schedule.start * fit.epoch_steps
-        if first <= adapting:
-            run.warn(
-                f"MILE keeps networks from step {first:.0f} on, but the first {adapting} steps "
-                "descend and adapt, and give no draws of the posterior: take a larger `burn_in`."
-            )
 
     def after_fit(self, state: AllDataChains, run: Run) -> None:
         sampler = state.sampler

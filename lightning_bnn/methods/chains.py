@@ -17,6 +17,7 @@ from lightning_bnn.methods.networks import Networks
 from lightning_bnn.methods.run import Run, evaluation
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import OrbitMoves
+from lightning_bnn.samplers.langevin import seed_of
 from weightsym import discover
 from weightsym.arguments import check_count
 from weightsym.devices import check_memory
@@ -89,7 +90,7 @@ class Chains(Networks):
         """
         assert self.moves is not None
         self.moves.prior_std = prior_std
-        generator = keyed_generator(group["seed"] or 0, "orbit", group["step"])
+        generator = keyed_generator(seed_of(group), "orbit", group["step"])
         stack = self.stack()
         to_copies = self.moves.draw_copies(self.count, generator)
         moved = self.moves.rescaled(to_copies(stack), generator)

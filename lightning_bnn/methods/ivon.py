@@ -125,13 +125,14 @@ class IVON(Method):
                 "lightning_bnn.samplers.IVON, or the module MFVI."
             )
         tell_prior(optimizer, self.prior)
-        for group in optimizer.param_groups if self.temperature is not None else ():
-            group["temperature"] = self.temperature
         return scheduler
 
     def before_fit(self, state: Curvatures, fit: Fit, run: Run) -> None:
         """Let the state and the optimizer share their memory of the curvature."""
         optimizer, group = fit.optimizer, fit.optimizer.param_groups[0]
+        if self.temperature is not None:  # also of a run that had another one
+            for each in optimizer.param_groups:
+                each["temperature"] = self.temperature
         optimizer.draws_itself = False  # the draws are made by `losses`
         params = {p for each in optimizer.param_groups for p in each["params"]}
         optimizer.certain = params - {state.mean}  # of the likelihood

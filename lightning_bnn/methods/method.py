@@ -69,7 +69,7 @@ class State(nn.Module, ABC):
 
     divergence: Divergence | None = None
     is_complete = True
-    """Whether nothing is left to be computed from the trained weights by `Method.at_end`."""
+    """Whether the posterior can be made of it; else it consists of the members as they are."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -59,6 +59,11 @@ class Moments(Networks):
         """Epoch after which weights are collected."""
         return self.notes["start"]
 
+    @property
+    def is_complete(self) -> bool:  # type: ignore[override]  # it changes
+        """Check whether weights were collected twice."""
+        return int(self.collected) >= 2
+
     @torch.no_grad()
     def collect(self) -> None:
         """Add the weights as they are to the moments."""
@@ -193,7 +198,7 @@ class SWAG(PenalisedTraining):
 
     # ------------------------------------------------------------ the posterior
     def posterior(self, state: Moments, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
-        if int(state.collected) < 2 or purpose.fitting:
+        if not state.is_complete or purpose.fitting:
             return state.members()
         return mixture_of(state.modes())
 

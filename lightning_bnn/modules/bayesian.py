@@ -67,7 +67,8 @@ class Bayesian(Core):
         num_data: number of training examples; by default read from the train loader.
         eval_samples: how many networks predict in validation, test and prediction; of an ensemble
             all do.
-        seed: of the random numbers of this module; each depends on (seed, step, process) only.
+        seed: of the random numbers of this module; each depends on (seed, step, process) only. By
+            default that of torch, which ``seed_everything`` sets.
 
     >>> from lightning_bnn import methods
     >>> from lightning_bnn.models import mlp
@@ -96,7 +97,7 @@ class Bayesian(Core):
         start_from: str | None = None,
         num_data: int | None = None,
         eval_samples: int = 20,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         _check(method, likelihood, optimizer)
@@ -104,7 +105,7 @@ class Bayesian(Core):
             check_choice("lr_interval", lr_interval, ("epoch", "step"))
         check_count("eval_samples", eval_samples)
         check_count("num_data", num_data, optional=True)
-        check_integer("seed", seed)
+        check_integer("seed", seed, optional=True)
         ignored = () if _compat.made_by_cli() else _NOT_SAVED
         if hasattr(type(self), "arguments") and not _compat.made_by_cli():
             self.hparams.update({n: v for n, v in values_of(method).items() if n not in ignored})
@@ -113,13 +114,14 @@ class Bayesian(Core):
         self.template_mode = TemplateMode(self.template, network)
         self.likelihood = Categorical() if likelihood is None else cast(Likelihood, likelihood)
         self.prior, self.method = method.prior, method
-        self.eval_samples, self.seed, self.start_from = eval_samples, seed, start_from
+        self.given_seed, self.seed = seed, torch.initial_seed() if seed is None else seed
+        self.eval_samples, self.start_from = eval_samples, start_from
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
         self.lr_interval, self.automatic_optimization = lr_interval, not method.takes_all_data
         self.has_weights = start_from is not None or not method.trains
         self.known_example: tuple[Any, ...] = ()
         self.unused_names = set()
-        self.population = Members(members, seed)
+        self.population = Members(members, self.seed)
         self.fitting = Fitting(self, num_data)
         self.judging = Judging(self, self.fitting)
         self.run = Run(
@@ -364,7 +366,7 @@ class Bayesian(Core):
 
     # ------------------------------------------------------------ checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self.judging.fits_now and not self.state.is_complete and ends(self.trainer):
+        if self.fits_now and not self.state.is_complete and ends(self.trainer):
             self.fitting.complete()  # a callback may have ended the run since
             checkpoint["state_dict"].update(self.state.state_dict())
         checkpoint[checkpoints.NOTES] = checkpoints.notes_of(self)

@@ -89,7 +89,7 @@ class FromCheckpoints(Bayesian):
         prefix: what stands before the names of the network in checkpoints, such as ``"net."``.
         likelihood: what the outputs say about targets, by default ``Categorical``.
         eval_samples: how many networks predict.
-        seed: of the draws.
+        seed: of the draws, by default that of torch.
 
     >>> import tempfile
     >>> from weightsym import params as P
@@ -112,7 +112,7 @@ class FromCheckpoints(Bayesian):
         prefix: str | None = None,
         likelihood: nn.Module | None = None,
         eval_samples: int = 20,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         check_count("last", last, optional=True)
         networks, records = read_networks(source, template_of(network), last, prefix)

@@ -42,6 +42,7 @@ def notes_of(module: Core) -> dict[str, Any]:
     notes = {
         "class": type(module).__name__, "method": type(module.method).__name__,
         "made_of": _parts(module), "example": example, "fixed": sample_of_fixed(module.template),
+        "seed": module.seed,
     }  # fmt: skip
     if module.divergence is not None:
         strategy: Any = None if module.population.share is None else module.trainer.strategy
@@ -59,6 +60,8 @@ def recall(module: Core, notes: dict[str, Any]) -> None:
     """
     _compare(module, notes.get("made_of", {}))
     check_fixed(module.template, notes.get("fixed", torch.empty(0)), "The run of the checkpoint")
+    if module.given_seed is None:
+        module.seed = notes.get("seed", module.seed)
     example = notes.get("example", ())
     if not module.known_example:
         module.known_example = tuple(

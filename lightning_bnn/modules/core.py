@@ -46,6 +46,8 @@ class Core(L.LightningModule):
     lr_interval: str | None
     make_scheduler: Callable[[Any], Any] | None
     seed: int
+    given_seed: int | None
+    awaits_num_data: Sequence[bool] = ()
     eval_samples: int
     has_weights: bool
     known_example: tuple[Any, ...]
@@ -160,7 +162,25 @@ class Core(L.LightningModule):
 
     def posterior(self) -> Posterior:
         """The posterior as it is now, apart from what trains."""
+        self.mention_gaps()
         return self.method.posterior(self.state, self.run)
+
+    @property
+    def fits_now(self) -> bool:
+        """Whether a trainer is about to change the weights."""
+        trainer = _compat.trainer_of(self)
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING:
+            return False
+        return trainer.state.status == TrainerStatus.RUNNING
+
+    def mention_gaps(self) -> None:
+        """Say it where a trained posterior lacks its Gaussians."""
+        if self.has_weights and not self.state.is_complete and not self.fits_now:
+            missing = self.method.completion or "second collection of weights"
+            rank_zero_warn(
+                f"{type(self).__name__} has no {missing} yet (no training data, or a checkpoint "
+                "from before the end of a fit?): its members predict as they are."
+            )
 
 
 class Part:
@@ -182,14 +202,6 @@ class Part:
         module = self._module()
         assert module is not None
         return module
-
-    @property
-    def fits_now(self) -> bool:
-        """Check whether a trainer is about to change the weights."""
-        trainer = _compat.trainer_of(self.module)
-        if trainer is None or trainer.state.fn != TrainerFn.FITTING:
-            return False
-        return trainer.state.status == TrainerStatus.RUNNING
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_module": self.module}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -84,20 +84,36 @@ class Fitting(Part):
         self._known_to_be_broken = set()
         self.last_source = trainer.train_dataloader
         groups = [group for o in trainer.optimizers for group in o.param_groups]
-        for group in groups:
-            if group.get("seed", 0) is None:  # other noise for other seeds, and in another fit
-                group["seed"] = key_of(module.seed, "sampler", self._fits, *module.population.key)
-        self._fits += 1
-        asking = [group for group in groups if group.get("num_data", 0) is None]
+        self._seed(groups)
+        awaits = {k for k, awaits in enumerate(module.awaits_num_data) if awaits}
+        asking = [g for k, g in enumerate(groups) if k in awaits or g.get("num_data", 0) is None]
         if self.given_num_data is None and (self._weighs_data or asking):
             self._read_num_data()
         elif self.given_num_data is None and module.method.completion == "curvature":
             with contextlib.suppress(ValueError):  # then the curvature is that of what is given
                 self._read_num_data()
+        before = {group["num_data"] for group in asking} - {None, module.num_data}
+        if before:
+            rank_zero_warn(
+                f"The checkpoint is of a run on {before.pop()} training examples, and now there "
+                f"are {module.num_data}: the target is another posterior."
+            )
         for group in asking:
             group["num_data"] = module.num_data
         module.method.before_fit(module.state, self._fit(), module.run)
         trainer.strategy.barrier()
+
+    def _seed(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Give samplers other noise for other seeds, other members, and in another fit."""
+        module, trainer = self.module, self.module.trainer
+        module.seed = trainer.strategy.broadcast(module.seed)  # processes may have their own
+        key = module.population.key
+        for group in groups:
+            if group.get("seed", 0) is None:
+                group["seed"] = key_of(module.seed, "sampler", self._fits, *key)
+            elif "seed" in group and key and trainer.ckpt_path is None:
+                group["seed"] = key_of(group["seed"], "sampler", *key)
+        self._fits += 1
 
     def _compare_fixed_weights(self) -> None:
         """See that all processes hold the same weights fixed, and say what they take."""

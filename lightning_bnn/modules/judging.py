@@ -81,7 +81,7 @@ class Judging(Part):
         module = self.module
         if type(module).posterior is not Core.posterior:  # a subclass may have its own
             return module.posterior()
-        purpose = Purpose(True, self.fits_now, self._choose)
+        purpose = Purpose(True, self.module.fits_now, self._choose)
         return module.method.posterior(module.state, module.run, purpose)
 
     def modes(self, samples: int) -> list[Posterior]:
@@ -158,7 +158,7 @@ class Judging(Part):
         module = self.module
         wanted = module.eval_samples if samples is None else samples
         choose = self._choose if samples is None else list
-        purpose = Purpose(fitting=self.fits_now, choose=choose)
+        purpose = Purpose(fitting=self.module.fits_now, choose=choose)
         posterior = module.method.posterior(module.state, module.run, purpose)
         if any(getattr(mode, "is_linearised", False) for mode in posterior.modes()):
             raise ValueError(
@@ -175,6 +175,7 @@ class Judging(Part):
         if self._drawn is not None:
             return self._drawn
         module = self.module
+        module.mention_gaps()
         generator = keyed_generator(module.seed, "judged", device=module.device)
         with torch.no_grad():
             if module.population.share is not None:
@@ -186,7 +187,7 @@ class Judging(Part):
     def begin(self, evaluator: Evaluator | None) -> None:
         """Draw the networks that predict, once for all batches."""
         self.end()
-        if not self.fits_now:
+        if not self.module.fits_now:
             self._prepare()
         self._drawn = self.predictor()
         self.evaluator = None if evaluator is None else evaluator.to(self.module.device)
@@ -194,14 +195,7 @@ class Judging(Part):
     def _prepare(self) -> None:
         """Complete what can be completed. Weights that nobody has trained are mentioned."""
         module = self.module
-        if not module.state.is_complete:
-            if self.fitting.training_data() is None:
-                rank_zero_warn(
-                    f"There are no training data for the {module.method.completion}, the members "
-                    "predict without their Gaussians: pass a datamodule, or a checkpoint of a "
-                    "finished fit."
-                )
-            self.fitting.complete()
+        self.fitting.complete()
         drawn = "its members have the weights that they were drawn with"
         instead = module.method.unfitted or (drawn if module.members > 1 else "")
         if instead and not module.has_weights:

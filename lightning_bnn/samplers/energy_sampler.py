@@ -63,6 +63,12 @@ class EnergySampler(torch.optim.Optimizer):
         if len(self.param_groups) != 1:
             raise ValueError("`params` must be one group: a trajectory moves all of them.")
 
+    @property
+    def is_tuning(self) -> bool:
+        """Whether the last step still descended or adapted, so that it gave no draw."""
+        group = self.param_groups[0]
+        return group["step"] <= group.get("descent_steps", 0) + group["adapt_steps"]
+
     def moving(self) -> list[Tensor]:
         """Parameters that the chains move."""
         return [p for p in self.param_groups[0]["params"] if p.requires_grad]

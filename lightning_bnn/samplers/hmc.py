@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.samplers.energy_sampler import EnergySampler, as_rows
-from lightning_bnn.samplers.langevin import cut
+from lightning_bnn.samplers.langevin import cut, seed_of
 from weightsym.arguments import (
     check_between,
     check_count,
@@ -44,7 +44,7 @@ class HMC(EnergySampler):
         adapt_steps: how many transitions adapt the step size.
         target_acceptance: the mean probability to be accepted that is adapted to.
         jitter: step sizes vary by this part, so that no direction turns in the same time forever.
-        seed: of momenta and tests, 0 by default; our modules fill in theirs.
+        seed: of momenta and tests, by default torch's own; our modules fill in theirs.
 
     References:
         | MCMC using Hamiltonian dynamics (Neal, 2011), https://arxiv.org/abs/1206.1901
@@ -105,7 +105,7 @@ class HMC(EnergySampler):
             Energies of the chains as they are now.
         """
         group, params = self.param_groups[0], self.moving()
-        generator = keyed_generator(group["seed"] or 0, group["step"], device=params[0].device)
+        generator = keyed_generator(seed_of(group), group["step"], device=params[0].device)
         start = self.rows()
         momenta = as_rows(_noise(params, generator))
         size = group["lr"] * self._jitter(group, generator)

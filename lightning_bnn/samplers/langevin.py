@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 
 from weightsym.arguments import check_count, check_integer, check_not_negative
@@ -63,7 +63,7 @@ class Tempered(torch.optim.Optimizer):
         """One draw for all tensors, cut into their shapes. Noise lasts until the next one."""
         values = [local(p) for p in params]
         first = values[0]
-        seed, step, dtype = group["seed"] or 0, group["step"], str(first.dtype)
+        seed, step, dtype = seed_of(group), group["step"], str(first.dtype)
         key = (seed, step, index, "noise", dtype, *_shard(params[0]))
         generator = keyed_generator(*key, device=first.device)
         flat = self._memory(first, sum(v.numel() for v in values)).normal_(generator=generator)
@@ -173,6 +173,14 @@ class Langevin(Tempered):
                 values.
             noise: standard normal numbers; None at temperature 0.
         """
+
+
+def seed_of(group: dict[str, Any]) -> int:
+    """The seed of a group. If none was given, torch's own; 0 where processes may have different."""
+    if group["seed"] is None:
+        alone = not (distributed.is_available() and distributed.is_initialized())
+        group["seed"] = torch.initial_seed() if alone else 0
+    return group["seed"]
 
 
 def temperature_of(group: dict[str, Any]) -> float:

@@ -24,6 +24,7 @@ from lightning_bnn.samplers.isokinetic import (
     total_spread,
     unit,
 )
+from lightning_bnn.samplers.langevin import seed_of
 from weightsym.arguments import check_count, check_integer, check_positive
 from weightsym.devices import where_precise, widest
 from weightsym.randomness import keyed_generator
@@ -63,7 +64,7 @@ class MCLMC(TunedSteps, EnergySampler):
         descent_lr: its learning rate, which falls to zero as a cosine.
         adapt_steps: how many transitions adapt step sizes and lengths.
         temperature: T.
-        seed: of directions, 0 by default; our modules fill in theirs.
+        seed: of directions, by default torch's own; our modules fill in theirs.
 
     References:
         | Microcanonical Hamiltonian Monte Carlo (Robnik et al., 2023), https://arxiv.org/abs/2212.08549
@@ -189,7 +190,7 @@ class MCLMC(TunedSteps, EnergySampler):
 
     def _generator(self, like: Tensor, name: str) -> torch.Generator:
         group = self.param_groups[0]
-        return keyed_generator(group["seed"] or 0, group["step"], name, device=like.device)
+        return keyed_generator(seed_of(group), group["step"], name, device=like.device)
 
     def _tuning(self, rows: Tensor) -> Tuning:
         group, (chains, numbers) = self.param_groups[0], rows.shape
