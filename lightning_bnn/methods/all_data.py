@@ -123,6 +123,12 @@ class AllDataSampling(Method):
         self.keeping.begin(state, fit, run, name)
         if any(p.dtype in (torch.bfloat16, torch.float16) for p in state.parameters()):
             raise ValueError(f"{name} needs exact energies: take `precision` 32-true or 64-true.")
+        (group,) = fit.optimizer.param_groups
+        tuning = group.get("descent_steps", 0) + group["adapt_steps"]
+        if fit.steps <= tuning and not fit.trial:
+            run.warn(
+                f"{name} will keep nothing: its sampler descends and adapts for {tuning} steps."
+            )
         batches = list(fit.batches())
         examples = sum(batch.examples for batch in batches)
         if examples != run.num_data:

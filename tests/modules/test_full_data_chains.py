@@ -82,9 +82,14 @@ def test_acceptance_is_that_of_the_whole_run(tmp_path):
 
 
 # ------------------------------------------------------------ MILE
-def test_nothing_is_kept_of_the_descent_and_the_adaptation():
+@pytest.mark.parametrize("burn_in", [0, 8])
+def test_nothing_is_kept_of_the_descent_and_the_adaptation(burn_in):
     sampler = lambda p: samplers.MCLMC(p, 0.05, 2, descent_steps=2, adapt_steps=3)  # noqa: E731
-    module = MILE(network(), members=2, optimizer=sampler, burn_in=5)
+    module = MILE(network(), members=2, optimizer=sampler, burn_in=burn_in)
     run = fitted(module, Blobs(batch_size=60), max_epochs=10)
-    assert len(module.posterior().networks["0.weight"]) == 2 * 5
+    kept = 10 - max(burn_in, 5)
+    assert len(module.posterior().networks["0.weight"]) == 2 * kept
+    run.fit_loop.max_epochs = 20  # a second fit, with another sampler
+    run.fit(module, Blobs(batch_size=60))
+    assert len(module.posterior().networks["0.weight"]) == 2 * (kept + 5)
     assert {"train/energy_variance", "train/memory_length"} <= set(run.callback_metrics)

@@ -305,7 +305,7 @@ SAID = [
     (hmc(1e3, nn.Linear(6, 3)), None, {}, "have hardly moved", "step_size"),
     (stuck(), FULL, {}, "ever be accepted", "chains [1] of 2 "),
     (hmc(), DROPS, {}, "gives 16 of 20 examples", ""),
-    (mile(4), FULL, {"max_epochs": 7}, "take a larger `burn_in`", ""),
+    (mile(4), FULL, {"max_epochs": 5}, "MILE will keep nothing: its sampler", "for 5 steps"),
     (mile(0, 0, 0, 1e-12), FULL, {}, "more than 10 times", "chains [0, 1] of 2"),
     (sghmc(burn_in=50), None, {}, "SGHMC will keep nothing: `burn_in`", ""),
     (sghmc(), None, {"gradient_clip_val": 1.0}, "Gradient clipping changes the target", ""),
@@ -337,7 +337,7 @@ SILENT = [
         for last in (nn.LogSoftmax(-1), nn.Sigmoid())
     ),
     (hmc(0.01, nn.Linear(6, 3)), None, {}, "have hardly moved"),
-    (mile(5), FULL, {"max_epochs": 7}, "burn_in"),
+    (mile(4), FULL, {"max_epochs": 6}, "will keep nothing"),
 ]
 
 
