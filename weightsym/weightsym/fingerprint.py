@@ -27,6 +27,7 @@ from weightsym.min_mass import min_mass
 from weightsym.mixing import mix_some, remove_shifts
 from weightsym.params import Params, is_weight
 from weightsym.randomness import key_of, keyed_generator
+from weightsym.scales_and_signs import canonical_scales_and_signs
 from weightsym.validation import check_finite, check_one_network
 
 __all__ = ["Fingerprint", "at_least_mass", "fingerprint", "path_sums"]
@@ -90,8 +91,9 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
     - signs that only products of several vectors show, such as those of the gains of queries and
       keys behind their norms.
 
-    Where no finite scales reach the least mass (`attained` is False), or where one sign acts along
-    two dimensions of a tensor, networks of one orbit may have different fingerprints.
+    Where no finite scales reach the least mass (`attained` is False), where a stream that matrices
+    mix has no full rank, or where one sign acts along two dimensions of a tensor, networks of one
+    orbit may have different fingerprints.
 
     Args:
         params: one network.
@@ -126,6 +128,8 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
 def at_least_mass(params: Params, sym: Symmetries, mixing: bool = False) -> tuple[Params, Tensor]:
     """The same functions with the least mass, and without shifts that biases take up.
 
+    Units whose scale nothing takes up, as under weight norm, have no least mass: they get norm one.
+
     Args:
         params: one network or a stack.
         sym: what `discover` returned.
@@ -134,7 +138,7 @@ def at_least_mass(params: Params, sym: Symmetries, mixing: bool = False) -> tupl
     Returns:
         The networks, and whether finite scales reach the least mass.
     """
-    params = remove_shifts(params, sym)
+    params = _with_unit_lengths(remove_shifts(params, sym), sym)
     if mixing and any(group.rescales for group in sym.linear):
         least = min_mass(params, sym, mixing=True, tolerance=1e-13)
         params = multiply(params, sym, {"scalings": least.scales})
@@ -143,6 +147,16 @@ def at_least_mass(params: Params, sym: Symmetries, mixing: bool = False) -> tupl
         return params, torch.tensor(True)
     least = min_mass(params, sym, tolerance=1e-16)
     return multiply(params, sym, {"scalings": least.scales}), least.attained
+
+
+def _with_unit_lengths(params: Params, sym: Symmetries) -> Params:
+    """Set the lengths of what a network normalises to one."""
+    taken_up = [len({p.exponent > 0 for p in group.placements}) > 1 for group in sym.scalings]
+    if all(taken_up):
+        return params
+    fixed = [torch.full((g.units,), t) for g, t in zip(sym.scalings, taken_up, strict=True)]
+    scales, _ = canonical_scales_and_signs(params, sym, "unit-norm", unscaled=fixed)
+    return multiply(params, sym, {"scalings": scales})
 
 
 def _norms(params: Params, sym: Symmetries) -> dict[str, float]:

@@ -52,6 +52,9 @@ def merge(
 ) -> None:
     """Average networks after bringing all of them into the frame of the first one.
 
+    Units are permuted, flipped and mixed, not rescaled: networks whose scales differ, though one
+    function may have any, are far from each other in every frame.
+
     Args:
         sources: where at least two networks are: .safetensors, .ckpt and .pt files, folders of
             Hugging Face (config.json beside model.safetensors or its shards), banks, and folders

@@ -444,6 +444,9 @@ def average(
     this is one round of federated averaging; the server's network of the last round is then the
     ``reference``.
 
+    Scales stay as they are. Networks whose scales may differ need equal ones first, those of least
+    mass: ``rescale(stack, sym, min_mass(stack, sym).scales)``.
+
     References:
         Communication-Efficient Learning of Deep Networks from Decentralized Data (McMahan et al.,
         2017)
