@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 from scipy.stats import norm
 from torch import distributions as D
 from torch.nn import functional as F
@@ -28,42 +29,21 @@ def test_bernoulli_is_categorical_with_one_logit_at_zero():
     assert Bernoulli().log_prob(torch.full((1, 1), -200.0), torch.tensor([1])) == -200
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("outputs", "targets", "sentence"),
-    [
-        (torch.zeros(3, 2), torch.zeros(3).long(), "`outputs` must be one logit"),
-        (torch.zeros(3, 1), torch.tensor([0, 1, 2]), "`targets` must be 0 or 1"),
-    ],
-)
-def test_bernoulli_needs_one_logit_and_two_classes(outputs, targets, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Bernoulli().log_prob(outputs, targets)
-
-
 @pytest.mark.parametrize("noise", ["fixed", "learned", "heteroscedastic"])
 def test_gaussian(noise):
-    likelihood = Gaussian(noise, std=0.7, targets=2).double()
-    outputs, y = (
-        torch.randn(3, 5, 4 if noise == "heteroscedastic" else 2).double(),
-        torch.randn(5, 2),
-    )
+    likelihood, y = Gaussian(noise, std=0.7, targets=2).double(), torch.randn(5, 2).double()
+    outputs = torch.randn(3, 5, 4 if noise == "heteroscedastic" else 2).double()
     mean, std = outputs[..., :2], torch.tensor(0.7).double().expand(3, 5, 2)
     if noise == "heteroscedastic":
         std = outputs[..., 2:].exp().log1p() + 1e-3
     expected = norm(mean.numpy(), std.numpy()).logpdf(y.numpy()).sum(-1)
-    np.testing.assert_allclose(
-        likelihood.log_prob(outputs, y.double()).detach(), expected, rtol=1e-6
-    )
+    np.testing.assert_allclose(likelihood.log_prob(outputs, y).detach(), expected, rtol=1e-6)
     trained = [p for p in likelihood.parameters() if p.requires_grad]
     assert len(trained) == (noise == "learned")
     prediction = likelihood.predictive(outputs)
-    g = torch.Generator().manual_seed(0)
-    draws = mean[torch.randint(3, (200_000,), generator=g)]
-    index = torch.randint(3, (200_000,), generator=g)
-    draws = mean[index] + std[index] * torch.randn(200_000, 5, 2, generator=g).double()
-    torch.testing.assert_close(prediction.mean, draws.mean(0), atol=0.05, rtol=0)
-    torch.testing.assert_close(prediction.variance, draws.var(0), atol=0.1, rtol=0.05)
+    torch.testing.assert_close(prediction.mean, mean.mean(0))
+    wanted = (mean.square() + std.square()).mean(0) - mean.mean(0).square()  # of the mixture
+    torch.testing.assert_close(prediction.variance.detach(), wanted, rtol=1e-5, atol=0)
 
 
 def correlated(targets=3):
@@ -104,26 +84,6 @@ def test_correlated_noise_in_half_precision(dtype):
     assert likelihood.predictive(outputs.to(dtype)).noise.isfinite().all()
 
 
-def test_correlated_noise_is_learned():
-    torch.manual_seed(0)
-    _, covariance = correlated(2)
-    errors = D.MultivariateNormal(torch.zeros(2).double(), covariance).sample((4000,))
-    likelihood = Gaussian("correlated", targets=2).double()
-    optimizer = torch.optim.LBFGS(likelihood.parameters(), max_iter=100)
-
-    def loss():
-        optimizer.zero_grad()
-        value = -likelihood.log_prob(torch.zeros_like(errors), errors).mean()
-        value.backward()
-        return value
-
-    optimizer.step(loss)
-    white = likelihood.whitening.detach()
-    torch.testing.assert_close(
-        torch.linalg.inv(white.T @ white), errors.T @ errors / len(errors), rtol=1e-4, atol=1e-4
-    )
-
-
 @pytest.mark.parametrize("stacked", [False, True])
 def test_prior(stacked):
     lead = (3,) if stacked else ()
@@ -137,32 +97,6 @@ def test_prior(stacked):
     torch.testing.assert_close(found, D.Normal(0.0, 0.3).log_prob(flat).sum(-1))
     alone = IsotropicGaussianPrior(0.3).log_prob(params, ["s"], stacked)
     torch.testing.assert_close(alone, D.Normal(0.0, 0.3).log_prob(params["s"]))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Gaussian().log_prob(torch.ones(3, 1), torch.ones(3)), "`targets` must have shape"),
-        (
-            lambda: Gaussian("heteroscedastic").log_prob(torch.ones(3, 3), torch.ones(3, 1)),
-            "got an odd number, 3",
-        ),
-        (lambda: Categorical().log_prob(torch.ones(3, 2), torch.ones(3)), "3 class indices"),
-        (lambda: Categorical().log_prob(torch.ones(3, 2), torch.ones(2).long()), "3 class indices"),
-        (lambda: Categorical().log_prob(torch.ones(3), torch.tensor(1)), r"for outputs \(3,\)"),
-        (lambda: Categorical().log_prob(torch.ones(3), torch.ones(3).long()), r"outputs \(3,\)"),
-        (lambda: Categorical().log_prob(torch.ones(1, 3), [1]), "`targets` must be a tensor"),
-        (lambda: Bernoulli().log_prob(torch.ones(1, 1), None), "`targets` must be a tensor"),
-        (
-            lambda: Gaussian().log_prob(torch.ones(1, 1), torch.ones(1, 1).numpy()),
-            "`targets` must be a tensor",
-        ),
-    ],
-)
-def test_errors(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 # ------------------------------------------------------------ several positions
@@ -281,41 +215,26 @@ def test_networks_with_targets_of_their_own_may_be_scored_at_once(likelihood, ou
     torch.testing.assert_close(torch.vmap(likelihood.log_prob)(z, y), wanted)
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: Categorical().sequences(torch.ones(4, 5, 3), torch.ones(4, 5).long()),
-            r"`outputs` must be those of networks, \(samples, batch, ...\), got \(4, 5, 3\)",
-        ),
-        (
-            lambda: Categorical().sequences(torch.ones(2, 4, 5, 3), 3 * torch.ones(4, 5).long()),
-            "must be between 0 and 2",
-        ),
-        (
-            lambda: Categorical().sequences(torch.ones(2, 0, 5, 3), torch.ones(0, 5).long()),
-            "`outputs` are those of 2 networks for 0 examples",
-        ),
-        (
-            lambda: Categorical().sequences(torch.ones(0, 4, 5, 3), torch.ones(4, 5).long()),
-            "`outputs` are those of 0 networks for 4 examples",
-        ),
-        (lambda: Categorical("middle"), "`classes` must be 'last' or 'first'"),
-        (
-            lambda: Categorical().log_prob(torch.ones(4, 5, 3), torch.ones(4, 6).long()),
-            r"class indices for outputs \(4, 5, 3\), classes last, got torch.int64 \(4, 6\)",
-        ),
-        (
-            lambda: Categorical("first").log_prob(torch.ones(4, 5, 3), torch.ones(4, 5).long()),
-            "classes first",
-        ),
-        (
-            lambda: Categorical(next_token=True).log_prob(torch.ones(4, 3), torch.ones(4).long()),
-            r"`next_token` is for targets \(batch, tokens\)",
-        ),
-    ],
+ONES = torch.ones
+LONG = lambda *shape: torch.ones(shape).long()  # noqa: E731
+test_errors = refuses(
+    (lambda: Bernoulli().log_prob(ONES(3, 2), LONG(3)), "`outputs` must be one logit"),
+    (lambda: Bernoulli().log_prob(ONES(3, 1), 2 * LONG(3)), "`targets` must be 0 or 1"),
+    (lambda: Gaussian().log_prob(ONES(3, 1), ONES(3)), "`targets` must have shape"),
+    (lambda: Gaussian("heteroscedastic").log_prob(ONES(3, 3), ONES(3, 1)), "got an odd number, 3"),
+    (lambda: Categorical().log_prob(ONES(3, 2), ONES(3)), "3 class indices.*float32"),
+    (lambda: Categorical().log_prob(ONES(3, 2), LONG(2)), r"3 class indices.*\(2,\)"),
+    (lambda: Categorical().log_prob(ONES(3), torch.tensor(1)), r"for outputs \(3,\)"),
+    (lambda: Categorical().log_prob(ONES(3), LONG(3)), r"outputs \(3,\)"),
+    (lambda: Categorical().log_prob(ONES(1, 3), [1]), "`targets` must be a tensor"),
+    (lambda: Bernoulli().log_prob(ONES(1, 1), None), "`targets` must be a tensor"),
+    (lambda: Gaussian().log_prob(ONES(1, 1), ONES(1, 1).numpy()), "`targets` must be a tensor"),
+    (lambda: Categorical().sequences(ONES(4, 5, 3), LONG(4, 5)), "must be those of networks"),
+    (lambda: Categorical().sequences(ONES(2, 4, 5, 3), 3 * LONG(4, 5)), "must be between 0 and 2"),
+    (lambda: Categorical().sequences(ONES(2, 0, 5, 3), LONG(0, 5)), "of 2 networks for 0 examples"),
+    (lambda: Categorical().sequences(ONES(0, 4, 5, 3), LONG(4, 5)), "of 0 networks for 4 examples"),
+    (lambda: Categorical("middle"), "`classes` must be 'last' or 'first'"),
+    (lambda: Categorical().log_prob(ONES(4, 5, 3), LONG(4, 6)), r"last, got torch.int64 \(4, 6\)"),
+    (lambda: Categorical("first").log_prob(ONES(4, 5, 3), LONG(4, 5)), "classes first"),
+    (lambda: Categorical(next_token=True).log_prob(ONES(4, 3), LONG(4)), "`next_token` is for"),
 )
-def test_wrong_positions_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 from scipy import integrate, optimize, stats
 
 from lightning_bnn import metrics as M
@@ -43,20 +44,14 @@ def integral(function, *breaks):
 
 # ------------------------------------------------------------ against scipy
 @pytest.mark.parametrize(("i", "j"), EVERY[:3])
-def test_crps_is_the_integral_of_its_definition(i, j):
-    x, y = one((MEANS, STDS), i, j), float(Y[i, j])
+def test_scores_are_the_integrals_of_their_definitions(i, j):
+    x, others, y = one((MEANS, STDS), i, j), one(OTHERS, i, j), float(Y[i, j])
+    means, stds, *beside = (t[:, i : i + 1, j] for t in (MEANS, STDS, *OTHERS))
     wanted = integral(lambda t: (cdf(t, *x) - (t >= y)) ** 2, y)
-    case = MEANS[:, i : i + 1, j], STDS[:, i : i + 1, j], Y[i : i + 1, j]
-    assert float(M.crps(*case)) == pytest.approx(wanted, abs=1e-7)
-    assert float(M.crps(case[0], case[1] * 1.1, case[2])) != pytest.approx(wanted, abs=1e-4)
-
-
-@pytest.mark.parametrize(("i", "j"), EVERY[:3])
-def test_energy_distance_is_the_integral_between_distribution_functions(i, j):
-    x, y = one((MEANS, STDS), i, j), one(OTHERS, i, j)
-    wanted = 2 * integral(lambda t: (cdf(t, *x) - cdf(t, *y)) ** 2, 0.0)
-    found = M.energy_distance(*(t[:, i : i + 1, j] for t in (MEANS, STDS, *OTHERS)))
-    assert float(found) == pytest.approx(wanted, abs=1e-7)
+    assert float(M.crps(means, stds, Y[i : i + 1, j])) == pytest.approx(wanted, abs=1e-7)
+    assert float(M.crps(means, stds * 1.1, Y[i : i + 1, j])) != pytest.approx(wanted, abs=1e-4)
+    wanted = 2 * integral(lambda t: (cdf(t, *x) - cdf(t, *others)) ** 2, 0.0)
+    assert float(M.energy_distance(means, stds, *beside)) == pytest.approx(wanted, abs=1e-7)
 
 
 def test_transform_density_and_moments_are_those_of_scipy():
@@ -154,18 +149,12 @@ ALL = {
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_several_targets_are_judged_alone_and_averaged(name):
+def test_several_targets_are_averaged_and_scores_have_the_unit_of_the_target(name):
     function, args = ALL[name]
     alone = [float(function(*(t[..., k] for t in args))) for k in range(2)]
     assert float(function(*args)) == pytest.approx(sum(alone) / 2)
     assert name == "coverage" or alone[0] != pytest.approx(alone[1])
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_units(name):
-    """Widths, distances and scores have the unit of the target; shares have none."""
-    function, args = ALL[name]
-    factor = 1 if name in ("coverage", "calibration") else 7
+    factor = 1 if name in ("coverage", "calibration") else 7  # shares have none
     assert float(function(*(7 * t for t in args))) == pytest.approx(factor * float(function(*args)))
 
 
@@ -194,41 +183,6 @@ BAD = {
 }
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize("message", BAD)
-@pytest.mark.parametrize("function", [M.crps, M.interval_coverage, M.quantile_calibration])
-def test_what_is_no_prediction_is_refused(function, message):
-    with pytest.raises(ValueError, match=message):
-        function(*BAD[message])
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("level", [0, 1, 1.5, math.nan, "0.9", True])
-def test_levels_that_are_refused(level):
-    for function, args in (
-        (M.interval_coverage, (MEANS, STDS, Y)),
-        (M.interval_width, ALL["width"][1]),
-    ):
-        with pytest.raises(ValueError, match="`level` must be between 0 and 1"):
-            function(*args, level)
-
-
-@pytest.mark.bad_input
-def test_other_things_that_are_refused():
-    with pytest.raises(ValueError, match="`levels` must be numbers between 0 and 1"):
-        mixture_quantiles(MEANS, STDS, torch.tensor([0.0, 0.5]))
-    with pytest.raises(ValueError, match="`examples` must be at least 1"):
-        M.quantile_calibration_floor(0)
-    with pytest.raises(ValueError, match="`samples` must be at least 1"):
-        M.CRPS(0)
-    with pytest.raises(ValueError, match="of the same numbers"):
-        M.energy_distance(MEANS, STDS, MEANS[:, :2], STDS[:, :2])
-    metric = PITCalibration()
-    metric.update(M.pit(MEANS, STDS, Y))
-    with pytest.raises(ValueError, match="must have 2 columns as before"):
-        metric.update(M.pit(MEANS[..., 0], STDS[..., 0], Y[..., 0]))
-
-
 @pytest.mark.parametrize("function", ["crps", "pit", "interval_coverage", "quantile_calibration"])
 def test_one_number_may_come_without_a_batch(function):
     one = MEANS[:, 0, 0], STDS[:, 0, 0], Y[0, 0]
@@ -237,14 +191,21 @@ def test_one_number_may_come_without_a_batch(function):
     torch.testing.assert_close(score(*one), score(*batch).squeeze())
 
 
-def test_an_empty_batch_changes_nothing():
-    means, targets = torch.randn(3, 4, 2), torch.randn(4, 2)
-    for cls, values in (
-        (M.CRPS, lambda n: (means[:, :n], means[:, :n].exp(), targets[:n])),
-        (PITCalibration, lambda n: (M.pit(means[:, :n], means[:, :n].exp(), targets[:n]),)),
-    ):
-        metric, other = cls(), cls()
-        for m in (metric, other):
-            m.update(*values(4))
-        other.update(*values(0))
-        torch.testing.assert_close(other.compute(), metric.compute())
+def other_columns():
+    metric = PITCalibration()
+    metric.update(M.pit(MEANS, STDS, Y))
+    metric.update(M.pit(MEANS[..., 0], STDS[..., 0], Y[..., 0]))
+
+
+test_errors = refuses(
+    *((lambda f=f, m=m: f(*BAD[m]), m)
+      for m in BAD for f in (M.crps, M.interval_coverage, M.quantile_calibration)),
+    *((lambda f=f, a=a, level=level: f(*a, level), "`level` must be between 0 and 1")
+      for f, a in ((M.interval_coverage, (MEANS, STDS, Y)), (M.interval_width, (MEANS, STDS)))
+      for level in (0, 1, math.nan, "0.9", True)),
+    (lambda: mixture_quantiles(MEANS, STDS, torch.tensor([0.0, 0.5])), "`levels` must be numbers"),
+    (lambda: M.quantile_calibration_floor(0), "`examples` must be at least 1"),
+    (lambda: M.CRPS(0), "`samples` must be at least 1"),
+    (lambda: M.energy_distance(MEANS, STDS, MEANS[:, :2], STDS[:, :2]), "of the same numbers"),
+    (other_columns, "must have 2 columns as before"),
+)  # fmt: skip
