@@ -1,6 +1,7 @@
 """Small data and one LightningModule of every kind, for laws that hold for all of them."""
 
 import warnings
+from functools import partial
 
 import lightning as L
 import torch
@@ -77,86 +78,58 @@ def dropping(net):
     return net
 
 
+def kind(cls, prepare=lambda net: net, **settings):
+    """How a module is made around a network; what is asked for comes before these settings."""
+    return lambda net, **options: cls(prepare(net), **{**settings, **options})
+
+
+LEARNED = {"optimizer": adam}
 MODULES = {
-    "ensemble": lambda net, **o: DeepEnsemble(net, members=3, optimizer=adam, **o),
-    "population": lambda net, **o: DeepEnsemble(net, members=4, max_loss=50.0, optimizer=adam, **o),
-    "map": lambda net, **o: DeepEnsemble(net, members=1, prior_std=1.0, optimizer=adam, **o),
-    "chains": lambda net, **o: DeepEnsemble(
-        net, members=2, optimizer=lambda p: samplers.SGHMC(p, lr=0.05, prior_precision=1.0), **o
+    "ensemble": kind(DeepEnsemble, members=3, **LEARNED),
+    "population": kind(DeepEnsemble, members=4, max_loss=50.0, **LEARNED),
+    "map": kind(DeepEnsemble, members=1, prior_std=1.0, **LEARNED),
+    "chains": kind(
+        DeepEnsemble, members=2, optimizer=partial(samplers.SGHMC, lr=0.05, prior_precision=1.0)
     ),
-    "mfvi": lambda net, **o: MFVI(net, optimizer=adam, **o),
-    "multi-mfvi": lambda net, **o: MFVI(net, members=2, elbo_samples=2, optimizer=adam, **o),
-    "mfvi sampled": lambda net, **o: MFVI(
-        net, kl="sampled", initialisation="blitz", optimizer=adam, **o
+    "mfvi": kind(MFVI, **LEARNED),
+    "multi-mfvi": kind(MFVI, members=2, elbo_samples=2, **LEARNED),
+    "mfvi sampled": kind(MFVI, kl="sampled", initialisation="blitz", **LEARNED),
+    "mfvi local": kind(MFVI, reparameterisation="local", **LEARNED),
+    "mfvi flipout": kind(MFVI, reparameterisation="flipout", **LEARNED),
+    "ivon": kind(IVON, optimizer=ivon),
+    "multi-ivon": kind(IVON, members=2, prior_std=0.7, temperature=0.5, optimizer=ivon),
+    "bethe": kind(SymmetrizedVI, **LEARNED),
+    "multi-capacity": kind(SymmetrizedVI, estimator="capacity", members=2, every=2, **LEARNED),
+    "uniform": kind(SymmetrizedVI, estimator="uniform", draws=3, **LEARNED),
+    "sghmc": kind(
+        SGHMC, members=2, every_n_steps=2, orbit_moves=3,
+        optimizer=partial(samplers.SGHMC, lr=0.05),
     ),
-    "mfvi local": lambda net, **o: MFVI(net, reparameterisation="local", optimizer=adam, **o),
-    "mfvi flipout": lambda net, **o: MFVI(net, reparameterisation="flipout", optimizer=adam, **o),
-    "ivon": lambda net, **o: IVON(net, optimizer=ivon, **o),
-    "multi-ivon": lambda net, **o: IVON(
-        net, members=2, prior_std=0.7, temperature=0.5, optimizer=ivon, **o
+    "sgld": kind(SGHMC, every_n_epochs=1, optimizer=partial(samplers.SGLD, lr=0.1)),
+    "smile": kind(
+        SMILE, members=2, every_n_steps=2,
+        optimizer=partial(samplers.SMILE, descent_steps=2, adapt_steps=4),
     ),
-    "bethe": lambda net, **o: SymmetrizedVI(net, optimizer=adam, **o),
-    "multi-capacity": lambda net, **o: SymmetrizedVI(
-        net, estimator="capacity", members=2, every=2, optimizer=adam, **o
+    "swag": kind(SWAG, start=0, rank=4, **LEARNED),
+    "multi-swag": kind(SWAG, members=2, start=1, swa_lr=2e-2, ramp=2, scale=0.5, **LEARNED),
+    "dropout": kind(MCDropout, dropping, **LEARNED),
+    "multi-dropout": kind(MCDropout, dropping, members=2, layers="last", **LEARNED),
+    "laplace": kind(Laplace, structure="diag", prior_std=1.0, **LEARNED),
+    "laplace full": kind(
+        Laplace, structure="full", prior_std=1.0, prediction="network", temperature=0.1, **LEARNED
     ),
-    "uniform": lambda net, **o: SymmetrizedVI(
-        net, estimator="uniform", draws=3, optimizer=adam, **o
+    "multi-laplace": kind(Laplace, members=2, layers="last", prior_std=1.0, **LEARNED),
+    "hmc": kind(
+        HMC, _without_dropout, members=2, every_n_steps=2, burn_in=4,
+        optimizer=partial(samplers.HMC, step_size=0.03, leapfrog_steps=3, adapt_steps=3),
     ),
-    "sghmc": lambda net, **o: SGHMC(
-        net,
-        members=2,
-        every_n_steps=2,
-        orbit_moves=3,
-        optimizer=lambda p: samplers.SGHMC(p, lr=0.05),
-        **o,
+    "mile": kind(
+        MILE, _without_dropout, members=2, every_n_steps=2, burn_in=4,
+        optimizer=partial(
+            samplers.MCLMC, step_size=0.01, steps=1, descent_steps=1, adapt_steps=2
+        ),
     ),
-    "sgld": lambda net, **o: SGHMC(
-        net, every_n_epochs=1, optimizer=lambda p: samplers.SGLD(p, lr=0.1), **o
-    ),
-    "smile": lambda net, **o: SMILE(
-        net,
-        members=2,
-        optimizer=lambda p: samplers.SMILE(p, descent_steps=2, adapt_steps=4),
-        **{"every_n_steps": 2} | o,
-    ),
-    "swag": lambda net, **o: SWAG(net, start=0, optimizer=adam, rank=4, **o),
-    "multi-swag": lambda net, **o: SWAG(
-        net, members=2, start=1, swa_lr=2e-2, ramp=2, scale=0.5, optimizer=adam, **o
-    ),
-    "dropout": lambda net, **o: MCDropout(dropping(net), optimizer=adam, **o),
-    "multi-dropout": lambda net, **o: MCDropout(
-        dropping(net), members=2, layers="last", optimizer=adam, **o
-    ),
-    "laplace": lambda net, **o: Laplace(net, structure="diag", prior_std=1.0, optimizer=adam, **o),
-    "laplace full": lambda net, **o: Laplace(
-        net,
-        structure="full",
-        prior_std=1.0,
-        prediction="network",
-        temperature=0.1,
-        optimizer=adam,
-        **o,
-    ),
-    "multi-laplace": lambda net, **o: Laplace(
-        net, members=2, layers="last", prior_std=1.0, optimizer=adam, **o
-    ),
-    "hmc": lambda net, **o: HMC(
-        _without_dropout(net),
-        members=2,
-        every_n_steps=2,
-        burn_in=4,
-        optimizer=lambda p: samplers.HMC(p, 0.03, 3, adapt_steps=3),
-        **o,
-    ),
-    "mile": lambda net, **o: MILE(
-        _without_dropout(net),
-        members=2,
-        every_n_steps=2,
-        burn_in=4,
-        optimizer=lambda p: samplers.MCLMC(p, 0.01, 1, descent_steps=1, adapt_steps=2),
-        **o,
-    ),
-}
+}  # fmt: skip
 """How each kind of module is made around a network."""
 OF_EACH_CLASS = (
     "ensemble", "population", "multi-mfvi", "multi-ivon", "bethe", "sghmc", "smile", "multi-swag",
