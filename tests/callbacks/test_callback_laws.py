@@ -1,9 +1,7 @@
 """Laws of callbacks: what they see on every kind of run, and what they owe to any run."""
 
 import pickle
-import warnings
-from dataclasses import dataclass
-from pathlib import Path
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -47,43 +45,27 @@ from weightsym import params as P
 
 pytestmark = [pytest.mark.usefixtures("undrawn"), pytest.mark.filterwarnings("ignore")]
 DRAWN = "bf16", "compiled"
-"""Runs with figures: it takes longer to make them than to train."""
+"""Runs with more: it takes longer to look at them than to train."""
 KINDS = {**RUNS, "batch norm": (Normed, {}), "unreadable": (Unreadable, {})}
 
 
 # ------------------------------------------------------------ every kind of run
-@dataclass
-class Run:
-    """One kind of run with all callbacks and a record of its weights, and one without."""
-
-    name: str
-    alone: L.LightningModule
-    module: L.LightningModule
-    trainer: L.Trainer
-    recorder: Recorder
-    folder: Path
-    tau: PermutationTau
-    gap: MassGap
-
-
-def trained(name, folder):
-    cls, options = KINDS[name]
-    torch.set_num_threads(1)
-    alone, module = built(cls), built(cls)
-    fit(alone, **options)
-    recorder = Recorder("" if cls in (Attributes, Encoder, TwoOptimizers) else "net")
-    looks = PermutationTau(), MassGap(every_n_steps=2)
-    others = [CheckpointHarvester(folder / "bank", every_n_steps=1), LearningCoefficient(steps=16)]
-    others += [PosteriorFigures(4, 100)] if name in DRAWN else []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = fit(module, recorder, *looks, *others, default_root_dir=folder, **options)
-    return Run(name, alone, module, trainer, recorder, folder, *looks)
-
-
 @pytest.fixture(scope="module", params=KINDS)
 def run(request, tmp_path_factory):
-    return trained(request.param, tmp_path_factory.mktemp("run"))
+    """One kind of run with all callbacks and a record of its weights, and one without."""
+    cls, options = KINDS[request.param]
+    folder, alone, module = tmp_path_factory.mktemp("run"), built(cls), built(cls)
+    fit(alone, **options)
+    recorder = Recorder("" if cls in (Attributes, Encoder, TwoOptimizers) else "net")
+    tau, gap = PermutationTau(), MassGap(every_n_steps=2)
+    looks = [tau, gap, CheckpointHarvester(folder / "bank", every_n_steps=1)]
+    if request.param in DRAWN:
+        looks += [PosteriorFigures(4, 100), LearningCoefficient(steps=16)]
+    trainer = fit(module, recorder, *looks, default_root_dir=folder, **options)
+    return SimpleNamespace(
+        name=request.param, alone=alone, module=module, trainer=trainer, recorder=recorder,
+        folder=folder, tau=tau, gap=gap,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -100,6 +82,10 @@ def test_training_is_what_it_would_have_been(run):
     watched = run.module.state_dict().values()
     for (name, a), b in zip(run.alone.state_dict().items(), watched, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, msg=name, equal_nan=True)
+
+
+def test_what_cannot_be_read_is_not_looked_at(run):
+    assert (run.tau.history + run.gap.history == []) == (run.name == "unreadable")
 
 
 def test_the_bank_has_every_step(run):
@@ -133,17 +119,11 @@ def test_tau_of_every_step(readable):
     assert metrics["tau_transpositions"] >= 0
 
 
-KNOWN = {}
-"""The symmetries of the network of a class."""
-
-
 def symmetries_of(cls, example):
     """Some forwards take arguments by name."""
-    if cls not in KNOWN:
-        module = built(cls).eval()
-        net = getattr(module, "net", module)
-        KNOWN[cls] = discover(getattr(net, "_orig_mod", net), *example.args, **example.named)
-    return KNOWN[cls]
+    module = built(cls).eval()
+    net = getattr(module, "net", module)
+    return discover(getattr(net, "_orig_mod", net), *example.args, **example.named)
 
 
 def test_mass_gap(readable):
@@ -252,10 +232,6 @@ LOOKS = {
     "LearningCoefficient": lambda c: 6 * len(c.history),
     "PosteriorFigures": lambda c: len(c._steps),
 }
-LOOKING = pytest.mark.parametrize(
-    "one", [n for n in CALLBACKS if n != "DrawnWeights"], indirect=True
-)
-"""Those that only look."""
 WATCHING = pytest.mark.parametrize("one", LOOKS, indirect=True)
 
 
@@ -271,7 +247,7 @@ class Drawing(L.Callback):
         torch.rand(1)
 
 
-@LOOKING
+@pytest.mark.parametrize("one", [n for n in CALLBACKS if n != "DrawnWeights"], indirect=True)
 def test_looks_at_a_network_that_draws_noise_change_no_weight(one, monkeypatch):
     for place, build in {"runs": runs.network, __name__: small_network}.items():
         name = "network" if place == "runs" else "small_network"
@@ -311,14 +287,6 @@ def test_a_diverged_run_goes_on(tmp_path):
     with pytest.warns(UserWarning, match="weights that are not finite"):
         trainer = fit(built(Diverged), *looks, default_root_dir=tmp_path)
     assert trainer.global_step == 12
-
-
-@WATCHING
-def test_a_callback_that_cannot_read_the_network_is_switched_off(one):
-    with pytest.warns(UserWarning, match="is switched off: net: Net cannot be traced"):
-        _, (callback, *_), trainer = one(2, built(Unreadable))
-    assert trainer.global_step == 12
-    assert LOOKS[type(callback).__name__](callback) == 0
 
 
 @pytest.mark.bad_input

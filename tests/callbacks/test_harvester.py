@@ -1,23 +1,13 @@
 """The bank holds exactly the weights after the steps that were asked for, whatever happens."""
 
 import os
-import random
-import signal
-import time
 import warnings
 
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
-from processes import start
-from runs import (
-    Plain,
-    Recorder,
-    Stacked,
-    built,
-    fit,
-)
+from runs import Plain, Recorder, Stacked, built, fit
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.writer import BankWriter
@@ -162,22 +152,15 @@ def test_resume_after_a_crash(tmp_path):
 
 def test_a_run_that_starts_anew_on_the_bank_of_another_says_so(tmp_path):
     """Killed before the first checkpoint, then started again: both runs are there, in order."""
-    with pytest.raises(RuntimeError, match="crash"):
-        fit(built(Plain), CheckpointHarvester(tmp_path, every_n_steps=1), Crash(6))
+    with warnings.catch_warnings():  # the negative control: a bank is begun in silence
+        warnings.filterwarnings("error", message=".*networks of another run")
+        with pytest.raises(RuntimeError, match="crash"):
+            fit(built(Plain), CheckpointHarvester(tmp_path, every_n_steps=1), Crash(6))
     told = rf"{tmp_path} has 6 networks of another run \(steps 1 to 6\); .* begins at step 0"
     with pytest.warns(UserWarning, match=told):
         fit(built(Plain), CheckpointHarvester(tmp_path, every_n_steps=1), max_epochs=1)
     steps = [r["step"] for r in reading(tmp_path).records]
     assert steps == [*range(1, 7), *range(1, 7)]
-
-
-def test_a_bank_of_its_own_is_begun_and_resumed_in_silence(tmp_path):
-    """The negative control."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*networks of another run")
-        trainer = fit(built(Plain), CheckpointHarvester(tmp_path / "bank"), max_epochs=1)
-        trainer.save_checkpoint(tmp_path / "x.ckpt")
-        fit(built(Plain), CheckpointHarvester(tmp_path / "bank"), ckpt_path=tmp_path / "x.ckpt")
 
 
 def test_epochs_are_not_lost_when_checkpoints_are_made_in_validation(tmp_path):
@@ -188,75 +171,12 @@ def test_epochs_are_not_lost_when_checkpoints_are_made_in_validation(tmp_path):
             )
 
     keep = ModelCheckpoint(tmp_path, monitor="val", save_top_k=-1, filename="{epoch}")
+    options = {"max_epochs": 3, "default_root_dir": tmp_path, "enable_checkpointing": True}
     with pytest.raises(RuntimeError, match="crash"):
-        fit(
-            built(Validated),
-            CheckpointHarvester(tmp_path / "bank"),
-            Crash(9),
-            keep,
-            enable_checkpointing=True,
-        )
-    fit(
-        built(Validated),
-        CheckpointHarvester(tmp_path / "bank"),
-        ckpt_path=tmp_path / "epoch=0.ckpt",
-        max_epochs=3,
-    )
+        fit(built(Validated), CheckpointHarvester(tmp_path / "bank"), Crash(9), keep, **options)
+    options["ckpt_path"] = tmp_path / "epoch=0.ckpt"
+    fit(built(Validated), CheckpointHarvester(tmp_path / "bank"), **options)
     assert [r["epoch"] for r in reading(tmp_path / "bank").records] == [0, 1, 2]
-
-
-@pytest.mark.e2e
-def test_killed_at_random_steps(tmp_path):
-    """Twenty kills: no network is lost, none is doubled, all are those of their step."""
-    dice = random.Random(0)
-    for _ in range(20):
-        killed_run(tmp_path, dice.random() * 0.1)
-    assert len(steps_kept(tmp_path)) >= 20
-
-
-def killed_run(folder, seconds):
-    """One run, killed some time after it has written something new."""
-    before, run = len(steps_kept(folder)), start(train_for_ever, folder)
-    until = time.monotonic() + 120
-    while len(steps_kept(folder)) <= before:  # fewer: what is newer than its checkpoint is dropped
-        assert run.process.is_alive(), run.result()
-        assert time.monotonic() < until, "the run makes no progress"
-        time.sleep(0.01)
-    time.sleep(seconds)
-    run.process.kill()
-    run.process.join()
-    assert run.process.exitcode == -signal.SIGKILL
-    found = steps_kept(folder)
-    assert found == list(range(1, len(found) + 1)), found
-
-
-def train_for_ever(folder):
-    """Resume from the last checkpoint and keep one at every second step."""
-    warnings.simplefilter("ignore")
-    last = folder / "last.ckpt"
-    keep = ModelCheckpoint(
-        folder, every_n_train_steps=2, save_last=True, save_top_k=0, enable_version_counter=False
-    )
-    fit(
-        built(Plain, 0.0),
-        CheckpointHarvester(folder / "bank", every_n_steps=1),
-        Slow(),
-        keep,
-        enable_checkpointing=True,
-        ckpt_path=last if last.exists() else None,
-        max_epochs=10**4,
-    )
-
-
-class Slow(L.Callback):
-    def on_train_batch_end(self, *_):
-        time.sleep(0.005)
-
-
-def steps_kept(folder):
-    if not (folder / "bank" / "manifest.jsonl").exists():
-        return []
-    return [r["step"] for r in reading(folder / "bank").records]
 
 
 def test_an_error_of_the_disk_stops_training(tmp_path, monkeypatch):

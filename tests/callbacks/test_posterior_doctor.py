@@ -60,16 +60,10 @@ def test_curves_of_samplers_are_means_over_chains(tmp_path):
     assert doctor.curves["acceptance"][-1] == pytest.approx(float(acceptance.double().mean()))
 
 
-def test_a_module_of_the_user_is_seen_as_one_network(tmp_path):
-    data = L.LightningDataModule.from_datasets(Points(200), Points(100), batch_size=20)
-    doctor = looked(Plain(), tmp_path, data)
-    assert "no_better_than_frequencies" in {*doctor.report.fine, *doctor.report.names()}
-    assert "there is only one network" in doctor.report.skipped["draws_alike"]
-    assert len(doctor.curves["loss"]) == 3
-
-
 @pytest.mark.parametrize("members", [1, 3])
-def test_the_loss_is_that_of_one_of_the_networks(members, tmp_path):
+def test_a_module_of_the_user_is_seen_as_one_network(members, tmp_path):
+    """Its loss is that of one of its members."""
+
     class Sum(Plain):
         def training_step(self, batch, index):
             return 6 + 0 * super().training_step(batch, index)
@@ -77,7 +71,10 @@ def test_the_loss_is_that_of_one_of_the_networks(members, tmp_path):
     module = Sum()
     module.members = members
     data = L.LightningDataModule.from_datasets(Points(200), Points(100), batch_size=20)
-    assert looked(module, tmp_path, data).curves["loss"] == [6 / members] * 3
+    doctor = looked(module, tmp_path, data)
+    assert doctor.curves["loss"] == [6 / members] * 3
+    assert "no_better_than_frequencies" in {*doctor.report.fine, *doctor.report.names()}
+    assert "there is only one network" in doctor.report.skipped["draws_alike"]
 
 
 # ------------------------------------------------------------ how batches and outputs look
@@ -232,43 +229,38 @@ def test_all_members_lost_is_a_fault_and_no_crash(tmp_path):
     def wild(parameters):
         return torch.optim.SGD(parameters, lr=1e30)
 
-    doctor = PosteriorDoctor()
-    run = trainer(doctor, max_epochs=2, default_root_dir=tmp_path, limit_val_batches=0)
-    run.fit(DeepEnsemble(network(), members=2, optimizer=wild), Blobs())
+    module = DeepEnsemble(network(), members=2, optimizer=wild)
+    doctor = looked(module, tmp_path, epochs=2, limit_val_batches=0)
     assert doctor.report.names() == {"no_posterior"}
 
 
-def test_it_looks_as_often_as_it_is_told(tmp_path):
-    looks = []
+def test_it_looks_as_often_as_it_is_told(tmp_path, monkeypatch):
+    looks, look = [], PosteriorDoctor.look
 
-    class Counting(PosteriorDoctor):
-        def look(self, trainer, pl_module):
-            looks.append(trainer.current_epoch)
-            super().look(trainer, pl_module)
+    def counted(doctor, trainer, module):
+        looks.append(trainer.current_epoch)
+        look(doctor, trainer, module)
 
-    trainer(Counting(every_n_epochs=2), max_epochs=5, default_root_dir=tmp_path).fit(
-        DeepEnsemble(network(), members=2, optimizer=adam), Blobs()
-    )
+    monkeypatch.setattr(PosteriorDoctor, "look", counted)
+    module = DeepEnsemble(network(), members=2, optimizer=adam)
+    looked(module, tmp_path, epochs=5, doctor={"every_n_epochs": 2})
     assert looks == [1, 3, 5]
 
 
-def test_tensorboard_has_text_numbers_and_a_figure(tmp_path):
+def test_tensorboard_has_text_and_numbers_and_the_folder_a_report(tmp_path):
     logger = TensorBoardLogger(tmp_path)
     looked(DeepEnsemble(network(), members=2, optimizer=adam), tmp_path, logger=logger)
     tags = EventAccumulator(logger.log_dir).Reload().Tags()
     assert {"doctor/faults", "doctor/warnings"} <= set(tags["scalars"])
     assert "doctor/text_summary" in tags["tensors"]
+    (report,) = tmp_path.rglob("doctor.json")
+    content = json.loads(report.read_text(), parse_constant=pytest.fail)  # no NaN, as JSON has it
+    assert content["facts"]["module"] == "DeepEnsemble"
 
 
 def test_a_trial_run_writes_nothing(tmp_path):
     looked(DeepEnsemble(network(), optimizer=adam), tmp_path, fast_dev_run=True)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_report_is_json_without_words_for_numbers(tmp_path):
-    looked(DeepEnsemble(network(), members=2, optimizer=adam), tmp_path)
-    content = json.loads((tmp_path / "doctor.json").read_text(), parse_constant=pytest.fail)
-    assert content["facts"]["module"] == "DeepEnsemble"
 
 
 # ------------------------------------------------------------ several processes

@@ -2,11 +2,10 @@
 
 import json
 
-import lightning as L
 import pytest
 import torch
 from module_cases import Blobs, adam, network, trainer
-from torch import nn
+from runs import Plain
 
 from lightning_bnn import samplers
 from lightning_bnn.callbacks import TrainingCost
@@ -34,13 +33,10 @@ CASES = {
 }  # fmt: skip
 
 
-def cost(module, batch, folder, epochs=EPOCHS, **options):
-    callbacks = [TrainingCost(), *options.pop("callbacks", ())]
-    keeps = len(callbacks) > 1
-    run = trainer(
-        *callbacks, max_epochs=epochs, default_root_dir=folder, enable_checkpointing=keeps
+def cost(module, batch, folder):
+    trainer(TrainingCost(), max_epochs=EPOCHS, default_root_dir=folder).fit(
+        module, Blobs(batch_size=batch)
     )
-    run.fit(module, Blobs(batch_size=batch), **options)
     return json.loads((folder / "cost.json").read_text())
 
 
@@ -54,15 +50,4 @@ def test_gradients_are_counted_whatever_the_method_does(case, tmp_path):
 
 
 def test_modules_of_others_have_seconds_only(tmp_path):
-    class Mine(L.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Linear(6, 3)
-
-        def training_step(self, batch):
-            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    assert set(cost(Mine(), 10, tmp_path)) == {"seconds"}
+    assert set(cost(Plain(), 10, tmp_path)) == {"seconds"}

@@ -199,6 +199,28 @@ class Stacked(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.3)
 
 
+class Gan(L.LightningModule):
+    """Two networks of one module, trained in turns."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 6))
+        self.discriminator = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 1))
+
+    def training_step(self, batch, _):
+        score = self.discriminator(self.generator(batch[0])).mean()
+        self.log("score", score.detach())
+        self.manual_backward(score)
+        for optimizer, sign in zip(self.optimizers(), (1, -1), strict=True):
+            optimizer.param_groups[0]["lr"] = 0.1 * sign
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(m.parameters()) for m in (self.generator, self.discriminator)]
+
+
 class Normed(Plain):
     """A norm over batches, and a buffer with infinite values."""
 
