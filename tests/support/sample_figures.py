@@ -61,7 +61,6 @@ FIGURES = {
     "two kinds of lines": lambda: plots.lines_figure(
         {"one": CURVES, "two": {"e": CURVES["a"], "f": CURVES["d"]}}, ("x", "y")
     ),
-    "many lines": lambda: lines(7),
     "lines with long names": lambda: lines(
         6, ("one", "two"), "the {}th of several curves with long names"
     ),
@@ -79,7 +78,6 @@ FIGURES = {
     "lines with error bars": lambda: plots.lines_figure(
         {"": {"a": barred([1.0, 2.0, 3.0]), "b": barred([1.0, 2.0, 3.0])}}, ("x", "y"), log="xy"
     ),
-    "points": lambda: plots.scatter_figure({"": {"a": (X, X), "b": (X, 1 - X)}}, ("x", "y")),
     "points and a diagonal": lambda: plots.scatter_figure(
         {"": {"a network": (X, X / 2)}}, ("mass", "minimum mass"), diagonal=True
     ),
@@ -98,7 +96,6 @@ FIGURES = {
         {"MMD": (0.0, 0.1), "NS": [(0.5, 0.1), (float("nan"), 0.1)]},
         label={"Acc": "%", "MMD": "x 100", "NS": "x 100"},
     ),
-    "curves": lambda: weights.curves_figure([1, 2], {n: torch.rand(2) for n in "ab"}, "tau"),
     **{f"tau of {network}": partial(tau, network) for network in NAMES},
     "trajectories": lambda: weights.trajectories_figure(
         [1, 2], {"raw": torch.rand(2, 3), "sorted": torch.rand(2, 3)}, ["u", "v", "w"]
