@@ -1,14 +1,13 @@
 """Posteriors, banks and references on a Hub: what comes back, and what is refused."""
 
-import base64
 import hashlib
 import json
 import pickle
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -65,6 +64,7 @@ def dense():
     return Posterior.of(state, net)
 
 
+TENSORS = "tensors-00000.safetensors"
 POSTERIORS = {
     "dense": dense,
     "diagonal": gaussian,
@@ -95,7 +95,7 @@ def test_a_saved_posterior_is_the_same_bit_for_bit(name, tmp_path):
     posterior, net = POSTERIORS[name](), template()
     posterior.save(tmp_path / "it")
     files = sorted(path.name for path in (tmp_path / "it").iterdir())
-    assert files == ["contents.json", "tensors-00000.safetensors"]
+    assert files == ["contents.json", TENSORS]
     found = Posterior.load(tmp_path / "it", net)
     assert repr(found) == repr(posterior)
     assert same(found.state_dict(), posterior.state_dict())
@@ -103,11 +103,8 @@ def test_a_saved_posterior_is_the_same_bit_for_bit(name, tmp_path):
     assert not same(draw(found), draw(posterior, 6))
     assert len(found.modes()) == len(posterior.modes())
     if name != "half precision":
-        x = torch.randn(5, 3)
-        predicted = [
-            q.predict(net, x, 6, torch.Generator().manual_seed(1)) for q in (found, posterior)
-        ]
-        assert torch.equal(*predicted)
+        x, seed = torch.randn(5, 3), torch.Generator().manual_seed
+        assert torch.equal(*(q.predict(net, x, 6, seed(1)) for q in (found, posterior)))
 
 
 @pytest.mark.bad_input
@@ -115,131 +112,55 @@ def test_what_cannot_be_saved_says_what_can(tmp_path):
     net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
     posterior = Symmetrized(DiagonalGaussian(P.of(net)), discover(net, torch.randn(4, 2)))
     mine = type("Mine", (DiagonalGaussian,), {})(P.of(net))
+    told = "(Symmetrized|Mine) cannot be saved, .* save draws of it"
     for it in (posterior, Mixture([posterior]), mine):
-        with pytest.raises(
-            ValueError, match="(Symmetrized|Mine) cannot be saved, .* save draws of it"
-        ):
+        with pytest.raises(ValueError, match=told):
             it.save(tmp_path / "it")
-    assert not (tmp_path / "it").exists()
     draws = Empirical(posterior.sample(4), [0] * 4)
-    draws.save(tmp_path / "it")
+    draws.save(tmp_path / "it")  # where nothing has been written
     assert same(Posterior.load(tmp_path / "it").networks, draws.networks)
     with pytest.raises(ValueError, match="holds a posterior or a bank already"):
         draws.save(tmp_path / "it")
-    with pytest.raises(
-        ValueError, match=r"not of this network: '0.bias' is \(3,\) in it, and \(4,\) in"
-    ):
+    with pytest.raises(ValueError, match=r"not of this network: '0.bias' is \(3,\) in it, and \(4"):
         Posterior.load(tmp_path / "it", torch.nn.Sequential(torch.nn.Linear(2, 4)))
 
 
 # ------------------------------------------------------------ a Hub on this machine
-class Hub(BaseHTTPRequestHandler):
-    """The few endpoints that the client asks, over commits that are dicts of files."""
+class Hub:
+    """The calls of its client that we make, over commits that are dicts of files."""
 
-    repos: dict
-    asked: list
+    def __init__(self, folder):
+        self.folder, self.repos, self.tokens = folder, {}, []
 
-    def log_message(self, *_):
-        pass
+    def upload(self, *, repo_id, folder_path, delete_patterns, **_):
+        commits = self.repos.setdefault(repo_id, [])
+        files = commits[-1] if commits else {".gitattributes": b""}
+        deleted = {*hub.utils.filter_repo_objects(files, allow_patterns=delete_patterns)}
+        added = {path.name: path.read_bytes() for path in Path(folder_path).iterdir()}
+        commits.append({n: c for n, c in files.items() if n not in deleted} | added)
+        return SimpleNamespace(commit_url=f"https://hub/{repo_id}/commit/{len(commits)}")
 
-    def answer(self, content, status=200, **headers):
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in {"Content-Length": len(body), **headers}.items():
-            self.send_header(name.replace("_", "-"), str(value))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def do_POST(self):
-        path = self.path.partition("?")[0]
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.asked.append((self.command, path, self.headers.get("Authorization")))
-        if path == "/api/repos/create":
-            entry = json.loads(body)
-            name = f"{entry['organization']}/{entry['name']}"
-            self.repos.setdefault(name, {"main": [("1" * 40, {".gitattributes": b""})]})
-            self.answer({"url": f"{hub.constants.ENDPOINT}/{name}"})
-        elif path == "/api/validate-yaml":
-            self.answer({"errors": [], "warnings": []})
-        elif "/preupload/" in path:
-            files = json.loads(body)["files"]
-            modes = [
-                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files
-            ]
-            self.answer({"files": modes})
-        elif match := re.fullmatch("/api/models/(.+)/commit/(.+)", path):
-            self.commit(*match.groups(), map(json.loads, body.splitlines()))
-        else:
-            self.answer({"error": path}, 404)
-
-    def commit(self, name, revision, lines):
-        commits = self.repos[name][revision]
-        files = dict(commits[-1][1])
-        for line in lines:
-            value = line["value"]
-            if line["key"] == "file":
-                files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "deletedFile":
-                del files[value["path"]]
-        oid = hashlib.sha1(repr((files, len(commits))).encode()).hexdigest()
-        commits.append((oid, files))
-        url = f"{hub.constants.ENDPOINT}/{name}/commit/{oid}"
-        self.answer({"commitUrl": url, "commitOid": oid, "commitMessage": ""})
-
-    def found(self, name, revision):
-        every = [c for commits in self.repos.get(name, {}).values() for c in commits]
-        latest = self.repos.get(name, {}).get(revision, [(None, {})])[-1:] or [(None, {})]
-        return next((c for c in every if c[0] == revision), latest[0])
-
-    def do_GET(self):
-        path = self.path.partition("?")[0]
-        self.asked.append((self.command, path, self.headers.get("Authorization")))
-        if match := re.fullmatch("/api/models/([^/]+/[^/]+)/revision/(.+)", path):
-            oid, files = self.found(*match.groups())
-            siblings = [{"rfilename": name} for name in files]
-            content = {"id": match[1], "sha": oid, "siblings": siblings, "private": False}
-        elif match := re.fullmatch("/api/models/([^/]+/[^/]+)/tree/([^/]+)", path):
-            oid, files = self.found(*match.groups())
-            content = [
-                {"type": "file", "path": n, "size": len(c), "oid": hashlib.sha1(c).hexdigest()}
-                for n, c in files.items()
-            ]
-        elif match := re.fullmatch("/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            oid, files = self.found(match[1], match[2])
-            content = files.get(match[3])
-            headers = {
-                "X_Repo_Commit": oid,
-                "ETag": f'"{hashlib.sha1(content or b"").hexdigest()}"',
-            }
-            if content is not None:
-                return self.answer(content, **headers)
-            oid = None
-        else:
-            oid, content = None, {"error": path}
-        if oid is None:
-            return self.answer({"error": "none"}, 404, X_Error_Code="RepoNotFound")
-        return self.answer(content)
-
-    do_HEAD = do_GET
+    def download(self, repo_id, *, revision, token, allow_patterns, **_):
+        hub.utils.validate_repo_id(repo_id)
+        self.tokens.append(token)
+        files = self.repos[repo_id][int(revision or 0) - 1]
+        for name in hub.utils.filter_repo_objects(files, allow_patterns=allow_patterns):
+            (self.folder / str(revision) / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / str(revision) / name).write_bytes(files[name])
+        return str(self.folder / str(revision))
 
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """The client of huggingface_hub, with a Hub of this machine and an empty cache."""
-    handler = type("Handler", (Hub,), {"repos": {}, "asked": []})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as it:
-        url = f"http://127.0.0.1:{it.server_port}"
-        monkeypatch.setattr(hub.constants, "ENDPOINT", url)
-        template = "/{repo_id}/resolve/{revision}/{filename}"
-        for module in (hub.constants, hub.file_download):
-            monkeypatch.setattr(
-                module, "HUGGINGFACE_CO_URL_TEMPLATE", url + template, raising=False
-            )
-        monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        threading.Thread(target=it.serve_forever, daemon=True).start()
-        yield handler
-        it.shutdown()
+    """A client of huggingface_hub that knows its arguments, with a Hub of this machine."""
+    server = Hub(tmp_path / "cache")
+    client = create_autospec(hub.HfApi, instance=True)
+    client.create_repo.side_effect = lambda name, **_: SimpleNamespace(repo_id=name)
+    client.upload_folder.side_effect = server.upload
+    monkeypatch.setattr(hub, "HfApi", lambda *, token, **_: server.tokens.append(token) or client)
+    download = create_autospec(hub.snapshot_download, side_effect=server.download)
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    return server
 
 
 def test_a_posterior_goes_to_a_hub_and_back(server):
@@ -247,13 +168,13 @@ def test_a_posterior_goes_to_a_hub_and_back(server):
     url = push_to_hub(first, "me/it", about="Of a toy.", licence="mit", token="hf_t", private=True)
     old = url.rpartition("/")[2]
     push_to_hub(second, "me/it", token="hf_t")
-    assert {token for _, path, token in server.asked if "me/it" in path} == {"Bearer hf_t"}
     found = from_hub("me/it", network=template(), token="hf_t")
+    assert server.tokens == ["hf_t"] * 3
     assert isinstance(found, LaplaceGaussian)
     assert same(draw(found), draw(second))
     assert same(draw(from_hub("me/it", revision=old)), draw(first))
-    files = server.repos["me/it"]["main"][1][1]
-    names = [".gitattributes", "README.md", "contents.json", "tensors-00000.safetensors"]
+    files = server.repos["me/it"][0]
+    names = [".gitattributes", "README.md", "contents.json", TENSORS]
     assert sorted(files) == names
     _, metadata, text = files["README.md"].decode().split("---\n", 2)
     tags = ["bayesian-neural-networks", "lightning_bnn", "posterior"]
@@ -305,7 +226,7 @@ def test_a_reference_goes_to_a_hub_and_back(server, tmp_path):
     assert sorted(path.name for path in (tmp_path / "it").iterdir()) == [
         "bank", "card.json", "config.json",  # and no config.yaml, which commands would run
     ]  # fmt: skip
-    text = server.repos["me/reference"]["main"][1][1]["README.md"].decode()
+    text = server.repos["me/reference"][-1]["README.md"].decode()
     assert "(gold; Apache 2.0, data and draws)" in text
 
 
@@ -316,19 +237,18 @@ def test_what_a_later_push_no_longer_has_is_deleted(server, tmp_path):
         patch.setattr(CheckpointBank, "blocks", lambda self: blocks(self, 1))
         push_to_hub(bank, "me/it")
     push_to_hub(gaussian(), "me/it")
-    files = [sorted(commit[1]) for commit in server.repos["me/it"]["main"]]
-    assert [len(names) for names in files] == [1, 7, 4]
+    assert [len(files) for files in server.repos["me/it"]] == [7, 4]
     assert same(draw(from_hub("me/it")), draw(gaussian()))
 
 
 def test_nothing_else_of_a_repository_is_downloaded(server):
     push_to_hub(gaussian(), "me/it")
-    commits = server.repos["me/it"]["main"]
     evil = {name: b"evil" for name in ("model.pkl", "pytorch_model.bin", "a/contents.json", "x.py")}
-    commits.append(("0" * 40, {**commits[-1][1], **evil, "../../evil.json": b"{}"}))
+    server.repos["me/it"][-1].update({**evil, "../../evil.json": b"{}"})
     from_hub("me/it")
-    got = {path.rpartition("/")[2] for method, path, _ in server.asked if "/resolve/" in path}
-    assert got == {"README.md", "contents.json", "tensors-00000.safetensors"}
+    got = {path.name for path in server.folder.rglob("*") if path.is_file()}
+    assert got == {"README.md", "contents.json", TENSORS}
+    assert not (server.folder.parent.parent / "evil.json").exists()
 
 
 # ------------------------------------------------------------ damaged and malicious folders
@@ -337,34 +257,36 @@ class Touch:
         return Path("run").mkdir, ()
 
 
-def edit(folder, change):
-    path = folder / "contents.json"
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
+def edited(change):
+    """Another index."""
+
+    def damage(folder):
+        path = folder / "contents.json"
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return damage
 
 
-def replace(folder, write):
+def replaced(write):
     """Other tensors, with their true hash."""
-    path = folder / "tensors-00000.safetensors"
-    path.unlink()
-    write(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    edit(folder, lambda c: c["files"].update({path.name: digest}))
 
+    def damage(folder):
+        path = folder / TENSORS
+        path.unlink()
+        write(path)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        edited(lambda c: c["files"].update({TENSORS: digest}))(folder)
 
-def with_nan(path):
-    state = gaussian().state_dict()
-    state["mean"][3] = torch.nan
-    save_tensors(path, state)
+    return damage
 
 
 def with_values(posterior, name, values):
     """A posterior that was saved with values which its constructor refuses."""
 
     def damage(folder):
-        (folder / "contents.json").unlink()
-        (folder / "tensors-00000.safetensors").unlink()
+        shutil.rmtree(folder)
         posterior.state_dict()[name].copy_(torch.as_tensor(values))
         posterior.save(folder)
 
@@ -372,39 +294,39 @@ def with_values(posterior, name, values):
 
 
 def flip_a_bit(folder):
-    path = folder / "tensors-00000.safetensors"
-    content = bytearray(path.read_bytes())
+    content = bytearray((folder / TENSORS).read_bytes())
     content[-1] ^= 1
-    path.write_bytes(content)
+    (folder / TENSORS).write_bytes(content)
 
 
-def move(folder, name):
-    digest = json.loads((folder / "contents.json").read_text())["files"].popitem()[1]
-    (folder.parent / "out.safetensors").write_bytes(
-        (folder / "tensors-00000.safetensors").read_bytes()
-    )
-    edit(folder, lambda c: c.update(files={name: digest}))
+def moved(place):
+    """A file elsewhere that is what the index says."""
+
+    def damage(folder):
+        path = (folder / TENSORS).rename(folder.parent / "out.safetensors")
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        edited(lambda c: c.update(files={place(path): digest}))(folder)
+
+    return damage
 
 
 def of_posterior(**changes):
-    return lambda folder: edit(folder, lambda c: c["posterior"].update(changes))
+    return edited(lambda c: c["posterior"].update(changes))
 
 
+NO_POSTERIOR = "is damaged, it makes no posterior"
 DAMAGES = {
-    "a bit": (flip_a_bit, "tensors-00000.safetensors is missing or not as it was written"),
-    "no file": (
-        lambda f: (f / "tensors-00000.safetensors").unlink(),
-        "is missing or not as it was written: get it again",
-    ),
+    "a bit": (flip_a_bit, f"{TENSORS} is missing or not as it was written: get it again"),
+    "no file": (lambda f: (f / TENSORS).unlink(), f"{TENSORS} is missing or not as it was"),
+    "no hash": (edited(lambda c: c["files"].update({TENSORS: None})), "is missing or not as"),
     "a pickle": (
-        lambda f: replace(f, lambda path: path.write_bytes(pickle.dumps(Touch()))),
+        replaced(lambda path: path.write_bytes(pickle.dumps(Touch()))),
         "is no safetensors file, or it is damaged",
     ),
-    "an archive of torch": (
-        lambda f: replace(f, lambda path: torch.save({"mean": Touch()}, path)),
-        "is no safetensors file, or it is damaged",
+    "NaN": (
+        replaced(lambda path: save_tensors(path, {"mean": torch.full((34,), torch.nan)})),
+        "'mean' holds NaN",
     ),
-    "NaN": (lambda f: replace(f, with_nan), "'mean' holds NaN"),
     "weights": (
         with_values(Mixture([gaussian(), gaussian(1)]), "weights", [10.0, 20.0]),
         "makes no posterior: the weights of a mixture do not sum to 1.",
@@ -415,37 +337,17 @@ DAMAGES = {
         "makes no posterior: `std` must be finite and not negative.",
     ),
     "root": (with_values(dense(), "root", torch.inf), "deviations are not positive and finite"),
-    "a file above": (lambda f: move(f, "../out.safetensors"), "names files that are not its own"),
-    "an absolute path": (
-        lambda f: move(f, str(f.parent / "out.safetensors")),
-        "names files that are not its own",
-    ),
-    "no hash": (
-        lambda f: edit(f, lambda c: c["files"].update({"tensors-00000.safetensors": None})),
-        "tensors-00000.safetensors is missing or not as it was written",
-    ),
-    "another format": (lambda f: edit(f, lambda c: c.update(format=2)), "has format 2, this"),
-    "another kind": (lambda f: edit(f, lambda c: c.update(kind="x")), "holds 'x', which this"),
+    "a file above": (moved(lambda p: f"../{p.name}"), "names files that are not its own"),
+    "an absolute path": (moved(str), "names files that are not its own"),
+    "another format": (edited(lambda c: c.update(format=2)), "has format 2, this"),
+    "another kind": (edited(lambda c: c.update(kind="x")), "holds 'x', which this"),
     "a class": (of_posterior(**{"class": "os.system"}), "'os.system' is no kind of posterior"),
-    "no settings": (
-        lambda f: edit(f, lambda c: c.update(posterior=None)),
-        "is damaged, it makes no posterior",
-    ),
-    "shapes": (of_posterior(shapes={"w": [10**12]}), "is damaged, it makes no posterior"),
-    "negative shapes": (of_posterior(shapes={"w": [-2, -13]}), "damaged, it makes no posterior"),
-    "order": (of_posterior(order=["w"]), "is damaged, it makes no posterior"),
-    "other tensors": (
-        lambda f: replace(f, lambda path: save_tensors(path, {"mean": torch.ones(3)})),
-        "is damaged, it makes no posterior",
-    ),
-    "no JSON": (
-        lambda f: (f / "contents.json").write_bytes(b"\x80\x04"),
-        "contents.json is damaged",
-    ),
-    "deep JSON": (
-        lambda f: (f / "contents.json").write_text("[" * 10**5),
-        "contents.json is damaged: it must be an object",
-    ),
+    "no settings": (edited(lambda c: c.update(posterior=None)), NO_POSTERIOR),
+    "shapes": (of_posterior(shapes={"w": [10**12]}), NO_POSTERIOR),
+    "negative shapes": (of_posterior(shapes={"w": [-2, -13]}), NO_POSTERIOR),
+    "order": (of_posterior(order=["w"]), NO_POSTERIOR),
+    "no JSON": (lambda f: (f / "contents.json").write_bytes(b"\x80\x04"), "is damaged"),
+    "deep JSON": (lambda f: (f / "contents.json").write_text("[" * 10**5), "must be an object"),
     "nothing": (lambda f: (f / "contents.json").unlink(), "There is no contents.json in"),
 }
 
@@ -483,7 +385,7 @@ def test_a_damaged_bank_is_refused_and_leaves_nothing(name, tmp_path):
     bank = CheckpointBank(tmp_path / "here")
     bank.extend(P.populate(template(), 4))
     write_folder(bank, tmp_path / "it")
-    edit(tmp_path / "it", change)
+    edited(change)(tmp_path / "it")
     with pytest.raises(ValueError, match=message):
         from_hub(tmp_path / "it", folder=tmp_path / "there")
     assert not (tmp_path / "there").exists()
@@ -492,35 +394,33 @@ def test_a_damaged_bank_is_refused_and_leaves_nothing(name, tmp_path):
 @pytest.mark.bad_input
 def test_draws_that_are_not_those_of_the_card_are_refused(tmp_path):
     write_folder("two_gaussians", tmp_path / "it")
-    edit(tmp_path / "it", lambda c: c["card"].update(sha256="0" * 64))
+    edited(lambda c: c["card"].update(sha256="0" * 64))(tmp_path / "it")
     with pytest.raises(ValueError, match="its draws are not those of its card"):
         from_hub(tmp_path / "it", folder=tmp_path / "there")
 
 
+REFUSED = {
+    "holds no network": lambda p: write_folder(CheckpointBank(p / "empty"), p / "other"),
+    "`folder` is missing: name a new one": lambda p: from_hub(p / "it"),
+    "something in .*here; name a new": lambda p: from_hub(p / "it", folder=p / "here"),
+    "something in .*file; name a new": lambda p: from_hub(p / "it", folder=p / "file"),
+    "nowhere is no folder of a reference": lambda p: write_folder("nowhere", p / "other"),
+    "must be a posterior .*, got a None": lambda p: write_folder(None, p / "other"),
+    "must be a posterior .*, got a list": lambda p: write_folder([template()], p / "other"),
+    "file is not a folder, nor can it": lambda p: write_folder(gaussian(), p / "file"),
+    "below is not a folder, nor can": lambda p: write_folder(gaussian(), p / "file" / "below"),
+    "`repo_id` must be .* got '/no": lambda p: from_hub("/no/such/folder"),
+    "`repo_id` must be .* got 'a/b/c/d": lambda p: from_hub("a/b/c/d"),
+    "holds no posterior, but 'bank'": lambda p: Posterior.load(p / "it", template()),
+}
+
+
 @pytest.mark.bad_input
-def test_arguments_that_do_not_fit(tmp_path):
+@pytest.mark.parametrize("message", REFUSED)
+def test_arguments_that_do_not_fit(message, tmp_path):
     bank = CheckpointBank(tmp_path / "here")
-    with pytest.raises(ValueError, match="holds no network"):
-        write_folder(bank, tmp_path / "it")
     bank.append(P.of(template()))
     write_folder(bank, tmp_path / "it")
-    with pytest.raises(ValueError, match="`folder` is missing: name a new one"):
-        from_hub(tmp_path / "it")
-    with pytest.raises(ValueError, match="there is something in .*; name a new one"):
-        from_hub(tmp_path / "it", folder=tmp_path / "here")
-    with pytest.raises(ValueError, match="`source`: nowhere is no folder of a reference"):
-        write_folder("nowhere", tmp_path / "other")
-    for odd in (None, [template()]):
-        with pytest.raises(ValueError, match="`source` must be a posterior .*, got a (None|list)"):
-            write_folder(odd, tmp_path / "other")
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="there is something in .*file; name a new one"):
-        from_hub(tmp_path / "it", folder=tmp_path / "file")
-    for place in ("file", "file/below"):
-        with pytest.raises(ValueError, match="is not a folder, nor can it be made"):
-            write_folder(gaussian(), tmp_path / place)
-    for odd in ("/no/such/folder", "a/b/c/d"):
-        with pytest.raises(ValueError, match="`repo_id` must be user/name, or a folder that is th"):
-            from_hub(odd)
-    with pytest.raises(ValueError, match="holds no posterior, but 'bank'"):
-        Posterior.load(tmp_path / "it")
+    with pytest.raises(ValueError, match=message):
+        REFUSED[message](tmp_path)
