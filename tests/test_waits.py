@@ -23,7 +23,6 @@ REASONS = {
     "lightning_bnn/metrics/mmd.py update": "results are on the CPU, states on the device",
     "lightning_bnn/metrics/mmd.py mmd_table": "results are on the CPU",
     "lightning_bnn/metrics/reference.py blocks": ASKED_FOR,
-    "lightning_bnn/metrics/reference.py differs": ASKED_FOR,
     "lightning_bnn/metrics/reference.py _warn_about_duplicates": ASKED_FOR,
     "lightning_bnn/metrics/regression.py update": ASKED_FOR,
     "lightning_bnn/metrics/validation.py check_distributions": ASKED_FOR,
@@ -31,7 +30,6 @@ REASONS = {
     "lightning_bnn/metrics/validation.py check_scores": ASKED_FOR,
     "lightning_bnn/modules/fitting.py look_for_divergence": KEPT,
     "lightning_bnn/posteriors/mutual_information.py _near": "most layers need no further product",
-    "lightning_bnn/posteriors/mutual_information.py draw_information": "the CPU draws permutations",
     "lightning_bnn/samplers/hmc.py _jitter": TRANSITION,
     "lightning_bnn/samplers/hmc.py step": TRANSITION,
     "lightning_bnn/samplers/smile.py _warn_of_silence": "once, where the tuning ends",
@@ -42,11 +40,6 @@ REASONS = {
     "weightsym/balancing.py minimise": "a linear program is solved on the CPU",
     "weightsym/balancing.py no_worse": "a linear program is solved on the CPU",
     "weightsym/balancing.py one_sided": "a linear program is solved on the CPU",
-    "weightsym/scales_and_signs.py _check_sizes": ASKED_FOR,
-    "weightsym/scales_and_signs.py canonical_scales_and_signs": "dead units are warned of",
-    "weightsym/sorting.py places": "ties, which are rare, cost as much as all else",
-    "weightsym/validation.py check_finite": ASKED_FOR,
-    "weightsym/validation.py _order_problem": ASKED_FOR,
     "weightsym/validation.py _scale_problem": ASKED_FOR,
 }
 """Places that wait, each for a reason that is not laziness."""

@@ -13,19 +13,14 @@ import device_cases as D
 import lightning as L
 import torch
 from metric_cases import METRICS
-from module_cases import MODULES, Blobs, made
+from module_cases import OF_EACH_CLASS, Blobs, made
 from runs import Plain, fit
 
 import lightning_bnn
 import weightsym
-from lightning_bnn import metrics as M
-from lightning_bnn import symmetry as S
 from lightning_bnn import testing
 from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, TrainingCost
-from lightning_bnn.likelihoods import Bernoulli, Gaussian
 from lightning_bnn.methods.health import Divergence
-from lightning_bnn.models import mlp
-from weightsym import params as P
 
 PACKAGES = [Path(package.__file__).parent for package in (lightning_bnn, weightsym)]
 READS = (
@@ -136,25 +131,6 @@ def measuring(case):
         listen(False)
 
 
-def acting(act):
-    torch.manual_seed(0)
-    net = mlp(6, [8, 5], 3)
-    stack = D.moved(P.populate(net, 4, torch.Generator().manual_seed(0)), D.DEVICE)
-    sym = S.discover(net, torch.randn(2, 6))
-    act(stack, sym)
-    listen(True)
-    act(stack, sym)
-    listen(False)
-
-
-def judging(likelihood, targets):
-    there = likelihood.to(D.DEVICE)
-    outputs, targets = D.moved((torch.zeros(3, 6, 1), targets), D.DEVICE)
-    listen(True)
-    there.log_prob(outputs, targets)
-    listen(False)
-
-
 def reading():
     """A question on purpose: what the members' losses have been."""
     divergence = Divergence(2)
@@ -164,11 +140,6 @@ def reading():
     listen(False)
 
 
-ACTS = {
-    "canonicalise": S.canonicalise,
-    "mass": S.mass,
-    "mmd": lambda stack, sym: M.mmd(stack, {k: v + 0.1 for k, v in stack.items()}),
-}
 CALLBACKS = {
     "PermutationTau": lambda _: PermutationTau(),
     "MassGap": lambda _: MassGap(every_n_steps=1),
@@ -179,12 +150,9 @@ if D.REAL:  # the tensors of a pretended device are of a class that is not writt
         f"{folder}/bank", every_n_steps=2
     )
 PATHS = {
-    **{name: lambda name=name: training(name) for name in MODULES},
+    **{name: lambda name=name: training(name) for name in OF_EACH_CLASS},
     **{name: lambda make=make: watching(make) for name, make in CALLBACKS.items()},
     **{case.name: lambda case=case: measuring(case) for case in METRICS},
-    **{name: lambda act=act: acting(act) for name, act in ACTS.items()},
-    "Bernoulli": lambda: judging(Bernoulli(), torch.arange(6) % 2),
-    "Gaussian": lambda: judging(Gaussian(), torch.zeros(6, 1)),
     "reading": reading,
 }
 
