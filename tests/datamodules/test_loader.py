@@ -12,6 +12,10 @@ def loader(n=23, batch_size=4, **options):
     return TensorLoader(x, x + 100, batch_size, **options)
 
 
+def draw(n, generator):
+    return torch.rand(n, generator=generator)
+
+
 def seen(batches):
     return torch.cat([batch.inputs for batch in batches]).tolist()
 
@@ -37,36 +41,27 @@ def test_order_depends_on_seed_and_epoch_only():
 
 
 def test_an_interrupted_epoch_goes_on_where_it_was():
-    def run(draw):
+    def run():
         source = loader(training=True, draw=draw)
         source.set_epoch(3)
         return source
 
-    def draw(n, generator):
-        return torch.rand(n, generator=generator)
-
-    whole = list(run(draw))
-    source, iterator = run(draw), []
+    whole = list(run())
+    source, iterator = run(), []
     for batch in source:
         iterator.append(batch)
         if len(iterator) == 2:
             break
-    resumed = run(draw)
+    resumed = run()
     resumed.load_state_dict(source.state_dict())
     rest = list(resumed)
     assert seen([*iterator, *rest]) == seen(whole)
     assert torch.equal(torch.cat([b.draws for b in rest]), torch.cat([b.draws for b in whole[2:]]))
-    resumed.set_epoch(4)
-    assert len(list(resumed)) == 6
-
-
-def test_a_finished_epoch_is_followed_by_a_whole_one():
-    source = loader(training=True)
-    list(source)
-    resumed = loader(training=True)
-    resumed.load_state_dict(source.state_dict())
-    resumed.set_epoch(1)
-    assert len(list(resumed)) == 6
+    for finished in (resumed, source):
+        list(finished)
+        resumed.load_state_dict(finished.state_dict())
+        resumed.set_epoch(4)
+        assert len(list(resumed)) == 6
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
@@ -89,9 +84,6 @@ def test_processes_train_on_equally_many_and_are_judged_on_each_example_once():
 
 
 def test_augmentation_differs_between_processes():
-    def draw(n, generator):
-        return torch.rand(n, generator=generator)
-
     one, two = (
         next(iter(loader(training=True, draw=draw, rank=r, world_size=2))).draws for r in range(2)
     )
