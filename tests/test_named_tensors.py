@@ -27,9 +27,6 @@ class Owner(nn.Module):
         if replaced:
             self.named.hold({name: t.clone() for name, t in tensors.items()})
 
-    def forward(self, x):
-        return x @ self.named.tensors()["0.weight"]
-
 
 def same(one, two):
     assert list(one) == list(two)
@@ -65,30 +62,12 @@ def test_only_floating_tensors_change_their_type(replaced):
     assert [t.dtype for t in tensors.values()] == kinds
 
 
-@KINDS
-def test_a_network_that_reads_them_can_be_exported(replaced):
-    owner, x = Owner(ODD, replaced), torch.randn(4, 2)
-    exported = torch.export.export(owner, (x,)).module()
-    torch.testing.assert_close(exported(x), x @ ODD["0.weight"])
-
-
 def test_only_those_it_was_made_with_are_sent_between_processes():
     owner = Owner(ODD)
     assert len([t for t in owner.buffers() if t.numel()]) == len(ODD) - 1
     owner.named.hold(changed(ODD))
     assert sum(t.numel() for t in owner.buffers()) == 0
     assert same(owner.named.tensors(), changed(ODD))
-
-
-def test_buffers_stay_what_they_are_when_they_are_loaded():
-    owner = Owner(ODD)
-    before = owner.named.tensors()["0.weight"]
-    wide = {name: t.double() if t.dtype == torch.float else t for name, t in changed(ODD).items()}
-    owner.load_state_dict(Owner(wide).state_dict())
-    after = owner.named.tensors()["0.weight"]
-    assert after is before
-    assert after.dtype == torch.float
-    assert torch.equal(after, ODD["0.weight"] + 1)
 
 
 def test_a_checkpoint_may_have_other_tensors_where_they_were_replaced():
@@ -101,17 +80,22 @@ def test_a_checkpoint_may_have_other_tensors_where_they_were_replaced():
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("there", "replaced", "given", "message"),
+    ("given", "message"),
     [
-        ({"a": 2, "b": 1}, False, {"a": 2}, "Missing key.*named.b"),
-        ({"a": 2, "b": 1}, True, {"a": 2}, "Missing key.*named.b"),
-        ({"a": 2}, False, {"a": 2, "tensor_0": 2}, "Unexpected key.*named.tensor_0"),
-        ({"a": 2}, False, {"a": 3}, "size mismatch"),
+        ({"a": 2}, "Missing key.*named.b"),
+        ({"a": 2, "b": 1, "tensor_0": 2}, "Unexpected key.*named.tensor_0"),
+        ({"a": 3, "b": 1}, "size mismatch"),
     ],
 )
-def test_checkpoints_that_do_not_fit(there, replaced, given, message):
-    owner, other = (Owner({n: torch.ones(k) for n, k in sizes.items()}) for sizes in (there, given))
-    if replaced:
-        owner.named.hold({})
+def test_checkpoints_that_do_not_fit(given, message):
+    owner, other = (
+        Owner({n: torch.ones(k) for n, k in sizes.items()}) for sizes in ({"a": 2, "b": 1}, given)
+    )
     with pytest.raises(RuntimeError, match=message):
+        owner.load_state_dict(other.state_dict())
+    owner.named.hold({})  # in their place, a checkpoint may have others beside them
+    if "Missing" in message:
+        with pytest.raises(RuntimeError, match=message):
+            owner.load_state_dict(other.state_dict())
+    else:
         owner.load_state_dict(other.state_dict())

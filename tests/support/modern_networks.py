@@ -262,19 +262,6 @@ class GAT(nn.Module):
 
 
 # ------------------------------------------------------------ sizes without effect
-class WeightNorm(nn.Module):
-    """Rows of a matrix divided by their norms, by hand, times a gain for each."""
-
-    def __init__(self, activation):
-        super().__init__()
-        self.rows, self.gain = nn.Parameter(torch.randn(7, 5)), nn.Parameter(torch.rand(7, 1))
-        self.activation, self.out = activation, nn.Linear(7, 3)
-
-    def forward(self, x):
-        weight = self.gain * (self.rows / self.rows.norm(dim=1, keepdim=True))
-        return self.out(self.activation(F.linear(x, weight)))
-
-
 class CosineClassifier(nn.Module):
     """Cosines between features and the vector of each class."""
 
@@ -309,11 +296,6 @@ class LearnedSlope(nn.Module):
     def forward(self, x):
         h = self.inner(x)
         return self.out(h + self.function(self.slope * h) / self.slope)
-
-
-def snake(x):
-    """The periodic part of Snake."""
-    return torch.sin(x) ** 2
 
 
 def attention(**options):
