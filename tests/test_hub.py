@@ -324,7 +324,7 @@ DAMAGES = {
         "is no safetensors file, or it is damaged",
     ),
     "NaN": (
-        replaced(lambda path: save_tensors(path, {"mean": torch.full((34,), torch.nan)})),
+        replaced(lambda path: save_tensors(path, {"mean": torch.tensor([0.0, torch.nan])})),
         "'mean' holds NaN",
     ),
     "weights": (
