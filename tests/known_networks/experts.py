@@ -57,6 +57,15 @@ for gates in (compared, selected_by_a_bias, largest, largest_kept):
             moves="r.weight r.bias w1 b1 w2" + selection,
             )(lambda s, x, gates=gates: dense(s, x, gates(s, x)))  # fmt: skip
 
+
+@network("6*3 3b 4", stem=(5, 4), r=(4, EXPERTS), up=parameter(EXPERTS, 6, 4),
+         down=parameter(EXPERTS, 4, 6), inputs=(8, 5), moves="up down r.weight r.bias")  # fmt: skip
+def stacks_of_which_one_counts_its_matrices(s, x):
+    x = s.stem(x).tanh()
+    out = torch.einsum("beh,eoh->beo", torch.einsum("bi,ehi->beh", x, s.up).relu(), s.down)
+    return (out * softmax(s, x)[..., None]).sum(1)
+
+
 # only experts with equal gates are exchanged
 for gates, groups in (((1.0, 2.0, 3.0), INSIDE), ((1.0, 2.0, 2.0), "5*3 2b")):
     stacked(groups, 15, 0, name=f"experts with gates {gates}", gates=torch.tensor(gates))(

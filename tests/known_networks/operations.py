@@ -82,6 +82,9 @@ def a_channel_picked_by_the_input(s, x):
 
 
 # ------------------------------------------------------------ forwards that broke a reader
+@network("", 0, 0, held="depend on no weight", a=(5, 8))
+def a_layer_that_nothing_reads(s, x):
+    return 2 * x
 
 
 @two("8", 8, 0)
@@ -188,6 +191,7 @@ def logsumexp_over_everything(s, x):
 
 
 # ------------------------------------------------------------ operations that are rarely used
+ZERO = torch.zeros(()).double()
 PASSING = {
     "cumprod": (lambda s, x: s.a(x).sigmoid().cumprod(1), "6", 0, 0),
     "cummax": (lambda s, x: s.a(x).cummax(1).values, "6", 6, 0),
@@ -200,6 +204,13 @@ PASSING = {
         "6", 6, 0,
     ),
     "min of two": (lambda s, x: torch.min(s.a(x), s.b(x)), "6 2b", 6, 0),
+    "logcumsumexp": (lambda s, x: s.a(x).logcumsumexp(1), "6", 0, 0),
+    "between zero and one": (lambda s, x: s.a(x).clamp(ZERO, ZERO + 1), "6", 0, 0),
+    "phases": (lambda s, x: torch.exp(1j * s.a(x)).real, "6", 0, 0),
+    "signs of complex numbers": (
+        lambda s, x: torch.view_as_real(torch.sgn(torch.complex(s.a(x), s.a(x) ** 2))).sum(-1),
+        "6", 0, 0,
+    ),
 }  # fmt: skip
 for operation, (forward, *counts) in PASSING.items():
     sequences(*counts, name=operation)(lambda s, x, f=forward: s.o(f(s, x)))
@@ -258,6 +269,41 @@ def mean_and_maximum_of_channels(s, x):
     h = s.a(x).relu()
     seen = torch.cat([h.mean(1, keepdim=True), h.amax(1, keepdim=True)], 1)
     return s.o(h * s.gate(seen).sigmoid()).mean((2, 3))
+
+
+# ------------------------------------------------------------ operands that are told apart
+of_pairs = partial(network, a=(6, 3), b=(9, 2), inputs=(2, 6), others=[(50, 6)])
+PAIRS = {
+    "differences": lambda x, y: x - y,
+    "quotients": lambda x, y: torch.sigmoid(x) / torch.sigmoid(y),
+    "orders": lambda x, y: torch.where(x > y, x, 0.3 * y),
+    "powers": lambda x, y: torch.relu(x) * torch.relu(y) ** 2,
+}
+for name, combine in PAIRS.items():
+
+    @of_pairs(name=f"{name} of all pairs", held="")
+    def all_pairs(s, x, f=combine):
+        h = s.a(x)
+        return s.b(torch.tanh(f(h[:, :, None], h[:, None]).flatten(1)))
+
+
+@of_pairs(b=(3, 2), w=parameter(3))
+def a_circulant(s, x):
+    k = torch.arange(3)
+    return s.b(torch.tanh(F.softplus(s.a(x)) @ s.w[(k[:, None] - k) % 3]))
+
+
+@of_pairs(a=parameter(2, 2, 2), b=parameter(2, 3, 2))
+def a_tensor_train(s, x):
+    return torch.einsum("bij,air,rjc->bac", x.unflatten(1, (2, 3)), s.a, s.b)
+
+
+# gains that differ tell channels apart, those of one dimension follow them as statistics do
+GAINS = {"constants": ("2 3", 6, 0, [[1.0, 1, 2, 2, 2, 3]]), "a buffer": ("6", 6, 6, [2.0] * 6)}
+for name, (*counts, gains) in GAINS.items():
+    network(*counts, name=f"the largest of a set times {name}", first=(3, 6), last=(6, 2),
+            gains=lambda g=gains: nn.Buffer(torch.tensor(g)), inputs=(4, 5, 3),
+            )(lambda s, x: s.last(s.first(x).amax(1) * s.gains))  # fmt: skip
 
 
 # ------------------------------------------------------------ what is linear in rows of channels
@@ -382,9 +428,6 @@ def a_layer_without_channels(s, x):
     return s.o(torch.cat([s.a(x), s.c(x)], 1).relu())
 
 
-# ------------------------------------------------------------ branches that look alike
-
-
 # ------------------------------------------------------------ places behind what no unit passes
 flat = partial(network, a=lambda: nn.Conv2d(2, 4, 3), o=(24, 3), inputs=(3, 2, 5, 4))
 flat("4", 0, 0, name="flattened before GELU")(lambda s, x: s.o(F.gelu(s.a(x).flatten(1))))
@@ -402,8 +445,6 @@ def constants_beside_gelu(s, x):
 
 
 # ------------------------------------------------------------ gains that are computed
-
-
 @network(
     "4",
     4,

@@ -106,6 +106,19 @@ def grouped(s, x):
     return s.c(torch.relu(s.n(h)).mean((2, 3)))
 
 
+def standardised_filters(s, x):
+    for conv, norm in zip((s.a, s.h, s.g), s.norms, strict=True):
+        x = torch.relu(norm(F.conv2d(x, by_variance(conv.weight))))
+    return s.c(x.mean((2, 3)))
+
+
+# exchanges of groups move thousands of weights, which have no label of their own
+network("4*24 8b*3", name="wide filters between group norms", c=(32, 2), inputs=(2, 3, 8, 8),
+        norms=lambda: nn.ModuleList(nn.GroupNorm(8, 32) for _ in range(3)),
+        **{n: partial(nn.Conv2d, k, 32, 3) for n, k in (("a", 3), ("h", 32), ("g", 32))},
+        )(standardised_filters)  # fmt: skip
+
+
 STATISTICS = {
     "over its deviation": lambda v: v / v.std(1, keepdim=True),
     "over its largest": lambda v: v / v.amax(1, keepdim=True),

@@ -22,12 +22,7 @@ def solved(monkeypatch):
     forget()
     remember(*original())
     calls, solve = [], front.symmetries_of
-
-    def counted(*args):
-        calls.append(0)
-        return solve(*args)
-
-    monkeypatch.setattr(front, "symmetries_of", counted)
+    monkeypatch.setattr(front, "symmetries_of", lambda *args: calls.append(0) or solve(*args))
     return calls
 
 
@@ -48,6 +43,11 @@ class Net(nn.Module):
         return self.last(self.dropout(self.activation(x)))
 
 
+class OtherForward(Net):
+    def forward(self, x):
+        return self.last(torch.sigmoid(self.first(x)))
+
+
 @functools.cache
 def original():
     """The key and the symmetries of `Net` as it is."""
@@ -58,107 +58,53 @@ def original():
     return kept[0]
 
 
-@pytest.mark.parametrize("case", [CASES[k] for k in (0, 4, 8)], ids=lambda c: c.name)
-def test_what_was_solved_is_not_solved_again(case, solved):
-    model, x = case.make()
+def test_what_was_solved_is_not_solved_again(solved):
+    model, x = next(c for c in CASES if c.name == "tied transformer").make()
     sym = discover(model, x)
     other = copy.deepcopy(model).train()
     for p in other.parameters():
         p.data.add_(0.1 * torch.randn_like(p))
-    y = x + torch.rand_like(x) if x.is_floating_point() else x.flip(0)
-    assert discover(other, y) is sym
+    assert discover(other, x.flip(0)) is sym
     assert other.training
     assert len(solved) == 1
     forget()
-    assert described(discover(other, y)) == described(sym)
+    assert described(discover(other, x.flip(0))) == described(sym)
     assert len(solved) == 2
 
 
-def first_row_of_mask(net):
-    net.mask[0, 1:] = 0
-
-
-def one_of_table(net):
-    net.table[2] = 3
-
-
-class OtherForward(Net):
-    def forward(self, x):
-        return self.last(torch.sigmoid(self.first(x)))
-
-
-def other_forward(net):
-    net.__class__ = OtherForward
-
-
-def tied(net):
-    net.middle.weight = net.first.weight = nn.Parameter(torch.randn(6, 6))
-    net.first = nn.Sequential(nn.Linear(5, 6), net.first)
-
-
-def doubled_output(net):
-    net.first.register_forward_hook(lambda module, args, out: out + 1)
-
-
-def no_training_of_dropout(net):
-    net.dropout.p = 0.0
-
-
-def sorted_activations(net):
-    net.activation = Forward(lambda self, x: x.sort(-1).values)
-
-
-def wide(net):
-    net.last = nn.Linear(6, 4)
-
-
-def another_parameter(net):
-    net.unread = nn.Linear(3, 3)
-
-
-def constant_scale(net):
-    """A buffer that leaves the state is a constant by its values."""
-    scale = torch.arange(6.0) + 1
-    del net.scale
-    net.register_buffer("scale", scale, persistent=False)
-
-
 CHANGES = {
-    "values of a buffer": first_row_of_mask,
-    "values of an attribute": one_of_table,
-    "a number": lambda net: setattr(net, "factor", -2.0),
-    "an activation": lambda net: setattr(net, "activation", nn.Tanh()),
-    "an activation that sorts": sorted_activations,
-    "the forward": other_forward,
-    "a tie": tied,
-    "a hook": doubled_output,
-    "training": no_training_of_dropout,
-    "a width": wide,
-    "precision": lambda net: net.double(),
-    "a parameter that nothing reads": another_parameter,
-    "a constant": constant_scale,
-    "what is trained": lambda net: net.first.requires_grad_(False),
+    "values of a buffer": "net.mask[0, 1:] = 0",
+    "values of an attribute": "net.table[2] = 3",
+    "a number": "net.factor = -2.0",
+    "an activation": "net.activation = nn.Tanh()",
+    "an activation that sorts": "net.activation = Forward(lambda self, x: x.sort(-1).values)",
+    "the forward": "net.__class__ = OtherForward",
+    "a tie": "net.first = nn.Sequential(net.first, nn.Linear(6, 6));"
+    "net.middle.weight = net.first[1].weight",
+    "a hook": "net.first.register_forward_hook(lambda module, args, out: out + 1)",
+    "training": "net.dropout.p = 0.0",
+    "a width": "net.last = nn.Linear(6, 4)",
+    "precision": "net.double()",
+    "a parameter that nothing reads": "net.unread = nn.Linear(3, 3)",
+    # a buffer that leaves the state is a constant by its values
+    "a constant": "del net.scale; net.register_buffer('scale', torch.arange(6.0) + 1, False)",
+    "what is trained": "net.first.requires_grad_(False)",
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("change", CHANGES)
 def test_whatever_changes_is_read_anew(change, solved):
     torch.manual_seed(0)
     net, x = Net(), torch.randn(2, 5)
     with torch.no_grad():
-        change(net)
+        exec(CHANGES[change], globals(), {"net": net})  # noqa: S102
     new = discover(net, x)
     assert new is not original()[1]
     assert len(solved) == 1
     assert verify(net.eval(), new, x) < 1e-6
-
-
-def test_values_change_what_is_found():
-    """Negative control: what was found before is wrong for another mask."""
-    net = Net()
-    first_row_of_mask(net)
-    assert [g.units for g in original()[1].permutations] == [6, 6]
-    assert [g.units for g in discover(net, torch.randn(2, 5)).permutations] != [6, 6]
+    if change == "values of a buffer":  # what was found before is wrong for another mask
+        assert [g.units for g in original()[1].permutations] == [6, 6]
+        assert [g.units for g in new.permutations] != [6, 6]
 
 
 def test_settings_and_rules_are_read_anew(solved):

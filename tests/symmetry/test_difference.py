@@ -5,8 +5,9 @@ import math
 import pytest
 import scipy.stats
 import torch
-from cases import CASES
-from mixing_networks import known
+from cases import Forward
+from checked_symmetries import find, seeded
+from test_matching import noisy
 from torch import nn
 
 from lightning_bnn import models
@@ -23,7 +24,7 @@ from weightsym import (
     rescale,
 )
 from weightsym import params as P
-from weightsym.matching.difference import Stage, fitted_signs, steady_signs, unrelated
+from weightsym.matching.difference import steady_signs, unrelated
 from weightsym.matching.interpolation import (
     output_error,
     random_inputs,
@@ -31,31 +32,12 @@ from weightsym.matching.interpolation import (
 from weightsym.matching.plan import Plan
 from weightsym.verify import random_element
 
-BY_NAME = {case.name: case for case in CASES}
 SMALL = ("mlp", "tanh mlp", "recurrent", "resnet", "self-feeding")
 MIXED = ("adapter", "stream", "centred")
 
 
-def network(name):
-    if name in BY_NAME:
-        model, _, sym = BY_NAME[name].known()
-        return model, sym, P.of(model)
-    model, _, sym, params = known(name)
-    return model, sym, params
-
-
 def element(params, sym, seed=3):
-    return random_element(params, sym, torch.Generator().manual_seed(seed), mixing=True)
-
-
-def noisy(params, size, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        n: t + size * t.std() * torch.randn(t.shape, generator=generator, dtype=t.dtype)
-        if P.is_weight(n, t) and t.numel() > 1
-        else t
-        for n, t in params.items()
-    }
+    return random_element(params, sym, seeded(seed), mixing=True)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +51,7 @@ def pair():
 # ------------------------------------------------------------ orbits
 @pytest.mark.parametrize("name", [*SMALL, *MIXED])
 def test_nothing_is_left_within_an_orbit(name):
-    _, sym, params = network(name)
+    _, _, sym, params = find(name)
     found = difference(element(params, sym), params, sym, nulls=2)
     assert found.stages[0].relative > 0.5  # as they are given
     assert found.rest < 1e-7
@@ -77,21 +59,11 @@ def test_nothing_is_left_within_an_orbit(name):
     assert found.rest < 1e-5 * float(found.null.min())
 
 
-class FewRows(nn.Module):
-    """Channels of which the network has fewer rows than there are: no matrix balances them."""
-
-    def __init__(self):
-        super().__init__()
-        self.z = nn.Parameter(torch.randn(2, 4))
-        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 5)
-
-    def forward(self):
-        return self.b(torch.relu(self.a(self.z)))
-
-
 def test_channels_without_full_rank_are_compared():
+    """The network has fewer rows than there are channels: no matrix balances them."""
     torch.manual_seed(2)
-    model = FewRows().double()
+    layers = {"z": nn.Parameter(torch.randn(2, 4)), "a": nn.Linear(4, 6), "b": nn.Linear(6, 5)}
+    model = Forward(lambda s: s.b(torch.relu(s.a(s.z))), **layers).double()
     sym, params = discover(model), P.of(model)
     other = noisy(params, 3.0)
     apart = difference(other, params, sym, nulls=2)
@@ -103,7 +75,7 @@ def test_channels_without_full_rank_are_compared():
 @pytest.mark.parametrize("name", ["mlp", "tanh mlp", "adapter"])
 def test_the_rest_is_one_of_orbits(name):
     """The rest does not depend on which networks of their orbits are compared."""
-    _, sym, params = network(name)
+    _, _, sym, params = find(name)
     other = noisy(params, 0.1)
     found = [
         difference(element(other, sym, k), element(params, sym, 7 + k), sym, nulls=2)
@@ -124,7 +96,7 @@ def test_the_functions_stay_what_they_were(pair):
 
 def test_steps_explain_what_was_done(pair):
     _, sym, a, _ = pair
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     scaled = rescale(a, sym, random_scales(sym, generator))
     moved = permute(a, sym, random_permutations(sym, generator))
     by_scales, by_order = (difference(x, a, sym, nulls=2).explained for x in (scaled, moved))
@@ -189,7 +161,7 @@ def test_places_tell_a_common_start(pair):
 def test_the_chance_of_places(pair):
     """Fixed points of uniform permutations are Poisson, one in the mean for each group."""
     _, sym, *_ = pair
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     every = random_permutations(sym, generator, 20_000)
     fixed = sum((p == torch.arange(p.shape[1])).sum(1) for p in every)
     for kept in range(7):
@@ -230,7 +202,7 @@ def test_unrelated_networks_keep_moments_and_nothing_else():
 
 @pytest.mark.parametrize("name", ["resnet", "heads", "products"])
 def test_unrelated_networks_of_other_kinds(name):
-    _, sym, params = network(name)
+    _, _, sym, params = find(name)
     stack = unrelated(params, sym, 2)
     assert {n: t.shape[1:] for n, t in stack.items()} == {n: t.shape for n, t in params.items()}
     for place in (p for g in sym.permutations for p in g.placements):
@@ -248,31 +220,10 @@ def test_inputs_are_drawn_anew_but_for_tokens():
     assert all(torch.equal(i.args[0], tokens) for i in random_inputs(tokens, draws=2))
 
 
-# ------------------------------------------------------------ mistakes
-@pytest.mark.bad_input
-def test_what_cannot_be_compared_is_refused(pair):
-    model, sym, a, b = pair
-    with pytest.raises(ValueError, match="`nulls` must be at least 2, got 1"):
-        difference(a, b, sym, nulls=1)
-    with pytest.raises(ValueError, match="`method` must be one of"):
-        difference(a, b, sym, method="weights")
-    for stacked in ((P.stack([a, b]), b), (a, P.stack([a, b]))):
-        with pytest.raises(ValueError, match="must be one network"):
-            difference(*stacked, sym)
-    linear = nn.Linear(3, 2)
-    with pytest.raises(ValueError, match="must have units that can be exchanged"):
-        difference(P.of(linear), P.of(linear), discover(linear, torch.randn(1, 3)))
-
-
-def test_empty_stages_have_no_distance():
-    assert Stage("none", {}, {}).relative == 0
-    assert Stage("zero", {"w": 0.0}, {"w": 0.0}).by_layer() == {"w": 0.0}
-
-
 # ------------------------------------------------------------ signs of whole streams
 def test_a_stream_that_flips_as_a_whole_is_matched_with_signs():
     """One sign for all channels of a stream is not one sign for each of them."""
-    model, x, sym, params = known("centred")
+    model, x, sym, params = find("centred")
     assert any(g.units == 1 for g in sym.signs)
     for group, mirror in zip(sym.permutations, Plan(sym).mirrors, strict=True):
         assert mirror is None or sym.signs[mirror].units == group.units
@@ -281,77 +232,42 @@ def test_a_stream_that_flips_as_a_whole_is_matched_with_signs():
     assert output_error(model, found.apply(moved, sym), params, random_inputs(x)) < 1e-10
 
 
-# ------------------------------------------------------------ signs
-@pytest.mark.parametrize("name", ["tanh mlp", "resnet"])
-def test_fitted_signs_lower_the_distance(name):
-    """Flipped units come back, all members of a stack at once."""
-    model, sym, params = network(name)
-    generator = torch.Generator().manual_seed(0)
-    stack = P.stack([flip(params, sym, random_signs(sym, generator)) for _ in range(2)])
-    back = fitted_signs(stack, params, sym)
-    for n, t in params.items():
-        torch.testing.assert_close(back[n], t.expand_as(back[n]))
-    assert any(not torch.equal(stack[n][0], t) for n, t in params.items())
-
-
-def test_gains_tell_signs():
+def test_noise_does_not_change_which_signs_are_compared():
     """A training step may change which weight is the largest, and not the sign of a gain."""
-    model, sym, params = network("resnet")
-    flipped = flip(params, sym, random_signs(sym, torch.Generator().manual_seed(0)))
-    steady = [flip(p, sym, steady_signs(p, sym)) for p in (params, flipped)]
-    for n, t in steady[0].items():
-        torch.testing.assert_close(steady[1][n], t)
-    assert all(bool((params[n] > 0).all()) for n in params if n.endswith("bn1.weight"))
-    assert any(bool((flipped[n] < 0).any()) for n in params if n.endswith("bn1.weight"))
-    assert all(bool((steady[0][n] > 0).all()) for n in params if n.endswith("bn1.weight"))
+    _, _, sym, params = find("resnet")
     found = difference(element(noisy(params, 0.2), sym), params, sym, nulls=2)
     assert found.rest < 0.3
 
 
 # ------------------------------------------------------------ simpler ways
-@pytest.fixture(scope="module")
-def turned():
-    """A transformer and a near one whose largest weight in the stream has another sign."""
+def test_no_step_ends_farther_than_a_simpler_one():
+    """Even where the largest weight of a stream, which tells its sign, has another sign."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, "gelu", batch_first=True, norm_first=True)
     model = nn.Sequential(nn.Linear(6, 8), layer, nn.LayerNorm(8), nn.Linear(8, 4)).double().eval()
     sym = discover(model, torch.randn(2, 5, 6).double())
     params = {n: t + 0.3 * torch.randn_like(t) for n, t in P.of(model).items()}
-    pair = []
-    for k, w in enumerate((noisy(params, 0.03), params)):
-        first = w["0.weight"].clone()
-        first[0, 0], first[1, 1] = 2 - 0.01 * k, -2 + 0.01 * (1 - k)
-        pair.append({**w, "0.weight": first})
-    return sym, *pair, difference(*pair, sym, nulls=2)
-
-
-@pytest.mark.parametrize(
-    "acted", ["nothing", pytest.param("permutations", marks=pytest.mark.e2e), "all"]
-)
-def test_no_step_ends_farther_than_a_simpler_one(turned, acted):
-    """Even where the largest weight of a stream, which tells its sign, has another sign."""
-    sym, a, b, as_they_are = turned
+    a, b = ({n: t.clone() for n, t in w.items()} for w in (noisy(params, 0.03), params))
+    for k, w in enumerate((a, b)):
+        w["0.weight"][0, 0], w["0.weight"][1, 1] = 2 - 0.01 * k, -2 + 0.01 * (1 - k)
     k = next(k for k, g in enumerate(sym.signs) if g.units == 1)
     assert steady_signs(a, sym)[k] == -steady_signs(b, sym)[k]
-    order = random_permutations(sym, torch.Generator().manual_seed(5))
-    moved = {"permutations": permute(a, sym, order), "all": element(a, sym)}
-    found = difference(moved[acted], b, sym, nulls=2) if acted in moved else as_they_are
-    steps = {stage.name: stage.relative for stage in found.stages}
-    assert found.rest < 0.04
-    assert found.related
-    if acted != "all":
-        least = as_they_are.stages[1].relative
-        assert steps["units in order"] <= least * (1 + 1e-9)
-        assert steps["channels mixed"] <= 1.1 * steps["units in order"]
+    plain, moved = (difference(w, b, sym, nulls=2) for w in (a, element(a, sym)))
+    steps = {stage.name: stage.relative for stage in plain.stages}
+    assert steps["units in order"] <= plain.stages[1].relative * (1 + 1e-9)
+    assert steps["channels mixed"] <= 1.1 * steps["units in order"]
+    assert max(plain.rest, moved.rest) < 0.04
+    assert plain.related
+    assert moved.related
 
 
 def test_unrelated_networks_do_not_depend_on_the_signs_in_which_networks_are_stored():
     """Gains that a flip makes negative would lose the mean that unrelated networks share."""
-    model, sym, _ = network("resnet")
+    model, _, sym, _ = find("resnet")
     torch.manual_seed(1)
     b = {n: t + 1 if n.endswith("weight") and t.ndim == 1 else t for n, t in P.of(model).items()}
     a = noisy(b, 0.1)
-    moved = flip(b, sym, random_signs(sym, torch.Generator().manual_seed(2)))
+    moved = flip(b, sym, random_signs(sym, seeded(2)))
     steady, flipped = (difference(a, goal, sym) for goal in (b, moved))
     assert float(flipped.null.mean()) == pytest.approx(float(steady.null.mean()), rel=0.03)
     assert flipped.rest == pytest.approx(steady.rest, rel=1e-3)

@@ -1,18 +1,21 @@
 import copy
+import io
 import math
 import re
 
+import lightning as L
 import pytest
 import torch
 from cases import CASES, LARGE_CASES, NESTED, Forward
+from known_networks import NETWORKS
 from torch import nn
 
 from lightning_bnn import models
-from weightsym import (
-    UnsupportedModel,
-    discover,
-    verify,
-)
+from weightsym import discover, verify
+from weightsym.discovery.cache import forget
+
+lin = nn.Linear
+RESNET = next(c for c in CASES if c.name == "resnet")
 
 
 def ids(case):
@@ -44,71 +47,99 @@ def test_large_networks(case):
     check(case)
 
 
-@pytest.mark.parametrize("name", ["resnet", "grouped cnn"])
-def test_batch_norm_as_a_fixed_map(name):
-    case = next(c for c in CASES if c.name == name)
-    model, x = case.make()
+def test_batch_norm_as_a_fixed_map():
+    model, x = RESNET.make()
     sym = discover(model, x, batch_norm="eval")
-    assert sym.scaling_dof == (2 * 120 + 360 if name == "resnet" else 300)
+    assert sym.scaling_dof == 2 * 120 + 360
     assert verify(model, sym, x) < 1e-12
     assert verify(model.train(), sym, x) > 1e-6
 
 
-def test_discover_leaves_the_model_untouched():
-    model = Forward(
-        lambda s, x: s.b(s.a(x)[0][:, -1]), a=nn.LSTM(5, 4, batch_first=True), b=nn.Linear(4, 2)
-    )
-    model.b.eval()
-    before = copy.deepcopy(model.state_dict())
-    x = torch.randn(2, 3, 5)
+# ------------------------------------------------------------ what is left alone
+def test_networks_and_derivatives_of_the_user_are_left_alone():
+    outside, seen = lin(3, 5), []
+    layers = {"a": nn.LSTM(5, 4, batch_first=True), "b": lin(4, 2)}
+    model = Forward(lambda s, x: s.b(s.a(outside(x))[0][:, -1]), **layers)
+    model.b.eval().register_full_backward_hook(lambda *_: seen.append(1))
+    before, x = copy.deepcopy(model.state_dict()), torch.randn(2, 3, 3, requires_grad=True)
     y = model(x)
     discover(model, x)
-    assert model.training
-    assert not model.b.training
-    assert all(
-        torch.equal(before[k], v) and v.dtype == before[k].dtype
-        for k, v in model.state_dict().items()
-    )
+    assert (model.training, model.b.training) == (True, False)
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
     assert torch.equal(model(x), y)
+    assert (x.grad, outside.weight.grad, model.b.weight.grad, seen) == (None, None, None, [])
     y.sum().backward()
+    assert seen
 
 
+class Uncopied:
+    """A trainer with data."""
+
+    def __deepcopy__(self, memo):
+        raise AssertionError("the data were copied")
+
+
+def test_a_lightning_module_in_a_run_is_read_without_copying_its_trainer():
+    class Module(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self._trainer = models.mlp(6, [5], 3), Uncopied()
+
+        def forward(self, x):
+            return self.net(x)
+
+    assert [g.name for g in discover(Module(), torch.ones(2, 6)).permutations] == ["net.1.weight"]
+
+
+# ------------------------------------------------------------ what is said
 def test_groups_are_in_graph_order_with_readable_names():
     sym = discover(models.mlp(6, [5, 4], 3), torch.randn(1, 6))
     assert [(g.units, g.name) for g in sym.permutations] == [(5, "1.weight"), (4, "3.weight")]
-    table = str(sym)
-    assert "1.weight" in table
-    assert "free scales: 9" in table
+    assert re.search(r"(?s)1\.weight.*free scales: 9", str(sym))
 
 
 def test_log10_permutations():
-    assert discover(
-        models.optunet(), torch.randn(1, 1, 28, 28)
-    ).log10_permutations == pytest.approx(4.459392, abs=1e-6)
-    case = next(c for c in CASES if c.name == "resnet")  # a stream and a block of each width
-    expected = 2 * sum(math.log10(math.factorial(n)) for n in (8, 16, 32, 64))
-    assert case.known()[-1].log10_permutations == pytest.approx(expected, rel=1e-12)
+    sizes = 2 * (8, 16, 32, 64)  # a stream and a block of each width
+    expected = sum(math.log10(math.factorial(n)) for n in sizes)
+    assert RESNET.known()[-1].log10_permutations == pytest.approx(expected, rel=1e-12)
 
 
-def test_logits_shift():
-    model = models.mlp(6, [5], 3).double()
-    x = torch.randn(4, 6)
-    sym = discover(model, x)
-    assert sym.softmax_shift.weight == "3.weight"
-    assert verify(model, sym, x, softmax_shift=True) < 1e-12
-    with_softmax = nn.Sequential(model, nn.LogSoftmax(1))
-    assert discover(with_softmax, x.double()).softmax_shift.bias == "0.3.bias"
-    assert discover(nn.Sequential(model, nn.Tanh()), x.double()).softmax_shift is None
+def test_symmetries_are_saved_as_plain_data():
+    model, (x,), sym = NETWORKS["rotary half"].known()
+    file = io.BytesIO()
+    torch.save(sym, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert str(loaded) == str(sym)
+    assert verify(model, loaded, x) < 1e-12
 
 
-# ------------------------------------------------------------ what is not understood
+def explained(layer, capsys):
+    net = nn.Sequential(lin(3, 4), *layer, lin(4, 2))
+    discover(net, torch.randn(5, 3), explain="0.weight")
+    assert net.training
+    return capsys.readouterr().out
+
+
+def test_explain_names_the_operation_that_holds_or_ties(capsys):
+    said = explained([nn.Sigmoid()], capsys)
+    assert "axis 0: scales and signs are held: sigmoid in `1`" in said
+    assert "axis 0: units, scales and signs go with 0.bias: add" in said
+    said = explained([nn.ReLU()], capsys)
+    assert "axis 0: signs are held: relu" in said
+    assert not re.search(r"axis 0: .*scales [^:]*are held", said)
+    said = explained([nn.Dropout(0.5), nn.Sigmoid()], capsys)
+    (line,) = (line for line in said.splitlines() if line.endswith("in training"))
+    assert "units go with others: native_dropout in `1`" in line
+
+
 class Running(nn.Module):
     def forward(self, x):
         return torch.cumsum(x, -1)
 
 
 def test_unknown_operation_is_frozen_and_reported():
-    model = nn.Sequential(nn.Linear(5, 8), Running(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    model = nn.Sequential(lin(5, 8), Running(), lin(8, 6), nn.ReLU(), lin(6, 3))
     sym = discover(model, torch.randn(2, 5))
     assert [(g.units, g.name) for g in sym.permutations] == [(6, "2.weight")]
     (frozen,) = sym.frozen
@@ -117,193 +148,109 @@ def test_unknown_operation_is_frozen_and_reported():
     assert "cumsum" in str(sym)
 
 
-def by_an_if(self, x):
-    return self.a(x) if x.sum() > 0 else self.a(-x)
+def heads():
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(8, 4, 12, dropout=0.0, batch_first=True).double()
 
 
-def by_an_item(self, x):
-    return self.a(x) if x.sum().item() > 0 else self.a(-x)
+LIMITS = {
+    "exchanges._LONGEST_EXCHANGE": (4, "exchanges of more than 2 things were not searched"),
+    "exchanges._LARGEST_CELL": (3, "of 4 units that look alike, exchanges of 3 were searched"),
+    "shift_expressions._MOST": (20, "make more sums than are followed"),
+}
 
 
-def by_a_size(self, x):
-    return self.a(x)[:, : int((x > 0).sum())]
+@pytest.mark.parametrize("limit", [None, *LIMITS])
+def test_what_a_limit_leaves_out_is_named(monkeypatch, limit):
+    x = torch.randn(2, 5, 8).double()
+    number, reason = LIMITS.get(limit, (None, None))
+    forget()
+    if limit:
+        monkeypatch.setattr(f"weightsym.dimensions.{limit}", number)
+    sym = discover(heads(), x)
+    assert bool(limit) == any(str(reason) in str(item) for item in sym.frozen)
+    assert not verify(heads(), sym, x) > 1e-9
+    forget()
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize("ends", [lambda y: y, lambda y: y.sort(0)[0].sum(0)])
-def test_sizes_that_depend_on_the_input_are_refused_in_a_sentence(ends):
-    model = Forward(lambda s, x: ends(s.a(x[x.sum(-1) > 0])), a=nn.Linear(6, 2))
-    with pytest.raises(UnsupportedModel, match="depends on the numbers in the input"):
-        discover(model, torch.randn(2, 5, 6))
+# ------------------------------------------------------------ shifts of logits
+def tied_head():
+    head = Forward(lambda s, x: s.h(torch.tanh(s.e(x))), e=nn.Embedding(7, 4), h=lin(4, 7, False))
+    head.h.weight = head.e.weight
+    return head
 
 
-def tied_outputs(self, x):
-    return self.a(x), torch.tanh(self.a(x))
+LOGITS = {
+    "a perceptron": (lambda: nn.Sequential(lin(5, 4), nn.ReLU(), lin(4, 3)), "2.weight"),
+    "a softmax": (lambda: nn.Sequential(lin(5, 3), nn.LogSoftmax(1)), "0.weight"),
+    "tanh": (lambda: nn.Sequential(lin(5, 3), nn.Tanh()), None),
+    "tied head": (tied_head, None),
+    "used twice": (lambda: Forward(lambda s, x: s.a(torch.tanh(s.a(x))), a=lin(5, 5)), None),
+    "grouped": (lambda: nn.Conv2d(5, 10, 1, groups=5), None),
+    "one output": (lambda: nn.Sequential(lin(5, 4), nn.ReLU(), lin(4, 1)), None),
+}
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        nn.Linear(5, 3),
-        nn.ReLU(),
-        Forward(lambda s, x: 2 * x, a=nn.Linear(5, 3)),
-        Forward(lambda s, x: s.a(x) + s.a(x).roll(1, -1) ** 3, a=nn.Linear(5, 3)),
-        Forward(tied_outputs, a=nn.Linear(5, 3)),
-    ],
-)
-def test_a_network_without_symmetries_says_why(model):
-    sym = discover(model, torch.randn(2, 4, 5))
-    assert not sym.permutations
-    assert sym.frozen
-    assert all(f.reason for f in sym.frozen)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("forward", [by_an_if, by_an_item, by_a_size])
-def test_what_depends_on_numbers_is_named_in_words(forward):
-    said = r"test_discover.py:\d+ .*: an `if`, a loop or a size depends on numbers .*torch.where"
-    said += ".*Pass the submodule"
-    with pytest.raises(UnsupportedModel, match=said) as refused:
-        discover(Forward(forward, a=nn.Linear(5, 3)), torch.ones(2, 5))
-    assert "u0" not in str(refused.value)
-    assert "guard" not in str(refused.value)
-
-
-def by_data(self, x):
-    return self.b(torch.relu(self.a(x)).data * self.gain.weight.data[0].exp())
-
-
-def by_clamped_data(self, x):
-    self.a.weight.data.clamp_(-0.1, 0.1)
-    return self.b(torch.relu(self.a(x)))
-
-
-@pytest.mark.parametrize(("forward", "scales"), [(by_data, 6), (by_clamped_data, 0)])
-def test_data_of_tensors_is_read_as_they_are(forward, scales):
-    layers = {"a": nn.Linear(5, 6), "b": nn.Linear(6, 2), "gain": nn.Linear(6, 1, bias=False)}
-    model = Forward(forward, **layers).double()
-    before, x = copy.deepcopy(model.state_dict()), torch.randn(3, 5).double()
+@pytest.mark.parametrize("name", LOGITS)
+def test_logits_are_shifted_only_where_a_softmax_does_not_see_it(name):
+    build, weight = LOGITS[name]
+    model, x = build().double(), torch.randn(2, 5)  # is cast
+    x = {"tied head": torch.randint(7, (2, 3)), "grouped": x[..., None, None]}.get(name, x)
     sym = discover(model, x)
-    assert ([g.units for g in sym.permutations], sym.scaling_dof) == ([6], scales)
-    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
-    assert verify(copy.deepcopy(model), sym, x) < 1e-12
+    assert getattr(sym.softmax_shift, "weight", None) == weight
+    assert verify(model, sym, x, softmax_shift=weight is not None) < 1e-12
 
 
-@pytest.mark.bad_input
-def test_an_assignment_to_data_is_named():
-    def forward(self, x):
-        self.a.weight.data = self.a.weight.data / 2
-        return self.a(x)
-
-    with pytest.raises(UnsupportedModel, match=r"it assigns to `\.data` inside of its forward"):
-        discover(Forward(forward, a=nn.Linear(5, 3)), torch.ones(2, 5))
-
-
-@pytest.mark.bad_input
-def test_an_exported_program_is_refused():
-    x = torch.ones(2, 5)
-    program = torch.export.export(models.mlp(5, [4], 3), (x,))
-    hint = "pass the module that it was exported from"
-    with pytest.raises(ValueError, match=f"got ExportedProgram: {hint}"):
-        discover(program, x)
-    for model in (program.module(), Forward(lambda s, x: s.net(x), net=program.module())):
-        with pytest.raises(UnsupportedModel, match=f"an exported program, .*{hint}"):
-            discover(model, x)
-
-
-def by_autograd(self, x):
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(self.a(x).tanh().sum(), x, create_graph=True)[0]
+# ------------------------------------------------------------ numbers of any size and type
+THRESHOLDS = {
+    "clamp to 20": lambda x: x.clamp(0, 20),
+    "clamp to 10^4": lambda x: x.clamp(0, 1e4),
+    "clamp to both sides": lambda x: x.clamp(-20, 30),
+    "where": lambda x: torch.where(x < 30, torch.relu(x), 0),
+    "mask": lambda x: torch.relu(x) * (x < 50),
+    "minimum": lambda x: torch.minimum(torch.relu(x), x.new_tensor(50.0)),
+    "threshold": lambda x: nn.functional.threshold(x, 0.01, 0),
+    "norm": lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=0.05),
+    "clamp below zero": lambda x: (-torch.relu(x)).clamp(min=-20),
+    "clamp of a leaky ReLU": lambda x: nn.functional.leaky_relu(x, 0.2).clamp(min=-5),
+    "quantised": lambda x: torch.fake_quantize_per_tensor_affine(x.float(), 0.1, 0, -128, 127).to(
+        x
+    ),
+    **{
+        f"where {t}": lambda x, t=t: torch.where(x > t, 0.1 * x, x)
+        for t in (0.003, 0.05, 8.0, 300.0)
+    },
+}
 
 
-def by_func(self, x):
-    return torch.func.grad(lambda z: self.a(z).tanh().sum())(x)
+@pytest.mark.parametrize("function", THRESHOLDS.values(), ids=THRESHOLDS)
+def test_thresholds_of_any_size_hold_scales(function):
+    model = Forward(lambda s, x: s.b(function(s.a(x))), a=lin(8, 6), b=lin(6, 2)).double()
+    sym = discover(model, torch.randn(4, 8).double())
+    assert sym.scaling_dof == 0
+    assert all(group.kind == "orthogonal" for group in sym.linear)
+    assert sym.permutations
+    for size in (0.01, 1, 30, 1000):
+        assert float(verify(model, sym, size * torch.randn(64, 8).double())) < 1e-9
 
 
-DERIVATIVES = r"it takes derivatives, .* inside of its forward\."
+def blurred(s, x):
+    h = nn.functional.conv2d(torch.relu(s.a(x)), s.kernels, stride=2, groups=8)
+    return s.k * s.b(h)
 
 
-def test_derivatives_inside_of_a_forward_are_named():
-    model = Forward(by_autograd, a=nn.Linear(5, 3))
-    with pytest.raises(UnsupportedModel, match=DERIVATIVES):
-        discover(model, torch.ones(1, 5))
+@pytest.mark.parametrize("alike", [True, False])
+def test_channels_that_are_blurred_alike_may_change_places(alike):
+    """Besides, a whole number is no weight."""
+    kernels = torch.ones(1, 1, 3, 3).repeat(8, 1, 1, 1) if alike else torch.rand(8, 1, 3, 3)
+    number = nn.Parameter(torch.tensor(2), requires_grad=False)
+    layers = {"a": nn.Conv2d(3, 8, 3), "b": nn.Conv2d(8, 4, 3), "kernels": kernels, "k": number}
+    sym = discover(Forward(blurred, **layers), torch.randn(2, 3, 12, 12))
+    assert [g.units for g in sym.permutations] == [8] * alike
+    assert (sym.scaling_dof, sym.unchecked) == (8, "")
 
 
-def test_derivatives_by_torch_func_are_named_or_nothing_is_free():
-    """torch 2.6 exports the derivative as a constant, and later ones do not export it."""
-    try:
-        said = str(discover(Forward(by_func, a=nn.Linear(5, 3)), torch.ones(1, 5)))
-    except UnsupportedModel as error:
-        said = str(error)
-    nothing = r"permutations: 10\^0\.0 .*scales: 0 .*signs: 0 .*\n.*outputs depend on no weight"
-    assert re.search(f"{DERIVATIVES}|{nothing}", said)
-
-
-@pytest.mark.bad_input
-def test_bad_arguments():
-    model = models.mlp(6, [5], 3)
-    with pytest.raises(ValueError, match=r"does not accept an input of shape \(1, 7\)"):
-        discover(model, torch.randn(1, 7))
-    with pytest.raises(ValueError, match="`batch_norm` must be 'carrier' or 'eval', got 'fold'"):
-        discover(model, torch.randn(1, 6), batch_norm="fold")
-    with pytest.raises(ValueError, match="`model` must be a torch.nn.Module, got function"):
-        discover(lambda x: x, torch.randn(1, 6))
-
-
-def test_random_outputs_are_refused():
-    calls = []
-
-    def forward(self, x):
-        calls.append(0)
-        return self.b(torch.relu(self.a(x))) + len(calls)
-
-    model = Forward(forward, a=nn.Linear(5, 4), b=nn.Linear(4, 2))
-    with pytest.raises(UnsupportedModel, match="different outputs for the same input"):
-        discover(model, torch.randn(2, 5))
-
-
-def test_a_model_that_cannot_be_copied():
-    model = nn.Linear(2, 2)
-    model.stream = iter(k for k in range(3))
-    with pytest.raises(
-        UnsupportedModel, match="Linear cannot be copied: cannot pickle 'generator'"
-    ):
-        discover(model, torch.randn(1, 2))
-
-
-def test_a_lightning_module_in_a_run_is_read_without_copying_its_trainer(tmp_path):
-    import lightning as L
-
-    class Data(torch.utils.data.Dataset):
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, k):
-            return torch.ones(6)
-
-        def __deepcopy__(self, memo):
-            raise AssertionError("the data were copied")
-
-    class Module(L.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = models.mlp(6, [5], 3)
-
-        def forward(self, x):
-            return self.net(x)
-
-        def training_step(self, x, _):
-            self.found = discover(self, x)
-            return self.net(x).square().mean()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    module = Module()
-    trainer = L.Trainer(
-        max_steps=1, accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, default_root_dir=tmp_path,
-    )  # fmt: skip
-    trainer.fit(module, torch.utils.data.DataLoader(Data(), batch_size=2))
-    assert [g.name for g in module.found.permutations] == ["net.1.weight"]
+def test_recurrent_layers_of_single_precision():
+    lstm = Forward(lambda s, x: s.o(s.r(x)[0]), r=nn.LSTM(5, 8, batch_first=True), o=lin(8, 3))
+    sym = discover(lstm, torch.randn(2, 3, 5))
+    assert ([g.units for g in sym.permutations], sym.frozen) == ([8], ())

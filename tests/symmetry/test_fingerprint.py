@@ -5,10 +5,8 @@ import math
 
 import pytest
 import torch
-from cases import CASES
+from checked_symmetries import find
 from disk_networks import Experts
-from known_networks import NETWORKS as KNOWN
-from mixing_networks import NETWORKS, WITH_PRODUCTS, known
 
 from lightning_bnn import models
 from weightsym import Fingerprint, discover, fingerprint, min_mass, permute
@@ -16,28 +14,19 @@ from weightsym import params as P
 from weightsym.fingerprint import _STEP, _code, at_least_mass
 from weightsym.verify import random_element
 
-BY_NAME = {case.name: case for case in CASES}
 NAMES = ["mlp", "tanh mlp", "attention", "recurrent", "resnet", "adapter", "stream", "centred"]
-
-
-def network(name):
-    if name in {**NETWORKS, **WITH_PRODUCTS}:
-        _, _, sym, params = known(name)
-        return sym, params
-    model, _, sym = BY_NAME[name].known()
-    return sym, P.of(model)
 
 
 @functools.cache
 def own_of(name):
-    sym, params = network(name)
+    _, _, sym, params = find(name)
     return fingerprint(params, sym)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_networks_of_an_orbit_have_one_when_rounded(name):
     """Also after their weights have been rounded, but not after a change of one in a thousand."""
-    (sym, params), own = network(name), own_of(name)
+    (_, _, sym, params), own = find(name), own_of(name)
     moved = random_element(params, sym, torch.Generator().manual_seed(3), mixing=True)
     rounded = {n: t.float() if t.is_floating_point() else t for n, t in moved.items()}
     for other in (moved, rounded):
@@ -100,14 +89,6 @@ def test_zeros_and_limits():
     least, attained = at_least_mass(P.stack([params, params]), sym)
     assert least["1.weight"].shape == (2, 5, 4)
     assert attained.shape == (2,)
-
-
-@pytest.mark.bad_input
-def test_no_fingerprint_of_what_is_no_network():
-    model = models.mlp(4, [5], 2)
-    sym, params = discover(model, torch.randn(2, 4)), P.of(model)
-    with pytest.raises(ValueError, match="must be one network"):
-        fingerprint(P.stack([params, params]), sym)
 
 
 # ------------------------------------------------------------ what they see
@@ -174,7 +155,7 @@ def times_largest(params, factor):
 @pytest.mark.parametrize("name", SEEN)
 def test_changes_of_a_network_are_seen(name, change):
     """Norms alone, the control, see none of those that only move numbers or flip them."""
-    sym, params = network(name)
+    _, _, sym, params = find(name)
     weights = {n: t for n, t in params.items() if P.is_weight(n, t) and n not in sym.aliases}
     changed = CHANGES[change](weights, torch.Generator().manual_seed(0))
     own, found = own_of(name), fingerprint({**params, **changed}, sym)
@@ -188,7 +169,6 @@ def test_changes_of_a_network_are_seen(name, change):
 
 def test_flipped_gains_between_norms_of_queries_and_keys_are_not_seen():
     """As the docstring says: the product of two signs there is that of two other signs."""
-    model, _, sym = KNOWN["query-key norm"].known()
-    params = P.of(model)
+    _, _, sym, params = find("query-key norm")
     gain = params["q_gain"] * torch.tensor([-1.0, *[1.0] * (len(params["q_gain"]) - 1)])
     assert fingerprint(params, sym).agrees(fingerprint({**params, "q_gain": gain}, sym))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from known_networks import NETWORKS, counted
 
-from weightsym import canonical, canonicalise, fingerprint, rescale, verify
+from weightsym import canonical, canonicalise, fingerprint, verify
 from weightsym import params as P
 from weightsym.actions import tied
 from weightsym.orbits import orbit_directions
@@ -90,11 +90,16 @@ def test_no_element_changes_the_function(network):
         assert not verify(model, sym, *inputs, generator=generator) > network.tolerance
 
 
+NOT_COMMUTING = [row for name, row in NETWORKS.items() if name.endswith("of all pairs")]
+
+
 @varied
 def test_one_fingerprint_for_the_whole_orbit(network):
     model, _, sym = network.known()
     if network is NETWORKS["a slice of a weight"]:
         pytest.skip("rows that are not read have the scale of one that permutations move")
+    if network in NOT_COMMUTING:
+        pytest.skip("exchanges that do not commute are found as groups of their own")
     own = fingerprint(P.of(model), sym)
     for motion in covering_motions(sym, torch.Generator().manual_seed(0)) if own.attained else ():
         found = fingerprint(motion.applied(P.of(model)), sym)
@@ -134,21 +139,6 @@ def outputs(model, params, x):
 
 def change(after, before):
     return max(float((a - b).abs().max()) for a, b in zip(after, before, strict=True))
-
-
-def test_no_scale_says_what_others_say(network):
-    """Logs of all weights move along as many directions as there are scales."""
-    model, _, sym = network.known()
-    count = sym.scaling_dof
-    if not count:
-        pytest.skip("no scales")
-    params = {n: t.expand(count, *t.shape) for n, t in P.of(model).items()}
-    ones = params | {n: torch.ones_like(params[n]) for n in sym.touched}
-    logs = torch.eye(count, dtype=torch.float64).split([g.units for g in sym.scalings], 1)
-    moved = rescale(ones, sym, [u.exp() for u in logs])
-    factors = [moved[n].double().log().reshape(count, -1) for n in sym.touched]
-    factors = torch.cat(factors, 1).round()
-    assert int(torch.linalg.matrix_rank(factors @ factors.mT)) == count
 
 
 CONSTANT = [NETWORKS["thresholds as an index"]]
@@ -220,20 +210,6 @@ def forms_differ(params, sym, by, seed):
     moved = random_element(params, sym, generator)
     form, again = (canonicalise(p, sym, "unit-norm", by) for p in (params, moved))
     return any(not torch.allclose(again[n], t, rtol=1e-7, atol=1e-8) for n, t in form.items())
-
-
-def test_the_refusal_sees_forms_that_differ(monkeypatch):
-    """Negative control: without it, signs that meet in one weight give an orbit several forms."""
-    model, _, sym = NETWORKS["a vector of a recurrence"].known()
-    params = P.of(model)
-    with pytest.raises(ValueError, match="give networks of one orbit different forms of 'p'"):
-        canonicalise(params, sym)
-    monkeypatch.setattr(canonical, "check_form", lambda *_: None)
-    forms = [
-        canonicalise(random_element(params, sym, torch.Generator().manual_seed(k)), sym)
-        for k in range(5)
-    ]
-    assert any(not torch.allclose(form["p"], forms[0]["p"]) for form in forms)
 
 
 def kernel_dimension(network, *inputs):

@@ -1,13 +1,17 @@
-"""Orders of all groups at once, against scipy and the functions for one group."""
+"""Orders of units: their change between networks, against scipy and brute force."""
+
+import itertools
 
 import pytest
 import torch
 from cases import CASES
+from checked_symmetries import find
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
 from weightsym import (
     UnitOrders,
-    discover,
     kendall_tau,
     order_change,
     permute,
@@ -20,10 +24,52 @@ from weightsym import (
 from weightsym import params as P
 from weightsym.counting import inversions
 
-SMALL = CASES[:10]
+SMALL = [case.name for case in CASES[:10]]
 
 
-@pytest.mark.parametrize("n", [2, 3, 7, 8, 33, 64, 100, 513])
+def fewest_swaps(permutation):
+    """Brute force: breadth-first over swaps."""
+    goal, seen = tuple(range(len(permutation))), {tuple(permutation)}
+    level, steps = [tuple(permutation)], 0
+    while goal not in seen:
+        steps += 1
+        new = set()
+        for p in level:
+            for i, j in itertools.combinations(range(len(p)), 2):
+                q = list(p)
+                q[i], q[j] = q[j], q[i]
+                new.add(tuple(q))
+        level = list(new - seen)
+        seen |= new
+    return steps
+
+
+def test_transpositions_of_all_permutations_of_five():
+    every = torch.tensor(list(itertools.permutations(range(5))))
+    found = transpositions(every)
+    assert found.tolist() == [fewest_swaps(p) for p in every.tolist()]
+
+
+def test_transpositions_of_long_cycles_and_shapes():
+    assert transpositions(torch.arange(1000).roll(1)) == 999
+    assert transpositions(torch.arange(1000).reshape(-1, 2).flip(1).flatten()) == 500
+    assert transpositions(torch.arange(7).expand(2, 3, 7)).tolist() == [[0] * 3] * 2
+    assert transpositions(torch.tensor([0])) == 0
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(2, 70), st.integers(1, 12), st.integers(0, 10**6))
+def test_kendall_tau_is_scipys_with_and_without_ties(n, values, seed):
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randint(values, (3, n), generator=generator).double()
+    b = torch.rand(3, n, generator=generator).argsort(-1)
+    expected = [kendalltau(x, y).statistic for x, y in zip(a.numpy(), b.numpy(), strict=True)]
+    torch.testing.assert_close(
+        kendall_tau(a, b), torch.tensor(expected, dtype=torch.float64), equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 33, 100, 513])
 def test_inversions(n):
     p = torch.stack([torch.randperm(n) for _ in range(4)])
     x = p.tolist()
@@ -34,8 +80,7 @@ def test_inversions(n):
 
 @pytest.mark.parametrize("by", ["max", "mean", "median", "norm", "first", "outgoing"])
 def test_orders_equal_sorting(by):
-    model, x = SMALL[0].make()
-    sym = discover(model, x)
+    model, _, sym, _ = find("mlp")
     stack = P.populate(model, 3)
     orders = UnitOrders(sym, by)
     found = orders(stack)
@@ -48,20 +93,14 @@ def test_orders_equal_sorting(by):
         assert torch.equal(one[g], found[1, g])
 
 
-@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-def test_change_equals_the_functions_for_one_group(case):
-    model, x, sym = case.known()
+@pytest.mark.parametrize("name", SMALL)
+def test_change_equals_the_functions_for_one_group(name):
+    _, _, sym, params = find(name)
     orders = UnitOrders(sym)
-    if not orders.groups:
-        with pytest.raises(ValueError, match="no permutation symmetry"):
-            orders(P.of(model))
-        return
-    before = orders(P.of(model))
-    moved = {
-        k: v + 0.05 * torch.randn_like(v) if P.is_weight(k, v) else v
-        for k, v in P.of(model).items()
+    near = {
+        k: v + 0.05 * torch.randn_like(v) if P.is_weight(k, v) else v for k, v in params.items()
     }
-    after = orders(moved)
+    before, after = orders(params), orders(near)
     change = order_change(before, after, orders.sizes)
     swaps = transpositions_between(before, after)
     for g, n in enumerate(orders.sizes.tolist()):
@@ -74,11 +113,8 @@ def test_change_equals_the_functions_for_one_group(case):
 
 def test_labels_do_not_matter():
     """Renaming the units before and after changes nothing, but another order does."""
-    model, x = SMALL[0].make()
-    sym = discover(model, x)
-    orders = UnitOrders(sym)
-    first, second = P.of(model), P.stack([P.of(model)])
-    second = {k: v[0] + 0.1 * torch.randn_like(v[0]) for k, v in second.items()}
+    _, _, sym, first = find("mlp")
+    orders, second = UnitOrders(sym), {k: v + 0.1 * torch.randn_like(v) for k, v in first.items()}
     p = random_permutations(sym)
     names = [orders(permute(w, sym, p)) for w in (first, second)]
     plain = [orders(w) for w in (first, second)]
@@ -91,8 +127,8 @@ def test_labels_do_not_matter():
     assert bool((nothing.moved == 0).all())
 
 
-@pytest.mark.bad_input
-def test_unknown_statistic():
-    model, x = SMALL[0].make()
-    with pytest.raises(ValueError, match="`by` must be one of max, first"):
-        UnitOrders(discover(model, x), "largest")
+def test_taus_of_stacks_lie_between_one_and_minus_one():
+    order = torch.stack([torch.randperm(9) for _ in range(4)])
+    assert kendall_tau(order, torch.arange(9)).shape == (4,)
+    assert (kendall_tau(order, order) == 1).all()
+    assert (kendall_tau(order, 8 - order) == -1).all()

@@ -114,10 +114,3 @@ def test_an_example_that_a_rule_cannot_take_is_an_error_of_the_rule():
     model, x = gated()
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
         discover(model, x, rules={"lightning_bnn_test.gate": lambda x, y, z: x})
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("rule", ["homogeneous", None, 1])
-def test_a_rule_is_a_function_or_pointwise(rule):
-    with pytest.raises(ValueError, match=r"`rules\['cumsum'\]` must be a function of torch"):
-        discover(nn.Linear(2, 2), torch.randn(2, 2), rules={"cumsum": rule})
