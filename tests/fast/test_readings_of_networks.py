@@ -128,11 +128,13 @@ def test_gradients_that_others_use_stay_as_they_are(layers):
     assert error(*(torch.autograd.grad(s, [x])[0] for s in sums)) < TOLERANCE
 
 
-def test_outputs_may_be_changed_in_place():
+def test_inputs_and_outputs_may_be_changed_in_place():
     model, stack, x = made(nn.Sequential(nn.Linear(5, 1), nn.ReLU()), examples=16, shape=(5,))
     (wanted,) = torch.autograd.grad(looped(model, stack, x, False).sub(9).sum(), [x])
     (found,) = torch.autograd.grad(P.apply(model, stack, x).sub_(9).sum(), [x])
     assert error(found, wanted) < TOLERANCE
+    model, stack, x = made(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(5, 3)), shape=(5,))
+    assert chain_of(model, stack, (x.detach().clone(),)) is None
 
 
 def test_many_gradients_at_once():
@@ -151,6 +153,7 @@ def slope_of(find):
 
 
 CHANGES = {
+    "number": (slope_of(lambda n: n.slope), {"slope": 0.1}, lambda n: setattr(n, "slope", 0.5)),
     "dict": (slope_of(lambda n: n.slopes["a"]), {"slopes": {"a": 0.1}},
              lambda n: n.slopes.update(a=0.5)),
     "list": (slope_of(lambda n: n.slopes[0][1]), {"slopes": [(0, 0.1)]},
@@ -238,23 +241,21 @@ def test_tensors_of_different_numbers_of_networks(run):
         run(model, stack, x)
 
 
-@pytest.mark.parametrize(
-    ("reason", "examples", "dtype"),
-    [("fewer than 4 examples", 3, torch.float64), ("double precision", 16, torch.bfloat16)],
-)
-def test_reasons_that_lie_in_a_call_are_told(reason, examples, dtype, caplog):
+REASONS = {
+    "fewer than 4 examples": (torch.float64, 3, False),
+    "double precision": (torch.bfloat16, 16, False),
+    "mixed precision": (torch.float32, 16, True),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_reasons_that_lie_in_a_call_are_told(reason, caplog):
+    dtype, examples, mixed = REASONS[reason]
     model, stack, x = made(models.mlp(5, [4], 2), dtype=dtype, examples=examples, shape=(5,))
-    with caplog.at_level(logging.INFO, "weightsym.params"):
-        P.apply(model, stack, x)
-        P.apply(model, stack, x)
+    with caplog.at_level(logging.INFO, "weightsym.params"), torch.autocast("cpu", enabled=mixed):
+        for _ in range(2):
+            P.apply(model, stack, x)
     assert caplog.text.count(reason) == 1
-
-
-def test_mixed_precision_is_told(caplog):
-    model, stack, x = made(models.mlp(5, [4], 2), dtype=torch.float32, shape=(5,))
-    with caplog.at_level(logging.INFO, "weightsym.params"), torch.autocast("cpu"):
-        P.apply(model, stack, x)
-    assert "mixed precision" in caplog.text
 
 
 # ------------------------------------------------------------ code that is given up

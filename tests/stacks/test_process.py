@@ -36,13 +36,6 @@ def test_a_thread_that_waits_ends_and_comes_back():
     assert len(os.listdir(TASKS)) == waiting
 
 
-def test_nothing_ends_where_nothing_waits():
-    end_waiting_threads()
-    before = len(os.listdir(TASKS))
-    assert end_waiting_threads()
-    assert len(os.listdir(TASKS)) == before
-
-
 def test_without_such_a_library_everything_goes_on(monkeypatch):
     shared_out()
     waiting = len(os.listdir(TASKS))

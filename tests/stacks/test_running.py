@@ -90,14 +90,6 @@ def test_mixed_precision_gives_what_the_loop_gives(dtype):
     )
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize("chunk_size", [None, 1])
-def test_a_window_that_is_larger_than_its_input(chunk_size):
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2))
-    with pytest.raises(RuntimeError, match="too small"):
-        P.apply(net, P.populate(net, 3), torch.randn(16, 1, 3, 3), chunk_size=chunk_size)
-
-
 @pytest.mark.parametrize("normed", [nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm])
 def test_weights_that_nobody_draws_are_named(normed, caplog):
     net = nn.Sequential(normed(nn.Linear(2, 3)), nn.Linear(3, 1))

@@ -7,7 +7,7 @@ from torch import nn
 from lightning_bnn.methods import Batch
 from lightning_bnn.methods.run import member_losses
 from weightsym import params as P
-from weightsym.stacks.threads import in_threads, keep_freed_memory, threads_for
+from weightsym.stacks.threads import in_threads, threads_for
 
 
 def network(dropout=0.0):
@@ -109,8 +109,3 @@ def test_gradients_and_mixed_precision_are_as_outside():
     for grad in (False, True):
         with torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=not grad):
             assert in_threads(work, range(3), nn.Linear(1, 1), 2) == [(grad, not grad)] * 3
-
-
-def test_freed_memory_is_kept_once():
-    assert keep_freed_memory() in (True, False)
-    assert keep_freed_memory.cache_info().misses == 1
