@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 from cases import Forward
 from mixing_networks import TOKENS, Decoder
@@ -42,21 +43,6 @@ class Residual(nn.Module):
         h = self.first(x)
         h = h + self.down(torch.tanh(self.up(self.norm1(h))))
         return self.head(self.norm2(h))
-
-
-class Encoder(nn.Module):
-    """The encoder of torch with a head that reads one token of it."""
-
-    def __init__(self, norm_first=True):
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True, norm_first=norm_first)
-        norm = nn.LayerNorm(8) if norm_first else None
-        self.first = nn.Linear(3, 8)
-        self.body = nn.TransformerEncoder(layer, 1, norm, enable_nested_tensor=False)
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x):
-        return self.head(self.body(self.first(x))[:, 0])
 
 
 def vit():
@@ -109,25 +95,19 @@ def test_again_there_is_nothing_to_fold():
 
 def tied():
     """A head that is the embedding."""
-    return Forward(
-        lambda s, x: nn.functional.linear(s.norm(s.embed(x)), s.embed.weight),
-        embed=nn.Embedding(5, 6),
-        norm=nn.RMSNorm(6),
-    )
+    layers = {"norm": nn.RMSNorm(6), "embed": nn.Embedding(5, 6)}
+    return Forward(lambda s, x: F.linear(s.norm(s.embed(x)), s.embed.weight), **layers)
 
 
-class Masked(nn.Module):
-    """A norm that is read by an activation, and a linear map whose weight is computed."""
+def masked(read):
+    """A norm that is read by an activation, or a linear map whose weight is computed."""
+    return lambda: Forward(read, norm=nn.LayerNorm(3), head=nn.Linear(3, 2))
 
-    def __init__(self, computed):
-        super().__init__()
-        self.norm, self.head, self.computed = nn.LayerNorm(3), nn.Linear(3, 2), computed
 
-    def forward(self, x):
-        h = self.norm(x)
-        return (
-            nn.functional.linear(h, 2 * self.head.weight) if self.computed else self.head(h.relu())
-        )
+def post_norm():
+    """A sum reads the norm."""
+    layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True)
+    return nn.Sequential(nn.Linear(3, 8), layer, nn.Linear(8, 4))
 
 
 @pytest.mark.bad_input
@@ -135,9 +115,9 @@ class Masked(nn.Module):
     ("build", "x"),
     [
         (tied, TOKENS),
-        (lambda: Encoder(False), SEQUENCES),  # a sum reads it
-        (lambda: Masked(False), VECTORS),
-        (lambda: Masked(True), VECTORS),
+        (post_norm, SEQUENCES),
+        (masked(lambda s, x: s.head(s.norm(x).relu())), VECTORS),
+        (masked(lambda s, x: F.linear(s.norm(x), 2 * s.head.weight)), VECTORS),
         (lambda: nn.LayerNorm(3), VECTORS),  # the output itself
         (lambda: nn.Sequential(nn.RMSNorm(3), nn.ReLU(), nn.Linear(3, 2)), VECTORS),
     ],

@@ -24,7 +24,6 @@ from weightsym import (
     min_mass,
     mix,
     permute,
-    random_mixings,
     random_permutations,
     random_scales,
     rescale,
@@ -91,6 +90,7 @@ def latents():
 
 SCALED = {
     "latents": (latents, (2, 5, 3)),
+    "one hidden layer": (lambda: models.mlp(4, [5], 3), (2, 4)),
     "mlp": (lambda: models.mlp(6, [5, 4], 3), (2, 6)),
     "deep mlp": (lambda: models.mlp(4, [5, 6, 5, 4], 2), (2, 4)),
     "optunet": (models.optunet, (1, 1, 28, 28)),
@@ -195,21 +195,6 @@ def test_the_bound_holds_wherever_a_search_ends(name, largest, monkeypatch):
     assert done.gap < 1e-8
     assert all(bool((s > 0).all()) for s in done.scales)
     torch.testing.assert_close(done.minimum, best.minimum, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["mlp", "two streams", "batch norm eval", "self-feeding"])
-def test_the_bound_holds_for_any_direction_and_is_near_for_the_right_one(name):
-    _, _, sym, params = problem(name)
-    start = mass_problem(params, sym)
-    best = balancing.balance(start, torch.zeros_like(start.inflow), 1e-14, 100)
-    for size in (0.3, 0.03, 0.003):
-        noise = torch.randn(50, start.variables, dtype=torch.float64)
-        here = start.members(torch.zeros(50, dtype=torch.long)).moved(best.logs + size * noise)
-        excess, newton = here.value - best.terms.value, -2 * size * noise
-        near = balancing.bound(here)
-        for bound in (near, *(balancing.bound(here, k * newton) for k in (0, 0.5, 1, 1.5))):
-            assert (excess <= bound + 1e-13 * here.value).all()
-        assert size > 0.01 or (near < 8 * excess).all()
 
 
 @pytest.mark.parametrize("name", ["grouped", "two streams", "self-feeding"])
@@ -359,7 +344,7 @@ ZEROS = {
     "both ends": ("residual", ("first.weight", "head.weight"), True),
     "everything": ("residual", ("first.", "a.", "b.", "c.", "d.", "head."), True),
     "input of a recurrent net": ("recurrent", ("rnn.weight_ih_l0",), False),
-    "head of a plain net": ("mlp", ("5.weight",), False),
+    "head of a plain net": ("one hidden layer", ("3.weight",), False),
 }
 
 
@@ -555,13 +540,6 @@ def test_a_stack_is_every_member(name):
     stack[zero][1] = 1e-14 * stack[zero][0]
     nearly = min_mass(stack, sym, mixing=mixing)
     torch.testing.assert_close(nearly.minimum, together.minimum, rtol=1e-5, atol=1e-4)
-
-
-def test_matrices_change_what_scales_alone_reach():
-    _, _, sym, params = known("heads")
-    found, undone = min_mass(params, sym), mix(params, sym, random_mixings(sym, seeded(5)))
-    assert found.matrices == ()
-    assert not torch.isclose(min_mass(undone, sym).minimum, found.minimum, rtol=1e-3)
 
 
 # ------------------------------------------------------------ scales without the help of the check

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from cases import Forward
 from torch import nn
 
 from lightning_bnn import models
@@ -76,40 +77,41 @@ def test_means_and_deviations_are_those_between_the_ends(name, weight):
     assert name == "mlp" or model.first.bias is None
 
 
-def test_layers_inside_of_fused_ones_are_repaired():
+def fused():
     layer = nn.TransformerEncoderLayer(8, 2, 6, batch_first=True)
-    model = nn.Sequential(nn.Linear(5, 8), layer, nn.Linear(8, 3)).double()
-    a = {n: t.detach() for n, t in P.of(model).items()}
-    b = {n: t + 0.3 * torch.randn_like(t) for n, t in a.items()}
-    middle, inputs = interpolate(a, b, 0.5), [torch.randn(4, 3, 5).double()]
-    _, repaired = repair(model, middle, a, b, 0.5, inputs)
-    changed = {n.rpartition(".")[0] for n in a if not torch.equal(repaired[n], middle[n])}
-    assert {"0", "1.linear1", "1.linear2"} <= changed
-    assert "2" not in changed
+    return nn.Sequential(nn.Linear(3, 8), layer, nn.Linear(8, 3))
 
 
-def test_all_layers_of_the_output_stay():
-    """Two heads, and one head whose logits are normalised."""
+def heads():
+    """Two heads behind one hidden layer."""
+    parts = {"hidden": nn.Linear(3, 4), "mean": nn.Linear(4, 2), "scale": nn.Linear(4, 2)}
 
-    class Heads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.hidden = nn.Linear(3, 4)
-            self.mean, self.scale = nn.Linear(4, 2), nn.Linear(4, 2)
+    def forward(s, x):
+        x = torch.relu(s.hidden(x))
+        return {"mean": s.mean(x)[..., None], "scale": s.scale(x)}
 
-        def forward(self, x):
-            x = torch.relu(self.hidden(x))
-            return {"mean": self.mean(x)[..., None], "scale": self.scale(x)}
+    return Forward(forward, **parts)
 
-    def normalised():
-        return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.LogSoftmax(-1))
 
-    for build, stays in ((Heads, ("mean", "scale")), (normalised, ("2",))):
-        a, b = two(build)
-        middle, inputs = interpolate(a, b, 0.5), [torch.randn(9, 3).double()]
-        _, repaired = repair(build().double(), middle, a, b, 0.5, inputs)
-        same = {n.partition(".")[0] for n in middle if torch.equal(repaired[n], middle[n])}
-        assert same == set(stays)
+def normalised():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.LogSoftmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("build", "stays", "repaired"),
+    [
+        (fused, {"2"}, {"0", "1.linear1", "1.linear2"}),
+        (heads, {"mean", "scale"}, {"hidden"}),
+        (normalised, {"2"}, {"0"}),
+    ],
+)
+def test_layers_of_the_output_stay_and_others_are_repaired(build, stays, repaired):
+    a, b = two(build)
+    middle, inputs = interpolate(a, b, 0.5), [torch.randn(9, 4, 3).double()]
+    _, after = repair(build().double(), middle, a, b, 0.5, inputs)
+    changed = {n.rpartition(".")[0] for n in middle if not torch.equal(after[n], middle[n])}
+    assert repaired <= changed
+    assert not stays & changed
 
 
 def test_units_that_never_vary_are_shifted_only():
