@@ -165,9 +165,6 @@ for turn, channels in ((lambda x: x, 4), (complex_rotary, 2)):
         return s.o(joined(F.scaled_dot_product_attention(q, k, v, enable_gqa=True)))
 
 
-# ------------------------------------------------------------ one key, along no dimension of heads
-
-
 # ------------------------------------------------------------ masks, and what is beside keys
 packed = partial(network, qkv=(8, 48), o=(16, 3), inputs=(2, 6, 8), others=[(2, 9, 8)])
 

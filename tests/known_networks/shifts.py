@@ -51,9 +51,6 @@ three(name="three tables", shifts={"words.weight": 6, "types.weight": 6})(
 )
 
 
-# ------------------------------------------------------------ vectors that are added by hand
-
-
 # ------------------------------------------------------------ keys without a bias
 def attention(key=lambda k: k, key_of=lambda s, y: s.key(y)):
     def forward(s, x):
@@ -104,10 +101,6 @@ def a_norm_that_is_read_twice(s, x):
     return behind_rows(s, x) + F.linear(s.norm(s.places), s.second.weight).sum()
 
 
-# ------------------------------------------------------------ biases that are made of parts
-parts = partial(rows, out=(4, 6), shifts={"value": 4})
-
-
 # ------------------------------------------------------------ what is forgotten
 FORGET = {
     "the mean of tokens": (lambda y: y - y.mean(1, keepdim=True), 4),
@@ -121,8 +114,6 @@ for name, (forget, size) in FORGET.items():
     rows(name=f"forgotten by {name}", first=(6, 4), last=(4, 2), shifts=shifts | more)(
         lambda s, x, f=forget: s.last(torch.tanh(f(s.first(x))))
     )
-
-# ------------------------------------------------------------ layers that are read twice, windows
 
 
 def convolutions(name, second, **facts):

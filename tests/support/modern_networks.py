@@ -16,7 +16,7 @@ class Attention(nn.Module):
 
     ``rotary`` is "half" or "interleaved", ``rotated`` the number of rotated channels of a head;
     ``norm`` "shared" has one RMS norm for all heads, "own" a gain for every head; ``positions`` is
-    "alibi", "t5", "rows" or "columns" (of a table, picked by distance); ``scores`` is "softmax",
+    "alibi" or "t5" (a table, picked by distance); ``scores`` is "softmax",
     "elu" (linear attention with a map), "linear" or "states" (the same, the sum of keys times
     values first).
     """
@@ -50,10 +50,6 @@ class Attention(nn.Module):
             self.k_gain = nn.Parameter(torch.rand(shape) + 0.5)
         if positions == "t5":
             self.table = nn.Embedding(4, heads)
-        if positions in ("rows", "columns"):  # distances from -3 to 3
-            self.distances = nn.Parameter(
-                torch.randn((7, heads)[:: 1 if positions == "rows" else -1])
-            )
 
     def forward(self, x):
         q, k, v = self._split(self.q(x)), self._split(self.k(x)), self._split(self.v(x))
@@ -88,12 +84,6 @@ class Attention(nn.Module):
             return -away * slopes[:, None, None]
         if self.positions == "t5":
             return self.table(away.clamp(max=3)).permute(2, 0, 1)
-        apart = steps[:, None] - steps + 3
-        if self.positions == "rows":  # as in Swin and BEiT
-            rows = self.distances[apart.view(-1)]
-            return rows.view(length, length, -1).permute(2, 0, 1).contiguous()
-        if self.positions == "columns":  # as in LeViT
-            return self.distances[:, apart]
         return torch.zeros(())
 
 

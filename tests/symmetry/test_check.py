@@ -201,77 +201,63 @@ def test_a_network_in_which_rounding_grows_keeps_its_groups(monkeypatch):
 
 
 # ------------------------------------------------------------ odd networks
-class Upcast(nn.Module):
+def upcast(s, x):
     """A norm in float32 whatever the weights are, as language models have it."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 3)
-        self.gain = nn.Parameter(torch.rand(6) + 0.5)
-
-    def forward(self, x):
-        h = self.first(x).to(torch.float32)
-        h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6)
-        return self.last(torch.relu(self.gain * h.to(self.gain.dtype)))
+    h = s.first(x).to(torch.float32)
+    h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6)
+    return s.last(torch.relu(s.gain * h.to(s.gain.dtype)))
 
 
-class TwoOutputs(nn.Module):
-    """Two heads, one returned twice, beside a number and the input itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.one, self.two = nn.Linear(5, 6), nn.Linear(6, 3), nn.Linear(6, 2)
-
+class Named(Forward):
     def forward(self, x, *, scale=2.0, mask):
-        h = torch.relu(self.first(x)) * mask
-        y = self.one(h)
-        return {"y": y, "again": [y, self.two(h) * scale], "x": x, "n": 3}
+        return self.function(self, x, scale, mask)
 
 
-class Aliased(nn.Module):
+def two_outputs(s, x, scale, mask):
+    """Two heads, one returned twice, beside a number and the input itself."""
+    h = torch.relu(s.first(x)) * mask
+    y = s.last(h)
+    return {"y": y, "again": [y, s.two(h) * scale], "x": x, "n": 3}
+
+
+def aliased():
     """One weight under two names, and one in two layers."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
-        self.same, self.view = self.middle, nn.Linear(5, 5)
-        self.view.weight = nn.Parameter(self.middle.weight.data)
-
-    def forward(self, x):
-        x = torch.tanh(self.first(x))
-        return self.last(torch.tanh(self.view(torch.tanh(self.same(x)))))
+    middle, view = nn.Linear(6, 6), nn.Linear(6, 6)
+    view.weight = nn.Parameter(middle.weight.data)
+    layers = (m for layer in (middle, view) for m in (nn.Tanh(), layer))
+    return nn.Sequential(nn.Linear(5, 6), *layers, nn.Tanh(), middle, nn.Tanh(), nn.Linear(6, 3))
 
 
 def with_norm():
-    return nn.Sequential(
-        nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(), nn.Linear(6, 3)
-    )
+    layers = nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout()
+    return nn.Sequential(nn.Linear(5, 6), *layers, nn.Linear(6, 3))
 
 
-def with_constants(self, x):
+def with_constants(s, x):
     """Tensors that are neither parameters nor buffers, and one that is made in the forward."""
-    h = torch.relu(self.a(x @ self.mixing.to(x.dtype)))
-    return self.b(h * self.mixing.sum() + torch.full((6,), 0.5, dtype=x.dtype))
+    h = torch.relu(s.first(x @ s.mixing.to(x.dtype)))
+    return s.last(h * s.mixing.sum() + torch.full((6,), 0.5, dtype=x.dtype))
 
 
-def constants():
-    net = Forward(with_constants, a=nn.Linear(5, 6), b=nn.Linear(6, 3))
-    net.mixing = torch.randn(5, 5)
-    return net
+def of(forward, kind=Forward, **more):
+    return lambda: kind(forward, first=nn.Linear(5, 6), last=nn.Linear(6, 3), **more)
 
 
-ODD = [
-    (Upcast, {}), (TwoOutputs, {"mask": torch.ones(4, 1)}), (Aliased, {}),
-    (with_norm, {}), (constants, {}),
-]  # fmt: skip
+ODD = {
+    "upcast": (of(upcast, gain=nn.Parameter(torch.rand(6) + 0.5)), {}),
+    "two outputs": (of(two_outputs, Named, two=nn.Linear(6, 2)), {"mask": torch.ones(4, 1)}),
+    "aliased": (aliased, {}),
+    "with norm": (with_norm, {}),
+    "constants": (of(with_constants, mixing=torch.randn(5, 5)), {}),
+}
 
 
-@pytest.mark.parametrize(("build", "named"), ODD, ids=lambda v: getattr(v, "__name__", ""))
-def test_odd_networks_are_checked_by_their_graph_in_float64(build, named, monkeypatch):
+@pytest.mark.parametrize("name", ODD)
+def test_odd_networks_are_checked_by_their_graph_in_float64(name, monkeypatch):
     torch.manual_seed(0)
-    model = build().bfloat16()
+    build, named = ODD[name]
+    model, used = build().bfloat16(), []
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    used = []
     forget()
     monkeypatch.setattr(refutation, "in_runnable_precision", lambda *_: used.append(1))
     sym = discover(model, torch.randn(4, 5), **named)
@@ -405,11 +391,3 @@ def test_no_more_than_a_few_weights_are_held_at_once():
     with torch.no_grad(), Held() as held:
         Check.of_network(model, Inputs((x,)), sym).error(sym)
     assert held.most > 0.9 * size  # all of them at once
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_attention_is_traced_once_if_it_drops_nothing(dropout):
-    layer = nn.MultiheadAttention(8, 2, dropout, batch_first=True)
-    model = Forward(lambda s, x: s.a(x, x, x, need_weights=False)[0], a=layer).eval()
-    graphs = trace_graphs(model, Inputs((torch.randn(2, 5, 8),)), "carrier")
-    assert (graphs.training is graphs.evaluation) == (dropout == 0)

@@ -239,20 +239,6 @@ def test_the_weighted_mean_is_numpy_s():
     assert P.weighted_mean(bad)["w"].isnan().all()
 
 
-def test_the_order_of_networks_does_not_matter():
-    """Noisy copies, whose planted elements alignment finds, averaged in any order."""
-    model, sym, stack = mlps(1)
-    many = copies({n: t[0].double() for n, t in stack.items()}, sym, 4, scales=False)
-    many = {n: t + 0.02 * torch.randn(t.shape, generator=seeded(5)) for n, t in many.items()}
-    x, weights = torch.randn(20, 6, generator=seeded(2)).double(), torch.tensor([1.0, 2, 3, 4])
-    first = average(many, sym, weights)
-    for order in itertools.islice(itertools.permutations(range(4)), 1, 24, 5):
-        rows = list(order)
-        again = average({n: t[rows] for n, t in many.items()}, sym, weights[rows])
-        assert misfit(model, x, again, first) < 1e-9
-    assert misfit(model, x, average(many, sym, weights.flip(0)), first) > 1e-4
-
-
 def test_statistics_are_those_of_the_average():
     torch.manual_seed(0)
     layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)

@@ -16,14 +16,6 @@ def gate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 gate.register_fake(lambda x, y: torch.empty_like(x))
 
 
-@torch.library.custom_op("lightning_bnn_test::double_relu", mutates_args=())
-def double_relu(x: torch.Tensor) -> torch.Tensor:
-    return 2 * x.clamp_min(0)
-
-
-double_relu.register_fake(torch.empty_like)
-
-
 @torch.library.custom_op("lightning_bnn_test::unit_rows", mutates_args=())
 def unit_rows(x: torch.Tensor) -> torch.Tensor:
     return x / x.norm(dim=1, keepdim=True)
@@ -60,12 +52,6 @@ def test_a_rule_says_what_an_operation_does(name, rule):
     assert not sym.frozen
     assert ([g.units for g in sym.permutations], sym.scaling_dof, sym.sign_dof) == ([5], 10, 5)
     assert verify(model, sym, x) < 1e-12
-
-
-def test_an_operation_of_one_operand_is_tried_without_a_rule():
-    model = Forward(lambda s, x: s.b(double_relu(s.a(x))), a=nn.Linear(4, 5), b=nn.Linear(5, 2))
-    sym = discover(model, torch.randn(2, 4))
-    assert (sym.permutations[0].units, sym.scaling_dof) == (5, 5)
 
 
 @pytest.mark.bad_input
