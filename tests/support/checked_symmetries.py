@@ -19,7 +19,8 @@ def find(name):
     """A network of any table, an input, its symmetries and its weights; nobody changes them."""
     if name in {**mixing_networks.NETWORKS, **mixing_networks.WITH_PRODUCTS}:
         return mixing_networks.known(name)
-    known = {case.name: case for case in (*CASES, *NESTED)} | NETWORKS
+    known = {case.name: case for case in CASES} | NETWORKS
+    known |= {f"nested {case.name}": case for case in NESTED}
     model, x, sym = known[name].known()
     return model, x[0] if isinstance(x, tuple) else x, sym, P.of(model)
 

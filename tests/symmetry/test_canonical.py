@@ -137,8 +137,8 @@ STREAMS = ("2 groups", "4 groups", "2 groups, transposed")
 SCALINGS = ("unit-norm", "unit-std", "min-mass")
 FORMS = [
     *((name, {"scaling": s}) for name, s in product(SMALL, (None, *SCALINGS))),
-    *((n, {"permutation": k}) for n in ("grouped cnn", "attention", *(c.name for c in NESTED))
-      for k in KEYS),
+    *((name, {"permutation": k}) for name, k in product(("grouped cnn", "attention"), KEYS)),
+    *((f"nested {case.name}", {"permutation": k}) for case, k in product(NESTED, KEYS)),
     *((name, {"scaling": None, "permutation": k}) for name, k in product(STREAMS, KEYS)),
     *(("units that nothing reads", {"scaling": None, "permutation": k}) for k in KEYS),
     *((name, {"scaling": s, "permutation": k}) for name in [*LOCAL][:7]

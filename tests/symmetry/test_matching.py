@@ -223,13 +223,13 @@ def noisy(params, size, seed=0):
 
 
 # ------------------------------------------------------------ planted elements
-def by_data(model, x, goal):
+def by_data(model, x):
     inputs = [x, x.flip(0) * 1.1 if x.is_floating_point() else x.flip(0)]
     return {"model": model, "batches": inputs}
 
 
 def learned(model, x, w, goal, sym):
-    batches = [(b, P.apply(model, goal, b)) for b in by_data(model, x, goal)["batches"]]
+    batches = [(b, P.apply(model, goal, b)) for b in by_data(model, x)["batches"]]
     batches = [(b, (y + 0.1 * torch.randn_like(y)).detach()) for b, y in batches]
     options = {"loss": nn.MSELoss(), "learning": Learning(steps=2)}
     return match(w, goal, sym, method="learned", model=model, batches=batches, **options)
@@ -244,13 +244,13 @@ WAYS = {
        for m in ("best", "ascent", "frank-wolfe")},
     "signs": lambda model, x, w, goal, sym: match(w, goal, sym, signs=True).apply(w, sym),
     "activations": lambda model, x, w, goal, sym: match(
-        w, goal, sym, method="activations", **by_data(model, x, goal)).apply(w, sym),
+        w, goal, sym, method="activations", **by_data(model, x)).apply(w, sym),
     "learned": lambda *given: learned(*given).apply(given[2], given[-1]),
     "matrices": lambda model, x, w, goal, sym: match_all(w, goal, sym).apply(w, sym),
     "matrices only": lambda model, x, w, goal, sym: match_all(
         w, goal, sym, permuting=False).apply(w, sym),
     "matrices by activations": lambda model, x, w, goal, sym: match_all(
-        w, goal, sym, by="activations", **by_data(model, x, goal)).apply(w, sym),
+        w, goal, sym, by="activations", **by_data(model, x)).apply(w, sym),
     "average": average_of_both,
 }  # fmt: skip
 BRANCHES = ("branches", "summed branches", "deep branches", "branches in a stream")
@@ -259,7 +259,7 @@ BY_DATA = ("attention", "smooth optunet", "batch norm")
 MATRICES = ("matrices", "matrices only", "matrices by activations")
 PLANTED = [
     *((name, "best", 0.3) for name in SMALL),
-    *((case.name, "best", 0.1) for case in NESTED),
+    *((f"nested {case.name}", "best", 0.1) for case in NESTED),
     *((name, way, 0.1) for name in BRANCHES for way in ("best", "ascent", "frank-wolfe")),
     *((name, way, 0.2) for name in ("unanchored", "blind") for way in ("best", "frank-wolfe")),
     ("nearly blind", "best", 0.2),
