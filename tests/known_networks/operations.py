@@ -272,7 +272,7 @@ def mean_and_maximum_of_channels(s, x):
 
 
 # ------------------------------------------------------------ operands that are told apart
-of_pairs = partial(network, a=(6, 3), b=(9, 2), inputs=(2, 6), others=[(50, 6)])
+of_pairs = partial(network, a=(6, 3), b=(9, 2), inputs=(20, 6), others=[(50, 6)])
 PAIRS = {
     "differences": lambda x, y: x - y,
     "quotients": lambda x, y: torch.sigmoid(x) / torch.sigmoid(y),
@@ -281,7 +281,7 @@ PAIRS = {
 }
 for name, combine in PAIRS.items():
 
-    @of_pairs(name=f"{name} of all pairs", held="")
+    @of_pairs(name=f"{name} of all pairs", held="exchanges that share entries")
     def all_pairs(s, x, f=combine):
         h = s.a(x)
         return s.b(torch.tanh(f(h[:, :, None], h[:, None]).flatten(1)))

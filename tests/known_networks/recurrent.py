@@ -129,7 +129,7 @@ def pairs(s, x):
 
 
 PAIRS = {
-    "by a layer": (lambda s, x: s.o(pairs(s, x).flatten(1)), "2*10 2b*3", ""),
+    "by a layer": (lambda s, x: s.o(pairs(s, x).flatten(1)), "2*10 2b*2", "share entries"),
     "by two sums": (lambda s, x: pairs(s, x).sum((1, 2)), "5", ""),
 }  # fmt: skip
 for name, (read, groups, held) in PAIRS.items():
