@@ -122,7 +122,7 @@ def _of_network(
         raise ValueError("no network was called with the tensors of a batch that holds targets")
     called = name if judged.network is None else judged.network
     network = copy.deepcopy(whole_network(pl_module, called or None)[1]).eval()
-    likelihood, targets = read_as_one_tensor(network, judged)
+    likelihood, targets = read_as_one_tensor(network, judged, training or judged)
     mode = Empirical({n: t.detach()[None] for n, t in P.of(network).items()})
     examples = _of_one(training, targets), _of_one(held_out, targets)
     return Evidence(network, likelihood, [mode], [mode], *examples, settings, curves, alone=True)
@@ -141,8 +141,15 @@ def _of_one(examples: Seen | None, targets: int | str | None = None) -> Examples
 
 
 @torch.no_grad()
-def read_as_one_tensor(network: nn.Module, examples: Seen) -> tuple[nn.Module, int | str]:
+def read_as_one_tensor(
+    network: nn.Module, examples: Seen, training: Seen
+) -> tuple[nn.Module, int | str]:
     """Let a network return the outputs for which there are targets.
+
+    Args:
+        network: gets another forward.
+        examples: that it was called with.
+        training: examples whose loss tells what outputs are compared with.
 
     Returns:
         A likelihood for these, and the name of the targets.
@@ -159,7 +166,8 @@ def read_as_one_tensor(network: nn.Module, examples: Seen) -> tuple[nn.Module, i
         raise ValueError("the network's outputs are not (batch, numbers)")
     for key in usual:
         chosen = ((n, _likelihood(outputs[key], t)) for n, t in examples.targets.items())
-        fitting = [(name, likelihood) for name, likelihood in chosen if likelihood is not None]
+        columns = outputs[key].shape[1]
+        fitting = [(n, law) for n, law in chosen if law and training.compares(n, columns)]
         unclear = [str(n) for n, _ in fitting if not (_is_place(n) or is_named_as_targets(n))]
         if len(fitting) == len(unclear) > 1:
             raise ValueError(
@@ -170,7 +178,9 @@ def read_as_one_tensor(network: nn.Module, examples: Seen) -> tuple[nn.Module, i
             name, likelihood = fitting[0]
             network.forward = partial(_part, call, key)
             return likelihood, name
-    raise ValueError("targets are neither class indices nor numbers in the shape of the outputs")
+    raise ValueError(
+        "the training loss compares the outputs with no class indices or numbers of a batch"
+    )
 
 
 def return_first_tensor(network: nn.Module, examples: Seen) -> None:

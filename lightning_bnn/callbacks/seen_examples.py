@@ -24,6 +24,8 @@ __all__ = [
 _NAMES = "label", "target"
 _PLACES = 2
 """Dimensions of targets, at most."""
+_KAPPA = 0.25
+"""Agreement beyond chance that mixed examples and smoothed labels leave."""
 
 
 class Seen(NamedTuple):
@@ -34,12 +36,36 @@ class Seen(NamedTuple):
         others: arguments that are none, by place or keyword.
         targets: tensors of the batch that may be the targets, by name, the likeliest first.
         network: name of the network in its LightningModule, if it is known.
+        raised: by number of outputs, which of them the loss would have raised most, as `Capture`
+            has seen it.
     """
 
     inputs: dict[int | str, Tensor]
     others: dict[int | str, Any]
     targets: dict[int | str, Tensor]
     network: str | None = None
+    raised: Mapping[int, Tensor] = {}
+
+    def compares(self, name: int | str, outputs: int) -> bool:
+        """Tell whether the loss raises those outputs that labels name, as far as it was seen.
+
+        By Cohen's kappa, which is zero for labels that the loss does not depend on.
+
+        Args:
+            name: of the labels.
+            outputs: their number.
+        """
+        labels, raised = self.targets.get(name), self.raised.get(outputs)
+        if labels is None or raised is None or labels.shape != raised.shape:
+            return True
+        seen = (raised >= 0) & (labels >= 0)
+        if not seen.any():
+            return True
+        labels, raised = labels[seen].long().clamp(max=outputs), raised[seen]
+        counts = [t.bincount(minlength=outputs + 1).double() for t in (labels, raised)]
+        chance = float(counts[0] @ counts[1]) / len(labels) ** 2
+        agreement = float((labels == raised).double().mean())
+        return agreement - chance >= _KAPPA * (1 - chance)
 
     def shapes(self) -> list[Any]:
         """What two batches must have in common to be joined."""
@@ -74,7 +100,8 @@ class ExampleStore:
             {name: t[:left].detach() for name, t in tensors.items()}
             for tensors in (batch.inputs, batch.targets)
         )
-        self._parts.append(batch._replace(inputs=inputs, targets=targets))
+        raised = {n: t[:left] for n, t in batch.raised.items()}
+        self._parts.append(batch._replace(inputs=inputs, targets=targets, raised=raised))
         self._count += len(next(iter(inputs.values())))
 
     def examples(self) -> Seen | None:
@@ -84,7 +111,9 @@ class ExampleStore:
         first = self._parts[0]
         inputs = {n: torch.cat([p.inputs[n] for p in self._parts]) for n in first.inputs}
         targets = {n: torch.cat([p.targets[n] for p in self._parts]) for n in first.targets}
-        return first._replace(inputs=inputs, targets=targets)
+        always = [n for n in first.raised if all(n in p.raised for p in self._parts)]
+        raised = {n: torch.cat([p.raised[n] for p in self._parts]) for n in always}
+        return first._replace(inputs=inputs, targets=targets, raised=raised)
 
 
 class ExampleListener:
@@ -114,7 +143,10 @@ class ExampleListener:
             return
         self._capture.close()
         calls = (seen_in_call(*call, self._batch) for call in self._capture.called())
-        store.add(next(filter(None, calls), self._seen))
+        seen = next(filter(None, calls), self._seen)
+        if seen is not None:
+            seen = seen._replace(raised=self._capture.raised.get(seen.network or "", {}))
+        store.add(seen)
         self._capture = self._batch = self._seen = None
 
 

@@ -138,23 +138,34 @@ class Capture:
     Args:
         root: the LightningModule.
         name: of the network, if the user has named it.
+
+    Attributes:
+        calls: the latest arguments of every network.
+        raised: for every number of outputs of every network, the output that the loss would have
+            raised most in each example, -1 where its gradient does not say.
     """
 
     root: nn.Module
     name: str | None
     calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+    raised: dict[str, dict[int, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._modules = candidates(self.root, self.name)
         self._handles = [
-            module.register_forward_pre_hook(self._listener(name, module), with_kwargs=True)
+            register(self._listener(name, module), with_kwargs=True)
             for name, module in self._modules
+            for register in (module.register_forward_pre_hook, module.register_forward_hook)
         ]
 
     def _listener(self, name: str, watched: nn.Module) -> Callable[..., None]:
-        def listen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if module is watched:  # not a copy, which somebody else may trace
-                self.calls[name] = (args, kwargs)
+        def listen(module: nn.Module, args: Any, kwargs: Any, outputs: Any = None) -> None:
+            if module is not watched:  # a copy, which somebody else may trace
+                return
+            self.calls[name], self.raised[name] = (args, kwargs), {}
+            for t in () if torch.compiler.is_compiling() else tree_leaves(outputs):
+                if isinstance(t, Tensor) and t.ndim == 2 and t.shape[1] > 1 and t.requires_grad:
+                    t.register_hook(partial(_note_raised, self.raised[name]))
 
         return listen
 
@@ -189,6 +200,11 @@ class Capture:
                     network = Network(name, inner, weights, symmetries, inputs)
                     return _announced(replace(network, left_out=_left_out(self.root, name)))
         raise UnsupportedModel("; ".join(dict.fromkeys(reasons)))
+
+
+def _note_raised(raised: dict[int, Tensor], gradient: Tensor) -> None:
+    says = gradient.isfinite().all(1) & gradient.any(1)
+    raised[gradient.shape[1]] = gradient.argmin(1).where(says, -1)
 
 
 def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:

@@ -186,6 +186,9 @@ UNCLEAR = {
         lambda x, y: {"x": x, "a": y, "b": y}, lambda net, b: entropy(net(b["x"]), b["a"]),
         "b, a: call one of them labels or targets",
     ),
+    "labels that training leaves alone": (
+        lambda x, y: (x, y), lambda net, b: net(b[0]).square().mean(), "with no class indices",
+    ),
     "sequences": (
         lambda x, y: (x.expand(4, 2), y.expand(4)),
         lambda net, b: entropy(net(b[0]).mT, b[1]), "outputs are not (batch, numbers)",
