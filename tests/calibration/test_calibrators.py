@@ -112,20 +112,23 @@ def test_calibrators_stay_finite(fit, case):
 @pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
 def test_what_calibrators_refuse(fit):
     logits, labels = examples(5)
-    with pytest.raises(ValueError, match="`logits` must be finite"):
-        fit(logits * torch.nan, labels)
-    with pytest.raises(ValueError, match="`labels` must be in 0..3"):
-        fit(logits, labels + 4)
-    with pytest.raises(ValueError, match="`labels` must be 5 integers"):
-        fit(logits, labels[:3])
-    with pytest.raises(ValueError, match="at least one calibration example"):
-        fit(logits[:, :0], labels[:0])
-    with pytest.raises(ValueError, match=r"must have shape \(samples, batch, classes\)"):
-        fit(logits[None], labels)
+    shape = r"must have shape \(samples, batch, classes\)"
+    for z, y, words in (
+        (logits * torch.nan, labels, "`logits` must be finite"),
+        (logits, labels + 4, "`labels` must be in 0..3"),
+        (logits, labels[:3], "`labels` must be 5 integers"),
+        (logits[:, :0], labels[:0], "at least one calibration example"),
+        (logits[None], labels, shape),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fit(z, y)
+
+
+@pytest.mark.bad_input
+def test_a_vector_is_for_its_classes():
+    logits, labels = examples(5)
     with pytest.raises(ValueError, match="of 4 classes|must be in"):
-        fit(logits, labels)(logits[..., :2]) if fit is not fit_temperature else fit(
-            logits, labels + 9
-        )
+        fit_vector(logits, labels)(logits[..., :2])
 
 
 def test_one_logit_is_two_classes():
@@ -184,16 +187,15 @@ def test_exact_predictions_are_at_the_bound(fit):
 
 @pytest.mark.bad_input
 def test_what_a_spread_refuses():
-    means, stds, targets = mixture(5)
-    with pytest.raises(ValueError, match="`targets` must have shape"):
-        fit_spread(means, stds, targets[:, 0])
-    with pytest.raises(ValueError, match="`targets` must be finite"):
-        fit_spread(means, stds, targets * torch.nan)
+    means, stds, y = mixture(5)
+    for s, targets, fit, words in (
+        (stds, y[:, 0], "mixture", "`targets` must have shape"),
+        (stds, y * torch.nan, "mixture", "`targets` must be finite"),
+        (stds, y.numpy(), "mixture", "`targets` must be a tensor"),
+        (0 * stds, y, "mixture", "`stds` must be positive"),
+        (stds, y, "best", "`fit` must be one of"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fit_spread(means, s, targets, fit)
     with pytest.raises(ValueError, match="`targets` must be a tensor"):
-        fit_spread(means, stds, targets.numpy())
-    with pytest.raises(ValueError, match="`targets` must be a tensor"):
-        calibrated(Gaussian(), (means, stds), targets.numpy())
-    with pytest.raises(ValueError, match="`stds` must be positive"):
-        fit_spread(means, 0 * stds, targets)
-    with pytest.raises(ValueError, match="`fit` must be one of"):
-        fit_spread(means, stds, targets, "best")
+        calibrated(Gaussian(), (means, stds), y.numpy())

@@ -126,20 +126,15 @@ def conv_network():
     return Forward(lambda s, x: s.conv(x).flatten(1), conv=nn.Conv2d(2, 3, 2, stride=1, padding=1))
 
 
-class Tokens(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 2, bias=False)
-
-    def forward(self, x):
-        return self.linear(x).flatten(1)
+def tokens():
+    return Forward(lambda s, x: s.linear(x).flatten(1), linear=nn.Linear(3, 2, bias=False))
 
 
 BOTH = ("local", "flipout")
 NETWORKS = {
     "linear": (lambda: nn.Linear(3, 2), (3,), BOTH),
     "conv": (conv_network, (2, 2, 2), BOTH),
-    "tokens": (Tokens, (2, 3), BOTH),
+    "tokens": (tokens, (2, 3), BOTH),
 }
 
 
@@ -180,19 +175,14 @@ def test_every_example_sees_the_law_of_a_weight_sample(name):
         assert correlation(found) < 0.08
 
 
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.layer(torch.tanh(self.layer(x)))
+def twice():
+    return Forward(lambda s, x: s.layer(torch.tanh(s.layer(x))), layer=nn.Linear(4, 4))
 
 
 def test_flipout_uses_one_weight_sample_where_a_layer_is_used_twice():
     """The mean over signs of a product of two uses is that of weight samples."""
     torch.manual_seed(0)
-    net, x = Twice(), torch.randn(2, 4)
+    net, x = twice(), torch.randn(2, 4)
     module = MFVI(net, reparameterisation="flipout", init_std=0.4, elbo_samples=4000, num_data=9)
     with torch.no_grad():
         found = outputs(module, x, 4000)
@@ -202,11 +192,9 @@ def test_flipout_uses_one_weight_sample_where_a_layer_is_used_twice():
     torch.testing.assert_close(found.std(0), plain.std(0), rtol=0.1, atol=0)
 
 
-class Mixed(Twice):
+def mixed():
     """A weight of a layer that is used in another way, too."""
-
-    def forward(self, x):
-        return self.layer(x) + x @ self.layer.weight
+    return Forward(lambda s, x: s.layer(x) + x @ s.layer.weight, layer=nn.Linear(4, 4))
 
 
 ROLES = "layer.weight is the weight of a layer and is used in"
@@ -215,7 +203,7 @@ ROLES = "layer.weight is the weight of a layer and is used in"
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("net", "kind", "message"),
-    [(Twice, "local", "used twice"), (Mixed, "local", ROLES), (Mixed, "flipout", ROLES)],
+    [(twice, "local", "used twice"), (mixed, "local", ROLES), (mixed, "flipout", ROLES)],
 )
 def test_weights_without_noise_for_every_example_are_refused(net, kind, message):
     module = MFVI(net(), reparameterisation=kind, num_data=9)

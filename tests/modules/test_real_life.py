@@ -1,11 +1,14 @@
 """What users do: frozen and tied weights, second fits, callbacks, odd loaders, mistakes."""
 
 import copy
+import gc
 import pickle
+import weakref
 from itertools import islice
 
 import pytest
 import torch
+from cases import Forward
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.callbacks import (
     EarlyStopping,
@@ -32,8 +35,10 @@ from torch.utils.data import (
 
 from lightning_bnn import _compat
 from lightning_bnn.likelihoods import Categorical, Gaussian, IsotropicGaussianPrior
+from lightning_bnn.methods import MFVI as Method
 from lightning_bnn.modules import (
     MFVI,
+    Bayesian,
     DeepEnsemble,
     MCDropout,
     SymmetrizedVI,
@@ -88,16 +93,9 @@ def test_tied_weights_stay_tied(make, members):
 
 
 def test_tensors_that_no_state_dict_names_follow_to_the_precision():
-    class Offset(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(6, 3)
-            self.register_buffer("offset", torch.ones(3), persistent=False)
-
-        def forward(self, x):
-            return self.layer(x) + self.offset
-
-    module = DeepEnsemble(Offset(), members=2).double()
+    net = Forward(lambda s, x: s.layer(x) + s.offset, layer=nn.Linear(6, 3))
+    net.register_buffer("offset", torch.ones(3), persistent=False)
+    module = DeepEnsemble(net, members=2).double()
     x = torch.randn(4, 6).double()
     assert module.predictive().double()(x).dtype == module.eval()(x).dtype == torch.float64
 
@@ -416,3 +414,49 @@ def test_what_only_trains_weights_is_averaged(name, average, tmp_path):
 
 
 # ------------------------------------------------------------ what is wrong, in one sentence
+
+
+# ------------------------------------------------------------ what modules owe their users
+def test_a_module_that_nobody_uses_is_freed_at_once():
+    module = made("mfvi")
+    seen = weakref.ref(module)
+    gc.collect()
+    gc.disable()
+    try:
+        del module
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_what_is_not_there_is_missed_in_the_module_and_not_in_its_state():
+    with pytest.raises(AttributeError, match="'DeepEnsemble' object has no attribute 'modez'"):
+        _ = made("ensemble").modez
+
+
+def test_losses_and_posterior_of_a_subclass_are_those_that_train_and_predict():
+    asked = set()
+
+    class Own(DeepEnsemble):
+        def losses(self, inputs, targets, *more):
+            asked.add("losses")
+            return super().losses(inputs, targets, *more)
+
+        def posterior(self):
+            asked.add("posterior")
+            return super().posterior()
+
+    trainer(fast_dev_run=1).fit(Own(network(), members=2), Blobs())
+    assert asked == {"losses", "posterior"}
+
+
+def test_data_are_read_by_the_loader_alone():
+    keyed = {key: (torch.ones(6), torch.tensor(1)) for key in "abcd"}
+    fitted(made("ensemble"), DataLoader(keyed, batch_size=2, sampler=list("abcd")), max_epochs=1)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("method", ["MFVI", Method, None])
+def test_what_is_no_method_is_refused(method):
+    with pytest.raises(ValueError, match="`method` must be one of lightning_bnn.methods"):
+        Bayesian(network(), method)

@@ -11,14 +11,11 @@ from lightning_bnn.posteriors.dropout import dropout_sites
 from weightsym import params as P
 
 
-class Functional(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3)
-
-    def forward(self, x):
-        x = F.dropout(torch.relu(self.a(x)), 0.3, self.training)
-        return self.c(torch.relu(self.b(x)))
+def functional():
+    return Forward(
+        lambda s, x: s.c(s.b(F.dropout(s.a(x).relu(), 0.3, s.training)).relu()),
+        a=nn.Linear(6, 5), b=nn.Linear(5, 4), c=nn.Linear(4, 3),
+    )  # fmt: skip
 
 
 NETWORKS = {
@@ -29,7 +26,7 @@ NETWORKS = {
         (4, 6),
         [("1.weight", 6, 1), ("4.weight", 5, 1)],
     ),
-    "functional": (Functional, (4, 6), [("b.weight", 5, 1)]),
+    "functional": (functional, (4, 6), [("b.weight", 5, 1)]),
     "convolutions": (
         lambda: nn.Sequential(
             nn.Conv2d(1, 3, 3), nn.Dropout2d(0.3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2),

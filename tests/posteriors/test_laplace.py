@@ -225,34 +225,14 @@ def test_frozen_weights_stay_and_do_not_change_the_factors_of_others(frozen):
         assert torch.equal(drawn[name], p.expand(3, *p.shape)) != p.requires_grad
 
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.two.weight = self.one.weight
-
-    def forward(self, x):
-        return self.two(self.one(x).tanh())
+def net_of(forward, **more):
+    return Forward(forward, body=nn.Linear(3, 4), head=nn.Linear(4, 2), **more)
 
 
-class Bent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
-
-    def forward(self, x):
-        return 2 * self.head(self.body(x))
-
-
-class Aside(Bent):
-    """One layer's weights are used without a call of it."""
-
-    def __init__(self):
-        super().__init__()
-        self.aside = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return super().forward(x @ self.aside.weight)
+def tied():
+    net = Forward(lambda s, x: s.two(s.one(x).tanh()), one=nn.Linear(3, 3), two=nn.Linear(3, 3))
+    net.two.weight = net.one.weight
+    return net
 
 
 class Tripled(nn.Linear):
@@ -260,9 +240,9 @@ class Tripled(nn.Linear):
         return 3 * super().forward(x)
 
 
-class Twice(Bent):
-    def forward(self, x):
-        return self.head(self.body(x)) + self.head(self.body(-x))
+BENT = net_of(lambda s, x: 2 * s.head(s.body(x)))
+TWICE = net_of(lambda s, x: s.head(s.body(x)) + s.head(s.body(-x)))
+ASIDE = net_of(lambda s, x: 2 * s.head(s.body(x @ s.aside.weight)), aside=nn.Linear(3, 3))
 
 
 def of(net, structure="kron", layer=None):
@@ -279,12 +259,12 @@ def block_posterior(**options):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (of(Bent(), "full", "head"), "'head' is not the last"),
-        (of(Twice(), "full", "head"), "is used 2 times"),
-        (of(Tied()), "no Kronecker factors of weights that layers share"),
-        (of(Aside()), "the layer 'aside' is not called, but its weights are used"),
+        (of(BENT, "full", "head"), "'head' is not the last"),
+        (of(TWICE, "full", "head"), "is used 2 times"),
+        (of(tied()), "no Kronecker factors of weights that layers share"),
+        (of(ASIDE), "the layer 'aside' is not called, but its weights are used"),
         (of(Tripled(3, 2)), "it has Tripled.*linear layers and ungrouped 2D convolutions only"),
-        (of(Bent(), "lowrank"), "`structure` must be"),
+        (of(BENT, "lowrank"), "`structure` must be"),
         (
             of(models.mlp(784, [512], 10), "full"),
             "A full curvature of 407050 weights takes 1326 GB: take `structure='kron'`",

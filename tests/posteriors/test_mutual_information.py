@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from cases import Forward
 from torch import nn
 
 from lightning_bnn.models import mlp
@@ -152,16 +153,13 @@ def test_independent_sets_against_brute_force():
 
 
 def test_a_layer_on_both_axes_of_a_tensor_is_left_out():
-    class Residual(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.into, self.inner, self.out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+    into, inner, out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
 
-        def forward(self, x):
-            h = self.into(x)
-            return self.out(h + torch.tanh(self.inner(h)))
+    def residual(net, x):
+        h = net.into(x)
+        return net.out(h + torch.tanh(net.inner(h)))
 
-    model = Residual()
+    model = Forward(residual, into=into, inner=inner, out=out)
     sym = discover(model, torch.randn(2, 3))
     assert [g.units for g in sym.permutations] == [4]
     assert unit_layers(sym, list(P.of(model))) == []

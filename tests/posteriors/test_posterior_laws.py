@@ -1,6 +1,5 @@
 """What every posterior must do: repeatable draws, moments, density, saving, prediction."""
 
-import io
 import types
 
 import pytest
@@ -99,19 +98,6 @@ def test_predict(name):
         [torch.func.functional_call(net, w, x) for w in P.unstack(draw(posterior))]
     )
     torch.testing.assert_close(found, expected)
-
-
-@EACH
-def test_save_and_load(name):
-    posterior, file = POSTERIORS[name](), io.BytesIO()
-    torch.save(posterior.state_dict(), file)
-    file.seek(0)
-    torch.manual_seed(123)
-    other = POSTERIORS[name]()
-    for tensor in [*other.parameters(), *other.buffers()]:
-        tensor.data.zero_()
-    other.load_state_dict(torch.load(file))
-    assert same(draw(posterior), draw(other))
 
 
 # ------------------------------------------------------------ Gaussian

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn import metrics, models
+from lightning_bnn import metrics
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.datamodules import Digits
 from lightning_bnn.posteriors import stream_predictions
 from weightsym import params as P
 
@@ -65,18 +64,6 @@ def test_predictions_of_all_members_are_never_held(monkeypatch):
     shapes.clear()
     stream_predictions(model, stack, [(x, y)])
     assert max(shape.numel() for shape in shapes) == 50 * 300 * 3
-
-
-def test_loaders_of_this_package():
-    data = Digits(eval_batch_size=100)
-    data.setup("test")
-    net = models.mlp(64, [8], 10)
-    stack, loader = P.populate(net, 3), data.test_dataloader()[0]
-    found = stream_predictions(net, stack, data.prepared(loader))
-    outputs = P.apply(net, stack, data.normalise(loader.inputs)).softmax(-1)
-    torch.testing.assert_close(found.mean, outputs.double().mean(0), atol=1e-6, rtol=1e-5)
-    with pytest.raises(ValueError, match="`data.prepared"):
-        stream_predictions(net, stack, loader)
 
 
 def test_batches_may_be_empty():

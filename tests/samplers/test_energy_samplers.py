@@ -1,4 +1,4 @@
-"""MCLMC: known moments against the step size, the dynamics, descent, adaptation, resume."""
+"""MCLMC and HMC: known moments, the dynamics step by step, descent, and how steps adapt."""
 
 import math
 from functools import partial
@@ -8,9 +8,10 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import nn
 
-from lightning_bnn.samplers import MCLMC
+from lightning_bnn.samplers import HMC, MCLMC
 from lightning_bnn.samplers.isokinetic import bend, refresh
 from lightning_bnn.samplers.mclmc import Place, integrate, memory_length
+from weightsym.randomness import keyed_generator
 
 D = 30
 SCALES = torch.logspace(-0.5, 0.5, D, dtype=torch.float64)
@@ -169,17 +170,26 @@ def test_the_length_of_memory_is_adapted_unless_it_is_given(length):
 
 
 # ------------------------------------------------------------ one chain beside others, resume
-def test_a_chain_that_leaves_the_finite_numbers_stays_and_is_counted():
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: MCLMC(p, 0.3, 3, descent_steps=0, adapt_steps=0),
+        lambda p: HMC(p, 0.3, 5),
+    ],
+    ids=["MCLMC", "HMC"],
+)
+def test_a_chain_that_leaves_the_finite_numbers_stays(make):
     """The others do not notice."""
     ends = []
     for other in (0.0, 1e200):
         theta = nn.Parameter(torch.tensor([[0.3, 0.1], [other, 0.2]], dtype=torch.float64))
-        sampler = MCLMC([theta], 0.3, 3, descent_steps=0, adapt_steps=0)
+        sampler = make([theta])
         run(sampler, theta, 4, lambda t: t.square().square().sum(-1))
         ends.append(theta.detach().clone())
     assert torch.equal(ends[0][0], ends[1][0])
     assert ends[1][1].tolist() == [1e200, 0.2]
-    assert sampler.failed_steps.tolist() == [0, 12]
+    if isinstance(sampler, MCLMC):
+        assert sampler.failed_steps.tolist() == [0, 12]
 
 
 def test_a_chain_turns_around_where_the_energy_ends():
@@ -193,3 +203,50 @@ def test_a_chain_turns_around_where_the_energy_ends():
     draws = run(sampler, theta, 30, box)
     assert (sampler.failed_steps < 150).all()
     assert (draws.amax((1, 2)) - draws.amin((1, 2)) > 1).all()
+
+
+# ------------------------------------------------------------ HMC
+def test_a_trajectory_is_leapfrog():
+    """Three steps by hand, on two tensors, accepted."""
+    a, b = (nn.Parameter(torch.full((1, k), 0.5, dtype=torch.float64)) for k in (20, 3))
+    sampler = HMC([a, b], 1e-3, 3, jitter=0.0, temperature=2.0, seed=4)
+
+    def closure():
+        value = (a.cos().mean(1) + b.square().sum(1)).exp()
+        a.grad, b.grad = torch.autograd.grad(value.sum(), (a, b))
+        return value
+
+    momentum = torch.empty(23, dtype=torch.float64).normal_(generator=keyed_generator(4, 0))
+    q = torch.full((23,), 0.5, dtype=torch.float64)
+
+    def gradient(q):
+        q = q.clone().requires_grad_()
+        value = (q[:20].cos().mean() + q[20:].square().sum()).exp() / 2
+        return torch.autograd.grad(value, q)[0]
+
+    for _ in range(3):
+        momentum = momentum - 5e-4 * gradient(q)
+        q = q + 1e-3 * momentum
+        momentum = momentum - 5e-4 * gradient(q)
+    sampler.step(closure)
+    torch.testing.assert_close(torch.cat([a[0], b[0]]).detach(), q)
+
+
+@pytest.mark.parametrize("size", [0.03, 2.0])
+def test_adaptation_is_dual_averaging(size):
+    """The sums that Hoffman and Gelman (2014) start from, not the recursion that they end with."""
+    theta = nn.Parameter(torch.randn(50, 3, dtype=torch.float64))
+    sampler = HMC([theta], size, 2, adapt_steps=12, target_acceptance=0.7)
+    misses, logs = [], []
+    for t in range(1, 13):
+        run(sampler, theta, 1, lambda x: x.square().square().sum(-1))
+        misses.append(0.7 - float(sampler.acceptance.mean()))
+        logs.append(math.log(10 * size) - math.sqrt(t) / 0.05 * sum(misses) / (t + 10))
+        if t < 12:
+            assert sampler.step_size == pytest.approx(math.exp(logs[-1]))
+    shares = [k**-0.75 * math.prod(1 - j**-0.75 for j in range(k + 1, 13)) for k in range(1, 13)]
+    assert sum(shares) == pytest.approx(1)  # the first one forgets where it started
+    mean = sum(share * log for share, log in zip(shares, logs, strict=True))
+    assert sampler.step_size == pytest.approx(math.exp(mean))
+    run(sampler, theta, 3, lambda x: x.square().square().sum(-1))
+    assert sampler.step_size == pytest.approx(math.exp(mean))  # and stays there
