@@ -78,16 +78,9 @@ def products(rows, columns, hidden, rank):
     return Function(torch.cat([left.flatten(), right.flatten()]), function)
 
 
-def aoyagi_watanabe(rows, columns, hidden, rank):
-    """The coefficient of reduced rank regression where no side dominates and the sum is even."""
-    h = hidden + rank
-    squares = h * h + rows * rows + columns * columns
-    return (2 * h * (rows + columns) + 2 * rows * columns - squares) / 8
-
-
 SINGULAR = {
     "w1 w2^2": (Function(torch.zeros(2), lambda w: (w[0] * w[1] ** 2)[None]), 1 / 4),
-    "rank 1": (products(2, 3, 2, 1), aoyagi_watanabe(2, 3, 2, 1)),
+    "rank 1": (products(2, 3, 2, 1), 5 / 2),  # Aoyagi and Watanabe (2005)
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from module_cases import MODULES, Blobs, fitted, network, said, same, state, trainer
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.modules.batches import inputs_and_targets, inputs_only, left_over
@@ -19,26 +19,19 @@ class Masked(nn.Sequential):
         return super().forward((x if mask is None else x * mask) + shift)
 
 
-class Rows(Dataset):
+LAYOUTS = {
+    "tuple": lambda x, y, mask: (x, torch.zeros(6), mask, y),
+    "dict": lambda x, y, mask: {"mask": mask, "label": y, "x": x},
+    "more": lambda x, y, mask: {"x": x, "index": y, "mask": mask, "y": y},
+}
+
+
+def masked_rows(layout, full=False):
     """Examples with a mask, in any layout."""
-
-    def __init__(self, layout, full=False, n=20):
-        splits = Blobs().load()
-        self.x, self.y = (t[:n] for t in splits.train)
-        drawn = torch.rand(n, 6, generator=torch.Generator().manual_seed(1)) < 0.5
-        self.mask = (drawn | full).float()
-        self.layout = layout
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, k):
-        x, y, mask = self.x[k], self.y[k], self.mask[k]
-        return {
-            "tuple": (x, torch.zeros(6), mask, y),
-            "dict": {"mask": mask, "label": y, "x": x},
-            "more": {"x": x, "index": k, "mask": mask, "y": y},
-        }[self.layout]
+    x, y = (t[:20] for t in Blobs().load().train)
+    drawn = torch.rand(20, 6, generator=torch.Generator().manual_seed(1)) < 0.5
+    rows = zip(x, y, (drawn | full).float(), strict=True)
+    return DataLoader([LAYOUTS[layout](*row) for row in rows], batch_size=10)
 
 
 def masked(name):
@@ -47,8 +40,7 @@ def masked(name):
 
 
 def after_a_run(name, layout, full=False):
-    module, run = masked(name), trainer(max_epochs=1)
-    loader = DataLoader(Rows(layout, full), batch_size=10)
+    module, run, loader = masked(name), trainer(max_epochs=1), masked_rows(layout, full)
     run.fit(module, loader, loader)
     numbers = run.test(module, [loader, loader], verbose=False)[0]
     predictions = torch.cat([p.samples for p in run.predict(module, loader)], 1)
@@ -84,7 +76,7 @@ def test_names_that_the_network_does_not_have(named):
 
 
 def test_what_is_left_over_is_said_once():
-    module, loader = masked("ensemble"), DataLoader(Rows("more"), batch_size=10)
+    module, loader = masked("ensemble"), masked_rows("more")
     (told,) = said("is not used", lambda: fitted(module, loader).predict(module, loader))
     assert "'index'" in told
     assert "mask" not in told

@@ -9,6 +9,7 @@ import torch
 from lightning_bnn.posteriors import mutual_information
 from lightning_bnn.posteriors.mutual_information import information_bracket
 from lightning_bnn.posteriors.permanents import (
+    likeliest_permutation,
     log_bethe,
     log_capacity,
     log_permanent,
@@ -118,6 +119,14 @@ def test_of_two_units_it_is_the_likelier_order(logs):
     (shares,) = torch.autograd.grad(value, logs)
     wanted = (orders == orders.max()).double() / (orders == orders.max()).sum()
     torch.testing.assert_close(shares[0], wanted)
+
+
+def test_the_likeliest_permutation():
+    for logs in (*normal(5), torch.full((3, 3), -torch.inf)):
+        every = itertools.permutations(range(len(logs)))
+        best = max(sum(logs[i, j].item() for i, j in enumerate(order)) for order in every)
+        found = likeliest_permutation(logs)
+        assert torch.where(found > 0, logs, 0).sum().item() == pytest.approx(best)
 
 
 @SIZES

@@ -206,6 +206,16 @@ def test_a_chain_turns_around_where_the_energy_ends():
 
 
 # ------------------------------------------------------------ HMC
+def test_steps_are_varied_evenly_around_their_size():
+    generator = torch.Generator().manual_seed(0)
+    sampler = HMC([nn.Parameter(torch.zeros(1))], jitter=0.3)
+    (group,) = sampler.param_groups
+    found = torch.tensor([sampler._jitter(group, generator) for _ in range(2000)])
+    assert found.mean().item() == pytest.approx(1, abs=0.02)
+    assert found.std().item() == pytest.approx(0.3 / 3**0.5, abs=0.01)
+    assert (found - 1).abs().max() < 0.3 + 1e-6
+
+
 def test_a_trajectory_is_leapfrog():
     """Three steps by hand, on two tensors, accepted."""
     a, b = (nn.Parameter(torch.full((1, k), 0.5, dtype=torch.float64)) for k in (20, 3))
