@@ -81,13 +81,7 @@ def _sites(run: Run) -> list[DropoutSite]:
             "inputs: train first, or set `example_input_array`."
         )
     weight = next(run.network.parameters(), torch.empty(0))
-    sites = dropout_sites(run.network, [_like(x, weight) for x in example])
-    if not sites:
-        raise ValueError(
-            f"`network` {type(run.network).__name__} has no dropout: pass `p` to put it "
-            "before its linear layers."
-        )
-    return sites
+    return dropout_sites(run.network, [_like(x, weight) for x in example])
 
 
 def _like(value: Any, weight: Tensor) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -17,6 +19,7 @@ from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
 from weightsym import params as P
+from weightsym.devices import elsewhere, random_numbers
 from weightsym.params import Params, stack_size
 from weightsym.randomness import keyed_generator
 
@@ -31,6 +34,7 @@ _NO_MASKS = {
     F.alpha_dropout: "alpha dropout moves its units",
     F.feature_alpha_dropout: "alpha dropout moves its units",
 }
+_ATTENTION = "query", "key", "value", "attn_mask", "dropout_p", "is_causal"
 ACTIVE: frozenset[Any] = frozenset((F.dropout, *_BY_CHANNEL, *_NO_MASKS))
 """Functions with an argument ``training`` that decides whether they drop something."""
 
@@ -45,6 +49,7 @@ class DropoutSite:
         weight: name of the weight that reads them, None if it is not one.
         repeat: columns of the weight for each unit.
         reason: why there is no such weight.
+        fused: whether attention itself drops, which it says in training only.
     """
 
     rate: float
@@ -52,11 +57,14 @@ class DropoutSite:
     weight: str | None = None
     repeat: int = 1
     reason: str = "no weight reads its units one by one"
+    fused: bool = False
 
 
 @torch.no_grad()
 def dropout_sites(model: nn.Module, example: Sequence[Any]) -> list[DropoutSite]:
     """Find all calls of dropout of a network in evaluation mode, in the order of the forward pass.
+
+    What `F.scaled_dot_product_attention` drops comes first, whatever the order.
 
     A weight reads the units of a call if multiplying its columns changes the outputs exactly as
     multiplying the units does, whatever the units are: that is tried with random numbers.
@@ -71,10 +79,24 @@ def dropout_sites(model: nn.Module, example: Sequence[Any]) -> list[DropoutSite]
         watch = _Watch()
         with watch:
             model(*example)
+        fused = _fused_sites(model, example) if watch.attention else []
+        if not any(site.rate > 0 for site in (*fused, *watch.sites)):
+            raise ValueError(
+                f"`network` {type(model).__name__} has no dropout of a rate above 0: put some into "
+                "it, or pass `p` to `MCDropout`, which puts it before linear layers."
+            )
         sites = enumerate(watch.sites)
-        return [_with_reader(model, example, k, s) if s.units else s for k, s in sites]
+        return fused + [_with_reader(model, example, k, s) if s.units else s for k, s in sites]
     finally:
         model.train(training)
+
+
+def _fused_sites(model: nn.Module, example: Sequence[Any]) -> list[DropoutSite]:
+    watch = _Watch()
+    with random_numbers(elsewhere(model.parameters())), watch, suppress(ValueError, RuntimeError):
+        copy.deepcopy(model).train()(*example)  # an error is one of BatchNorm, of one example
+    sites = [DropoutSite(r, reason="it is in attention", fused=True) for r in watch.attention]
+    return sites if any(watch.attention) else []
 
 
 def _with_reader(
@@ -115,6 +137,7 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.index, self.factors = index, factors
         self.sites: list[DropoutSite] = []
+        self.attention: list[float] = []
 
     def __torch_function__(
         self,
@@ -125,6 +148,8 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            self.attention.append(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
         if func not in ACTIVE:
             return out
         if func in _NO_MASKS:
@@ -213,12 +238,10 @@ class Dropout(Posterior):
         def predict(model: nn.Module, *x: Any) -> Any:
             if self.sites is None:
                 self.sites = dropout_sites(model, x)
-            if not self.sites:
-                raise ValueError(f"{type(model).__name__} has no dropout: put some into it.")
             outputs = []
             for member, count in zip(members, counts, strict=False):
                 stack = {name: t.expand(count, *t.shape) for name, t in member.items()}
-                mode = _Active(len(self.sites), self.layers)
+                mode = _Active(self.sites, self.layers)
                 with mode, model.register_forward_pre_hook(mode.begin):
                     outputs.append(P.apply(model, stack, *x, chunk_size=chunk_size))
             return tree_map(lambda *parts: torch.cat(parts), *outputs)
@@ -234,9 +257,13 @@ class Dropout(Posterior):
 class _Active(TorchFunctionMode):
     """Dropout drops although its network is in evaluation mode."""
 
-    def __init__(self, sites: int, layers: Layers) -> None:
+    def __init__(self, sites: Sequence[DropoutSite], layers: Layers) -> None:
         super().__init__()
-        self.first, self.calls = sites - 1 if layers == "last" else 0, 0
+        ordinary = sum(not site.fused for site in sites)
+        self.first = ordinary - 1 if layers == "last" else 0
+        only_ordinary = layers == "last" and ordinary > 0
+        self.rates = [] if only_ordinary else [site.rate for site in sites if site.fused]
+        self.begin()
 
     def __torch_function__(
         self,
@@ -250,11 +277,14 @@ class _Active(TorchFunctionMode):
         if func in ACTIVE:
             kwargs = {**kwargs, "training": self.calls >= self.first}
             self.calls += 1
+        if func is F.scaled_dot_product_attention and self.rates:
+            kwargs = {**dict(zip(_ATTENTION, args, strict=False)), **kwargs}
+            return func(**{**kwargs, "dropout_p": next(self.attention, 0.0)})
         return func(*args, **kwargs)
 
     def begin(self, *_: Any) -> None:
         """The hook of a network that runs: its sites are counted from the first."""
-        self.calls = 0
+        self.calls, self.attention = 0, iter(self.rates)
 
 
 def _mask(n: int, site: DropoutSite, like: Tensor, generator: torch.Generator | None) -> Tensor:

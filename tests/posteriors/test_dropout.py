@@ -137,6 +137,25 @@ def tied():
     return Forward(lambda s, x: s.a(F.dropout(s.a(x), 0.5, s.training)), a=nn.Linear(6, 6))
 
 
+def attention():
+    return Forward(
+        lambda s, x: F.scaled_dot_product_attention(
+            s.a(x), x, x, dropout_p=0.4 if s.training else 0.0
+        ),
+        a=nn.Linear(6, 6),
+    )
+
+
+def test_attention_drops_as_it_does_in_training():
+    """Beside a layer of rate 0, which drops nothing."""
+    torch.manual_seed(0)
+    net, x, n = nn.Sequential(nn.Dropout(0.0), attention()), torch.randn(1, 3, 6), 20_000
+    wanted = net.train()(x.expand(n, -1, -1))
+    drawn = Dropout(P.stack([P.of(net)])).predict(net.eval(), x, n)[:, 0]
+    assert (drawn.mean(0) - wanted.mean(0)).abs().max() < 0.06 * wanted.std(0).max()
+    torch.testing.assert_close(drawn.std(0), wanted.std(0), rtol=0.06, atol=0)
+
+
 @pytest.mark.parametrize(
     ("net", "x", "reason"),
     [
@@ -150,6 +169,7 @@ def tied():
         ),
         (nn.Sequential(nn.AlphaDropout(0.2), nn.Linear(6, 5)), (4, 6), "moves its units"),
         (nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), (4, 3, 6), "is in attention"),
+        (attention(), (4, 3, 6), "is in attention"),
     ],
 )
 def test_dropout_that_is_no_weight_sample_still_predicts(net, x, reason):
@@ -169,5 +189,7 @@ def test_errors():
         posterior.sample(2)
     with pytest.raises(ValueError, match="Linear has no dropout"):
         posterior.predict(net, torch.randn(2, 2), 2)
+    with pytest.raises(ValueError, match="has no dropout of a rate above 0"):
+        dropout_sites(nn.Sequential(net, nn.Dropout(0.0)), (torch.randn(2, 2),))
     with pytest.raises(ValueError, match="`layers` must be"):
         Dropout(P.stack([P.of(net)]), layers="first")
