@@ -48,28 +48,35 @@ def test_files_of_networks_hold_no_learned_noise(tmp_path):
     beside = Reference(
         P.populate(problem.network, 5), problem.network, [torch.randn(2, 10)], PROTOCOLS["full"]
     )
+    assert "nll" not in rows_of(stored, beside, [], "entropy")[0].numbers
     with pytest.raises(ValueError, match="B are networks without the noise"):
         rows_of(stored, beside, [problem.test_set()], "entropy")
     fixed = replace(stored, likelihood=Gaussian())
     assert rows_of(fixed, beside, [problem.test_set()], "entropy")[0].numbers["nll"].value > 0
 
 
-def compared(capsys, **posteriors):
-    arguments = ["compare", "--data", "like.yaml", "ref", "--out", "out"]
-    main([*arguments, *(x for n, p in posteriors.items() for x in (f"--posteriors.{n}", p))])
-    return capsys.readouterr().out
-
-
-def test_a_run_that_saw_other_data_is_not_calibrated(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def compared(tmp_path, monkeypatch, capsys):
+    """Compare posteriors with a bank in an empty folder; what is printed."""
     monkeypatch.chdir(tmp_path)
     config(tmp_path)
-    for name, seed in (("ref", 1), ("same", 2), ("other", 3)):
-        bank(f"{name}/bank" if name != "ref" else name, 6, seed=seed)
+    bank("ref", 6, seed=1)
+
+    def printed(**posteriors):
+        arguments = ["compare", "--data", "like.yaml", "ref", "--out", "out"]
+        main([*arguments, *(x for n, p in posteriors.items() for x in (f"--posteriors.{n}", p))])
+        return capsys.readouterr().out
+
+    return printed
+
+
+def test_a_run_that_saw_other_data_is_not_calibrated(compared, tmp_path, capsys):
     like = yaml.safe_load((tmp_path / "like.yaml").read_text())
-    (tmp_path / "same" / "config.yaml").write_text(yaml.safe_dump(like))
-    like["data"] = {"class_path": "Digits", "init_args": {"seed": 5}}
-    (tmp_path / "other" / "config.yaml").write_text(yaml.safe_dump(like))
-    out = compared(capsys, S="same/bank", O="other/bank")
+    other = {**like, "data": {"class_path": "Digits", "init_args": {"seed": 5}}}
+    for seed, (name, settings) in enumerate({"same": like, "other": other}.items(), start=2):
+        bank(f"{name}/bank", 6, seed=seed)
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(settings))
+    out = compared(S="same/bank", O="other/bank")
     rows = {r["method"]: r for r in numbers("out", "calibrated") if r["mode"] == "Multi mode"}
     assert rows["S"]["NLL (T)"] > 0
     assert rows["O"]["NLL (T)"] is None
@@ -80,55 +87,40 @@ def test_a_run_that_saw_other_data_is_not_calibrated(tmp_path, monkeypatch, caps
     assert "training examples may be among those that calibrate" in capsys.readouterr().err
 
 
-def test_a_reference_of_one_chain_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    config(tmp_path)
-    bank("ref", 6, seed=1, step=list(range(6)))
+def test_stored_rows_know_the_data(compared, monkeypatch):
     bank("a", 3, seed=2)
-    with pytest.raises(SystemExit):
-        compared(capsys, A="a")
-    assert "one chain of 6 networks" in capsys.readouterr().err
-
-
-def test_stored_rows_know_the_data(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    config(tmp_path)
-    bank("ref", 6, seed=1)
-    bank("a", 3, seed=2)
-    compared(capsys, A="a")
-    first = results("out")["settings"]["data_sha256"]
-    kept = StoredBatches.__iter__
+    compared(A="a")
+    first, kept = results("out")["settings"]["data_sha256"], StoredBatches.__iter__
     monkeypatch.setattr(
         StoredBatches, "__iter__", lambda self: iter([(x + 0.01, y) for x, y in kept(self)])
     )
-    compared(capsys, A="a")
+    compared(A="a")
     assert results("out")["settings"]["data_sha256"] != first
 
 
-class WithoutValidation(L.LightningDataModule):
-    def test_dataloader(self):
-        return DataLoader(TensorDataset(torch.randn(4, 2), torch.zeros(4).long()))
+TESTED = TensorDataset(torch.randn(4, 2), torch.zeros(4).long())
 
 
-class WithTwo(WithoutValidation):
-    def val_dataloader(self):
-        return [self.test_dataloader(), self.test_dataloader()]
+class Validated(L.LightningDataModule):
+    """Two validation sets, which are there in one stage alone."""
 
-
-class SetUp(WithTwo):
     def prepare_data(self):
         self.stages = []
 
     def setup(self, stage):
         self.stages.append(stage)
 
+    def test_dataloader(self):
+        return DataLoader(TESTED)
+
     def val_dataloader(self):
-        return super().val_dataloader() if self.stages == ["fit"] else []
+        return [DataLoader(TESTED), DataLoader(TESTED)] if self.stages == ["fit"] else []
 
 
 @pytest.mark.parametrize(
-    ("data", "examples"), [(WithoutValidation, None), (WithTwo, 8), (SetUp, 8)]
+    ("data", "examples"),
+    [(L.LightningDataModule.from_datasets(test_dataset=TESTED), None), (Validated(), 8)],
 )
 def test_validation_data_of_any_datamodule(data, examples):
-    found = Problem(nn.Linear(2, 2), data()).validation_set()
+    found = Problem(nn.Linear(2, 2), data).validation_set()
     assert (found if found is None else len(found.targets())) == examples

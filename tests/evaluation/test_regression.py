@@ -7,28 +7,28 @@ import torch
 from torch import nn
 
 from lightning_bnn import metrics as M
+from lightning_bnn.calibration import calibrated
 from lightning_bnn.evaluation import (
+    ClassPredictions,
     GaussianPredictions,
     make_evaluator,
     numbers_of,
     reference_predictions,
 )
-from lightning_bnn.evaluation.predictions import predictions_of_each, predictions_of_mode
+from lightning_bnn.evaluation.predictions import predictions_of_each
 from lightning_bnn.evaluation.report import columns_of, is_regression, note_of
+from lightning_bnn.evaluation.scores import calibrated_numbers
 from lightning_bnn.likelihoods import Categorical, Gaussian
-from lightning_bnn.models import mlp
-from lightning_bnn.posteriors import DiagonalGaussian
-from weightsym import params as P
 
 G = torch.Generator().manual_seed(0)
 OUTPUTS, Y = torch.randn(6, 40, 4, generator=G), torch.randn(40, 2, generator=G)
 FAR = 3 * torch.randn(6, 30, 4, generator=G)
+SETS = [("test", "id"), ("ood", "ood")]
 LIKELIHOODS = {
     "fixed": (Gaussian(std=0.7), 2),
     "learned": (Gaussian("learned", std=0.5, targets=2), 2),
     "heteroscedastic": (Gaussian("heteroscedastic"), 4),
 }
-CASES = pytest.mark.parametrize("name", LIKELIHOODS)
 
 
 def case(name):
@@ -44,10 +44,10 @@ def regression_numbers(likelihood, sets, targets, unit=None):
     return numbers_of(likelihood, sets, targets, target_std=unit)()
 
 
-@CASES
+@pytest.mark.parametrize("name", LIKELIHOODS)
 def test_a_test_and_a_comparison_have_the_same_numbers_and_those_of_the_metrics(name):
     likelihood, outputs, far = case(name)
-    evaluator = make_evaluator(likelihood, [("test", "id"), ("ood", "ood")])
+    evaluator = make_evaluator(likelihood, SETS)
     for rows in (slice(0, 7), slice(7, 40)):
         evaluator.add(outputs[:, rows], Y[rows])
     evaluator.add(far, None, 1)
@@ -76,19 +76,15 @@ def test_a_test_and_a_comparison_have_the_same_numbers_and_those_of_the_metrics(
     assert tested["mae"] == pytest.approx(float(error.abs().mean()), rel=1e-5)
     assert tested["ood/AUPR_out"] == pytest.approx(found["aupr"])
     assert tested["ood/epistemic_var"] == pytest.approx(found["oodvar"])
+    one = regression_numbers(likelihood, [mixture(likelihood, outputs[:1])], Y)
+    assert one["nll_moments"] == pytest.approx(one["nll"])  # of one network
+    assert found["nll_moments"] != pytest.approx(found["nll"])
+    columns = columns_of({*found, "mmd"})
+    assert columns.keys() == found.keys() - {"auroc"}
+    assert is_regression(found)
 
 
-@CASES
-def test_one_gaussian_of_the_moments_is_the_mixture_of_one_network(name):
-    likelihood, outputs, _ = case(name)
-    one, more = (
-        regression_numbers(likelihood, [mixture(likelihood, o)], Y) for o in (outputs[:1], outputs)
-    )
-    assert one["nll_moments"] == pytest.approx(one["nll"])
-    assert more["nll_moments"] != pytest.approx(more["nll"])
-
-
-@CASES
+@pytest.mark.parametrize("name", LIKELIHOODS)
 def test_mixtures_of_modes_are_those_of_all_networks(name):
     likelihood, outputs, _ = case(name)
     modes = GaussianPredictions.stacked([mixture(likelihood, half) for half in outputs.split(3)])
@@ -98,12 +94,8 @@ def test_mixtures_of_modes_are_those_of_all_networks(name):
     alone = regression_numbers(likelihood, [mixture(likelihood, outputs[3:])], Y)
     assert without == pytest.approx(alone)
     assert without["crps"] != pytest.approx(whole["crps"])
-
-
-def test_modes_of_several_sizes_have_equal_weights():
-    likelihood, outputs, _ = case("fixed")
-    parts = [mixture(likelihood, o) for o in (outputs[:1], outputs[1:])]
-    assert GaussianPredictions.stacked(parts).mean().means.shape == (40, 2, 2)
+    uneven = [mixture(likelihood, o) for o in (outputs[:1], outputs[1:])]  # of equal weights
+    assert GaussianPredictions.stacked(uneven).mean().means.shape == (40, 2, 2)
 
 
 def test_examples_drawn_again_need_no_new_scores():
@@ -126,21 +118,13 @@ def test_distances_to_a_reference_are_those_of_the_metrics():
     assert found["energy"] == pytest.approx(float(M.energy_distance(m, s, n, t)))
     assert found["energy_f"] == pytest.approx(float(M.energy_distance(m, 0 * s, n, 0 * t)))
     assert found["energy"] < found["energy_f"]
-    logits, labels = OUTPUTS, torch.arange(40) % 4
-    of = [predictions_of_each(Categorical(), o, labels).mean() for o in (logits[:2], logits[2:])]
+    labels = torch.arange(40) % 4
+    of = [predictions_of_each(Categorical(), o, labels).mean() for o in OUTPUTS.split((2, 4))]
     classes = numbers_of(Categorical(), of[:1], labels, reference=reference_predictions(of[1]))()
-    assert classes["agree"] == pytest.approx(float(M.agreement(of[0].probs, of[1].probs)))
-    assert classes["tv"] == pytest.approx(float(M.total_variation(of[0].probs, of[1].probs)))
-    assert classes["kl"] == pytest.approx(float(M.predictive_kl(of[0].probs, of[1].probs)))
-
-
-def test_predictions_of_a_mode_are_mixtures():
-    net, x = mlp(3, [4], 1).eval(), torch.randn(10, 3, generator=G)
-    mode = DiagonalGaussian(P.of(net), 0.3)
-    batches = [(x[:4], x[:4, :1]), (x[4:], x[4:, :1])]
-    ((many, few),) = predictions_of_mode(mode, net, Gaussian(), [batches], (8, 3), 4)
-    assert many.means.shape == (10, 1, 8)
-    torch.testing.assert_close(few.means, many.means[..., :3])
+    for name, metric in (
+        ("agree", M.agreement), ("tv", M.total_variation), ("kl", M.predictive_kl)
+    ):  # fmt: skip
+        assert classes[name] == pytest.approx(float(metric(of[0].probs, of[1].probs)))
 
 
 class Laplacian(nn.Module):
@@ -158,6 +142,10 @@ def test_a_likelihood_of_the_user_s_own_has_its_density():
     rows = torch.tensor([2, 2, 5])
     assert found(rows) == {"nll": pytest.approx(float(wanted[rows].mean()))}
     assert reference_predictions(own.mean()) is None
+    evaluator = make_evaluator(Laplacian(), SETS)
+    evaluator.add(outputs, y)
+    evaluator.add(outputs, None, 1)
+    assert evaluator.values() == {"nll": pytest.approx(float(wanted.mean()))}
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
@@ -165,13 +153,12 @@ def test_examples_that_cannot_be_judged_are_nan_and_do_not_stop_a_run(broken):
     likelihood, outputs, _ = case("fixed")
     outputs = outputs.clone()
     outputs[0, 3] = broken
-    found = regression_numbers(likelihood, [mixture(likelihood, outputs)], Y)
+    numbers = numbers_of(likelihood, [mixture(likelihood, outputs)], Y)
+    found = numbers()
     assert all(math.isnan(found[key]) for key in ("nll", "crps", "calib", "cover90", "rmse"))
     kept = torch.arange(40)[torch.arange(40) != 3]
-    rest = numbers_of(likelihood, [mixture(likelihood, outputs)], Y)(kept)
-    assert rest == pytest.approx(
-        regression_numbers(likelihood, [mixture(likelihood, outputs[:, kept])], Y[kept])
-    )
+    rest = regression_numbers(likelihood, [mixture(likelihood, outputs[:, kept])], Y[kept])
+    assert numbers(kept) == pytest.approx(rest)
 
 
 @pytest.mark.bad_input
@@ -182,13 +169,39 @@ def test_targets_of_another_shape_are_refused():
 
 
 def test_columns_are_those_of_the_kind_of_numbers():
-    likelihood, outputs, far = case("fixed")
-    sets = [mixture(likelihood, o) for o in (outputs, far)]
-    found = regression_numbers(likelihood, sets, Y, torch.ones(2))
-    columns = columns_of({*found, "mmd"})
-    assert columns.keys() == found.keys() - {"auroc"}
-    assert is_regression(found)
-    assert "perfect forecaster has 3.2 with 100" in note_of(found, {"test_examples": 100})
+    assert "perfect forecaster has 3.2 with 100" in note_of(["calib"], {"test_examples": 100})
     classes = columns_of(["acc", "nll", "mmd", "tv"])
     assert [column.title for column in classes.values()] == ["Acc", "NLL", "TV"]
-    assert all("↓" in columns[name].unit for name in ("rmse", "crps", "calib", "nll"))
+    assert all("↓" in column.unit for column in columns_of(["rmse", "crps", "calib"]).values())
+
+
+# ------------------------------------------------------------ after calibration
+def test_classes_after_calibration():
+    g = torch.Generator().manual_seed(0)
+    outputs = 4 * torch.randn(3, 300, 4, generator=g)
+    labels = outputs[0].div(4).softmax(-1).multinomial(1, generator=g)[:, 0]
+    known, test = (ClassPredictions.of(Categorical(), o) for o in outputs.split((100, 200), 1))
+    numbers = calibrated_numbers(Categorical(), known, test, labels[:100], labels[100:])
+    logits, right = outputs.double().softmax(-1).mean(0).log()[None], labels[100:]
+    fitted = calibrated(Categorical(), (logits[:, :100],), labels[:100])
+    probs, rows = fitted.calibrator(logits[:, 100:]), torch.tensor([3, 5, 5, 8])
+    assert fitted.calibrator.value > 1.5
+    assert numbers(rows)["nll_t"] == pytest.approx(float(M.nll(probs[rows], right[rows])))
+    for name, value in (
+        ("nll_t", M.nll(probs, right)),
+        ("held90", M.set_coverage(fitted.rule(probs), right)),
+        ("aurc", M.aurc(test.probs, right)),
+    ):
+        assert numbers()[name] == pytest.approx(float(value))
+    assert numbers()["held90"] > 0.8
+
+
+def test_numbers_after_calibration():
+    g = torch.Generator().manual_seed(0)
+    outputs = torch.randn(1, 400, 1, generator=g).expand(3, -1, -1)
+    targets = outputs[0] + 2 * torch.randn(400, 1, generator=g)
+    likelihood = Gaussian("fixed", 0.5)
+    known, test = (mixture(likelihood, o) for o in outputs.split(200, 1))
+    numbers = calibrated_numbers(likelihood, known, test, targets[:200], targets[200:])()
+    assert numbers["held90"] == pytest.approx(0.9, abs=0.07)
+    assert numbers["interval90"] == pytest.approx(2 * 1.645 * 2, rel=0.2)
