@@ -4,13 +4,14 @@ Networks are so simple that what they predict is known: logits are the inputs ti
 labels are drawn from the softmax of the inputs, so that a weight of one is calibrated.
 """
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from lightning_bnn.doctor import Evidence, Examples, Settings, examine
+from lightning_bnn.doctor import Evidence, Examples, Finding, Report, Settings, examine
 from lightning_bnn.doctor.checks import weights
 from lightning_bnn.doctor.checks.predictions import draws_alike
 from lightning_bnn.doctor.evidence import NotPossible
@@ -90,22 +91,12 @@ def chained(starts=(1.0, 1.0, 1.0), drift=0.0, spread=0.05, times=60, copies=Fal
 def copied():
     """Chains of one function whose units are in different orders."""
     net = mlp(CLASSES, [4], CLASSES)
-    one = {n: t.detach() for n, t in P.of(net).items()}
-    stacks = []
-    for k in range(3):
-        order = torch.randperm(4, generator=generator(k))
-        moved = dict(one)
-        first, second = [n for n in one if n.endswith("weight")]
-        moved[first], moved[second] = one[first][order], one[second][:, order]
-        moved[first.replace("weight", "bias")] = one[first.replace("weight", "bias")][order]
-        draws = [
-            {
-                n: t + 1e-3 * torch.randn(t.shape, generator=generator(100 * k + j))
-                for n, t in moved.items()
-            }
-            for j in range(30)
-        ]
-        stacks.append(P.stack(draws))
+    first, bias, second, last = (t.detach() for t in P.of(net).values())
+    g, stacks = generator(), []
+    for _ in range(3):
+        order = torch.randperm(4, generator=g)
+        moved = zip(P.of(net), (first[order], bias[order], second[:, order], last), strict=True)
+        stacks.append({n: t + 1e-3 * torch.randn(30, *t.shape, generator=g) for n, t in moved})
     chains = {n: torch.stack([s[n] for s in stacks]) for n in stacks[0]}
     settings = Settings(EXAMPLES, EXAMPLES, sampled=True)
     return replace(evidence(*stacks, chains=chains, settings=settings), network=net)
@@ -159,16 +150,9 @@ def normed(own=True):
 
 def squashed():
     """Outputs that are probabilities."""
-    return replace(
-        evidence(),
-        network=nn.Sequential(nn.Linear(CLASSES, CLASSES, bias=False), nn.Softmax(-1)),
-        **named(),
-    )
-
-
-def named():
     found = modes({"0.weight": scaled(1.0)["weight"]})
-    return {"modes": found, "predictors": found}
+    network = nn.Sequential(nn.Linear(CLASSES, CLASSES, bias=False), nn.Softmax(-1))
+    return replace(evidence(), network=network, modes=found, predictors=found)
 
 
 FAULTY = {
@@ -237,7 +221,10 @@ FAULTY = {
 }  # fmt: skip
 """Evidence with every fault that a verdict names, and how severe it is."""
 CASES = [(name, *case) for name, cases in FAULTY.items() for case in cases]
+NOISE = 0.02 * torch.randn(40, generator=generator())
+FLAT = (torch.exp(-torch.arange(40.0)) + 1 + NOISE).tolist()
 HEALTHY = {
+    "loss_not_converged": lambda: evidence(curves={"loss": FLAT}),
     "not_standardised": numbers,
     "wrong_deviations": regression,
     "prior_dominates": lambda: as_prior(0.5),
@@ -248,10 +235,6 @@ HEALTHY = {
     "draws_alike": lambda: evidence(scaled(1.0, 1.1)),
     "statistics_of_other_networks": normed,
 }
-
-
-def test_every_verdict_has_a_fault():
-    assert FAULTY.keys() == CHECKS.keys()
 
 
 @pytest.mark.parametrize(("verdict", "severity", "made"), CASES)
@@ -265,6 +248,7 @@ def test_a_fault_is_found(verdict, severity, made):
 
 @pytest.mark.parametrize("verdict", CHECKS)
 def test_what_is_healthy_is_left_alone(verdict):
+    assert FAULTY[verdict]
     assert CHECKS[verdict](HEALTHY.get(verdict, evidence)()) is None
 
 
@@ -274,18 +258,18 @@ def test_deviations_are_compared_with_those_in_closed_form(factor):
     torch.testing.assert_close(ratios, torch.full_like(ratios, factor), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.7, 3.0])
-def test_the_temperature_is_the_one_that_was_put_in(factor):
-    found = CHECKS["miscalibrated"](evidence(scaled(factor)))
-    assert ("too sure" in found.says) == (factor > 1)
-    assert found.numbers["temperature"] == pytest.approx(factor, rel=0.15)
-
-
-@pytest.mark.parametrize("std", [0.1, 2.0])
-def test_noise_of_another_size_is_found(std):
-    found = CHECKS["miscalibrated"](numbers(1.0, std=std))
-    assert found.numbers["temperature"] == pytest.approx(0.5 / std, rel=0.1)
-    assert CHECKS["miscalibrated"](numbers(1.0)) is None
+@pytest.mark.parametrize(
+    ("made", "temperature"),
+    [
+        *((lambda f=f: evidence(scaled(f)), f) for f in (0.5, 1.7, 3.0)),
+        *((lambda std=std: numbers(1.0, std=std), 0.5 / std) for std in (0.1, 2.0)),
+    ],
+)
+def test_the_temperature_is_the_one_that_was_put_in(made, temperature):
+    assert CHECKS["miscalibrated"](numbers(1.0)) is None  # the control
+    found = CHECKS["miscalibrated"](made())
+    assert ("too sure" in found.says) == (temperature > 1)
+    assert found.numbers["temperature"] == pytest.approx(temperature, rel=0.15)
 
 
 @pytest.mark.parametrize(
@@ -304,12 +288,6 @@ def test_samplers_are_judged_by_the_second_half_of_what_was_seen(curve, values, 
     assert (found is not None) == bad
 
 
-def test_a_flat_loss_with_noise_is_no_fall():
-    noise = 0.02 * torch.randn(40, generator=generator())
-    losses = (torch.exp(-torch.arange(40.0)) + 1 + noise).tolist()
-    assert CHECKS["loss_not_converged"](evidence(curves={"loss": losses})) is None
-
-
 def test_a_single_logit_has_two_classes():
     found = modes({"weight": torch.tensor([[[-1.0, 0.5, 0.5]]])})
     examples = Examples(labelled().inputs, labelled().targets.clamp_max(1))
@@ -324,15 +302,16 @@ def test_a_single_logit_has_two_classes():
 
 # ------------------------------------------------------------ the examination
 def test_everything_is_looked_at_or_said_why_not():
-    report = examine(evidence())
-    every = {*report.fine, *report.names(), *report.skipped}
-    assert every == CHECKS.keys()
+    shown = evidence()
+    shown.network.train()
+    before = torch.random.get_rng_state()
+    report = examine(shown)
+    assert {*report.fine, *report.names(), *report.skipped} == CHECKS.keys()
     assert not report.findings
     assert "no chains" in report.skipped["not_burnt_in"]
-
-
-def test_nothing_known_is_no_error():
-    empty = replace(evidence(), training=None, held_out=None, settings=Settings(), curves={})
+    assert shown.network.training  # left in its mode, and random numbers as they were
+    assert torch.equal(torch.random.get_rng_state(), before)
+    empty = replace(shown, training=None, held_out=None, settings=Settings(), curves={})
     report = examine(empty)
     assert not report.findings
     assert "no validation data" in report.skipped["miscalibrated"]
@@ -363,29 +342,14 @@ def test_the_steps_that_a_norm_counts_hide_no_chain_that_stands():
     assert draws_alike(chained()) is None
 
 
-def test_the_network_is_left_in_its_mode_and_random_numbers_as_they_were():
-    shown = evidence()
-    shown.network.train()
-    before = torch.random.get_rng_state()
-    examine(shown)
-    assert shown.network.training
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
 def test_what_cannot_be_seen_is_not_possible():
+    class TwoOutputs(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x
+
+    two = TwoOutputs(CLASSES, CLASSES, bias=False)
     with pytest.raises(NotPossible, match="one tensor"):
-        _ = replace(evidence(), network=TwoOutputs()).on_held_out
-
-
-class TwoOutputs(nn.Linear):
-    """Returns a tuple."""
-
-    def __init__(self):
-        super().__init__(CLASSES, CLASSES, bias=False)
-
-    def forward(self, x):
-        y = super().forward(x)
-        return y, y
+        _ = replace(evidence(), network=two).on_held_out
 
 
 @pytest.mark.parametrize("factor", [1.0, 3.0])
@@ -417,3 +381,55 @@ def test_texts_and_images_are_examined_at_one_position_that_counts(likelihood, f
     torch.testing.assert_close(one.on_held_out[0][0].float(), factor * plain.inputs[0][rows])
     assert one.at_one_position() is one
     assert ("miscalibrated" in examine(whole).names()) == (factor > 1)
+
+
+# ------------------------------------------------------------ reports
+FAULT = Finding("fault", "It is 3 <b>.", "That is bad.", "Halve it.", {"x": 3.0}, "step_too_large")
+NOTE = Finding("note", "They are.", "Nothing is wrong.", "Nothing.", {}, "chains_are_copies")
+REPORT = Report(
+    [FAULT, NOTE], ["miscalibrated"], {"not_burnt_in": "there are no chains"},
+    {"place": "run", "seconds": 0.5}, {"loss": [1.0, math.nan, math.inf]},
+)  # fmt: skip
+
+
+def test_a_report_that_was_written_is_read_as_it_was(tmp_path):
+    path = REPORT.write(tmp_path / "new")
+    assert path.name == "doctor.json"
+    again = Report.read(path)
+    assert again.findings == REPORT.findings
+    assert (again.fine, again.skipped, again.facts) == (REPORT.fine, REPORT.skipped, REPORT.facts)
+    assert again.curves["loss"][0] == 1.0
+    assert math.isnan(again.curves["loss"][1])
+    assert math.isnan(again.curves["loss"][2])
+
+
+def test_text_and_markdown_say_the_same():
+    parts = "1 fault, 1 note", "It is 3 <b>.", "That is bad.", "Halve it.", "They are."
+    for shown in (REPORT.text(), REPORT.markdown()):
+        assert all(part in shown for part in parts)
+        assert "miscalibrated" in shown.lower()
+
+
+def test_nothing_found_is_said():
+    skipped = {"not_burnt_in": "no chains", "draws_alike": "no data", "miscalibrated": "no data"}
+    for report, said in (
+        (Report([], ["miscalibrated"]), "nothing found"),
+        (Report([]), "nothing could be looked at"),
+        (Report([], ["labels_out_of_range"], skipped),
+         "only 1 of 4 checks possible (no data); they found nothing"),
+        (Report([FAULT, FAULT]), "2 faults"),
+    ):  # fmt: skip
+        assert report.headline().startswith(said)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"findings": [{}], "curves": {}}', '{"findings": [], "curves": {"loss": 3}}',
+     '{"findings": [], "curves": {}, "other": 1}', '{"findings": 3, "curves": {}}', "\0"],
+)  # fmt: skip
+def test_a_damaged_report_is_refused_in_a_sentence(content, tmp_path):
+    path = tmp_path / "doctor.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"doctor.json is not a report of the doctor"):
+        Report.read(path)
