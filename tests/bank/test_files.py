@@ -7,18 +7,20 @@ import tarfile
 import lightning as L
 import pytest
 import torch
+from runs import QUIET
 from safetensors.torch import save, save_file
+from shell import failure
 
 from lightning_bnn import models
 from lightning_bnn.bank import CheckpointBank, export_files, import_files
+from lightning_bnn.cli import main
 from weightsym import params as P
 
 
 class User(L.LightningModule):
     def __init__(self):
         super().__init__()
-        self.net = models.mlp(4, [3], 2)
-        self.head = torch.nn.Linear(2, 2)
+        self.net, self.head = models.mlp(4, [3], 2), torch.nn.Linear(2, 2)
 
     def training_step(self, batch, _):
         return self.head(self.net(batch[0])).square().mean()
@@ -28,24 +30,15 @@ class User(L.LightningModule):
 
 
 def equal(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=0, atol=0)
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def test_a_folder_of_lightning_checkpoints(tmp_path):
     data = torch.utils.data.TensorDataset(torch.randn(16, 4))
     keep = L.pytorch.callbacks.ModelCheckpoint(tmp_path / "runs", save_top_k=-1)
-    trainer = L.Trainer(
-        max_epochs=11,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[keep],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    module = User()
-    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=8))
+    options, module = {**QUIET, "enable_checkpointing": True, "callbacks": [keep]}, User()
+    loader = torch.utils.data.DataLoader(data, batch_size=8)
+    L.Trainer(**options, max_epochs=11).fit(module, loader)
     bank = CheckpointBank(tmp_path / "bank")
     assert import_files(bank, tmp_path / "runs", like=module.net) == 11
     assert [r["epoch"] for r in bank.records] == list(range(11))  # 9 before 10
@@ -94,21 +87,22 @@ def test_published_archives(tmp_path):
 
 
 @pytest.mark.bad_input
-def test_errors(tmp_path):
-    bank = CheckpointBank(tmp_path / "bank")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        ValueError, match=r"There is no .ckpt, .pt, .pth, .safetensors, .tgz file in"
-    ):
-        import_files(bank, tmp_path / "empty")
+@pytest.mark.parametrize(
+    ("place", "options", "message"),
+    [
+        ("none", {}, "There is no .ckpt, .pt, .pth, .safetensors, .tgz file in"),
+        ("bad.tgz", {}, "bad.tgz is damaged"),
+        ("one", {"prefix": "net."}, "has no names that start with 'net.'"),
+        ("one", {"like": models.optunet()}, "does not fit: it lacks"),
+    ],
+)
+def test_errors(place, options, message, tmp_path):
+    for folder in ("none", "one"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "bad.tgz").write_bytes(b"\x1f\x8b no archive")
-    with pytest.raises(ValueError, match="bad.tgz is damaged"):
-        import_files(bank, tmp_path / "bad.tgz")
-    save_file({"w": torch.zeros(2)}, tmp_path / "empty" / "a.safetensors")
-    with pytest.raises(ValueError, match="has no names that start with 'net.'"):
-        import_files(bank, tmp_path / "empty", prefix="net.")
-    with pytest.raises(ValueError, match="does not fit: it lacks"):
-        import_files(bank, tmp_path / "empty", like=models.optunet())
+    save_file({"w": torch.zeros(2)}, tmp_path / "one" / "a.safetensors")
+    with pytest.raises(ValueError, match=message):
+        import_files(CheckpointBank(tmp_path / "bank"), tmp_path / place, **options)
 
 
 @pytest.mark.bad_input
@@ -129,3 +123,24 @@ def test_a_damaged_archive_is_named_or_read(tmp_path):
             else:
                 equal(other[:], stack)
     assert named > 30
+
+
+def test_the_command_adds_shows_and_exports(tmp_path, capsys):
+    for k in range(3):
+        state = {f"net.{n}": t for n, t in P.of(models.mlp(4, [3], 2)).items()}
+        torch.save({"state_dict": state, "epoch": k, "global_step": 10 * k}, tmp_path / f"{k}.ckpt")
+    store = str(tmp_path / "bank")
+    main(["bank", store, "--add", str(tmp_path), "--prefix", "net."])
+    out = capsys.readouterr().out
+    assert "added 3 networks" in out
+    assert "3 networks of 23 weights" in out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["1.weight", "3", "x", "4", "12"] in lines
+    (header,) = (line for line in lines if line[:1] == ["network"])
+    assert dict(zip(header, lines[-1], strict=True))["step"] == "20"
+    assert lines[-1][0] == "2"  # the last of three
+    main(["bank", store, "--verify", "true", "--export", str(tmp_path / "out")])
+    out = capsys.readouterr().out
+    assert "all files are as they were written" in out
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) == 3
+    assert "There is no bank at" in failure(capsys, "bank", tmp_path / "none")

@@ -46,11 +46,9 @@ def test_a_name_is_a_place_unless_something_else_is_there(tmp_path, monkeypatch)
     (tmp_path / "mnist_optunets").mkdir()
     assert Location.of("mnist_optunets").path.resolve() == tmp_path / "mnist_optunets"
     assert not Location.of("mnist_optunet").path.exists()
-
-
-def test_a_wrong_name_is_refused():
     with pytest.raises(ValueError, match="no bank 'mnist'.* there are: mnist_optunets"):
         shipped_bank("mnist")
+    assert bank_card(CheckpointBank(tmp_path / "own").path) == {}
 
 
 def test_reading_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
@@ -63,8 +61,3 @@ def test_reading_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
     assert "licence:" in said
     assert sorted(folder.iterdir()) == before
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_bank_of_the_users_own_has_no_card(tmp_path):
-    bank = CheckpointBank(tmp_path / "own")
-    assert bank_card(bank.path) == {}
