@@ -9,7 +9,6 @@ from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.evaluation.reference import rhat_of_predictions
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.likelihoods import Categorical, Gaussian
-from lightning_bnn.metrics import rhat
 from lightning_bnn.metrics.chains import chain_numbers
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import Empirical
@@ -43,18 +42,15 @@ def stored(problem, networks):
 
 
 def test_independent_draws_agree_in_every_space(problem):
-    found = diagnose(stored(problem, draws(problem)), problem)
+    networks = draws(problem)
+    found = diagnose(stored(problem, networks), problem)
     assert (found.chains, found.draws) == (CHAINS, DRAWS)
     for numbers in found.spaces.values():
         assert numbers["rhat_max"] < 1.08
         assert numbers["ess_min"] > CHAINS * DRAWS / 2
     assert set(LAWS) <= set(found.halves)
     assert all("effective" in failure for failure in found.failures())
-
-
-def test_a_chain_that_is_elsewhere_is_what_is_wrong(problem):
-    networks = draws(problem)
-    list(networks.values())[-1][0] += 3
+    list(networks.values())[-1][0] += 3  # the negative control: one chain is elsewhere
     failures = diagnose(stored(problem, networks), problem).failures()
     assert any("largest R-hat of predictions" in failure for failure in failures)
 
@@ -102,26 +98,16 @@ def test_networks_in_float32_and_float64_get_one_diagnosis(likelihood):
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
-def test_log_probabilities_in_float32_are_ties_that_change_r_hat():
-    problem, networks = confident(Categorical())
-    flat = {n: t.flatten(0, 1) for n, t in networks.items()}
-    values = followed(stored(problem, networks), problem, flat)["function"]
-    inputs, targets = (t[:100] for t in next(iter(problem.test_set())))
-    coarse = Categorical().log_prob(P.apply(problem.network, flat, inputs), targets).double()
-    assert coarse.unique().numel() < values.unique().numel() / 2
-    fine, tied = (rhat(v.unflatten(0, (CHAINS, DRAWS))) for v in (values, coarse))
-    assert (fine - tied).abs().max() > 1e-3
-
-
-def test_too_few_draws_are_refused(problem):
-    networks = {n: t[:, :4] for n, t in draws(problem).items()}
-    with pytest.raises(ValueError, match="at least eight networks, got 8 with 4"):
-        diagnose(stored(problem, networks), problem)
-
-
 @pytest.mark.bad_input
-@pytest.mark.parametrize("chains", [1, 3])
-def test_chains_that_have_no_halves_are_refused(problem, chains):
-    few = stored(problem, draws(problem)).only(range(chains))
-    with pytest.raises(ValueError, match=f"must be four chains or more .* got {chains} with 40"):
-        diagnose(few, problem)
+@pytest.mark.parametrize(
+    ("chains", "times", "message"),
+    [
+        (8, 4, "at least eight networks, got 8 with 4"),
+        (1, 40, "must be four chains or more .* got 1 with 40"),
+        (3, 40, "must be four chains or more .* got 3 with 40"),
+    ],
+)
+def test_too_few_draws_or_chains_are_refused(problem, chains, times, message):
+    networks = {n: t[:, :times] for n, t in draws(problem).items()}
+    with pytest.raises(ValueError, match=message):
+        diagnose(stored(problem, networks).only(range(chains)), problem)

@@ -1,12 +1,13 @@
 """Rows of the leaderboard: what they make of a reference and a budget."""
 
-import functools
-
 import pytest
 import yaml
+from jsonargparse import ArgumentParser
 
+from lightning_bnn import modules
 from lightning_bnn.references.entries import Entry, read_entries
 
+ROWS = read_entries()
 REFERENCE = {
     "model": {"init_args": {"network": {"class_path": "net"}, "prior_std": 0.5, "burn_in": 7}},
     "data": {"class_path": "Digits", "init_args": {"batch_size": 2048, "seed": 3}},
@@ -20,13 +21,12 @@ def test_a_budget_is_shared_by_the_members_and_shares_become_epochs():
     assert settings["model"]["init_args"]["start"] == 100
     assert settings["model"]["init_args"]["optimizer"] == {"T": 20}
     assert settings["data"]["init_args"] == {"batch_size": 270, "seed": 3}
-
-
-def test_network_and_prior_are_those_of_the_reference_and_nothing_else():
     settings = yaml.safe_load(Entry("X", "MFVI").configuration(REFERENCE, 10, 40))
-    arguments = settings["model"]["init_args"]
+    arguments = settings["model"]["init_args"]  # network and prior of the reference, no more
     assert arguments == {"network": {"class_path": "net"}, "prior_std": 0.5, "seed": 1}
     assert settings["data"]["init_args"]["batch_size"] == 40
+    samplers_pay_for_every_step = Entry("HMC", "HMC", {"members": 4}, gradients_per_epoch=31)
+    assert samplers_pay_for_every_step.epochs(12_400) == 100
 
 
 def test_candidates_change_what_they_name_and_nothing_else():
@@ -39,32 +39,15 @@ def test_candidates_change_what_they_name_and_nothing_else():
     assert candidate == Entry("X", "SWAG", settings, "25%", 9)
 
 
-def test_samplers_pay_for_every_step_of_a_transition():
-    entry = Entry("HMC", "HMC", {"members": 4}, gradients_per_epoch=31)
-    assert entry.epochs(12_400) == 100
-
-
-@functools.cache
-def parser_of(method):
-    from jsonargparse import ArgumentParser
-
-    from lightning_bnn import modules
-
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_of_the_package_is_a_module_with_arguments_that_it_takes(name):
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(getattr(modules, method), "model")
-    return parser
-
-
-@pytest.mark.parametrize(
-    ("name", "candidate"),
-    [(name, k) for name, row in read_entries().items() for k in range(len(row.alternatives()))],
-)
-def test_every_row_of_the_package_is_a_module_with_arguments_that_it_takes(name, candidate):
-    entry = read_entries()[name].alternatives()[candidate]
+    parser.add_subclass_arguments(getattr(modules, ROWS[name].method), "model")
     given = {"network": {"class_path": "lightning_bnn.models.mlp",
                          "init_args": {"inputs": 64, "hidden": [3], "outputs": 10}}}  # fmt: skip
-    text = entry.configuration({**REFERENCE, "model": {"init_args": given}}, 1000, 1078)
-    parser_of(entry.method).parse_object({"model": yaml.safe_load(text)["model"]})
+    for entry in ROWS[name].alternatives():
+        text = entry.configuration({**REFERENCE, "model": {"init_args": given}}, 1000, 1078)
+        parser.parse_object({"model": yaml.safe_load(text)["model"]})
 
 
 @pytest.mark.bad_input
@@ -97,12 +80,9 @@ def test_what_is_no_row_is_refused(tmp_path, text, message):
 @pytest.mark.bad_input
 def test_rows_of_one_title_are_refused(tmp_path):
     """One of them would be lost."""
-    for name in "abc":
-        (tmp_path / f"{name}.yaml").write_text(f"# {'C' if name == 'c' else 'A'}\nmethod: MFVI\n")
-    with pytest.raises(ValueError, match="must have a title of its own .* several have 'A'"):
-        read_entries(tmp_path)
-
-
-def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no YAML files"):
+        read_entries(tmp_path)
+    for name, title in zip("abc", "AAC", strict=True):
+        (tmp_path / f"{name}.yaml").write_text(f"# {title}\nmethod: MFVI\n")
+    with pytest.raises(ValueError, match="must have a title of its own .* several have 'A'"):
         read_entries(tmp_path)

@@ -55,10 +55,6 @@ def test_a_reference_for_posteriordb(tmp_path):
     model = read(tmp_path / "models" / "info" / f"{posterior['model_name']}.info.json")
     code = tmp_path / model["model_implementations"]["lightning_bnn"]["model_code"]
     assert read(code)["model"]["init_args"]["prior_std"] == 1.0
-
-
-@pytest.mark.bad_input
-def test_one_reference_is_exported_at_a_time(tmp_path):
     with pytest.raises(ValueError, match="`posteriordb` needs the name of one"):
         references(posteriordb=str(tmp_path))
 
