@@ -1,4 +1,4 @@
-"""A damaged bank gives its networks or one sentence: never others, and no file of it is lost."""
+"""A damaged or foreign bank gives its networks or one sentence, and no file of it is lost."""
 
 import json
 import random
@@ -64,13 +64,9 @@ def retyped(content, dice):
     line = dice.choice(lines)
     name = dice.choice(sorted(line))
     value = line.pop(name)
+    others = None if value else 0, -1, 2.5, "x", [value], {"x": value}, True, f"{value} "
     kind = dice.randrange(9)
-    if kind < 8:
-        line[name] = [None if value else 0, -1, 2.5, "x", [value], {"x": value}, True, f"{value} "][
-            kind
-        ]
-    else:
-        line[name + "x"] = value
+    line[name + "x" * (kind == 8)] = [*others, value][kind]
     return lines
 
 
@@ -90,43 +86,55 @@ def test_a_damaged_bank_is_refused_or_read(damage, sound, tmp_path, caplog):
 def test_values_of_a_manifest_whose_checksums_are_right(sound, tmp_path, caplog):
     """Somebody who can compute a CRC is told in a sentence, too."""
     states, files = sound
-    dice = random.Random(0)
+    dice, manifest = random.Random(0), files["manifest.jsonl"]
     for _ in range(60):
-        damaged = signed(retyped(files["manifest.jsonl"], dice))
-        restore(tmp_path, {**files, "manifest.jsonl": damaged})
+        restore(tmp_path, {**files, "manifest.jsonl": signed(retyped(manifest, dice))})
         refused_or_read(tmp_path, states[-1:], caplog)
-    restore(tmp_path, {**files, "manifest.jsonl": signed(unsigned(files["manifest.jsonl"]))})
+    restore(tmp_path, {**files, "manifest.jsonl": signed(unsigned(manifest))})
     assert torch.equal(CheckpointBank(tmp_path, "r")[:]["w"], states[-1][0]["w"])  # the control
-    lines = unsigned(files["manifest.jsonl"])
-    lines[0]["dtype"] = "Tensor"
-    restore(tmp_path, {**files, "manifest.jsonl": signed(lines)})
-    with pytest.raises(ValueError, match="'Tensor' is no type of numbers"):
-        CheckpointBank(tmp_path, "r")
+    for name, value, message in (
+        ("dtype", "Tensor", "'Tensor' is no type of numbers"),
+        *(("bank", version, f"has format {version}, this version") for version in (0, 1, 99)),
+    ):
+        first, *others = unsigned(manifest)
+        restore(tmp_path, {**files, "manifest.jsonl": signed([{**first, name: value}, *others])})
+        for mode in "ar":
+            with pytest.raises(ValueError, match=message):
+                CheckpointBank(tmp_path, mode)
 
 
 # ------------------------------------------------------------ lost lines, lost files
 @pytest.mark.parametrize("content", [b"", bytes(600), b"half a header"])
-@pytest.mark.parametrize("mode", ["a", "r"])
-def test_a_manifest_that_has_lost_everything(content, mode, sound, tmp_path):
+def test_a_manifest_that_has_lost_everything(content, sound, tmp_path):
     restore(tmp_path, {**sound[1], "manifest.jsonl": content})
-    with pytest.raises(ValueError, match="does not fit networks.bin, .* put back a copy"):
-        CheckpointBank(tmp_path, mode)
+    for mode in "ar":
+        with pytest.raises(ValueError, match="does not fit networks.bin, .* put back a copy"):
+            CheckpointBank(tmp_path, mode)
     assert contents(tmp_path) == {**sound[1], "manifest.jsonl": content}
 
 
+@pytest.mark.parametrize("name", ["networks.bin", "manifest.jsonl", ".lock"])
+def test_links_are_not_followed(name, sound, tmp_path):
+    """Neither written to nor absorbed."""
+    folder, elsewhere = tmp_path / "bank", tmp_path / "elsewhere"
+    folder.mkdir()
+    restore(folder, {".lock": b"", **sound[1]})
+    (folder / name).rename(elsewhere)
+    (folder / name).symlink_to(elsewhere)
+    before = elsewhere.read_bytes()
+    with pytest.raises(ValueError, match="must be a file of its own"):
+        CheckpointBank(folder)
+    assert elsewhere.read_bytes() == before
+
+
 # ------------------------------------------------------------ before anything is copied
-def one_bit(path):
-    """Damage every tensor of the last network."""
-    content = path.read_bytes()
-    path.write_bytes(content[:-56] + bytes(byte ^ 1 for byte in content[-56:]))
 
 
+HALF = {"dtype": torch.float16}
 ONWARD = {
     "absorb": lambda bank, new: CheckpointBank(new).absorb(bank),
-    "absorb, stored otherwise": lambda bank, new: CheckpointBank(new, dtype=torch.float16).absorb(
-        bank
-    ),
-    "export_files": lambda bank, new: export_files(bank, new),
+    "absorb, stored otherwise": lambda bank, new: CheckpointBank(new, **HALF).absorb(bank),
+    "export_files": export_files,
     "layer": lambda bank, new: [bank.layer(name) for name in bank.names],
     "read": lambda bank, new: [bank.read(n, slice(3, 4), slice(0, 1)) for n in bank.names],
     "blocks": lambda bank, new: list(bank.blocks(1)),
@@ -140,7 +148,9 @@ def test_a_damaged_file_goes_nowhere(name, tmp_path, capsys):
         for seed in range(2):
             bank.extend(networks(2, seed))
     ONWARD[name](CheckpointBank(tmp_path / "bank", "r"), tmp_path / "before")  # the control
-    one_bit(tmp_path / "bank" / "networks.bin")
+    file = tmp_path / "bank" / "networks.bin"
+    content = file.read_bytes()  # every tensor of the last network is damaged
+    file.write_bytes(content[:-56] + bytes(byte ^ 1 for byte in content[-56:]))
     with pytest.raises((ValueError, SystemExit)) as told:
         ONWARD[name](CheckpointBank(tmp_path / "bank", "r"), tmp_path / "new")
     message = str(told.value) if told.type is ValueError else capsys.readouterr().err

@@ -59,42 +59,28 @@ ADVICE = {PART: "remove it, and its members", "population.json": "put back a cop
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-@pytest.mark.parametrize("name", ADVICE)
-def test_a_damaged_file_of_a_folder_is_named_and_stays(name, kind, train, finished):
-    path = finished / name
-    path.write_bytes(DAMAGE[kind](path.read_bytes()))
-    damaged = path.read_bytes()
-    with pytest.raises(ValueError, match=rf"{path} is damaged: {ADVICE[name]}") as told:
-        train(finished)
-    assert "\n" not in str(told.value)
-    assert path.read_bytes() == damaged
-    assert len(networks(finished)) == 2
+def test_a_damaged_file_of_a_folder_is_named_and_stays(kind, train, finished):
+    for name, advice in ADVICE.items():
+        path = finished / name
+        whole, damaged = path.read_bytes(), DAMAGE[kind](path.read_bytes())
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{path} is damaged: {advice}") as told:
+            train(finished)
+        assert "\n" not in str(told.value)
+        assert path.read_bytes() == damaged
+        assert len(networks(finished)) == 2
+        path.write_bytes(whole)
 
 
-def test_a_part_without_its_end_is_trained_again(train, whole, finished):
-    """What the sentence proposes."""
+def test_what_the_sentences_propose(train, whole, finished):
+    """A part without its end is trained again, and a damaged configuration is written anew."""
     (finished / PART).unlink()
-    same(whole[1], train(finished))
-
-
-@pytest.mark.parametrize("change", [{"first": 1}, {"last": 3}, {"last": None}])
-def test_a_part_tells_of_other_members(change, tmp_path):
-    told = {"first": 0, "last": 2, "seconds": 1.0, "left_out": [1], "losses": [0.5, 1.5]}
-    part = parts.Part(tmp_path, {}, 0, 2)
-    parts.write_whole(tmp_path / "part.json", parts.json.dumps(told))
-    assert part.summary == told  # the control
-    parts.write_whole(tmp_path / "part.json", parts.json.dumps({**told, **change}))
-    with pytest.raises(ValueError, match="is damaged: remove it"):
-        part.summary
-
-
-@pytest.mark.parametrize("torn", [b"", b"model: {", b"\xff"])
-def test_a_configuration_that_is_damaged_is_written_anew(torn, train, finished):
     path = finished / "config.yaml"
     content = path.read_bytes()
-    path.write_bytes(torn)
-    train(finished)
-    assert path.read_bytes() == content
+    for torn in (b"", b"model: {", b"\xff"):
+        path.write_bytes(torn)
+        same(whole[1], train(finished))
+        assert path.read_bytes() == content
 
 
 def flipped(content):
@@ -132,12 +118,10 @@ CHECKPOINTS = {
 def test_a_damaged_checkpoint_is_skipped(kind, checkpoint, caplog):
     _, path, content = checkpoint
     path.write_bytes(CHECKPOINTS[kind](content))
-    try:
-        found = parts._whole_checkpoint(path.parent)
-    finally:
-        path.write_bytes(content)
-    assert found == (path if kind == "as it was" else None)
-    assert ("plain data: skipped" in caplog.text) == (kind != "as it was")
+    found, fine = parts._whole_checkpoint(path.parent), kind == "as it was"
+    path.write_bytes(content)
+    assert found == (path if fine else None)
+    assert ("plain data: skipped" in caplog.text) != fine
 
 
 def test_a_part_with_a_damaged_checkpoint_is_trained_from_the_start(
@@ -150,11 +134,10 @@ def test_a_part_with_a_damaged_checkpoint_is_trained_from_the_start(
 
 
 # ------------------------------------------------------------ no room
-def full(*_, **__):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     path = tmp_path / "part.json"
     parts.write_whole(path, "before")
     monkeypatch.setattr("os.fsync", full)

@@ -27,33 +27,25 @@ class Disk:
 
     def __init__(self, patch, failing=()):
         self.calls, self.failing, self.armed = 0, failing, True
-        opened = Path.open
-        patch.setattr(os, "fsync", lambda fd: self.full())
+        opened, own = Path.open, ("ab", "xb", "r+b")
+        patch.setattr(os, "fsync", self.counted(lambda fd: None))
         for module, name in ((os, "replace"), (os, "link"), (os, "mkdir"), (shutil, "copyfile")):
             patch.setattr(module, name, self.counted(getattr(module, name)))
         patch.setattr(
             Path,
             "open",
             lambda path, mode="r", *a, **k: (
-                HalfWritten(self, path, mode)
-                if mode in ("ab", "xb", "r+b")
-                else opened(path, mode, *a, **k)
+                HalfWritten(self, path, mode) if mode in own else opened(path, mode, *a, **k)
             ),
         )
 
     def full(self):
-        if not self.armed:
-            return
-        self.calls += 1
-        if self.calls in self.failing:
+        self.calls += self.armed
+        if self.armed and self.calls in self.failing:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     def counted(self, call):
-        def counted(*arguments, **more):
-            self.full()
-            return call(*arguments, **more)
-
-        return counted
+        return lambda *arguments, **more: self.full() or call(*arguments, **more)
 
 
 class HalfWritten(io.FileIO):
@@ -77,19 +69,23 @@ def operations(folder):
     """What is done to a bank, and what it does to the steps that it holds."""
     stack = networks(9)
 
+    def append(bank, step):
+        bank.append({n: t[step] for n, t in stack.items()}, step=step)
+
+    def absorb(bank):
+        bank.absorb(CheckpointBank(folder / "other", "r"))
+
     def appended(step):
-        row = {n: t[step] for n, t in stack.items()}
-        return lambda bank: bank.append(row, step=step), lambda steps: [*steps, step]
+        return lambda bank: append(bank, step), lambda steps: [*steps, step]
 
     with CheckpointBank(folder / "other") as other:
         for step in (6, 7):
-            other.append({n: t[step] for n, t in stack.items()}, step=step)
-    absorbed = lambda bank: bank.absorb(CheckpointBank(folder / "other", "r"))  # noqa: E731
+            append(other, step)
     return stack, [
         *map(appended, range(5)),
         (lambda bank: bank.truncate(min(4, len(bank))), lambda steps: steps[:4]),
         appended(5),
-        (absorbed, lambda steps: [*steps, 6, 7]),
+        (absorb, lambda steps: [*steps, 6, 7]),
         appended(8),
     ]
 
@@ -110,18 +106,12 @@ def carried_out(folder, stack, chain, disk):
                 steps = held
             assert [r["step"] for r in bank.records] == steps
         disk.armed = False
-        holds(bank, stack, steps)
-    with CheckpointBank(folder) as bank:
-        holds(bank, stack, steps)
-    files = {p.name for p in folder.iterdir()} - {".lock", "manifest.jsonl", "networks.bin"}
-    assert not files
+    for mode in "ar":
+        with CheckpointBank(folder, mode) as bank:
+            assert [r["step"] for r in bank.records] == steps
+            assert not steps or all(torch.equal(bank[:][n], stack[n][steps]) for n in stack)
+    assert {p.name for p in folder.iterdir()} <= {".lock", "manifest.jsonl", "networks.bin"}
     return failed
-
-
-def holds(bank, stack, steps):
-    assert [r["step"] for r in bank.records] == steps
-    if steps:
-        assert all(torch.equal(bank[:][name], stack[name][steps]) for name in stack)
 
 
 @pytest.mark.parametrize("length", [1, 6])

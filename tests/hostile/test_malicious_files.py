@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.core import saving
-from lightning.pytorch.demos.boring_classes import BoringModel
 from module_cases import Blobs, network, trainer
 from small_runs import NET, bank, config
 
@@ -120,13 +119,9 @@ def test_nothing_runs_that_comes_from_a_url(name, address, capfd):
         main([name, *FIT, "--ckpt_path", address])
     assert not Path("run").exists()
     assert "runs what is in it" in capfd.readouterr().err
-
-
-def test_what_comes_from_a_url_would_have_run(address):
-    """The negative control."""
     with contextlib.suppress(Exception):
         DeepEnsemble.load_from_checkpoint(address, network=NET)
-    assert Path("run").is_dir()
+    assert Path("run").is_dir()  # the negative control
 
 
 FUNCTIONS = {
@@ -148,6 +143,14 @@ def test_functions_run_nothing(name, here):
     assert not Path("run").exists()
 
 
+@pytest.fixture(scope="module")
+def own():
+    """A checkpoint of a module of ours."""
+    module, run = DeepEnsemble(network()), trainer(max_epochs=1)
+    run.fit(module, Blobs())
+    return run._checkpoint_connector.dump_checkpoint()
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("command", "arguments", "words"),
@@ -156,39 +159,19 @@ def test_functions_run_nothing(name, here):
         ("doctor", {"_instantiator": "os.link"}, "asks for os.link to be called"),
         ("mass", {"_instantiator": ["os.link"]}, "asks for ['os.link'] to be called"),
         ("doctor", [1], "has hyper-parameters of type list"),
-        ("mass", 3, "has hyper-parameters of type int"),
     ],
 )
 def test_a_checkpoint_may_not_name_the_function_that_makes_its_module(
-    command, arguments, words, here, monkeypatch, capsys
+    command, arguments, words, own, here, monkeypatch, capsys
 ):
     monkeypatch.setattr(saving, "_ALLOWED_INSTANTIATORS", {"os.link"}, raising=False)
-    module, run = DeepEnsemble(network()), trainer(max_epochs=1)
-    run.fit(module, Blobs())
-    run.save_checkpoint("own.ckpt")
-    held = load("own.ckpt")
-    held["hyper_parameters"] = (
-        held["hyper_parameters"] | arguments if isinstance(arguments, dict) else arguments
-    )
-    torch.save(held, "bad/it.ckpt")
-    options = {
-        "mass": ["--networks", "bad/it.ckpt", "--out", "out", "--data", "like.yaml"],
-        "doctor": ["bad/it.ckpt", "--data", "like.yaml"],
-    }
+    known = own["hyper_parameters"]
+    given = {**known, **arguments} if isinstance(arguments, dict) else arguments
+    torch.save({**own, "hyper_parameters": given}, "bad/it.ckpt")
+    options = [*(["--networks"] if command == "mass" else []), "bad/it.ckpt", "--data", "like.yaml"]
     with pytest.raises(SystemExit):
-        main([command, *options[command]])
+        main([command, *options])
     assert words in capsys.readouterr().err
-
-
-def test_checkpoints_of_others_are_read_as_networks(here):
-    """Plain data in any place; a class of ours that is none."""
-    run = trainer(max_epochs=1, limit_train_batches=1)
-    run.fit(BoringModel())
-    run.save_checkpoint("boring.ckpt")
-    assert set(load("boring.ckpt")["state_dict"]) == {"layer.weight", "layer.bias"}
-    with CheckpointBank("new") as new:
-        import_files(new, ".", pattern="boring.ckpt")
-    assert len(new) == 1
 
 
 # ------------------------------------------------------------ headers, depths, sizes
@@ -234,6 +217,7 @@ def test_every_command_refuses_a_bad_header_in_one_sentence(header, here, capsys
 def test_names_cannot_command_a_terminal(suffix, here, capsys):
     state = {**NET.state_dict(), "1.\x1b[31mweight": torch.ones(2)}
     save_tensors(Path("it.safetensors"), state)
+    save_tensors(Path("fine.safetensors"), NET.state_dict())
     torch.save(state, "it.pt")
     for arguments in READERS.values():
         with pytest.raises(SystemExit):
@@ -251,7 +235,7 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: " + "[" * 9999 + "]" * 9999, "more than 100 levels"),
+        ("a: " + "[" * 1999 + "]" * 1999, "more than 100 levels"),
         (LAUGHS, "aliases included"),
         ("model: &a {b: [*a]}", "aliases included"),
     ],
@@ -267,15 +251,12 @@ def test_configurations_that_grow_are_refused_before_they_do(text, words, here, 
 
 
 @pytest.mark.bad_input
-def test_deep_json_is_damaged(here):
+def test_deep_json_is_damaged_and_a_strangers_card_is_none(here):
     """The reports of a doctor, the rows of a comparison, the card of a reference."""
     Path("deep.json").write_text("[" * 200_000 + "]" * 200_000)
     for read in (Report.read, Card.read, read_json):
         with pytest.raises(ValueError, match=r"deep\.json is "):
             read(Path("deep.json"))
-
-
-def test_a_card_in_a_strangers_bank_is_not_the_packages(here):
     Path("fine/card.yaml").write_text("network: trust me")
     assert bank_card(Path("fine")) == {}
     assert "network" in bank_card(shipped_path("mnist_optunets"))
