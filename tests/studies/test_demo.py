@@ -1,11 +1,15 @@
-"""`lightning-bnn demo`: one page, again and again, interrupted or not."""
+"""`lightning-bnn demo` and the runs of studies: again and again, interrupted or not."""
 
 import re
 
+import lightning as L
 import pytest
 import torch
+from shell import code_of, failure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_bnn.cli import main
+from lightning_bnn.commands.presets import preset_text
 from lightning_bnn.studies import demo as demo_study
 from lightning_bnn.studies import runs
 from lightning_bnn.studies.demo import GLOSSARY, METHODS, SAMPLED, demo_jobs, explained
@@ -47,32 +51,24 @@ def test_one_page_with_everything(folder):
     page = (folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") >= 5
     assert not re.search(r'(src|href)="(?!data:)', page)
-    for name in METHODS.values():
-        assert f"<td>{name}</td>" in page
-    assert "<th>NS law</th>" in page
-    opening, figure, _ = page.partition("<figure>")
-    assert figure
-    assert "<h2>" not in opening.partition("</style>")[2]
-    assert opening.count(". ") + opening.count(".</p>") <= 4  # sentences, numbers have no space
     assert page.count("<details>") == page.count("<table>") - 1  # all but what to take
-    assert page.index("What to take") < page.index("<details>")
-    assert "sampled: draws of the posterior itself" in page
-    assert "networks of 3 chains, sampled" in page
-    assert "NOT KNOWN whether chains agree" in page
+    assert page.index("<figure>") < page.index("What to take") < page.index("<details>")
+    for text in (
+        *(f"<td>{name}</td>" for name in METHODS.values()),
+        "<th>NS law</th>",
+        "NLL: ",  # abbreviations are explained
+        "sampled: draws of the posterior itself",
+        "NOT KNOWN whether chains agree",
+        "lightning-bnn fit -c demo_swag.yaml",
+    ):
+        assert text in page
     assert str(folder) not in page
-    assert "lightning-bnn fit -c demo_swag.yaml" in page
     assert "nan" not in re.sub(r'base64,[^"]*', "", page).lower().replace("nanc", "")
-
-
-@pytest.mark.e2e
-def test_abbreviations_are_explained_where_they_stand(folder):
-    page = (folder / "report.html").read_text()
-    for table in re.findall(r"<table>.*?</table></div>(?:<p.*?</p>)?", page, re.DOTALL):
-        shown, _, note = table.partition("</table>")
-        headings = " ".join(re.findall(r"<th>(.*?)</th>", shown))
-        for word in GLOSSARY:
-            if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", headings):
-                assert f"{word}: " in note, word
+    times = dict(re.findall(r"<td>([^<]+)</td><td>([\d.]+)</td>", page.partition("How long")[2]))
+    assert {"Reference", "HMC"} < times.keys()
+    for name, title in METHODS.items():  # runs of earlier calls keep the time that they took then
+        kept = float((folder / "runs" / name / "cpu_seconds").read_text())
+        assert float(times[title]) == kept > 0
 
 
 def test_only_what_a_table_has_is_explained():
@@ -81,20 +77,6 @@ def test_only_what_a_table_has_is_explained():
     assert note.endswith(". A note.")
     assert [word for word in GLOSSARY if f"{word}: " in note] == ["NLL", "SWAG"]
     assert explained(Table("", ["method"], [["NLLs"]], note="A note.")).note == "A note."
-
-
-@pytest.mark.e2e
-def test_the_page_says_how_long_each_part_took(folder):
-    """Runs of earlier calls keep the time that they took then."""
-    page = (folder / "report.html").read_text().partition("How long did it take?")[2]
-    rows = dict(re.findall(r"<td>([^<]+)</td><td>([\d.]+)</td>", page))
-    assert {"Reference", "HMC", *METHODS.values()} < rows.keys()
-    assert all(float(seconds) > 0 for seconds in rows.values())
-    kept = {
-        title: (folder / "runs" / name / "cpu_seconds").read_text()
-        for name, title in METHODS.items()
-    }
-    assert {title: float(rows[title]) for title in kept} == {t: float(s) for t, s in kept.items()}
 
 
 @pytest.mark.parametrize(
@@ -121,33 +103,22 @@ def test_called_again_it_trains_nothing_and_writes_the_page(folder, monkeypatch,
     out = capsys.readouterr().out
     assert str((folder / "report.html").resolve()) in out
     assert f"tensorboard --logdir {folder / 'runs'}" in out
-
-
-@pytest.mark.e2e
-def test_the_runs_hold_curves_of_the_callbacks(folder):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     (events,) = (folder / "runs" / "mfvi").rglob("events.out.tfevents.*")
-    tags = EventAccumulator(str(events)).Reload().Tags()
-    assert {"train/loss", "tau"} <= set(tags["scalars"])
+    assert {"train/loss", "tau"} <= {*EventAccumulator(str(events)).Reload().Tags()["scalars"]}
 
 
 @pytest.mark.e2e
 def test_other_settings_begin_anew(folder, monkeypatch):
     trained = []
     monkeypatch.setattr(runs, "_train", lambda run, _: trained.append(run.job.name))
-    jobs = demo_jobs("smallest")[:2]
-    (folder / "runs" / "other").mkdir()
-    runs.run_jobs(jobs, folder / "runs")
+    runs.run_jobs(demo_jobs("smallest")[:2], folder / "runs")
     assert trained == []
-    changed = [runs.Job("ensemble", "demo_ensemble", {"trainer.max_epochs": 1})]
-    runs.run_jobs(changed, folder / "copies")
-    assert trained == ["ensemble"]
-    (folder / "copies" / "ensemble" / "old").write_text("")
-    again = [runs.Job("ensemble", "demo_ensemble", {"trainer.max_epochs": 2})]
-    runs.run_jobs(again, folder / "copies")
+    for epochs in (1, 2):
+        job = runs.Job("ensemble", "demo_ensemble", {"trainer.max_epochs": epochs})
+        runs.run_jobs([job], folder / "copies")
+        assert not (folder / "copies" / "ensemble" / "old").exists()
+        (folder / "copies" / "ensemble" / "old").write_text("")
     assert trained == ["ensemble", "ensemble"]
-    assert not (folder / "copies" / "ensemble" / "old").exists()
 
 
 def test_restart_removes_the_runs_of_a_demo_only(tmp_path, monkeypatch, capsys):
@@ -156,18 +127,16 @@ def test_restart_removes_the_runs_of_a_demo_only(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr("lightning_bnn.studies.demo.run_jobs", stopped)
     out = tmp_path / "demo"
-    for restart, left in (("false", True), ("true", False)):
-        with pytest.raises(SystemExit) as end:
-            main(["demo", "--restart", restart, "--out", str(out)])
-        assert end.value.code == 130
-        assert (out / "runs" / "x").exists() == (left and restart == "true")
-        (out / "runs" / "x").mkdir(parents=True, exist_ok=True)
+    assert code_of("demo", "--out", out) == 130
+    (out / "runs" / "x").mkdir(parents=True)
+    for restart in ("false", "true"):
+        assert code_of("demo", "--restart", restart, "--out", out) == 130
+        assert (out / "runs" / "x").exists() == (restart == "false")
     (tmp_path / "runs").mkdir()
-    with pytest.raises(SystemExit) as end:
-        main(["demo", "--restart", "true", "--out", str(tmp_path)])
-    assert end.value.code == 2
+    capsys.readouterr()
+    message = failure(capsys, "demo", "--restart", "true", "--out", tmp_path)
+    assert "choose a new folder" in message
     assert (tmp_path / "runs").exists()
-    assert "choose a new folder" in capsys.readouterr().err
 
 
 @pytest.mark.e2e
@@ -175,13 +144,13 @@ def test_jobs_beside_others_are_as_if_they_were_alone(tmp_path):
     first, second = demo_jobs("smallest")[1:3]
     with runs.beside(runs.run_jobs, [first], tmp_path / "both"):
         runs.run_jobs([second], tmp_path / "both")
-        assert (tmp_path / "both" / second.name / "finished").exists()
-    assert (tmp_path / "both" / first.name / "finished").exists()
-    weights = [
+    assert (tmp_path / "both" / second.name / "finished").exists()
+    runs.run_jobs([first], tmp_path / "alone")
+    both, alone = (
         load(next((tmp_path / place / first.name).rglob("*.ckpt")))["state_dict"]
-        for place, _ in (("both", 0), ("alone", runs.run_jobs([first], tmp_path / "alone")))
-    ]
-    assert all(torch.equal(weights[0][name], tensor) for name, tensor in weights[1].items())
+        for place in ("both", "alone")
+    )
+    assert all(torch.equal(both[name], tensor) for name, tensor in alone.items())
 
 
 @pytest.mark.e2e
@@ -191,3 +160,37 @@ def test_what_a_process_leaves_undone_is_done_or_explained(tmp_path, capfd):
         pass
     with pytest.raises((ValueError, SystemExit)):
         runs.run_jobs([job], tmp_path)
+
+
+# ------------------------------------------------------------ runs
+class Saves(L.Callback):
+    """Notes the epochs that begin, and fails in one of them if it is to."""
+
+    def __init__(self, stop_in=None):
+        self.begun, self.stop_in = [], stop_in
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.begun.append(trainer.current_epoch)
+        assert trainer.current_epoch != self.stop_in, "killed"
+
+
+def job(*callbacks):
+    changes = {"trainer.max_epochs": 4, "model.init_args.members": 2}
+    return runs.Job("run", "demo_ensemble", changes, callbacks, preset_text("demo_ensemble"))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("seconds", "continues_with"), [(0.0, 2), (1e6, 0)])
+def test_what_an_interruption_costs_is_a_time_and_not_an_epoch(
+    tmp_path, monkeypatch, seconds, continues_with
+):
+    monkeypatch.setattr(runs, "_BETWEEN_CHECKPOINTS", seconds)
+    with pytest.raises(AssertionError, match="killed"):
+        runs.run_jobs([job(Saves(stop_in=2))], tmp_path)
+    saves = Saves()
+    resumed = runs.run_jobs([job(saves)], tmp_path)["run"].module()
+    assert saves.begun == list(range(continues_with, 4))
+    assert list(tmp_path.rglob(f"epoch={3}-*.ckpt"))  # the last is always there
+    whole = runs.run_jobs([job()], tmp_path / "other")["run"].module()
+    for one, two in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(one, two)

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
+from shell import failure
 from small_runs import numbers, results
 
 from lightning_bnn.cli import main
@@ -59,9 +60,8 @@ def findings(monkeypatch, gold):
 
 def test_only_gold_compares_methods(monkeypatch, undrawn):
     found = findings(monkeypatch, ["digits"])
-    assert set(found.tables) == {
-        "digits-10", "digits-20", "concrete-10", "concrete-20", "correlations"
-    }  # fmt: skip
+    boards = {"digits-10", "digits-20", "concrete-10", "concrete-20"}
+    assert found.tables.keys() == {*boards, "correlations"}
     assert {row[0] for row in found.tables["correlations"].rows} == {"digits, 10", "digits, 20"}
     for figure in found.figures.values():
         titles = {axis.get_title() for axis in figure.axes}
@@ -69,13 +69,8 @@ def test_only_gold_compares_methods(monkeypatch, undrawn):
         assert not any("concrete" in title for title in titles)
     assert "digits, 20 gradients: near failed, seed 1: no memory." in found.cautions
     assert "concrete, 10 gradients: broken failed, seed 0: it diverged." in found.cautions
-
-
-def test_without_any_gold_there_are_tables_only(monkeypatch):
-    found = findings(monkeypatch, [])
-    assert not found.figures
-    assert "correlations" not in found.tables
-    assert len(found.tables) == 4
+    without = findings(monkeypatch, [])
+    assert (without.tables.keys(), without.figures) == (boards, {})
 
 
 def test_rank_correlations_turn_signs_so_that_close_is_good():
@@ -89,12 +84,8 @@ def test_rank_correlations_turn_signs_so_that_close_is_good():
 
 def test_no_gold_reference_at_all_is_refused_in_one_sentence(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(leaderboard, "is_gold", lambda name: False)
-    with pytest.raises(SystemExit):
-        main(["leaderboard", "--out", str(tmp_path / "out")])
-    assert (
-        "No reference is gold: name some as `--references`, of airfoil, concrete"
-        in capsys.readouterr().err
-    )
+    message = failure(capsys, "leaderboard", "--out", tmp_path / "out")
+    assert "No reference is gold: name some as `--references`, of airfoil, concrete" in message
 
 
 def test_settings_are_chosen_by_the_mean_distance_and_never_with_a_failure():
@@ -105,45 +96,45 @@ def test_settings_are_chosen_by_the_mean_distance_and_never_with_a_failure():
     assert closest([Outcome([{"f_law": math.nan}]), Outcome(far)]) == 1
 
 
+@pytest.fixture
+def scored(tmp_path):
+    """Score rows of a folder beside the two Gaussians."""
+    sampler = "optimizer: {class_path: lightning_bnn.samplers.SGHMC, init_args: {lr: 1.0e+6}}"
+    wild = f"# Wild\nmethod: SGHMC\nsettings:\n  members: 2\n  {sampler}\n"
+    candidates = "candidates:\n  - settings: {optimizer: {init_args: {lr: 0.01}}}\n"
+    tame = "# Tame\nmethod: DeepEnsemble\nsettings: {members: 2}\n"
+    rows = {"tuned": wild.replace("Wild", "Tuned") + candidates, "wild": wild, "tame": tame}
+    (tmp_path / "rows").mkdir()
+    for name, text in rows.items():
+        (tmp_path / "rows" / f"{name}.yaml").write_text(text)
+
+    def scored(name, *more):
+        out = tmp_path / name
+        common = f"--references [two_gaussians] --rows {tmp_path / 'rows'} --samples 4 --seeds 1"
+        main(["leaderboard", *common.split(), "--budgets", "[40]", "--out", str(out), *more])
+        return out, {row["method"]: row for row in numbers(out, "two_gaussians-40")}
+
+    return scored
+
+
 @pytest.mark.e2e
-def test_a_row_is_scored_with_the_settings_that_other_seeds_choose(tmp_path):
+def test_a_row_is_scored_with_the_settings_that_other_seeds_choose(scored):
     """A rate that diverges loses against one that does not, wherever it stands in the row."""
-    rows = tmp_path / "rows"
-    rows.mkdir()
-    sampler = "optimizer: {class_path: lightning_bnn.samplers.SGHMC, init_args: {lr: %s}}"
-    (rows / "a.yaml").write_text(
-        "# A\nmethod: SGHMC\nsettings:\n  members: 2\n  " + sampler % "1.0e+6" + "\n"
-        "candidates:\n  - settings: {optimizer: {init_args: {lr: 0.01}}}\n"
-    )
-    common = ["leaderboard", "--references", "[two_gaussians]", "--rows", str(rows), "--samples",
-              "4", "--seeds", "1", "--budgets", "[40]"]  # fmt: skip
-    main([*common, "--tuning", "1", "--out", str(tmp_path / "tuned")])
-    (row,) = numbers(tmp_path / "tuned", "settings")
+    out, found = scored("tuned", "--methods", "[tuned]", "--tuning", "1")
+    (row,) = numbers(out, "settings")
     assert row["chosen"] == "settings.optimizer.init_args.lr 0.01"
-    assert numbers(tmp_path / "tuned", "two_gaussians-40")[0]["failed"] == "0 of 1"
-    main([*common, "--tuning", "0", "--out", str(tmp_path / "plain")])
-    assert numbers(tmp_path / "plain", "two_gaussians-40")[0]["failed"] == "1 of 1"
+    assert found["Tuned"]["failed"] == "0 of 1"
 
 
 @pytest.mark.e2e
-def test_a_method_that_diverges_is_told_of(tmp_path, capsys):
+def test_a_method_that_diverges_is_told_of(scored, capsys):
     """Beside one that does not, and alone: a board of failures is a board, too."""
-    rows = tmp_path / "rows"
-    rows.mkdir()
-    (rows / "wild.yaml").write_text(
-        "# Wild\nmethod: SGHMC\nsettings:\n  members: 2\n  optimizer: "
-        "{class_path: lightning_bnn.samplers.SGHMC, init_args: {lr: 1.0e+6}}\n"
-    )
-    (rows / "tame.yaml").write_text("# Tame\nmethod: DeepEnsemble\nsettings: {members: 2}\n")
-    common = ["leaderboard", "--references", "[two_gaussians]", "--rows", str(rows), "--samples",
-              "4", "--seeds", "1"]  # fmt: skip
-    main([*common, "--budgets", "[40]", "--out", str(tmp_path / "both")])
-    found = {row["method"]: row for row in numbers(tmp_path / "both", "two_gaussians-40")}
+    out, found = scored("all", "--methods", "[wild, tame]")
     assert (found["Wild"]["failed"], found["Tame"]["failed"]) == ("1 of 1", "0 of 1")
     assert found["Wild"]["function law"] is None
     assert math.isfinite(found["Tame"]["function law"])
-    (note,) = results(tmp_path / "both")["cautions"]
+    (note,) = results(out)["cautions"]
     assert note.startswith("two_gaussians, 40 gradients: Wild failed, seed 0: ")
     assert note in capsys.readouterr().out
-    main([*common, "--budgets", "[40]", "--methods", "[wild]", "--out", str(tmp_path / "one")])
-    assert numbers(tmp_path / "one", "two_gaussians-40")[0]["failed"] == "1 of 1"
+    _, found = scored("one", "--methods", "[tuned]", "--tuning", "0")
+    assert found["Tuned"]["failed"] == "1 of 1"

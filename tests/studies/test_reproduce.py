@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from small_runs import results
@@ -30,12 +31,11 @@ class Fake(Step):
             CALLS.append((self.name, seed))
             if self.error is not None:
                 raise self.error
-            steps.Path(out).mkdir(parents=True, exist_ok=True)
-            header, rows = ["", "here", "note"], [["not converged, %", 0.5 + 0.01 * seed, ""]]
-            content = {"title": "", "header": header, "rows": rows, "note": ""}
-            (steps.Path(out) / "results.json").write_text(
-                json.dumps({"settings": {}, "tables": {"weights": content}})
-            )
+            rows = [["not converged, %", 0.5 + 0.01 * seed, ""]]
+            content = {"title": "", "header": ["", "here", "note"], "rows": rows, "note": ""}
+            Path(out).mkdir(parents=True, exist_ok=True)
+            stored = {"settings": {}, "tables": {"weights": content}}
+            (Path(out) / "results.json").write_text(json.dumps(stored))
 
         return study
 
@@ -44,72 +44,58 @@ class Fake(Step):
 def fakes(monkeypatch, tmp_path):
     """A step that works, and others that fail, lack their data, or wait for these."""
     CALLS.clear()
+    none = MissingData("no files")
     chosen = (
         Fake("mass", "p1", "mass", 1, error=RuntimeError("out of luck")),
         Fake("toy", "p1", "toy", 1),
-        Fake(
-            "mnist/runs", "p1", "runs.optunets", None, seeded=False, error=MissingData("no files")
-        ),
+        Fake("mnist/runs", "p1", "runs.optunets", None, seeded=False, error=none),
         Fake("mnist/mass", "p1", "mass", 1, smallest=None, seeded=False, after="mnist/runs"),
     )
     for module in (steps, command):
         monkeypatch.setattr(module, "STEPS", chosen)
     monkeypatch.chdir(tmp_path)
-    return chosen
-
-
-def verdicts(folder):
-    rows = results(folder)["tables"]["p1"]["rows"]
-    return {row[0]: row[3] for row in rows}
 
 
 def test_a_step_that_fails_stops_no_other(fakes, capsys):
     command.reproduce("p1", seeds=2, out="out")
     printed, told = capsys.readouterr()
     assert CALLS == [("mass", 0), ("mass", 1), ("toy", 0), ("toy", 1), ("mnist/runs", 0)]
-    found = verdicts("out")
-    assert (
-        found["less than 1 % of the runs have not converged (loss of the last epoch above 0.01)"]
-        == "holds"
-    )
-    assert (
-        "`mass` failed: RuntimeError: out of luck"
-        in found["trained networks are far above their minimum mass (digits, by Adam)"]
-    )
-    assert "`mnist/mass` skipped: `mnist/runs` has not finished" in found["mass, minimum mass"]
+    found = {row[0]: row[3] for row in results("out")["tables"]["p1"]["rows"]}
+    for claim, verdict in (
+        ("less than 1 % of the runs have not converged (loss of the last epoch above 0.01)",
+         "holds"),
+        ("trained networks are far above their minimum mass (digits, by Adam)",
+         "`mass` failed: RuntimeError: out of luck"),
+        ("mass, minimum mass", "`mnist/mass` skipped: `mnist/runs` has not finished"),
+    ):  # fmt: skip
+        assert verdict in found[claim]
     assert "mnist/runs skipped: no files" in printed + told
     assert "0.505 ± 0.0071" in printed
-    assert "fewer than 1 % in every run" in steps.Path("out/README.md").read_text()
+    assert "fewer than 1 % in every run" in Path("out/README.md").read_text()
 
 
-def test_what_has_finished_is_not_done_again(fakes, capsys):
+def test_what_has_finished_is_not_done_again(fakes, capsys, monkeypatch):
+    def found(seeds):
+        return evidence_in(Path("out").resolve(), seeds, "full")
+
     command.reproduce("toy", seeds=2, out="out")
-    CALLS.clear()
-    part = evidence_in(steps.Path("out").resolve(), 3, "full")
-    assert part.absent["toy"] == "`toy` has finished 2 of 3 seeds"
+    assert found(3).absent["toy"] == "`toy` has finished 2 of 3 seeds"
     command.reproduce("toy", seeds=3, out="out")
-    assert CALLS == [("toy", 2)]
-    assert len(evidence_in(steps.Path("out").resolve(), 3, "full").of("toy")) == 3
+    assert CALLS == [("toy", 0), ("toy", 1), ("toy", 2)]
+    assert len(found(3).of("toy")) == 3
     command.reproduce("toy,mass", seeds=1, out="out")
-    assert CALLS[1:] == [("mass", 0)]
-    CALLS.clear()
+    assert CALLS[3:] == [("mass", 0)]
     command.reproduce(["toy"], seeds=1, out="out", again=True)
-    assert CALLS == [("toy", 0)]
-    capsys.readouterr()
-    CALLS.clear()
-    command.reproduce(list=True, out="out")
-    assert "mnist/mass" in capsys.readouterr().out
-    command.reproduce(list=True, size="smallest", out="out")
-    assert "mnist/mass" not in capsys.readouterr().out
-    assert not CALLS
-
-
-def test_another_version_begins_anew(fakes, monkeypatch):
-    command.reproduce("toy", seeds=1, out="out")
+    assert CALLS[4:] == [("toy", 0)]
     monkeypatch.setattr(lightning_bnn, "__version__", "another")
-    assert "has not been run" in evidence_in(steps.Path("out").resolve(), 1, "full").absent["toy"]
+    assert "has not been run" in found(1).absent["toy"]
     command.reproduce("toy", seeds=1, out="out")
-    assert CALLS == [("toy", 0)] * 2
+    assert CALLS[5:] == [("toy", 0)]
+    capsys.readouterr()
+    for size in ("full", "smallest"):
+        command.reproduce(list=True, size=size, out="out")
+        assert ("mnist/mass" in capsys.readouterr().out) == (size == "full")
+    assert len(CALLS) == 6
 
 
 def test_keys_know_the_arguments_and_the_source(tmp_path):
@@ -141,19 +127,17 @@ def test_what_is_refused(arguments, message, tmp_path):
 
 @pytest.mark.e2e
 def test_the_smallest_size_runs_through_everything(tmp_path, capsys):
-    args = ["reproduce", "--size", "smallest", "--seeds", "1", "--out", str(tmp_path / "out")]
+    out = tmp_path / "out"
+    args = ["reproduce", "--size", "smallest", "--seeds", "1", "--out", str(out)]
     main(args)
-    states = {row[0]: row[-1] for row in results(tmp_path / "out")["tables"]["steps"]["rows"]}
-    small = {step.name for step in STEPS if step.smallest is not None}
-    assert {name for name, state in states.items() if state == "finished"} == small
-    found = [
-        row for p in ("p1", "p2", "p3") for row in results(tmp_path / "out")["tables"][p]["rows"]
-    ]
-    tested = [row for row in found if not row[3].startswith("not tested")]
-    assert len(tested) > 25
-    assert not [row for row in found if "failed" in row[3]]
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*.ckpt")}
+    tables = results(out)["tables"]
+    finished = {row[0] for row in tables["steps"]["rows"] if row[-1] == "finished"}
+    assert finished == {step.name for step in STEPS if step.smallest is not None}
+    verdicts = [row[3] for paper in ("p1", "p2", "p3") for row in tables[paper]["rows"]]
+    assert sum(not verdict.startswith("not tested") for verdict in verdicts) > 25
+    assert not any("failed" in verdict for verdict in verdicts)
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*.ckpt")}
     capsys.readouterr()
     main(args)
-    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*.ckpt")} == before
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*.ckpt")} == before
     assert "holds" in capsys.readouterr().out

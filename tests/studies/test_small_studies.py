@@ -1,20 +1,24 @@
 """Every study at its smallest, on three networks where it takes some: what it writes and shows."""
 
 import contextlib
+import dataclasses
 import functools
 import io
 import math
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare, ks_2samp
+from shell import failure
 from small_runs import NET, bank, config, numbers, results
 
 from lightning_bnn import metrics as M
 from lightning_bnn.cli import STUDIES, main
 from lightning_bnn.datamodules import Digits
 from lightning_bnn.evaluation.problem import read_problem
+from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian
 from lightning_bnn.studies.collapse import pearson
 from lightning_bnn.studies.compact import CompactStudy
@@ -31,6 +35,7 @@ from lightning_bnn.studies.marginals import (
     explained_variance,
 )
 from lightning_bnn.studies.toy import forms_of
+from lightning_bnn.studies.tractable import posterior_density, study
 from lightning_bnn.studies.transpositions import permutation_with
 from weightsym import discover, permute, random_permutations, transpositions
 from weightsym import params as P
@@ -38,26 +43,20 @@ from weightsym import params as P
 pytestmark = pytest.mark.filterwarnings("ignore")
 EPOCHS = ["--epochs", "1"]
 SMALLEST = {
-    "demo": ["--size", "smallest"],
     "compare": ["--data", "like.yaml", "three", "--posteriors.A", "other"],
     "calibrate": ["three", "--data", "like.yaml"],
-    "toy": None,
     "mass": ["--data", "like.yaml", "--networks", "three"],
     "collapse": ["--data", "like.yaml", "--networks", "three"],
     "permutations": ["--members", "3", *EPOCHS],
     "marginals": ["--data", "like.yaml", "--networks", "three"],
-    "interpolation": None,
-    "width": None,
-    "transpositions": None,
-    "compact": None,
-    "tractable": None,
-    "reproduce": None,
 }
-"""Arguments with which a study ends in seconds; None where tests of their own run it."""
-
-
-LONGER = {"permutations"}
-"""Those that take longer than a second or two."""
+"""Arguments with which a study ends in seconds."""
+OTHERS = "demo toy interpolation width transpositions compact tractable reproduce"
+"""Those that tests of their own run."""
+RUN = [
+    pytest.param(name, marks=[pytest.mark.e2e] if name == "permutations" else [])
+    for name in SMALLEST
+]
 
 
 def filled(folder):
@@ -93,72 +92,55 @@ def ran(tmp_path_factory):
     return run
 
 
-def test_every_study_is_tried():
-    assert SMALLEST.keys() == STUDIES.keys()
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.e2e) if name in LONGER else name
-        for name in SMALLEST
-        if SMALLEST[name] is not None and name != "demo"
-    ],
-)
+@pytest.mark.parametrize("name", RUN)
 def test_tables_and_figures_are_printed_and_written(name, ran):
+    assert STUDIES.keys() == {*SMALLEST, *OTHERS.split()}
     folder, text = ran(name)
-    held = results(folder / "out")
+    held, out = results(folder / "out"), folder / "out"
     assert held["study"] == name
     assert held["settings"]
-    files = {p.name for p in (folder / "out").iterdir()}
-    figures = {f.removesuffix(".png") for f in files if f.endswith(".png")}
+    figures = sorted(out.glob("*.png"))
     assert figures
     for figure in figures:
-        assert f"{figure}.svg" in files
-        assert (folder / "out" / f"{figure}.png").stat().st_size > 5_000
+        assert figure.with_suffix(".svg").exists()
+        assert figure.stat().st_size > 5_000
     for table, content in held["tables"].items():
-        assert f"{table}.csv" in files
+        assert (out / f"{table}.csv").exists()
         assert content["title"] in text
         assert len(content["rows"]) >= 1
-    assert str((folder / "out").resolve()) in text
+    assert (out / "README.md").exists()
+    assert str(out.resolve()) in text
 
 
 # ------------------------------------------------------------ golden numbers on three networks
+NETWORKS = P.populate(NET, 3, torch.Generator().manual_seed(1))
+
+
 def test_mass_is_that_of_the_closed_form_for_two_layers(ran):
-    rows = numbers(ran("mass")[0] / "out", "mass")
-    networks = P.populate(NET, 3, torch.Generator().manual_seed(1))
-    one, two = networks["1.weight"].double(), networks["3.weight"].double()
+    mass, minimum, excess = numbers(ran("mass")[0] / "out", "mass")[:3]
+    one, two = NETWORKS["1.weight"].double(), NETWORKS["3.weight"].double()
     masses = one.square().sum((1, 2)) + two.square().sum((1, 2))
     least = 2 * (one.norm(dim=2) * two.norm(dim=1)).sum(1)
-    assert rows[0]["mean ± sd"] == pytest.approx(float(masses.mean()), rel=1e-6)
-    assert rows[1]["mean ± sd"] == pytest.approx(float(least.mean()), rel=1e-6)
-    excess = 100 * (masses / least - 1)
-    assert rows[2]["median"] == pytest.approx(float(excess.median()), rel=1e-5)
+    assert mass["mean ± sd"] == pytest.approx(float(masses.mean()), rel=1e-6)
+    assert minimum["mean ± sd"] == pytest.approx(float(least.mean()), rel=1e-6)
+    wanted = 100 * float((masses / least - 1).median())
+    assert excess["median"] == pytest.approx(wanted, rel=1e-5)
 
 
 def test_collapse_is_the_information_of_pairs(ran):
-    row = numbers(ran("collapse")[0] / "out", "pairs")[0]
-    networks = P.populate(NET, 3, torch.Generator().manual_seed(1))
-    data = Digits()
-    x = data.normalise(data.load().test[0])
-    probs = P.apply(NET, networks, x).softmax(-1)
+    row, data = numbers(ran("collapse")[0] / "out", "pairs")[0], Digits()
+    probs = P.apply(NET, NETWORKS, data.normalise(data.load().test[0])).softmax(-1)
     pairs = [M.mutual_information(probs[[i, j]]).mean() for i, j in ((0, 1), (0, 2), (1, 2))]
     assert row["mean ± sd"] == pytest.approx(float(torch.stack(pairs).mean()), rel=1e-4)
     assert row["max"] == pytest.approx(float(max(pairs)), rel=1e-4)
 
 
 def test_marginals_are_tested_as_by_scipy(ran):
-    row = numbers(ran("marginals")[0] / "out", "equal")[0]
-    networks = P.populate(NET, 3, torch.Generator().manual_seed(1))
-    w = networks["1.weight"]
-    p = [
-        ks_2samp(w[:, 0, j].numpy(), w[:, k, j].numpy()).pvalue
-        for k in range(1, 4)
-        for j in range(64)
-    ]
-    assert row["KS p"] == pytest.approx(min(1, min(p) * len(p)))
-    held = torch.bincount(w.amax(-1).argmax(1), minlength=4)
-    assert row["largest weight: chi-square p"] == pytest.approx(chisquare(held.numpy()).pvalue)
+    row, w = numbers(ran("marginals")[0] / "out", "equal")[0], NETWORKS["1.weight"].numpy()
+    p = [ks_2samp(w[:, 0], w[:, k]).pvalue.min() for k in range(1, 4)]
+    assert row["KS p"] == pytest.approx(min(1, min(p) * 3 * 64))
+    held = np.bincount(w.max(-1).argmax(1), minlength=4)
+    assert row["largest weight: chi-square p"] == pytest.approx(chisquare(held).pvalue)
 
 
 # ------------------------------------------------------------ what studies rest on
@@ -191,11 +173,8 @@ def test_exchangeable_units_pass_and_sorted_units_fail():
 
 
 def test_explained_variance_of_a_plane():
-    g = torch.Generator().manual_seed(0)
-    plane = torch.randn(50, 2, generator=g) @ torch.randn(2, 9, generator=g)
-    share = explained_variance({"w": plane})
-    assert float(share.sum()) == pytest.approx(1)
-    assert float(share[:2].sum()) == pytest.approx(1)
+    share = explained_variance({"w": torch.randn(50, 2) @ torch.randn(2, 9)})
+    assert [float(share.sum()), float(share[:2].sum())] == pytest.approx([1, 1])
     assert float(share[0]) < 1
 
 
@@ -216,24 +195,19 @@ def test_golden_gaussians_between_two_modes(alpha, variance, kl):
 
 
 def test_divergence_against_samples():
-    g = torch.Generator().manual_seed(0)
-    mean, log_std = torch.tensor([1.0, 0.3]).double(), torch.tensor([0.2, -0.1]).double()
-    far = torch.tensor(3.0).double()
-    z = mean + log_std.exp() * torch.randn(400_000, 2, generator=g).double()
-    q = torch.distributions.Normal(mean, log_std.exp()).log_prob(z).sum(-1)
-    centres = torch.tensor([[0.0, 0.0], [3.0, 0.0]]).double()
-    p = torch.distributions.Normal(centres[:, None], torch.ones(2).double()).log_prob(z).sum(-1)
-    wanted = (q - (p.logsumexp(0) - math.log(2))).mean()
-    assert float(exact_divergence(mean, log_std, far)) == pytest.approx(float(wanted), abs=0.01)
+    mean, std = torch.tensor([1.0, 0.3]).double(), torch.tensor([1.2, 0.9]).double()
+    q = torch.distributions.Normal(mean, std)
+    z, far = q.sample((400_000,)), torch.tensor(3.0).double()
+    centres = torch.tensor([[[0.0, 0.0]], [[3.0, 0.0]]]).double()
+    p = torch.distributions.Normal(centres, 1.0).log_prob(z).sum(-1)
+    wanted = (q.log_prob(z).sum(-1) - (p.logsumexp(0) - math.log(2))).mean()
+    found = exact_divergence(mean, std.log(), far)
+    assert float(found) == pytest.approx(float(wanted), abs=0.01)
 
 
 def test_a_gaussian_stays_on_its_mode_only_if_the_other_is_far():
-    import dataclasses
-
-    settings = dataclasses.replace(
-        SCALES["small"], points=11, sigmas=(1.0, 2.0), samples=60, steps=700
-    )
-    found = fitted_gaussians(3, settings, seed=0)
+    few = {"points": 11, "sigmas": (1.0, 2.0), "samples": 60, "steps": 700}
+    found = fitted_gaussians(3, dataclasses.replace(SCALES["small"], **few), seed=0)
     one, two = found.measure
     assert one[1:5] == pytest.approx(0.5, abs=0.05)
     assert one[5:].max() < 0.1
@@ -252,25 +226,14 @@ def test_permutations_with_so_many_swaps(swaps):
 
 
 def test_toy_forms_keep_the_function_and_order_the_last_layer():
-    from lightning_bnn.models import mlp
-
     net = mlp(2, [2], 1)
     networks, x = P.populate(net, 50), torch.randn(20, 2)
-    forms = forms_of(networks, discover(net, x[:2]))
-    wanted = P.apply(net, networks, x)
+    forms, wanted = forms_of(networks, discover(net, x[:2])), P.apply(net, networks, x)
     for stack in forms.values():
         torch.testing.assert_close(P.apply(net, stack, x), wanted, rtol=1e-3, atol=1e-4)
     ordered = forms["scaled and ordered"]
     torch.testing.assert_close(ordered["1.weight"].norm(dim=2), torch.full((50, 2), 3.0))
     assert (ordered["3.weight"][:, 0, 0] <= ordered["3.weight"][:, 0, 1]).all()
-
-
-@pytest.mark.e2e
-def test_permutations_are_followed_step_by_step(ran):
-    held = torch.load(ran("permutations")[0] / "out" / "history_max.pt")
-    assert held["tau"].shape == (17, 2, 3)
-    assert held["layers"] == ["1.weight", "3.weight"]
-    assert (held["tau"] <= 1).all()
 
 
 @pytest.mark.e2e
@@ -307,9 +270,13 @@ def test_a_population_is_trained_once(here, capsys):
 
 @pytest.mark.e2e
 def test_a_study_that_was_killed_after_its_last_epoch_is_completed(ran, tmp_path):
+    """Permutations, followed step by step."""
     name = "permutations"
     folder = shutil.copytree(ran(name)[0], tmp_path / name)
-    first = results(folder / "out")["tables"]
+    first, held = results(folder / "out")["tables"], torch.load(folder / "out" / "history_max.pt")
+    assert held["tau"].shape == (17, 2, 3)
+    assert held["layers"] == ["1.weight", "3.weight"]
+    assert (held["tau"] <= 1).all()
     for path in [*(folder / "out").rglob("finished"), *(folder / "out").glob("*.pt")]:
         path.unlink()
     called(folder, [name, *SMALLEST[name], "--out", "out"])
@@ -331,16 +298,16 @@ def test_deviations_of_another_posterior_follow_its_means(here):
 @pytest.mark.e2e
 def test_compact_representations_of_permuted_networks(here):
     """Copies of one network in other orders: matched they are it, as they are they are nothing."""
-    problem = read_problem(here / "like.yaml")
-    study = CompactStudy(problem, batches=3, draws=10, seed=0)
-    g = torch.Generator().manual_seed(0)
-    sharp = {name: 8 * t for name, t in P.of(NET).items()}
+    study = CompactStudy(read_problem(here / "like.yaml"), batches=3, draws=10, seed=0)
+    g, sharp = torch.Generator().manual_seed(0), {name: 8 * t for name, t in P.of(NET).items()}
     noisy = DiagonalGaussian(sharp, 1e-3).sample(8, g)
-    noisy = {name: t.detach() for name, t in noisy.items()}
     moves = [torch.stack([torch.randperm(4, generator=g) for _ in range(8)])]
-    stack = permute(noisy, study.symmetries, moves)
+    stack = permute({name: t.detach() for name, t in noisy.items()}, study.symmetries, moves)
     found = study.findings({"HMC": stack, "Ensemble": stack}, DiagonalGaussian(sharp), [])
-    rows = {row[0]: row for row in found.tables["table1"].rows}
+    rows, pruned, jointly = (
+        {row[0]: row for row in found.tables[name].rows}
+        for name in ("table1", "pruning", "pruning_joint")
+    )
     for name in ("HMC", "Ensemble"):
         assert rows[f"{name} q_r"][3] > 0.97
         assert rows[f"{name} q_d"][3] < 0.9
@@ -350,9 +317,48 @@ def test_compact_representations_of_permuted_networks(here):
     accuracies = torch.tensor([study.accuracy(drawn) for drawn in sets])
     assert rows["HMC q_d"][1] == pytest.approx(float(accuracies.mean()))
     assert accuracies.std() > 0
-    pruned = {row[0]: row[1:] for row in found.tables["pruning"].rows}
-    jointly = {row[0]: row[1:] for row in found.tables["pruning_joint"].rows}
-    whole = study.accuracy(sharp)
-    assert pruned["one network, deviations of HMC"][0] == pytest.approx(whole, abs=3)
-    assert jointly["HMC q_r joint, own deviations"][0] == pytest.approx(whole, abs=3)
+    whole = pytest.approx(study.accuracy(sharp), abs=3)
+    assert pruned["one network, deviations of HMC"][1] == whole
+    assert jointly["HMC q_r joint, own deviations"][1] == whole
     assert {name.replace(" joint", "") for name in jointly} == pruned.keys()
+
+
+# ------------------------------------------------------------ two ReLU units
+@pytest.mark.e2e
+def test_tables_2_and_3():
+    """Mean field lies between the modes and symmetrized on one, with a higher ELBO."""
+    found = study([0.05, 0.1], seeds=10, epochs=10, noise=1.5)
+    results = {(r.alpha, r.method): r for r in found}
+    methods = "MFVI", "symmetrized, K=2", "symmetrized, exact"
+    one, two, exact = (results[0.05, m].apart.mean() for m in methods)
+    assert one < 0.45 < two < exact
+    assert exact == pytest.approx(1, abs=0.25)
+    for result in results.values():
+        assert result.alpha < 0.1 or result.apart.mean() > 0.85
+        assert (result.exact >= result.elbo).all()
+        assert (result.exact - result.elbo <= math.log(2) / 100 + 1e-6).all()
+        torch.testing.assert_close(result.drawn, result.exact, atol=2e-3, rtol=0)
+    for alpha in (0.05, 0.1):
+        mfvi, drawn, exact = (results[alpha, m].exact.mean() for m in methods)
+        assert mfvi < drawn < exact + 1e-5
+        assert results[alpha, methods[1]].mse.mean() < results[alpha, "MFVI"].mse.mean()
+
+
+def test_the_modes_of_the_posterior_are_where_they_should_be():
+    axis, density = posterior_density(0.2, 1.0)
+    i, j = divmod(int(density.argmax()), len(axis))
+    assert sorted([axis[i].item(), axis[j].item()]) == pytest.approx([-0.2, 0.2], abs=0.01)
+    torch.testing.assert_close(density, density.T)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ("--out /proc/nothing", "`out` must be a folder"),
+        ("--noise 0", "`noise` must be above 0"),
+        ("--alphas [-0.1]", "`alphas` must be above 0"),
+    ],
+)
+def test_bad_arguments(args, sentence, capsys):
+    assert sentence in failure(capsys, "tractable", *args.split())

@@ -1,7 +1,6 @@
 """All methods on the splits of a table as one stack: what they see, choose and score."""
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 import yaml
 from scipy.stats import norm
 from shell import code_of, failure
+from small_runs import results
 
 from lightning_bnn.studies import uci as study
 from lightning_bnn.studies.uci import (
@@ -58,14 +58,10 @@ def test_scores_are_those_of_a_gaussian_mixture_in_units_of_the_target():
 
 def test_the_factor_of_the_noise_is_the_best_of_the_grid():
     errors = torch.randn(1, 4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    factor, density = best_factor(Predictions(errors, torch.full_like(errors, 0.5), 0 * errors[0]))
-    assert factor == 2.0
-    assert density == pytest.approx(norm.logpdf(errors.numpy()).mean())
+    found = best_factor(Predictions(errors, torch.full_like(errors, 0.5), 0 * errors[0]))
+    assert found == (2.0, pytest.approx(norm.logpdf(errors.numpy()).mean()))
     nothing = Predictions(errors * np.nan, errors, errors[0])  # of networks that have diverged
     assert best_factor(nothing) == (1.0, -np.inf)
-
-
-def test_errors_are_standard_errors_and_a_failure_is_shown():
     mean, error = over_splits([{"ll": 1.0}, {"ll": 2.0}, {"ll": 6.0}], "ll")
     assert (mean, error) == pytest.approx((3.0, np.std([1, 2, 6], ddof=1) / np.sqrt(3)))
     assert np.isnan(over_splits([{"ll": 1.0}, {"ll": np.nan}], "ll").value)
@@ -85,22 +81,21 @@ def test_the_scale_is_the_width_of_the_prior():
     assert not torch.allclose(net(x, torch.ones(5, 1))[:, :1], plain(x))
 
 
-def test_a_split_trains_beside_others_as_it_does_alone(tmp_path):
+@pytest.mark.parametrize("name", ["map", "ensemble", "swag"])
+def test_a_split_trains_beside_others_as_it_does_alone(tmp_path, name):
     candidates = [Candidate(s, w) for s in splits_of(tmp_path, 3) for w in (1.0, 2.0)]
-    for name in ("map", "ensemble", "swag"):
-        contestant = CONTESTANTS[name]
-        together = fitted(contestant, None, candidates, 50, SMALL)
-        alone = fitted(contestant, None, candidates[3:4], 50, SMALL)
-        members, tensor = contestant.members, "first.weight"
-        same = together.stack[tensor][3 * members : 4 * members]
-        torch.testing.assert_close(same, alone.stack[tensor], rtol=1e-4, atol=1e-5)
-        other = together.stack[tensor][5 * members : 6 * members]
-        assert not torch.allclose(other, alone.stack[tensor], atol=1e-2)
-        predictions = [
-            trained.predict(k, candidates[3].split.test, 10)
-            for trained, k in ((together, 3), (alone, 0))
-        ]
-        torch.testing.assert_close(*(p.means for p in predictions), rtol=1e-3, atol=1e-4)
+    contestant = CONTESTANTS[name]
+    together = fitted(contestant, None, candidates, 50, SMALL)
+    alone = fitted(contestant, None, candidates[3:4], 50, SMALL)
+    stacks = together.stack["first.weight"].split(contestant.members)
+    own = alone.stack["first.weight"]
+    torch.testing.assert_close(stacks[3], own, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(stacks[5], own, atol=1e-2)
+    one, two = (
+        trained.predict(k, candidates[3].split.test, 10).means
+        for trained, k in ((together, 3), (alone, 0))
+    )
+    torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", CONTESTANTS)
@@ -152,7 +147,7 @@ def test_an_interrupted_command_ends_as_one_that_was_not(tmp_path, monkeypatch, 
     splits_of(tmp_path)
     monkeypatch.setitem(study.SCALES, "quick", SMALL)
     assert call(tmp_path, tmp_path / "whole") == 0
-    calls, made = [], study.choose_and_score
+    calls, made, broken = [], study.choose_and_score, tmp_path / "broken"
 
     def interrupted(contestant, table):
         calls.append(contestant.title)
@@ -162,23 +157,21 @@ def test_an_interrupted_command_ends_as_one_that_was_not(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(study, "choose_and_score", interrupted)
     for _ in range(2):
-        call(tmp_path, tmp_path / "broken")
+        call(tmp_path, broken)
     assert calls == ["MAP", "SGHMC", "SGHMC"]
-    whole, broken = (
-        json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "broken")
-    )
-    assert whole == broken
-    assert len(whole["settings"]["per_split"]["yacht/map"]) == 2
-    assert "MC dropout (tuned)" in (tmp_path / "whole/README.md").read_text()
-    assert call(tmp_path, tmp_path / "broken", "--splits", "1") == 0  # other splits are run anew
-    assert calls[3:] == ["MAP", "SGHMC"]
-    (tmp_path / "broken/runs/yacht-map.json").write_text('{"key": ')
-    assert call(tmp_path, tmp_path / "broken", "--splits", "1") == 0  # what is cut off, too
-    assert calls[5:] == ["MAP"]
-    (table,) = tmp_path.glob("**/yacht/data/data.txt")
-    table.write_text(table.read_text().replace("1", "2"))
-    assert call(tmp_path, tmp_path / "broken", "--splits", "1") == 0  # and other data
-    assert calls[6:] == ["MAP", "SGHMC"]
+    assert results(tmp_path / "whole") == results(broken)
+    assert len(results(broken)["settings"]["per_split"]["yacht/map"]) == 2
+    assert "MC dropout (tuned)" in (broken / "README.md").read_text()
+    (data,) = tmp_path.glob("**/yacht/data/data.txt")
+    for path, change, again in (
+        (data, lambda text: text, ["MAP", "SGHMC"]),  # other splits are run anew
+        (broken / "runs/yacht-map.json", lambda text: text[:8], ["MAP"]),  # what is cut off, too
+        (data, lambda text: text.replace("1", "2"), ["MAP", "SGHMC"]),  # and other data
+    ):
+        path.write_text(change(path.read_text()))
+        done = len(calls)
+        assert call(tmp_path, broken, "--splits", "1") == 0
+        assert calls[done:] == again
 
 
 @pytest.mark.bad_input
