@@ -1,7 +1,6 @@
 """`lightning-bnn diff` as a user calls it."""
 
 import json
-import os
 import re
 
 import pytest
@@ -26,15 +25,23 @@ def _read_once(monkeypatch):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A network, an orbit element, one that was trained on, and an independent one."""
+    """A network, an orbit element, one that was trained on, an independent one, and others."""
     folder, net = tmp_path_factory.mktemp("networks"), drawn(plain)
-    sym = known(net, torch.randn(2, 4))
+    state, sym = P.of(net), known(net, torch.randn(2, 4))
     scales = random_scales(sym, torch.Generator().manual_seed(1))
     moved = rescale(orders(net, 1), sym, scales)
-    tuned = {n: t + 0.03 * torch.randn_like(t) for n, t in moved.items()}
-    for name, state in {"b": P.of(net), "moved": moved, "tuned": tuned}.items():
-        write(folder / f"{name}.safetensors", state)
-    write(folder / "other.safetensors", P.of(drawn(plain, 5)))
+    states = {
+        "b": state,
+        "moved": moved,
+        "tuned": {n: t + 0.03 * torch.randn_like(t) for n, t in moved.items()},
+        "other": P.of(drawn(plain, 5)),
+        "wide": {n: t.bfloat16().float() for n, t in state.items()},
+        "more": {**state, "ema.decay": torch.ones(4)},
+        "nan": {**state, "3.bias": state["3.bias"] * torch.nan},
+    }
+    for name, each in states.items():
+        write(folder / f"{name}.safetensors", each)
+    write(folder / "rough.safetensors", orders(net, 1), torch.bfloat16)
     return folder
 
 
@@ -43,25 +50,40 @@ def compared(files, a, *more):
 
 
 # ------------------------------------------------------------ verdicts
-def test_a_moved_copy_is_the_same_function(files, capsys):
-    assert compared(files, "moved", *FEW) == SAME == 0
-    out = capsys.readouterr().out
-    assert "parameters: 104 in 6 tensors (float32)" in out
-    assert re.search(r"^as stored +\S+ +\S+$", out, re.M)
-    shares = re.findall(r"^(?:least mass|units in order) .* (-?\S+) %$", out, re.M)
-    assert sum(map(float, shares)) == pytest.approx(100, abs=0.2)
-    assert re.search(r"^outputs on random inputs differ by \S+e-0[678]", out, re.M)
-    assert "one orbit is possible" in out
-    assert out.rstrip().endswith("verdict: the same function, up to symmetries and rounding")
+MOVED = (
+    "parameters: 104 in 6 tensors (float32)",
+    "one orbit is possible",
+    "verdict: the same function, up to symmetries and rounding",
+)
+CASES = {
+    "moved": (SAME, MOVED, ["different orbits"]),
+    "tuned": (COPY, ["different orbits", "verdict: a copy that was trained on"], []),
+    "other": (APART, ["verdict: independent networks"], []),
+    "more": (SAME, ["not compared, since not of the network"], []),
+    # a copy in bfloat16 is the same up to its rounding; as much noise in float32 is not
+    "rough": (SAME, ["other words, which rounding of the files explains"], ["different orbits"]),
+    "wide": (COPY, ["different orbits"], ["outputs do not"]),
+}
 
 
-def test_copies_that_were_trained_on_and_others(files, capsys):
-    assert compared(files, "tuned", *FEW) == COPY == 3
+@pytest.mark.parametrize("name", CASES)
+def test_verdicts(name, files, capsys):
+    code, words, others = CASES[name]
+    assert compared(files, name, *FEW) == code
     out = capsys.readouterr().out
-    assert "different orbits" in out
-    assert "verdict: a copy that was trained on" in out
-    assert compared(files, "other", *FEW) == APART == 4
-    assert "verdict: independent networks" in capsys.readouterr().out
+    assert all(text in out for text in words)
+    assert not any(text in out for text in others)
+    if name == "moved":
+        assert re.search(r"^as stored +\S+ +\S+$", out, re.M)
+        shares = re.findall(r"^(?:least mass|units in order) .* (-?\S+) %$", out, re.M)
+        assert sum(map(float, shares)) == pytest.approx(100, abs=0.2)
+        assert re.search(r"^outputs on random inputs differ by \S+e-0[678]", out, re.M)
+
+
+def test_exit_codes_and_rounding_stay_what_they_are():
+    assert (SAME, COPY, APART) == (0, 3, 4)
+    assert rounding_of([torch.float32, torch.bfloat16, torch.int64]) == 2**-7
+    assert rounding_of([torch.float32]) == rounding_of([torch.float64]) == 2e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
@@ -76,55 +98,36 @@ def test_equal_files_are_not_matched(files, dtype, tmp_path, capsys, monkeypatch
         code_of("diff", write(tmp_path / "n.safetensors", noisy), b, *PLAIN)
 
 
-def test_half_precision_explains_more(files, tmp_path, capsys):
-    """A copy in bfloat16 is the same up to its rounding; as much noise in float32 is not."""
-    state = P.of(drawn(plain))
-    b = str(files / "b.safetensors")
-    moved = orders(drawn(plain), 1)
-    rough = write(tmp_path / "rough.safetensors", moved, torch.bfloat16)
-    assert code_of("diff", rough, b, *PLAIN, *FEW) == SAME
-    out = capsys.readouterr().out
-    assert "other words, which rounding of the files explains" in out
-    assert "different orbits" not in out
-    wide = {n: t.bfloat16().float() for n, t in state.items()}
-    assert code_of("diff", write(tmp_path / "w.safetensors", wide), b, *PLAIN, *FEW) == COPY
-    out = capsys.readouterr().out
-    assert "outputs do not" not in out
-    assert "different orbits" in out
-    assert rounding_of([torch.float32, torch.bfloat16, torch.int64]) == 2**-7
-    assert rounding_of([torch.float32]) == rounding_of([torch.float64]) == 2e-6
-
-
 def test_other_statistics_are_another_function(tmp_path, capsys):
     state = P.of(drawn(normed))
     other = {n: t + 0.5 if "running" in n else t for n, t in state.items()}
     names = [write(tmp_path / f"{k}.safetensors", s) for k, s in enumerate((state, other))]
     assert code_of("diff", *names, *NORMED, *FEW) == COPY
-    assert "weights agree up to symmetries and rounding, outputs do not" in (
-        capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert "weights agree up to symmetries and rounding, outputs do not" in said
 
 
-def test_verdicts_by_their_numbers():
-    def numbers(rest, kept=1):
-        stage = Stage("", {"w": rest**2}, {"w": 1.0})
-        nulls = tuple(Stage("", {"w": r**2}, {"w": 1.0}) for r in (0.9, 1.0, 1.1))
-        return Difference((stage,), {}, {}, nulls, kept, 2, 64)
-
-    assert verdict_of(numbers(1e-6), 1e-5, 2e-6) == "same function"
-    assert verdict_of(numbers(1e-6), float("nan"), 2e-6) == "same function"
-    assert verdict_of(numbers(1e-6), 0.1, 2e-6) == "copy that was trained on"
-    assert verdict_of(numbers(3e-6), 1e-5, 2e-6) == "copy that was trained on"
-    assert verdict_of(numbers(0.63), 1.0, 2e-6) == "copy that was trained on"
-    assert verdict_of(numbers(0.64), 1.0, 2e-6) == "independent"
-    assert verdict_of(numbers(0.95, kept=20), 1.0, 2e-6) == "copy that was trained on"
+@pytest.mark.parametrize(
+    ("rest", "outputs", "kept", "verdict"),
+    [
+        (1e-6, 1e-5, 1, "same function"),
+        (1e-6, float("nan"), 1, "same function"),
+        (1e-6, 0.1, 1, "copy that was trained on"),
+        (3e-6, 1e-5, 1, "copy that was trained on"),
+        (0.63, 1.0, 1, "copy that was trained on"),
+        (0.64, 1.0, 1, "independent"),
+        (0.95, 1.0, 20, "copy that was trained on"),
+    ],
+)
+def test_verdicts_by_their_numbers(rest, outputs, kept, verdict):
+    stage, *nulls = (Stage("", {"w": r**2}, {"w": 1.0}) for r in (rest, 0.9, 1.0, 1.1))
+    found = Difference((stage,), {}, {}, tuple(nulls), kept, 2, 64)
+    assert verdict_of(found, outputs, 2e-6) == verdict
 
 
 # ------------------------------------------------------------ what is written
 def test_numbers_and_a_figure_are_written(files, tmp_path, capsys):
-    out = tmp_path / "diff.json"
-    x = torch.randn(12, 4)
-    data = tmp_path / "data.pt"
+    out, data, x = tmp_path / "diff.json", tmp_path / "data.pt", torch.randn(12, 4)
     torch.save({"inputs": x, "targets": drawn(plain)(x).argmax(1)}, data)
     assert compared(files, "tuned", *FEW, "--out", out, "--data", data) == COPY
     printed = capsys.readouterr().out
@@ -141,34 +144,23 @@ def test_numbers_and_a_figure_are_written(files, tmp_path, capsys):
     assert found["settings"]["a"].endswith("tuned.safetensors")
     with Image.open(tmp_path / "diff.png") as picture:
         assert min(picture.size) > 300
-    before = os.stat(out).st_mtime_ns
-    assert "`--overwrite true` replaces" in failure(
-        capsys, "diff", files / "b.safetensors", files / "b.safetensors", *PLAIN, "--out", out
-    )
-    assert os.stat(out).st_mtime_ns == before
+    two = [files / "b.safetensors", files / "b.safetensors", *PLAIN, "--out", out]
+    assert "`--overwrite true` replaces" in failure(capsys, "diff", *two)
+    assert json.loads(out.read_text()) == found
     assert compared(files, "b", *FEW, "--out", out, "--overwrite", "true") == 0
     assert json.loads(out.read_text())["rest"] == 0
 
 
-# ------------------------------------------------------------ mistakes
 @pytest.mark.bad_input
-def test_mistakes_are_one_sentence(files, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    a, b = files / "tuned.safetensors", files / "b.safetensors"
-    state = P.of(plain())
-    broken = {n: t * float("nan") if n == "3.bias" else t for n, t in state.items()}
-    nan = write(tmp_path / "nan.safetensors", broken)
-    assert "'3.bias' holds NaN" in failure(capsys, "diff", nan, b, *PLAIN)
-    assert "`nulls` must be at least 2" in failure(capsys, "diff", a, b, *PLAIN, "--nulls", "1")
-    for out, message in (
-        ("diff.txt", "must be a .json file"),
-        ("nowhere/diff.json", "there is no folder nowhere"),
-    ):
-        assert message in failure(capsys, "diff", a, b, *PLAIN, "--out", out)
-
-
-def test_what_is_none_of_the_network_is_named(files, tmp_path, capsys):
-    state = {**P.of(drawn(plain)), "ema.decay": torch.ones(4)}
-    a = write(tmp_path / "a.safetensors", state)
-    assert code_of("diff", a, files / "b.safetensors", *PLAIN) == 0
-    assert "not compared, since not of the network" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("a", "option", "message"),
+    [
+        ("nan", [], "'3.bias' holds NaN"),
+        ("tuned", ["--nulls", "1"], "`nulls` must be at least 2"),
+        ("tuned", ["--out", "diff.txt"], "must be a .json file"),
+        ("tuned", ["--out", "nowhere/diff.json"], "there is no folder nowhere"),
+    ],
+)
+def test_mistakes_are_one_sentence(a, option, message, files, capsys):
+    two = [files / f"{name}.safetensors" for name in (a, "b")]
+    assert message in failure(capsys, "diff", *two, *PLAIN, *option)

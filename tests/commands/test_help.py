@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import typing
 import lightning as L
 import pytest
 from processes import fresh
+from shell import code_of, failure
 
 from lightning_bnn import cli
 from lightning_bnn.cli import TRAINING, main
@@ -19,9 +21,7 @@ PLACES = {name: cli.Commands().module_of(name) for name in cli.EVERY if name not
 
 
 def said(capsys, *args):
-    with pytest.raises(SystemExit) as end:
-        main(list(args))
-    assert end.value.code in (0, None)
+    assert code_of(*args) in (0, None)
     return capsys.readouterr().out
 
 
@@ -81,46 +81,31 @@ def test_a_fresh_process_knows_what_was_meant():
 
 
 # ------------------------------------------------------------ what is refused
-def options_of(name):
-    """Every option of a command with its type, and the words that the command needs."""
-    declared = cli.declared(PLACES[name])
-    hints = typing.get_type_hints(declared)
-    parameters = dict(inspect.signature(declared).parameters)
-    if group := hints.pop("architecture", None):
-        parameters |= inspect.signature(group).parameters
-        hints |= typing.get_type_hints(group)
-    needed = [n for n, p in parameters.items() if p.default is p.empty and n != "architecture"]
-    words = ["2" if hints[n] is int else "x" for n in needed]
-    if "config" in needed:
-        words = [f"--{n}={word}" for n, word in zip(needed, words, strict=True)]
-    return {n: hints[n] for n, p in parameters.items() if p.default is not p.empty}, words, needed
-
-
-def refusal(capsys, *args):
-    with pytest.raises(SystemExit) as end:
-        main(list(args))
-    assert end.value.code == 2
-    (sentence,) = capsys.readouterr().err.splitlines()
-    assert sentence.startswith("lightning-bnn: ")
-    assert f"(`lightning-bnn {args[0]} --help` explains.)" in sentence
-    assert "usage:" not in sentence
-    assert "Union" not in sentence
-    assert len(sentence) < 500
-    return sentence
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", PLACES)
 def test_a_value_of_another_type_is_named_with_what_fits(name, capsys):
-    options, words, _ = options_of(name)
-    for option, hint in options.items():
-        kinds = {*typing.get_args(hint), hint} - {type(None)}
+    declared = cli.declared(PLACES[name])
+    hints, parameters = (
+        typing.get_type_hints(declared),
+        dict(inspect.signature(declared).parameters),
+    )
+    if group := hints.pop("architecture", None):
+        parameters = parameters | dict(inspect.signature(group).parameters)
+        hints |= typing.get_type_hints(group)
+    needed = [n for n, p in parameters.items() if p.default is p.empty and n in hints]
+    words = {n: "2" if hints[n] is int else "x" for n in needed}
+    given = [f"--{n}={w}" for n, w in words.items()] if "config" in words else words.values()
+    for option in parameters.keys() - {*needed, "architecture"}:
+        kinds = {*typing.get_args(hints[option]), hints[option]} - {type(None)}
         choices = typing.get_args(next((k for k in kinds if typing.get_origin(k)), None))
         if kinds & {int, float, bool} or (choices and isinstance(choices[0], str)):
-            sentence = refusal(capsys, name, *words, f"--{option}", "nix")
+            sentence = failure(capsys, name, *given, f"--{option}", "nix")
             assert f"`{option}` must be " in sentence
             assert "got nix" in sentence
+            assert f"(`lightning-bnn {name} --help` explains.)" in sentence
             assert all(repr(c) in sentence for c in choices if isinstance(c, str))
+            assert not any(word in sentence for word in ("usage:", "Union"))
+            assert len(sentence) < 500
 
 
 # ------------------------------------------------------------ fit and the like
@@ -137,3 +122,21 @@ def test_every_option_of_it_is_one(capsys):
     options = {row.replace(".KEY", "") for row in rows} - {"--help.all"}
     assert {"--config", "--model", "--trainer.callbacks", "--weights_only"} <= options
     assert options - {"--model.help", "--data.help"} <= set(re.findall(r"--[\w.]+", whole))
+
+
+@pytest.mark.parametrize(
+    ("given", "waits"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+    ids=["undecided", "a count", "a policy"],
+)
+def test_threads_wait_shortly_unless_the_user_has_decided(given, waits, monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")  # so that it is undone
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    seen = []
+    count = "GOMP_SPINCOUNT"
+    monkeypatch.setattr(cli.Commands, "run", lambda *_: seen.append(os.environ.get(count)))
+    main(["presets"])
+    assert seen == [waits]

@@ -7,6 +7,7 @@ import shutil
 import sys
 
 import disk_networks
+import lightning as L
 import pytest
 import torch
 from disk_networks import (
@@ -27,6 +28,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from shell import failure
 
+from lightning_bnn import models
+from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
 from weightsym import mix, permute, random_mixings
 from weightsym import params as P
@@ -34,16 +37,15 @@ from weightsym.commands.examples import examples_of, loss
 from weightsym.matching.repair import reestimated
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(5))
+LINEAR = ["--network", "torch.nn.Linear", "--init", '{"in_features": 4, "out_features": 3}']
+LINEAR += ["--input", "2,4"]
 
 
-def loaded(build, path, prefix=""):
-    net = build().double()  # on more numbers than are stored
-    net.load_state_dict({n.removeprefix(prefix): t for n, t in load_file(path).items()})
-    return net.eval()
-
-
-def outputs(build, path, prefix=""):
-    return loaded(build, path, prefix)(X.double())
+def outputs(build, state, prefix=""):
+    """What a network computes whose weights are in a file, on more numbers than are stored."""
+    state = state if isinstance(state, dict) else load_file(state)
+    state = {n.removeprefix(prefix): t.double() for n, t in state.items()}
+    return P.apply(build().double().eval(), state, X.double())
 
 
 def distance(a, b):
@@ -59,35 +61,46 @@ def _read_once(monkeypatch):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A network, its copies in two other orders, and examples."""
+    """One network, its units in other orders: in files, in a bank and in a checkpoint."""
     folder, net = tmp_path_factory.mktemp("written"), drawn(plain)
-    for k in (1, 2):
-        write(folder / f"a{k}.safetensors", orders(net, k))
+    write(folder / "a.safetensors", orders(net, 1))
     write(folder / "b.safetensors", P.of(net))
     torch.save({"inputs": X, "targets": net(X).argmax(1)}, folder / "data.pt")
+    with CheckpointBank(folder / "bank") as bank:
+        for seed in (1, 2):
+            bank.append(orders(net, seed))
+    (folder / "runs" / "r").mkdir(parents=True)
+    state = {f"net.{n}": t for n, t in orders(net, 3).items()}
+    content = {"state_dict": state, "epoch": 3, "global_step": 9, "hyper_parameters": {"width": 7}}
+    torch.save({**content, "optimizer_states": [1]}, folder / "runs" / "r" / "x.ckpt")
     return folder
 
 
 @pytest.fixture
-def files(written, tmp_path):
-    """The same in a folder of its own."""
-    return shutil.copytree(written, tmp_path / "files")
+def files(written, tmp_path, monkeypatch):
+    """A copy of that folder, in which commands are called."""
+    monkeypatch.chdir(shutil.copytree(written, tmp_path / "files"))
+    return tmp_path / "files"
 
 
 # ------------------------------------------------------------ match
 def test_a_planted_permutation_is_found(files, capsys):
-    a, b, c = (files / f"{name}.safetensors" for name in ("a1", "b", "c"))
-    main(["match", str(a), str(b), "--out", str(c), *PLAIN, "--data", str(files / "data.pt")])
+    networks = ["a.safetensors", "b.safetensors", *PLAIN]
+    main(["match", *networks, "--out", "c.safetensors", "--data", "data.pt"])
     out = capsys.readouterr().out
     assert "2 networks of 104 parameters" in out
     assert re.search(r"permutation +7 +1", out)
-    before = float(re.search(r"^distance to the average: (\S+)$", out, re.M)[1])
-    assert before == pytest.approx(distance(a, b) / 2, rel=1e-4)
-    assert re.search(r"^distance to the average: \S+ -> 0$", out, re.M)
+    before = float(re.search(r"^distance to the average: (\S+) -> 0$", out, re.M)[1])
+    assert before == pytest.approx(distance("a.safetensors", "b.safetensors") / 2, rel=1e-4)
     assert re.search(r"^barrier .* on 12 examples of \S+: \S+ -> -?(0|\S+e-\d+)$", out, re.M)
-    assert distance(c, b) == 0 < distance(a, b)
-    with safe_open(c, "pt") as file:
-        assert file.metadata() == {"format": "pt", "from": "a1"}
+    assert distance("c.safetensors", "b.safetensors") == 0
+    with safe_open("c.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "from": "a"}
+    there = sorted(os.listdir())
+    for command in ("match", "merge"):  # without an output numbers are printed
+        main([command, *networks])
+        assert re.search(r"^distance.*: \S+ -> (0|\S+e-\d+)$", capsys.readouterr().out, re.M)
+    assert sorted(os.listdir()) == there
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -98,7 +111,6 @@ def test_types_stay_and_the_function_too(dtype, tmp_path):
     c = tmp_path / "c.safetensors"
     main(["match", a, b, "--out", str(c), *PLAIN])
     before, after = load_file(a), load_file(c)
-    assert before.keys() == after.keys()
     assert {t.dtype for t in after.values()} == {dtype}
     for name, tensor in before.items():  # the same bits in another order
         assert torch.equal(tensor.flatten().sort().values, after[name].flatten().sort().values)
@@ -106,61 +118,80 @@ def test_types_stay_and_the_function_too(dtype, tmp_path):
     torch.testing.assert_close(outputs(plain, a, "net."), outputs(plain, c, "net."))
 
 
-def test_experts_change_places_in_files(tmp_path):
-    net = drawn(Experts)
-    sym, state = known(net, torch.randn(5, 4)), P.of(net)
-    order = [torch.arange(g.units).roll(1) for g in sym.permutations]
-    a = write(tmp_path / "a.safetensors", permute(state, sym, order))
-    b = write(tmp_path / "b.safetensors", state)
-    c, m = str(tmp_path / "c.safetensors"), str(tmp_path / "m.safetensors")
-    main(["match", a, b, "--out", c, *EXPERTS])
-    main(["merge", b, a, "--out", m, *EXPERTS])
+def moved_experts(net):
+    sym = known(net, torch.randn(5, 4))
     assert any(group.tensors for group in sym.permutations)
-    assert distance(c, b) == 0 < distance(a, b)
-    assert distance(m, b) == 0
+    return permute(P.of(net), sym, [torch.arange(g.units).roll(1) for g in sym.permutations])
 
 
-def test_signs_are_flipped_where_they_may_be(tmp_path, monkeypatch):
-    from lightning_bnn import models
-
-    net = models.mlp(4, [6], 3, torch.nn.Tanh)
-    monkeypatch.setattr(disk_networks, "tanh", lambda: net, raising=False)
-    state = P.of(net)
-    flipped = {n: -t if n != "3.bias" else t for n, t in orders(net, 3).items()}
-    a, b = write(tmp_path / "a.safetensors", flipped), write(tmp_path / "b.safetensors", state)
-    network = ["--network", "disk_networks.tanh", "--input", "2,4"]
-    c = str(tmp_path / "c.safetensors")
-    main(["match", a, b, "--out", c, *network])
-    assert distance(c, b) < 1e-6 < distance(a, b)
+def mixed(net, seed=1):
+    """The same network with its units in another order and its channels mixed."""
+    sym, generator = known(net, torch.randn(2, 4)), torch.Generator().manual_seed(seed)
+    return mix(orders(net, seed), sym, random_mixings(sym, generator))
 
 
-def test_without_an_output_numbers_are_printed_and_nothing_is_written(files, capsys):
-    before = sorted(os.listdir(files))
-    networks = [f"{files}/{name}.safetensors" for name in ("a1", "b")]
-    for command in ("match", "merge"):
-        main([command, *networks, *PLAIN])
-        assert re.search(r"^distance.*: \S+ -> (0|\S+e-\d+)$", capsys.readouterr().out, re.M)
-    assert sorted(os.listdir(files)) == before
+def flipped(net):
+    return {n: -t if n != "3.bias" else t for n, t in orders(net, 3).items()}
+
+
+def tanh():
+    return models.mlp(4, [6], 3, torch.nn.Tanh)
+
+
+TANH = ["--network", "disk_networks.tanh", "--input", "2,4"]
+PLANTED = {
+    "experts": (Experts, moved_experts, EXPERTS, 0.0),
+    "signs": (tanh, flipped, TANH, 1e-6),
+    "matrices": (factored, mixed, [*FACTORED, "--method", "mixing"], 1e-3),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_other_planted_symmetries_are_found(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_networks, "tanh", tanh, raising=False)
+    build, move, options, close = PLANTED[name]
+    net = drawn(build)
+    a = write(tmp_path / "a.safetensors", move(net))
+    b = write(tmp_path / "b.safetensors", P.of(net))
+    c, m = str(tmp_path / "c.safetensors"), str(tmp_path / "m.safetensors")
+    main(["match", a, b, "--out", c, *options])
+    main(["merge", b, a, "--out", m, *options])
+    assert distance(c, b) <= close < 0.1 < distance(a, b)
+    torch.testing.assert_close(outputs(build, m), outputs(build, b), atol=1e-4, rtol=0)
+    if name == "matrices":  # the negative control: permutations alone
+        for command, out in (("match", c), ("merge", m)):
+            main([command, a, b, "--out", out, *FACTORED, "--overwrite", "true"])
+        assert distance(c, b) > 0.1
+        assert not torch.allclose(outputs(build, m), outputs(build, b), atol=1e-2)
 
 
 # ------------------------------------------------------------ merge
+def test_the_average_is_weighted_by_source(tmp_path, capsys):
+    """One layer has no order; two networks of one source share its weight."""
+    states = [{"weight": torch.randn(3, 4), "bias": torch.randn(3)} for _ in range(3)]
+    half = write(tmp_path / "h.safetensors", states[0], torch.bfloat16)
+    one = write(tmp_path / "o.safetensors", states[1])
+    with CheckpointBank(tmp_path / "bank") as bank:
+        bank.append(states[0])
+        bank.append(states[2])
 
+    def merged(out, *args):
+        out = str(tmp_path / out)
+        main(["merge", *args, "--out", out, *LINEAR, "--overwrite", "true"])
+        return torch.load(out) if out.endswith("pt") else load_file(out)
 
-def test_the_average_is_weighted(tmp_path, capsys):
-    """One layer has no order: what is written is what weights say, also of half precision."""
-    states = [{"weight": torch.randn(3, 4), "bias": torch.randn(3)} for _ in range(2)]
-    names = [
-        write(tmp_path / f"{k}.safetensors", s, [torch.bfloat16, torch.float32][k])
-        for k, s in enumerate(states)
-    ]
-    out = str(tmp_path / "out.safetensors")
-    linear = ["--network", "torch.nn.Linear", "--init", '{"in_features": 4, "out_features": 3}']
-    main(["merge", *names, "--weights", "3", "1", "--out", out, "--input", "2,4", *linear])
+    found = merged("x.safetensors", half, one, "--weights", "3", "1")
     assert "weighted 0.75, 0.25" in capsys.readouterr().out
-    for name, tensor in load_file(out).items():
+    for name, tensor in found.items():
         exact = 0.75 * states[0][name].bfloat16().double() + 0.25 * states[1][name].double()
         assert tensor.dtype == torch.bfloat16
         torch.testing.assert_close(tensor.double(), exact, atol=0, rtol=2**-8)
+    places = str(tmp_path / "bank"), one
+    first, other, last = (state["weight"] for state in states)
+    found = merged("x.pt", *places, "--weights", "3", "1")["weight"]
+    torch.testing.assert_close(found, 0.375 * (first + last) + 0.25 * other)
+    found = merged("x.pt", *places, "--last", "1")["weight"]
+    torch.testing.assert_close(found, (last + other) / 2)
 
 
 def test_statistics_of_batch_norms(tmp_path, capsys):
@@ -185,6 +216,41 @@ def test_statistics_of_batch_norms(tmp_path, capsys):
     assert all(torch.equal(t, kept[n]) for n, t in state.items())
 
 
+def test_copies_from_everywhere_average_to_one(files, capsys):
+    """Of members of a checkpoint all count; names and types are those of `--like`."""
+    members = P.stack([orders(drawn(plain), seed) for seed in (4, 5, 6)])
+    torch.save({"state_dict": {f"networks.{n}": t for n, t in members.items()}}, "ours.ckpt")
+    write(files / "like.safetensors", P.of(drawn(plain)), torch.bfloat16, "model.")
+    places = ["bank", "runs", "a.safetensors", "ours.ckpt"]
+    main(["merge", *places, "--out", "m.safetensors", *PLAIN, "--weights", "1", "2", "3", "1"])
+    assert "7 networks of" in capsys.readouterr().out
+    expected = outputs(plain, "b.safetensors")
+    main(["merge", "ours.ckpt", "bank", "--out", "b.safetensors", *PLAIN, "--overwrite", "true"])
+    for name in ("m.safetensors", "b.safetensors"):
+        torch.testing.assert_close(outputs(plain, name), expected, atol=1e-6, rtol=0)
+    main(["merge", *places, "--out", "m.pt", "--like", "like.safetensors", *PLAIN])
+    found = torch.load("m.pt")
+    assert {t.dtype for t in found.values()} == {torch.bfloat16}
+    torch.testing.assert_close(outputs(plain, found, "model."), expected, atol=0.05, rtol=0)
+    main(["merge", *places, "--out", "n.safetensors", *PLAIN, "--method", "plain"])
+    assert not torch.allclose(outputs(plain, "n.safetensors"), expected, atol=1e-2)
+
+
+def test_a_checkpoint_that_the_module_loads(files):
+    class Module(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = plain()
+
+    main(["merge", "runs/r/x.ckpt", "bank", "--out", "out.ckpt", *PLAIN])
+    content, module = torch.load("out.ckpt"), Module().double()
+    assert content["hyper_parameters"] == {"width": 7}
+    assert "optimizer_states" not in content
+    module.load_state_dict(content["state_dict"], strict=True)
+    expected = outputs(plain, "b.safetensors")
+    torch.testing.assert_close(module.net(X.double()), expected, atol=1e-6, rtol=0)
+
+
 # ------------------------------------------------------------ folders
 def hugging_face(folder, state):
     folder.mkdir()
@@ -198,25 +264,18 @@ def hugging_face(folder, state):
     return str(folder)
 
 
-def test_folders_of_shards(tmp_path):
+def test_folders_of_shards(tmp_path, capsys, monkeypatch):
     net = drawn(plain)
     a, b = hugging_face(tmp_path / "a", orders(net, 1)), hugging_face(tmp_path / "b", P.of(net))
-    main(["match", a, b, "--out", str(tmp_path / "c"), *PLAIN])
-    assert sorted(os.listdir(tmp_path / "c")) == sorted(os.listdir(a))
-    assert (tmp_path / "c" / "vocab.txt").read_text() == "a"
-    for shard in ("model-1.safetensors", "model-2.safetensors"):
-        got, wanted = load_file(tmp_path / "c" / shard), load_file(tmp_path / "b" / shard)
-        assert all(torch.equal(got[n], t) for n, t in wanted.items())
-    main(["merge", a, b, "--out", str(tmp_path / "m"), *PLAIN])
-    merged = load_file(tmp_path / "m" / "model-2.safetensors")
-    for name, tensor in load_file(tmp_path / "a" / "model-2.safetensors").items():
-        torch.testing.assert_close(merged[name], tensor)
-
-
-def test_a_folder_without_transformers_is_one_sentence(tmp_path, capsys, monkeypatch):
+    for command, pair, wanted in (("match", (a, b), b), ("merge", (a, b), a)):
+        out = tmp_path / command
+        main([command, *pair, "--out", str(out), *PLAIN])
+        assert sorted(os.listdir(out)) == sorted(os.listdir(a))
+        assert (out / "vocab.txt").read_text() == "a"
+        for shard in ("model-1.safetensors", "model-2.safetensors"):
+            torch.testing.assert_close(load_file(out / shard), load_file(f"{wanted}/{shard}"))
     monkeypatch.setitem(sys.modules, "transformers", None)
-    a = hugging_face(tmp_path / "a", P.of(plain()))
-    assert "install transformers, or name the class" in failure(capsys, "match", a, a)
+    assert "install transformers, or name the class" in failure(capsys, "match", a, b)
 
 
 def test_models_of_transformers(tmp_path, capsys):
@@ -230,8 +289,7 @@ def test_models_of_transformers(tmp_path, capsys):
     fc, proj = "transformer.h.0.mlp.c_fc", "transformer.h.0.mlp.c_proj.weight"
     moved = {f"{fc}.weight": state[f"{fc}.weight"][:, order], proj: state[proj][order]}
     moved[f"{fc}.bias"] = state[f"{fc}.bias"][order]
-    save_file({n: t.contiguous() for n, t in (state | moved).items()},
-              tmp_path / "a" / "model.safetensors", {"format": "pt"})  # fmt: skip
+    write(tmp_path / "a" / "model.safetensors", state | moved)
     main(["match", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "c")])
     assert distance(tmp_path / "c/model.safetensors", tmp_path / "b/model.safetensors") == 0
     for name in "ab":
@@ -242,93 +300,102 @@ def test_models_of_transformers(tmp_path, capsys):
 
 
 # ------------------------------------------------------------ mistakes
-@pytest.mark.bad_input
-def test_mistakes_are_one_sentence(files, capsys):
-    a, b, out = files / "a1.safetensors", files / "b.safetensors", files / "c.safetensors"
-    two = [a, b, "--out", out]
-    assert "`--network` is missing" in failure(capsys, "match", *two)
-    assert "no file or folder" in failure(capsys, "match", files / "no.pt", b, *PLAIN)
-    same = [a, b, "--out", b, "--overwrite", "true"]
-    assert "is one of the networks that are read" in failure(capsys, "match", *same, *PLAIN)
-    assert "must hold at least two networks, got 1" in failure(
-        capsys, "merge", a, "--out", out, *PLAIN
-    )
-    for weights in (["1"], ["1", "-1"], ["0", "0"], ["nan", "1"], ["inf", "1"]):
-        message = failure(capsys, "merge", *two, "--weights", *weights, *PLAIN)
-        assert "weights` must be" in message
-    write(out, load_file(a))
-    assert "`--overwrite true` replaces it" in failure(capsys, "match", *two, *PLAIN)
-    assert "did you mean `--method`" in failure(capsys, "match", *two, "--methods", "mixing")
-    assert "`sources`" in failure(capsys, "merge", "--out", out, *PLAIN)
+TWO = ["a.safetensors", "b.safetensors"]
+OUT = [*TWO, "--out", "c.safetensors"]
+BANK = ["merge", "bank", *PLAIN, "--out"]
+WEIGHTS = (["1"], ["1", "-1"], ["0", "0"], ["nan", "1"], ["inf", "1"])
+REFUSED = [
+    (["match", *OUT], "`--network` is missing"),
+    (["match", "no.pt", "b.safetensors", *PLAIN], "There is no file or folder no.pt"),
+    (["match", *TWO, "--out", "b.safetensors", "--overwrite", "true", *PLAIN],
+     "is one of the networks that are read"),
+    (["merge", *OUT[:1], *OUT[2:], *PLAIN], "must hold at least two networks, got 1"),
+    *((["merge", *OUT, *PLAIN, "--weights", *w], "weights` must be") for w in WEIGHTS),
+    (["match", *TWO, "--out", "there.safetensors", *PLAIN], "`--overwrite true` replaces it"),
+    (["match", *OUT, *PLAIN, "--methods", "mixing"], "did you mean `--method`"),
+    (["merge", *OUT[2:], *PLAIN], "`sources`"),
+    ([*BANK, "x.bin"], "must end in .safetensors, .pt or .ckpt"),
+    ([*BANK, "x.pt", "--weights", "1", "2"], "`--weights` must be 1 numbers"),
+    ([*BANK, "x.ckpt"], "`--like` is missing"),
+    ([*BANK, "x.pt", "--like", "y.ckpt"], "There is no file or folder y.ckpt"),
+    ([*BANK, "x.pt", "--like", "bank"], "`--like` must be a file or folder with one"),
+    ([*BANK, "nowhere/x.pt"], "there is no folder nowhere"),
+    ([*BANK, "x.pt", "--last", "0"], "`last` must be at least 1"),
+    (["merge", *TWO[:1], "nan.safetensors", *PLAIN], "nan.safetensors: '1.weight' holds NaN"),
+    (["merge", "0.safetensors", "1.safetensors", "--out", "x.pt", "--network",
+      "disk_networks.Counted", "--input", "2,4"], "holds other whole numbers than the first"),
+]  # fmt: skip
 
 
-def mixed(net, seed):
-    """The same network with its units in another order and its channels mixed."""
-    sym, generator = known(net, torch.randn(2, 4)), torch.Generator().manual_seed(seed)
-    return mix(orders(net, seed), sym, random_mixings(sym, generator))
+class Counted(torch.nn.Linear):
+    """A layer with whole numbers."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_buffer("order", torch.tensor([0, 1]))
 
 
-def test_planted_matrices_are_found_and_written(tmp_path):
-    net = drawn(factored)
-    a, b = (
-        write(tmp_path / f"{n}.safetensors", w) for n, w in (("a", mixed(net, 1)), ("b", P.of(net)))
-    )
-    c = str(tmp_path / "c.safetensors")
-    base = ["match", a, b, "--out", c, *FACTORED]
-    main([*base, "--method", "mixing"])
-    assert distance(c, b) < 1e-3 < 0.1 < distance(a, b)
-    torch.testing.assert_close(outputs(factored, c), outputs(factored, a), atol=1e-5, rtol=0)
-    main([*base, "--overwrite", "true"])
-    assert distance(c, b) > 0.1  # permutations alone
-
-
-def test_networks_are_merged_by_matrices(tmp_path):
-    net = drawn(factored)
-    names = [write(tmp_path / f"{k}.safetensors", mixed(net, k)) for k in range(3)]
-    out = str(tmp_path / "out.safetensors")
-    main(["merge", *names, "--out", out, *FACTORED, "--method", "mixing"])
-    expected = outputs(factored, names[0])
-    torch.testing.assert_close(outputs(factored, out), expected, atol=1e-4, rtol=0)
-    main(["merge", *names, "--out", out, *FACTORED, "--overwrite", "true"])
-    assert not torch.allclose(outputs(factored, out), expected, atol=1e-2)
+@pytest.fixture(scope="module")
+def mistaken(written, tmp_path_factory):
+    """The same files, and others that cannot be averaged."""
+    folder = shutil.copytree(written, tmp_path_factory.mktemp("mistaken") / "files")
+    state = load_file(folder / "a.safetensors")
+    write(folder / "there.safetensors", state)
+    write(folder / "nan.safetensors", {n: t * torch.nan for n, t in state.items() if t.ndim > 0})
+    for k in range(2):
+        state = {**P.of(Counted()), "order": torch.tensor([k, 1])}
+        write(folder / f"{k}.safetensors", state)
+    return folder
 
 
 @pytest.mark.bad_input
-def test_a_prefix_is_for_the_files_that_have_it(written, tmp_path, capsys):
-    state, b = load_file(written / "a1.safetensors"), str(written / "b.safetensors")
+@pytest.mark.parametrize(("line", "message"), REFUSED)
+def test_mistakes_are_one_sentence(line, message, mistaken, capsys, monkeypatch):
+    monkeypatch.setattr(disk_networks, "Counted", Counted, raising=False)
+    monkeypatch.chdir(mistaken)
+    before = sorted(os.listdir())
+    assert message in failure(capsys, *line)
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["a.safetensors", "bank/manifest.jsonl", "runs/r/x.ckpt"])
+def test_a_damaged_source_is_named_before_anything_else_is_asked_for(name, files, capsys):
+    place = name.split("/")[0]
+    content = (files / name).read_bytes()
+    (files / name).write_bytes(b"{}\n" + content if place == "bank" else content[:-20])
+    for line in (["b.safetensors", place], ["b.safetensors", "b.safetensors", "--like", place]):
+        message = failure(capsys, "merge", *line)
+        assert "--network" not in message
+        assert name in message
+
+
+@pytest.mark.bad_input
+def test_a_prefix_is_for_the_files_that_have_it(files, capsys):
+    state = load_file("a.safetensors")
     both = {f"{start}{n}": t.clone() for start in ("net.", "ema.") for n, t in state.items()}
-    a, c = write(tmp_path / "a.safetensors", both), str(tmp_path / "c.safetensors")
-    base = ["match", a, b, "--out", c, *PLAIN, "--others", "copy"]
+    write(files / "both.safetensors", both)
+    base = ["match", "both.safetensors", "b.safetensors", "--out", "c.safetensors", *PLAIN]
+    base += ["--others", "copy"]
     assert "choose one by its `prefix`" in failure(capsys, *base)
     assert "it lacks 'nets.1.weight'" in failure(capsys, *base, "--prefix", "nets.")
     main([*base, "--prefix", "net."])
-    found = load_file(c)
-    for name, tensor in load_file(b).items():
+    found = load_file("c.safetensors")
+    for name, tensor in load_file("b.safetensors").items():
         torch.testing.assert_close(found[f"net.{name}"], tensor)
         assert torch.equal(found[f"ema.{name}"], both[f"ema.{name}"])
 
 
+# ------------------------------------------------------------ data
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("data", "message"),
     [
         ({"inputs": X}, "must hold `inputs` and `targets`"),
         ({"inputs": X, "targets": torch.zeros(3)}, "must be as many"),
         ({"inputs": X[:0], "targets": X[:0]}, "must be as many"),
         ({"inputs": X, "targets": torch.tensor(1)}, "must be as many"),
         ({"inputs": X * torch.nan, "targets": torch.zeros(12, 3)}, "holds NaN or infinite"),
-    ],
-)
-def test_data_in_files_are_checked(content, message, tmp_path):
-    torch.save(content, tmp_path / "bad.pt")
-    with pytest.raises(ValueError, match=message):
-        examples_of(str(tmp_path / "bad.pt"))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
         ("none.pt", "there is no file"),
         ("none.yaml", "none.yaml"),
         ("nowhere.Data", "cannot be imported"),
@@ -336,93 +403,53 @@ def test_data_in_files_are_checked(content, message, tmp_path):
         ("lightning.LightningDataModule", "raised"),
     ],
 )
-def test_data_that_are_none_are_refused(data, message):
+def test_data_that_are_none_are_refused(data, message, tmp_path):
+    if not isinstance(data, str):
+        torch.save(data, tmp_path / "bad.pt")
+        data = str(tmp_path / "bad.pt")
     with pytest.raises(ValueError, match=message):
         examples_of(data)
 
 
-COMMANDS = ("match", "merge", "diff")
+CLASSES = torch.zeros(12, dtype=torch.long)
 UNFIT = {
-    "wide": {"inputs": torch.ones(12, 7), "targets": torch.zeros(12, dtype=torch.long)},
-    "whole numbers": {"inputs": X.long(), "targets": torch.zeros(12, dtype=torch.long)},
-    "labels": {"inputs": X, "targets": torch.full((12,), 99)},
+    "wide": {"inputs": torch.ones(12, 7), "targets": CLASSES},
+    "whole numbers": {"inputs": X.long(), "targets": CLASSES},
+    "labels": {"inputs": X, "targets": CLASSES + 99},
     "targets": {"inputs": X, "targets": torch.zeros(12, 99)},
+    "datamodule": None,
 }
-
-
-def judged(command, written, data, out):
-    two = [str(written / "a1.safetensors"), str(written / "b.safetensors")]
-    target = [] if command == "diff" else ["--out", str(out)]
-    return [command, *two, *target, *PLAIN, "--data", str(data)]
+COMMANDS = {"match": OUT, "merge": OUT, "diff": TWO}
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("kind", [*UNFIT, "datamodule"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_data_that_do_not_fit_the_network_are_one_sentence(
-    command, kind, written, tmp_path, capsys
-):
-    data = tmp_path / "data.pt"
-    if kind in UNFIT:
-        torch.save(UNFIT[kind], data)
-    else:
-        data = "lightning_bnn.datamodules.Digits"
-    message = failure(capsys, *judged(command, written, data, tmp_path / "out.safetensors"))
-    assert "`--data`: " in message
-    assert "fit the network" in message
-    assert kind == "targets" or str(data) in message
-    assert not (tmp_path / "out.safetensors").exists()
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_inputs_are_cast_to_the_precision_of_the_network(command, written, tmp_path, capsys):
+def test_data_must_fit_the_network_and_are_cast_to_its_precision(command, files, capsys):
+    line = [command, *COMMANDS[command], *PLAIN, "--data"]
+    for kind, content in UNFIT.items():
+        data = "d.pt" if content else "lightning_bnn.datamodules.Digits"
+        torch.save(content, "d.pt")
+        message = failure(capsys, *line, data)
+        assert "`--data`: " in message
+        assert "fit the network" in message
+        assert kind == "targets" or data in message
+        assert not os.path.exists("c.safetensors")
     told = []
-    for k, dtype in enumerate((torch.float32, torch.float64)):
-        torch.save(
-            {"inputs": X.to(dtype), "targets": torch.zeros(12, dtype=torch.long)}, tmp_path / "d.pt"
-        )
-        main(judged(command, written, tmp_path / "d.pt", tmp_path / f"{k}.safetensors"))
+    for dtype in (torch.float32, torch.float64):
+        torch.save({"inputs": X.to(dtype), "targets": CLASSES}, "d.pt")
+        main([*line, "d.pt", *([] if command == "diff" else ["--overwrite", "true"])])
         lines = capsys.readouterr().out.splitlines()
-        told.append([line for line in lines if line.startswith("barrier")])
+        told.append([text for text in lines if text.startswith("barrier")])
     assert told[0] == told[1] != []
 
 
-def test_data_of_a_datamodule():
-    examples = examples_of("lightning_bnn.datamodules.Digits")
-    assert examples.batches[0][0].shape[1:] == (1, 8, 8)
-    assert str(examples).endswith("examples of lightning_bnn.datamodules.Digits")
-
-
 @pytest.mark.bad_input
-def test_losses_of_classes_tokens_pixels_and_numbers(files, capsys):
+def test_losses_of_classes_tokens_pixels_and_numbers():
     scores, classes = torch.randn(4, 5, 6), torch.randint(0, 5, (4, 6))
     by_pixel = torch.nn.functional.cross_entropy(scores, classes)
-    torch.testing.assert_close(loss(scores, classes), by_pixel)
-    torch.testing.assert_close(loss(scores.mT, classes), by_pixel)
-    torch.testing.assert_close(loss((scores.mT, None), classes), by_pixel)
+    for outputs in (scores, scores.mT, (scores.mT, None)):
+        torch.testing.assert_close(loss(outputs, classes), by_pixel)
     assert loss(torch.ones(3, 1), torch.zeros(3)) == 1
     for outputs, targets in ((torch.ones(3, 2), torch.zeros(2, 2)), (scores, classes[:2])):
         with pytest.raises(ValueError, match="the targets do not fit the network"):
             loss(outputs, targets)
-    torch.save({"inputs": X, "targets": torch.zeros(12, 2)}, files / "bad.pt")
-    two = [files / "a1.safetensors", files / "b.safetensors", *PLAIN]
-    message = failure(capsys, "match", *two, "--data", files / "bad.pt")
-    assert "the targets do not fit the network" in message
-
-
-@pytest.mark.bad_input
-def test_whole_numbers_have_no_average(tmp_path, capsys, monkeypatch):
-    class Counted(torch.nn.Linear):
-        def __init__(self):
-            super().__init__(4, 3)
-            self.register_buffer("order", torch.tensor([0, 1]))
-
-    monkeypatch.setattr(disk_networks, "counted", Counted, raising=False)
-    names = [
-        write(tmp_path / f"{k}.safetensors", {**P.of(Counted()), "order": torch.tensor([k, 1])})
-        for k in range(2)
-    ]
-    message = failure(capsys, "merge", *names, "--out", tmp_path / "out.safetensors", "--network",
-                      "disk_networks.counted", "--input", "2,4")  # fmt: skip
-    assert "holds other whole numbers than the first" in message
-    assert sorted(os.listdir(tmp_path)) == ["0.safetensors", "1.safetensors"]

@@ -30,72 +30,52 @@ def config(tmp_path):
     return str(path)
 
 
-def test_members_do_not_depend_on_the_parts(config, tmp_path):
-    population(config, 6, str(tmp_path / "whole"))
-    population(config, 6, str(tmp_path / "parts"), part=2)
-    whole, parts = networks(tmp_path / "whole"), networks(tmp_path / "parts")
-    same(whole, parts, exact=False)
-    assert not torch.equal(whole[0]["1.weight"], whole[1]["1.weight"])
-    assert sorted(p.name for p in (tmp_path / "parts" / "parts").iterdir()) == [
-        "0000000-0000002", "0000002-0000004", "0000004-0000006",
-    ]  # fmt: skip
-
-
-def test_the_same_command_does_nothing_and_more_members_add_those_that_are_missing(
+def test_members_do_not_depend_on_the_parts_nor_on_when_they_were_asked_for(
     config, tmp_path, capsys
 ):
-    population(config, 3, str(tmp_path / "bank"), part=2)
-    before = networks(tmp_path / "bank")
-    stamps = {p: p.stat().st_mtime for p in (tmp_path / "bank").rglob("part.json")}
-    population(config, 3, str(tmp_path / "bank"), part=2)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    population(config, 5, str(whole))
+    population(config, 3, str(parts), part=2)
+    before = networks(parts)
+    stamps = {p: p.stat().st_mtime for p in parts.rglob("part.json")}
+    population(config, 3, str(parts), part=2)
     assert {p: p.stat().st_mtime for p in stamps} == stamps
-    same(before, networks(tmp_path / "bank"))
-    population(config, 5, str(tmp_path / "bank"), part=9)
-    after = networks(tmp_path / "bank")
-    assert sorted(after) == list(range(5))
+    same(before, networks(parts))
+    population(config, 5, str(parts), part=9)
+    after = networks(parts)
+    assert sorted(p.name for p in (parts / "parts").iterdir()) == [
+        "0000000-0000002", "0000002-0000003", "0000003-0000005",
+    ]  # fmt: skip
     same(before, {m: after[m] for m in before})
+    same(networks(whole), after, exact=False)
+    assert not torch.equal(after[0]["1.weight"], after[1]["1.weight"])
     assert "5 networks" in capsys.readouterr().out
+    losses = {r["member"]: r["loss"] for r in CheckpointBank(whole, "r").records}
+    limit = sorted(losses.values())[2] + 1e-6
+    population(config, 5, str(tmp_path / "some"), change={"model.init_args.max_loss": limit})
+    kept = sorted(m for m, loss in losses.items() if loss <= limit)
+    assert sorted(networks(tmp_path / "some")) == kept
+    assert "2 of 5 members have diverged" in capsys.readouterr().out
 
 
 def test_records_tell_members_losses_and_steps(config, tmp_path):
-    population(config, 3, str(tmp_path / "bank"), every_n_epochs=2, part=2)
+    population(config, 2, str(tmp_path / "bank"), every_n_epochs=2, part=1)
     records = CheckpointBank(tmp_path / "bank", "r").records
-    assert [(r["member"], r["step"]) for r in records] == [
-        (0, 20), (1, 20), (0, 30), (1, 30), (2, 20), (2, 30),
-    ]  # fmt: skip
+    assert [(r["member"], r["step"]) for r in records] == [(0, 20), (0, 30), (1, 20), (1, 30)]
     assert all(r["loss"] > 0 for r in records)
 
 
-def test_members_that_have_diverged_are_left_out_and_named(config, tmp_path, capsys):
-    losses = {}
-    population(config, 4, str(tmp_path / "all"))
-    for record in CheckpointBank(tmp_path / "all", "r").records:
-        losses[record["member"]] = record["loss"]
-    limit = sorted(losses.values())[1] + 1e-6
-    change = {"model.init_args.max_loss": limit}
-    population(config, 4, str(tmp_path / "some"), change=change, part=4)
-    kept = sorted(m for m, loss in losses.items() if loss <= limit)
-    assert sorted(networks(tmp_path / "some")) == kept
-    assert len(kept) == 2
-    assert "2 of 4 members have diverged" in capsys.readouterr().out
-
-
 def test_a_part_that_breaks_before_its_validation_does_not_stop_the_others(tmp_path, capsys):
-    config = {**CONFIG, "data": {"class_path": "Digits"}}
-    config["model"] = {
-        "class_path": "DeepEnsemble",
-        "init_args": {
-            "network": {
-                "class_path": "lightning_bnn.models.mlp",
-                "init_args": {"inputs": 64, "hidden": [4], "outputs": 10},
-            },
-            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 1e38}},
-        },
-    }
-    path = tmp_path / "digits.yaml"
-    path.write_text(yaml.safe_dump(config))
-    population(str(path), 3, str(tmp_path / "bank"), part=1)
-    assert "0 networks, 3 of 3 members have diverged" in capsys.readouterr().out
+    """And a preset may be named."""
+    few = {"trainer.max_epochs": 1, "trainer.logger": False, "trainer.callbacks": []}
+    wild = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1e38}}
+    change = few | {"model.init_args.optimizer": wild}
+    population("digits_ensemble", 2, str(tmp_path / "bank"), change=change, part=1)
+    assert "0 networks, 2 of 2 members have diverged" in capsys.readouterr().out
+    for members in (2, 1):
+        population("digits_ensemble", members, str(tmp_path / "other"), change=few)
+    assert "nothing left to train" in capsys.readouterr().out
+    assert "metrics" not in CheckpointBank(tmp_path / "other", "r").records[0]
 
 
 # ------------------------------------------------------------ kills
@@ -116,7 +96,7 @@ def test_members_that_another_process_trains_are_waited_for(config, tmp_path, ca
 
 @pytest.mark.bad_input
 def test_another_configuration_does_not_touch_what_has_begun(config, tmp_path, monkeypatch):
-    bank = tmp_path / "bank"
+    bank, more = tmp_path / "bank", {"trainer.max_epochs": 4}
 
     def killed(*_):
         raise KeyboardInterrupt
@@ -127,14 +107,14 @@ def test_another_configuration_does_not_touch_what_has_begun(config, tmp_path, m
             population(config, 2, str(bank), checkpoint_minutes=1e-6)
     saved = list(bank.rglob("*.ckpt"))
     with pytest.raises(ValueError, match="trainer.max_epochs: 3 there, 4 here"):
-        population(config, 2, str(bank), change={"trainer.max_epochs": 4})
+        population(config, 2, str(bank), change=more)
     assert list(bank.rglob("*.ckpt")) == saved != []
     for path in saved:
         path.unlink()
     with CheckpointBank(bank), pytest.raises(ValueError, match="open for appending"):
-        population(config, 2, str(bank), change={"trainer.max_epochs": 4})
+        population(config, 2, str(bank), change=more)
     assert list(bank.glob("parts/*/config.yaml"))
-    population(config, 2, str(bank), change={"trainer.max_epochs": 4})  # it came to nothing
+    population(config, 2, str(bank), change=more)  # it came to nothing
     assert CheckpointBank(bank, "r").records[0]["epoch"] == 4
 
 
@@ -238,35 +218,21 @@ def test_bad_arguments(config, tmp_path, changed, message):
 
 
 @pytest.mark.bad_input
-def test_other_populations_and_other_banks_are_not_mixed(config, tmp_path):
-    population(config, 2, str(tmp_path / "bank"))
-    with pytest.raises(ValueError, match="trainer.max_epochs: 3 there, 4 here"):
-        population(config, 2, str(tmp_path / "bank"), change={"trainer.max_epochs": 4})
+def test_a_mistake_does_not_claim_the_folder_and_other_members_are_not_mixed(config, tmp_path):
+    bank = str(tmp_path / "bank")
+    with pytest.raises(Exception, match="max_epoch"):
+        population(config, 2, bank, change={"trainer.max_epoch": 2})
+    population(config, 2, bank, change={"trainer.max_epochs": 2})
+    assert sorted(networks(bank)) == [0, 1]
+    with pytest.raises(ValueError, match="trainer.max_epochs: 2 there, 3 here"):
+        population(config, 2, bank)
     same_members = {"model.init_args.members": 7, "data.init_args.orders": 9}
-    population(config, 2, str(tmp_path / "bank"), change=same_members)
+    population(config, 2, bank, change={"trainer.max_epochs": 2} | same_members)
     with CheckpointBank(tmp_path / "other") as other:
         other.append({"w": torch.zeros(2)})
-    with pytest.raises(ValueError, match="no population"):
-        population(config, 2, str(tmp_path / "other"))
-    with pytest.raises(ValueError, match="no population"):
-        population(config, 2, config)
-
-
-@pytest.mark.bad_input
-def test_a_mistake_does_not_claim_the_folder(config, tmp_path):
-    with pytest.raises(Exception, match="max_epoch"):
-        population(config, 2, str(tmp_path / "bank"), change={"trainer.max_epoch": 2})
-    population(config, 2, str(tmp_path / "bank"), change={"trainer.max_epochs": 2})
-    assert sorted(networks(tmp_path / "bank")) == [0, 1]
-
-
-def test_a_preset_by_name(tmp_path, capsys):
-    change = {"trainer.max_epochs": 1, "trainer.logger": False, "trainer.callbacks": []}
-    population("digits_ensemble", 2, str(tmp_path / "bank"), change=change)
-    population("digits_ensemble", 1, str(tmp_path / "bank"), change=change)
-    out = capsys.readouterr().out
-    assert "nothing left to train" in out
-    assert "metrics" not in CheckpointBank(tmp_path / "bank", "r").records[0]
+    for place in (str(tmp_path / "other"), config):
+        with pytest.raises(ValueError, match="no population"):
+            population(config, 2, place)
 
 
 @pytest.mark.e2e

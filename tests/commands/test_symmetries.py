@@ -1,3 +1,5 @@
+"""`lightning-bnn symmetries` as a user calls it."""
+
 import re
 
 import pytest
@@ -9,6 +11,49 @@ from lightning_bnn import models
 from lightning_bnn.cli import main
 
 OPTUNET = ["symmetries", "lightning_bnn.models.optunet", "--input", "1,1,28,28"]
+OWN = '''"""Networks of a user, one line for each."""
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, width), nn.Linear(width, 2)
+
+    def forward(self, x):
+        return self.b(self.a(x).relu().cumsum(-1))
+
+
+class Raises(nn.Module):
+    def __init__(self):
+        raise KeyError("width")
+
+
+class Wrong(nn.Module):
+    def forward(self, x):
+        return x["key"]
+
+
+class Branches(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else -super().forward(x)
+
+
+net = nn.Linear(3, 2)
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder with files of a user, in which the command is called."""
+    (tmp_path / "own_nets.py").write_text(OWN)
+    (tmp_path / "own_broken.py").write_text("def broken(:\n")
+    (tmp_path / "own_exit.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def test_report(capsys):
@@ -26,80 +71,78 @@ def test_report(capsys):
     assert mass > minimum > 0
 
 
-def test_explain_names_what_ties_and_holds_a_tensor(capsys):
-    main([*OPTUNET, "--explain", "7.weight"])
-    assert "7.weight, axis 0: units, scales and signs go with 7.bias" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ([*OPTUNET, "--explain", "7.weight"],
+         "7.weight, axis 0: units, scales and signs go with 7.bias"),
+        (["symmetries", "own_nets.Net", "--input", "3,4", "--init.width", "7"],
+         "frozen: cumsum at own_nets.py:11: it mixes entries along dimension"),
+        (["symmetries", "own_nets.py:net", "--input", "2,3"], "8 weights"),
+        (["symmetries", "torch.nn.Embedding", "--input", "2,5:int64", "--init",
+          '{"num_embeddings": 3, "embedding_dim": 4}'], "12 weights"),
+    ],
+)  # fmt: skip
+def test_other_networks_and_questions(line, shown, own, capsys):
+    main(line)
+    assert shown in re.sub(r" +", " ", capsys.readouterr().out)
 
 
-def test_own_module_in_the_current_folder(tmp_path, monkeypatch, capsys):
-    (tmp_path / "my_net_for_symmetries.py").write_text(
-        "from torch import nn\n\n\nclass Net(nn.Module):\n"
-        "    def __init__(self, width: int):\n        super().__init__()\n"
-        "        self.a, self.b = nn.Linear(4, width), nn.Linear(width, 2)\n\n"
-        "    def forward(self, x):\n        return self.b(self.a(x).relu().cumsum(-1))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    main(["symmetries", "my_net_for_symmetries.Net", "--input", "3,4", "--init.width", "7"])
+STATE = {n: t.clone() for n, t in models.optunet().state_dict().items()}
+
+
+def behind(prefix, more=()):
+    return {f"{prefix}{n}": t for n, t in STATE.items()} | dict(more)
+
+
+CHECKPOINTS = {
+    "plain.pt": (STATE, [], ""),
+    "model.ckpt": ({"state_dict": behind("model."), "epoch": 3}, [], "model."),
+    "net.safetensors": (behind("net."), [], "net."),
+    "two.ckpt": ({"state_dict": behind("net.") | behind("ema.")}, ["--prefix", "ema."], "ema."),
+    "more.ckpt": ({"model": behind("backbone.", {"head.weight": torch.zeros(2, 2)})}, [],
+                  "backbone."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_checkpoints_are_read_behind_a_prefix(name, tmp_path, capsys):
+    content, options, prefix = CHECKPOINTS[name]
+    path = tmp_path / name
+    save_file(content, path) if name.endswith("safetensors") else torch.save(content, path)
+    main([*OPTUNET, "--checkpoint", str(path), *options])
     text = capsys.readouterr().out
-    assert re.search(
-        r"frozen: cumsum at my_net_for_symmetries.py:10: it mixes entries along dimension", text
-    )
+    mass = sum(float(t.double().square().sum()) for n, t in STATE.items() if "bias" not in n)
+    assert float(re.search(r"^mass: +(\S+)", text, re.M)[1]) == pytest.approx(mass, rel=1e-4)
+    assert f"names behind '{prefix}'" in text or not prefix
 
 
-def test_tokens_as_input(capsys):
-    main(
-        [
-            "symmetries",
-            "torch.nn.Embedding",
-            "--input",
-            "2,5:int64",
-            "--init",
-            '{"num_embeddings": 3, "embedding_dim": 4}',
-        ]
-    )
-    assert "12 weights" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("kind", ["pt", "ckpt", "safetensors"])
-def test_checkpoints_are_read_behind_a_prefix(kind, tmp_path, capsys):
-    torch.manual_seed(3)
-    net = models.optunet()
-    path = tmp_path / f"net.{kind}"
-    if kind == "pt":
-        torch.save(net.state_dict(), path)
-    elif kind == "ckpt":
-        torch.save(
-            {"state_dict": {f"model.{n}": t for n, t in net.state_dict().items()}, "epoch": 3}, path
-        )
-    else:
-        save_file({f"net.{n}": t.contiguous() for n, t in net.state_dict().items()}, path)
-    main([*OPTUNET, "--checkpoint", str(path)])
-    mass = sum(
-        p.double().square().sum() for n, p in net.named_parameters() if not n.endswith("bias")
-    )
-    shown = float(re.search(r"^mass: +(\S+)", capsys.readouterr().out, re.M)[1])
-    assert shown == pytest.approx(float(mass), rel=1e-4)
-
-
-LINEAR = ["symmetries", "torch.nn.Linear", "--input", "1,3"]
+LINEAR = ["torch.nn.Linear", "--input", "1,3"]
+OPTUNETS, CHECKPOINT = OPTUNET[1:], [*OPTUNET[1:], "--checkpoint"]
 REFUSED = [
-    (["symmetries", "nowhere.Net", "--input", "1"], "`nowhere.Net` cannot be imported"),
-    (["symmetries", "torch.nn.Nothing", "--input", "1"], "There is no 'Nothing' in `torch.nn`"),
-    (["symmetries", "resnet18", "--input", "1"], "no import path"),
-    (OPTUNET[:2], "`--input` is missing"),
-    ([*OPTUNET[:3], "1,x"], "must be positive sizes"),
-    ([*OPTUNET[:3], "1,3:floaty"], "must be positive sizes"),
-    ([*OPTUNET[:3], "1,3,8,8"], "does not accept an input of shape (1, 3, 8, 8)"),
+    (["nowhere.Net", "--input", "1"], "`nowhere.Net` cannot be imported"),
+    (["torch.nn.Nothing", "--input", "1"], "There is no 'Nothing' in `torch.nn`"),
+    (["resnet18", "--input", "1"], "no import path"),
+    (OPTUNETS[:1], "`--input` is missing"),
+    ([*OPTUNETS[:2], "1,x"], "must be positive sizes"),
+    ([*OPTUNETS[:2], "1,3:floaty"], "must be positive sizes"),
+    ([*OPTUNETS[:2], "1,3,8,8"], "does not accept an input of shape (1, 3, 8, 8)"),
     (LINEAR, "cannot be called"),
-    ([LINEAR[0], "torch.zeros", *LINEAR[2:], "--init", '{"size": [2]}'], "returned a Tensor"),
-    ([*OPTUNET, "--checkpoint", "none.pt"], "there is no file"),
-    ([*OPTUNET, "--checkpoint", "."], "there is no file"),
-]
+    (["torch.zeros", *LINEAR[1:], "--init", '{"size": [2]}'], "returned a Tensor"),
+    ([*CHECKPOINT, "none.pt"], "there is no file"),
+    ([*CHECKPOINT, "."], "there is no file"),
+    (["own_nets.Raises", *LINEAR[1:]], "raised KeyError: 'width'"),
+    (["own_broken.Net", *LINEAR[1:]], "SyntaxError"),
+    (["own_exit.Net", *LINEAR[1:]], "SystemExit"),
+    (["own_nets.Wrong", *LINEAR[1:]], "does not accept an input"),
+    *((["own_nets.Branches", "--input", shape], "") for shape in
+      ("2,5", "2,3", "2,3:int64", "99999999999,3", "2,3:complex64")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("line", "message"), REFUSED)
-def test_bad_input_is_one_sentence(line, message, capsys):
-    assert message in failure(capsys, *line)
+def test_bad_input_is_one_sentence(line, message, own, capfd):
+    assert message in failure(capfd, "symmetries", *line)
 
 
 BAD = {
@@ -115,47 +158,3 @@ def test_bad_checkpoints_are_one_sentence(message, tmp_path, capsys):
     path, content = tmp_path / "bad.pt", BAD[message]
     path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
     assert message in failure(capsys, *OPTUNET, "--checkpoint", path)
-
-
-def own_file(folder, monkeypatch, name, text):
-    (folder / f"{name}.py").write_text("import sys\nfrom torch import nn\n\n\n" + text)
-    monkeypatch.chdir(folder)
-
-
-def test_mistakes_in_the_users_own_file(tmp_path, monkeypatch, capsys):
-    text = (
-        "class Raises(nn.Module):\n    def __init__(self):\n        raise KeyError('width')\n\n\n"
-    )
-    text += "net = nn.Linear(3, 2)\n\n\n"
-    text += "class Wrong(nn.Module):\n    def forward(self, x):\n        return x['key']\n"
-    own_file(tmp_path, monkeypatch, "own_nets_a", text)
-    own_file(tmp_path, monkeypatch, "own_nets_b", "def broken(:\n")
-    own_file(tmp_path, monkeypatch, "own_nets_c", "sys.exit(3)\n")
-    shape = ("--input", "2,3")
-    assert "raised KeyError: 'width'" in failure(capsys, "symmetries", "own_nets_a.Raises", *shape)
-    assert "SyntaxError" in failure(capsys, "symmetries", "own_nets_b.Net", *shape)
-    assert "SystemExit" in failure(capsys, "symmetries", "own_nets_c.Net", *shape)
-    assert "does not accept an input" in failure(capsys, "symmetries", "own_nets_a.Wrong", *shape)
-    main(["symmetries", "own_nets_a.py:net", *shape])
-    assert "8 weights" in capsys.readouterr().out
-
-
-def test_one_sentence_means_one_line(tmp_path, monkeypatch, capfd):
-    text = "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-    text += "        self.a = nn.Linear(3, 2)\n\n    def forward(self, x):\n"
-    text += "        return self.a(x) if x.sum() > 0 else -self.a(x)\n"
-    own_file(tmp_path, monkeypatch, "own_nets_d", text)
-    for shape in ("2,5", "2,3", "2,3:int64", "99999999999,3", "2,3:complex64"):
-        failure(capfd, "symmetries", "own_nets_d.Net", "--input", shape)
-
-
-def test_prefixes_of_checkpoints(tmp_path, capsys):
-    state, path = models.optunet().state_dict(), tmp_path / "run.ckpt"
-    two = {f"{p}.{n}": t for p in ("net", "ema") for n, t in state.items()}
-    torch.save({"state_dict": two}, path)
-    main([*OPTUNET, "--checkpoint", str(path), "--prefix", "ema."])
-    assert "names behind 'ema.'" in capsys.readouterr().out
-    other = {f"backbone.{n}": t for n, t in state.items()} | {"head.0.weight": torch.zeros(2, 2)}
-    torch.save({"model": other, "epoch": 2}, path)
-    main([*OPTUNET, "--checkpoint", str(path)])
-    assert "names behind 'backbone.'" in capsys.readouterr().out

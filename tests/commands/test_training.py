@@ -1,5 +1,7 @@
 """`lightning-bnn fit | validate | test | predict`, and every preset."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -13,8 +15,10 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from runs import QUIET
+from shell import failure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lightning_bnn import callbacks
 from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_names
 from lightning_bnn.commands.training import (
@@ -50,11 +54,7 @@ def preset(name, folder):
 
 
 def printed(args):
-    import contextlib
-    import io
-
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
         main(args)
     return out.getvalue()
 
@@ -103,33 +103,11 @@ def test_what_every_preset_names_fits_together(name, folder, monkeypatch):
     assert model.likelihood.log_prob(outputs, targets[:4]).isfinite().all()
 
 
-def test_a_preset_can_be_printed_whole_and_read_again(folder, capsys):
-    config = preset("digits_swag", folder)
-
-    def whole(path):
-        with pytest.raises(SystemExit) as end:
-            main(["fit", "-c", str(path), "--print_config"])
-        assert end.value.code in (0, None)
-        return capsys.readouterr().out
-
-    (folder / "whole.yaml").write_text(whole(config))
-    assert whole(folder / "whole.yaml") == (folder / "whole.yaml").read_text()
-    found = yaml.safe_load((folder / "whole.yaml").read_text())
-    given = yaml.safe_load(Path(config).read_text())
-    assert found["trainer"]["max_epochs"] == given["trainer"]["max_epochs"]
-
-
-def test_presets_are_listed_with_what_they_are():
+def test_every_callback_is_in_a_preset():
     text = printed(["presets"])
     assert all(name in text for name in preset_names())
     assert "Deep ensemble of five perceptrons" in text
-
-
-def test_every_callback_is_in_a_preset(folder):
-    from lightning_bnn import callbacks
-
-    shown = ("digits_ensemble", "digits_hmc")
-    text = "".join(printed(["presets", name]) for name in shown)
+    text = "".join(printed(["presets", name]) for name in ("digits_ensemble", "digits_hmc"))
     kinds = [n for n in callbacks.__all__ if issubclass(getattr(callbacks, n), L.Callback)]
     kinds.remove("DrawnWeights")  # for modules of one's own
     assert len(kinds) > 5
@@ -162,22 +140,6 @@ def test_a_run_is_trained_tested_and_predicted_with(folder):
     torch.testing.assert_close(loaded(x), torch.cat([p.mean for p in ours]))
 
 
-@pytest.mark.e2e
-def test_without_a_name_the_newest_checkpoint_of_the_run_is_judged(folder):
-    config = preset("digits_mfvi", folder)
-    short = ["--trainer.enable_progress_bar", "false", *ON_A_CPU, "--trainer.limit_test_batches=1"]
-    once = ["--trainer.max_epochs", "1", "--trainer.limit_val_batches", "0"]
-    main(["fit", "-c", config, *short, *once, "--trainer.limit_train_batches", "1"])
-    (checkpoint,) = folder.glob("lightning_logs/version_0/checkpoints/*.ckpt")
-    named = printed(["test", "-c", config, *short, "--ckpt_path", str(checkpoint)])
-    found = printed(["test", "-c", config, *short])
-    assert f"checkpoint: {checkpoint} (the newest" in found
-    assert found.endswith(named)
-    saved = folder / "lightning_logs/version_0/config.yaml"
-    predicted = printed(["predict", "-c", str(saved), *short, "--trainer.limit_predict_batches=1"])
-    assert f"checkpoint: {checkpoint}" in predicted
-
-
 class CtrlC(L.Callback):
     """A user who has waited for two epochs."""
 
@@ -202,14 +164,8 @@ def test_what_is_interrupted_says_how_to_go_on(folder, capsys, monkeypatch):
 
 
 def test_which_checkpoint_is_the_newest(tmp_path):
-    for time, (name, held) in enumerate(
-        {
-            "old": {"lightning_bnn": {"class": "MFVI"}},
-            "mine": {"lightning_bnn": {"class": "MFVI"}},
-            "other": {"lightning_bnn": {"class": "SWAG"}},
-        }.items()
-    ):
-        torch.save(held, tmp_path / f"{name}.ckpt")
+    for time, (name, kind) in enumerate((("old", "MFVI"), ("mine", "MFVI"), ("other", "SWAG"))):
+        torch.save({"lightning_bnn": {"class": kind}}, tmp_path / f"{name}.ckpt")
         os.utime(tmp_path / f"{name}.ckpt", (time, time))
     assert newest_checkpoint([tmp_path], "MFVI") == tmp_path / "mine.ckpt"
     assert newest_checkpoint([tmp_path], "SWAG") == tmp_path / "other.ckpt"
@@ -220,32 +176,29 @@ def test_which_checkpoint_is_the_newest(tmp_path):
 
 def test_where_checkpoints_are_looked_for(tmp_path):
     """Where Lightning writes them: beside a configuration of logs, below a logger, or as told."""
-    logger = CSVLogger(tmp_path, "runs")
-    own = L.Trainer(**QUIET, default_root_dir=tmp_path)
-    logged = L.Trainer(**{**QUIET, "logger": logger}, default_root_dir=tmp_path)
-    told = L.Trainer(
-        **{**QUIET, "enable_checkpointing": True}, callbacks=[ModelCheckpoint(tmp_path / "told")]
-    )
-    first, second = (tmp_path / "runs" / f"version_{k}" / "checkpoints" for k in range(2))
+    versions = [tmp_path / "runs" / f"version_{k}" for k in range(2)]
+    first, second = (version / "checkpoints" for version in versions)
     first.mkdir(parents=True)
     second.mkdir(parents=True)
-    assert checkpoint_folders(own, ["my.yaml"]) == [tmp_path / "checkpoints"]
-    assert checkpoint_folders(logged, ["my.yaml"]) == [first, second]
-    assert checkpoint_folders(logged, [first.parent / "config.yaml"]) == [first]
-    assert checkpoint_folders(told, [first.parent / "config.yaml"]) == [tmp_path / "told"]
+    told = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path / "told")]}
+    logged = {"logger": CSVLogger(tmp_path, "runs")}
+    for options, config, folders in (
+        ({}, "my.yaml", [tmp_path / "checkpoints"]),
+        (logged, "my.yaml", [first, second]),
+        (logged, versions[0] / "config.yaml", [first]),
+        (told, versions[0] / "config.yaml", [tmp_path / "told"]),
+    ):
+        trainer = L.Trainer(**{**QUIET, **options}, default_root_dir=tmp_path)
+        assert checkpoint_folders(trainer, [config]) == folders
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("command", ["test", "predict"])
-def test_untrained_weights_are_not_judged(command, folder, capsys):
-    config = preset("digits_mfvi", folder)
-    with pytest.raises(SystemExit) as end:
-        main([command, "-c", config, *ON_A_CPU])
-    assert end.value.code == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("lightning-bnn: There is no checkpoint of MFVI in ")
+def test_untrained_weights_are_not_judged(folder, capsys):
+    line = ["predict", "-c", preset("digits_mfvi", folder), *ON_A_CPU]
+    message = failure(capsys, *line)
+    assert message.startswith("lightning-bnn: There is no checkpoint of MFVI in ")
     assert not list(folder.rglob("predictions.pt"))
-    main([command, "-c", config, *ON_A_CPU, "--trainer.fast_dev_run", "1"])  # a rehearsal
+    main([*line, "--trainer.fast_dev_run", "1"])  # a rehearsal
 
 
 def _batches(cli):
@@ -253,29 +206,37 @@ def _batches(cli):
     return [data.on_after_batch_transfer(b, 0) for b in data.predict_dataloader()]
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("said", "kinds"),
     [("null", ["TensorBoardLogger"]), ("true", ["TensorBoardLogger"]), ("false", []),
-     ("CSVLogger", ["CSVLogger"])],
+     ("CSVLogger --trainer.logger.save_dir=runs", ["CSVLogger"])],
 )  # fmt: skip
-def test_who_logs_is_what_was_asked_for(said, kinds, folder):
-    args = ["fit", "-c", preset("digits_ensemble", folder), *ON_A_CPU, "--trainer.max_steps", "1"]
-    where = ["--trainer.default_root_dir", "runs", f"--trainer.logger={said}"]
-    where += ["--trainer.logger.save_dir", "runs"] if said == "CSVLogger" else []
-    trainer = training([*args, *where, "--trainer.limit_val_batches", "1"]).trainer
+def test_who_logs_is_what_was_asked_for(said, kinds, folder, monkeypatch):
+    monkeypatch.setattr(TrainingCLI, "_run_subcommand", lambda *_: None)
+    where = f"--trainer.default_root_dir=runs --trainer.logger={said}".split()
+    trainer = training(["fit", "-c", preset("digits_ensemble", folder), *where]).trainer
     assert [type(logger).__name__ for logger in trainer.loggers] == kinds
     if kinds:
         assert Path(trainer.log_dir) == Path("runs/lightning_logs/version_0")
 
 
-def test_the_command_line_counts_beside_a_checkpoint(folder):
+@pytest.mark.e2e
+def test_without_a_name_the_newest_checkpoint_of_the_run_is_judged(folder):
+    """And what is asked for counts beside what is in it."""
     config = preset("digits_mfvi", folder)
-    main(["fit", "-c", config, "--trainer.max_epochs", "1", *ON_A_CPU])
+    short = ["--trainer.enable_progress_bar", "false", *ON_A_CPU, "--trainer.limit_test_batches=1"]
+    once = ["--trainer.max_epochs", "1", "--trainer.limit_val_batches", "0"]
+    main(["fit", "-c", config, *short, *once, "--trainer.limit_train_batches", "1"])
     (checkpoint,) = folder.glob("lightning_logs/version_0/checkpoints/*.ckpt")
-    fewer = ["--model.init_args.eval_samples", "3", "--ckpt_path", str(checkpoint)]
-    text = printed(["predict", "-c", config, *fewer, *ON_A_CPU])
-    found = torch.load(text.split("wrote ")[1].strip(), weights_only=True)
+    named = printed(["test", "-c", config, *short, "--ckpt_path", str(checkpoint)])
+    found = printed(["test", "-c", config, *short])
+    assert f"checkpoint: {checkpoint} (the newest" in found
+    assert found.endswith(named)
+    saved = folder / "lightning_logs/version_0/config.yaml"
+    fewer = ["--model.init_args.eval_samples", "3"]
+    predicted = printed(["predict", "-c", str(saved), *short, *fewer])
+    assert f"checkpoint: {checkpoint}" in predicted
+    found = torch.load(predicted.split("wrote ")[1].strip(), weights_only=True)
     assert found["samples"].shape == (3, 450, 10)
     assert found["mean"].shape == (450, 10)
 
