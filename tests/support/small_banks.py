@@ -10,7 +10,7 @@ import torch
 from lightning_bnn.bank import CheckpointBank
 
 __all__ = [
-    "contents", "lines_of", "networks", "refused_or_read", "restore", "small_bank",
+    "contents", "networks", "refused_or_read", "restore", "small_bank",
     "signed", "unsigned",
 ]  # fmt: skip
 
@@ -50,10 +50,6 @@ def restore(folder, files):
     folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content)
-
-
-def lines_of(files):
-    return files["manifest.jsonl"].splitlines(keepends=True)
 
 
 def unsigned(manifest):
