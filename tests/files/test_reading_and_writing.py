@@ -60,7 +60,8 @@ def folder(tmp_path):
 
 
 def index(root, table):
-    text = json.dumps({"metadata": {"total_size": 72}, "weight_map": table})
+    whole = {"metadata": {"total_size": 72}, "weight_map": table}
+    text = table if isinstance(table, str) else json.dumps(whole)
     (root / "model.safetensors.index.json").write_text(text)
 
 
@@ -181,28 +182,27 @@ def test_a_full_disk_is_noticed_before(folder, tmp_path, monkeypatch):
         check_target(tmp_path / "out", open_network(folder))
 
 
+TARGETS = [  # of what, where, whether it may replace, and what is said
+    ("net", "out.safetensors", False, "must be a folder, as the network is one"),
+    ("net", "none/out", False, "there is no folder"),
+    ("net", "net", False, "`--overwrite true` replaces it"),
+    ("net", "mine", True, "also holds 'thesis.tex'"),
+    ("net", "link", True, "of another kind"),
+    ("a.safetensors", "out.pt", False, "must be a .safetensors file"),
+    ("a.safetensors", "mine.safetensors", True, "of another kind"),
+]
+
+
 @pytest.mark.bad_input
-def test_targets_that_are_refused(folder, tmp_path):
-    network = open_network(folder)
-    with pytest.raises(ValueError, match="must be a folder, as the network is one"):
-        check_target(tmp_path / "out.safetensors", network)
-    with pytest.raises(ValueError, match="there is no folder"):
-        check_target(tmp_path / "none" / "out", network)
-    with pytest.raises(ValueError, match="`--overwrite true` replaces it"):
-        check_target(folder, network)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("years")
-    with pytest.raises(ValueError, match="also holds 'thesis.tex'"):
-        check_target(tmp_path / "mine", network, overwrite=True)
+@pytest.mark.parametrize(("source", "target", "overwrite", "sentence"), TARGETS)
+def test_targets_that_are_refused(source, target, overwrite, sentence, folder, tmp_path):
+    open_network_of(tmp_path / "a.safetensors")
     (tmp_path / "link").symlink_to(folder)
-    with pytest.raises(ValueError, match="of another kind"):
-        check_target(tmp_path / "link", network, overwrite=True)
-    one = open_network_of(tmp_path / "a.safetensors")
-    with pytest.raises(ValueError, match="must be a .safetensors file"):
-        check_target(tmp_path / "out.pt", one)
-    (tmp_path / "d.safetensors").mkdir()
-    with pytest.raises(ValueError, match="of another kind"):
-        check_target(tmp_path / "d.safetensors", one, overwrite=True)
+    for name in ("mine", "mine.safetensors"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years")
+    with pytest.raises(ValueError, match=sentence):
+        check_target(tmp_path / target, open_network(tmp_path / source), overwrite=overwrite)
 
 
 def open_network_of(path):
@@ -235,27 +235,32 @@ def test_damaged_files_are_refused(tmp_path):
         [network.read(name) for name in network.tensors]
 
 
+def folder_of(path, *files):
+    path.mkdir()
+    for name in files:
+        (path / name).write_text("{}")
+
+
+UNREADABLE = {
+    "empty.safetensors": (lambda path: save_file({}, path), "holds no tensors"),
+    "none.safetensors": (lambda path: None, "There is no file or folder"),
+    "a.txt": (lambda path: path.write_text("x"), "must be a folder, or end in one of .ckpt"),
+    "a.pt": (lambda path: torch.save({"w": torch.eye(2).to_sparse()}, path), "'w' is sparse"),
+    "b.pt": (lambda path: path.write_bytes(b"junk"), "only tensors and plain data are"),
+    "folder": (folder_of, "no folder of Hugging Face: it has no config.json"),
+    "configured": (
+        lambda path: folder_of(path, "config.json"), "neither model.safetensors nor",
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.bad_input
-def test_what_is_no_network_is_refused(tmp_path):
-    save_file({}, tmp_path / "empty.safetensors")
-    with pytest.raises(ValueError, match="holds no tensors"):
-        open_network(tmp_path / "empty.safetensors")
-    with pytest.raises(ValueError, match="There is no file or folder"):
-        open_network(tmp_path / "none.safetensors")
-    (tmp_path / "a.txt").write_text("hello")
-    with pytest.raises(ValueError, match="must be a folder, or end in one of .ckpt"):
-        open_network(tmp_path / "a.txt")
-    torch.save({"w": torch.eye(2).to_sparse()}, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match="'w' is sparse"):
-        open_network(tmp_path / "a.pt")
-    (tmp_path / "b.pt").write_bytes(b"junk")
-    with pytest.raises(ValueError, match="only tensors and plain data are"):
-        open_network(tmp_path / "b.pt")
-    with pytest.raises(ValueError, match="no folder of Hugging Face: it has no config.json"):
-        open_network(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="neither model.safetensors nor"):
-        open_network(tmp_path)
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_is_no_network_is_refused(name, tmp_path):
+    make, sentence = UNREADABLE[name]
+    make(tmp_path / name)
+    with pytest.raises(ValueError, match=sentence):
+        open_network(tmp_path / name)
 
 
 @pytest.mark.bad_input
@@ -270,27 +275,30 @@ def test_shards_lie_in_the_same_folder(name, folder):
         open_network(folder)
 
 
+ONE, TWO = "model-1.safetensors", "model-2.safetensors"
+GOOD = {"a": ONE, "b": ONE, "c": TWO}
+DAMAGED = [
+    (GOOD | {"d": TWO}, f"'d' of {TWO} is not in {TWO}"),
+    ({"a": ONE, "c": TWO}, f"'b' of {ONE} is not in the index"),
+    (GOOD | {"c": "model-3.safetensors"}, "lacks model-3.safetensors"),
+    *((text, "is damaged") for text in ("", "[]", "{", '{"weight_map": {}}', "[" * 10**5)),
+    ('{"weight_map": [1]}', "is damaged"),
+]
+
+
 @pytest.mark.bad_input
-def test_damaged_folders_are_refused(folder, tmp_path):
-    one, two = "model-1.safetensors", "model-2.safetensors"
-    index(folder, {"a": one, "b": one, "c": two, "d": two})
-    with pytest.raises(ValueError, match=f"'d' of {two} is not in {two}"):
+@pytest.mark.parametrize(("table", "sentence"), DAMAGED, ids=range(len(DAMAGED)))
+def test_damaged_folders_are_refused(table, sentence, folder):
+    index(folder, table)
+    with pytest.raises(ValueError, match=sentence):
         open_network(folder)
-    index(folder, {"a": one, "c": two})
-    with pytest.raises(ValueError, match=f"'b' of {one} is not in the index"):
-        open_network(folder)
-    index(folder, {"a": one, "b": one, "c": "model-3.safetensors"})
-    with pytest.raises(ValueError, match="lacks model-3.safetensors"):
-        open_network(folder)
-    for text in ("", "[]", "{", '{"weight_map": {}}', '{"weight_map": [1]}', "[" * 10**5):
-        (folder / "model.safetensors.index.json").write_text(text)
-        with pytest.raises(ValueError, match="is damaged"):
-            open_network(folder)
-    secret = tmp_path / "secret.safetensors"
-    save_file({"c": torch.ones(1)}, secret)
-    index(folder, {"a": one, "b": one, "c": two})
-    (folder / two).unlink()
-    (folder / two).symlink_to(secret)
+
+
+@pytest.mark.bad_input
+def test_links_of_shards_do_not_lead_out(folder, tmp_path):
+    save_file({"c": torch.ones(1)}, tmp_path / "secret.safetensors")
+    (folder / TWO).unlink()
+    (folder / TWO).symlink_to(tmp_path / "secret.safetensors")
     with pytest.raises(ValueError, match="out of the folder, and not read"):
         open_network(folder)
 
