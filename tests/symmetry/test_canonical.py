@@ -187,6 +187,15 @@ def test_forms_are_canonical(name, form, caplog):
         assert furthest(*plain) > 1e-3
 
 
+@pytest.mark.parametrize("name", [*LOCAL][-5:])
+def test_directions_without_weights_are_told_in_single_precision(name):
+    _, _, sym, params = problem(name)
+    params = {n: t.float() for n, t in params.items()}
+    others = params, random_element(params, sym, seeded(), mixing=True)
+    assert furthest(*others) > 0.1
+    assert furthest(*(canonicalise(p, sym, mixing="balanced") for p in others)) < 1e-4
+
+
 @pytest.mark.parametrize(("name", "permutation"), product(SMALL, ("max", "first", "outgoing")))
 def test_ties_are_broken_by_further_weights(name, permutation):
     """Many units have the same statistic, and many weights are as large as the largest."""
