@@ -228,7 +228,7 @@ def three_factors(s, x):
     return s.down(s.a(x) * s.b(x) * s.c(x))
 
 
-@network("2*3 2b*2", 3, 3, up=(4, 3), down=(9, 5), inputs=(80, 4), held=None)
+@network("2*3 2b", 3, 3, up=(4, 3), down=(9, 5), inputs=(80, 4), held=None)
 def all_products_of_two_channels(s, x):
     h = s.up(x)
     return s.down((h[..., :, None] * h[..., None, :]).flatten(-2))
