@@ -13,7 +13,7 @@ from lightning_bnn.samplers import SGHMC, Horizontal
 from weightsym import discover, min_mass, orbit_directions
 from weightsym import params as P
 
-X, Y = torch.randn(30, 3).double(), torch.randn(30, 2).double()
+X, Y = torch.randn(30, 5, generator=torch.Generator().manual_seed(0)).double().split([3, 2], 1)
 OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, 0.01),
     "sgd": lambda p: torch.optim.SGD(p, 0.05),
