@@ -8,6 +8,7 @@ References:
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -20,7 +21,7 @@ from lightning_bnn.methods.networks import Networks, PenalisedTraining
 from lightning_bnn.methods.run import Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.posteriors import Dropout
-from lightning_bnn.posteriors.dropout import DropoutSite, Layers, dropout_sites
+from lightning_bnn.posteriors.dropout import DropoutSite, Layers, dropout_sites, drops_units
 from weightsym.arguments import check_fraction
 from weightsym.params import Params
 
@@ -91,10 +92,12 @@ def _like(value: Any, weight: Tensor) -> Any:
     return value.to(weight if value.is_floating_point() else weight.device)
 
 
-def has_dropout(network: nn.Module) -> bool:
-    """Check whether some module of a network drops units in training."""
+def has_dropout(network: nn.Module, example: Sequence[Any] = ()) -> bool:
+    """Check whether modules of a network drop units in training, or functions, on an example."""
     layers = (m for m in network.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
-    return any(layer.p > 0 for layer in layers)
+    return any(layer.p > 0 for layer in layers) or (
+        len(example) > 0 and drops_units(network, example)
+    )
 
 
 class LinearAfterDropout(nn.Linear):

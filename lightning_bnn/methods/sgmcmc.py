@@ -115,7 +115,7 @@ class SGMCMC(Method):
         for name, active in (
             ("Gradient clipping", fit.clips_gradients),
             ("Label smoothing", smoothing),
-            ("Dropout", has_dropout(run.network)),
+            ("Dropout", has_dropout(run.network, run.example())),
         ):
             if active:
                 run.warn(f"{name} changes the target of a sampler.")

@@ -91,12 +91,25 @@ def dropout_sites(model: nn.Module, example: Sequence[Any]) -> list[DropoutSite]
         model.train(training)
 
 
+@torch.no_grad()
+def drops_units(model: nn.Module, example: Sequence[Any]) -> bool:
+    """Check whether a network drops units in training, by modules or by functions."""
+    watch = _in_training(model, example)
+    return any(watch.attention) or any(site.rate > 0 for site in watch.sites)
+
+
 def _fused_sites(model: nn.Module, example: Sequence[Any]) -> list[DropoutSite]:
+    rates = _in_training(model, example).attention
+    sites = [DropoutSite(rate, reason="it is in attention", fused=True) for rate in rates]
+    return sites if any(rates) else []
+
+
+def _in_training(model: nn.Module, example: Sequence[Any]) -> _Watch:
+    """Calls of dropout of a copy in training, up to an error such as that of BatchNorm."""
     watch = _Watch()
-    with random_numbers(elsewhere(model.parameters())), watch, suppress(ValueError, RuntimeError):
-        copy.deepcopy(model).train()(*example)  # an error is one of BatchNorm, of one example
-    sites = [DropoutSite(r, reason="it is in attention", fused=True) for r in watch.attention]
-    return sites if any(watch.attention) else []
+    with random_numbers(elsewhere(model.parameters())), watch, suppress(Exception):
+        copy.deepcopy(model).train()(*example)
+    return watch
 
 
 def _with_reader(

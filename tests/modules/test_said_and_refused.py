@@ -31,6 +31,7 @@ from torch.utils.data import (
 
 from lightning_bnn import samplers
 from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.methods.mc_dropout import with_dropout
 from lightning_bnn.modules import HMC, MFVI, MILE, SGHMC, SWAG, DeepEnsemble, Laplace, MCDropout
 
 LEARNED = Gaussian("learned")
@@ -311,6 +312,7 @@ SAID = [
     (sghmc(), None, {"gradient_clip_val": 1.0}, "Gradient clipping changes the target", ""),
     (sghmc(prior_std=None), None, {}, "There is no prior", ""),
     (sghmc(network(0.2)), None, {}, "Dropout changes the target", ""),
+    (sghmc(with_dropout(network(), 0.2, "all")), None, {}, "Dropout changes the target", ""),
     (sghmc(likelihood=Smoothed()), None, {}, "Label smoothing changes the target", ""),
     (SWAG(network(), start=5, optimizer=adam), None, {}, "SWAG will collect weights fewer", ""),
     (made("ensemble"), plain(spoiled(X)), {}, "inputs of the training data", "in example 17"),
