@@ -138,8 +138,8 @@ SCALINGS = ("unit-norm", "unit-std", "min-mass")
 FORMS = [
     *((name, {"scaling": s}) for name, s in product(SMALL, (None, *SCALINGS))),
     *((name, {"permutation": k}) for name, k in product(("grouped cnn", "attention"), KEYS)),
-    *((f"nested {case.name}", {"permutation": k}) for case, k in product(NESTED, KEYS)),
-    *((name, {"scaling": None, "permutation": k}) for name, k in product(STREAMS, KEYS)),
+    *((f"nested {case.name}", {"permutation": k}) for case, k in product(NESTED, KEYS[::5])),
+    *((name, {"scaling": None, "permutation": k}) for name, k in product(STREAMS, KEYS[::2])),
     *(("units that nothing reads", {"scaling": None, "permutation": k}) for k in KEYS),
     *((name, {"scaling": s, "permutation": k}) for name in [*LOCAL][:7]
       for s, k in zip(SCALINGS, ("max", "first", "max"), strict=True)),
@@ -168,9 +168,8 @@ def is_canonical(model, x, sym, params, form):
     y = P.apply(model, params, x)
     torch.testing.assert_close(P.apply(model, canonical, x), y, rtol=1e-8, atol=1e-8)
     assert furthest(canonicalise(canonical, sym, **form), canonical) < 1e-6
-    for seed in range(5, 7):
-        other = moved(params, sym, form, seed)
-        assert furthest(canonicalise(other, sym, **form), canonical) < 1e-6
+    other = moved(params, sym, form, 5)
+    assert furthest(canonicalise(other, sym, **form), canonical) < 1e-6
     return canonical, other
 
 
