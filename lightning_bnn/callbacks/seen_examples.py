@@ -24,8 +24,8 @@ __all__ = [
 _NAMES = "label", "target"
 _PLACES = 2
 """Dimensions of targets, at most."""
-_KAPPA = 0.25
-"""Agreement beyond chance that mixed examples and smoothed labels leave."""
+_ERRORS = 3
+"""Standard errors by which agreement is beyond chance; mixed examples do not agree more often."""
 
 
 class Seen(NamedTuple):
@@ -65,7 +65,8 @@ class Seen(NamedTuple):
         counts = [t.bincount(minlength=outputs + 1).double() for t in (labels, raised)]
         chance = float(counts[0] @ counts[1]) / len(labels) ** 2
         agreement = float((labels == raised).double().mean())
-        return agreement - chance >= _KAPPA * (1 - chance)
+        least = min(1.0, _ERRORS / len(labels) ** 0.5)
+        return agreement - chance >= least * (1 - chance)
 
     def shapes(self) -> list[Any]:
         """What two batches must have in common to be joined."""
