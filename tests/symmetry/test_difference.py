@@ -15,6 +15,7 @@ from weightsym import (
     Difference,
     difference,
     discover,
+    fingerprint,
     flip,
     match,
     permute,
@@ -57,6 +58,16 @@ def test_nothing_is_left_within_an_orbit(name):
     assert found.rest < 1e-7
     assert found.related
     assert found.rest < 1e-5 * float(found.null.min())
+
+
+def test_lengths_that_a_network_normalises_are_no_difference():
+    torch.manual_seed(0)
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 8))
+    net = nn.Sequential(normed, nn.ReLU(), nn.Linear(8, 2)).double()
+    sym, params = discover(net, torch.randn(2, 4).double()), P.of(net)
+    other = element(params, sym)
+    assert difference(other, params, sym, nulls=2).rest < 1e-7
+    assert fingerprint(other, sym).agrees(fingerprint(params, sym))
 
 
 def test_channels_without_full_rank_are_compared():
