@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -107,8 +108,10 @@ class PermutationTau(SymmetryCallback):
             return
         state, keys = self._state, [torch.stack(k) for k in zip(*self._waiting, strict=True)]
         orders = torch.cat([state["last"][None], self._orders.sorted(keys)])
+        finite = torch.stack([k.isfinite().all(-1) for k in keys], -1)
         change = order_change(orders[:-1], orders[1:], self._orders.sizes)
         for name, values in change._asdict().items():  # one after the other, however many at once
+            values = values.where(finite, torch.nan)
             state[name] = torch.cat([state[name][None], values]).cumsum(0)[-1]
         state["last"], state["count"] = orders[-1], state["count"] + len(orders) - 1
         self._waiting = []
@@ -130,6 +133,8 @@ class PermutationTau(SymmetryCallback):
         if table.ndim > 2:  # several networks side by side
             table = table.mean(1)
         each, moved, swaps = table.tolist()
+        if math.isnan(sum(moved)):
+            raise ValueError("the weights are not finite.")
         numbers: list[list[float]] = [[] for _ in self.layers]
         for layer, value in zip(self._layer_of, each, strict=True):
             numbers[layer].append(value)

@@ -283,10 +283,14 @@ def test_a_diverged_run_goes_on(tmp_path):
                 torch.nn.init.constant_(self.net[0].weight, torch.inf)
             return super().training_step(batch, index)
 
-    looks = PermutationTau(), MassGap(1), PosteriorFigures(1, 2)
-    with pytest.warns(UserWarning, match="weights that are not finite"):
-        trainer = fit(built(Diverged), *looks, default_root_dir=tmp_path)
+    tau, *others = PermutationTau(), MassGap(1), PosteriorFigures(1, 2)
+    with (
+        pytest.warns(UserWarning, match="look at weights that are not finite"),
+        pytest.warns(UserWarning, match="PermutationTau is switched off: the weights are not fi"),
+    ):
+        trainer = fit(built(Diverged), tau, *others, default_root_dir=tmp_path)
     assert trainer.global_step == 12
+    assert [step for step, _ in tau.history] == [0, 1]
 
 
 @pytest.mark.bad_input
