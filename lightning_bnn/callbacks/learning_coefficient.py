@@ -14,6 +14,7 @@ from lightning_bnn.callbacks.seen_examples import ExampleListener, ExampleStore,
 from lightning_bnn.callbacks.watching import SymmetryCallback, stack_of
 from weightsym.arguments import check_count
 from weightsym.devices import elsewhere, random_numbers
+from weightsym.forward import structural_copy
 from weightsym.params import Params
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -147,7 +148,7 @@ class LearningCoefficient(SymmetryCallback):
         examples = self._store.examples()
         if examples is None:
             raise ValueError("the network was called with no examples whose targets are known.")
-        network = copy.deepcopy(self.network.module)
+        network = copy.deepcopy(structural_copy(self.network.module))
         if stack_of(pl_module) is None:
             loss, targets = self._read(network, examples)
         else:

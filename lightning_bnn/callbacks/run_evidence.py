@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.methods.health import Diverged
 from lightning_bnn.posteriors import Empirical
 from weightsym import params as P
-from weightsym.forward import first_line
+from weightsym.forward import first_line, structural_copy
 
 __all__ = ["examine_run", "read_as_one_tensor", "return_first_tensor"]
 
@@ -121,7 +120,7 @@ def _of_network(
     if judged is None:
         raise ValueError("no network was called with the tensors of a batch that holds targets")
     called = name if judged.network is None else judged.network
-    network = copy.deepcopy(whole_network(pl_module, called or None)[1]).eval()
+    network = structural_copy(whole_network(pl_module, called or None)[1]).eval()
     likelihood, targets = read_as_one_tensor(network, judged, training or judged)
     mode = Empirical({n: t.detach()[None] for n, t in P.of(network).items()})
     examples = _of_one(training, targets), _of_one(held_out, targets)

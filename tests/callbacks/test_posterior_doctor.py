@@ -79,14 +79,17 @@ def test_a_module_of_the_user_is_seen_as_one_network(members, tmp_path):
 
 # ------------------------------------------------------------ how batches and outputs look
 class Sure(nn.Module):
-    """Classes of which no input says anything, by a network that is sure of them."""
+    """Classes of which no input says anything, by a network that is sure of them.
+
+    It keeps what it returns, which has a history.
+    """
 
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
 
     def forward(self, x, labels=None, shape=lambda z: z, scale=1.0, like_transformers=False):
-        z = scale * self.layers(x)
+        z = self.last = scale * self.layers(x)
         if not like_transformers:
             return shape(z)
         return Outputs({} if labels is None else {"loss": entropy(z, labels)}, logits=z)

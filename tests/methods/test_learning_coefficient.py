@@ -270,6 +270,7 @@ def watched(module, steps=20, epochs=4, **options):
 @pytest.mark.parametrize("loss", [None, F.cross_entropy])
 def test_the_callback_sees_the_network_and_its_data(loss):
     module = built(Plain, 0.0)
+    module.net.register_forward_hook(lambda net, _, z: setattr(net, "last", z))
     callback, trainer = watched(module, loss=loss, every_n_epochs=2, examples=30, lr=0.01)
     assert [step for step, _ in callback.history] == [12, 24]
     data = Points().x[:30], Points().y[:30]
