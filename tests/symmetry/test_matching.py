@@ -21,6 +21,7 @@ from weightsym import (
     Learning,
     average,
     compose,
+    difference,
     discover,
     flip,
     fold_norms,
@@ -445,6 +446,21 @@ def mlps(members, hidden=(14, 13, 12)):
 
 def similarity(stack, goal, names):
     return sum((stack[n] * goal[n]).double().flatten(1).sum(1) for n in names)
+
+
+@pytest.mark.parametrize("bare", [(True, False), (False, True), (True, True)])
+def test_statistics_tell_nothing_and_may_be_missing(bare):
+    model = nn.Sequential(lin(4, 6), nn.BatchNorm1d(6), nn.Tanh(), lin(6, 3)).eval()
+    sym, pair = discover(model, torch.randn(8, 4)), P.unstack(P.populate(model, 2))
+    pair[0]["1.running_mean"] = torch.randn(6)
+    some = [
+        {n: t for n, t in w.items() if P.is_weight(n, t) or not less}
+        for w, less in zip(pair, bare, strict=True)
+    ]
+    for matching in (match, match_all):
+        found, expected = (matching(*networks, sym).permutations for networks in (some, pair))
+        assert [p.tolist() for p in found] == [p.tolist() for p in expected]
+    assert difference(*some, sym).rest == pytest.approx(difference(*pair, sym).rest)
 
 
 def test_best_is_never_below_another_method():

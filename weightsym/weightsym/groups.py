@@ -261,6 +261,12 @@ class Symmetries:
         last = self.softmax_shift
         return frozenset({last.weight} if last else ()).union(*names)
 
+    @cached_property
+    def compared(self) -> frozenset[str]:
+        """The tensors that tell two networks apart: all that move but running statistics."""
+        statistics = {axis.tensor for axis in self.axes if axis.role in ("mean", "variance")}
+        return self.touched - statistics
+
     def moved_by(self, group: Group | LinearGroup | ShiftGroup) -> frozenset[str]:
         """The tensors that a group moves."""
         rows = group.tensors if isinstance(group, PermutationGroup) else ()

@@ -333,7 +333,7 @@ class _ByMatrices(_Frame):
 
     def _moved(self, m: int) -> Params:
         whole = moved(self.members[m], self.sym, self.elements[m])
-        return {n: whole[n] for n in sorted(self.sym.touched)}
+        return {n: whole[n] for n in sorted(self.sym.compared)}
 
     def visit(self, index: int, others: Params) -> Params | None:
         """Bring one network closer to the mean of the others, from where it stands."""
@@ -347,7 +347,7 @@ class _ByMatrices(_Frame):
         self.elements[m] = pair.element
         new = self._moved(m)
         current = {n: t[m] for n, t in self.standing.items()}
-        before, after = (float(distance(w, mean, self.sym.touched)) for w in (current, new))
+        before, after = (float(distance(w, mean, self.sym.compared)) for w in (current, new))
         if after < before * (1 - 1e-9):
             return {n: t[None] for n, t in new.items()}
         self.elements[m] = old
@@ -384,7 +384,7 @@ def _with_matrices(
     return Alignment(
         permutations=tuple(compose(orders, back, sym)),
         matrices=tuple(SpaceMap(sym).carried(steps, back)),
-        spread=(distance_to_mean(stack, sorted(sym.touched), counts), *best.spread),
+        spread=(distance_to_mean(stack, sorted(sym.compared), counts), *best.spread),
         method=method,
     )
 

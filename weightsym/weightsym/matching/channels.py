@@ -253,7 +253,7 @@ class ChannelView:
         What shifts move for nothing would count as distance: two tables that are summed differ in
         the offset that they share, biases of keys in everything.
         """
-        double = {n: params[n].double() for n in self.sym.touched}
+        double = {n: params[n].double() for n in self.sym.compared}
         return remove_shifts({**params, **double}, self.sym)
 
     def activations(self, params: Params, reference: Params) -> tuple[Seen, Seen]:
@@ -304,7 +304,7 @@ def view_of(
         raise ValueError(f"`by` must be one of {', '.join(get_args(By))}, got {by!r}.")
     check_count("sweeps", sweeps)
     check_symmetries(sym)
-    stacked = check_pair(params, reference, sym, sym.touched)
+    stacked = check_pair(params, reference, sym, sym.compared)
     network, inputs = None, list[Any]()
     if by == "activations":
         if model is None or batches is None:

@@ -517,7 +517,7 @@ def _similarity(params: Params, reference: Params, sym: Symmetries, group: SignG
     total = torch.zeros(group.units, dtype=widest(device), device=device)
     for placement in group.placements:
         name = sym.axes[placement.axis].tensor
-        if is_weight(name, params[name]) and placement.exponent % 2:
+        if name in params and is_weight(name, params[name]) and placement.exponent % 2:
             rows = (precise(unit_rows(p, sym, placement)) for p in (params, reference))
             total = total + (next(rows) * next(rows)).sum(-1)
     return total

@@ -104,7 +104,7 @@ def match_all(
         elements.append(_closest(ends, member, reference, sym))
     element = together(elements) if stacked else elements[0]
     before, after = (
-        distance(p, reference, sym.touched) for p in (params, moved(params, sym, element))
+        distance(p, reference, sym.compared) for p in (params, moved(params, sym, element))
     )
     return FullMatch(tuple(element[0]), tuple(element[1]), before, after)
 
@@ -118,7 +118,7 @@ def _closest(
 ) -> Element:
     """The first of the elements that bring a network closest to a reference."""
     return min(
-        elements, key=lambda e: float(distance(moved(params, sym, e), reference, sym.touched))
+        elements, key=lambda e: float(distance(moved(params, sym, e), reference, sym.compared))
     )
 
 
@@ -154,7 +154,7 @@ class Pair:
         self.params = view.standing(params)
         if start is not None:
             self.params = moved(self.params, self.sym, self.element)
-        rounding = [torch.finfo(params[n].dtype).eps for n in self.sym.touched]
+        rounding = [torch.finfo(params[n].dtype).eps for n in self.sym.compared]
         self.still = max(rounding, default=1e-16) ** 0.6
 
     @property
@@ -186,7 +186,7 @@ class Pair:
         return list(self.permutations), list(self.matrices), self.params
 
     def _apart(self) -> float:
-        return float(distance(self.params, self.goal, self.sym.touched))
+        return float(distance(self.params, self.goal, self.sym.compared))
 
     def _round(self, first: bool, permuting: bool) -> float:
         """Turn streams, permute, mix all else, and return the size of the change."""

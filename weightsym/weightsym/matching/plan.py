@@ -64,9 +64,8 @@ class Plan:
     @cached_property
     def compared(self) -> list[str]:
         """The tensors that count: all that permutations reach but running statistics."""
-        statistics = {a.tensor for a in self.axes if a.role in ("mean", "variance")}
         exchanged = (n for g in self.groups for row in g.tensors for n in row)
-        return [n for n in dict.fromkeys([*self.tensors, *exchanged]) if n not in statistics]
+        return [n for n in dict.fromkeys([*self.tensors, *exchanged]) if n in self.sym.compared]
 
     @cached_property
     def size(self) -> int:
