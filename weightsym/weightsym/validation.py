@@ -23,6 +23,7 @@ __all__ = [
     "check_some",
     "check_squares",
     "check_symmetries",
+    "check_tensors",
 ]
 
 
@@ -33,11 +34,7 @@ def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
     that were read as constants, and further names of one tensor, if they hold something else.
     """
     check_symmetries(sym)
-    if not isinstance(params, dict) or not all(isinstance(t, Tensor) for t in params.values()):
-        way = "`params.stack(networks)`" if isinstance(params, list) else "`params.of(module)`"
-        raise ValueError(
-            f"`{name}` must be a dict of tensors such as {way}, got {type(params).__name__}."
-        )
+    check_tensors(params, name)
     missing = [n for n in sym.shapes if n not in params and not n.endswith(_STATISTICS)]
     if missing:
         first = next(iter(params), None)
@@ -51,6 +48,15 @@ def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
     _check_ties(params, sym, name)
     _check_constants(params, sym, name)
     return stacked
+
+
+def check_tensors(params: Params, name: str) -> None:
+    """Refuse what is not a dict of tensors, such as a module or a list of networks."""
+    if not isinstance(params, dict) or not all(isinstance(t, Tensor) for t in params.values()):
+        way = "`params.stack(networks)`" if isinstance(params, list) else "`params.of(module)`"
+        raise ValueError(
+            f"`{name}` must be a dict of tensors such as {way}, got {type(params).__name__}."
+        )
 
 
 def check_symmetries(sym: Symmetries) -> None:

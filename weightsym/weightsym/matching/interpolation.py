@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
+from weightsym.arguments import is_number
 from weightsym.batch_norms import batch_norms
 from weightsym.comparison import Comparison, perturbed, tolerance_of
 from weightsym.forward import (
@@ -24,6 +25,7 @@ from weightsym.forward import (
 from weightsym.matching.repair import Repairs, check_whole, reestimated
 from weightsym.params import Params, of
 from weightsym.randomness import keyed_generator
+from weightsym.validation import check_tensors
 
 __all__ = [
     "Barrier",
@@ -44,9 +46,17 @@ def interpolate(a: Params, b: Params, weight: float) -> Params:
     >>> interpolate({"w": torch.zeros(2)}, {"w": torch.ones(2)}, 0.25)["w"]
     tensor([0.2500, 0.2500])
     """
+    for name, params in (("a", a), ("b", b)):
+        check_tensors(params, name)
+    if not is_number(weight):
+        raise ValueError(f"`weight` must be a finite number, got {weight!r}.")
     if a.keys() != b.keys():
         odd = sorted(a.keys() ^ b.keys())[0]
         raise ValueError(f"`a` and `b` are different networks: {odd!r} is only in one of them.")
+    for n, t in a.items():
+        if t.shape != b[n].shape:
+            shapes = f"{tuple(t.shape)} and {tuple(b[n].shape)}"
+            raise ValueError(f"`a` and `b` are different networks: {n!r} has shapes {shapes}.")
     return {
         n: torch.lerp(t, b[n].to(t.dtype), weight) if t.is_floating_point() else t
         for n, t in a.items()

@@ -90,7 +90,8 @@ class HalfWay:
     def losses(self, stack: Params, batch: Any) -> Tensor:
         """Loss on a batch, of every member."""
         x, y = batch
-        between = interpolate(stack, self.reference, 0.5)
+        goal = {n: t.expand_as(stack.get(n, t)) for n, t in self.reference.items()}
+        between = interpolate(stack, goal, 0.5)
         between = {n: t if P.is_weight(n, t) else t.detach().clone() for n, t in between.items()}
         outputs = P.apply(self.network, between, in_precision_of(between, x))
         members = range(P.stack_size(stack))
@@ -255,7 +256,7 @@ def learn_match(
     begin = list(start.permutations), list(start.matrices)
     (permutations, matrices), _ = learn(sym, params, half_way, teaching, begin, learning, seed)
     joined = FullMatch(tuple(permutations), tuple(matrices), start.before, start.after)
-    return replace(joined, after=distance(joined.apply(params, sym), reference, sym.touched))
+    return replace(joined, after=distance(joined.apply(params, sym), reference, sym.compared))
 
 
 class _Free:
