@@ -140,6 +140,7 @@ class CheckpointHarvester(Callback):
         self.path = self.path or folder / (f"bank-{self.module}" if self.module else "bank")
         names = _names_of_weights(pl_module, weights)
         bank = CheckpointBank(self.path, dtype=self.dtype, weights=names)
+        _refuse_another_kind(bank, _as_stack(pl_module, weights))
         self._continue(bank)
         self._check_space(trainer, bank, weights)
         self._writer = BankWriter(bank)
@@ -169,9 +170,9 @@ class CheckpointHarvester(Callback):
         if self._writer is None:
             return
         self._count_lost()
-        stacked = stack_of(pl_module) is not None
-        networks = weights if stacked else {name: t[None] for name, t in weights.items()}
-        records = self._records(trainer, len(next(iter(networks.values()))), stacked)
+        networks = _as_stack(pl_module, weights)
+        count = len(next(iter(networks.values())))
+        records = self._records(trainer, count, stack_of(pl_module) is not None)
         self._writer.put(networks, records)
         self._rows += len(records)
 
@@ -304,6 +305,22 @@ def _refuse_parts(weights: Params) -> None:
             "one that saves full state dicts (`save_distributed_checkpoint=False`, "
             "`state_dict_type='full'`)."
         )
+
+
+def _as_stack(pl_module: Any, weights: Params) -> Params:
+    """Weights with a leading dimension, which those of several networks have."""
+    several = stack_of(pl_module) is not None
+    return weights if several else {name: t[None] for name, t in weights.items()}
+
+
+def _refuse_another_kind(bank: Any, networks: Params) -> None:
+    """Refuse a bank that holds other networks, before the first step."""
+    try:
+        if bank.names:
+            bank.extend({name: t[:0] for name, t in networks.items()})
+    except ValueError as error:
+        bank.close()
+        raise ValueError(f"`bank` must be another folder than {bank.path}: {error}") from error
 
 
 def _names_of_weights(pl_module: Any, weights: Params) -> list[str]:

@@ -305,6 +305,10 @@ def test_a_diverged_run_goes_on(tmp_path):
         (lambda p: fit(plain(), CheckpointHarvester(p, members=[0])), "trains one"),
         (lambda p: fit(built(Stacked), CheckpointHarvester(p, members=[3])), "in 0..2"),
         (lambda p: fit(plain(), CheckpointHarvester(p, module="x")), "no submodule 'x'"),
+        (
+            lambda p: [fit(built(cls), CheckpointHarvester(p)) for cls in (Plain, Normed)],
+            "`bank` must be another folder than .* is in only one",
+        ),
         (lambda p: fit(plain(), PermutationTau(module="x")), "no submodule 'x'; it has net"),
         (lambda p: fit(plain(), ChainDiagnostics()), "Plain has none"),
         *(
