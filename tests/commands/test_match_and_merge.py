@@ -292,9 +292,11 @@ def test_models_of_transformers(tmp_path, capsys):
     write(tmp_path / "a" / "model.safetensors", state | moved)
     main(["match", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "c")])
     assert distance(tmp_path / "c/model.safetensors", tmp_path / "b/model.safetensors") == 0
+    capsys.readouterr()
+    main(["symmetries", str(tmp_path / "a")])
+    assert f"weights from {tmp_path / 'a'}\n" in capsys.readouterr().out
     for name in "ab":
         (tmp_path / name / "config.json").write_text('{"architectures": ["os"]}')
-    capsys.readouterr()
     two = [tmp_path / "a", tmp_path / "b"]
     assert "no network of transformers" in failure(capsys, "match", *two)
 

@@ -23,10 +23,7 @@ from weightsym.files.fitting import FittedNetwork, Others
 from weightsym.files.stored import StoredNetwork
 from weightsym.loading import read_json
 
-__all__ = [
-    "build", "code_of_the_user", "example_of", "fit_all", "imported", "names_in_files",
-    "network_of", "shown",
-]  # fmt: skip
+__all__ = ["build", "code_of_the_user", "fit_all", "imported", "shown"]
 
 T = TypeVar("T")
 _TOKENS, _ROWS = 8, 2

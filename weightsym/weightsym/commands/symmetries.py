@@ -7,13 +7,14 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from weightsym import Symmetries, discover, min_mass, verify
 from weightsym import params as P
-from weightsym.commands.networks import example_of, fit_all, names_in_files, network_of
-from weightsym.files import open_network
+from weightsym.commands.architecture import Architecture
+from weightsym.commands.networks import build, fit_all
+from weightsym.files import NetworkNames, open_network
+from weightsym.files.stored import is_hugging_face
 
 __all__ = ["symmetries"]
 
@@ -32,12 +33,13 @@ def symmetries(
 
     Args:
         network: import path of a class or function that returns a network, e.g.
-            torchvision.models.resnet18; modules in the current folder are found, too.
+            torchvision.models.resnet18, also of a module in the current folder; a configuration
+            for fit (.yaml); or a folder of Hugging Face, if transformers is installed.
         input: shape of the input, e.g. 1,3,224,224; a type may follow a colon, e.g. 2,16:int64;
-            separate several inputs by ;
+            separate several inputs by ; (found automatically for configurations and folders).
         init: arguments of the class, e.g. --init.num_classes 10
         checkpoint: file with the weights: a Lightning .ckpt, a state dict (.pt, .pth) or
-            .safetensors.
+            .safetensors; by default those of the folder.
         prefix: prefix of the network's tensor names in the checkpoint, dot included, e.g. net.
             (found automatically if only one fits).
         batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
@@ -45,10 +47,11 @@ def symmetries(
         seed: random seed of the initialisation and the example input.
         explain: name of a tensor; print the operations that tie its units or hold them instead.
     """
-    torch.manual_seed(seed)
-    example = example_of(input)
-    model = network_of(network, init or {})
-    source = _load(model, Path(checkpoint), prefix) if checkpoint is not None else ""
+    folder = Path(network) if is_hugging_face(Path(network)) else None
+    named = Architecture(None if folder else network, input, init, seed=seed)
+    model, example, names = build(named, folder)
+    weights = folder if checkpoint is None else Path(checkpoint)
+    source = _load(model, names, weights, prefix) if weights is not None else ""
     started = time.perf_counter()
     sym = discover(model, *example, batch_norm=batch_norm, explain=explain)
     seconds = time.perf_counter() - started
@@ -92,11 +95,9 @@ def _masses(params: P.Params, sym: Symmetries) -> list[str]:
     return lines
 
 
-def _load(model: nn.Module, path: Path, prefix: str | None) -> str:
+def _load(model: nn.Module, names: NetworkNames, path: Path, prefix: str | None) -> str:
     """Load the weights of a file, whose names may have a common prefix, and say so."""
-    if not path.is_file():
-        raise ValueError(f"`--checkpoint`: there is no file {path}.")
-    (file,) = fit_all([open_network(path)], names_in_files(model), prefix, "copy")
+    (file,) = fit_all([open_network(path)], names, prefix, "copy")
     model.load_state_dict({name: file.number(name) for name in file.places}, strict=False)
     first = next(iter(file.places))
     start = file.places[first].removesuffix(first)
