@@ -14,7 +14,7 @@ from lightning_bnn.bank.checkpoint_bank import CheckpointBank
 from weightsym import params as P
 from weightsym.arguments import check_count
 from weightsym.files import checkpoints
-from weightsym.files.checkpoints import FORMATS, checkpoint_files, networks_in
+from weightsym.files.checkpoints import FORMATS, Networks, checkpoint_files, networks_in
 from weightsym.files.safetensors_format import save_tensors
 from weightsym.params import Params
 
@@ -59,7 +59,8 @@ def import_files(
     path = Path(source)
     root = path.parent if path.is_file() else path
     paths = [path] if path.is_file() else checkpoint_files(root, pattern, (*FORMATS, ".tgz"))
-    networks = (network for path in paths for network in networks_in(path, root, like, prefix))
+    files = (network for path in paths for network in networks_in(path, root, like, prefix))
+    networks = _of_one_kind(files, bank, root)
     before = len(bank)
     for first, record in networks:
         size = max(1, sum(t.nbytes for t in first.values()))
@@ -67,6 +68,21 @@ def import_files(
         batch = [(first, record), *itertools.islice(networks, more)]
         bank.extend(P.stack([network for network, _ in batch]), [record for _, record in batch])
     return len(bank) - before
+
+
+def _of_one_kind(networks: Networks, bank: CheckpointBank, root: Path) -> Networks:
+    """Pass networks on, and name the file of the first one that is of another kind."""
+    first = {name: t.shape[1:] for name, t in bank[:0].items()}
+    for network, record in networks:
+        shapes = {name: t.shape for name, t in network.items()}
+        first = first or shapes
+        if shapes != first:
+            odd = next(n for n in (*shapes, *first) if shapes.get(n) != first.get(n))
+            raise ValueError(
+                f"{root / record['file']} holds another network than those before it ({odd!r} "
+                "differs): add files of one network only."
+            )
+        yield network, record
 
 
 def export_files(bank: CheckpointBank, folder: str | os.PathLike[str]) -> list[Path]:

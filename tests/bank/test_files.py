@@ -94,13 +94,15 @@ def test_published_archives(tmp_path):
         ("bad.tgz", {}, "bad.tgz is damaged"),
         ("one", {"prefix": "net."}, "has no names that start with 'net.'"),
         ("one", {"like": models.optunet()}, "does not fit: it lacks"),
+        (".", {"pattern": "*/*"}, "two/b.safetensors holds another network than .*'w' differs"),
     ],
 )
 def test_errors(place, options, message, tmp_path):
-    for folder in ("none", "one"):
+    for folder in ("none", "one", "two"):
         (tmp_path / folder).mkdir()
     (tmp_path / "bad.tgz").write_bytes(b"\x1f\x8b no archive")
-    save_file({"w": torch.zeros(2)}, tmp_path / "one" / "a.safetensors")
+    for size, name in ((2, "one/a"), (3, "two/b")):
+        save_file({"w": torch.zeros(size)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(ValueError, match=message):
         import_files(CheckpointBank(tmp_path / "bank"), tmp_path / place, **options)
 
