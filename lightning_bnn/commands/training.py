@@ -52,16 +52,19 @@ class TrainingCLI(LightningCLI):
         settings, model = self.config_init[self.subcommand], self.model
         trainer: Any = self.trainer
         untrained = isinstance(model, Bayesian) and model.method.trains and model.start_from is None
-        if not untrained or settings.ckpt_path is not None or trainer.fast_dev_run:
+        last = settings.ckpt_path == "last"  # without one, Lightning warns and goes on
+        named = settings.ckpt_path is not None and not last
+        if named or trainer.fast_dev_run or not (untrained or last):
             return
         folders = checkpoint_folders(trainer, map(str, settings.get("config") or ()))
         class_name = type(model).__name__
-        path = newest_checkpoint(folders, class_name)
+        path = newest_checkpoint(folders, class_name, "*last*.ckpt" if last else "*.ckpt")
         if path is None:
             where = ", ".join(map(str, folders)) or trainer.default_root_dir
             raise ValueError(
-                f"There is no checkpoint of {class_name} in {where}, and untrained weights are not "
-                "judged: run `lightning-bnn fit` first, or name one with `--ckpt_path`."
+                f"There is no {'last.ckpt' if last else 'checkpoint'} of {class_name} in {where}, "
+                "and untrained weights are not judged: run `lightning-bnn fit` first, or name a "
+                "checkpoint with `--ckpt_path`."
             )
         settings.ckpt_path = str(path)
         if trainer.is_global_zero:
@@ -273,14 +276,17 @@ def checkpoint_folders(trainer: Any, configs: Iterable[str | Path]) -> list[Path
     return sorted(runs.glob("*/checkpoints"))
 
 
-def newest_checkpoint(folders: Sequence[Path], class_name: str) -> Path | None:
+def newest_checkpoint(
+    folders: Sequence[Path], class_name: str, pattern: str = "*.ckpt"
+) -> Path | None:
     """Find the checkpoint of a module of one class that was written last, if any.
 
     Args:
         folders: where to look.
         class_name: of the module.
+        pattern: of the names.
     """
-    every = [path for folder in folders for path in folder.glob("*.ckpt")]
+    every = [path for folder in folders for path in folder.glob(pattern)]
     newest = sorted(every, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
     return next((path for path in newest if _kind_in(path) in (class_name, None)), None)
 
@@ -304,6 +310,8 @@ _FULL_PATH = (
 
 class ClassParser(StrictParser, LightningArgumentParser):
     """The parser of LightningCLI, without abbreviations, which explains why a class is refused."""
+
+    option_for_word = "; a run is `-c FOLDER/config.yaml`, a checkpoint `--ckpt_path FILE`."
 
     def refusal_of(self, hint: Any, value: Any) -> Refusal:
         """Explain why a value was refused.
@@ -356,6 +364,9 @@ def _problem(path: str, wanted: tuple[type, ...]) -> Refusal | None:
         return Refusal(f"there is no {name!r} in {module}", name, meant)
     if inspect.isclass(subclass) and issubclass(subclass, wanted):
         return None
+    if inspect.isfunction(subclass) and "return" not in subclass.__annotations__:
+        kind = wanted[0].__qualname__
+        return Refusal(f"{path} does not say what it returns: write `-> {kind}` at its head", name)
     return Refusal(f"{path} is no {' or '.join(subclass.__name__ for subclass in wanted)}", name)
 
 

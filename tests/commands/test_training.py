@@ -170,6 +170,7 @@ def test_which_checkpoint_is_the_newest(tmp_path):
     assert newest_checkpoint([tmp_path], "MFVI") == tmp_path / "mine.ckpt"
     assert newest_checkpoint([tmp_path], "SWAG") == tmp_path / "other.ckpt"
     assert newest_checkpoint([tmp_path], "HMC") is None
+    assert newest_checkpoint([tmp_path], "MFVI", "*old*.ckpt") == tmp_path / "old.ckpt"
     (tmp_path / "broken.ckpt").write_text("no checkpoint")  # what is wrong is said by who loads it
     assert newest_checkpoint([tmp_path], "HMC") == tmp_path / "broken.ckpt"
 
@@ -193,10 +194,13 @@ def test_where_checkpoints_are_looked_for(tmp_path):
 
 
 @pytest.mark.bad_input
-def test_untrained_weights_are_not_judged(folder, capsys):
-    line = ["predict", "-c", preset("digits_mfvi", folder), *ON_A_CPU]
+@pytest.mark.parametrize(
+    ("name", "more"), [("checkpoint", []), ("last.ckpt", ["--ckpt_path", "last"])]
+)
+def test_untrained_weights_are_not_judged(name, more, folder, capsys):
+    line = ["predict", "-c", preset("digits_mfvi", folder), *ON_A_CPU, *more]
     message = failure(capsys, *line)
-    assert message.startswith("lightning-bnn: There is no checkpoint of MFVI in ")
+    assert message.startswith(f"lightning-bnn: There is no {name} of MFVI in ")
     assert not list(folder.rglob("predictions.pt"))
     main([*line, "--trainer.fast_dev_run", "1"])  # a rehearsal
 
