@@ -318,7 +318,7 @@ REFUSED = [
     (["merge", *OUT[2:], *PLAIN], "`sources`"),
     ([*BANK, "x.bin"], "must end in .safetensors, .pt or .ckpt"),
     ([*BANK, "x.pt", "--weights", "1", "2"], "`--weights` must be 1 numbers"),
-    ([*BANK, "x.ckpt"], "`--like` is missing"),
+    ([*BANK, "x.ckpt"], "`--out` can end in .ckpt only if"),
     ([*BANK, "x.pt", "--like", "y.ckpt"], "There is no file or folder y.ckpt"),
     ([*BANK, "x.pt", "--like", "bank"], "`--like` must be a file or folder with one"),
     ([*BANK, "nowhere/x.pt"], "there is no folder nowhere"),

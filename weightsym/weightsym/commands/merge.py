@@ -259,8 +259,8 @@ def _target(
     check_path(target, overwrite)
     if target.suffix == ".ckpt" and (form is None or form.stored.path.suffix != ".ckpt"):
         raise ValueError(
-            "`--like` is missing: a checkpoint of the module, whose settings a .ckpt keeps; no "
-            "source is one."
+            "`--out` can end in .ckpt only if a network is one, whose settings are kept: name one "
+            "by `--like` of `merge`, or write .safetensors or .pt."
         )
     return target
 

@@ -23,7 +23,7 @@ __all__ = ["Refusal", "StrictParser", "did_you_mean", "refusal_of"]
 # Names that argparse and jsonargparse tell nowhere but in their messages.
 _UNKNOWN = re.compile(r"(?:unrecognized arguments: (?=--)|option ')([^\s=']+)", re.IGNORECASE)
 _MISSING = re.compile(r"arguments are required: (.*)")
-_TOO_MANY = re.compile(r"unrecognized arguments: ([^-\s]\S*)", re.IGNORECASE)
+_TOO_MANY = re.compile(r"unrecognized arguments: ([^-\s].*)", re.IGNORECASE)
 _COMMAND = re.compile(r"^(fit|validate|test|predict)\.")
 _SUBCLASSES = re.compile(r", known subclasses: [^)]*")
 _NAMES = {NoneType: "null", bool: "true or false"}
@@ -79,6 +79,16 @@ class StrictParser(ArgumentParser):
     _refusals: ClassVar[list[Refusal]] = []
     _typed: tuple[argparse.Action, Any, int] | None = None
     _words: Sequence[str] = ()
+
+    @property
+    def option_for_word(self) -> str:
+        """Name an option for a word that has none, in half a sentence, if there is a likely one."""
+        for action in self._actions:
+            hint = getattr(action, "_typehint", None)
+            kinds = [get_origin(kind) for kind in get_args(hint)]
+            if get_origin(hint) in (Union, UnionType) and dict in kinds:
+                return f"; name it, as in --{action.dest}.NAME PLACE"
+        return ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         ours = {"allow_abbrev": False, "exit_on_error": False, "formatter_class": _ShortHelp}
@@ -147,9 +157,10 @@ class StrictParser(ArgumentParser):
             names = [f"`{_COMMAND.sub('', name)}`" for name in missing[1].split(", ")]
             return Refusal(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} missing")
         if extra := _TOO_MANY.search(message):
-            accepted = ", ".join(f"`{name}`" for name in places) or "nothing"
-            reason = f"{extra[1]!r} has no option before it, and only {accepted} can be without one"
-            return Refusal(reason, extra[1], _an_option(self))
+            word = next((w for w in self._words if extra[1].startswith(w)), extra[1].split()[0])
+            accepted = ", ".join(f"`{name}`" for name in places)
+            rest = f"and only {accepted} can be without one" if places else "which it needs"
+            return Refusal(f"{word!r} has no option before it, {rest}", word, self.option_for_word)
         if not (unknown := _UNKNOWN.search(message)):
             return None
         name, typed = unknown[1], unknown[1].startswith("--")
@@ -157,16 +168,6 @@ class StrictParser(ArgumentParser):
         quote = "`" if typed else "'"
         meant = did_you_mean(name, options, quote)
         return Refusal(f"there is no option {quote}{name}{quote}", name, meant)
-
-
-def _an_option(parser: argparse.ArgumentParser) -> str:
-    """Show an option that takes several things by name, in half a sentence, if there is one."""
-    for action in parser._actions:
-        if get_origin(getattr(action, "_typehint", None)) in (Union, UnionType):
-            kinds = [get_origin(hint) for hint in get_args(getattr(action, "_typehint", None))]
-            if dict in kinds:
-                return f"; name it, as in --{action.dest}.NAME PLACE"
-    return ""
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
