@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.watching import Network, SymmetryCallback
 from weightsym import Symmetries, mass, min_mass, rescale
+from weightsym.mass_problem import mass_problem
 from weightsym.min_mass import excess
 from weightsym.params import Params
 
@@ -29,6 +30,9 @@ class MassGap(SymmetryCallback):
     - ``largest_weight/<layer>``, and ``largest_weight_at_minimum/<layer>`` once rescaled,
     - where matrices may mix channels, as in attention heads and adapters: ``mass_excess/heads``,
       what these matrices alone could save, and ``mass_excess/joint``, matrices and scales together.
+
+    Where nothing compensates a scale, as under `weight_norm`, the minimum is a limit that no scales
+    reach: the excess says nothing, and one warning names the weights.
 
     Works with any LightningModule; the network and its input are found in the first batch.
 
@@ -69,7 +73,7 @@ class MassGap(SymmetryCallback):
         super().__init__(module, every_n_steps, batch_norm)
 
     def begin(self, weights: Params) -> None:
-        assert self.network is not None
+        self._warned = False
         device = next(iter(weights.values())).device
         if self._scales is not None:
             self._scales = tuple(scale.to(device) for scale in self._scales)
@@ -81,6 +85,13 @@ class MassGap(SymmetryCallback):
             return
         symmetries = self.network.symmetries
         result = min_mass(weights, symmetries, start=self._scales)
+        if not (self._warned or bool(result.attained.all())):
+            self._warned = True
+            names = ", ".join(_uncompensated(weights, symmetries)) or "some units"
+            rank_zero_warn(
+                f"MassGap: nothing compensates the scales of {names}, so that mass_minimum is a "
+                "limit that no scales reach, and mass_excess says nothing."
+            )
         balanced = rescale(weights, symmetries, result.scales)
         self._scales = result.scales
         minima = [result.minimum]
@@ -125,6 +136,15 @@ _TOLERANCE = 1e-6  # of the certified gap: what is missed is of the order of its
 def _mixes(symmetries: Symmetries) -> bool:
     """Tell whether matrices that change the mass may act on channels."""
     return any(group.rescales for group in symmetries.linear)
+
+
+def _uncompensated(weights: Params, symmetries: Symmetries) -> list[str]:
+    """Name the groups with weights on one side of a unit only, which scales shrink at will."""
+    problem = mass_problem(weights, symmetries)
+    one_sided = ((problem.inflow == 0) != (problem.outflow == 0)).flatten(0, -2).any(0)
+    groups = one_sided.split([group.units for group in symmetries.scalings])
+    pairs = zip(symmetries.scalings, groups, strict=True)
+    return [group.name for group, units in pairs if bool(units.any())]
 
 
 def _largest(weights: Params, names: Any) -> Tensor:

@@ -1,11 +1,14 @@
 """PermutationTau and MassGap against weights recorded by hand, on every kind of run."""
 
+import warnings
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from runs import Plain, Recorder, Stacked, Unreadable, built, fit
 from scipy.stats import kendalltau
 from test_callback_laws import order
+from torch.nn.utils import parametrizations
 
 from lightning_bnn.callbacks import MassGap, PermutationTau, watching
 from weightsym import discover
@@ -90,6 +93,21 @@ def test_nothing_to_move(look, what):
     module.net = torch.nn.Linear(6, 3)
     with pytest.warns(UserWarning, match=f"no units that could be {what}"):
         fit(module, look())
+
+
+def test_scales_that_nothing_compensates_are_named_once():
+    gap = MassGap(3)
+    for normed in (False, True):  # the first is the negative control
+        module = built(Plain)
+        if normed:
+            parametrizations.weight_norm(module.net[0])
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            fit(module, gap)
+        limits = [str(w.message) for w in said if "nothing compensates" in str(w.message)]
+        assert len(limits) == normed
+    assert "the scales of 0.parametrizations.weight.original1, so that" in limits[0]
+    assert len(gap.history) == 4
 
 
 @pytest.mark.parametrize(("every", "steps"), [(5, [4, 9]), (1000, [11])])
