@@ -154,6 +154,7 @@ FOR_PLAIN = {
     "match(one, params, sym, **learned, model=model, batches=x, loss=loss)": "of at least two",
     "match(one, params, sym, **learned, model=model, batches=[x, x], loss=loss)": "input, target",
     "match(one, params, sym, **learned, **data, loss=lambda o, y: nan * o.sum())": "NaN or",
+    "match_activations(nn.Linear(2, 2), one, params, sym, [x])": "must hold all tensors of the",
     "match_activations(model, one, params, sym, [])": "`batches` is empty",
     "match_activations(model, one, params, sym, x)": "put one tensor into a list",
     "match_activations(model, one, params, sym, [nan * x])": "`batches` lead to activations that",

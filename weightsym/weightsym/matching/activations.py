@@ -16,13 +16,14 @@ from weightsym.forward import in_precision_of, structural_copy
 from weightsym.groups import Placement, Symmetries
 from weightsym.matching.ascent import Ascent
 from weightsym.matching.plan import Plan, plan_of
-from weightsym.params import Params, stack, stack_size, unstack
+from weightsym.params import Params, of, stack, stack_size, unstack
 from weightsym.units import WRITES
 from weightsym.validation import check_one_network, check_params
 
 __all__ = [
     "Product",
     "by_activations",
+    "check_complete",
     "call_modules",
     "inputs_of",
     "match_activations",
@@ -77,9 +78,26 @@ def match_activations(
     """
     check_one_network(reference, sym, "reference")
     stacked = check_params(params, sym)
+    check_complete(model, params=params, reference=reference)
     members = params if stacked else stack([params])
     matched, *_ = by_activations(plan_of(sym), model, members, reference, batches)
     return matched if stacked else [p[0] for p in matched]
+
+
+def check_complete(model: nn.Module, **networks: Params) -> None:
+    """Refuse tensors of a network some of which are missing.
+
+    Args:
+        model: the network.
+        **networks: its tensors, by the name of the argument.
+    """
+    for name, network in networks.items():
+        missing = of(model).keys() - network.keys()
+        if missing:
+            raise ValueError(
+                f"`{name}` must hold all tensors of the network {type(model).__name__}: it lacks "
+                f"{sorted(missing)[0]!r}."
+            )
 
 
 def by_activations(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from weightsym.actions import flip, permute
 from weightsym.elements import identity
 from weightsym.groups import Symmetries
-from weightsym.matching.activations import by_activations
+from weightsym.matching.activations import by_activations, check_complete
 from weightsym.matching.ascent import SMALL, Ascent
 from weightsym.matching.frank_wolfe import frank_wolfe, start_from_signatures
 from weightsym.matching.interpolation import Loss
@@ -21,7 +21,7 @@ from weightsym.matching.learned import HalfWay, Learning, learn, parted
 from weightsym.matching.matrices import Element, together
 from weightsym.matching.plan import Plan, plan_of
 from weightsym.mixing import mix
-from weightsym.params import Params, of, stack, stack_size, unstack
+from weightsym.params import Params, stack, stack_size, unstack
 from weightsym.validation import check_pair, check_symmetries
 
 __all__ = ["ByWeights", "MatchResult", "Moves", "match"]
@@ -219,13 +219,7 @@ def _data(
     """A network that runs, and batches."""
     if model is None or batches is None:
         raise ValueError(f"`model` and `batches` must both be given for method {method!r}.")
-    for name, network in (("params", params), ("reference", reference)):
-        missing = of(model).keys() - network.keys()
-        if missing:
-            raise ValueError(
-                f"`{name}` must hold all tensors of the network {type(model).__name__}: it lacks "
-                f"{sorted(missing)[0]!r}."
-            )
+    check_complete(model, params=params, reference=reference)
     return model, batches
 
 
