@@ -11,6 +11,8 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor, nn
 
+from weightsym.randomness import key_of
+
 __all__ = ["MembersStrategy", "sharding"]
 
 _SHARDING = {
@@ -152,11 +154,17 @@ class MembersStrategy(DDPStrategy):
                 self.optimizers, checkpoint["optimizer_states"], strict=True
             )
         ]
+        module: Any = self.lightning_module
+        own = [g.get("seed") for o in self.optimizers for g in o.param_groups]
         super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
-        for group in (g for o in self.optimizers for g in o.param_groups if "seeds" in g):
-            seeds = group.pop("seeds")
-            if "seed" in group:  # other processes than before have other noise
-                group["seed"] = seeds[self.global_rank] if len(seeds) == self.world_size else None
+        groups = (g for o in self.optimizers for g in o.param_groups)
+        for group, seed in zip(groups, own, strict=True):
+            seeds = group.pop("seeds", [])
+            if len(seeds) == self.world_size:
+                group["seed"] = seeds[self.global_rank]
+            elif "seed" in group and self.world_size > 1:  # others than before have other noise
+                key = ("sampler", *module.population.key)
+                group["seed"] = None if seed is None else key_of(seed, *key)
 
     def _gather(self, value: Any, parameter: nn.Parameter) -> Any:
         counts = isinstance(value, Tensor) and value.shape == parameter.shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.callbacks.seen_examples import Seen, is_named_as_targets
-from lightning_bnn.callbacks.watching import whole_network
+from lightning_bnn.callbacks.watching import returned_tensors, whole_network
 from lightning_bnn.doctor import Evidence, Examples, Finding, Report, Settings, examine
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.methods.health import Diverged
@@ -165,8 +165,7 @@ def read_as_one_tensor(
         raise ValueError("the network's outputs are not (batch, numbers)")
     for key in usual:
         chosen = ((n, _likelihood(outputs[key], t)) for n, t in examples.targets.items())
-        columns = outputs[key].shape[1]
-        fitting = [(n, law) for n, law in chosen if law and training.compares(n, columns)]
+        fitting = [(n, law) for n, law in chosen if law and training.compares(n, key)]
         unclear = [str(n) for n, _ in fitting if not (_is_place(n) or is_named_as_targets(n))]
         if len(fitting) == len(unclear) > 1:
             raise ValueError(
@@ -203,30 +202,11 @@ def _call(
     arguments = {**others, **dict(zip(names, inputs, strict=True))}
     places = sorted(k for k in arguments if isinstance(k, int))
     named = {k: v for k, v in arguments.items() if isinstance(k, str)}
-    return list(_tensors(forward(*(arguments[k] for k in places), **named)))
+    return list(returned_tensors(forward(*(arguments[k] for k in places), **named)))
 
 
 def _part(call: Any, key: int, *inputs: Tensor) -> Tensor:
     return call(*inputs)[key]
-
-
-def _tensors(outputs: Any) -> Iterator[Tensor]:
-    """The tensors inside outputs: of dictionaries, tuples and objects, what is called logits first.
-
-    >>> [t.item() for t in _tensors({"loss": torch.tensor(1), "logits": torch.tensor(2)})]
-    [2, 1]
-    """
-    if isinstance(outputs, Tensor):
-        yield outputs
-        return
-    if isinstance(outputs, Mapping):
-        items = outputs
-    elif isinstance(outputs, (tuple, list)):
-        items = dict(zip(getattr(outputs, "_fields", range(len(outputs))), outputs, strict=True))
-    else:
-        items = getattr(outputs, "__dict__", {})
-    for key in sorted(items, key=lambda key: key != "logits"):
-        yield from _tensors(items[key])
 
 
 def _likelihood(outputs: Tensor, targets: Tensor) -> nn.Module | None:

@@ -36,8 +36,8 @@ class Seen(NamedTuple):
         others: arguments that are none, by place or keyword.
         targets: tensors of the batch that may be the targets, by name, the likeliest first.
         network: name of the network in its LightningModule, if it is known.
-        raised: by number of outputs, which of them the loss would have raised most, as `Capture`
-            has seen it.
+        raised: by output, which of its numbers the loss would have raised most, as `Capture` has
+            seen it.
     """
 
     inputs: dict[int | str, Tensor]
@@ -46,23 +46,24 @@ class Seen(NamedTuple):
     network: str | None = None
     raised: Mapping[int, Tensor] = {}
 
-    def compares(self, name: int | str, outputs: int) -> bool:
+    def compares(self, name: int | str, output: int) -> bool:
         """Tell whether the loss raises those outputs that labels name, as far as it was seen.
 
         By Cohen's kappa, which is zero for labels that the loss does not depend on.
 
         Args:
             name: of the labels.
-            outputs: their number.
+            output: which one, in the order of `returned_tensors`.
         """
-        labels, raised = self.targets.get(name), self.raised.get(outputs)
+        labels, raised = self.targets.get(name), self.raised.get(output)
         if labels is None or raised is None or labels.shape != raised.shape:
             return True
         seen = (raised >= 0) & (labels >= 0)
         if not seen.any():
             return True
-        labels, raised = labels[seen].long().clamp(max=outputs), raised[seen]
-        counts = [t.bincount(minlength=outputs + 1).double() for t in (labels, raised)]
+        raised, size = raised[seen], int(raised.max()) + 2
+        labels = labels[seen].long().clamp(max=size - 1)
+        counts = [t.bincount(minlength=size).double() for t in (labels, raised)]
         chance = float(counts[0] @ counts[1]) / len(labels) ** 2
         agreement = float((labels == raised).double().mean())
         least = min(1.0, _ERRORS / len(labels) ** 0.5)

@@ -32,8 +32,8 @@ from weightsym.forward import Inputs, first_line
 from weightsym.params import Params
 
 __all__ = [
-    "Capture", "Network", "SymmetryCallback", "prefix_among_others", "shards_weights", "stack_of",
-    "whole_network",
+    "Capture", "Network", "SymmetryCallback", "prefix_among_others", "returned_tensors",
+    "shards_weights", "stack_of", "whole_network",
 ]  # fmt: skip
 
 _EXAMPLE_ROWS = 2
@@ -141,8 +141,9 @@ class Capture:
 
     Attributes:
         calls: the latest arguments of every network.
-        raised: for every number of outputs of every network, the output that the loss would have
-            raised most in each example, -1 where its gradient does not say.
+        raised: for every tensor that a network returns, by its place in `returned_tensors`, which
+            of its numbers the loss would have raised most in each example, -1 where its gradient
+            does not say.
     """
 
     root: nn.Module
@@ -163,9 +164,10 @@ class Capture:
             if module is not watched:  # a copy, which somebody else may trace
                 return
             self.calls[name], self.raised[name] = (args, kwargs), {}
-            for t in () if torch.compiler.is_compiling() else tree_leaves(outputs):
-                if isinstance(t, Tensor) and t.ndim == 2 and t.shape[1] > 1 and t.requires_grad:
-                    t.register_hook(partial(_note_raised, self.raised[name]))
+            listened = () if torch.compiler.is_compiling() else returned_tensors(outputs)
+            for place, t in enumerate(listened):
+                if t.ndim == 2 and t.shape[1] > 1 and t.requires_grad:
+                    t.register_hook(partial(_note_raised, self.raised[name], place))
 
         return listen
 
@@ -202,9 +204,29 @@ class Capture:
         raise UnsupportedModel("; ".join(dict.fromkeys(reasons)))
 
 
-def _note_raised(raised: dict[int, Tensor], gradient: Tensor) -> None:
+def returned_tensors(outputs: Any) -> Iterator[Tensor]:
+    """The tensors inside outputs: of dictionaries, tuples and objects, what is called logits first.
+
+    >>> [t.item() for t in returned_tensors({"loss": torch.tensor(1), "logits": torch.tensor(2)})]
+    [2, 1]
+    """
+    if isinstance(outputs, Tensor):
+        yield outputs
+        return
+    if isinstance(outputs, Mapping):
+        items = outputs
+    elif isinstance(outputs, (tuple, list)):
+        items = dict(zip(getattr(outputs, "_fields", range(len(outputs))), outputs, strict=True))
+    else:
+        attributes = getattr(outputs, "__dict__", {})
+        items = {n: t for n, t in attributes.items() if isinstance(t, Tensor)}
+    for key in sorted(items, key=lambda key: key != "logits"):
+        yield from returned_tensors(items[key])
+
+
+def _note_raised(raised: dict[int, Tensor], place: int, gradient: Tensor) -> None:
     says = gradient.isfinite().all(1) & gradient.any(1)
-    raised[gradient.shape[1]] = gradient.argmin(1).where(says, -1)
+    raised[place] = gradient.argmin(1).where(says, -1)
 
 
 def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:

@@ -125,7 +125,10 @@ class AllDataSampling(Method):
             raise ValueError(f"{name} needs exact energies: take `precision` 32-true or 64-true.")
         (group,) = fit.optimizer.param_groups
         tuning = group.get("descent_steps", 0) + group["adapt_steps"]
-        if fit.steps <= tuning and not fit.trial:
+        schedule = self.keeping.schedule
+        each = 1 if schedule.every_n_steps is not None else fit.epoch_steps
+        after = replace(schedule, start=max(schedule.start, int(tuning // each) + 1))
+        if after.count(fit.steps, fit.epochs) < 1 <= schedule.count(fit.steps, fit.epochs):
             run.warn(
                 f"{name} will keep nothing: its sampler descends and adapts for {tuning} steps."
             )

@@ -47,7 +47,6 @@ class Core(L.LightningModule):
     make_scheduler: Callable[[Any], Any] | None
     seed: int
     given_seed: int | None
-    awaits_num_data: Sequence[bool] = ()
     eval_samples: int
     has_weights: bool
     known_example: tuple[Any, ...]

@@ -85,8 +85,7 @@ class Fitting(Part):
         self.last_source = trainer.train_dataloader
         groups = [group for o in trainer.optimizers for group in o.param_groups]
         self._seed(groups)
-        awaits = {k for k, awaits in enumerate(module.awaits_num_data) if awaits}
-        asking = [g for k, g in enumerate(groups) if k in awaits or g.get("num_data", 0) is None]
+        asking = [g for g in groups if g.get("num_data", 0) is None or "reads_num_data" in g]
         if self.given_num_data is None and (self._weighs_data or asking):
             self._read_num_data()
         elif self.given_num_data is None and module.method.completion == "curvature":
@@ -98,8 +97,8 @@ class Fitting(Part):
                 f"The checkpoint is of a run on {before.pop()} training examples, and now there "
                 f"are {module.num_data}: the target is another posterior."
             )
-        for group in asking:
-            group["num_data"] = module.num_data
+        for group in asking:  # also when it is resumed on other data
+            group.update(num_data=module.num_data, reads_num_data=True)
         module.method.before_fit(module.state, self._fit(), module.run)
         trainer.strategy.barrier()
 

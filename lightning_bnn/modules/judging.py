@@ -91,6 +91,7 @@ class Judging(Part):
             samples: how many networks of each will predict.
         """
         module = self.module
+        module.mention_gaps()
         modes = module.method.posterior(module.state, module.run, Purpose(predicts=True)).modes()
         return [self.refreshed(mode, samples, k) for k, mode in enumerate(modes)]
 
@@ -156,6 +157,7 @@ class Judging(Part):
     def export(self, samples: int | None) -> Params:
         """Plain networks that predict as the posterior does, None asks for as many as predict."""
         module = self.module
+        module.mention_gaps()
         wanted = module.eval_samples if samples is None else samples
         choose = self._choose if samples is None else list
         purpose = Purpose(fitting=self.module.fits_now, choose=choose)

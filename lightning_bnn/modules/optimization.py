@@ -35,8 +35,6 @@ def configured_optimizers(module: Core) -> Any:
     optimizer: Any = None
     if module.method.trains:
         optimizer = module.make_optimizer([p for p in module.parameters() if p.requires_grad])
-    groups = [] if optimizer is None else optimizer.param_groups
-    module.awaits_num_data = [group.get("num_data", 0) is None for group in groups]
     scheduler = None if module.make_scheduler is None else module.make_scheduler(optimizer)
     trainer = trainer_of(module)
     epochs = 0 if trainer is None else epochs_of(trainer)

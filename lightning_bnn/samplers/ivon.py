@@ -48,7 +48,8 @@ class IVON(Tempered):
         hessian_momentum: of the curvature h; it must have time to change: large networks take
             0.99999, short runs 0.999.
         hessian_init: the curvature at the start, :math:`h_0`.
-        seed: of the noise, 0 by default; our modules fill in theirs.
+        seed: of the noise; by default torch's own, or 0 where there are several processes; our
+            modules fill in theirs.
 
     References:
         | Variational Learning is Effective for Large Deep Networks (Shen et al., 2024)

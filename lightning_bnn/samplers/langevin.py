@@ -110,7 +110,8 @@ class Langevin(Tempered):
         temperature: T; 0 is plain optimization.
         prior_precision: :math:`\lambda` of a Gaussian prior.
         weight_decay: :math:`\lambda / N` instead.
-        seed: of the noise, 0 by default; our modules fill in theirs.
+        seed: of the noise; by default torch's own, or 0 where there are several processes; our
+            modules fill in theirs.
 
     >>> class GradientDescent(Langevin):
     ...     def update(self, group, params, values, grads, noise):

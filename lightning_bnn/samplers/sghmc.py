@@ -42,7 +42,8 @@ class SGHMC(Langevin):
         temperature: T.
         prior_precision: of a Gaussian prior.
         weight_decay: ``prior_precision / num_data`` instead.
-        seed: of the noise, 0 by default; our modules fill in theirs.
+        seed: of the noise; by default torch's own, or 0 where there are several processes; our
+            modules fill in theirs.
 
     References:
         | Stochastic Gradient Hamiltonian Monte Carlo (Chen et al., 2014)

@@ -30,7 +30,8 @@ class SGLD(Langevin):
         temperature: T; 0 is SGD.
         prior_precision: of a Gaussian prior.
         weight_decay: ``prior_precision / num_data`` instead.
-        seed: of the noise, 0 by default; our modules fill in theirs.
+        seed: of the noise; by default torch's own, or 0 where there are several processes; our
+            modules fill in theirs.
 
     References:
         | Bayesian Learning via Stochastic Gradient Langevin Dynamics (Welling and Teh, 2011)
@@ -92,7 +93,8 @@ class PreconditionedSGLD(Langevin):
         weight_decay: ``prior_precision / num_data`` instead.
         alpha: how slowly V changes.
         eps: smallest root of V.
-        seed: of the noise, 0 by default; our modules fill in theirs.
+        seed: of the noise; by default torch's own, or 0 where there are several processes; our
+            modules fill in theirs.
 
     References:
         | Preconditioned Stochastic Gradient Langevin Dynamics (Li et al., 2016)

@@ -84,7 +84,8 @@ class SMILE(TunedSteps, Langevin):
         length: L; by default the root of d, until the adaptation has seen the spread of the chain.
         descent_steps: steps of Adam first, whose rate falls to zero as a cosine.
         adapt_steps: how many steps tune; with 0 steps have the length ``lr``, and C is one.
-        seed: of the noise, 0 by default; our modules fill in theirs.
+        seed: of the noise; by default torch's own, or 0 where there are several processes; our
+            modules fill in theirs.
 
     References:
         | Can Microcanonical Langevin Dynamics Leverage Mini-Batch Gradient Noise?

@@ -93,7 +93,7 @@ def reseeded(job: Job, seed: int) -> Job:
     """
     if seed == 0:
         return job
-    stated = yaml.safe_load(job.configuration)["model"]["init_args"].get("seed", 0)
+    stated = yaml.safe_load(job.configuration)["model"]["init_args"].get("seed") or 0
     overrides = {**job.overrides, "model.init_args.seed": stated + _APART * seed}
     return dataclasses.replace(job, overrides=overrides)
 

@@ -1,5 +1,7 @@
 """Seeds of noise and numbers of data: what decides them, and what a resumed run makes of them."""
 
+from functools import partial
+
 import pytest
 import torch
 from module_cases import Blobs, made, network, trainer
@@ -40,14 +42,22 @@ def test_runs_after_other_seeds_have_other_noise():
     assert torch.equal(drawn(1, 3), drawn(2, 3))
 
 
-@pytest.mark.parametrize("name", ["sghmc", "ivon"])
-def test_a_resumed_run_counts_its_own_data(name, tmp_path):
+class Own(DeepEnsemble):
+    """Somebody else's optimizer."""
+
+    def configure_optimizers(self):
+        return samplers.SGLD(self.parameters(), 1e-3)
+
+
+@pytest.mark.parametrize("make", [partial(made, "sghmc"), partial(made, "ivon"), Own])
+def test_a_resumed_run_counts_its_own_data(make, tmp_path):
+    arguments = (network(),) if make is Own else ()
     run = trainer(max_epochs=1)
-    run.fit(made(name), Blobs(n=20))
+    run.fit(make(*arguments), Blobs(n=20))
     run.save_checkpoint(tmp_path / "it.ckpt")
     run = trainer(max_epochs=2)
     with pytest.warns(UserWarning, match="a run on 20 training examples, and now there are 40"):
-        run.fit(made(name), Blobs(n=40), ckpt_path=tmp_path / "it.ckpt", weights_only=True)
+        run.fit(make(*arguments), Blobs(n=40), ckpt_path=tmp_path / "it.ckpt", weights_only=True)
     assert run.optimizers[0].param_groups[0]["num_data"] == 40
 
 
@@ -60,27 +70,30 @@ def test_a_resumed_run_has_the_temperature_that_it_is_given(tmp_path):
     assert run.optimizers[0].param_groups[0]["temperature"] == 0.1
 
 
-def noisy(folder, seed):
-    """Members of two processes, in one run and in two."""
+def noisy(folder, seed, epochs, checkpoint=None, strategy="members", devices=2):
+    torch.manual_seed(0)
+    module = DeepEnsemble(
+        network(), members=4, optimizer=lambda p: samplers.SGLD(p, 1e-3, seed=seed)
+    )
+    options = {"strategy": strategy, "devices": devices, "num_sanity_val_steps": 0}
+    fitted = trainer(max_epochs=epochs, **options)
+    fitted.fit(module, Blobs(), ckpt_path=checkpoint, weights_only=True)
+    fitted.save_checkpoint(folder + "/it.ckpt")
+    weights = torch.cat([p.detach().flatten(1) for p in module.state.parameters()], 1)
+    return weights.tolist(), fitted.optimizers[0].param_groups[0]["seed"]
 
-    def run(epochs, checkpoint=None):
-        torch.manual_seed(0)
-        module = DeepEnsemble(
-            network(), members=4, optimizer=lambda p: samplers.SGLD(p, 1e-3, seed=seed)
-        )
-        options = {"strategy": "members", "devices": 2}
-        fitted = trainer(max_epochs=epochs, num_sanity_val_steps=0, **options)
-        fitted.fit(module, Blobs(), ckpt_path=checkpoint, weights_only=True)
-        fitted.save_checkpoint(folder + "/it.ckpt")
-        return torch.cat([p.detach().flatten(1) for p in module.state.parameters()], 1)
 
-    whole = run(2)
-    run(1)
-    return whole.tolist(), run(2, folder + "/it.ckpt").tolist()
+def in_one_run_and_in_two(folder, seed):
+    whole, _ = noisy(folder, seed, 2)
+    noisy(folder, seed, 1)
+    return whole, noisy(folder, seed, 2, folder + "/it.ckpt")[0]
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("seed", [None, 5])
 def test_members_of_processes_go_on_with_noise_of_their_own(seed, tmp_path):
-    whole, resumed = on_devices(2, noisy, str(tmp_path), seed)[0]
+    whole, resumed = on_devices(2, in_one_run_and_in_two, str(tmp_path), seed)[0]
     assert whole == resumed
+    noisy(str(tmp_path), seed, 1, strategy="auto", devices=1)
+    (_, first), (_, second) = on_devices(2, noisy, str(tmp_path), seed, 2, f"{tmp_path}/it.ckpt")
+    assert first != second  # whatever one process had

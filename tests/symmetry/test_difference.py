@@ -62,8 +62,8 @@ def test_nothing_is_left_within_an_orbit(name):
 
 def test_lengths_that_a_network_normalises_are_no_difference():
     torch.manual_seed(0)
-    normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 8))
-    net = nn.Sequential(normed, nn.ReLU(), nn.Linear(8, 2)).double()
+    layers = [nn.utils.parametrizations.weight_norm(nn.Linear(*n)) for n in ((4, 8), (8, 5))]
+    net = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), nn.Linear(5, 2)).double()
     sym, params = discover(net, torch.randn(2, 4).double()), P.of(net)
     other = element(params, sym)
     assert difference(other, params, sym, nulls=2).rest < 1e-7

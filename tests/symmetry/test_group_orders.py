@@ -43,6 +43,18 @@ class Table(nn.Module):
         return self.b((self.a(x).tanh() @ self.w.tanh()).relu())
 
 
+class SquareTable(nn.Module):
+    """Rows change places with columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.randn(n)) for n in ((4, 3, 3), (3,), (3,)))
+
+    def forward(self, x):
+        table = torch.einsum("nk,kij->nij", x, self.a).relu()
+        return torch.einsum("nij,i,j->n", table, self.b, self.c)
+
+
 PAIR, TOKENS = torch.randn(2, 4), torch.randn(2, 3, 6)
 DIVIDE = lambda x, y: x / (y + 3)  # noqa: E731
 NETWORKS = {
@@ -51,6 +63,7 @@ NETWORKS = {
     **{f"{k} maxima": (Pairs(k, torch.maximum), PAIR) for k in (2, 3, 4)},
     "heads": (Heads(), TOKENS),
     "table": (Table(), PAIR),
+    "square table": (SquareTable(), PAIR),
 }
 
 

@@ -142,11 +142,13 @@ def at_least_mass(params: Params, sym: Symmetries, mixing: bool = False) -> tupl
     if mixing and any(group.rescales for group in sym.linear):
         least = min_mass(params, sym, mixing=True, tolerance=1e-13)
         params = multiply(params, sym, {"scalings": least.scales})
-        return mix_some(params, sym, least.matrices), least.attained
+        params = mix_some(params, sym, least.matrices)
+        return _with_unit_lengths(params, sym), least.attained
     if not sym.scalings:
         return params, torch.tensor(True)
     least = min_mass(params, sym, tolerance=1e-16)
-    return multiply(params, sym, {"scalings": least.scales}), least.attained
+    params = multiply(params, sym, {"scalings": least.scales})
+    return _with_unit_lengths(params, sym), least.attained
 
 
 def _with_unit_lengths(params: Params, sym: Symmetries) -> Params:

@@ -25,6 +25,7 @@ from weightsym.dimensions.values import Ints, distinct, distinct_rows, occurrenc
 
 __all__ = ["Exchange", "Exchanges", "exchanges", "signatures"]
 
+Family = frozenset[frozenset[int]]
 _PIECES = ("split", "split_with_sizes", "unbind")
 _VIEWS = ("select", "slice", "getitem", "view")
 _LARGEST_CELL = 600
@@ -356,7 +357,7 @@ class _Search:
 
     def exchanges(self) -> list[list[list[int]]]:
         """Units of every exchange, each exchange once."""
-        families: dict[frozenset[frozenset[int]], list[list[int]]] = {}
+        families: dict[Family, list[list[int]]] = {}
         for cell in sorted(self._cells, key=lambda c: (len(c), c[0])):
             every = cell if len(cell) <= _LARGEST_CELL else _representatives(cell, families)
             level = every[:_LARGEST_CELL]
@@ -369,9 +370,7 @@ class _Search:
                 level = self._merged(level, families)
         return list(families.values())
 
-    def _merged(
-        self, level: list[int], families: dict[frozenset[frozenset[int]], list[list[int]]]
-    ) -> list[int]:
+    def _merged(self, level: list[int], families: dict[Family, list[list[int]]]) -> list[int]:
         """One vertex of each family that a smallest exchange connects. Families are noted."""
         first, smallest, self._is_cut = level[0], _LONGEST_EXCHANGE, False
         images: dict[int, dict[int, int] | None] = {}
@@ -398,7 +397,7 @@ class _Search:
 
     def _note(
         self, v: int, family: dict[int, dict[int, int]],
-        families: dict[frozenset[frozenset[int]], list[list[int]]],
+        families: dict[Family, list[list[int]]],
     ) -> None:  # fmt: skip
         unit = _side(next(iter(family.values())), v)
         units = [unit] + [
@@ -466,41 +465,48 @@ def _compatible(found: Sequence[list[list[int]]], reasons: dict[int, str]) -> li
     """Exchanges that make up a group of as many elements as they have together.
 
     Each must leave every unit of another one as it is, or take them all elsewhere: so do rows and
-    columns, and heads with what is in them. Two that exchange pairs of units, (0, 1) and (0, 2), do
+    columns, and heads with what is in them. Or it must turn one that is known into another, as
+    where rows change places with columns. Two that exchange pairs of units, (0, 1) and (0, 2), do
     not where entries stand for pairs: of these the first is kept.
     """
     chosen: list[list[list[int]]] = []
     users: dict[int, set[int]] = defaultdict(set)
+    known: set[Family] = set()
     for units in found:
         flat = [x for unit in units for x in unit]
-        if any(
-            _disturbs(a, b)
-            for k in set[int]().union(*(users[x] for x in flat))
-            for a, b in ((units, chosen[k]), (chosen[k], units))
-        ):
+        beside = [chosen[k] for k in set[int]().union(*(users[x] for x in flat))]
+        if not all(_agree(units, other, known) for other in beside):
             reasons[units[0][0]] = "exchanges that share entries with others were left out"
             continue
         for x in flat:
             users[x].add(len(chosen))
         chosen.append(units)
+        known.add(frozenset(map(frozenset, units)))
     return chosen
 
 
-def _disturbs(units: list[list[int]], others: list[list[int]]) -> bool:
-    """Tell whether an exchange neither keeps the units of another one nor takes all of it away."""
-    support = {x for unit in others for x in unit}
+def _agree(units: list[list[int]], other: list[list[int]], known: set[Family]) -> bool:
+    effects = _effects(units, other, known)
+    if None in effects:
+        return False
+    return "turned" in effects or None not in _effects(other, units, known)
+
+
+def _effects(units: list[list[int]], other: list[list[int]], known: set[Family]) -> set[str | None]:
+    """What the exchanges of units make of another exchange, None where they tear it apart."""
+    effects, before = set[str | None](), list(map(frozenset, other))
     for unit in units[1:]:
         image = dict(zip([*units[0], *unit], [*unit, *units[0]], strict=True))
-        after = [{image.get(x, x) for x in unit} for unit in others]
-        is_kept = all(x == set(y) for x, y in zip(after, others, strict=True))
-        if not is_kept and not support.isdisjoint(set().union(*after)):
-            return True
-    return False
+        after = [frozenset(image.get(x, x) for x in old) for old in before]
+        if after == before or frozenset().union(*before).isdisjoint(frozenset().union(*after)):
+            effects.add("left")
+        else:
+            is_another = set(after) != set(before) and frozenset(after) in known
+            effects.add("turned" if is_another else None)
+    return effects
 
 
-def _representatives(
-    cell: list[int], families: Mapping[frozenset[frozenset[int]], object]
-) -> list[int]:
+def _representatives(cell: list[int], families: Mapping[Family, object]) -> list[int]:
     """The vertices of a cell that are left if one unit stands for all of every known exchange."""
     for units in families:
         inside = [[v for v in cell if v in unit] for unit in units]
@@ -510,7 +516,7 @@ def _representatives(
     return cell
 
 
-def _is_known(level: list[int], families: Mapping[frozenset[frozenset[int]], object]) -> bool:
+def _is_known(level: list[int], families: Mapping[Family, object]) -> bool:
     """Tell whether vertices are one of each unit of an exchange that has been found."""
     return any(
         len(units) == len(level)
