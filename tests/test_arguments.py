@@ -13,6 +13,7 @@ from torch import nn
 
 from lightning_bnn import bank, callbacks, likelihoods, models, modules, samplers
 from lightning_bnn.harvest import Schedule
+from lightning_bnn.modules import by_method
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WEIGHT = [nn.Parameter(torch.zeros(2, 3))]
@@ -26,10 +27,8 @@ def from_checkpoints(**options):
 CLASSES = {
     **{
         name: getattr(modules, name)
-        for name in (
-            "DeepEnsemble", "MFVI", "SymmetrizedVI", "SGHMC", "SMILE", "SWAG", "Laplace",
-            "MCDropout", "HMC", "MILE",
-        )
+        for name in by_method.__all__
+        if name != "FromCheckpoints"
     },
     **{f"samplers.{cls.__name__}": cls for cls in (
         samplers.SGHMC, samplers.SGLD, samplers.PreconditionedSGLD, samplers.SMILE, samplers.HMC,

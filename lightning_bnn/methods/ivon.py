@@ -24,6 +24,7 @@ from lightning_bnn.posteriors.empirical import mixture_of
 from lightning_bnn.samplers.ivon import deviations_of
 from lightning_bnn.samplers.langevin import decay_of, temperature_of
 from weightsym import params as P
+from weightsym.arguments import check_not_negative
 from weightsym.params import Params
 
 __all__ = ["IVON"]
@@ -103,6 +104,7 @@ class IVON(Method):
 
     def __post_init__(self) -> None:
         self.prior = gaussian_prior(self.prior_std)
+        check_not_negative("temperature", self.temperature, optional=True)
 
     def init(self, network: nn.Module, stack: Params) -> Curvatures:
         return Curvatures(stack, trained_names(network, stack))

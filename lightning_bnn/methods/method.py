@@ -254,7 +254,7 @@ class Method(ABC):
     # ------------------------------------------------------------ steps
     @abstractmethod
     def losses(self, state: Any, batch: Batch, run: Run) -> dict[str, Tensor]:
-        """Terms of the objective, one number per member. The sum of ``loss`` is minimised."""
+        """Numbers of every member. The sum of ``loss`` is minimised, and their means are logged."""
 
     def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
         """Collect or keep networks, if it is time. Returns whether it was."""

@@ -10,9 +10,15 @@ from module_cases import OF_EACH_CLASS, Blobs, made, network, saved, trainer
 from torch import nn
 
 from lightning_bnn import methods
-from lightning_bnn.modules import MFVI, SWAG, Bayesian, DeepEnsemble, checkpoints
+from lightning_bnn.modules import MFVI, SWAG, Bayesian, DeepEnsemble, by_method, checkpoints
 
 CLASSES = {type(made(name)).__name__: name for name in OF_EACH_CLASS}
+
+
+def test_laws_of_modules_hold_for_every_class():
+    assert CLASSES.keys() == {*by_method.__all__} - {"FromCheckpoints"}
+
+
 """The name of one module of each class."""
 
 
