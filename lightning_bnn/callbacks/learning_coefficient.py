@@ -166,7 +166,7 @@ class LearningCoefficient(SymmetryCallback):
         if self.loss is not None:
             return_first_tensor(network, examples)
             return self.loss, next(iter(examples.targets.values()))
-        likelihood, name = read_as_one_tensor(network.eval(), examples, examples)
+        likelihood, name = read_as_one_tensor(network.eval(), examples)
         return _of(likelihood), examples.targets[name]
 
 

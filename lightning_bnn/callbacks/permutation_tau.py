@@ -134,6 +134,7 @@ class PermutationTau(SymmetryCallback):
             table = table.mean(1)
         each, moved, swaps = table.tolist()
         if math.isnan(sum(moved)):
+            self._state = {}  # another fit begins anew
             raise ValueError("the weights are not finite.")
         numbers: list[list[float]] = [[] for _ in self.layers]
         for layer, value in zip(self._layer_of, each, strict=True):

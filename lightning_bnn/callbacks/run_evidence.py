@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.callbacks.seen_examples import Seen, is_named_as_targets
-from lightning_bnn.callbacks.watching import returned_tensors, whole_network
+from lightning_bnn.callbacks.watching import whole_network
 from lightning_bnn.doctor import Evidence, Examples, Finding, Report, Settings, examine
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.methods.health import Diverged
@@ -121,7 +121,7 @@ def _of_network(
         raise ValueError("no network was called with the tensors of a batch that holds targets")
     called = name if judged.network is None else judged.network
     network = structural_copy(whole_network(pl_module, called or None)[1]).eval()
-    likelihood, targets = read_as_one_tensor(network, judged, training or judged)
+    likelihood, targets = read_as_one_tensor(network, judged)
     mode = Empirical({n: t.detach()[None] for n, t in P.of(network).items()})
     examples = _of_one(training, targets), _of_one(held_out, targets)
     return Evidence(network, likelihood, [mode], [mode], *examples, settings, curves, alone=True)
@@ -140,15 +140,8 @@ def _of_one(examples: Seen | None, targets: int | str | None = None) -> Examples
 
 
 @torch.no_grad()
-def read_as_one_tensor(
-    network: nn.Module, examples: Seen, training: Seen
-) -> tuple[nn.Module, int | str]:
+def read_as_one_tensor(network: nn.Module, examples: Seen) -> tuple[nn.Module, int | str]:
     """Let a network return the outputs for which there are targets.
-
-    Args:
-        network: gets another forward.
-        examples: that it was called with.
-        training: examples whose loss tells what outputs are compared with.
 
     Returns:
         A likelihood for these, and the name of the targets.
@@ -163,9 +156,10 @@ def read_as_one_tensor(
     usual = [k for k, out in enumerate(outputs) if out.ndim == 2 and out.is_floating_point()]
     if not usual:
         raise ValueError("the network's outputs are not (batch, numbers)")
+    batch = [*examples.inputs.values(), *examples.targets.values()]
     for key in usual:
-        chosen = ((n, _likelihood(outputs[key], t)) for n, t in examples.targets.items())
-        fitting = [(n, law) for n, law in chosen if law and training.compares(n, key)]
+        chosen = ((n, _likelihood(outputs[key], t, batch)) for n, t in examples.targets.items())
+        fitting = [(name, likelihood) for name, likelihood in chosen if likelihood is not None]
         unclear = [str(n) for n, _ in fitting if not (_is_place(n) or is_named_as_targets(n))]
         if len(fitting) == len(unclear) > 1:
             raise ValueError(
@@ -176,9 +170,7 @@ def read_as_one_tensor(
             name, likelihood = fitting[0]
             network.forward = partial(_part, call, key)
             return likelihood, name
-    raise ValueError(
-        "the training loss compares the outputs with no class indices or numbers of a batch"
-    )
+    raise ValueError("targets are neither class indices nor numbers in the shape of the outputs")
 
 
 def return_first_tensor(network: nn.Module, examples: Seen) -> None:
@@ -202,22 +194,56 @@ def _call(
     arguments = {**others, **dict(zip(names, inputs, strict=True))}
     places = sorted(k for k in arguments if isinstance(k, int))
     named = {k: v for k, v in arguments.items() if isinstance(k, str)}
-    return list(returned_tensors(forward(*(arguments[k] for k in places), **named)))
+    return list(_tensors(forward(*(arguments[k] for k in places), **named)))
 
 
 def _part(call: Any, key: int, *inputs: Tensor) -> Tensor:
     return call(*inputs)[key]
 
 
-def _likelihood(outputs: Tensor, targets: Tensor) -> nn.Module | None:
-    """Choose a likelihood for targets: classes, or numbers with noise as large as the errors."""
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    """The tensors inside outputs: of dictionaries, tuples and objects, what is called logits first.
+
+    >>> [t.item() for t in _tensors({"loss": torch.tensor(1), "logits": torch.tensor(2)})]
+    [2, 1]
+    """
+    if isinstance(outputs, Tensor):
+        yield outputs
+        return
+    if isinstance(outputs, Mapping):
+        items = outputs
+    elif isinstance(outputs, (tuple, list)):
+        items = dict(zip(getattr(outputs, "_fields", range(len(outputs))), outputs, strict=True))
+    else:
+        items = getattr(outputs, "__dict__", {})
+    for key in sorted(items, key=lambda key: key != "logits"):
+        yield from _tensors(items[key])
+
+
+def _likelihood(outputs: Tensor, targets: Tensor, batch: Sequence[Tensor]) -> nn.Module | None:
+    """Choose a likelihood for targets: classes, or numbers with noise as large as the errors.
+
+    Outputs as many as an example has numbers may be made after it, and not for its label: then they
+    must name classes more often than chance does.
+    """
     whole = not targets.is_floating_point() and targets.ndim == 1
     if whole and 1 < outputs.shape[1] <= _FEW_CLASSES:
-        return Categorical()
+        sizes = {t[0].numel() for t in batch if t.is_floating_point() and t.ndim > 1}
+        is_other = outputs.shape[1] in sizes and not _names(outputs.argmax(1), targets)
+        return None if is_other else Categorical()
     if targets.is_floating_point() and targets.shape == outputs.shape:
         error = float((outputs - targets).square().mean().sqrt())
         return Gaussian(std=error if 0 < error < float("inf") else 1.0)
     return None
+
+
+def _names(found: Tensor, labels: Tensor) -> bool:
+    """Tell whether two labels of every example agree beyond chance, by three standard errors."""
+    size = int(found.max()) + 2
+    counts = [t.clamp(0, size - 1).bincount(minlength=size).double() for t in (found, labels)]
+    chance = float(counts[0] @ counts[1]) / len(labels) ** 2
+    agreement = float((found == labels).double().mean())
+    return agreement > chance + 3 * (chance / len(labels)) ** 0.5
 
 
 def _unexaminable(

@@ -24,8 +24,6 @@ __all__ = [
 _NAMES = "label", "target"
 _PLACES = 2
 """Dimensions of targets, at most."""
-_ERRORS = 3
-"""Standard errors by which agreement is beyond chance; mixed examples do not agree more often."""
 
 
 class Seen(NamedTuple):
@@ -36,38 +34,12 @@ class Seen(NamedTuple):
         others: arguments that are none, by place or keyword.
         targets: tensors of the batch that may be the targets, by name, the likeliest first.
         network: name of the network in its LightningModule, if it is known.
-        raised: by output, which of its numbers the loss would have raised most, as `Capture` has
-            seen it.
     """
 
     inputs: dict[int | str, Tensor]
     others: dict[int | str, Any]
     targets: dict[int | str, Tensor]
     network: str | None = None
-    raised: Mapping[int, Tensor] = {}
-
-    def compares(self, name: int | str, output: int) -> bool:
-        """Tell whether the loss raises those outputs that labels name, as far as it was seen.
-
-        By Cohen's kappa, which is zero for labels that the loss does not depend on.
-
-        Args:
-            name: of the labels.
-            output: which one, in the order of `returned_tensors`.
-        """
-        labels, raised = self.targets.get(name), self.raised.get(output)
-        if labels is None or raised is None or labels.shape != raised.shape:
-            return True
-        seen = (raised >= 0) & (labels >= 0)
-        if not seen.any():
-            return True
-        raised, size = raised[seen], int(raised.max()) + 2
-        labels = labels[seen].long().clamp(max=size - 1)
-        counts = [t.bincount(minlength=size).double() for t in (labels, raised)]
-        chance = float(counts[0] @ counts[1]) / len(labels) ** 2
-        agreement = float((labels == raised).double().mean())
-        least = min(1.0, _ERRORS / len(labels) ** 0.5)
-        return agreement - chance >= least * (1 - chance)
 
     def shapes(self) -> list[Any]:
         """What two batches must have in common to be joined."""
@@ -102,8 +74,7 @@ class ExampleStore:
             {name: t[:left].detach() for name, t in tensors.items()}
             for tensors in (batch.inputs, batch.targets)
         )
-        raised = {n: t[:left] for n, t in batch.raised.items()}
-        self._parts.append(batch._replace(inputs=inputs, targets=targets, raised=raised))
+        self._parts.append(batch._replace(inputs=inputs, targets=targets))
         self._count += len(next(iter(inputs.values())))
 
     def examples(self) -> Seen | None:
@@ -113,9 +84,7 @@ class ExampleStore:
         first = self._parts[0]
         inputs = {n: torch.cat([p.inputs[n] for p in self._parts]) for n in first.inputs}
         targets = {n: torch.cat([p.targets[n] for p in self._parts]) for n in first.targets}
-        always = [n for n in first.raised if all(n in p.raised for p in self._parts)]
-        raised = {n: torch.cat([p.raised[n] for p in self._parts]) for n in always}
-        return first._replace(inputs=inputs, targets=targets, raised=raised)
+        return first._replace(inputs=inputs, targets=targets)
 
 
 class ExampleListener:
@@ -145,10 +114,7 @@ class ExampleListener:
             return
         self._capture.close()
         calls = (seen_in_call(*call, self._batch) for call in self._capture.called())
-        seen = next(filter(None, calls), self._seen)
-        if seen is not None:
-            seen = seen._replace(raised=self._capture.raised.get(seen.network or "", {}))
-        store.add(seen)
+        store.add(next(filter(None, calls), self._seen))
         self._capture = self._batch = self._seen = None
 
 

@@ -32,8 +32,8 @@ from weightsym.forward import Inputs, first_line
 from weightsym.params import Params
 
 __all__ = [
-    "Capture", "Network", "SymmetryCallback", "prefix_among_others", "returned_tensors",
-    "shards_weights", "stack_of", "whole_network",
+    "Capture", "Network", "SymmetryCallback", "prefix_among_others", "shards_weights", "stack_of",
+    "whole_network",
 ]  # fmt: skip
 
 _EXAMPLE_ROWS = 2
@@ -138,36 +138,23 @@ class Capture:
     Args:
         root: the LightningModule.
         name: of the network, if the user has named it.
-
-    Attributes:
-        calls: the latest arguments of every network.
-        raised: for every tensor that a network returns, by its place in `returned_tensors`, which
-            of its numbers the loss would have raised most in each example, -1 where its gradient
-            does not say.
     """
 
     root: nn.Module
     name: str | None
     calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
-    raised: dict[str, dict[int, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._modules = candidates(self.root, self.name)
         self._handles = [
-            register(self._listener(name, module), with_kwargs=True)
+            module.register_forward_pre_hook(self._listener(name, module), with_kwargs=True)
             for name, module in self._modules
-            for register in (module.register_forward_pre_hook, module.register_forward_hook)
         ]
 
     def _listener(self, name: str, watched: nn.Module) -> Callable[..., None]:
-        def listen(module: nn.Module, args: Any, kwargs: Any, outputs: Any = None) -> None:
-            if module is not watched:  # a copy, which somebody else may trace
-                return
-            self.calls[name], self.raised[name] = (args, kwargs), {}
-            listened = () if torch.compiler.is_compiling() else returned_tensors(outputs)
-            for place, t in enumerate(listened):
-                if t.ndim == 2 and t.shape[1] > 1 and t.requires_grad:
-                    t.register_hook(partial(_note_raised, self.raised[name], place))
+        def listen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if module is watched:  # not a copy, which somebody else may trace
+                self.calls[name] = (args, kwargs)
 
         return listen
 
@@ -202,31 +189,6 @@ class Capture:
                     network = Network(name, inner, weights, symmetries, inputs)
                     return _announced(replace(network, left_out=_left_out(self.root, name)))
         raise UnsupportedModel("; ".join(dict.fromkeys(reasons)))
-
-
-def returned_tensors(outputs: Any) -> Iterator[Tensor]:
-    """The tensors inside outputs: of dictionaries, tuples and objects, what is called logits first.
-
-    >>> [t.item() for t in returned_tensors({"loss": torch.tensor(1), "logits": torch.tensor(2)})]
-    [2, 1]
-    """
-    if isinstance(outputs, Tensor):
-        yield outputs
-        return
-    if isinstance(outputs, Mapping):
-        items = outputs
-    elif isinstance(outputs, (tuple, list)):
-        items = dict(zip(getattr(outputs, "_fields", range(len(outputs))), outputs, strict=True))
-    else:
-        attributes = getattr(outputs, "__dict__", {})
-        items = {n: t for n, t in attributes.items() if isinstance(t, Tensor)}
-    for key in sorted(items, key=lambda key: key != "logits"):
-        yield from returned_tensors(items[key])
-
-
-def _note_raised(raised: dict[int, Tensor], place: int, gradient: Tensor) -> None:
-    says = gradient.isfinite().all(1) & gradient.any(1)
-    raised[place] = gradient.argmin(1).where(says, -1)
 
 
 def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:

@@ -58,7 +58,7 @@ class TrainingCLI(LightningCLI):
             return
         folders = checkpoint_folders(trainer, map(str, settings.get("config") or ()))
         class_name = type(model).__name__
-        path = newest_checkpoint(folders, class_name, "*last*.ckpt" if last else "*.ckpt")
+        path = newest_checkpoint(folders, class_name, "last*.ckpt" if last else "*.ckpt")
         if path is None:
             where = ", ".join(map(str, folders)) or trainer.default_root_dir
             raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
 from weightsym import params as P
 from weightsym.devices import elsewhere, random_numbers
+from weightsym.forward import structural_copy
 from weightsym.params import Params, stack_size
 from weightsym.randomness import keyed_generator
 
@@ -108,7 +108,7 @@ def _in_training(model: nn.Module, example: Sequence[Any]) -> _Watch:
     """Calls of dropout of a copy in training, up to an error such as that of BatchNorm."""
     watch = _Watch()
     with random_numbers(elsewhere(model.parameters())), watch, suppress(Exception):
-        copy.deepcopy(model).train()(*example)
+        structural_copy(model).train()(*example)
     return watch
 
 

@@ -17,7 +17,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_bnn.callbacks import PosteriorDoctor
+from lightning_bnn.callbacks.run_evidence import _likelihood
 from lightning_bnn.doctor import Report
+from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.modules import DeepEnsemble
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("undrawn")]
@@ -189,9 +191,6 @@ UNCLEAR = {
         lambda x, y: {"x": x, "a": y, "b": y}, lambda net, b: entropy(net(b["x"]), b["a"]),
         "b, a: call one of them labels or targets",
     ),
-    "labels that training leaves alone": (
-        lambda x, y: (x, y), lambda net, b: net(b[0]).square().mean(), "with no class indices",
-    ),
     "sequences": (
         lambda x, y: (x.expand(4, 2), y.expand(4)),
         lambda net, b: entropy(net(b[0]).mT, b[1]), "outputs are not (batch, numbers)",
@@ -288,3 +287,12 @@ def test_the_first_of_two_processes_looks(strategy, tmp_path):
     modes = on_devices(2, on_two, strategy, tmp_path)
     assert modes == [4, None]
     assert len(Report.read(tmp_path / "doctor.json").curves["loss"]) == 4
+
+
+def test_labels_beside_reconstructions_are_no_targets():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(200, 4, generator=generator), torch.randint(4, (200,), generator=generator)
+    assert _likelihood(x, y, [x, y]) is None
+    scores = nn.functional.one_hot(y, 4) + torch.randn(200, 4, generator=generator)
+    for outputs in (scores, x[:, :3]):  # as wide as an example, and not
+        assert isinstance(_likelihood(outputs, y, [x, y]), Categorical)
