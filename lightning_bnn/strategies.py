@@ -11,8 +11,6 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor, nn
 
-from weightsym.randomness import key_of
-
 __all__ = ["MembersStrategy", "sharding"]
 
 _SHARDING = {
@@ -154,7 +152,6 @@ class MembersStrategy(DDPStrategy):
                 self.optimizers, checkpoint["optimizer_states"], strict=True
             )
         ]
-        module: Any = self.lightning_module
         own = [g.get("seed") for o in self.optimizers for g in o.param_groups]
         super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
         groups = (g for o in self.optimizers for g in o.param_groups)
@@ -163,8 +160,8 @@ class MembersStrategy(DDPStrategy):
             if len(seeds) == self.world_size:
                 group["seed"] = seeds[self.global_rank]
             elif "seed" in group and self.world_size > 1:  # others than before have other noise
-                key = ("sampler", *module.population.key)
-                group["seed"] = None if seed is None else key_of(seed, *key)
+                group["seed"] = seed
+                group.pop("is_seeded", None)
 
     def _gather(self, value: Any, parameter: nn.Parameter) -> Any:
         counts = isinstance(value, Tensor) and value.shape == parameter.shape

@@ -17,6 +17,7 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.methods import Run, State
 from lightning_bnn.methods.health import Divergence
+from lightning_bnn.methods.method import AS_IT_IS, Purpose
 from lightning_bnn.methods.run import EXAMPLE_ROWS
 from lightning_bnn.modules import batches
 from lightning_bnn.modules.members import Members
@@ -161,8 +162,17 @@ class Core(L.LightningModule):
 
     def posterior(self) -> Posterior:
         """The posterior as it is now, apart from what trains."""
-        self.mention_gaps()
-        return self.method.posterior(self.state, self.run)
+        return self.posterior_for(AS_IT_IS)
+
+    def posterior_for(self, purpose: Purpose) -> Posterior:
+        """The posterior for a purpose. It is said where a trained one lacks its Gaussians."""
+        if self.has_weights and not self.state.is_complete and not self.fits_now:
+            missing = self.method.completion or "second collection of weights"
+            rank_zero_warn(
+                f"{type(self).__name__} has no {missing} yet (no training data, or a checkpoint "
+                "from before the end of a fit?): its members predict as they are."
+            )
+        return self.method.posterior(self.state, self.run, purpose)
 
     @property
     def fits_now(self) -> bool:
@@ -171,15 +181,6 @@ class Core(L.LightningModule):
         if trainer is None or trainer.state.fn != TrainerFn.FITTING:
             return False
         return trainer.state.status == TrainerStatus.RUNNING
-
-    def mention_gaps(self) -> None:
-        """Say it where a trained posterior lacks its Gaussians."""
-        if self.has_weights and not self.state.is_complete and not self.fits_now:
-            missing = self.method.completion or "second collection of weights"
-            rank_zero_warn(
-                f"{type(self).__name__} has no {missing} yet (no training data, or a checkpoint "
-                "from before the end of a fit?): its members predict as they are."
-            )
 
 
 class Part:

@@ -110,8 +110,9 @@ class Fitting(Part):
         for group in groups:
             if group.get("seed", 0) is None:
                 group["seed"] = key_of(module.seed, "sampler", self._fits, *key)
-            elif "seed" in group and key and trainer.ckpt_path is None:
+            elif "seed" in group and key and "is_seeded" not in group:
                 group["seed"] = key_of(group["seed"], "sampler", *key)
+            group["is_seeded"] = True  # also for who goes on from its checkpoint
         self._fits += 1
 
     def _compare_fixed_weights(self) -> None:

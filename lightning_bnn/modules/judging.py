@@ -81,8 +81,7 @@ class Judging(Part):
         module = self.module
         if type(module).posterior is not Core.posterior:  # a subclass may have its own
             return module.posterior()
-        purpose = Purpose(True, self.module.fits_now, self._choose)
-        return module.method.posterior(module.state, module.run, purpose)
+        return module.posterior_for(Purpose(True, module.fits_now, self._choose))
 
     def modes(self, samples: int) -> list[Posterior]:
         """One for each mode of the posterior that predicts as it does.
@@ -91,8 +90,7 @@ class Judging(Part):
             samples: how many networks of each will predict.
         """
         module = self.module
-        module.mention_gaps()
-        modes = module.method.posterior(module.state, module.run, Purpose(predicts=True)).modes()
+        modes = module.posterior_for(Purpose(predicts=True)).modes()
         return [self.refreshed(mode, samples, k) for k, mode in enumerate(modes)]
 
     def outputs(self, inputs: Sequence[Any], *batch: int) -> Tensor:
@@ -157,11 +155,9 @@ class Judging(Part):
     def export(self, samples: int | None) -> Params:
         """Plain networks that predict as the posterior does, None asks for as many as predict."""
         module = self.module
-        module.mention_gaps()
         wanted = module.eval_samples if samples is None else samples
         choose = self._choose if samples is None else list
-        purpose = Purpose(fitting=self.module.fits_now, choose=choose)
-        posterior = module.method.posterior(module.state, module.run, purpose)
+        posterior = module.posterior_for(Purpose(fitting=module.fits_now, choose=choose))
         if any(getattr(mode, "is_linearised", False) for mode in posterior.modes()):
             raise ValueError(
                 "Linearised networks cannot be exported: take `layers='last'` or "
@@ -177,7 +173,6 @@ class Judging(Part):
         if self._drawn is not None:
             return self._drawn
         module = self.module
-        module.mention_gaps()
         generator = keyed_generator(module.seed, "judged", device=module.device)
         with torch.no_grad():
             if module.population.share is not None:

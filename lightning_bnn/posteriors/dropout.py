@@ -99,6 +99,7 @@ def drops_units(model: nn.Module, example: Sequence[Any]) -> bool:
 
 
 def _fused_sites(model: nn.Module, example: Sequence[Any]) -> list[DropoutSite]:
+    """What attention drops by itself in training, in order."""
     rates = _in_training(model, example).attention
     sites = [DropoutSite(rate, reason="it is in attention", fused=True) for rate in rates]
     return sites if any(rates) else []

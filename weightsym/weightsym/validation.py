@@ -23,7 +23,7 @@ __all__ = [
     "check_some",
     "check_squares",
     "check_symmetries",
-    "check_tensors",
+    "check_named_tensors",
 ]
 
 
@@ -34,7 +34,7 @@ def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
     that were read as constants, and further names of one tensor, if they hold something else.
     """
     check_symmetries(sym)
-    check_tensors(params, name)
+    check_named_tensors(params, name)
     missing = [n for n in sym.shapes if n not in params and not n.endswith(_STATISTICS)]
     if missing:
         first = next(iter(params), None)
@@ -50,7 +50,7 @@ def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
     return stacked
 
 
-def check_tensors(params: Params, name: str) -> None:
+def check_named_tensors(params: Params, name: str) -> None:
     """Refuse what is not a dict of tensors, such as a module or a list of networks."""
     if not isinstance(params, dict) or not all(isinstance(t, Tensor) for t in params.values()):
         way = "`params.stack(networks)`" if isinstance(params, list) else "`params.of(module)`"

@@ -486,6 +486,7 @@ def _compatible(found: Sequence[list[list[int]]], reasons: dict[int, str]) -> li
 
 
 def _agree(units: list[list[int]], other: list[list[int]], known: set[Family]) -> bool:
+    """Tell whether two exchanges make up a group of as many elements as both have."""
     effects = _effects(units, other, known)
     if None in effects:
         return False

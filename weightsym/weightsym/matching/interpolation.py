@@ -25,7 +25,7 @@ from weightsym.forward import (
 from weightsym.matching.repair import Repairs, check_whole, reestimated
 from weightsym.params import Params, of
 from weightsym.randomness import keyed_generator
-from weightsym.validation import check_tensors
+from weightsym.validation import check_named_tensors
 
 __all__ = [
     "Barrier",
@@ -47,7 +47,7 @@ def interpolate(a: Params, b: Params, weight: float) -> Params:
     tensor([0.2500, 0.2500])
     """
     for name, params in (("a", a), ("b", b)):
-        check_tensors(params, name)
+        check_named_tensors(params, name)
     if not is_number(weight):
         raise ValueError(f"`weight` must be a finite number, got {weight!r}.")
     if a.keys() != b.keys():
