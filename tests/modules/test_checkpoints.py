@@ -1,5 +1,6 @@
 """Which checkpoints a module takes, and what it says of those that it does not take."""
 
+import warnings
 from contextlib import nullcontext
 from functools import partial
 
@@ -179,3 +180,20 @@ def test_checkpoints_without_some_weights_load_where_that_is_allowed(missing, tm
             trainer(max_epochs=0).fit(module, Blobs(), ckpt_path=path)
     with pytest.raises(ValueError, match="it has numbers of shape"):  # as torch has it
         kind.load_from_checkpoint(path, **options | {"network": network(width=9)}, strict=False)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "lacks"), [("laplace", "curvature"), ("swag", "collection")])
+def test_a_posterior_without_its_gaussians_says_so(name, lacks, tmp_path):
+    every = L.pytorch.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1)
+    run = trainer(every, max_epochs=3, enable_checkpointing=True)
+    whole = made(name)
+    with warnings.catch_warnings(record=True) as said:
+        run.fit(whole, Blobs())
+        whole.posterior()
+    assert not [w for w in said if "predict as they are" in str(w.message)]
+    early = min(tmp_path.glob("*.ckpt"))
+    loaded = type(whole).load_from_checkpoint(early, network=network(), weights_only=True)
+    for ask in (loaded.posterior, loaded.predictive, lambda: loaded(torch.randn(2, 6))):
+        with pytest.warns(UserWarning, match=f"no .*{lacks}.*predict as they are"):
+            ask()
