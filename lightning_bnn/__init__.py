@@ -12,9 +12,9 @@ from typing import Any
 __all__ = [
     "bank",
     "callbacks",
+    "clusters",
     "compare",
     "datamodules",
-    "engines",
     "evaluation",
     "hub",
     "likelihoods",

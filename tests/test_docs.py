@@ -170,7 +170,7 @@ def test_the_navigation_names_every_page_once():
     assert set(lightning_bnn.__all__) <= {*reference.REFERENCE, "compare", "studies"}
 
 
-WITHOUT_EXAMPLE = {"ENGINES", "run_on_ray", "run_on_slurm", "Networks", "Params", "Predictor"}
+WITHOUT_EXAMPLE = {"CLUSTERS", "run_on_ray", "run_on_slurm", "Networks", "Params", "Predictor"}
 """A table, two functions that start clusters, and aliases of types."""
 
 

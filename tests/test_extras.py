@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lightning_bnn import models
+from lightning_bnn.clusters import Work, run_on_ray, run_on_slurm
 from lightning_bnn.datamodules import CIFAR10, MNIST, Diabetes, Digits
-from lightning_bnn.engines import Work, run_on_ray, run_on_slurm
 from lightning_bnn.hub import from_hub, push_to_hub
 from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.studies.marginals import clusters

@@ -30,7 +30,7 @@ REFERENCE = {
     "references": "Sampled posteriors",
     "strategies": "Strategies",
     "evaluation": "Evaluation of predictions",
-    "engines": "Engines",
+    "clusters": "Clusters",
     "plots": "Figures",
     "randomness": "Keyed random numbers",
     "sklearn": "Estimators for scikit-learn",
@@ -89,8 +89,8 @@ def page_of(module: str) -> str:
 def source(module: str) -> Path | None:
     """The file of a module of the package; None if the dotted path is no module.
 
-    >>> source("lightning_bnn.engines").name, source("lightning_bnn.engines.Work")
-    ('engines.py', None)
+    >>> source("lightning_bnn.clusters").name, source("lightning_bnn.clusters.Work")
+    ('clusters.py', None)
     """
     root = ROOT / "weightsym" if module.startswith("weightsym") else ROOT
     place = root.joinpath(*module.split("."))

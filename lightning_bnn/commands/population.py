@@ -17,9 +17,9 @@ from tqdm.auto import tqdm
 import lightning_bnn
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.disk import explain_full_disk, write_whole
+from lightning_bnn.clusters import CLUSTERS, Work
 from lightning_bnn.commands.parts import Part, networks_of, train_part
 from lightning_bnn.commands.presets import preset_names, preset_text
-from lightning_bnn.engines import ENGINES, Work
 from weightsym.arguments import check_count, check_positive
 from weightsym.loading import read_json
 from weightsym.settings_files import read_settings, settings_of_text
@@ -37,7 +37,7 @@ def population(
     bank: str,
     part: int | None = None,
     every_n_epochs: int | None = None,
-    engine: Literal["local", "ray", "slurm"] = "local",
+    cluster: Literal["local", "ray", "slurm"] = "local",
     workers: int = 1,
     options: dict[str, Any] | None = None,
     change: dict[str, Any] | None = None,
@@ -57,10 +57,10 @@ def population(
             left for each worker.
         every_n_epochs: also keep the members every so many epochs while they train; by default only
             at the end.
-        engine: local trains one part after the other; ray and slurm train many at once.
+        cluster: local trains one part after the other; ray and slurm train many at once.
         workers: number of parts that train at once (on Ray without an address: processes on this
             machine).
-        options: options of the engine, for ray: address, num_cpus, num_gpus; for slurm:
+        options: options of the cluster, for ray: address, num_cpus, num_gpus; for slurm:
             timeout_min, gpus_per_node, ...
         change: changes to the configuration, such as '{"trainer.max_epochs": 2}'.
         checkpoint_minutes: minutes between checkpoints, which is how much work a crash may cost.
@@ -70,8 +70,8 @@ def population(
     check_count("workers", workers)
     check_count("every_n_epochs", 1 if every_n_epochs is None else every_n_epochs)
     check_positive("checkpoint_minutes", checkpoint_minutes)
-    if engine not in ENGINES:
-        raise ValueError(f"`engine` must be one of {', '.join(ENGINES)}, got {engine!r}.")
+    if cluster not in CLUSTERS:
+        raise ValueError(f"`cluster` must be one of {', '.join(CLUSTERS)}, got {cluster!r}.")
     settings = population_settings(Path(config), change or {})
     folder = Path(bank)
     identity = identity_of(settings, every_n_epochs)
@@ -92,11 +92,11 @@ def population(
         ]
         with _merging(parts, target) as merge_finished:
             unfinished = [p for p in parts if p.summary is None]
-            if engine != "local" and unfinished:
-                print(f"{len(unfinished)} parts wait for {engine}")
+            if cluster != "local" and unfinished:
+                print(f"{len(unfinished)} parts wait for {cluster}")
             if unfinished:
                 work = Work(train_part, unfinished, merge_finished, workers, folder, options or {})
-                ENGINES[engine](work)
+                CLUSTERS[cluster](work)
             merge_finished()
     print(_report(target, parts, trained=bool(unfinished)))
 
@@ -258,7 +258,7 @@ def _check_trainer(trainer: dict[str, Any]) -> None:
     if trainer.setdefault("devices", 1) not in (1, [0], "1"):
         raise ValueError(
             "`config`: a part of a population trains on one device, got `trainer.devices` "
-            f"{trainer['devices']}; several run side by side by `engine` ray, or in one "
+            f"{trainer['devices']}; several run side by side by `cluster` ray, or in one "
             "run of `fit` with `--trainer.strategy members`."
         )
 

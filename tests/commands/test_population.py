@@ -173,7 +173,7 @@ def test_ray_trains_parts_side_by_side_and_survives_a_killed_worker(config, tmp_
     killer.start()
     change = json.loads(LONG[1])
     options = {"part": 1, "change": change, "checkpoint_minutes": 0.005}
-    population(config, 4, bank, engine="ray", workers=2, **options)
+    population(config, 4, bank, cluster="ray", workers=2, **options)
     killer.join()
     assert killed
     population(config, 4, str(tmp_path / "here"), **options)
@@ -186,7 +186,7 @@ def test_slurm_trains_parts_as_jobs(config, tmp_path):
     pytest.importorskip("submitit")
     bank = str(tmp_path / "bank")
     population(
-        config, 3, bank, part=2, engine="slurm", workers=2,
+        config, 3, bank, part=2, cluster="slurm", workers=2,
         options={"cluster": "local", "timeout_min": 5},
     )  # fmt: skip
     population(config, 3, str(tmp_path / "here"), part=2)
@@ -200,14 +200,14 @@ def test_slurm_trains_parts_as_jobs(config, tmp_path):
     [
         ({"members": 0}, "`members` must be at least 1"),
         ({"part": 0}, "`part` must be at least 1"),
-        ({"workers": 2}, "`workers` and `options` are for `engine`"),
+        ({"workers": 2}, "`workers` and `options` are for `cluster`"),
         ({"config": "nowhere.yaml"}, "`config`: there is no file nowhere.yaml, and no preset"),
         ({"checkpoint_minutes": 0.0}, "`checkpoint_minutes` must be positive"),
         ({"change": {"trainer.devices": 2}}, "a part of a population trains on one device"),
         ({"change": {"trainer.fast_dev_run": True}}, "cannot be a `fast_dev_run`"),
         ({"change": {"trainer": None}}, "`config`: trainer must be a group of settings, got None"),
         ({"change": {"model": [1]}}, r"`config`: model must be a group of settings, got \[1\]"),
-        ({"engine": "bogus"}, "`engine` must be one of local, ray, slurm, got 'bogus'"),
+        ({"cluster": "bogus"}, "`cluster` must be one of local, ray, slurm, got 'bogus'"),
         ({"change": {"seed_everything.x": 1}}, "`change`: seed_everything.x does not fit"),
     ],
 )
@@ -240,9 +240,9 @@ def test_a_mistake_does_not_claim_the_folder_and_other_members_are_not_mixed(con
 @pytest.mark.bad_input
 def test_a_part_that_fails_for_good_is_told(config, tmp_path, monkeypatch):
     pytest.importorskip("submitit")
-    monkeypatch.setattr("lightning_bnn.engines._RETRIES", 0)
+    monkeypatch.setattr("lightning_bnn.clusters._RETRIES", 0)
     with pytest.raises(ValueError, match="A job has failed for good"):
         population(
-            config, 1, str(tmp_path / "bank"), engine="slurm", options={"cluster": "local"},
+            config, 1, str(tmp_path / "bank"), cluster="slurm", options={"cluster": "local"},
             change={"model.init_args.nonsense": 3},
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Engines that run jobs: this process, a Ray cluster, a Slurm cluster.
+"""Clusters that run jobs: this process, a Ray cluster, a Slurm cluster.
 
 Nothing is known here of what a job does. A job leaves its result on a disk that all machines see,
 and does nothing where its result is already there, so that it may be tried again.
@@ -20,7 +20,7 @@ from typing import Any
 
 from weightsym.extras import needed
 
-__all__ = ["ENGINES", "Work", "run_here", "run_on_ray", "run_on_slurm"]
+__all__ = ["CLUSTERS", "Work", "run_here", "run_on_ray", "run_on_slurm"]
 
 Task = Callable[[Any, Callable[[], None]], None]
 """Does a job, and calls the function that it is given now and then."""
@@ -40,11 +40,11 @@ class Work:
         jobs: what the task is given, one after the other.
         watch: is called now and then.
         workers: how many jobs run side by side.
-        folder: where an engine puts its files.
-        options: of the engine.
+        folder: where a cluster puts its files.
+        options: of the cluster.
 
     >>> work = Work(print, [1, 2, 3], lambda: None, workers=2, folder=Path("runs"), options={})
-    >>> len(work.jobs), sorted(ENGINES)
+    >>> len(work.jobs), sorted(CLUSTERS)
     (3, ['local', 'ray', 'slurm'])
     """
 
@@ -67,7 +67,7 @@ def run_here(work: Work) -> None:
     [1, 4, 9]
     """
     if work.workers != 1 or work.options:
-        raise ValueError("`workers` and `options` are for `engine` ray and slurm.")
+        raise ValueError("`workers` and `options` are for `cluster` ray and slurm.")
     for job in work.jobs:
         work.task(job, work.watch)
         work.watch()
@@ -79,7 +79,7 @@ def run_on_ray(work: Work) -> None:
     Options are ``address`` of a cluster that is running (``auto`` finds it; without it one is
     started here), and those of a Ray task, such as ``num_cpus`` and ``num_gpus``.
     """
-    with needed("`engine='ray'`"):
+    with needed("`cluster='ray'`"):
         import ray
     options = dict(work.options)
     address = options.pop("address", None)
@@ -108,7 +108,7 @@ def run_on_slurm(work: Work) -> None:
     Options are what submitit's executor takes, such as ``timeout_min``, ``gpus_per_node`` and
     ``slurm_partition``; ``cluster: local`` runs processes on this machine.
     """
-    with needed("`engine='slurm'`"):
+    with needed("`cluster='slurm'`"):
         import submitit
     options = dict(work.options)
     with _checking_options("submitit", work.options):
@@ -138,7 +138,7 @@ def run_on_slurm(work: Work) -> None:
             job.cancel(check=False)
 
 
-ENGINES: dict[str, Callable[[Work], None]] = {
+CLUSTERS: dict[str, Callable[[Work], None]] = {
     "local": run_here,
     "ray": run_on_ray,
     "slurm": run_on_slurm,
@@ -147,7 +147,7 @@ ENGINES: dict[str, Callable[[Work], None]] = {
 
 @contextmanager
 def _checking_options(whom: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """Turn the errors of an engine, which checks its options itself, into one sentence."""
+    """Turn the errors of a cluster, which checks its options itself, into one sentence."""
     try:
         yield
     except Exception as error:
