@@ -14,6 +14,7 @@ from lightning_bnn.callbacks.seen_examples import Seen, is_named_as_targets
 from lightning_bnn.callbacks.watching import whole_network
 from lightning_bnn.doctor import Evidence, Examples, Finding, Report, Settings, examine
 from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.methods import Method
 from lightning_bnn.methods.health import Diverged
 from lightning_bnn.posteriors import Empirical
 from weightsym import params as P
@@ -57,25 +58,36 @@ def examine_run(
 
 
 def _settings(trainer: Any, pl_module: Any) -> Settings:
-    """Read what a run was asked for, as far as module and optimizers say it."""
+    """Read what a run was asked for, as far as method and optimizers say it."""
     groups = [g for optimizer in trainer.optimizers for g in optimizer.param_groups]
     first: Mapping[str, Any] = groups[0] if groups else {}
-    prior = getattr(pl_module, "prior", None)
+    method = getattr(pl_module, "method", None)
+    method = method if isinstance(method, Method) else None
     samples = "temperature" in first or "energy_variance" in first
     decay = 0.0 if samples else max((float(g.get("weight_decay", 0)) for g in groups), default=0.0)
     dataset = getattr(trainer.train_dataloader, "dataset", None)
     num_data = first.get("num_data") or getattr(pl_module, "num_data", None)
-    method = getattr(pl_module, "method", None)
     return Settings(
         num_data=num_data if isinstance(num_data, int) else None,
         seen=len(dataset) if isinstance(dataset, Sized) else None,
-        temperature=_number(first.get("temperature", getattr(pl_module, "temperature", 1.0))),
-        kl_weight=_number(getattr(pl_module, "kl_weight", 1.0)),
-        prior_std=_number(getattr(prior, "std", None), None),
+        temperature=_temperature(method, groups),
+        kl_weight=1.0 if method is None else method.complexity_weight(pl_module.state),
+        prior_std=_number(getattr(getattr(pl_module, "prior", None), "std", None), None),
         weight_decay=decay,
-        sampled=bool(getattr(method, "is_sampler", samples)),
+        sampled=samples if method is None else method.is_sampler,
         wanted_energy_variance=_number(first.get("energy_variance"), None),
     )
+
+
+def _temperature(method: Method | None, groups: Sequence[Mapping[str, Any]]) -> float:
+    """That of the method or of the optimizers; of several, one that is not 1.
+
+    A cyclical schedule sets that of its sampler to zero while it explores, and keeps nothing then.
+    """
+    of_method = None if method is None else method.temperature
+    of_groups = (g.get("sampling_temperature", g.get("temperature")) for g in groups)
+    known = [_number(t) for t in (of_method, *of_groups) if t is not None]
+    return next((t for t in known if t != 1), 1.0)
 
 
 def _number(value: Any, otherwise: Any = 1.0) -> Any:

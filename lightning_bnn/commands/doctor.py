@@ -141,7 +141,7 @@ def _settings(settings: Mapping[str, Any], problem: Problem) -> Settings:
     return Settings(
         num_data=num_data if isinstance(num_data, int) else None,
         seen=_size(problem),
-        temperature=_number(optimizer.get("temperature", arguments.get("temperature", 1.0))),
+        temperature=_temperature(arguments, optimizer),
         kl_weight=_number(arguments.get("kl_weight", 1.0)),
         prior_std=_prior_std(module_class, arguments),
         weight_decay=0.0 if sampled else _number(optimizer.get("weight_decay"), 0.0),
@@ -154,9 +154,16 @@ def _prior_std(module_class: Any, arguments: Mapping[str, Any]) -> float | None:
     """As it is stated, or by default of a class that has a prior."""
     if module_class is None:
         return None
-    parameter = inspect.signature(module_class).parameters.get("prior_std")
+    declared = getattr(module_class, "arguments", module_class)
+    parameter = inspect.signature(declared).parameters.get("prior_std")
     value = arguments.get("prior_std", None if parameter is None else parameter.default)
     return _number(value, None)
+
+
+def _temperature(arguments: Mapping[str, Any], optimizer: Mapping[str, Any]) -> float:
+    """That of the module or of its optimizer, one of which is 1 by default."""
+    stated = [_number(part.get("temperature")) for part in (arguments, optimizer)]
+    return next((t for t in stated if t != 1), 1.0)
 
 
 def _number(value: Any, otherwise: Any = 1.0) -> Any:

@@ -188,6 +188,8 @@ class Method(ABC):
 
     prior: Any = None
     """The prior over weights, a module, where the method has one."""
+    temperature: float | None = None
+    """T of the tempered posterior; None leaves it to the optimizer, or to Bayes."""
     takes_samplers = False
     """Whether the optimizer may be a sampler."""
     takes_all_data = False
@@ -255,6 +257,10 @@ class Method(ABC):
     @abstractmethod
     def losses(self, state: Any, batch: Batch, run: Run) -> dict[str, Tensor]:
         """Numbers of every member. The sum of ``loss`` is minimised, and their means are logged."""
+
+    def complexity_weight(self, state: Any) -> float:
+        """The factor of prior and entropy in the objective as it is now; 1 is Bayes."""
+        return 1.0
 
     def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
         """Collect or keep networks, if it is time. Returns whether it was."""

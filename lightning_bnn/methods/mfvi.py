@@ -303,23 +303,25 @@ class MFVI(Method):
     def terms(self, state: Gaussians, drawn: Draw, batch: Batch, run: Run) -> dict[str, Tensor]:
         """Negative ELBO per example of every member, and its parts, for weights that were drawn."""
         assert run.num_data is not None
+        self._require_progress(state)
         nll = self._nll(state, drawn, batch, run).view(self.elbo_samples, -1).mean(0)
         self._look_at_start(state, nll, batch, run)
         cross, entropy = self._complexity(state, drawn)
-        weight = self.weight_of_complexity(state)
+        weight = self.complexity_weight(state)
         loss = nll + weight * (cross - self.temperature * entropy) / run.num_data
         elbo = -run.num_data * nll - (cross - entropy)
         return {"loss": loss, "nll": nll, "kl": cross - entropy, "elbo": elbo}
 
-    def weight_of_complexity(self, state: Gaussians) -> float:
-        """Compute the factor of all complexity terms in the next step."""
+    def complexity_weight(self, state: Gaussians) -> float:
         share = state.notes["kl_share"] if self.kl_warmup else 1.0
-        if share is None:
+        return self.kl_weight * (1.0 if share is None else share)
+
+    def _require_progress(self, state: Gaussians) -> None:
+        if self.kl_warmup and state.notes["kl_share"] is None:
             raise ValueError(
                 "`kl_warmup` needs to know the step: call `before_fit` of the method before the "
                 "first, and `after_step` after each, as a trainer does."
             )
-        return self.kl_weight * share
 
     def _complexity(self, state: Gaussians, drawn: Draw) -> tuple[Tensor, Tensor]:
         """Cross-entropy with the prior, and entropy, of every member."""

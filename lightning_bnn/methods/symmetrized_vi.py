@@ -165,7 +165,7 @@ class SymmetrizedVI(MFVI):
         terms = self.terms(state, drawn, batch, run)
         information = self._of_the_step(state, drawn, batch.number, run).to(terms["nll"])
         assert run.num_data is not None
-        weight = self.weight_of_complexity(state)
+        weight = self.complexity_weight(state)
         gain = weight * self.temperature * information / run.num_data
         return {
             **terms,

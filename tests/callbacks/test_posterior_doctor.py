@@ -4,18 +4,29 @@ import dataclasses
 import functools
 import json
 import tempfile
+from functools import partial
 
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from module_cases import MODULES, Blobs, adam, network, trainer
+from module_cases import (
+    MODULES,
+    OF_EACH_CLASS,
+    WITHOUT_N,
+    Blobs,
+    adam,
+    made,
+    network,
+    trainer,
+)  # fmt: skip
 from processes import on_devices
 from runs import Plain, Points
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader
 
+from lightning_bnn import samplers
 from lightning_bnn.callbacks import PosteriorDoctor
 from lightning_bnn.callbacks.run_evidence import _likelihood
 from lightning_bnn.doctor import Report
@@ -49,6 +60,96 @@ def test_modules_of_every_kind_are_examined(kind, tmp_path):
         *report.skipped,
     }
     assert Report.read(tmp_path / "doctor.json").findings == report.findings
+
+
+# ------------------------------------------------------------ what was asked for
+BAYES = [name for name in OF_EACH_CLASS if name != "multi-ivon"]  # whose temperature is 0.5
+
+
+def sampling(cls, **options):
+    return {"optimizer": partial(cls, **options)}
+
+
+COLD = sampling(samplers.SGHMC, lr=0.05, temperature=0.5)
+DEPARTURES = {
+    "mfvi weight": ("multi-mfvi", {"kl_weight": 0.1}, "the weight of the KL term is 0.1"),
+    "mfvi": ("multi-mfvi", {"temperature": 0.25}, "temperature is 0.25"),
+    "symmetrized vi weight": ("bethe", {"kl_weight": 3.0}, "the weight of the KL term is 3"),
+    "symmetrized vi": ("bethe", {"temperature": 2.0}, "temperature is 2"),
+    "a warm-up that has not ended": ("mfvi", {"kl_warmup": 6}, "weight of the KL term is 0.5"),
+    "ivon": ("multi-ivon", {"temperature": 0.125}, "temperature is 0.125"),
+    "ivon by its optimizer": (
+        "ivon", sampling(samplers.IVON, lr=0.1, temperature=0.5), "temperature is 0.5",
+    ),
+    "laplace": ("multi-laplace", {"temperature": 0.1}, "temperature is 0.1"),
+    "sghmc": ("sghmc", COLD, "temperature is 0.5"),
+    "smile": (
+        "smile",
+        sampling(samplers.SMILE, descent_steps=2, adapt_steps=4, temperature=0.5),
+        "temperature is 0.5",
+    ),
+    "hmc": (
+        "hmc",
+        sampling(samplers.HMC, step_size=0.03, leapfrog_steps=3, adapt_steps=3, temperature=0.5),
+        "temperature is 0.5",
+    ),
+    "mile": (
+        "mile",
+        sampling(samplers.MCLMC, steps=1, descent_steps=1, adapt_steps=2, temperature=2.0),
+        "temperature is 2",
+    ),
+    "a colder cycle": (
+        "sghmc", {**COLD, "lr_scheduler": partial(samplers.CyclicalSchedule, cycle_length=6)},
+        "temperature is 0.5",
+    ),
+    **{
+        f"decay of {name}": (
+            name,
+            {"prior_std": 1.0, "optimizer": partial(torch.optim.Adam, lr=0.03, weight_decay=0.01)},
+            "weight decay of 0.01 beside a prior",
+        )
+        for name in ("ensemble", "multi-swag", "multi-dropout", "laplace", "multi-mfvi", "bethe")
+    },
+    **{
+        f"examples of {name}": (name, {"num_data": 600}, "assumes 600 training examples")
+        for name in BAYES if name not in WITHOUT_N
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DEPARTURES)
+def test_every_departure_from_bayes_is_named(case, tmp_path):
+    name, options, words = DEPARTURES[case]
+    report = looked(made(name, **options), tmp_path, limit_val_batches=0).report
+    (finding,) = (f for f in report.findings if f.name == "not_the_posterior_of_bayes")
+    assert words in finding.says[0].lower() + finding.says[1:]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in BAYES),
+        ("sghmc", {"lr_scheduler": partial(samplers.CyclicalSchedule, cycle_length=6)}),
+        ("mfvi", {"kl_warmup": 2}),
+        ("multi-ivon", {"temperature": 1.0}),
+    ],
+)
+def test_the_posterior_of_bayes_is_fine(name, options, tmp_path):
+    """Also where a schedule ends in exploration, at temperature 0."""
+    report = looked(made(name, **options), tmp_path, limit_val_batches=0).report
+    assert "not_the_posterior_of_bayes" in report.fine
+
+
+@pytest.mark.parametrize("name", ["mfvi", "bethe"])
+def test_a_kl_term_counts_as_often_as_the_objective_counts_it(name, tmp_path):
+    """A hundred times the KL term keeps the data out; once, it does not."""
+    doctors = [
+        looked(made(name, kl_weight=w, init_std=0.1), tmp_path, epochs=30, limit_val_batches=0)
+        for w in (1.0, 100.0)
+    ]
+    faults = [{f.name: f.numbers for f in doctor.report.faults} for doctor in doctors]
+    assert "prior_dominates" not in faults[0]
+    assert faults[1]["prior_dominates"]["share"] > 0.5
 
 
 def test_curves_of_samplers_are_means_over_chains(tmp_path):

@@ -74,6 +74,32 @@ def test_numbers_that_yaml_takes_for_words_are_numbers(decay, shown, tmp_path, c
     assert (found in said) == (shown is not None)
 
 
+STATED = {
+    "the module": ("IVON", {"temperature": 0.5}, {"temperature": 1.0}, "temperature is 0.5"),
+    "the optimizer": ("IVON", {"temperature": None}, {"temperature": 0.5}, "temperature is 0.5"),
+    "a weight": ("MFVI", {"kl_weight": 0.5}, {}, "weight of the KL term is 0.5"),
+    "a default": (
+        "MFVI", {"prior_std": ...}, {"weight_decay": 0.1}, "beside a prior of standard deviation 1"
+    ),
+    "nothing": ("IVON", {"temperature": None}, {"temperature": 1.0}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STATED)
+def test_departures_from_bayes_are_read_from_the_configuration(case, tmp_path, capsys):
+    """Of the module and of its optimizer, each written with its defaults, as `fit` writes them."""
+    bank(tmp_path / "bank", 2)
+    name, options, of_optimizer, words = STATED[case]
+    optimizer = {"class_path": "torch.optim.Adam", "init_args": of_optimizer}
+    arguments = {**CONFIG["model"]["init_args"], "optimizer": optimizer, **options}
+    arguments = {k: v for k, v in arguments.items() if v is not ...}
+    model = {"class_path": name, "init_args": arguments}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({**CONFIG, "model": model}))
+    code_of("doctor", tmp_path / "bank", "--data", tmp_path / "c.yaml")
+    said = capsys.readouterr().out
+    assert words in said if words else "temperature is" not in said and "KL term is" not in said
+
+
 # ------------------------------------------------------------ what is refused
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
