@@ -26,8 +26,8 @@ define install
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 endef
 
-$(STAMP): pyproject.toml weightsym/pyproject.toml
-	$(call install,'.[dev]')
+$(STAMP): pyproject.toml weightsym/pyproject.toml bnn-data/pyproject.toml
+	$(call install,'.[dev]' --editable ./bnn-data)
 	touch $(STAMP) $(DEMO_STAMP)
 
 $(DEMO_STAMP): pyproject.toml weightsym/pyproject.toml

@@ -1,4 +1,4 @@
-"""Print the version of both packages, which every file that states one must have.
+"""Print the version of all packages, which every file that states one must have.
 
 python .ci/versions.py         of this checkout
 python .ci/versions.py v0.1.0  and of this tag
@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STATED = {
     "lightning_bnn/__init__.py": r'^__version__ = "(.+)"',
     "weightsym/weightsym/__init__.py": r'^__version__ = "(.+)"',
+    "bnn-data/lightning_bnn_data/__init__.py": r'^__version__ = "(.+)"',
     "pyproject.toml": r'^    "weightsym==(.+)"',
     "CITATION.cff": r"^version: (.+)",
     "CHANGELOG.md": r"^## (\d[\d.]*)",

@@ -44,7 +44,7 @@ STUDIES = {
 }
 """Tables and figures of the papers; the functions live in ``studies/<name>.py``."""
 REFERENCES = {
-    "references": "show how good the sampled posteriors of the package are, from their draws",
+    "references": "show how good the sampled posteriors are, computed from their draws",
     "reference": "sample one of them yourself by long chains, and see how far to trust it",
     "fidelity": "score posteriors by their distance to one that was sampled, closest first",
     "leaderboard": "score all methods against the sampled posteriors, at equal cost in gradients",

@@ -14,7 +14,7 @@ import yaml
 from torch import nn
 
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.bank.shipped import digest_of_networks
+from lightning_bnn.bank.shipped import digest_of_networks, missing_data
 from lightning_bnn.bundles import INDEX, TENSORS, read_bundle, write_bundle
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.posteriors.base import check_fit
@@ -219,8 +219,10 @@ def _write_bank(bank: CheckpointBank, root: Path, more: dict[str, Any]) -> str:
 def _write_reference(path: Path, root: Path) -> str:
     if not (path / "card.json").is_file():
         names = ", ".join(reference_names())
+        if not names:
+            raise missing_data(f"`source`: {path} is no folder, and a reference")
         raise ValueError(
-            f"`source`: {path} is no folder of a reference, which has a card.json; the package has "
+            f"`source`: {path} is no folder of a reference, which has a card.json; choose from "
             f"{names}."
         )
     card = Card.read(path / "card.json")

@@ -11,6 +11,7 @@ from pages import ROOT, script
 versions = script(".ci/versions")
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PROJECTS = {"weightsym": ROOT / "weightsym", "lightning_bnn": ROOT}
+UPLOADED = (*PROJECTS, "lightning_bnn_data")
 CONDA = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
 SIGNATURES = {"docstring_parser", "typeshed-client"}
 """What `jsonargparse[signatures]` brings, which conda has no extras for."""
@@ -64,12 +65,12 @@ def test_nothing_is_uploaded_before_it_was_tried():
     jobs = content["jobs"]
     assert content["permissions"] == {}
     assert content[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as true
-    assert [jobs[name]["needs"] for name in ("try", "attest", *PROJECTS)] == [
-        "build", "try", "attest", "weightsym",
+    assert [jobs[name]["needs"] for name in ("try", "attest", *UPLOADED)] == [
+        "build", "try", "attest", "weightsym", "attest",
     ]  # fmt: skip
     for name, settings in jobs.items():
         uploads = any("pypi-publish" in step.get("uses", "") for step in settings["steps"])
-        assert uploads == (settings.get("environment") == "pypi") == (name in PROJECTS)
+        assert uploads == (settings.get("environment") == "pypi") == (name in UPLOADED)
         assert ("id-token" in settings["permissions"]) == (uploads or name == "attest")
         assert (settings["permissions"].get("contents") == "write") == (name == "page")
         for step in settings["steps"]:  # what a tag is called is no code

@@ -1,64 +1,100 @@
-"""Banks that come with the package, each with a card that says where its networks come from."""
+"""The distribution of data, and its banks, each with a card that says where it comes from."""
 
 from __future__ import annotations
 
 import hashlib
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
 
 from lightning_bnn.bank.checkpoint_bank import CheckpointBank
+from weightsym.extras import MissingPackage
 
-__all__ = ["bank_card", "digest_of_networks", "shipped_bank", "shipped_banks", "shipped_path"]
+__all__ = [
+    "bank_card",
+    "data_folder",
+    "digest_of_networks",
+    "missing_data",
+    "shipped_bank",
+    "shipped_banks",
+    "shipped_path",
+]
 
 _CARD = "card.yaml"
+_BANKS = ("mnist_optunets",)
+"""Banks of the distribution of data, known by name where it is not installed, too."""
+_INSTALL = "pip install lightning-bnn-data (in a clone: pip install -e ./bnn-data)"
+
+
+def data_folder() -> Path | None:
+    """The folder of the distribution `lightning-bnn-data`, None where it is not installed.
+
+    >>> (data_folder() / "references" / "sine" / "card.json").is_file()
+    True
+    """
+    spec = find_spec("lightning_bnn_data")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def missing_data(title: str) -> MissingPackage:
+    """Say in one sentence what brings the data that are not installed.
+
+    >>> print(missing_data("The reference 'sine'"))
+    The reference 'sine' needs lightning-bnn-data: pip install lightning-bnn-data (in a clone: \
+pip install -e ./bnn-data)
+
+    Args:
+        title: the name of what needs them.
+    """
+    return MissingPackage(f"{title} needs lightning-bnn-data: {_INSTALL}")
 
 
 def shipped_banks() -> list[str]:
-    """The names of all banks of the package, sorted.
+    """The names of all banks of the distribution of data, sorted.
 
     >>> shipped_banks()
     ['mnist_optunets']
     """
-    return sorted(path.parent.name for path in _root().glob(f"*/{_CARD}"))
+    folder = data_folder()
+    return [] if folder is None else sorted(card.parent.name for card in folder.glob(f"*/{_CARD}"))
 
 
 def shipped_path(path: str | Path) -> Path:
-    """Find a bank of the package by its name, unless something else is at that path.
+    """Find a bank of the distribution of data by its name, unless something is at that path.
 
     Args:
-        path: of a user's networks, or the name of a bank of the package.
+        path: of a user's networks, or the name of a bank of the distribution.
 
     >>> shipped_path("runs/ensemble")
     PosixPath('runs/ensemble')
     """
     chosen = Path(path).expanduser()
-    return _root() / chosen if str(path) in shipped_banks() and not chosen.exists() else chosen
+    return _found(str(path)) if str(path) in _BANKS and not chosen.exists() else chosen
 
 
 def shipped_bank(name: str) -> CheckpointBank:
-    """The networks of a bank of the package, to be read.
+    """The networks of a bank of the distribution of data, to be read.
 
     >>> networks = shipped_bank("mnist_optunets")[:3]
     >>> networks["0.weight"].shape
     torch.Size([3, 2, 1, 4, 4])
     """
-    if name not in shipped_banks():
-        names = ", ".join(shipped_banks())
-        raise ValueError(f"There is no bank {name!r} in the package; there are: {names}.")
-    return CheckpointBank(_root() / name, "r")
+    if name not in _BANKS:
+        names = ", ".join(_BANKS)
+        raise ValueError(f"There is no bank {name!r} in lightning-bnn-data; there are: {names}.")
+    return CheckpointBank(_found(name), "r")
 
 
 def bank_card(path: Path) -> dict[str, str]:
-    """Read the card of a bank of the package, empty for a bank of the user's own.
+    """Read the card of a bank of the distribution of data, empty for a bank of the user's own.
 
     >>> card = bank_card(shipped_path("mnist_optunets"))
     >>> card["network"]
     'lightning_bnn.models.optunet(), 392 weights'
     """
     card = path / _CARD
-    if path.parent != _root() or not card.is_file():  # a stranger's says what it likes
+    if path.parent != data_folder() or not card.is_file():  # a stranger's says what it likes
         return {}
     content: dict[str, str] = yaml.safe_load(card.read_text(encoding="utf-8"))
     return content
@@ -79,5 +115,8 @@ def digest_of_networks(bank: Path) -> str:
     return digest.hexdigest()
 
 
-def _root() -> Path:
-    return Path(str(files("lightning_bnn") / "bank"))
+def _found(name: str) -> Path:
+    folder = data_folder()
+    if folder is None:
+        raise missing_data(f"The bank {name!r}")
+    return folder / name

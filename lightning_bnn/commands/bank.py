@@ -19,7 +19,7 @@ def bank(
     """Show the content of a bank of networks, import networks, export them, or check the files.
 
     Args:
-        path: folder of the bank, or the name of a bank that comes with the package, such as
+        path: folder of the bank, or the name of a bank of lightning-bnn-data, such as
             mnist_optunets.
         add: a folder with checkpoints (.ckpt, .pt, .pth, .safetensors) or archives (.tgz), or one
             file. Its networks are appended to the bank, which is created if it does not exist.

@@ -46,7 +46,7 @@ class Location:
 
     @classmethod
     def of(cls, text: str) -> Location:
-        """From what a user writes: a path or the name of a bank of the package, maybe with rows."""
+        """From what a user writes: a path or the name of a shipped bank, maybe with rows."""
         match = re.fullmatch(r"(.+)\[(-?\d+)?:(-?\d+)?\]", text)
         if match is None:
             return cls(shipped_path(text))

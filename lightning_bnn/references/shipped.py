@@ -1,10 +1,10 @@
-"""The references that come with the package, and their cards for people."""
+"""The references of the distribution of data, and their cards for people."""
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
+from lightning_bnn.bank.shipped import data_folder, missing_data
 from lightning_bnn.evaluation.problem import Problem, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
 from lightning_bnn.references.cards import Card
@@ -21,12 +21,13 @@ __all__ = [
 
 
 def reference_names() -> list[str]:
-    """The names of all references, sorted.
+    """The names of all references that are installed, sorted.
 
     >>> reference_names()
     ['airfoil', 'concrete', 'digits', 'digits_wide', 'energy', 'sine', 'two_gaussians', 'yacht']
     """
-    return sorted(path.parent.name for path in _root().glob("*/card.json"))
+    root = _root()
+    return [] if root is None else sorted(card.parent.name for card in root.glob("*/card.json"))
 
 
 def reference_folder(name: str) -> Path:
@@ -36,10 +37,13 @@ def reference_folder(name: str) -> Path:
     >>> sorted(path.name for path in folder.iterdir())
     ['bank', 'card.json', 'config.yaml']
     """
+    root = _root()
+    if root is None:
+        raise missing_data(f"The reference {name!r}")
     if name not in reference_names():
         names = ", ".join(reference_names())
         raise ValueError(f"There is no reference {name!r}; choose from: {names}.")
-    return _root() / name
+    return root / name
 
 
 def is_gold(name: str) -> bool:
@@ -61,6 +65,8 @@ def reference_location(text: str) -> Location:
         return Location(reference_folder(text) / "bank")
     location = Location.of(text)
     if not location.path.exists():
+        if _root() is None:
+            raise missing_data(f"There is nothing at {location.path}, and a reference {text!r}")
         names = ", ".join(reference_names())
         raise ValueError(
             f"There is no reference {text!r}, and nothing at {location.path}; choose a bank, or "
@@ -82,8 +88,9 @@ def read_reference(name: str) -> tuple[StoredPosterior, Problem, Card]:
     return stored, problem, Card.read(folder / "card.json")
 
 
-def _root() -> Path:
-    return Path(str(files("lightning_bnn") / "references"))
+def _root() -> Path | None:
+    folder = data_folder()
+    return None if folder is None else folder / "references"
 
 
 _USE = (

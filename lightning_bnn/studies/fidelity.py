@@ -176,7 +176,7 @@ def _findings(
 def _why_unranked(reference: str, gold: bool | None, settings: Mapping[str, Any]) -> str:
     """The reason why distances to a reference rank nothing, empty if they do.
 
-    Those of the package have a verdict, one of the user's own has chains that agree or do not.
+    Those of lightning-bnn-data have a verdict; a user's own has chains that agree or do not.
     """
     rhat = settings["reference_rhat"]
     if gold is not None:

@@ -44,7 +44,7 @@ def reference(
     transitions: int | None = None,
     restart: bool = False,
 ) -> None:
-    """Sample a reference anew, as those that come with the package were made.
+    """Sample a reference anew, as those of lightning-bnn-data were made.
 
     Runs long chains, then others from other seeds, and writes a folder with the configuration, the
     draws and a card that says how far they can be trusted. Interrupted, the same command goes on

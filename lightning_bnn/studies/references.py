@@ -1,4 +1,4 @@
-"""The cards of all references, computed again from the draws that come with the package."""
+"""The cards of all references, computed again from the draws of lightning-bnn-data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from lightning_bnn.bank.shipped import digest_of_networks
+from lightning_bnn.bank.shipped import digest_of_networks, missing_data
 from lightning_bnn.evaluation.report import PREDICTIONS, distance, numbers_table
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import Card, diagnose, read_reference, reference_names
@@ -41,7 +41,7 @@ _DISTANCES = (
 
 
 def references(name: str | None = None, posteriordb: str | None = None) -> None:
-    """Print what the sampled posteriors of the package are worth, computed from their draws.
+    """Print what the sampled posteriors are worth, computed from their draws.
 
     Args:
         name: only this one (`lightning-bnn references digits`), with its card and its distances to
@@ -53,6 +53,8 @@ def references(name: str | None = None, posteriordb: str | None = None) -> None:
             raise ValueError("`posteriordb` needs the name of one reference.")
         export_posteriordb(name, posteriordb)
     names = reference_names() if name is None else [name]
+    if not names:
+        raise missing_data("This table")
     cards: dict[str, Card] = {}
     with one_thread():
         for each in tqdm(names, desc="references", disable=len(names) < 2):

@@ -1,4 +1,4 @@
-"""Banks that come with the package are what their cards say, and are found by their names."""
+"""Banks of the distribution of data are what their cards say, and are found by their names."""
 
 import pytest
 import torch
