@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy, max_pool2d
 from lightning_bnn.datamodules import Digits
 from weightsym import discover
 from weightsym import params as P
-from weightsym.randomness import keyed_generator
-from weightsym.verify import random_element
+from weightsym.discovery.verify import random_element
+from weightsym.networks.randomness import keyed_generator
 
 
 class ConvNet(nn.Module):

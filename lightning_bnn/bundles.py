@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weightsym.files.safetensors_format import read_file, save_tensors
-from weightsym.loading import json_text, read_json
+from weightsym.files import json_text, read_file, read_json, save_tensors
 from weightsym.params import Params
 
 __all__ = ["INDEX", "TENSORS", "read_bundle", "write_bundle"]

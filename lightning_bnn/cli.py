@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from weightsym.cli import COMMANDS as CORE
-from weightsym.cli import Script, declared, described, imported
+from weightsym import Script, declared, described, imported
 
 __all__ = ["Commands", "main"]
 
+CORE = Script.commands
 COMMANDS = {
     "presets": "list the configurations that come with the package, or copy one",
     "population": "train thousands of independent networks into one bank, on one machine or many",
@@ -92,7 +92,7 @@ class Commands(Script):
 
 def _check_configs(args: Sequence[str]) -> None:
     """Refuse a configuration that cannot be read, before anything heavy is imported."""
-    settings = imported("weightsym.settings_files")
+    settings = imported("weightsym.files")
     for name in settings.named_configs(args):
         if not os.path.exists(name):
             hint = imported("lightning_bnn.commands.presets").HINT

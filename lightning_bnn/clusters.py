@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weightsym.extras import needed
+from weightsym import needed
 
 __all__ = ["CLUSTERS", "Work", "run_here", "run_on_ray", "run_on_slurm"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weightsym.arguments import check_count
+from weightsym.params import check_count
 
 __all__ = ["Schedule", "ends", "epochs_of", "expected"]
 

@@ -21,10 +21,9 @@ from lightning_bnn.posteriors.base import check_fit
 from lightning_bnn.posteriors.saving import posterior_of
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.shipped import reference_folder, reference_names
-from weightsym.extras import needed
-from weightsym.loading import json_text, read_json
+from weightsym import needed
+from weightsym.files import json_text, read_json, read_settings
 from weightsym.params import Params, stack_size
-from weightsym.settings_files import read_settings
 
 __all__ = ["from_hub", "push_to_hub", "write_folder"]
 

@@ -16,9 +16,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
-from weightsym.arguments import check_count, check_integer, check_positive, check_tensors
-from weightsym.devices import at_least_single, where_precise
-from weightsym.params import Params, is_weight
+from weightsym.params import (
+    Params,
+    at_least_single,
+    check_count,
+    check_integer,
+    check_positive,
+    check_tensors,
+    is_weight,
+    where_precise,
+)
 
 __all__ = [
     "Bernoulli",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from weightsym.arguments import check_count
-from weightsym.extras import needed
+from weightsym import needed
+from weightsym.params import check_count
 
 __all__ = ["mlp", "optunet", "resnet18", "two_relus"]
 

@@ -22,8 +22,8 @@ from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.models import mlp
 from lightning_bnn.quiet_runs import quiet
-from weightsym.arguments import check_between, check_count
-from weightsym.extras import needed
+from weightsym import needed
+from weightsym.params import check_between, check_count
 
 with needed("`lightning_bnn.sklearn`"):
     from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from weightsym.extras import needed
+from weightsym import needed
 
 __all__ = ["Cell", "Measured", "Table", "results_table", "spread", "text_table"]
 

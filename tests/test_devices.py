@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lightning_bnn import methods, models, testing
 from lightning_bnn.bank import writer
 from lightning_bnn.metrics.reference import MMDReference
-from weightsym import devices
 from weightsym import params as P
-from weightsym.forward import same_noise
-from weightsym.randomness import keyed_randomness
+from weightsym.networks import devices
+from weightsym.networks.forward import same_noise
+from weightsym.networks.randomness import keyed_randomness
 
 EMPTY, GENERATOR = torch.empty, torch.Generator
 

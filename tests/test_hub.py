@@ -28,7 +28,7 @@ from lightning_bnn.posteriors.laplace import CurvatureBlock
 from lightning_bnn.references.shipped import reference_folder
 from weightsym import discover
 from weightsym import params as P
-from weightsym.files.safetensors_format import save_tensors
+from weightsym.networks.files.safetensors_format import save_tensors
 
 hub = pytest.importorskip("huggingface_hub")
 

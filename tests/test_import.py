@@ -70,7 +70,7 @@ def test_heavy_dependencies_are_imported_where_they_are_used(printed):
 
 
 def test_submodules_hide_no_function(printed):
-    assert printed["submodules"] == ["verify", "weightsym.verify", "True", "False"]
+    assert printed["submodules"] == ["verify", "weightsym.discovery.verify", "True", "False"]
 
 
 def test_members_is_a_strategy_of_every_trainer_beside_lightning(printed):

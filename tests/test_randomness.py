@@ -2,7 +2,7 @@
 
 import torch
 
-from weightsym.randomness import key_of, keyed_generator, keyed_randomness
+from weightsym.networks.randomness import key_of, keyed_generator, keyed_randomness
 
 
 def test_keys_are_told_apart_and_do_not_depend_on_the_process():

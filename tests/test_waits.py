@@ -33,14 +33,14 @@ REASONS = {
     "lightning_bnn/samplers/hmc.py _jitter": TRANSITION,
     "lightning_bnn/samplers/hmc.py step": TRANSITION,
     "lightning_bnn/samplers/smile.py _warn_of_silence": "once, where the tuning ends",
-    "weightsym/balancing.py balance": "iterations end where nothing is left to gain",
-    "weightsym/mass_problem.py _places": "once a problem, for tables of the right size",
-    "weightsym/mass_problem.py mass_problem": ASKED_FOR,
-    "weightsym/min_mass.py _over_scales": "iterations end where nothing is left to gain",
-    "weightsym/balancing.py minimise": "a linear program is solved on the CPU",
-    "weightsym/balancing.py no_worse": "a linear program is solved on the CPU",
-    "weightsym/balancing.py one_sided": "a linear program is solved on the CPU",
-    "weightsym/validation.py _scale_problem": ASKED_FOR,
+    "weightsym/forms/balancing.py balance": "iterations end where nothing is left to gain",
+    "weightsym/forms/mass_problem.py _places": "once a problem, for tables of the right size",
+    "weightsym/forms/mass_problem.py mass_problem": ASKED_FOR,
+    "weightsym/forms/min_mass.py _over_scales": "iterations end where nothing is left to gain",
+    "weightsym/forms/balancing.py minimise": "a linear program is solved on the CPU",
+    "weightsym/forms/balancing.py no_worse": "a linear program is solved on the CPU",
+    "weightsym/forms/balancing.py one_sided": "a linear program is solved on the CPU",
+    "weightsym/groups/validation.py _scale_problem": ASKED_FOR,
 }
 """Places that wait, each for a reason that is not laziness."""
 READING = "lightning_bnn/methods/health.py take"

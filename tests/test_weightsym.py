@@ -31,7 +31,7 @@ COMMANDS = [
 ]
 EVERYTHING = """
 import importlib, pkgutil, weightsym
-print(weightsym.params.of, weightsym.files.open_network, weightsym.randomness.key_of)
+print(weightsym.params.of, weightsym.files.open_network, weightsym.networks.randomness.key_of)
 for found in pkgutil.walk_packages(weightsym.__path__, "weightsym."):
     importlib.import_module(found.name)
 """
@@ -56,8 +56,8 @@ def folder(tmp_path, monkeypatch):
     for name in "ab":
         net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
         torch.save(net.state_dict(), f"{name}.pt")
-    stored = weightsym.files.checkpoints.read_state(tmp_path / "a.pt")[0]
-    weightsym.files.safetensors_format.save_tensors(tmp_path / "a.safetensors", stored)
+    stored = weightsym.networks.files.checkpoints.read_state(tmp_path / "a.pt")[0]
+    weightsym.networks.files.safetensors_format.save_tensors(tmp_path / "a.safetensors", stored)
     (tmp_path / "runs").mkdir()
     torch.save({"state_dict": stored, "global_step": 3}, "runs/step.ckpt")
     torch.save({"inputs": torch.randn(8, 4), "targets": torch.arange(8) % 3}, "data.pt")

@@ -41,7 +41,7 @@ CORE = {
     "symmetry": "weightsym",
     "params": "weightsym.params",
     "files": "weightsym.files",
-    "randomness": "weightsym.randomness",
+    "randomness": "weightsym.networks.randomness",
 }
 """Pages about modules that are not below `lightning_bnn`."""
 GROUPS = {
@@ -77,7 +77,7 @@ def module_of(page: str) -> str:
 def page_of(module: str) -> str:
     """The page that would describe what a file defines.
 
-    >>> page_of("weightsym.matching.align"), page_of("weightsym.params.networks")
+    >>> page_of("weightsym.matching.align"), page_of("weightsym.networks.dicts")
     ('symmetry', 'params')
     """
     package, _, rest = module.partition(".")
@@ -209,7 +209,7 @@ def entries(page: str) -> list[str]:
     """The objects that a page describes, as it names them.
 
     >>> entries(reference_page("randomness"))[0]
-    'weightsym.randomness.key_of'
+    'weightsym.networks.randomness.key_of'
     """
     return re.findall(r"^::: (\S+)$", page, re.MULTILINE)
 

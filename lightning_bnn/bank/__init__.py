@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from weightsym._lazy import lazy_package
+from weightsym import lazy_package
 
 if TYPE_CHECKING:
     from lightning_bnn.bank.checkpoint_bank import CheckpointBank

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from lightning_bnn.bank.disk import WriterLock, check_file
 from lightning_bnn.bank.manifest import Manifest, check_records, header
-from weightsym.arguments import check_floating_type
-from weightsym.files.safetensors_format import sync
-from weightsym.params import Params, stack, stack_size
+from weightsym.files import sync
+from weightsym.params import Params, check_floating_type, stack, stack_size
 
 __all__ = ["CheckpointBank"]
 

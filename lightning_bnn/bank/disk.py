@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from weightsym.files.safetensors_format import sync
+from weightsym.files import sync
 
 __all__ = [
     "Locked",

@@ -12,11 +12,15 @@ from torch import nn
 
 from lightning_bnn.bank.checkpoint_bank import CheckpointBank
 from weightsym import params as P
-from weightsym.arguments import check_count
-from weightsym.files import checkpoints
-from weightsym.files.checkpoints import FORMATS, Networks, checkpoint_files, networks_in
-from weightsym.files.safetensors_format import save_tensors
-from weightsym.params import Params
+from weightsym.files import (
+    FORMATS,
+    LabelledNetworks,
+    checkpoint_files,
+    networks_in,
+    save_tensors,
+)
+from weightsym.files import read_networks as read_files
+from weightsym.params import Params, check_count
 
 __all__ = ["chains_of", "export_files", "import_files", "read_networks"]
 
@@ -70,7 +74,7 @@ def import_files(
     return len(bank) - before
 
 
-def _of_one_kind(networks: Networks, bank: CheckpointBank, root: Path) -> Networks:
+def _of_one_kind(networks: LabelledNetworks, bank: CheckpointBank, root: Path) -> LabelledNetworks:
     """Pass networks on, and name the file of the first one that is of another kind."""
     first = {name: t.shape[1:] for name, t in bank[:0].items()}
     for network, record in networks:
@@ -97,7 +101,7 @@ def export_files(bank: CheckpointBank, folder: str | os.PathLike[str]) -> list[P
     >>> bank = CheckpointBank(tempfile.mkdtemp())
     >>> bank.extend({"w": torch.arange(2.0)[:, None]})
     >>> paths = export_files(bank, tempfile.mkdtemp())
-    >>> [path.name for path in paths], checkpoints.read_state(paths[1])[0]
+    >>> [path.name for path in paths], read_state(paths[1])[0]
     (['network-0.safetensors', 'network-1.safetensors'], {'w': tensor([1.])})
     """
     root = Path(folder)
@@ -135,7 +139,7 @@ def read_networks(
     """
     path = Path(source)
     if not (path / "manifest.jsonl").is_file():
-        return checkpoints.read_networks(path, like, last, prefix)
+        return read_files(path, like, last, prefix)
     if last is not None:
         check_count("last", last)
     return _of_bank(CheckpointBank(path, "r"), like, last)

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.bank.disk import check_file
-from weightsym.files.safetensors_format import sync
-from weightsym.loading import parse_json
+from weightsym.files import parse_json, sync
 from weightsym.params import Params, is_weight
 
 __all__ = ["FORMAT", "Block", "Layout", "Manifest", "check_records", "header"]

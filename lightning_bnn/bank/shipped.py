@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from lightning_bnn.bank.checkpoint_bank import CheckpointBank
-from weightsym.extras import MissingPackage
+from weightsym import MissingPackage
 
 __all__ = [
     "bank_card",

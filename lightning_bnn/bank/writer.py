@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lightning_bnn.bank.checkpoint_bank import CheckpointBank
 from lightning_bnn.bank.disk import is_full, require_room
-from weightsym.devices import current_stream, elsewhere
-from weightsym.params import Params
+from weightsym.params import Params, current_stream, elsewhere
 
 __all__ = ["BankWriter"]
 

@@ -38,9 +38,8 @@ from lightning_bnn.metrics.regression import levels_reached
 from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.plots.predictions import quantiles_figure, reliability_figures
 from lightning_bnn.tables import text_table
-from weightsym import loading
-from weightsym.arguments import check_between
-from weightsym.randomness import keyed_generator
+from weightsym.files import load
+from weightsym.params import check_between, keyed_generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -230,7 +229,7 @@ class Calibrated(ABC):
             module: what predicts, the one that was calibrated.
         """
         with torch.serialization.safe_globals(list(_KINDS)):
-            content = loading.load(path)
+            content = load(path)
         if not isinstance(content, Calibrated):
             raise ValueError(f"{path} holds no calibration of this package.")
         return replace(content, module=module)

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.metrics.gaussian_mixture import components, log_density, mixture_moments
 from lightning_bnn.metrics.validation import check_choice, check_finite, check_labels, logits_of
-from weightsym.arguments import check_positive
+from weightsym.params import check_positive
 
 __all__ = [
     "BOUNDS",

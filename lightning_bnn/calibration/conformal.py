@@ -20,8 +20,7 @@ from lightning_bnn.metrics.validation import (
     check_predictions,
     probabilities,
 )
-from weightsym.arguments import check_between
-from weightsym.randomness import keyed_generator
+from weightsym.params import check_between, keyed_generator
 
 __all__ = [
     "Band",

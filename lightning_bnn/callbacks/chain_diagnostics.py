@@ -14,9 +14,7 @@ from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.figure_logging import log_folder, log_panels
 from weightsym import Symmetries, canonicalise, discover
 from weightsym import params as P
-from weightsym.arguments import check_count
-from weightsym.devices import elsewhere, random_numbers, where_precise
-from weightsym.params import Params
+from weightsym.params import Params, check_count, elsewhere, random_numbers, where_precise
 
 __all__ = ["ChainDiagnostics"]
 

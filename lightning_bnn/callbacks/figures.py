@@ -15,8 +15,7 @@ from lightning_bnn.callbacks.orbit_drift import OrbitDrift
 from lightning_bnn.callbacks.permutation_tau import PermutationTau
 from lightning_bnn.callbacks.watching import Network, SymmetryCallback
 from weightsym import canonicalise
-from weightsym.arguments import check_count
-from weightsym.params import Params
+from weightsym.params import Params, check_count
 
 __all__ = ["PosteriorFigures"]
 

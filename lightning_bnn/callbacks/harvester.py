@@ -19,8 +19,7 @@ from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.watching import stack_of, whole_network
 from lightning_bnn.harvest import Schedule, expected
 from weightsym import params as P
-from weightsym.arguments import check_floating_type
-from weightsym.params import Params
+from weightsym.params import Params, check_floating_type
 
 __all__ = ["CheckpointHarvester"]
 

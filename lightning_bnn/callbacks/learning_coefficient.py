@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.seen_examples import ExampleListener, ExampleStore, Seen
 from lightning_bnn.callbacks.watching import SymmetryCallback, stack_of
-from weightsym.arguments import check_count
-from weightsym.devices import elsewhere, random_numbers
-from weightsym.forward import structural_copy
-from weightsym.params import Params
+from weightsym.params import Params, check_count, elsewhere, random_numbers, structural_copy
 
 Loss = Callable[[Any, Tensor], Tensor]
 

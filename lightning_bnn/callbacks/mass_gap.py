@@ -10,9 +10,7 @@ from torch import Tensor
 
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.watching import Network, SymmetryCallback
-from weightsym import Symmetries, mass, min_mass, rescale
-from weightsym.mass_problem import mass_problem
-from weightsym.min_mass import excess
+from weightsym import Symmetries, excess, mass, mass_problem, min_mass, rescale
 from weightsym.params import Params
 
 __all__ = ["MassGap"]

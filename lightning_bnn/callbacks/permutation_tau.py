@@ -10,9 +10,8 @@ from torch import Tensor
 
 from lightning_bnn._compat import figure_step, should_log
 from lightning_bnn.callbacks.watching import Network, SymmetryCallback
-from weightsym import UnitOrders, order_change, transpositions_between
+from weightsym import SortKey, UnitOrders, order_change, transpositions_between
 from weightsym.params import Params
-from weightsym.sorting import SortKey
 
 __all__ = ["PermutationTau"]
 

@@ -14,8 +14,7 @@ from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.seen_examples import ExampleListener, ExampleStore
 from lightning_bnn.callbacks.watching import prefix_among_others, shards_weights
-from weightsym.arguments import check_count
-from weightsym.devices import elsewhere, random_numbers
+from weightsym.params import check_count, elsewhere, random_numbers
 
 __all__ = ["PosteriorDoctor"]
 

@@ -18,7 +18,7 @@ from lightning_bnn.methods import Method
 from lightning_bnn.methods.health import Diverged
 from lightning_bnn.posteriors import Empirical
 from weightsym import params as P
-from weightsym.forward import first_line, structural_copy
+from weightsym.params import first_line, structural_copy
 
 __all__ = ["examine_run", "read_as_one_tensor", "return_first_tensor"]
 

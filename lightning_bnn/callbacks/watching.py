@@ -26,10 +26,7 @@ from lightning_bnn._compat import log
 from lightning_bnn.strategies import sharding
 from weightsym import Symmetries, UnsupportedModel, discover
 from weightsym import params as P
-from weightsym.arguments import check_count
-from weightsym.devices import where_precise
-from weightsym.forward import Inputs, first_line
-from weightsym.params import Params
+from weightsym.params import Inputs, Params, check_count, first_line, where_precise
 
 __all__ = [
     "Capture", "Network", "SymmetryCallback", "prefix_among_others", "shards_weights", "stack_of",

@@ -20,9 +20,8 @@ from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior
 from lightning_bnn.metrics.chains import LEAST
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
-from weightsym.arguments import check_count
-from weightsym.params import Params
-from weightsym.settings_files import read_settings
+from weightsym.files import read_settings
+from weightsym.params import Params, check_count
 
 __all__ = ["FAULTY", "doctor"]
 

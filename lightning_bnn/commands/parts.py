@@ -26,7 +26,7 @@ from lightning_bnn.commands.training import training
 from lightning_bnn.harvest import ends
 from lightning_bnn.methods.health import Diverged, finite_members
 from lightning_bnn.quiet_runs import quiet
-from weightsym.loading import load, read_json
+from weightsym.files import load, read_json
 
 __all__ = ["CheckpointsBeforeTheEnd", "Part", "networks_of", "train_part"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from weightsym.commands.parsers import did_you_mean
+from weightsym import did_you_mean
 
 __all__ = ["HINT", "preset_names", "preset_text", "presets"]
 

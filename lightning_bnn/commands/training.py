@@ -26,10 +26,8 @@ from lightning_bnn.modules.bayesian import Bayesian
 from lightning_bnn.modules.checkpoints import kind_of
 from lightning_bnn.modules.judging import Prediction
 from lightning_bnn.tables import results_table
-from weightsym.commands.mistakes import building
-from weightsym.commands.parsers import Refusal, StrictParser, did_you_mean, refusal_of
-from weightsym.loading import describe_content, load
-from weightsym.settings_files import config_files
+from weightsym import Refusal, StrictParser, building, did_you_mean, refusal_of
+from weightsym.files import config_files, describe_content, load
 
 __all__ = ["TrainingCLI", "checkpoint_folders", "newest_checkpoint", "training"]
 

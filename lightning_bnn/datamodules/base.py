@@ -16,9 +16,7 @@ from torch import Tensor
 
 from lightning_bnn.datamodules.preprocessing import CropFlip, normalise
 from lightning_bnn.member_batch import MemberBatch
-from weightsym.arguments import check_count
-from weightsym.devices import free_memory
-from weightsym.randomness import keyed_generator
+from weightsym.params import check_count, free_memory, keyed_generator
 
 __all__ = ["DataModule", "MissingData", "Splits"]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.datamodules.base import DataModule, Examples, Splits
-from weightsym.extras import needed
-from weightsym.randomness import keyed_generator
+from weightsym import needed
+from weightsym.params import keyed_generator
 
 __all__ = ["Digits"]
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.datamodules.base import DataModule, Examples, Splits
-from weightsym.arguments import check_count, check_not_negative
-from weightsym.randomness import keyed_generator
+from weightsym.params import check_count, check_not_negative, keyed_generator
 
 __all__ = ["NoisySine", "TractableReLU", "TwoGaussians"]
 

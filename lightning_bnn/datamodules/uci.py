@@ -20,9 +20,8 @@ from lightning_bnn.datamodules.base import (
     hold_out,
     missing,
 )
-from weightsym.arguments import check_between
-from weightsym.extras import needed
-from weightsym.randomness import keyed_generator
+from weightsym import needed
+from weightsym.params import check_between, keyed_generator
 
 __all__ = ["Airfoil", "Concrete", "Diabetes", "EmbeddedTable", "Energy", "UCI", "Yacht"]
 

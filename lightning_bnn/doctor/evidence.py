@@ -16,9 +16,7 @@ from lightning_bnn.evaluation.predictions import has_classes, predictor_of
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.posteriors.sources import network_of
-from weightsym.forward import first_line
-from weightsym.params import Params
-from weightsym.randomness import keyed_generator
+from weightsym.params import Params, first_line, keyed_generator
 
 __all__ = [
     "Evidence", "Examples", "NotPossible", "Settings", "constant_log_density", "frequencies",

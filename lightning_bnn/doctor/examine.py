@@ -10,7 +10,7 @@ from typing import Any
 from lightning_bnn.doctor.checks import chains, predictions, training, weights
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import SEVERITIES, Finding, Report
-from weightsym.devices import elsewhere, random_numbers
+from weightsym.params import elsewhere, random_numbers
 
 __all__ = ["CHECKS", "examine"]
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from weightsym.loading import json_text, parse_json
+from weightsym.files import json_text, parse_json
 
 __all__ = ["REPORT_FILE", "SEVERITIES", "Finding", "Report", "Severity", "shown", "words"]
 

@@ -40,9 +40,8 @@ from lightning_bnn.posteriors.sources import network_of
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.tables import Measured
 from weightsym import params as P
-from weightsym.loading import parse_json
-from weightsym.params import Params, is_weight
-from weightsym.randomness import keyed_generator
+from weightsym.files import parse_json
+from weightsym.params import Params, is_weight, keyed_generator
 
 __all__ = [
     "Comparison",

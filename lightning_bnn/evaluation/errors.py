@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_bnn.metrics.mmd import jackknife_variance
 from lightning_bnn.tables import Measured, spread
-from weightsym.randomness import keyed_generator
+from weightsym.params import keyed_generator
 
 __all__ = ["Numbers", "bootstrap", "jackknife", "left_out", "over_modes"]
 

@@ -23,7 +23,7 @@ from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian, Likeliho
 from lightning_bnn.metrics.base import ExampleMean
 from lightning_bnn.metrics.gaussian_mixture import log_density, mixture_moments, mixture_nll
 from lightning_bnn.metrics.regression import PITCalibration, crps_of_each, inside, width_of_each
-from weightsym.devices import where_precise
+from weightsym.params import where_precise
 
 __all__ = [
     "ClassificationEvaluator",

@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
 from weightsym import params as P
-from weightsym.devices import precise, where_precise
-from weightsym.params import Params
-from weightsym.randomness import keyed_generator, keyed_randomness
+from weightsym.params import Params, keyed_generator, keyed_randomness, precise, where_precise
 
 __all__ = [
     "ClassPredictions",

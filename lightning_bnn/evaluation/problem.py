@@ -21,9 +21,8 @@ from lightning_bnn.evaluation.predictions import ClassPredictions, has_classes
 from lightning_bnn.likelihoods import Categorical
 from weightsym import Symmetries, discover
 from weightsym import params as P
-from weightsym.forward import first_line
-from weightsym.params import Params
-from weightsym.settings_files import read_settings
+from weightsym.files import read_settings
+from weightsym.params import Params, first_line
 
 __all__ = ["Problem", "StoredBatches", "read_problem"]
 

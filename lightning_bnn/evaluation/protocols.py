@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.metrics.reference import RowTransform
-from weightsym import Removal, Symmetries, discover, plan_removal
-from weightsym.groups import Group
+from weightsym import Group, Removal, SortKey, Symmetries, discover, plan_removal
 from weightsym.params import Params
-from weightsym.sorting import SortKey
 
 __all__ = ["PROTOCOLS", "Protocol", "Remover", "before_norm", "inner_symmetries"]
 

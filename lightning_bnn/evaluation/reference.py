@@ -24,10 +24,14 @@ from lightning_bnn.metrics.mmd import MMDTable, Reduction, modes_table
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.tables import Measured, spread
 from weightsym import params as P
-from weightsym.devices import fastest
-from weightsym.forward import Inputs, in_precision, in_runnable_precision
-from weightsym.params import Params
-from weightsym.randomness import keyed_generator
+from weightsym.params import (
+    Inputs,
+    Params,
+    fastest,
+    in_precision,
+    in_runnable_precision,
+    keyed_generator,
+)
 
 __all__ = [
     "LARGEST",

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_bnn import datamodules, likelihoods
 from lightning_bnn.evaluation.stored_posteriors import Location
-from weightsym.settings_files import read_settings
+from weightsym.files import read_settings
 
 __all__ = ["has_other_data", "other_posterior"]
 

@@ -20,7 +20,7 @@ from lightning_bnn.bank.shipped import shipped_path
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.modules.checkpoints import kind_of
 from lightning_bnn.posteriors import Empirical, Posterior
-from weightsym.loading import load
+from weightsym.files import load
 from weightsym.params import Params
 
 __all__ = [

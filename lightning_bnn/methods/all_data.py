@@ -31,10 +31,8 @@ from lightning_bnn.methods.planned_chains import PlannedField
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers.energy_sampler import as_rows
-from weightsym.arguments import check_count, check_positive
-from weightsym.devices import precise, widest
 from weightsym.fast import Unsuitable
-from weightsym.params import Params
+from weightsym.params import Params, check_count, check_positive, precise, widest
 
 __all__ = ["HMC", "MILE"]
 

@@ -19,10 +19,7 @@ from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import OrbitMoves
 from lightning_bnn.samplers.langevin import seed_of
 from weightsym import discover
-from weightsym.arguments import check_count
-from weightsym.devices import check_memory
-from weightsym.params import Params, stack_size
-from weightsym.randomness import keyed_generator
+from weightsym.params import Params, check_count, check_memory, keyed_generator, stack_size
 
 __all__ = ["Keeping"]
 

@@ -19,9 +19,7 @@ from lightning_bnn.posteriors import (
     Posterior,
 )
 from lightning_bnn.posteriors.empirical import mixture_of
-from weightsym.arguments import check_count, check_not_negative
-from weightsym.params import Params
-from weightsym.randomness import keyed_generator
+from weightsym.params import Params, check_count, check_not_negative, keyed_generator
 
 __all__ = ["FromCheckpoints"]
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from lightning_bnn.likelihoods import Categorical, Gaussian
-from weightsym.forward import first_line
-from weightsym.params import Params
+from weightsym.params import Params, first_line
 
 __all__ = ["Graphs", "Recorded"]
 

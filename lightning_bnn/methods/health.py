@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weightsym.arguments import check_positive
-from weightsym.devices import precise
+from weightsym.params import check_positive, precise
 
 __all__ = ["Diverged", "Divergence", "finite_members", "healthy"]
 

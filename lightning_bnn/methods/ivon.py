@@ -24,8 +24,7 @@ from lightning_bnn.posteriors.empirical import mixture_of
 from lightning_bnn.samplers.ivon import deviations_of
 from lightning_bnn.samplers.langevin import decay_of, temperature_of
 from weightsym import params as P
-from weightsym.arguments import check_not_negative
-from weightsym.params import Params
+from weightsym.params import Params, check_not_negative
 
 __all__ = ["IVON"]
 

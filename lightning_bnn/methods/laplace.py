@@ -35,9 +35,7 @@ from lightning_bnn.posteriors.gauss_newton import curvature_root
 from lightning_bnn.posteriors.kronecker import without_factors
 from lightning_bnn.posteriors.laplace import CurvatureBlock, Prediction
 from weightsym import params as P
-from weightsym.arguments import check_not_negative, check_positive
-from weightsym.devices import widest
-from weightsym.params import Params
+from weightsym.params import Params, check_not_negative, check_positive, widest
 
 __all__ = ["Laplace"]
 

@@ -24,13 +24,17 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lightning_bnn.methods.run import Batch, evaluation, member_losses
 from lightning_bnn.metrics.chains import LEAST, rhat
 from lightning_bnn.samplers import SGLD
-from weightsym import Symmetries, orbit_directions
+from weightsym import Symmetries, check_symmetries, orbit_directions
 from weightsym import params as P
-from weightsym.arguments import check_count, check_integer, check_not_negative, check_positive
-from weightsym.forward import first_line
-from weightsym.params import Params
-from weightsym.randomness import keyed_generator
-from weightsym.validation import check_symmetries
+from weightsym.params import (
+    Params,
+    check_count,
+    check_integer,
+    check_not_negative,
+    check_positive,
+    first_line,
+    keyed_generator,
+)
 
 Loss = Callable[[Any, Tensor], Tensor]
 

@@ -22,8 +22,7 @@ from lightning_bnn.methods.run import Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.posteriors import Dropout
 from lightning_bnn.posteriors.dropout import DropoutSite, Layers, dropout_sites, drops_units
-from weightsym.arguments import check_fraction
-from weightsym.params import Params
+from weightsym.params import Params, check_fraction
 
 __all__ = ["MCDropout"]
 

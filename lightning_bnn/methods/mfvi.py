@@ -32,11 +32,16 @@ from lightning_bnn.posteriors.perturbations import (
     tied_names,
 )
 from weightsym import params as P
-from weightsym.arguments import check_count, check_not_negative, check_positive
-from weightsym.devices import at_least_single, widest
-from weightsym.params import Params
-from weightsym.params.prediction import apply_in_place
-from weightsym.randomness import keyed_randomness
+from weightsym.params import (
+    Params,
+    apply_in_place,
+    at_least_single,
+    check_count,
+    check_not_negative,
+    check_positive,
+    keyed_randomness,
+    widest,
+)
 
 __all__ = ["MFVI"]
 

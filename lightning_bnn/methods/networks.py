@@ -19,8 +19,7 @@ from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import Langevin
 from weightsym import params as P
-from weightsym.arguments import check_positive
-from weightsym.params import Params
+from weightsym.params import Params, check_positive
 
 __all__ = ["DeepEnsemble"]
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.methods.run import Batch, Run
-from weightsym.devices import precise
 from weightsym.fast import Plan, Program, Unsuitable, adding, plan_of
-from weightsym.params import Params
+from weightsym.params import Params, precise
 
 __all__ = ["PlannedField"]
 

@@ -17,10 +17,15 @@ from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.methods.graphs import Graphs
 from lightning_bnn.metrics.validation import are_distributions
 from weightsym import params as P
-from weightsym.devices import at_least_single
-from weightsym.params import Params
-from weightsym.params.prediction import apply_each_in_place, apply_in_place
-from weightsym.stacks.threads import in_threads, keep_freed_memory, threads_for
+from weightsym.params import (
+    Params,
+    apply_each_in_place,
+    apply_in_place,
+    at_least_single,
+    in_threads,
+    keep_freed_memory,
+    threads_for,
+)
 
 __all__ = ["Batch", "Run"]
 

@@ -23,8 +23,7 @@ from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import CyclicalSchedule, Langevin
 from lightning_bnn.samplers.cyclical import parts_of
 from lightning_bnn.samplers.langevin import decay_of, temperature_of
-from weightsym.arguments import check_count
-from weightsym.params import Params
+from weightsym.params import Params, check_count
 
 __all__ = ["SGMCMC", "SMILE"]
 

@@ -26,8 +26,7 @@ from lightning_bnn.posteriors import LowRankGaussian, Posterior
 from lightning_bnn.posteriors.empirical import mixture_of
 from lightning_bnn.samplers.cyclical import interval_of
 from weightsym import params as P
-from weightsym.arguments import check_count, check_not_negative, check_positive
-from weightsym.params import Params
+from weightsym.params import Params, check_count, check_not_negative, check_positive
 
 __all__ = ["SWAG"]
 

@@ -33,10 +33,7 @@ from lightning_bnn.posteriors.perturbations import Draw, draw
 from lightning_bnn.posteriors.unit_layers import UnitLayer, independent_sets, unit_layers
 from weightsym import Symmetries, discover, permute, random_permutations
 from weightsym import params as P
-from weightsym.arguments import check_count
-from weightsym.devices import at_least_single
-from weightsym.params import Params
-from weightsym.randomness import keyed_generator
+from weightsym.params import Params, at_least_single, check_count, keyed_generator
 
 __all__ = ["SymmetrizedVI"]
 

@@ -14,7 +14,7 @@ tensor(True)
 
 from typing import TYPE_CHECKING
 
-from weightsym._lazy import lazy_package
+from weightsym import lazy_package
 
 if TYPE_CHECKING:
     from lightning_bnn.metrics.calibration import *

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric
 from torchmetrics.utilities.prints import rank_zero_warn
 
-from weightsym.devices import has_float64, where_precise
+from weightsym.params import has_float64, where_precise
 
 __all__ = ["ExactMetric", "ExampleMean", "PredictionMean", "collected"]
 

@@ -26,7 +26,7 @@ from lightning_bnn.metrics.validation import (
     probabilities,
 )
 from lightning_bnn.plots.predictions import reliability_figure
-from weightsym.arguments import check_count, check_tensors
+from weightsym.params import check_count, check_tensors
 
 __all__ = [
     "ACE", "ECE", "ace", "aurc", "class_coverage", "ece", "reliability", "risk_coverage",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.metrics.validation import Draws
-from weightsym.arguments import check_between, check_tensors
+from weightsym.params import check_between, check_tensors
 
 __all__ = [
     "effective_sample_size", "mcse_mean", "rhat", "tail_effective_sample_size",

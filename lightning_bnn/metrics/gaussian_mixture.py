@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from weightsym.arguments import check_tensors
+from weightsym.params import check_tensors
 
 __all__ = ["mixture_nll"]
 

@@ -34,8 +34,7 @@ from lightning_bnn.metrics.reference import (
 )
 from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.tables import text_table
-from weightsym.params import Networks, stack
-from weightsym.randomness import key_of
+from weightsym.params import Networks, key_of, stack
 
 __all__ = ["MMD", "function_space_mmd", "law_mmd", "mixture_mmd", "mmd", "mmd_table"]
 

@@ -29,8 +29,7 @@ from lightning_bnn.metrics.kernels import (
     mmd2_by_kernel,
     mmd_of_modes,
 )
-from weightsym.devices import check_memory
-from weightsym.params import Networks, Params, is_weight, stack, stack_size
+from weightsym.params import Networks, Params, check_memory, is_weight, stack, stack_size
 
 __all__ = ["MMDReference", "Transformed"]
 

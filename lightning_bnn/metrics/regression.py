@@ -25,7 +25,7 @@ from lightning_bnn.metrics.gaussian_mixture import (
     values_for,
 )
 from lightning_bnn.metrics.validation import Number
-from weightsym.arguments import check_between, check_count
+from weightsym.params import check_between, check_count
 
 __all__ = [
     "CRPS", "crps", "energy_distance", "interval_coverage", "interval_width", "pit",

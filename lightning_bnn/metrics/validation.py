@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float, Float64, Integer, Real, Shaped
 from torch import Tensor
 
-from weightsym.arguments import check_tensors
-from weightsym.devices import precise
+from weightsym.params import check_tensors, precise
 
 __all__ = ["are_distributions", "check_choice", "logits_of", "probabilities"]
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 import lightning_bnn.strategies  # noqa: F401  # so that `Trainer(strategy="members")` is known
-from weightsym._lazy import lazy_package
+from weightsym import lazy_package
 
 if TYPE_CHECKING:
     from lightning_bnn.modules.bayesian import *

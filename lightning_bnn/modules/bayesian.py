@@ -35,7 +35,7 @@ from lightning_bnn.modules.templates import (
 from lightning_bnn.modules.training_data import batch_for
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.strategies import sharding
-from weightsym.arguments import check_count, check_integer
+from weightsym.params import check_count, check_integer
 
 __all__ = ["Bayesian"]
 

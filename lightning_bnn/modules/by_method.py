@@ -19,7 +19,7 @@ from lightning_bnn.modules.templates import template_of
 from lightning_bnn.modules.training_data import TrainingData
 from lightning_bnn.named_tensors import NamedTensors
 from weightsym import Symmetries
-from weightsym.arguments import check_count
+from weightsym.params import check_count
 
 __all__ = [
     "DeepEnsemble",

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from lightning_bnn.modules import sharing
 from lightning_bnn.modules.core import Core
 from lightning_bnn.modules.templates import check_fixed, sample_of_fixed
-from weightsym.loading import load
+from weightsym.files import load
 
 __all__ = [
     "NOTES",

@@ -23,8 +23,7 @@ from lightning_bnn.modules import batches
 from lightning_bnn.modules.members import Members
 from lightning_bnn.modules.templates import TemplateMode, network_of
 from lightning_bnn.posteriors import Posterior
-from weightsym.params import Params
-from weightsym.randomness import keyed_randomness
+from weightsym.params import Params, keyed_randomness
 
 __all__ = ["Core", "Part"]
 

@@ -21,8 +21,7 @@ from lightning_bnn.modules.batches import only_loader
 from lightning_bnn.modules.core import Core, Part
 from lightning_bnn.modules.templates import check_fixed, constants_of, sample_of_fixed
 from lightning_bnn.modules.training_data import TrainingData, data_size, fault_of
-from weightsym.params import Params
-from weightsym.randomness import key_of
+from weightsym.params import Params, key_of
 
 __all__ = ["EndsFit", "Fitting"]
 

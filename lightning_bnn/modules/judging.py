@@ -28,11 +28,9 @@ from lightning_bnn.modules.sharing import shared_predictor
 from lightning_bnn.modules.templates import explaining_misfits
 from lightning_bnn.modules.training_data import moved_by
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
+from weightsym import needed
 from weightsym import params as P
-from weightsym.batch_norms import has_statistics, refreshed
-from weightsym.extras import needed
-from weightsym.params import Params
-from weightsym.randomness import keyed_generator
+from weightsym.params import Params, has_statistics, keyed_generator, refreshed
 
 __all__ = ["Prediction", "Predictive"]
 

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from lightning_bnn.bank import read_networks
 from lightning_bnn.modules.templates import fixed_names, without_fixed
 from weightsym import params as P
-from weightsym.arguments import check_count, is_whole
-from weightsym.params import Params
-from weightsym.randomness import keyed_generator
+from weightsym.params import Params, check_count, is_whole, keyed_generator
 
 __all__ = ["Members", "Numbers", "Share"]
 

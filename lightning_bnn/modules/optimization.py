@@ -12,7 +12,7 @@ from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import epochs_of
 from lightning_bnn.modules.core import Core
 from lightning_bnn.samplers.cyclical import interval_of
-from weightsym.devices import at_least_single
+from weightsym.params import at_least_single
 
 __all__ = [
     "check_elementwise",

@@ -18,8 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_bnn.methods.run import evaluation
 from weightsym import params as P
-from weightsym.forward import first_line
-from weightsym.params import Params
+from weightsym.params import Params, first_line
 
 __all__ = [
     "TemplateMode",

@@ -26,7 +26,7 @@ from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.methods import Batch
 from lightning_bnn.modules.batches import only_loader
 from lightning_bnn.modules.core import Core
-from weightsym.randomness import keyed_randomness
+from weightsym.params import keyed_randomness
 
 __all__ = ["TrainingData", "batch_for", "data_size", "fault_of", "in_order", "moved_by"]
 

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from weightsym import params as P
-from weightsym.arguments import check_integer
-from weightsym.params import Params, RavelSpec
-from weightsym.randomness import keyed_generator
+from weightsym.params import Params, RavelSpec, check_integer, keyed_generator
 
 __all__ = ["Posterior", "Predictor"]
 

@@ -30,9 +30,7 @@ from lightning_bnn.posteriors.kronecker import (
 )
 from lightning_bnn.posteriors.laplace import CurvatureBlock, features_of
 from weightsym import params as P
-from weightsym.devices import check_memory, precise
-from weightsym.forward import first_line
-from weightsym.params import Params
+from weightsym.params import Params, check_memory, first_line, precise
 
 __all__ = [
     "MappedBatches",

@@ -18,10 +18,14 @@ from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
 from weightsym import params as P
-from weightsym.devices import elsewhere, random_numbers
-from weightsym.forward import structural_copy
-from weightsym.params import Params, stack_size
-from weightsym.randomness import keyed_generator
+from weightsym.params import (
+    Params,
+    elsewhere,
+    keyed_generator,
+    random_numbers,
+    stack_size,
+    structural_copy,
+)
 
 __all__ = ["Dropout"]
 

@@ -13,10 +13,16 @@ from torch.utils._pytree import tree_map
 from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.posteriors.base import Posterior, Predictor, check_count
 from weightsym import params as P
-from weightsym.arguments import is_whole
-from weightsym.devices import widest
-from weightsym.params import Networks, Params, stack, stack_size, varying_weights
-from weightsym.randomness import keyed_generator
+from weightsym.params import (
+    Networks,
+    Params,
+    is_whole,
+    keyed_generator,
+    stack,
+    stack_size,
+    varying_weights,
+    widest,
+)
 
 __all__ = ["Empirical", "Mixture"]
 

@@ -19,8 +19,7 @@ from torch.func import functional_call, vjp, vmap
 from tqdm import tqdm
 
 from lightning_bnn.likelihoods import Categorical
-from weightsym.devices import check_memory
-from weightsym.params import Params
+from weightsym.params import Params, check_memory
 
 __all__ = ["Batch", "curvature_root", "gauss_newton", "inputs_of"]
 

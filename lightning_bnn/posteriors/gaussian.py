@@ -16,11 +16,12 @@ from lightning_bnn.posteriors.base import (
     standard_normal,
     with_constants,
 )
-from weightsym.arguments import check_not_negative, check_positive
-from weightsym.devices import at_least_single
 from weightsym.params import (
     Params,
     RavelSpec,
+    at_least_single,
+    check_not_negative,
+    check_positive,
     is_weight,
     ravel,
     stack_size,

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.posteriors.gauss_newton import Batch, curvature_root, inputs_of
 from lightning_bnn.posteriors.laplace import CurvatureBlock
-from weightsym.devices import check_memory
+from weightsym.params import check_memory
 
 __all__ = ["factored_blocks", "is_linear", "kronecker_factors", "without_factors"]
 

@@ -27,8 +27,7 @@ from lightning_bnn.posteriors.base import (
     standard_normal,
 )
 from weightsym import params as P
-from weightsym.params import Params
-from weightsym.randomness import keyed_generator
+from weightsym.params import Params, keyed_generator
 
 __all__ = ["LaplaceGaussian"]
 

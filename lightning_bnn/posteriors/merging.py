@@ -15,14 +15,20 @@ from torch import Tensor
 
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
 from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
-from weightsym import Symmetries, flip, match, match_all, mix, permute, rescale
-from weightsym.actions import Element, tied
-from weightsym.arguments import check_positive
-from weightsym.devices import precise
-from weightsym.groups import without_groups
-from weightsym.matching.matrices import isometric
-from weightsym.mixing import multiplied
-from weightsym.params import Params, is_weight, ravel, unravel
+from weightsym import (
+    Symmetries,
+    flip,
+    isometric,
+    match,
+    match_all,
+    mix,
+    multiplied,
+    permute,
+    rescale,
+    tied,
+    without_groups,
+)
+from weightsym.params import Params, check_positive, is_weight, precise, ravel, unravel
 
 __all__ = ["merge_gaussians", "transform_gaussian"]
 
@@ -108,10 +114,10 @@ def transform_gaussian(
     posterior: DiagonalGaussian,
     sym: Symmetries,
     *,
-    signs: Element | None = None,
-    scales: Element | None = None,
-    permutations: Element | None = None,
-    matrices: Element | None = None,
+    signs: Sequence[Tensor] | None = None,
+    scales: Sequence[Tensor] | None = None,
+    permutations: Sequence[Tensor] | None = None,
+    matrices: Sequence[Tensor] | None = None,
 ) -> DiagonalGaussian:
     r"""The Gaussian of networks that are flipped, rescaled, permuted and mixed, in this order.
 

@@ -19,10 +19,8 @@ from torch import Tensor
 
 from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_transpositions
 from lightning_bnn.posteriors.unit_layers import UnitLayer
-from weightsym import Symmetries, random_permutations
-from weightsym.actions import permute_some
-from weightsym.devices import precise, widest
-from weightsym.params import Params
+from weightsym import Symmetries, permute_some, random_permutations
+from weightsym.params import Params, precise, widest
 
 __all__ = [
     "Bracket",

@@ -25,7 +25,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from weightsym.devices import precise
+from weightsym.params import precise
 
 __all__ = [
     "bethe_functional",

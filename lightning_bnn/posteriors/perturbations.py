@@ -33,8 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from weightsym.params import Params, RavelSpec
-from weightsym.stacks.threads import keep_freed_memory
+from weightsym.params import Params, RavelSpec, keep_freed_memory
 
 __all__ = ["Draw", "Perturbed", "Reparameterisation", "draw", "tied_names"]
 

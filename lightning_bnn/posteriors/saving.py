@@ -16,9 +16,7 @@ from lightning_bnn.posteriors.gaussian import DiagonalGaussian, LowRankGaussian
 from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
 from lightning_bnn.posteriors.sources import DenseGaussian
 from weightsym import params as P
-from weightsym.forward import first_line
-from weightsym.params import Params, RavelSpec
-from weightsym.randomness import keyed_generator
+from weightsym.params import Params, RavelSpec, first_line, keyed_generator
 
 __all__: list[str] = []
 

@@ -26,9 +26,7 @@ from lightning_bnn.posteriors.base import (
 from lightning_bnn.posteriors.empirical import Empirical, mixture_of
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
 from weightsym import params as P
-from weightsym.devices import at_least_single
-from weightsym.params import Params
-from weightsym.randomness import keyed_randomness
+from weightsym.params import Params, at_least_single, keyed_randomness
 
 __all__: list[str] = []
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_bnn.references.diagnosis import Diagnosis
 from lightning_bnn.tables import Measured
-from weightsym.loading import json_text, parse_json
+from weightsym.files import json_text, parse_json
 
 __all__ = ["Card", "licence_of"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from weightsym.settings_files import read_settings
+from weightsym.files import read_settings
 
 __all__ = ["Entry", "read_entries"]
 

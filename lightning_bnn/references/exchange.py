@@ -20,8 +20,7 @@ from lightning_bnn.metrics.chains import (
 )
 from lightning_bnn.references.shipped import read_reference, reference_folder
 from weightsym import params as P
-from weightsym.loading import json_text
-from weightsym.settings_files import read_settings
+from weightsym.files import json_text, read_settings
 
 __all__ = ["export_posteriordb", "read_competition"]
 

@@ -8,7 +8,7 @@ from lightning_bnn.bank.shipped import data_folder, missing_data
 from lightning_bnn.evaluation.problem import Problem, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
 from lightning_bnn.references.cards import Card
-from weightsym.settings_files import read_settings
+from weightsym.files import read_settings
 
 __all__ = [
     "is_gold",

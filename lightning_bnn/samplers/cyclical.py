@@ -8,7 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR
 
-from weightsym.arguments import check_count, check_fraction, check_integer
+from weightsym.params import check_count, check_fraction, check_integer
 
 __all__ = ["CyclicalSchedule", "interval_of", "parts_of"]
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from weightsym.devices import precise
+from weightsym.params import precise
 
 __all__ = ["EnergySampler"]
 

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from lightning_bnn.samplers.energy_sampler import EnergySampler, as_rows
 from lightning_bnn.samplers.langevin import cut, seed_of
-from weightsym.arguments import (
+from weightsym.params import (
     check_between,
     check_count,
     check_fraction,
     check_integer,
     check_positive,
+    keyed_generator,
+    precise,
 )
-from weightsym.devices import precise
-from weightsym.randomness import keyed_generator
 
 __all__ = ["HMC"]
 

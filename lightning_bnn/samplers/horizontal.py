@@ -30,7 +30,7 @@ class Horizontal:
         symmetries: what `discover` returned.
         gauge: ``"min-mass"`` also brings the network to the scales of least mass after every step,
             which does not change its function, and carries the optimizer's state along.
-        tolerance: of the projection, see `weightsym.orbits.OrbitDirections.onto`.
+        tolerance: of the projection, see `weightsym.groups.orbits.OrbitDirections.onto`.
 
     >>> from lightning_bnn.models import mlp
     >>> from weightsym import discover

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weightsym.devices import precise, widest
+from weightsym.params import precise, widest
 
 __all__ = ["Array", "TunedSteps", "Tuning", "as_array", "bend", "refresh", "unit"]
 

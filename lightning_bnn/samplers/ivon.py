@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.samplers.langevin import Tempered, alike, decay_of, local, temperature_of
-from weightsym.arguments import check_fraction, check_positive
-from weightsym.params import Params
+from weightsym.params import Params, check_fraction, check_positive
 
 __all__ = ["IVON"]
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 
-from weightsym.arguments import check_count, check_integer, check_not_negative
-from weightsym.randomness import keyed_generator
+from weightsym.params import check_count, check_integer, check_not_negative, keyed_generator
 
 __all__ = ["Langevin"]
 

@@ -25,9 +25,14 @@ from lightning_bnn.samplers.isokinetic import (
     unit,
 )
 from lightning_bnn.samplers.langevin import seed_of
-from weightsym.arguments import check_count, check_integer, check_positive
-from weightsym.devices import where_precise, widest
-from weightsym.randomness import keyed_generator
+from weightsym.params import (
+    check_count,
+    check_integer,
+    check_positive,
+    keyed_generator,
+    where_precise,
+    widest,
+)
 
 __all__ = ["MCLMC"]
 

@@ -7,11 +7,17 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from weightsym import Symmetries, flip, permute, random_permutations, random_signs
-from weightsym.actions import along_axis, multiplied_tensor
-from weightsym.arguments import check_positive
-from weightsym.groups import ScalingGroup
-from weightsym.params import Params
+from weightsym import (
+    ScalingGroup,
+    Symmetries,
+    along_axis,
+    flip,
+    multiplied_tensor,
+    permute,
+    random_permutations,
+    random_signs,
+)
+from weightsym.params import Params, check_positive
 
 __all__ = ["OrbitMoves"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
-from weightsym.arguments import check_fraction
+from weightsym.params import check_fraction
 
 __all__ = ["SGHMC"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
-from weightsym.arguments import check_fraction, check_positive
+from weightsym.params import check_fraction, check_positive
 
 __all__ = ["SGLD", "PreconditionedSGLD"]
 

@@ -26,8 +26,7 @@ from lightning_bnn.samplers.isokinetic import (
     unit,
 )
 from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
-from weightsym.arguments import check_count, check_positive
-from weightsym.devices import precise
+from weightsym.params import check_count, check_positive, precise
 
 __all__ = ["SMILE"]
 

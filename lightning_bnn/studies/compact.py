@@ -20,8 +20,7 @@ from lightning_bnn.studies.findings import Findings, publish, results_folder, se
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 from lightning_bnn.tables import Cell, Table
 from weightsym import align, match_activations, permute
-from weightsym.params import Params
-from weightsym.randomness import keyed_generator
+from weightsym.params import Params, keyed_generator
 
 __all__ = ["CompactStudy", "compact"]
 

@@ -27,7 +27,7 @@ from lightning_bnn.references import reference_names
 from lightning_bnn.references.shipped import is_gold, reference_location
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.tables import Cell, Measured, Table
-from weightsym.loading import read_json
+from weightsym.files import read_json
 
 __all__ = [
     "HALVES", "LAWS", "UNKNOWN", "Numbers", "cost_of", "fidelity", "numbers_by_method",

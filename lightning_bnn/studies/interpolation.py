@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.studies.findings import Findings, publish, results_folder, settings_of
 from lightning_bnn.tables import Cell, Table
-from weightsym.randomness import keyed_generator
+from weightsym.params import keyed_generator
 
 __all__ = ["fitted_gaussians", "interpolation", "midpoint_kl"]
 

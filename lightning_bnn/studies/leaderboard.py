@@ -28,7 +28,7 @@ from lightning_bnn.studies.fidelity import (
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
 from lightning_bnn.tables import Cell, Measured, Table, spread
-from weightsym.settings_files import read_settings
+from weightsym.files import read_settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

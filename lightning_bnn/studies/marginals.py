@@ -13,10 +13,8 @@ from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.studies.findings import Findings, publish
 from lightning_bnn.studies.runs import Population, Recipe, population
 from lightning_bnn.tables import Cell, Table
-from weightsym import Symmetries, canonicalise
-from weightsym.extras import needed
+from weightsym import Symmetries, canonicalise, needed, unit_rows, writer
 from weightsym.params import Params, ravel
-from weightsym.units import unit_rows, writer
 
 __all__ = ["forms_of", "marginals", "marginals_findings", "units_figure"]
 

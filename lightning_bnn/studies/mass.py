@@ -12,8 +12,7 @@ from lightning_bnn.plots import histograms_figure, scatter_figure
 from lightning_bnn.studies.findings import Findings, publish
 from lightning_bnn.studies.runs import ENSEMBLES, Population, population
 from lightning_bnn.tables import Cell, Table, spread
-from weightsym import min_mass, rescale
-from weightsym.min_mass import MinMass
+from weightsym import MinMass, min_mass, rescale
 
 __all__ = ["mass", "mass_findings"]
 

@@ -16,7 +16,7 @@ from lightning_bnn.studies.findings import Findings, publish, results_folder, se
 from lightning_bnn.studies.runs import Job, Recipe, reseeded, run_jobs
 from lightning_bnn.tables import Cell, Table
 from weightsym import UnitOrders, discover, order_change
-from weightsym.loading import load
+from weightsym.files import load
 
 __all__ = ["permutations"]
 

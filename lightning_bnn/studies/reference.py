@@ -28,7 +28,7 @@ from lightning_bnn.references.diagnosis import between
 from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.references import agreement_table, distances_table
 from lightning_bnn.studies.runs import Job, reseeded, run_jobs
-from weightsym.commands.parsers import did_you_mean
+from weightsym import did_you_mean
 
 __all__ = ["reference"]
 

@@ -27,7 +27,7 @@ from lightning_bnn.studies.findings import Findings, publish, results_folder
 from lightning_bnn.studies.runs import fit_quietly
 from lightning_bnn.tables import Cell, Table, spread
 from weightsym import discover
-from weightsym.randomness import keyed_generator
+from weightsym.params import keyed_generator
 
 __all__ = ["Result", "findings_of", "posterior_density", "study", "tractable"]
 

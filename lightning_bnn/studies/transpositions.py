@@ -22,8 +22,7 @@ from lightning_bnn.tables import Cell, Table
 from weightsym import Symmetries, barrier, discover, interpolate, match_activations, permute
 from weightsym import params as P
 from weightsym import transpositions as count_swaps
-from weightsym.params import Params
-from weightsym.randomness import keyed_generator
+from weightsym.params import Params, keyed_generator
 
 __all__ = ["permutation_with", "transpositions"]
 

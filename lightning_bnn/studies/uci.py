@@ -26,8 +26,7 @@ from lightning_bnn.studies.findings import Findings, publish, results_folder, se
 from lightning_bnn.studies.uci_methods import CONTESTANTS
 from lightning_bnn.studies.uci_stacks import Candidate, Contestant, Fitted, fitted, read_splits
 from lightning_bnn.tables import Cell, Measured, Table, spread
-from weightsym.arguments import check_count
-from weightsym.params import Params
+from weightsym.params import Params, check_count
 
 __all__ = ["SplitTable", "best_factor", "choose_and_score", "over_splits", "uci"]
 

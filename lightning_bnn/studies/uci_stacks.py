@@ -21,8 +21,7 @@ from lightning_bnn.methods import Batch, Fit, Method, Progress, Purpose, Run
 from lightning_bnn.methods.health import Diverged
 from lightning_bnn.posteriors import Posterior
 from weightsym import params as P
-from weightsym.params import Params
-from weightsym.randomness import keyed_generator
+from weightsym.params import Params, keyed_generator
 
 __all__ = [
     "Budget", "Candidate", "Contestant", "Fitted", "Predictions", "ScaledMLP", "Split", "fitted",

@@ -23,7 +23,7 @@ from lightning_bnn.studies.findings import (
 )
 from lightning_bnn.studies.runs import Job, Run, run_jobs
 from lightning_bnn.tables import Measured, Table, spread
-from weightsym.randomness import keyed_generator, keyed_randomness
+from weightsym.params import keyed_generator, keyed_randomness
 
 __all__ = ["width"]
 

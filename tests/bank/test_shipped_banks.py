@@ -9,7 +9,7 @@ from lightning_bnn.cli import main
 from lightning_bnn.evaluation.stored_posteriors import Location
 from lightning_bnn.models import optunet
 from weightsym import params as P
-from weightsym.settings_files import read_settings
+from weightsym.networks.files.settings import read_settings
 
 ASKED = "what data network training result cost versions licence intended_use limits sha256".split()
 

@@ -11,7 +11,7 @@ from shell import code_of
 
 from lightning_bnn.cli import main
 from lightning_bnn.commands.presets import preset_text
-from weightsym.settings_files import settings_of_text
+from weightsym.networks.files.settings import settings_of_text
 
 pytestmark = [pytest.mark.bad_input, pytest.mark.filterwarnings("ignore")]
 GOOD = preset_text("digits_ensemble")

@@ -12,8 +12,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from weightsym.files import open_network, safetensors_format, write_like
-from weightsym.files.writing import check_target
+from weightsym.files import open_network, write_like
+from weightsym.networks.files import safetensors_format
+from weightsym.networks.files.writing import check_target
 
 TYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,

@@ -21,9 +21,9 @@ from lightning_bnn.cli import main
 from lightning_bnn.doctor.findings import Report
 from lightning_bnn.modules import DeepEnsemble, FromCheckpoints
 from lightning_bnn.references.cards import Card
-from weightsym.files.safetensors_format import save_tensors
-from weightsym.loading import load, read_json
-from weightsym.settings_files import settings_of_text
+from weightsym.networks.files.loading import load, read_json
+from weightsym.networks.files.safetensors_format import save_tensors
+from weightsym.networks.files.settings import settings_of_text
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -22,7 +22,7 @@ from weightsym import (
     verify,
 )
 from weightsym import params as P
-from weightsym.verify import random_element
+from weightsym.discovery.verify import random_element
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from lightning_bnn.methods.swag import HighRate
 from lightning_bnn.modules import SWAG
 from lightning_bnn.posteriors import LowRankGaussian, Mixture
 from weightsym import params as P
-from weightsym.batch_norms import refreshed
-from weightsym.randomness import keyed_generator
+from weightsym.networks.batch_norms import refreshed
+from weightsym.networks.randomness import keyed_generator
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

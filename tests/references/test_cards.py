@@ -17,7 +17,7 @@ from lightning_bnn.references.cards import Card, licence_of
 from lightning_bnn.references.diagnosis import Diagnosis
 from lightning_bnn.references.shipped import readable_card, reference_folder
 from lightning_bnn.tables import Measured
-from weightsym.settings_files import read_settings
+from weightsym.networks.files.settings import read_settings
 
 FILE = reference_folder("two_gaussians") / "card.json"
 CONTENT = json.loads(FILE.read_text())

@@ -11,7 +11,7 @@ from torch import nn
 from lightning_bnn.samplers import HMC, MCLMC
 from lightning_bnn.samplers.isokinetic import bend, refresh
 from lightning_bnn.samplers.mclmc import Place, integrate, memory_length
-from weightsym.randomness import keyed_generator
+from weightsym.networks.randomness import keyed_generator
 
 D = 30
 SCALES = torch.logspace(-0.5, 0.5, D, dtype=torch.float64)

@@ -22,7 +22,7 @@ from lightning_bnn.samplers import (
     PreconditionedSGLD,
     langevin,
 )
-from weightsym.randomness import keyed_generator
+from weightsym.networks.randomness import keyed_generator
 
 N, CHAINS = 50, 3000
 COVARIANCE = torch.tensor([[1.0, 0.6], [0.6, 0.8]], dtype=torch.float64) / N

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from weightsym.fast.running import _over_members
-from weightsym.stacks import threads
-from weightsym.stacks.threads import end_waiting_threads, in_threads
+from weightsym.networks import threads
+from weightsym.networks.threads import end_waiting_threads, in_threads
 
 TASKS = "/proc/self/task"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts the threads of Linux")

@@ -7,7 +7,7 @@ from torch import nn
 from lightning_bnn.methods import Batch
 from lightning_bnn.methods.run import member_losses
 from weightsym import params as P
-from weightsym.stacks.threads import in_threads, threads_for
+from weightsym.networks.threads import in_threads, threads_for
 
 
 def network(dropout=0.0):

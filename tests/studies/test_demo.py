@@ -14,7 +14,7 @@ from lightning_bnn.studies import demo as demo_study
 from lightning_bnn.studies import runs
 from lightning_bnn.studies.demo import GLOSSARY, METHODS, SAMPLED, demo_jobs, explained
 from lightning_bnn.tables import Table
-from weightsym.loading import load
+from weightsym.networks.files.loading import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -10,8 +10,8 @@ from known_networks import NETWORKS
 
 from weightsym import compose
 from weightsym import params as P
-from weightsym.actions import multiply
-from weightsym.mixing import mix_some
+from weightsym.groups.actions import multiply
+from weightsym.groups.mixing import mix_some
 
 
 @functools.cache

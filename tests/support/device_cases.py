@@ -43,9 +43,9 @@ from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import SWAG, DeepEnsemble, Laplace
 from weightsym import params as P
-from weightsym.forward import same_noise
-from weightsym.randomness import keyed_randomness
-from weightsym.verify import random_element
+from weightsym.discovery.verify import random_element
+from weightsym.networks.forward import same_noise
+from weightsym.networks.randomness import keyed_randomness
 
 DEVICE = os.environ.get("LIGHTNING_BNN_DEVICE", "pretended")
 REAL = DEVICE != "pretended"

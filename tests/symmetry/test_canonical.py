@@ -29,10 +29,10 @@ from weightsym import (
     sort_permutations,
 )
 from weightsym import params as P
-from weightsym.balanced_form import balance_spaces, sides
-from weightsym.mixing import remove_shifts
-from weightsym.scales_and_signs import canonical_scales_and_signs
-from weightsym.verify import random_element
+from weightsym.discovery.verify import random_element
+from weightsym.forms.balanced_form import balance_spaces, sides
+from weightsym.forms.scales_and_signs import canonical_scales_and_signs
+from weightsym.groups.mixing import remove_shifts
 
 SMALL = [case.name for case in CASES[:10]]
 KEYS = ("max", "first", "mean", "median", "norm", "outgoing")

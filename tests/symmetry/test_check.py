@@ -15,17 +15,16 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.models import mlp
 from weightsym import UnsupportedModel, discover, verify
-from weightsym.dimensions.decomposition import written_out
-from weightsym.dimensions.nodes import writes
 from weightsym.discovery.cache import forget
+from weightsym.discovery.dimensions.decomposition import written_out
+from weightsym.discovery.dimensions.nodes import writes
 from weightsym.discovery.export import trace_graphs
 from weightsym.discovery.random_weights import RandomWeights
 from weightsym.discovery.refutation import Check
-from weightsym.forward import Inputs
-from weightsym.fresh_memory import copied, fresh, reused_memory
-from weightsym.groups import PermutationGroup
-from weightsym.placements import Axis, Placement
-from weightsym.verify import covering_motions
+from weightsym.discovery.verify import covering_motions
+from weightsym.groups.placements import Axis, Placement
+from weightsym.groups.symmetries import PermutationGroup
+from weightsym.networks.forward import Inputs
 
 refutation = importlib.import_module("weightsym.discovery.refutation")
 SMALL = [case.name for case in CASES[:10]]
@@ -332,24 +331,6 @@ def test_what_a_program_writes_is_what_a_network_writes():
 
 
 # ------------------------------------------------------------ memory
-def test_memory_is_used_again_only_when_nobody_looks_at_it():
-    shape, other = torch.Size([300, 300]), torch.Size([300, 150])
-    with reused_memory():
-        first = copied(torch.ones(shape))
-        place, view = first.data_ptr(), first[5:, 3]
-        del first
-        second = copied(torch.zeros(shape))
-        assert second.data_ptr() != place
-        assert bool((view == 1).all())
-        del view
-        third = fresh(other, torch.float64)
-        assert third.data_ptr() == place
-        assert third.shape == other
-        assert third.dtype == torch.float64
-    fourth = copied(third)  # outside of it, memory is torch's own
-    assert torch.equal(fourth, third)
-
-
 class Held(TorchDispatchMode):
     """Counts the bytes of all tensors that operations have made and that still live."""
 

@@ -25,13 +25,13 @@ from weightsym import (
     rescale,
 )
 from weightsym import params as P
+from weightsym.discovery.verify import random_element
 from weightsym.matching.difference import steady_signs, unrelated
 from weightsym.matching.interpolation import (
     output_error,
     random_inputs,
 )
 from weightsym.matching.plan import Plan
-from weightsym.verify import random_element
 
 SMALL = ("mlp", "tanh mlp", "recurrent", "resnet", "self-feeding")
 MIXED = ("adapter", "stream", "centred")

@@ -166,7 +166,7 @@ def test_what_a_limit_leaves_out_is_named(monkeypatch, limit):
     number, reason = LIMITS.get(limit, (None, None))
     forget()
     if limit:
-        monkeypatch.setattr(f"weightsym.dimensions.{limit}", number)
+        monkeypatch.setattr(f"weightsym.discovery.dimensions.{limit}", number)
     sym = discover(heads(), x)
     assert bool(limit) == any(str(reason) in str(item) for item in sym.frozen)
     assert not verify(heads(), sym, x) > 1e-9

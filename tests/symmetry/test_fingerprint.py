@@ -11,8 +11,8 @@ from disk_networks import Experts
 from lightning_bnn import models
 from weightsym import Fingerprint, discover, fingerprint, min_mass, permute
 from weightsym import params as P
-from weightsym.fingerprint import _STEP, _code, at_least_mass
-from weightsym.verify import random_element
+from weightsym.discovery.verify import random_element
+from weightsym.forms.fingerprint import _STEP, _code, at_least_mass
 
 NAMES = ["mlp", "tanh mlp", "attention", "recurrent", "resnet", "adapter", "stream", "centred"]
 

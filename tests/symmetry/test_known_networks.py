@@ -12,11 +12,12 @@ import pytest
 import torch
 from known_networks import NETWORKS, counted
 
-from weightsym import canonical, canonicalise, fingerprint, verify
+from weightsym import canonicalise, fingerprint, verify
 from weightsym import params as P
-from weightsym.actions import tied
-from weightsym.orbits import orbit_directions
-from weightsym.verify import covering_motions, random_element
+from weightsym.discovery.verify import covering_motions, random_element
+from weightsym.forms import canonical
+from weightsym.groups.actions import tied
+from weightsym.groups.orbits import orbit_directions
 
 SORTED_BY = ("max", "outgoing")
 COUNTED = [name for name, row in NETWORKS.items() if row.dimension is not None and row.kernel]

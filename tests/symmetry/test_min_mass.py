@@ -17,7 +17,6 @@ from torch import nn
 
 from lightning_bnn import models
 from weightsym import (
-    balancing,
     canonicalise,
     discover,
     mass,
@@ -29,9 +28,10 @@ from weightsym import (
     rescale,
 )
 from weightsym import params as P
-from weightsym.balancing import minimise, recession
-from weightsym.mass_problem import Matrix, Posynomial, mass_problem
-from weightsym.verify import random_element
+from weightsym.discovery.verify import random_element
+from weightsym.forms import balancing
+from weightsym.forms.balancing import minimise, recession
+from weightsym.forms.mass_problem import Matrix, Posynomial, mass_problem
 
 
 def lin(a, b, **options):

@@ -10,7 +10,7 @@ from torch import nn
 from lightning_bnn import models
 from weightsym import discover
 from weightsym import params as P
-from weightsym.orbits import orbit_directions
+from weightsym.groups.orbits import orbit_directions
 
 NETS = ("deep mlp", "T5 table", "low rank", "norms")
 MORE = ("rotary half", "two groups", "cell")
@@ -63,7 +63,7 @@ def test_the_matrix_of_tangents_has_the_products_of_derivatives(name, monkeypatc
     net, _, sym = made(name)
     params = P.of(net)
     matrix = orbit_directions(params, sym)
-    monkeypatch.setattr("weightsym.orbits.sparse_tangents", lambda *_: None)
+    monkeypatch.setattr("weightsym.groups.orbits.sparse_tangents", lambda *_: None)
     wanted = orbit_directions(params, sym)
     assert (matrix._sparse, wanted._sparse) != (None, None)
     assert matrix.names == wanted.names

@@ -22,7 +22,7 @@ from weightsym import (
     transpositions_between,
 )
 from weightsym import params as P
-from weightsym.counting import inversions
+from weightsym.forms.counting import inversions
 
 SMALL = [case.name for case in CASES[:10]]
 

@@ -10,8 +10,9 @@ from torch import nn
 
 import weightsym
 from lightning_bnn import models
-from weightsym import UnsupportedModel, actions, discover, orbits
+from weightsym import UnsupportedModel, discover
 from weightsym import params as P
+from weightsym.groups import actions, orbits
 
 pytestmark = pytest.mark.bad_input
 

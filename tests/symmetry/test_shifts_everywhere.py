@@ -9,8 +9,8 @@ from torch.export import export
 
 from weightsym import Symmetries, random_shifts, shift
 from weightsym import params as P
-from weightsym.dimensions.program import decompose
-from weightsym.dimensions.shifts import shifts_of
+from weightsym.discovery.dimensions.program import decompose
+from weightsym.discovery.dimensions.shifts import shifts_of
 
 IDS = torch.randint(7, (3, 4), generator=torch.Generator().manual_seed(0))
 OTHER_IDS = [IDS.flip(0)[:2], IDS.repeat(1, 2)]

@@ -10,7 +10,7 @@ from torch import nn
 from lightning_bnn import models
 from weightsym import discover
 from weightsym.discovery.example import two_rows
-from weightsym.forward import Inputs
+from weightsym.networks.forward import Inputs
 
 
 def described(sym):

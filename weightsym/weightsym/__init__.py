@@ -18,13 +18,19 @@ from typing import TYPE_CHECKING
 from weightsym._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from weightsym import files, params, randomness
-    from weightsym.actions import flip, permute, rescale, shift_logits
-    from weightsym.balanced_form import balancing_matrices
-    from weightsym.canonical import Removal, canonicalise, plan_removal, remove_softmax_shift
-    from weightsym.counting import kendall_tau, ranks, transpositions
+    from weightsym import files, params
     from weightsym.discovery.discover import discover
-    from weightsym.elements import (
+    from weightsym.discovery.folding import fold_norms
+    from weightsym.discovery.verify import verify
+    from weightsym.forms.balanced_form import balancing_matrices
+    from weightsym.forms.canonical import Removal, canonicalise, plan_removal, remove_softmax_shift
+    from weightsym.forms.counting import kendall_tau, ranks, transpositions
+    from weightsym.forms.fingerprint import Fingerprint, fingerprint
+    from weightsym.forms.min_mass import MinMass, mass, min_mass
+    from weightsym.forms.orders import OrderChange, UnitOrders, order_change, transpositions_between
+    from weightsym.forms.sorting import sort_permutations
+    from weightsym.groups.actions import flip, permute, rescale, shift_logits
+    from weightsym.groups.elements import (
         compose,
         identity,
         invert,
@@ -32,10 +38,10 @@ if TYPE_CHECKING:
         random_scales,
         random_signs,
     )
-    from weightsym.fingerprint import Fingerprint, fingerprint
-    from weightsym.folding import fold_norms
-    from weightsym.forward import UnsupportedModel
-    from weightsym.groups import (
+    from weightsym.groups.mixing import identity_mixings, mix, random_mixings, random_shifts, shift
+    from weightsym.groups.optimizer_state import transform_optimizer_state
+    from weightsym.groups.orbits import orbit_directions
+    from weightsym.groups.symmetries import (
         Frozen,
         LinearGroup,
         PermutationGroup,
@@ -53,16 +59,24 @@ if TYPE_CHECKING:
     from weightsym.matching.match_all import match_all
     from weightsym.matching.matrices import FullMatch
     from weightsym.matching.repair import Repaired, repair
-    from weightsym.min_mass import MinMass, mass, min_mass
-    from weightsym.mixing import identity_mixings, mix, random_mixings, random_shifts, shift
-    from weightsym.optimizer_state import transform_optimizer_state
-    from weightsym.orbits import orbit_directions
-    from weightsym.orders import OrderChange, UnitOrders, order_change, transpositions_between
-    from weightsym.sorting import sort_permutations
-    from weightsym.verify import verify
+    from weightsym.networks.forward import UnsupportedModel
+if TYPE_CHECKING:  # for packages that build on this one
+    from weightsym.cli import Script, declared, described, imported
+    from weightsym.commands.mistakes import building
+    from weightsym.commands.parsers import Refusal, StrictParser, did_you_mean, refusal_of
+    from weightsym.extras import MissingPackage, needed
+    from weightsym.forms.mass_problem import mass_problem
+    from weightsym.forms.min_mass import excess
+    from weightsym.forms.sorting import SortKey
+    from weightsym.groups.actions import along_axis, multiplied_tensor, permute_some, tied
+    from weightsym.groups.mixing import multiplied
+    from weightsym.groups.symmetries import Group, without_groups
+    from weightsym.groups.units import unit_rows, writer
+    from weightsym.groups.validation import check_symmetries
+    from weightsym.matching.matrices import isometric
 
 __version__ = "0.1.0"
 
 lazy_package(__name__)
 if "torch" in sys.modules:  # its `load` is to know our classes
-    importlib.import_module("weightsym.groups")
+    importlib.import_module("weightsym.groups.symmetries")

@@ -18,13 +18,15 @@ def lazy_package(name: str) -> None:
 
     The imports under ``if TYPE_CHECKING:`` of its ``__init__.py`` are the one list of what stands
     where: type checkers follow them, and here they are read from the source. ``import *`` stands
-    for the ``__all__`` of a file. What a package imports from itself are files and folders of it,
-    which are no part of its own ``__all__``.
+    for the ``__all__`` of a file. The first of these blocks is public; what further blocks import
+    is there for packages that build on this one, and no part of its ``__all__``. Neither is what
+    a package imports from itself, its files and folders.
     """
     package = sys.modules[name]
     assert package.__file__
-    exports = _exports(Path(package.__file__))
-    public = sorted(export for export, home in exports.items() if home != name)
+    blocks = _exports(Path(package.__file__))
+    exports = {export: home for block in reversed(blocks) for export, home in block.items()}
+    public = sorted(export for block in blocks[:1] for export in block if exports[export] != name)
     vars(package).setdefault("__all__", public)
     vars(package)["_exports"] = exports
     package.__class__ = _LazyPackage
@@ -53,22 +55,25 @@ class _LazyPackage(ModuleType):
         return sorted({*vars(self), *self._exports})
 
 
-def _exports(package: Path) -> dict[str, str]:
-    """The module of every name that is imported for type checkers only."""
-    return {
-        name: str(statement.module)
+def _exports(package: Path) -> list[dict[str, str]]:
+    """The module of every name that is imported for type checkers only, block by block."""
+    return [
+        {
+            name: str(statement.module)
+            for statement in block.body
+            if isinstance(statement, ast.ImportFrom)
+            for alias in statement.names
+            for name in (_names(str(statement.module)) if alias.name == "*" else [alias.name])
+        }
         for block in ast.parse(package.read_text(encoding="utf-8")).body
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for statement in block.body
-        if isinstance(statement, ast.ImportFrom)
-        for alias in statement.names
-        for name in (_names(package, statement) if alias.name == "*" else [alias.name])
-    }
+    ]
 
 
-def _names(package: Path, statement: ast.ImportFrom) -> list[str]:
+def _names(module: str) -> list[str]:
     """The ``__all__`` of a file, which is not parsed as a whole: this takes a tenth of the time."""
-    file = package.with_name(str(statement.module).rpartition(".")[2]).with_suffix(".py")
+    top, *rest = module.split(".")
+    file = Path(str(sys.modules[top].__file__)).parent.joinpath(*rest).with_suffix(".py")
     stated = re.search(
         r"^__all__ = (\[.*?\])", file.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )

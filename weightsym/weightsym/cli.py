@@ -161,7 +161,7 @@ def _parsed(command: Callable[..., Any], program: str, args: Sequence[str]) -> d
     import docstring_parser
 
     parsers = imported("weightsym.commands.parsers")
-    settings = imported("weightsym.settings_files")
+    settings = imported("weightsym.networks.files.settings")
     for file in settings.config_files(args):
         settings.read_settings(file)
     parameters = inspect.signature(command).parameters

@@ -17,7 +17,7 @@ from lightning_bnn.doctor.findings import Finding
 from lightning_bnn.evaluation.predictions import draw
 from lightning_bnn.posteriors import Empirical
 from weightsym import params as P
-from weightsym.batch_norms import batch_norms, refreshed
+from weightsym.params import batch_norms, refreshed
 
 __all__ = [
     "draws_alike",

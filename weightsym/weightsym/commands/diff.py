@@ -16,10 +16,10 @@ from weightsym.commands.examples import examples_of, loss
 from weightsym.commands.networks import build, fit_all, shown
 from weightsym.extras import MissingPackage, of_the_plug_in
 from weightsym.files import open_network
-from weightsym.files.fitting import FittedNetwork
-from weightsym.files.writing import check_path
-from weightsym.loading import json_text
 from weightsym.matching.interpolation import output_error, random_inputs
+from weightsym.networks.files.fitting import FittedNetwork
+from weightsym.networks.files.loading import json_text
+from weightsym.networks.files.writing import check_path
 
 __all__ = ["EXIT_CODES", "diff", "rounding_of", "verdict_of"]
 

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from weightsym.commands.mistakes import building
 from weightsym.commands.networks import code_of_the_user, imported
 from weightsym.extras import of_the_plug_in
-from weightsym.files.checkpoints import read_state
-from weightsym.forward import in_precision_of
+from weightsym.networks.files.checkpoints import read_state
+from weightsym.networks.forward import in_precision_of
 from weightsym.params import Params
 
 __all__ = ["Examples", "examples_of", "loss"]

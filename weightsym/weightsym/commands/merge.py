@@ -12,20 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from weightsym import Symmetries, align, discover
-from weightsym.batch_norms import batch_norms
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import Examples, examples_of, loss
 from weightsym.commands.networks import build, fit_all, shown
 from weightsym.extras import of_the_plug_in
-from weightsym.files import NetworkNames, checkpoints, open_network, write_like
-from weightsym.files.fitting import FittedNetwork
-from weightsym.files.safetensors_format import save_tensors
-from weightsym.files.stored import StoredNetwork, is_hugging_face
-from weightsym.files.writing import check_path, check_target
-from weightsym.loading import load
+from weightsym.files import NetworkNames, open_network, write_like
 from weightsym.matching.align import distance_to_mean
 from weightsym.matching.interpolation import mean_loss
 from weightsym.matching.repair import reestimated
+from weightsym.networks.batch_norms import batch_norms
+from weightsym.networks.files import checkpoints
+from weightsym.networks.files.fitting import FittedNetwork
+from weightsym.networks.files.loading import load
+from weightsym.networks.files.safetensors_format import save_tensors
+from weightsym.networks.files.stored import StoredNetwork, is_hugging_face
+from weightsym.networks.files.writing import check_path, check_target
 from weightsym.params import Params, shares, stack_size, unstack, weighted_mean
 
 __all__ = ["merge"]

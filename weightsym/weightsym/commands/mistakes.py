@@ -10,7 +10,7 @@ from pathlib import Path
 
 from weightsym.commands.parsers import Refusal
 from weightsym.extras import MissingPackage
-from weightsym.settings_files import config_files
+from weightsym.networks.files.settings import config_files
 
 __all__ = ["building", "mistake"]
 

@@ -19,9 +19,9 @@ from weightsym.commands.architecture import Architecture
 from weightsym.commands.mistakes import building
 from weightsym.extras import of_the_plug_in
 from weightsym.files import NetworkNames, fit
-from weightsym.files.fitting import FittedNetwork, Others
-from weightsym.files.stored import StoredNetwork
-from weightsym.loading import read_json
+from weightsym.networks.files.fitting import FittedNetwork, Others
+from weightsym.networks.files.loading import read_json
+from weightsym.networks.files.stored import StoredNetwork
 
 __all__ = ["build", "code_of_the_user", "fit_all", "imported", "shown"]
 

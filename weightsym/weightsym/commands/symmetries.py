@@ -14,7 +14,7 @@ from weightsym import params as P
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.networks import build, fit_all
 from weightsym.files import NetworkNames, open_network
-from weightsym.files.stored import is_hugging_face
+from weightsym.networks.files.stored import is_hugging_face
 
 __all__ = ["symmetries"]
 

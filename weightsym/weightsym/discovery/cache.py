@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from weightsym.discovery.export import Graphs
 from weightsym.discovery.graph import Graph, Source
-from weightsym.groups import Symmetries
-from weightsym.shared_tensors import named_tensors, overlapping, owners
+from weightsym.groups.symmetries import Symmetries
+from weightsym.networks.shared_tensors import named_tensors, overlapping, owners
 
 __all__ = ["forget", "key_of", "recall", "remember"]
 

@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from weightsym.dimensions.nodes import ancestors, operation_of
-from weightsym.dimensions.program import Rule, decompose
-from weightsym.dimensions.reading import Reading
-from weightsym.dimensions.reports import report
-from weightsym.dimensions.result import groups_of
-from weightsym.dimensions.shifts import shifts_of
-from weightsym.dimensions.system import System
-from weightsym.dimensions.values import Ints
+from weightsym.discovery.dimensions.nodes import ancestors, operation_of
+from weightsym.discovery.dimensions.program import Rule, decompose
+from weightsym.discovery.dimensions.reading import Reading
+from weightsym.discovery.dimensions.reports import report
+from weightsym.discovery.dimensions.result import groups_of
+from weightsym.discovery.dimensions.shifts import shifts_of
+from weightsym.discovery.dimensions.system import System
+from weightsym.discovery.dimensions.values import Ints
 from weightsym.discovery.export import Graphs
 from weightsym.discovery.graph import Graph
-from weightsym.groups import Frozen, SoftmaxShift, Symmetries
-from weightsym.shared_tensors import named_tensors, overlapping, owners
+from weightsym.groups.symmetries import Frozen, SoftmaxShift, Symmetries
+from weightsym.networks.shared_tensors import named_tensors, overlapping, owners
 
 __all__ = ["read_graphs", "reasons", "symmetries_of"]
 

@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 from torch import nn
 
-from weightsym.dimensions.program import Rule
 from weightsym.discovery.cache import key_of, recall, remember
 from weightsym.discovery.description import read_graphs, reasons, symmetries_of
+from weightsym.discovery.dimensions.program import Rule
 from weightsym.discovery.example import longer_graphs, trace_with_two_tokens, two_rows
 from weightsym.discovery.refutation import computes_its_graphs, refute
-from weightsym.forward import Inputs, UnsupportedModel, check_filled, on_network
-from weightsym.groups import Symmetries
-from weightsym.shared_tensors import named_tensors, owners
+from weightsym.groups.symmetries import Symmetries
+from weightsym.networks.forward import Inputs, UnsupportedModel, check_filled, on_network
+from weightsym.networks.shared_tensors import named_tensors, owners
 
 __all__ = ["discover"]
 

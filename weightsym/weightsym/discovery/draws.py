@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from weightsym.dimensions.nodes import ancestors, is_random, operation_of
+from weightsym.discovery.dimensions.nodes import ancestors, is_random, operation_of
 from weightsym.discovery.graph import Graph
 
 __all__ = ["ONE_OF_ALL", "Pick", "draws_numbers", "evened"]

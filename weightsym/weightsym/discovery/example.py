@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from weightsym.comparison import agree, tolerance_of
-from weightsym.dimensions.nodes import operation_of
+from weightsym.discovery.dimensions.nodes import operation_of
 from weightsym.discovery.export import Graphs, trace_graphs
 from weightsym.discovery.graph import Graph
 from weightsym.discovery.random_weights import RandomWeights
-from weightsym.forward import Inputs, UnsupportedModel, outputs, structural_copy
-from weightsym.fresh_memory import reused_memory
+from weightsym.networks.comparison import agree, tolerance_of
+from weightsym.networks.forward import Inputs, UnsupportedModel, outputs, structural_copy
 
 __all__ = ["forgets", "longer_graphs", "trace_with_two_tokens", "two_rows"]
 
@@ -44,8 +43,7 @@ def two_rows(model: nn.Module, inputs: Inputs) -> Inputs:
         rows = _rows_of(inputs)
         if rows <= 2:
             return inputs
-        with reused_memory():
-            return _separate_rows(model, inputs, rows)
+        return _separate_rows(model, inputs, rows)
     except Exception:  # whatever a network says of two rows, or of an example that does not fit
         return inputs
 

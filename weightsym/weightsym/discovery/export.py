@@ -22,12 +22,12 @@ from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from weightsym.comparison import agree, tolerance_of
-from weightsym.dimensions.nodes import operation_of, writes
-from weightsym.dimensions.reports import check_sizes
+from weightsym.discovery.dimensions.nodes import operation_of, writes
+from weightsym.discovery.dimensions.reports import check_sizes
 from weightsym.discovery.graph import Graph, Measured
 from weightsym.discovery.random_weights import RandomWeights
-from weightsym.forward import (
+from weightsym.networks.comparison import agree, tolerance_of
+from weightsym.networks.forward import (
     Inputs,
     UnsupportedModel,
     as_real,
@@ -38,7 +38,6 @@ from weightsym.forward import (
     structural_copy,
     tensors_of,
 )
-from weightsym.fresh_memory import reused_memory
 from weightsym.params import Params
 
 __all__ = ["Graphs", "trace", "trace_graphs"]
@@ -388,10 +387,9 @@ def check_calls(model: nn.Module, inputs: Inputs) -> Measured | None:
     before = _attributes(network)  # their tensors live on, so that no identity is used twice
     stamps = {key: list(map(_stamp, leaves)) for key, leaves in before.items()}
     try:
-        with reused_memory():
-            weights = RandomWeights.of_unknown(model)
-            params = weights.all()
-            returned = called(network, params, inputs)
+        weights = RandomWeights.of_unknown(model)
+        params = weights.all()
+        returned = called(network, params, inputs)
     except Exception:  # the trace says what is wrong with it
         return None
     name = type(model).__name__

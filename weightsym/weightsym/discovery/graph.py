@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from weightsym.dimensions.nodes import ancestors, first_written, writes
+from weightsym.discovery.dimensions.nodes import ancestors, first_written, writes
 
 __all__ = ["Graph", "Measured", "Source"]
 

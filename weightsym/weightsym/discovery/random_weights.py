@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from weightsym import params as P
-from weightsym.comparison import POOL, normal_pool, perturb_, tiled_, turned
-from weightsym.forward import in_precision
-from weightsym.fresh_memory import copied, fresh
-from weightsym.groups import Symmetries
+from weightsym.discovery.verify import Read
+from weightsym.groups.symmetries import Symmetries
+from weightsym.networks.comparison import POOL, normal_pool, perturb_, tiled_, turned
+from weightsym.networks.forward import in_precision
+from weightsym.networks.randomness import key_of
+from weightsym.networks.shared_tensors import owners
 from weightsym.params import Params
-from weightsym.randomness import key_of
-from weightsym.shared_tensors import owners
-from weightsym.verify import Read
 
 __all__ = ["RandomWeights", "perturbing"]
 
@@ -68,16 +67,16 @@ class RandomWeights:
         """One tensor, in the precision of the network and in memory of its own."""
         old = self.state[name]
         if name not in self.random:
-            return copied(old)
+            return old.clone(memory_format=torch.contiguous_format)
         size = self._size(name, old)
         if name in self._broken or not old.is_contiguous():
-            old = copied(old).nan_to_num_(0, 0, 0)
+            old = old.contiguous().nan_to_num(0, 0, 0)
         row = turned(normal_pool(1), key_of(name) % POOL, old.numel())
         if name not in self._buffers:
-            new = fresh(old.shape, old.dtype, old.device)
+            new = torch.empty_like(old)
             return tiled_(torch.add, old, 0.3 * (size or 0.1) * row, new)
         small = tiled_(torch.add, torch.zeros_like(old), 0.1 * row)
-        return torch.where(old == 0, small, tiled_(torch.mul, copied(old), (0.3 * row).exp()))
+        return torch.where(old == 0, small, tiled_(torch.mul, old.clone(), (0.3 * row).exp()))
 
     def _size(self, name: str, t: Tensor) -> float:
         """The size of the numbers of a tensor, without those that are not finite."""

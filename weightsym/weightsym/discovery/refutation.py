@@ -11,16 +11,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from weightsym.actions import EVERY
-from weightsym.comparison import Comparison, agree, tolerance_in, tolerance_of
-from weightsym.dimensions.nodes import ancestors
+from weightsym.discovery.dimensions.nodes import ancestors
 from weightsym.discovery.draws import ONE_OF_ALL, Pick, draws_numbers
 from weightsym.discovery.example import forgets
 from weightsym.discovery.export import Graphs
 from weightsym.discovery.graph import Graph
 from weightsym.discovery.random_weights import RandomWeights, perturbing
 from weightsym.discovery.streaming import streamed_outputs
-from weightsym.forward import (
+from weightsym.discovery.verify import (
+    Motion,
+    Read,
+    covering_motions,
+    log_probabilities,
+    logit_shift,
+)
+from weightsym.groups.actions import EVERY
+from weightsym.groups.symmetries import Frozen, Symmetries, without_groups
+from weightsym.networks.comparison import Comparison, agree, tolerance_in, tolerance_of
+from weightsym.networks.forward import (
     Inputs,
     UnsupportedModel,
     as_real,
@@ -30,9 +38,6 @@ from weightsym.forward import (
     structural_copy,
     tensors_of,
 )
-from weightsym.fresh_memory import reused_memory
-from weightsym.groups import Frozen, Symmetries, without_groups
-from weightsym.verify import Motion, Read, covering_motions, log_probabilities, logit_shift
 
 __all__ = ["Check", "computes_its_graphs", "refute"]
 
@@ -211,17 +216,16 @@ def _judged_by_graph(
     if case.graph is None:
         return None
     try:
-        with reused_memory():
-            weights = RandomWeights(case.model, sym)
-            first = _first(case, weights)
-            check = Check.of_graph(case.graph, case.inputs, weights, first=first)
-            if check.sensitive and not case.is_even and check.holds(sym, _ROUNDING):
-                return replace(sym, error=check.error_seen)
-            if not _is_of_network(case, case.graph, weights, check.outputs, first):
-                return None
-            if case.is_even:
-                check = _evened(case, case.graph, weights)
-            return _judged(check, sym, custom_rules, name)
+        weights = RandomWeights(case.model, sym)
+        first = _first(case, weights)
+        check = Check.of_graph(case.graph, case.inputs, weights, first=first)
+        if check.sensitive and not case.is_even and check.holds(sym, _ROUNDING):
+            return replace(sym, error=check.error_seen)
+        if not _is_of_network(case, case.graph, weights, check.outputs, first):
+            return None
+        if case.is_even:
+            check = _evened(case, case.graph, weights)
+        return _judged(check, sym, custom_rules, name)
     except _WrongRule:
         if case.is_even:
             raise
@@ -294,15 +298,14 @@ def _computes(
     case: _Case, graph: Graph, weights: RandomWeights, first: list[Tensor] | None = None
 ) -> bool:
     """Whether a graph gives what its network does, which must do so again where they differ."""
-    with reused_memory():
-        tolerance, first = tolerance_of(weights.state), first or _first(case, weights)
-        by_name = weights.by_any_name(weights.read)
-        traced = streamed_outputs(graph, case.inputs, by_name, None)
-        if agree(first, traced, min(1e-6, tolerance)):
-            return True
-        second = outputs(case.model, weights.all(), case.inputs)
-        repeats = agree(first, second, min(1e-6, tolerance))
-        return repeats and agree(first, traced, min(1e-4, tolerance))
+    tolerance, first = tolerance_of(weights.state), first or _first(case, weights)
+    by_name = weights.by_any_name(weights.read)
+    traced = streamed_outputs(graph, case.inputs, by_name, None)
+    if agree(first, traced, min(1e-6, tolerance)):
+        return True
+    second = outputs(case.model, weights.all(), case.inputs)
+    repeats = agree(first, second, min(1e-6, tolerance))
+    return repeats and agree(first, traced, min(1e-4, tolerance))
 
 
 # ------------------------------------------------------------ single groups

@@ -15,18 +15,16 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
-from weightsym.dimensions.nodes import ancestors, is_random
+from weightsym.discovery.dimensions.nodes import ancestors, is_random
 from weightsym.discovery.draws import Pick, evened
 from weightsym.discovery.graph import Graph
-from weightsym.forward import Inputs, as_real, in_precision, same_noise
-from weightsym.fresh_memory import hand_back
-from weightsym.verify import Read
+from weightsym.discovery.verify import Read
+from weightsym.networks.forward import Inputs, as_real, in_precision, same_noise
 
 __all__ = ["NotRunnable", "streamed_outputs"]
 
 Cast = Callable[[Any], Any]
 Call = Callable[[Node, Any, Any, Cast], Any]
-_KEPT = 2**22  # bytes of results after which freed memory goes back to the system, at least
 
 
 class NotRunnable(RuntimeError):
@@ -59,10 +57,10 @@ def streamed_outputs(
         value = sources[node] if source.kind == "input" else source.tensor
         return in_precision(value.clone(), precision) if isinstance(value, Tensor) else value
 
-    size = sum(s.tensor.nbytes for s in graph.sources.values() if s.kind == "parameter")
+    sum(s.tensor.nbytes for s in graph.sources.values() if s.kind == "parameter")
     with same_noise(s.tensor for s in graph.sources.values()):
         call = _call if even is None else _evened_by(even)
-        values = _run(graph.module, source, graph.outputs, cast, call, max(_KEPT, size // 8))
+        values = _run(graph.module, source, graph.outputs, cast, call)
     return [as_real(t) for t in values]
 
 
@@ -83,14 +81,12 @@ def _run(
     results: Iterable[Node],
     cast: Cast,
     call: Call,
-    budget: int = _KEPT,
 ) -> list[Any]:
     results = list(results)
     draws = (n for n in module.graph.nodes if n.op == "call_function" and is_random(n))
     live = ancestors([*results, *draws])  # draws that nobody reads move those that follow, too
     done_after = _last_readers(module, live)
     values: dict[Node, Any] = {}
-    size = 0
 
     def value_of(node: Node) -> Any:
         if node not in values:
@@ -104,15 +100,11 @@ def _run(
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
         result = call(node, args, kwargs, cast)
         del args, kwargs
-        size += sum(t.nbytes for t in tree_leaves(result) if isinstance(t, Tensor))
         if node.users:
             values[node] = result
         del result
         for operand in done_after[node] - set(results):
             values.pop(operand, None)
-        if size > budget:
-            hand_back()
-            size = 0
     return [value_of(node) for node in results]
 
 

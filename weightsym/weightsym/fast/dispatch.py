@@ -22,8 +22,8 @@ from weightsym.fast.chains import Chain, Unsuitable
 from weightsym.fast.machine_code import has_compiler, lanes_of
 from weightsym.fast.reading import read_chain
 from weightsym.fast.running import Plan, run_chain
-from weightsym.stacks.running import run_network, work_of
-from weightsym.stacks.threads import known_of
+from weightsym.networks.running import run_network, work_of
+from weightsym.networks.threads import known_of
 
 __all__ = ["chain_of", "fused_outputs", "plan_of"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weightsym.fast.chains import Chain, Elementwise, Layer, examples_first, examples_last
 from weightsym.fast.machine_code import Call, Step, compiled, lanes_of
-from weightsym.stacks.threads import end_waiting_threads, pool
+from weightsym.networks.threads import end_waiting_threads, pool
 
 __all__ = ["Plan", "adding", "run_chain"]
 

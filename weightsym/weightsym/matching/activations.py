@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weightsym.forward import in_precision_of, structural_copy
-from weightsym.groups import Placement, Symmetries
+from weightsym.groups.symmetries import Placement, Symmetries
+from weightsym.groups.units import WRITES
+from weightsym.groups.validation import check_one_network, check_params
 from weightsym.matching.ascent import Ascent
 from weightsym.matching.plan import Plan, plan_of
+from weightsym.networks.forward import in_precision_of, structural_copy
 from weightsym.params import Params, of, stack, stack_size, unstack
-from weightsym.units import WRITES
-from weightsym.validation import check_one_network, check_params
 
 __all__ = [
     "Product",

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from weightsym.arguments import check_count
-from weightsym.batch_norms import batch_norms
-from weightsym.elements import compose, identity, invert
-from weightsym.forward import structural_copy
-from weightsym.groups import Symmetries
+from weightsym.groups.elements import compose, identity, invert
+from weightsym.groups.mixing import identity_mixings
+from weightsym.groups.symmetries import Symmetries
+from weightsym.groups.validation import check_finite, check_one_network, check_params, check_squares
 from weightsym.matching.activations import inputs_of
 from weightsym.matching.ascent import Ascent
 from weightsym.matching.channels import ChannelView, distance
@@ -33,10 +33,10 @@ from weightsym.matching.matrices import (
 )
 from weightsym.matching.plan import plan_of
 from weightsym.matching.repair import reestimated
-from weightsym.mixing import identity_mixings
+from weightsym.networks.batch_norms import batch_norms
+from weightsym.networks.forward import structural_copy
 from weightsym.params import Params, shares, stack_size, unstack, weighted_mean
 from weightsym.params import stack as join
-from weightsym.validation import check_finite, check_one_network, check_params, check_squares
 
 __all__ = ["Alignment", "align", "average", "distance_to_mean"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weightsym.actions import (
+from weightsym.groups.actions import (
     Element,
     Kind,
     multiplied_tensor,
@@ -17,11 +17,11 @@ from weightsym.actions import (
     permuted_tensor,
     reorder_units,
 )
-from weightsym.elements import compose, identity, standing_at
-from weightsym.groups import Placement
+from weightsym.groups.elements import compose, identity, standing_at
+from weightsym.groups.symmetries import Placement
+from weightsym.groups.units import unit_rows
 from weightsym.matching.plan import Plan, assign, assign_blocks, split
 from weightsym.params import Params, stack_size
-from weightsym.units import unit_rows
 
 __all__ = ["SMALL", "Ascent", "where_members"]
 

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from weightsym.arguments import check_count
-from weightsym.forward import structural_copy
-from weightsym.groups import LinearGroup, Placement, Symmetries
+from weightsym.groups.mixing import remove_shifts
+from weightsym.groups.symmetries import LinearGroup, Placement, Symmetries
+from weightsym.groups.units import unit_rows
+from weightsym.groups.validation import check_pair, check_symmetries
 from weightsym.matching.activations import (
     Product,
     inputs_of,
     values_at,
     watch,
 )
-from weightsym.mixing import remove_shifts
+from weightsym.networks.forward import structural_copy
 from weightsym.params import Params, unstack
-from weightsym.units import unit_rows
-from weightsym.validation import check_pair, check_symmetries
 
 __all__ = ["By", "Moments", "ChannelView", "distance", "view_of"]
 

@@ -11,24 +11,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weightsym.actions import multiply, permute_some
 from weightsym.arguments import check_count
-from weightsym.canonical import balanced_together
-from weightsym.devices import precise, widest
-from weightsym.elements import compose, identity, random_permutations
-from weightsym.fingerprint import at_least_mass
-from weightsym.groups import LinearGroup, PermutationGroup, SignGroup, Symmetries
+from weightsym.forms.canonical import balanced_together
+from weightsym.forms.fingerprint import at_least_mass
+from weightsym.forms.scales_and_signs import canonical_scales_and_signs
+from weightsym.groups.actions import multiply, permute_some
+from weightsym.groups.elements import compose, identity, random_permutations
+from weightsym.groups.mixing import mix_some, random_mixings
+from weightsym.groups.placements import Placement
+from weightsym.groups.symmetries import LinearGroup, PermutationGroup, SignGroup, Symmetries
+from weightsym.groups.units import unit_rows
+from weightsym.groups.validation import check_finite, check_one_network
 from weightsym.matching.ascent import where_members
 from weightsym.matching.channels import distance
 from weightsym.matching.match import ByWeights, match
 from weightsym.matching.match_all import match_all
-from weightsym.mixing import mix_some, random_mixings
+from weightsym.networks.devices import precise, widest
+from weightsym.networks.randomness import keyed_generator
 from weightsym.params import Params, is_weight, unstack
-from weightsym.placements import Placement
-from weightsym.randomness import keyed_generator
-from weightsym.scales_and_signs import canonical_scales_and_signs
-from weightsym.units import unit_rows
-from weightsym.validation import check_finite, check_one_network
 
 __all__ = ["Difference", "Stage", "difference", "unrelated"]
 

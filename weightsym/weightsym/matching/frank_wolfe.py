@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from weightsym.actions import along_axis, from_axis, reorder_units
-from weightsym.devices import at_least_single
-from weightsym.groups import Placement
+from weightsym.groups.actions import along_axis, from_axis, reorder_units
+from weightsym.groups.symmetries import Placement
+from weightsym.groups.units import unit_rows
 from weightsym.matching.plan import Plan
+from weightsym.networks.devices import at_least_single
 from weightsym.params import Params, stack_size
-from weightsym.units import unit_rows
 
 __all__ = ["Objective", "frank_wolfe", "start_from_signatures"]
 

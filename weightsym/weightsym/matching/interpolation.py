@@ -13,19 +13,19 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from weightsym.arguments import is_number
-from weightsym.batch_norms import batch_norms
-from weightsym.comparison import Comparison, perturbed, tolerance_of
-from weightsym.forward import (
+from weightsym.groups.validation import check_named_tensors
+from weightsym.matching.repair import Repairs, check_whole, reestimated
+from weightsym.networks.batch_norms import batch_norms
+from weightsym.networks.comparison import Comparison, perturbed, tolerance_of
+from weightsym.networks.forward import (
     Inputs,
     in_precision_of,
     in_runnable_precision,
     on_network,
     outputs,
 )
-from weightsym.matching.repair import Repairs, check_whole, reestimated
+from weightsym.networks.randomness import keyed_generator
 from weightsym.params import Params, of
-from weightsym.randomness import keyed_generator
-from weightsym.validation import check_named_tensors
 
 __all__ = [
     "Barrier",

@@ -12,19 +12,19 @@ from torch.utils._pytree import tree_map
 from tqdm.auto import tqdm
 
 from weightsym import params as P
-from weightsym.actions import tied
 from weightsym.arguments import check_between, check_count, check_positive
-from weightsym.elements import compose, identity
-from weightsym.forward import in_precision_of, structural_copy
-from weightsym.groups import LinearGroup, Placement, Symmetries
+from weightsym.groups.actions import tied
+from weightsym.groups.elements import compose, identity
+from weightsym.groups.mixing import identity_mixings, mixed_axis, multiplied
+from weightsym.groups.symmetries import LinearGroup, Placement, Symmetries
+from weightsym.groups.validation import check_one_network
 from weightsym.matching.channels import distance
 from weightsym.matching.interpolation import Loss, interpolate
 from weightsym.matching.matrices import Element, FullMatch, SpaceMap, moved
 from weightsym.matching.plan import assign
-from weightsym.mixing import identity_mixings, mixed_axis, multiplied
+from weightsym.networks.forward import in_precision_of, structural_copy
+from weightsym.networks.randomness import keyed_generator
 from weightsym.params import Params
-from weightsym.randomness import keyed_generator
-from weightsym.validation import check_one_network
 
 __all__ = ["HalfWay", "Learning", "learn", "learn_match"]
 

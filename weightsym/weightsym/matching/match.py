@@ -10,9 +10,11 @@ from typing import Any, Literal, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from weightsym.actions import flip, permute
-from weightsym.elements import identity
-from weightsym.groups import Symmetries
+from weightsym.groups.actions import flip, permute
+from weightsym.groups.elements import identity
+from weightsym.groups.mixing import mix
+from weightsym.groups.symmetries import Symmetries
+from weightsym.groups.validation import check_pair, check_symmetries
 from weightsym.matching.activations import by_activations, check_complete
 from weightsym.matching.ascent import SMALL, Ascent
 from weightsym.matching.frank_wolfe import frank_wolfe, start_from_signatures
@@ -20,9 +22,7 @@ from weightsym.matching.interpolation import Loss
 from weightsym.matching.learned import HalfWay, Learning, learn, parted
 from weightsym.matching.matrices import Element, together
 from weightsym.matching.plan import Plan, plan_of
-from weightsym.mixing import mix
 from weightsym.params import Params, stack, stack_size, unstack
-from weightsym.validation import check_pair, check_symmetries
 
 __all__ = ["ByWeights", "MatchResult", "Moves", "match"]
 

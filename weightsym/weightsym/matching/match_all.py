@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weightsym.actions import permute_some, tied
-from weightsym.elements import compose, identity
-from weightsym.groups import Symmetries
+from weightsym.groups.actions import permute_some, tied
+from weightsym.groups.elements import compose, identity
+from weightsym.groups.mixing import identity_mixings, multiplied
+from weightsym.groups.symmetries import Symmetries
 from weightsym.matching.activations import match_activations
 from weightsym.matching.channels import By, ChannelView, Moments, distance, view_of
 from weightsym.matching.match import match
@@ -25,7 +26,6 @@ from weightsym.matching.matrices import (
     together,
 )
 from weightsym.matching.plan import assign
-from weightsym.mixing import identity_mixings, multiplied
 from weightsym.params import Params
 
 __all__ = ["Pair", "match_all"]

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weightsym.actions import axis_permutation, permute, permute_some
-from weightsym.balanced_form import balance_spaces
-from weightsym.groups import LinearGroup, PermutationGroup, Symmetries, without_groups
+from weightsym.forms.balanced_form import balance_spaces
+from weightsym.groups.actions import axis_permutation, permute, permute_some
+from weightsym.groups.mixing import mix, mix_some
+from weightsym.groups.placements import LinearKind, complex_matrices
+from weightsym.groups.symmetries import LinearGroup, PermutationGroup, Symmetries, without_groups
 from weightsym.matching.channels import Moments
-from weightsym.mixing import mix, mix_some
 from weightsym.params import Params
-from weightsym.placements import LinearKind, complex_matrices
 
 __all__ = [
     "Element",

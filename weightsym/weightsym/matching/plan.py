@@ -11,10 +11,10 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from weightsym.actions import Kind, axes_by_tensor, reached_axes
-from weightsym.elements import homes, identity
-from weightsym.groups import Placement, Symmetries
-from weightsym.units import other_axis
+from weightsym.groups.actions import Kind, axes_by_tensor, reached_axes
+from weightsym.groups.elements import homes, identity
+from weightsym.groups.symmetries import Placement, Symmetries
+from weightsym.groups.units import other_axis
 
 __all__ = ["Plan", "assign", "assign_blocks", "plan_of"]
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from weightsym.batch_norms import batch_norms, refreshed
-from weightsym.forward import in_precision_of, structural_copy
 from weightsym.matching.activations import call_modules
+from weightsym.networks.batch_norms import batch_norms, refreshed
+from weightsym.networks.forward import in_precision_of, structural_copy
+from weightsym.networks.shared_tensors import owners
 from weightsym.params import Params, of
-from weightsym.shared_tensors import owners
 
 __all__ = ["Repaired", "Repairs", "check_whole", "reestimated", "repair"]
 

@@ -1,0 +1,534 @@
+"""Permutations: automorphisms of one coloured graph of operations, tensors and labels.
+
+Labels that move as one are one vertex. Twins, vertices with the same neighbours, may change places;
+they are collapsed. In what remains, colour refinement splits vertices into cells, and in a cell the
+smallest exchange that maps one vertex to another is grown and verified: units of channels and all
+that they carry, heads, groups, experts, branches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.fx import Node
+
+from weightsym.discovery.dimensions.hashing import Hashes, code_of, mix
+from weightsym.discovery.dimensions.nodes import is_symmetric, leaves_of, operation_of
+from weightsym.discovery.dimensions.reading import Reading
+from weightsym.discovery.dimensions.scales import connected
+from weightsym.discovery.dimensions.system import System
+from weightsym.discovery.dimensions.values import Ints, distinct, distinct_rows, occurrence, starts
+
+__all__ = ["Exchange", "Exchanges", "exchanges", "signatures"]
+
+Family = frozenset[frozenset[int]]
+_PIECES = ("split", "split_with_sizes", "unbind")
+_VIEWS = ("select", "slice", "getitem", "view")
+_LARGEST_CELL = 600
+_LONGEST_EXCHANGE = 4000
+
+
+class Exchange(NamedTuple):
+    """Units that may change places: by unit its vertices, in corresponding order."""
+
+    units: list[list[int]]
+    is_block: bool
+
+
+class Exchanges(NamedTuple):
+    """All exchanges, the class of every label, the number of classes, and what was not searched.
+
+    That is by class the reason why exchanges of it, and of those like it, may be missing.
+    """
+
+    groups: list[Exchange]
+    classes: Ints
+    class_count: int
+    unsearched: dict[int, str]
+
+
+class _Star(NamedTuple):
+    """Edges of one colour from a vertex to several others, each once."""
+
+    centre: int
+    colour: int
+    ends: Ints
+
+
+class _Graph(NamedTuple):
+    """Vertices (classes of labels, operations, tensors), their colours, and coloured edges.
+
+    Those to all channels of a layer are stars, so that twins are seen before they are counted.
+    """
+
+    classes: Ints
+    class_count: int
+    colours: Hashes
+    fixed: NDArray[np.bool_]
+    edges: Ints
+    stars: list[_Star]
+    tensor_vertices: dict[str, int]
+
+
+def exchanges(reading: Reading) -> Exchanges:
+    """Find the units of a network that may change places."""
+    graph = _graph_of(reading)
+    placed = np.zeros(len(graph.colours), bool)
+    for parameter in reading.parameters.values():
+        for factor in parameter.factors:
+            placed[graph.classes[factor.labels.reshape(-1).numpy()]] = True
+    placed[list(graph.tensor_vertices.values())] = True
+    families = _twins(graph)
+    groups = [Exchange([[v] for v in f], False) for f in families if placed[f[0]]]
+    representative = np.arange(len(graph.colours))
+    multiplicity = np.ones(len(graph.colours), np.uint64)
+    for family in families:
+        representative[family] = family[0]
+        multiplicity[family[0]] = len(family)
+    search = _Search(graph, representative, multiplicity, placed)
+    members = {f[0]: f for f in families}
+    for units in _compatible(search.exchanges(), search.unsearched):
+        whole = [[y for x in unit for y in members.get(x, [x])] for unit in units]
+        groups.append(Exchange(whole, True))
+    return Exchanges(groups, graph.classes, graph.class_count, search.unsearched)
+
+
+def _neighbours(edges: Ints, identity: Hashes) -> Hashes:
+    """A hash of the multiset of neighbours of every vertex."""
+    h = np.zeros(len(identity), np.uint64)
+    with np.errstate(over="ignore"):
+        np.add.at(h, edges[:, 0], mix(edges[:, 2], identity[edges[:, 1]], 1))
+        np.add.at(h, edges[:, 1], mix(edges[:, 2], identity[edges[:, 0]], 2))
+    return h
+
+
+def signatures(system: System) -> Hashes:
+    """A hash of how every label is tied to others: labels in one role have the same."""
+    facts: list[tuple[Ints, object]] = [(t.pairs, (k, "tie")) for k, t in enumerate(system.ties)]
+    facts += [(pairs, relation) for relation, pairs in system.relations]
+    edges = [_edge(pairs[:, 0], pairs[:, 1], colour) for pairs, colour in facts]
+    every = np.concatenate([np.zeros((0, 3), np.int64), *edges])
+    colours, count = np.zeros(system.count, np.uint64), 0
+    while len(np.unique(colours)) > count:
+        count = len(np.unique(colours))
+        colours = mix(colours, _neighbours(every, colours), 6)
+    return colours
+
+
+# ------------------------------------------------------------ the graph
+def _graph_of(reading: Reading) -> _Graph:
+    system = reading.system
+    classes = connected([t.pairs for t in system.ties], system.count)
+    count = int(classes.max()) + 1
+    merged = _sums_of_sums(reading)
+    vertex = {n: count + k for k, n in enumerate(reading.operations)}
+    vertex = {n: vertex[merged.get(n, n)] for n in vertex}
+    first = count + len(reading.operations)
+    tensors = {name: first + k for k, name in enumerate(reading.parameters)}
+    colours = np.zeros(first + len(tensors), np.uint64)
+    fixed = np.zeros(len(colours), bool)
+    fixed[classes[0]] = True
+    colours[classes[0]] = mix(classes[0] + 1, 77)
+    operation_colours = []
+    for labels, keys, origin in system.colours:
+        live = labels > 0
+        rows = distinct_rows([classes[labels[live]], keys[live]])
+        hashes = mix(rows[:, 1], code_of("colour"))
+        if 0 <= origin < len(reading.operations):  # as seen by an operation
+            origins = np.full(len(rows), vertex[reading.operations[origin]])
+            operation_colours.append(
+                np.stack([origins, rows[:, 0], (hashes >> np.uint64(2)).astype(np.int64)], 1)
+            )
+        else:
+            with np.errstate(over="ignore"):
+                np.add.at(colours, rows[:, 0], hashes)
+    for node in reading.operations:
+        if node not in merged:
+            colours[vertex[node]] = code_of(_description(reading, node))
+    for name, parameter in reading.parameters.items():
+        colours[tensors[name]] = code_of((parameter.shape, parameter.is_buffer))
+    edges = [
+        *operation_colours,
+        *_edges_of_operations(reading, vertex, tensors, classes),
+        *_edges_of_relations(reading, classes),
+    ]
+    every = _distinct(np.concatenate([np.zeros((0, 3), np.int64), *edges]))
+    stars = [*_stars(reading, vertex, tensors, classes)]
+    return _Graph(classes, count, colours, fixed, every, stars, tensors)
+
+
+def _edge(a: Any, b: Any, colour: object) -> Ints:
+    a, b = np.broadcast_arrays(np.asarray(a, np.int64), np.asarray(b, np.int64))
+    code = np.full(a.size, _code(colour), np.int64)
+    return np.stack([a.ravel(), b.ravel(), code], 1)
+
+
+def _code(colour: object) -> int:
+    return code_of(colour) & (2**62 - 1)
+
+
+def _distinct(edges: Ints) -> Ints:
+    """Edges each once, by their hashes."""
+    return edges[np.unique(mix(*edges.T), return_index=True)[1]]
+
+
+def _sums_of_sums(reading: Reading) -> dict[Node, Node]:
+    """Sums that only go into another sum of the same size are part of it, but for biases."""
+    into: dict[Node, Node] = {}
+    for node in reversed(reading.operations):
+        users = list(node.users)
+        has_bias = any(reading.is_parameter(n) for n in node.all_input_nodes)
+        is_plain = all(isinstance(a, Node) or a == 0 for a in node.args) and not node.kwargs
+        is_once = len(users) == 1 and list(users[0].args).count(node) == 1 and not users[0].kwargs
+        is_inner = operation_of(node) == "add" and is_once and is_plain and not has_bias
+        if is_inner and operation_of(users[0]) == "add":
+            sizes = [n.meta["val"].shape for n in (node, users[0])]
+            if sizes[0] == sizes[1]:
+                into[node] = into.get(users[0], users[0])
+    return into
+
+
+def _description(reading: Reading, node: Node) -> tuple[object, ...]:
+    name = operation_of(node)
+    literals: object = ()
+    if name == "getitem":
+        whole: Any = node.args[0]
+        if operation_of(whole) in _PIECES and _acts_on_labels(reading, whole):
+            return name, tuple(node.meta["val"].shape)
+    moves_labels = name in ("select", "slice") and _acts_on_labels(reading, node)
+    is_of_choice = name in ("eq", "ne") and reading.value_of(node.args[0]).choice is not None
+    if not is_of_choice and (name not in _VIEWS or (not moves_labels and "view" not in name)):
+        literals = repr([a for a in _operands(node) if not isinstance(a, Node)])
+    if name == "permute":  # labels say where their own dimensions go
+        value: Any = reading.value_of(node.args[0])
+        dims = frozenset[int]().union(*(f.dims for f in value.factors))
+        literals = repr([d for d in node.args[1] if value.varies[d] and d not in dims])  # type: ignore[union-attr]
+    inputs = [
+        a.name
+        for a in node.all_input_nodes
+        if a.op == "placeholder" and a.name not in reading.owners
+    ]
+    return (str(node.target), literals, inputs)
+
+
+def _acts_on_labels(reading: Reading, node: Node) -> bool:
+    value = reading.value_of(node.args[0])
+    position = 2 if "split" in operation_of(node) else 1
+    d = (node.args[position] if len(node.args) > position else 0) % len(value.shape)  # type: ignore[operator]
+    return any(d in f.dims for f in value.factors)
+
+
+def _edges_of_operations(
+    reading: Reading, vertex: dict[Node, int], tensors: dict[str, int], classes: Ints
+) -> Iterator[Ints]:
+    def vertex_of(node: Any) -> int | None:
+        """The vertex of an operation, or of the tensor that a placeholder stands for."""
+        name = reading.owners.get(node.name, "") if isinstance(node, Node) else ""
+        return vertex.get(node, tensors.get(name)) if isinstance(node, Node) else None
+
+    uses = [
+        (vertex[node], operand, 0 if is_symmetric(node) else position)
+        for node in reading.operations
+        for position, operand in enumerate(map(vertex_of, _operands(node)))
+        if operand is not None and operand != vertex[node]
+    ]
+    for (user, used, position), times in Counter(uses).items():  # a sum of sums may take one twice
+        yield _edge(user, used, ("operand", position, times))
+    for labels, node in reading.stacks:
+        for label, operand in zip(labels.tolist(), map(vertex_of, _operands(node)), strict=False):
+            if operand is not None:
+                yield _edge(operand, classes[label], "place")
+
+
+def _operands(node: Node) -> Sequence[Any]:
+    """The arguments of an operation, and those in the lists that it takes."""
+    return leaves_of((node.args, node.kwargs))
+
+
+def _stars(
+    reading: Reading, vertex: dict[Node, int], tensors: dict[str, int], classes: Ints
+) -> Iterator[_Star]:
+    """From operations to the classes that pass them, and from tensors to those of their axes."""
+    centres: dict[int, Ints] = {}
+    passing: dict[tuple[int, str], dict[int, Ints]] = defaultdict(dict)
+    for touch in reading.touched:
+        node, key = reading.operations[touch.operation], id(touch.labels)
+        if key not in centres:
+            centres[key] = distinct(classes[touch.labels[touch.labels > 0]])
+        role = "any" if is_symmetric(node) else str(touch.place)
+        passing[vertex[node], role][key] = centres[key]
+    for (centre, role), ends in passing.items():
+        own = list(ends.values())
+        every = own[0] if len(own) == 1 else distinct(np.concatenate(own))
+        yield _Star(centre, _code(("passes", role)), every)
+    for name, parameter in reading.parameters.items():
+        for d, factor in enumerate(parameter.factors):
+            own = classes[factor.labels.reshape(-1).numpy()]
+            again = occurrence(factor.labels.new_tensor(own)).numpy()
+            for k in range(int(again.max(initial=-1)) + 1):
+                yield _Star(tensors[name], _code(("axis", d, k)), own[again == k])
+
+
+def _edges_of_relations(reading: Reading, classes: Ints) -> Iterator[Ints]:
+    for relation, pairs in reading.system.relations:
+        rows = classes[pairs]
+        rows = distinct_rows(list(rows[rows[:, 0] != rows[:, 1]].T))
+        if len(rows):
+            yield _edge(rows[:, 0], rows[:, 1], ("relation", relation))
+
+
+# ------------------------------------------------------------ twins
+def _twins(graph: _Graph) -> list[list[int]]:
+    """Families of classes with the same colour and the same neighbours."""
+    size, count = len(graph.colours), graph.class_count
+    h, used = _neighbours(graph.edges, np.arange(size).astype(np.uint64)), np.zeros(size, bool)
+    used[graph.edges[:, :2].ravel()] = True
+    for star in graph.stars:
+        with np.errstate(over="ignore"):
+            h[star.ends] += mix(star.colour, star.centre, 2)
+        used[star.ends] = True
+    families = _alike(np.flatnonzero(used[:count]), mix(graph.colours, h, 5))
+    return [f for f in families if not graph.fixed[f].any()]
+
+
+def _alike(vertices: Ints, hashes: Hashes) -> list[list[int]]:
+    """Several vertices with one hash each, in order of the hashes."""
+    order = vertices[np.argsort(hashes[vertices], kind="stable")]
+    first = np.flatnonzero(starts(hashes[order]))
+    last = np.r_[first, len(order)][1:]
+    several = np.stack([first, last], 1)[last - first > 1]
+    return [order[i:j].tolist() for i, j in several.tolist()]
+
+
+# ------------------------------------------------------------ larger exchanges
+class _Search:
+    """Exchanges of the graph whose twins are collapsed."""
+
+    def __init__(
+        self, graph: _Graph, representative: Ints, multiplicity: Hashes, placed: NDArray[np.bool_]
+    ) -> None:
+        e, tables = graph.edges, dict[int, Ints]()
+        edges = [np.stack([representative[e[:, 0]], representative[e[:, 1]], e[:, 2]], 1)]
+        for centre, colour, ends in graph.stars:
+            if id(ends) not in tables:
+                tables[id(ends)] = distinct(representative[ends])
+            edges.append(np.stack(np.broadcast_arrays(centre, tables[id(ends)], colour), 1))
+        self._edges = _distinct(np.concatenate(edges))
+        self._fixed, self._placed = graph.fixed, placed
+        self._colours = self._refined(graph, multiplicity)
+        cells = _alike(distinct(self._edges[:, :2]), self._colours)
+        self._cells = [c for c in cells if c[0] < graph.class_count and not self._fixed[c[0]]]
+        a, b, k = self._edges.T
+        self._beside = np.concatenate(
+            [np.stack([a, k, a * 0 + 1, b]), np.stack([b, k, a * 0 + 2, a])], 1
+        )
+        self._beside = self._beside[:, np.argsort(self._beside[0], kind="stable")]
+        self._known: dict[int, set[tuple[int, int, int]]] = {}
+        self.unsearched: dict[int, str] = {}
+        self._is_cut = False
+
+    def _next(self, v: int) -> set[tuple[int, int, int]]:
+        """The edges of a vertex: colour, direction, and the other end."""
+        if v not in self._known:
+            first, last = np.searchsorted(self._beside[0], [v, v + 1])
+            self._known[v] = {*zip(*self._beside[1:, first:last].tolist(), strict=True)}
+        return self._known[v]
+
+    def _refined(self, graph: _Graph, multiplicity: Hashes) -> Hashes:
+        """Colours that tell apart what has other neighbours, of how many vertices each is one."""
+        colours = mix(graph.colours, multiplicity, 3)
+        colours[graph.fixed] = graph.colours[graph.fixed]
+        live, index = np.unique(self._edges[:, :2], return_inverse=True)
+        edges = np.concatenate([index.reshape(-1, 2), self._edges[:, 2:]], 1)
+        fresh, cells = colours[live], 0
+        while True:
+            _, cell, size = np.unique(fresh, return_inverse=True, return_counts=True)
+            if len(size) == cells:
+                colours[live] = fresh
+                return colours
+            cells = len(size)
+            several = size[cell] > 1  # what is alone in its cell stays so
+            edges = edges[several[edges[:, 0]] | several[edges[:, 1]]]
+            fresh = np.where(several, mix(fresh, _neighbours(edges, fresh), 4), fresh)
+
+    def exchanges(self) -> list[list[list[int]]]:
+        """Units of every exchange, each exchange once."""
+        families: dict[Family, list[list[int]]] = {}
+        for cell in sorted(self._cells, key=lambda c: (len(c), c[0])):
+            every = cell if len(cell) <= _LARGEST_CELL else _representatives(cell, families)
+            level = every[:_LARGEST_CELL]
+            if len(level) < len(every):
+                self.unsearched[cell[0]] = (
+                    f"of {len(every)} units that look alike, exchanges of {len(level)} were "
+                    "searched"
+                )
+            while len(level) > 1 and not _is_known(level, families):
+                level = self._merged(level, families)
+        return list(families.values())
+
+    def _merged(self, level: list[int], families: dict[Family, list[list[int]]]) -> list[int]:
+        """One vertex of each family that a smallest exchange connects. Families are noted."""
+        first, smallest, self._is_cut = level[0], _LONGEST_EXCHANGE, False
+        images: dict[int, dict[int, int] | None] = {}
+        for v in level[1:]:  # none that is longer than one before it counts
+            images[v] = self._grown(first, v, smallest)
+            smallest = min(smallest, len(images[v] or range(smallest)))
+        if not any(images.values()):
+            if self._is_cut:
+                self.unsearched[first] = (
+                    f"exchanges of more than {_LONGEST_EXCHANGE // 2} things were not searched"
+                )
+            return level[1:]
+        alone, waiting = [], list(level)
+        while waiting:
+            v = waiting[0]
+            if v != first:
+                images = {w: self._grown(v, w, smallest) for w in waiting[1:]}
+            family = {w: i for w, i in images.items() if i and len(i) == smallest}
+            if family:
+                self._note(v, family, families)
+            alone.append(v)
+            waiting = [w for w in waiting[1:] if w not in family]
+        return alone if len(alone) < len(level) else []
+
+    def _note(
+        self, v: int, family: dict[int, dict[int, int]],
+        families: dict[Family, list[list[int]]],
+    ) -> None:  # fmt: skip
+        unit = _side(next(iter(family.values())), v)
+        units = [unit] + [
+            [image[x] for x in unit] for image in family.values() if all(x in image for x in unit)
+        ]
+        flat, family_units = [x for u in units for x in u], frozenset(map(frozenset, units))
+        is_known = any(family_units < known for known in families)  # of which a part was searched
+        if len(set(flat)) == len(flat) and any(self._placed[x] for x in unit) and not is_known:
+            families[family_units] = units
+
+    def _grown(self, u: int, v: int, most: int) -> dict[int, int] | None:
+        """The smallest exchange that maps one vertex to another, if it moves at most so many."""
+        image = {u: v, v: u}
+        pending = [(u, v)]
+        while pending:
+            a, b = pending.pop()
+            forced = self._forced(a, b, image)
+            if forced is None:
+                return None
+            new = self._extended(image, forced, most)
+            if new is None:
+                return None
+            pending += new
+        for a, b in image.items():
+            if {(k, d, image.get(w, w)) for k, d, w in self._next(a)} != self._next(b):
+                return None
+        return image
+
+    def _extended(
+        self, image: dict[int, int], pairs: Sequence[tuple[int, int]], most: int
+    ) -> list[tuple[int, int]] | None:
+        """Add pairs to an exchange. Those that are new, or None where they contradict it."""
+        new = []
+        for x, y in pairs:
+            if image.get(x) == y:
+                continue
+            is_taken = x in image or y in image or self._fixed[x] or self._fixed[y]
+            if is_taken or len(image) >= most:
+                self._is_cut |= not is_taken and most == _LONGEST_EXCHANGE
+                return None
+            image[x], image[y] = y, x
+            new.append((x, y))
+        return new
+
+    def _forced(self, a: int, b: int, image: dict[int, int]) -> list[tuple[int, int]] | None:
+        """Find what must change places, too, so that neighbours of one are those of the other."""
+        ours, theirs = self._next(a), self._next(b)
+        left = [t for t in ours if (t[0], t[1], image.get(t[2], t[2])) not in theirs]
+        right = [t for t in theirs if (t[0], t[1], image.get(t[2], t[2])) not in ours]
+        if any(t[2] in image for t in left + right):
+            return None
+        tables: list[dict[tuple[int, int, int], list[int]]] = [defaultdict(list) for _ in range(2)]
+        for table, side in zip(tables, (left, right), strict=True):
+            for k, d, w in side:
+                table[k, d, int(self._colours[w])].append(w)
+        first, second = tables
+        if {k: len(x) for k, x in first.items()} != {k: len(x) for k, x in second.items()}:
+            return None
+        return [
+            pair for k in first for pair in zip(sorted(first[k]), sorted(second[k]), strict=True)
+        ]
+
+
+def _compatible(found: Sequence[list[list[int]]], reasons: dict[int, str]) -> list[list[list[int]]]:
+    """Exchanges that make up a group of as many elements as they have together.
+
+    Each must leave every unit of another one as it is, or take them all elsewhere: so do rows and
+    columns, and heads with what is in them. Or it must turn one that is known into another, as
+    where rows change places with columns. Two that exchange pairs of units, (0, 1) and (0, 2), do
+    not where entries stand for pairs: of these the first is kept.
+    """
+    chosen: list[list[list[int]]] = []
+    users: dict[int, set[int]] = defaultdict(set)
+    known: set[Family] = set()
+    for units in found:
+        flat = [x for unit in units for x in unit]
+        beside = [chosen[k] for k in set[int]().union(*(users[x] for x in flat))]
+        if not all(_agree(units, other, known) for other in beside):
+            reasons[units[0][0]] = "exchanges that share entries with others were left out"
+            continue
+        for x in flat:
+            users[x].add(len(chosen))
+        chosen.append(units)
+        known.add(frozenset(map(frozenset, units)))
+    return chosen
+
+
+def _agree(units: list[list[int]], other: list[list[int]], known: set[Family]) -> bool:
+    """Tell whether two exchanges make up a group of as many elements as both have."""
+    effects = _effects(units, other, known)
+    if None in effects:
+        return False
+    return "turned" in effects or None not in _effects(other, units, known)
+
+
+def _effects(units: list[list[int]], other: list[list[int]], known: set[Family]) -> set[str | None]:
+    """What the exchanges of units make of another exchange, None where they tear it apart."""
+    effects, before = set[str | None](), list(map(frozenset, other))
+    for unit in units[1:]:
+        image = dict(zip([*units[0], *unit], [*unit, *units[0]], strict=True))
+        after = [frozenset(image.get(x, x) for x in old) for old in before]
+        if after == before or frozenset().union(*before).isdisjoint(frozenset().union(*after)):
+            effects.add("left")
+        else:
+            is_another = set(after) != set(before) and frozenset(after) in known
+            effects.add("turned" if is_another else None)
+    return effects
+
+
+def _representatives(cell: list[int], families: Mapping[Family, object]) -> list[int]:
+    """The vertices of a cell that are left if one unit stands for all of every known exchange."""
+    for units in families:
+        inside = [[v for v in cell if v in unit] for unit in units]
+        if len(set(map(len, inside))) == 1:
+            others = {v for vertices in inside[1:] for v in vertices}
+            cell = [v for v in cell if v not in others]
+    return cell
+
+
+def _is_known(level: list[int], families: Mapping[Family, object]) -> bool:
+    """Tell whether vertices are one of each unit of an exchange that has been found."""
+    return any(
+        len(units) == len(level)
+        and all(any(v in unit for unit in units) for v in level)
+        and len({unit for v in level for unit in units if v in unit}) == len(level)
+        for units in families
+    )
+
+
+def _side(image: dict[int, int], v: int) -> list[int]:
+    """The half of an exchange in which a vertex lies, in order of discovery."""
+    order = list(image)
+    parity = order.index(v) % 2
+    return [order[k + parity] for k in range(0, len(order), 2)]

@@ -1,0 +1,41 @@
+"""Reports of operations that were not understood: what they are, and where they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from torch.fx import Node
+
+from weightsym.discovery.dimensions.nodes import leaves_of, operation_of
+from weightsym.groups.symmetries import Frozen
+from weightsym.networks.forward import UnsupportedModel
+
+__all__ = ["check_sizes", "report"]
+
+
+def report(node: Node, reason: str) -> Frozen:
+    """The place of an operation in the network and in the user's code."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    module = re.sub(r"@\d+$", "", stack[-1][0]) if stack else ""
+    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    lines = [x for x in lines if "/torch/" not in x[0]] or lines
+    line = f"{Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""
+    return Frozen(operation_of(node), module, line, reason)
+
+
+def check_sizes(node: Node) -> None:
+    """Channels can be counted only where sizes do not depend on numbers in the input."""
+    values = leaves_of(node.meta.get("val"))
+    numbers = [v for v in values if isinstance(v, torch.SymInt | torch.SymFloat | torch.SymBool)]
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    if numbers or any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
+        where = report(node, "")
+        what = "What" if numbers else "The size of what"
+        line = f" at {where.line}" if where.line else ""
+        raise UnsupportedModel(
+            f"{what} `{where.operation}`{line} returns depends on the numbers in the input, so "
+            "that channels cannot be followed. Pass the submodule that has no such step, with an "
+            "input of its own."
+        )

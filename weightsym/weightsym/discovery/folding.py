@@ -1,0 +1,232 @@
+"""Fold the gains of normalisations into the linear maps behind them: the stream may then turn.
+
+With gains, only signs and permutations of a normalised stream keep a network's function. The same
+function without gains allows all rotations (of an RMSNorm; those that keep the vector of ones, of a
+LayerNorm).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from weightsym.discovery import discover
+from weightsym.groups.symmetries import Symmetries
+from weightsym.networks.forward import Inputs, on_network, outputs
+from weightsym.params import Params
+
+__all__ = ["fold_norms"]
+
+
+def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: Any) -> nn.Module:
+    r"""Copy a network without the gains and biases of its norms: the next linear maps take them.
+
+    .. math:: W' = W \mathrm{diag}(\gamma), \quad b' = b + W \beta
+
+    ``nn.LayerNorm``, ``nn.RMSNorm`` and modules that compute the same with a ``weight``, and maybe
+    a ``bias``, of their own are folded, if linear maps alone read them. The function stays;
+    `discover` finds the rotations of the stream then. Training goes on differently, for the weights
+    are others.
+
+    Args:
+        model: any module; it is left untouched.
+        *example: example inputs, as the module takes them.
+        partial: leave the norms that cannot be folded, instead of an error.
+        **named: example inputs by name.
+
+    Raises:
+        ValueError: a norm is read by something that is not a linear map of its own, and ``partial``
+            is not set.
+
+    >>> from weightsym import discover, fold_norms
+    >>> layers = torch.nn.Linear(4, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2)
+    >>> net, x = torch.nn.Sequential(*layers), torch.randn(8, 4)
+    >>> folded = fold_norms(net, x)
+    >>> torch.allclose(folded(x), net(x), atol=1e-5)
+    True
+    >>> discover(net, x).linear, discover(folded, x).linear[0].kind
+    ((), 'centred')
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
+    affine = {name: module for name, module in model.named_modules() if _is_affine(module)}
+    norms = {name: norm for name, module in affine.items() if (norm := _norm_of(module))}
+    folded, inputs = copy.deepcopy(model), Inputs(example, named)
+    if not norms:
+        return folded
+    with_gains = copy.deepcopy(model).eval()
+    for name, norm in norms.items():
+        if norm.offset:
+            _put(with_gains, name, _WithGain(norm.plain, norm.gain, norm.bias))
+    sym = discover(with_gains, *example, **named)
+    for name, norm in norms.items():
+        prefix = f"{name}." if name else ""
+        readers = _readers(sym, prefix)
+        if readers and _folds(with_gains, prefix, readers, inputs):
+            _fold(folded, prefix, readers, norm)
+            _remove_gain(folded, name, norm.plain)
+        elif not partial:
+            raise ValueError(
+                f"The norm {name!r} cannot be folded: not only linear maps read it that have "
+                "weights of their own, and a bias if the norm has one."
+            )
+    _leave_fused_kernels(folded)
+    return folded
+
+
+# ------------------------------------------------------------ readers
+def _readers(sym: Symmetries, prefix: str) -> list[str]:
+    """The tensors that take up scales of a norm, if all of them may be linear maps behind it."""
+    gain = f"{prefix}weight"
+    groups = [{sym.axes[p.axis].tensor for p in group.placements} for group in sym.scalings]
+    taking = set().union(*(names for names in groups if gain in names))
+    readers = [n for n in sym.shapes if n in taking - {gain, f"{prefix}bias"}]
+    alike = all(sym.shapes[name][1:] == sym.shapes[gain] for name in readers)
+    return readers if alike else []
+
+
+def _folded(params: Params, prefix: str, readers: Sequence[str]) -> Params:
+    """The parameters of the same function without the gain and bias of a norm."""
+    gain, bias = params[f"{prefix}weight"], params.get(f"{prefix}bias")
+    new = {**params, f"{prefix}weight": torch.ones_like(gain)}
+    for name in readers:
+        new[name] = params[name] * gain
+        if bias is not None:
+            new[f"{prefix}bias"] = torch.zeros_like(bias)
+            shift = params[name] @ bias
+            new[_bias_of(name)] = new.get(_bias_of(name), torch.zeros_like(shift)) + shift
+    return new
+
+
+def _bias_of(weight: str) -> str:
+    owner, dot, name = weight.rpartition(".")
+    return owner + dot + (name.replace("weight", "bias") if "weight" in name else f"{name}_bias")
+
+
+@torch.no_grad()
+def _folds(model: nn.Module, prefix: str, readers: Sequence[str], inputs: Inputs) -> bool:
+    """True if the function stays for random gains and biases: all that reads them is linear."""
+    params: Params = dict(model.named_parameters())
+    generator = torch.Generator().manual_seed(0)
+    for full in (name for name in (f"{prefix}weight", f"{prefix}bias") if name in params):
+        params[full] = torch.randn(params[full].shape, generator=generator).to(params[full])
+    new = _folded(params, prefix, readers)
+    inputs = on_network(model, inputs)
+    added = [name for name in new if name not in params]
+    if any(type(model.get_submodule(name.rpartition(".")[0])) is not nn.Linear for name in added):
+        return False
+    before, after = (outputs(model, p, inputs) for p in (params, new))
+    tolerance = torch.finfo(params[f"{prefix}weight"].dtype).eps ** 0.3
+    return all(
+        bool((a - b).abs().max() <= tolerance * b.abs().max())
+        for a, b in zip(after, before, strict=True)
+    )
+
+
+@torch.no_grad()
+def _fold(model: nn.Module, prefix: str, readers: Sequence[str], norm: _Norm) -> None:
+    """Write what the weights behind a norm become into a network."""
+    params: Params = dict(model.named_parameters())
+    new = _folded({**params, f"{prefix}weight": norm.gain}, prefix, readers)
+    for name in {*readers, *map(_bias_of, readers)} & new.keys():
+        if name in params:
+            model.get_parameter(name).copy_(new[name])
+        else:
+            model.get_submodule(name.rpartition(".")[0]).bias = nn.Parameter(new[name])
+
+
+# ------------------------------------------------------------ norms
+class _Norm(NamedTuple):
+    """The gain and bias of a norm, and the norm without them."""
+
+    gain: Tensor
+    bias: Tensor | None
+    plain: nn.Module
+    offset: int
+
+
+def _is_affine(module: nn.Module) -> bool:
+    """True if a module has one vector of weights, maybe one of biases, and nothing else."""
+    parameters = dict(module.named_parameters())
+    weight = parameters.get("weight")
+    same = (
+        all(p.shape == weight.shape for p in parameters.values()) if weight is not None else False
+    )
+    return (
+        same and weight is not None and weight.ndim == 1 and parameters.keys() <= {"weight", "bias"}
+    )
+
+
+@torch.no_grad()
+def _norm_of(module: nn.Module) -> _Norm | None:
+    """The gain and bias of a module, if running it shows a norm over the last axis."""
+    weight, bias = module.weight, getattr(module, "bias", None)
+    assert isinstance(weight, Tensor)
+    shape = weight.shape
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, *shape, generator=generator, dtype=torch.float64)
+    x = torch.cat([x, 1e-3 * x, 10 * x + 1])
+    try:
+        y = copy.deepcopy(module).double().cpu().eval()(x)
+    except Exception:  # whatever a module of this shape may raise, it is no norm of vectors
+        return None
+    for plain, offset in ((p, o) for p in _plain_norms(module, shape) for o in (0, 1)):
+        gain = offset + weight
+        expected = plain(x) * gain.double().cpu()
+        expected = expected if bias is None else expected + bias.double().cpu()
+        if y.shape == x.shape and torch.allclose(y.double(), expected, rtol=1e-6, atol=1e-7):
+            return _Norm(gain.detach().clone(), bias, plain, offset)
+    return None
+
+
+def _plain_norms(module: nn.Module, shape: torch.Size) -> Iterator[nn.Module]:
+    """Norms without gain, with the epsilon of the module under any of its usual names."""
+    epsilons = [
+        getattr(module, n, None) for n in ("eps", "variance_epsilon", "epsilon", "norm_eps")
+    ]
+    eps = next((e for e in epsilons if isinstance(e, float)), None)
+    yield nn.RMSNorm(shape, eps=eps, elementwise_affine=False)
+    if eps is not None:
+        yield nn.LayerNorm(shape, eps=eps, elementwise_affine=False)
+
+
+class _WithGain(nn.Module):
+    """A norm whose gain is a parameter as it multiplies."""
+
+    def __init__(self, plain: nn.Module, gain: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.plain, self.weight = plain, nn.Parameter(gain)
+        self.bias = None if bias is None else nn.Parameter(bias.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.plain(x) * self.weight
+        return y if self.bias is None else y + self.bias
+
+
+def _remove_gain(model: nn.Module, name: str, plain: nn.Module) -> None:
+    """Put the norm without gain where the norm was, where those of torch keep their class."""
+    old = model.get_submodule(name)
+    if type(old) in (nn.LayerNorm, nn.RMSNorm):
+        setattr(old, "elementwise_affine", False)  # noqa: B010
+        for key in list(dict(old.named_parameters())):
+            old.register_parameter(key, None)
+    else:
+        _put(model, name, plain)
+
+
+def _put(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module.train(model.get_submodule(name).training))
+
+
+def _leave_fused_kernels(model: nn.Module) -> None:
+    """Fused layers read the gains of their norms: without these they take the ordinary path."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and any(
+            norm.weight is None for norm in (module.norm1, module.norm2)
+        ):
+            module.activation_relu_or_gelu = 0

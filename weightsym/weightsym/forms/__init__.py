@@ -1,0 +1,1 @@
+"""Canonical forms of networks, their least mass, and orders of their units."""

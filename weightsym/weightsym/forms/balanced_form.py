@@ -1,0 +1,295 @@
+r"""One representative for every orbit of matrices: the balanced form of heads, adapters, streams.
+
+For a space with A on the one side and B on the other, G A and :math:`G^{-T} B`, three steps:
+
+1. Balance, :math:`A A^T = B B^T`. With :math:`A^T = Q_A R_A`, :math:`B^T = Q_B R_B` and
+   :math:`R_A R_B^T = U S Y^T` that is :math:`G = S^{-1/2} Y^T R_B`, without an inverse.
+2. Turn to the eigenvectors of :math:`A A^T + B B^T`, the largest first.
+3. Choose signs, or phases: the largest entry of each row of the first writer is positive.
+
+Rotations only take steps 2 and 3, with biases beside A and B: weights alone need not reach into all
+directions. Complex numbers take steps 1 and 3, phases 3. What is left of the group after a step
+leaves the steps before it alone, whatever the other groups do.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weightsym.groups.mixing import identity_mixings, mix_some, multiplied
+from weightsym.groups.placements import Placement, complex_matrices
+from weightsym.groups.symmetries import LinearGroup, Symmetries
+from weightsym.groups.units import unit_rows
+from weightsym.groups.validation import check_finite, check_params, check_squares
+from weightsym.params import Params
+
+__all__ = [
+    "balance_group",
+    "balance_spaces",
+    "balancing_matrices",
+    "check_full_rank",
+    "orienting_matrices",
+    "sides",
+    "weight_places",
+]
+
+_NEAR = 1e-6  # singular values nearer than this leave the form undetermined in most of its digits
+_RANK = 1e-13
+_COMPLEX = ("complex", "unit complex")
+_log = logging.getLogger(__name__)
+
+
+def balancing_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
+    r"""The matrices, for `mix`, that bring every space to its balanced form.
+
+    .. math:: G A A^T G^T = G^{-T} B B^T G^{-1}
+
+    A space is left as it is if one of its sides, or their product, has not full rank: then nothing
+    balances it. Where two singular values are nearly the same, the form is not unique: both cases
+    are logged.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+
+    >>> from weightsym import params as P
+    >>> from weightsym import discover, mix
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 3))
+    >>> sym, w = discover(net, torch.randn(8, 4)), P.of(net)
+    >>> balanced = mix(w, sym, balancing_matrices(w, sym))
+    >>> a, b = balanced["0.weight"], balanced["1.weight"].T
+    >>> torch.allclose(a @ a.T, b @ b.T, atol=1e-5)
+    True
+    """
+    stack, stacked = weights_of_spaces(params, sym)
+    matrices, dead = _balanced(stack, sym)
+    stack = mix_some(stack, sym, matrices)
+    turned = [_rotation(stack, sym, g) for g in sym.linear]
+    _warn(dead, [gap for _, gap in turned])
+    rotations = [
+        torch.where(d[..., None, None], _identity(r), r)
+        for d, (r, _) in zip(dead, turned, strict=True)
+    ]
+    matrices = [r @ m for r, m in zip(rotations, matrices, strict=True)]
+    stack = mix_some(stack, sym, rotations)
+    signs = _orientations(stack, sym)
+    matrices = [s @ m for s, m in zip(signs, matrices, strict=True)]
+    return [m if stacked else m[0] for m in matrices]
+
+
+def check_full_rank(params: Params, sym: Symmetries) -> None:
+    """Refuse networks with spaces that no matrix balances: they have no balanced form.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+    """
+    stack, _ = weights_of_spaces(params, sym)
+    for group, lost in zip(sym.linear, _balanced(stack, sym)[1], strict=True):
+        if bool(lost.any()):
+            raise ValueError(
+                f"`mixing`: {int(lost.sum())} spaces at {group.name!r} have no full rank on both "
+                "sides, so that no matrix balances them."
+            )
+
+
+def orienting_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
+    """The signs and phases, for `mix`, of a network in balanced form.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+    """
+    stack, stacked = weights_of_spaces(params, sym)
+    return [m if stacked else m[0] for m in _orientations(stack, sym)]
+
+
+def weights_of_spaces(params: Params, sym: Symmetries) -> tuple[Params, bool]:
+    """The weights at spaces as a stack in double precision, and whether they were a stack."""
+    stacked = check_params(params, sym)
+    check_finite(params, sym)
+    names = {sym.axes[p.axis].tensor for g in sym.linear for p in g.placements}
+    names = {n for n in sym.shapes if n in names} or set(list(sym.shapes)[:1])
+    stack = {n: params[n].detach().double() for n in sym.shapes if n in names}
+    check_squares(stack)
+    return stack if stacked else {n: t[None] for n, t in stack.items()}, stacked
+
+
+def _warn(dead: list[Tensor], gaps: list[Tensor]) -> None:
+    lost = sum(int(d.sum()) for d in dead)
+    if lost:
+        _log.warning("%d spaces have no full rank on both sides: they are left as they are.", lost)
+    close = sum(int((gap[~d] < _NEAR).sum()) for d, gap in zip(dead, gaps, strict=True))
+    if close:
+        _log.warning(
+            "%d spaces have singular values that are nearly the same (relative gap below %g): "
+            "their balanced form is not unique.",
+            close,
+            _NEAR,
+        )
+
+
+# ------------------------------------------------------------ step 1: balance
+class Balance(NamedTuple):
+    """The closed form for one pair: what multiplies A and B, and the singular values of A^T B.
+
+    Rows of the two matrices that belong to vanishing singular values are zero: the limit of a
+    balance that no matrix reaches.
+    """
+
+    forward: Tensor
+    inverse_transpose: Tensor
+    singular: Tensor
+
+    @property
+    def full(self) -> Tensor:
+        """True for every space whose balance a matrix reaches."""
+        return (self.singular > 0).all(-1)
+
+    @property
+    def reached(self) -> Tensor:
+        """The matrix that reaches the balance, one where none does."""
+        return torch.where(self.full[..., None, None], self.forward, _identity(self.forward))
+
+
+def balance_spaces(a: Tensor, b: Tensor) -> Balance:
+    """Balance matrices ``(..., size, weights)`` in closed form."""
+    ra, rb = _triangle(a), _triangle(b)
+    left, singular, right = torch.linalg.svd(ra @ rb.mT)
+    noise = _RANK * torch.linalg.matrix_norm(ra) * torch.linalg.matrix_norm(rb)
+    singular = torch.where(singular > noise[..., None], singular, 0)
+    root = torch.where(singular > 0, singular, torch.inf).rsqrt()[..., None]
+    return Balance(root * (right @ rb), root * (left.mT @ ra), singular)
+
+
+def balance_group(stack: Params, sym: Symmetries, group: LinearGroup) -> Balance:
+    """Balance the spaces of a group, half of the way where one tensor is both of their sides.
+
+    Args:
+        stack: a stack of networks in double precision, or those tensors of it that are there.
+        sym: what `discover` returned.
+        group: one of ``sym.linear`` that rescales.
+    """
+    a, b = sides(stack, sym, group)
+    if group.kind == "complex":
+        ratio = b.square().sum((-1, -2)) / a.square().sum((-1, -2))
+        usable = (ratio > 0) & ratio.isfinite()
+        size = torch.where(usable, ratio, 1)[..., None, None] ** 0.25
+        eye = torch.eye(2).to(a)
+        return Balance(size * eye, eye / size, usable[..., None].to(a))
+    solution = balance_spaces(a, b)
+    axes = {(p.axis, sym.axes[p.axis].tensor) for p in weight_places(sym, group)}
+    if len(axes) == len({tensor for _, tensor in axes}):
+        return solution
+    values, vectors = torch.linalg.eigh(solution.reached.mT @ solution.reached)
+    half = vectors * values.clamp_min(1e-300)[..., None, :] ** 0.25 @ vectors.mT
+    return Balance(half, torch.linalg.inv(half).mT, solution.singular)
+
+
+def _triangle(a: Tensor) -> Tensor:
+    """The square R of a QR factorisation of the transpose."""
+    missing = a.shape[-2] - a.shape[-1]
+    if missing > 0:
+        a = torch.cat([a, a.new_zeros(*a.shape[:-1], missing)], -1)
+    return torch.linalg.qr(a.mT, mode="r").R
+
+
+def _balanced(stack: Params, sym: Symmetries, most: int = 500) -> tuple[list[Tensor], list[Tensor]]:
+    """Matrices that balance all spaces, and which of them cannot be balanced."""
+    total = identity_mixings(sym, stack)
+    dead = [torch.zeros(t.shape[:2], dtype=torch.bool, device=t.device) for t in total]
+    for _ in range(most):
+        moved = 0.0
+        for k, group in enumerate(sym.linear):
+            if group.rescales:
+                solution = balance_group(stack, sym, group)
+                step, dead[k] = solution.reached, ~solution.full
+                stack = multiplied(stack, sym, group, step, torch.linalg.inv(step).mT)
+                total[k] = step @ total[k]
+                moved = max(moved, float((step.mT @ step - _identity(step)).abs().max()))
+        if moved < 1e-14:
+            break
+    return total, dead
+
+
+def _identity(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device).expand_as(like)
+
+
+# ------------------------------------------------------------ step 2: turn
+def _rotation(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tensor, Tensor]:
+    """Rotations to the eigenvectors of all that is written and read, and their smallest gap."""
+    a, b = sides(stack, sym, group)
+    gram = a @ a.mT + b @ b.mT
+    if group.kind in _COMPLEX:
+        return _identity(gram), gram.new_full(gram.shape[:2], torch.inf)
+    basis = group.basis.to(gram)
+    values, vectors = torch.linalg.eigh(basis.mT @ gram @ basis)
+    values = values.flip(-1)
+    gap = (values[..., :-1] - values[..., 1:]) / values[..., :-1].clamp_min(1e-300)
+    is_empty = values[..., :-1] <= _RANK * values[..., :1]  # directions that nothing reaches into
+    gap = torch.where(is_empty, torch.inf, gap)
+    smallest = gap.amin(-1) if gap.shape[-1] else gap.new_full(gap.shape[:-1], torch.inf)
+    return group.lifted(vectors.flip(-1).mT), smallest
+
+
+# ------------------------------------------------------------ step 3: signs and phases
+def _orientations(stack: Params, sym: Symmetries) -> list[Tensor]:
+    """Signs and phases of all groups, each after those whose writers come before."""
+    result = identity_mixings(sym, stack)
+    for k in sorted(range(len(sym.linear)), key=lambda k: sym.linear[k].placements[0].axis):
+        group = sym.linear[k]
+        result[k] = _orientation(stack, sym, group)
+        stack = multiplied(stack, sym, group, result[k], result[k])
+    return result
+
+
+def _orientation(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
+    """Make the largest entry of every row real and positive, of the first place that has any.
+
+    What is tiny beside the other rows counts as rounding, unless there is nothing else.
+    """
+    entries, shares = [], []
+    for placement in group.placements:
+        rows = unit_rows(stack, sym, placement)
+        if group.kind in _COMPLEX:
+            rows = torch.complex(rows[..., :1, :], rows[..., 1:, :])
+        else:
+            rows = group.basis.to(rows).mT @ rows
+        entry = rows.take_along_dim(rows.abs().argmax(-1, keepdim=True), -1)[..., 0]
+        entries.append(entry)
+        shares.append(entry.abs() / entry.abs().amax(-1, keepdim=True).clamp_min(1e-300))
+    first = (torch.stack(shares) > _NEAR).to(torch.uint8).argmax(0, keepdim=True)
+    largest = torch.stack(entries).take_along_dim(first, 0)[0]
+    phase = torch.where(largest == 0, 1, largest.sgn()).conj()
+    if not phase.is_complex():
+        return group.lifted(torch.diag_embed(phase))
+    return complex_matrices(phase.real[..., 0], phase.imag[..., 0])
+
+
+# ------------------------------------------------------------ sides of spaces
+def weight_places(sym: Symmetries, group: LinearGroup) -> list[Placement]:
+    """The placements of a group whose tensors count for the mass, in graph order."""
+    return [p for p in group.placements if sym.axes[p.axis].tensor in sym.weights]
+
+
+def sides(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tensor, Tensor]:
+    """The two matrices of every space that G and its inverse transpose multiply.
+
+    Biases are left out where the group rescales: they do not count for the mass.
+
+    Args:
+        stack: a stack of networks in double precision, or those tensors of it that are there.
+        sym: what `discover` returned.
+        group: one of ``sym.linear``.
+    """
+    parts: dict[int, list[Tensor]] = {1: [], -1: []}
+    for placement in weight_places(sym, group) if group.rescales else group.placements:
+        parts[placement.exponent].append(unit_rows(stack, sym, placement))
+    first = next(iter(stack.values()))
+    none = first.new_zeros(first.shape[0], group.spaces, group.size, 0)
+    return torch.cat([none, *parts[1]], -1), torch.cat([none, *parts[-1]], -1)

@@ -1,0 +1,435 @@
+"""Remove symmetries: one representative for every orbit of a network.
+
+A canonical form goes softmax shift, scale and sign, sort. Layers are treated in graph order, each
+after those before it: the scale of a unit does not see its own sign, and its sign not its own
+scale, so that both are read off the weights that enter it once the layer before is done. Every step
+commutes with permutations: the result is the same for every network of an orbit.
+
+A representative depends on all tensors of its network, but once the permutation, scales and signs
+that lead to it are known they act on every tensor alone. Networks that never are in memory together
+take two passes: the first reads whole networks, some at a time, and keeps only the group elements
+(`plan_removal`); the second goes layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from weightsym.forms.balanced_form import balancing_matrices, check_full_rank, orienting_matrices
+from weightsym.forms.min_mass import min_mass
+from weightsym.forms.scales_and_signs import Scaling, canonical_scales_and_signs
+from weightsym.forms.sorting import SortKey, sort_permutations
+from weightsym.groups.actions import (
+    Element,
+    Kind,
+    multiply,
+    permute,
+    permute_some,
+    shift_logits,
+    tied,
+)
+from weightsym.groups.elements import random_permutations, random_scales, random_signs
+from weightsym.groups.mixing import mix_some, remove_shifts
+from weightsym.groups.symmetries import Group, Symmetries
+from weightsym.groups.units import is_other_side, unit_rows, writer
+from weightsym.groups.validation import check_params
+from weightsym.params import Params, is_stacked
+
+__all__ = [
+    "Removal",
+    "balanced_together",
+    "canonicalise",
+    "check_form",
+    "plan_removal",
+    "remove_softmax_shift",
+]
+
+_MOST_NUMBERS = 10**8  # of networks that are tried
+_NUMBERS_TRIED = 10**7  # in all networks together
+
+
+def canonicalise(
+    params: Params,
+    sym: Symmetries,
+    scaling: Scaling | None = "unit-norm",
+    permutation: SortKey | None = "max",
+    softmax_shift: bool = False,
+    *,
+    mixing: Literal["balanced"] | None = None,
+    shifts: bool = False,
+    target: float = 1.0,
+    descending: bool = True,
+) -> Params:
+    r"""Replace a network, or every member of a stack, by the representative of its orbit.
+
+    .. math:: c(g\, \theta) = c(\theta) \quad \text{for every symmetry } g \text{ that is removed}
+
+    That is tried once for each network, at random weights, unless it has more than 100 million
+    numbers: where several signs or scales meet in one weight, or units are alike but for what they
+    read of each other, there may be no such form, and a `ValueError` says so.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        scaling: norm or standard deviation of the weights that enter a unit (those of a residual
+            stream's first writer; the absolute gain after a normalisation) set to ``target``, or
+            the scales of least mass.
+        permutation: what units are sorted by, see `sort_permutations`.
+        softmax_shift: also set the mean over classes of the last layer's weights and biases to
+            zero. This changes logits, not probabilities.
+        mixing: ``"balanced"`` also brings the channels that matrices may mix (``sym.linear``) to
+            their balanced form, see `balancing_matrices`; they keep the order that it gives them.
+            Spaces that any matrix may mix have none without full rank, and are refused.
+        shifts: also set biases that other biases can take up, and those that nothing sees, to zero.
+            Biases of layers that may change places share what they hold instead.
+        target: the norm or standard deviation that every unit gets.
+        descending: largest first.
+
+    Returns:
+        New parameters; tensors that nothing changes are the same objects, so clone what you keep
+        of a network that goes on training.
+
+    >>> from weightsym import params as P
+    >>> from torch import nn
+    >>> from weightsym import canonicalise, discover, permute, random_permutations
+    >>> net, x = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1)), torch.randn(8, 2)
+    >>> sym, w = discover(net, x), P.of(net)
+    >>> copy = permute(w, sym, random_permutations(sym))
+    >>> one, other = canonicalise(w, sym), canonicalise(copy, sym)
+    >>> all(torch.allclose(one[name], other[name], atol=1e-5) for name in w)
+    True
+    >>> one["0.weight"].norm(dim=1).round(decimals=4)
+    tensor([1., 1., 1., 1., 1.])
+    """
+    check_params(params, sym)
+    if softmax_shift:
+        params = remove_softmax_shift(params, sym)
+    if shifts:
+        params = remove_shifts(params, sym)
+    if mixing not in (None, "balanced"):
+        raise ValueError(f"`mixing` must be 'balanced' or None, got {mixing!r}.")
+    unsorted: set[int] = set()
+    if mixing is not None and sym.linear:
+        check_full_rank(params, sym)
+        _check_products(sym, scaling)
+        (params,) = balanced_together([params], sym, scaling, target)
+        inside = sym.covered(sym.permutations, _ORDERED)
+        unsorted = {
+            k
+            for k, (group, units) in enumerate(zip(sym.permutations, inside, strict=True))
+            if group.kind != "block" and bool(units.all())
+        }
+    else:
+        check_form(sym, scaling, permutation)
+        params = _scaled(params, sym, scaling, target)
+    return _sorted(params, sym, permutation, descending, unsorted)
+
+
+def _scaled(
+    params: Params, sym: Symmetries, scaling: Scaling | None, target: float = 1.0
+) -> Params:
+    scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
+    return multiply(params, sym, {"scalings": scales, "signs": signs})
+
+
+def _sorted(
+    params: Params, sym: Symmetries, permutation: SortKey | None, descending: bool = True,
+    unsorted: Set[int] = frozenset(),
+) -> Params:  # fmt: skip
+    if permutation is None or not sym.permutations:
+        return params
+    order = sort_permutations(params, sym, permutation, descending, held=unsorted)
+    return permute(params, sym, order)
+
+
+def check_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey | None) -> None:
+    """Refuse what would give networks of one orbit different forms."""
+    numbers = sum(shape.numel() for shape in sym.shapes.values())
+    tried = numbers <= _MOST_NUMBERS or sym.shared_axes  # products have scales that norms miss
+    name = _without_form(sym, scaling, permutation) if tried else ""
+    if name:
+        raise ValueError(
+            f"`scaling` {scaling!r} and `permutation` {permutation!r} give networks of one orbit "
+            f"different forms of {name!r}: signs, scales or orders of units are not read off one "
+            "after the other here. Further scales, those of products, need 'min-mass' or None."
+        )
+
+
+@lru_cache(maxsize=32)
+def _without_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey | None) -> str:
+    """A tensor in which forms of one orbit differ, if any: the groups alone decide that."""
+    removed = replace(
+        sym,
+        scalings=() if scaling is None else sym.scalings,
+        permutations=() if permutation is None else sym.permutations,
+    )
+
+    numbers = sum(shape.numel() for shape in sym.shapes.values())
+    members = min(max(_NUMBERS_TRIED // max(numbers, 1), 1), 16)
+    generator = torch.Generator().manual_seed(0)
+    drawn = {
+        name: torch.randn(members, *shape, generator=generator, dtype=torch.float64)
+        for name, shape in sym.shapes.items()
+    }
+    constants = {name: t.expand(members, *t.shape) for name, t in sym.constants.items()}
+    weights = tied(drawn | constants, sym)
+    factors: dict[Kind, Element] = {
+        "signs": random_signs(removed, generator, members),
+        "scalings": random_scales(removed, generator, members),
+    }
+    moved = multiply(weights, removed, factors)
+    moved = permute(moved, removed, random_permutations(removed, generator, members))
+    first, second = (_sorted(_scaled(w, sym, scaling), sym, permutation) for w in (weights, moved))
+    differ = (n for n, t in first.items() if not torch.allclose(second[n], t, rtol=1e-4, atol=1e-5))
+    return next(differ, "")
+
+
+_ORDERED = ("general", "orthogonal", "centred")  # their balanced form sorts the channels
+_TURNED = ("orthogonal", "centred", "complex", "unit complex")
+
+
+def balanced_together(
+    networks: Sequence[Params], sym: Symmetries, scaling: Scaling | None, target: float = 1.0
+) -> list[Params]:
+    """Scales, then matrices, then signs and phases until none changes those behind it.
+
+    A standard deviation changes with a rotation of what is read: it is set last, from unit norms.
+
+    Args:
+        networks: the first one tells what acts on all.
+        sym: what `discover` returned.
+        scaling: as in `canonicalise`.
+        target: as in `canonicalise`.
+    """
+
+    def scaled(scales: Sequence[Tensor]) -> list[Params]:
+        return [multiply(p, sym, {"scalings": scales}) for p in networks]
+
+    def mixed(matrices: Sequence[Tensor]) -> list[Params]:
+        return [mix_some(p, sym, matrices) for p in networks]
+
+    covered = sym.covered(sym.scalings, ("general", "complex"))
+    if scaling == "unit-std" and _reads_mixed_channels(sym, ("general", *_TURNED)):
+        networks = balanced_together(networks, sym, "unit-norm", target)
+        return scaled(
+            canonical_scales_and_signs(networks[0], sym, scaling, target, unscaled=covered)[0]
+        )
+    if scaling == "min-mass" or (scaling is not None and _reads_mixed_channels(sym, ("general",))):
+        least = min_mass(networks[0], sym, mixing=True, tolerance=1e-13)
+        networks = scaled(least.scales)
+        networks = mixed(least.matrices)
+    if scaling != "min-mass":
+        scales, _ = canonical_scales_and_signs(networks[0], sym, scaling, target, unscaled=covered)
+        networks = scaled(scales)
+    networks = mixed(balancing_matrices(networks[0], sym))
+    for _ in range(len(sym.linear) + 1 if sym.signs else 0):
+        signs = _signs_beside_matrices(networks[0], sym)
+        if all(bool((s == 1).all()) for s in signs):
+            break
+        networks = [multiply(p, sym, {"signs": signs}) for p in networks]
+        networks = mixed(orienting_matrices(networks[0], sym))
+    return list(networks)
+
+
+def _signs_beside_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
+    """Signs of the units that no matrix flips, for centred streams by the mean."""
+    _, signs = canonical_scales_and_signs(params, sym, None)
+    mixed, centred = (
+        sym.covered(sym.signs, kinds) for kinds in (("general", *_TURNED), ("centred",))
+    )
+    result = []
+    for group, sign, inside, whole in zip(sym.signs, signs, mixed, centred, strict=True):
+        sign = torch.where(inside.to(sign.device), 1, sign)
+        if bool(whole.any()):
+            sign = torch.where(whole.to(sign.device), _sign_of_mean(params, sym, group), sign)
+        result.append(sign)
+    return result
+
+
+def _sign_of_mean(params: Params, sym: Symmetries, group: Group) -> Tensor:
+    """Make the largest mean over the channels of a unit positive: no centred matrix changes it."""
+    placement = writer(sym, group) or group.placements[0]
+    rows = unit_rows(params, sym, placement)
+    means = rows.unflatten(-1, (placement.positions.shape[1], -1)).mean(-2)
+    largest = torch.take_along_dim(means, means.abs().argmax(-1, keepdim=True), -1)[..., 0]
+    return torch.where(largest < 0, -1.0, 1.0).to(rows)
+
+
+def _check_products(sym: Symmetries, scaling: Scaling | None) -> None:
+    """Refuse norms of rows where matrices set some of the scales of a product."""
+    pairs = zip(sym.scalings, sym.covered(sym.scalings, ("general", "complex")), strict=True)
+    masks = [m for g, m in pairs if any(p.axis in sym.shared_axes for p in g.placements)]
+    mixed = torch.cat([torch.zeros(0, dtype=torch.bool), *masks])
+    if scaling in ("unit-norm", "unit-std") and bool(mixed.any() and not mixed.all()):
+        raise ValueError(
+            "`scaling` must be 'min-mass' or None for this network: products give it further "
+            "scales, and unit norms do not fix them beside matrices."
+        )
+
+
+def _reads_mixed_channels(sym: Symmetries, kinds: Sequence[str]) -> bool:
+    """True if matrices act on the other side of weights whose size sets a scale."""
+    writers = [writer(sym, g) for g in sym.scalings]
+    return any(
+        is_other_side(sym, p.axis, w)
+        for w in writers
+        if w is not None
+        for g in sym.linear
+        if g.kind in kinds
+        for p in g.placements
+    )
+
+
+# ------------------------------------------------------------ softmax
+def remove_softmax_shift(params: Params, sym: Symmetries) -> Params:
+    r"""Set the mean over classes of the last weights and biases to zero.
+
+    .. math:: W' = W - \tfrac1C 1 1^T W, \quad b' = b - \tfrac1C 1 1^T b
+
+    >>> from weightsym import params as P
+    >>> from torch import nn
+    >>> from weightsym import discover
+    >>> net, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4)), torch.randn(8, 2)
+    >>> new = P.apply(net, remove_softmax_shift(P.of(net), discover(net, x)), x)
+    >>> torch.allclose(new.mean(-1), torch.zeros(8), atol=1e-5)
+    True
+    >>> torch.allclose(new.softmax(-1), net(x).softmax(-1), atol=1e-5)
+    True
+    """
+    last = sym.softmax_shift
+    if last is None:
+        raise ValueError(
+            "`softmax_shift`: the network does not end in a layer whose outputs are its logits."
+        )
+    offset = 1 if is_stacked(params, sym.shapes) else 0
+    weight = -params[last.weight].mean(offset)
+    bias = -params[last.bias].mean(-1) if last.bias is not None else None
+    return shift_logits(params, sym, weight, bias)
+
+
+# ------------------------------------------------------------ networks that never are together
+@dataclass(frozen=True)
+class Removal:
+    """For every network of a stack, the group element that leads to its representative.
+
+    Attributes:
+        sym: the symmetries.
+        permutations: per group, ``(members, units)``.
+        scales: per scaling group.
+        signs: per sign group.
+
+    >>> from weightsym import params as P
+    >>> from torch import nn
+    >>> from weightsym import discover, plan_removal
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> stack = P.populate(net, 10)
+    >>> removal = plan_removal(stack, discover(net, torch.randn(8, 2)))
+    >>> [p.shape for p in removal.permutations], [s.shape for s in removal.scales]
+    ([torch.Size([10, 3])], [torch.Size([10, 3])])
+    """
+
+    sym: Symmetries
+    permutations: tuple[Tensor, ...]
+    scales: tuple[Tensor, ...]
+    signs: tuple[Tensor, ...]
+
+    def __call__(self, name: str, values: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Transform one tensor of some networks.
+
+        Args:
+            name: the tensor's name.
+            values: ``(rows, *shape)``.
+            rows: which networks these are.
+        """
+        if name not in self.sym.shapes:
+            examples = ", ".join(list(self.sym.shapes)[:3])
+            raise ValueError(f"The network has no tensor {name!r}; it has {examples}, ...")
+        permutations, scales, signs = (
+            [element[rows] for element in elements]
+            for elements in (self.permutations, self.scales, self.signs)
+        )
+        for element in (*permutations, *scales, *signs):
+            if len(element) != len(values):
+                raise ValueError(
+                    f"`values` holds {len(values)} networks, `rows` are {len(element)}."
+                )
+        scaled = multiply({name: values}, self.sym, {"scalings": scales, "signs": signs})
+        return permute_some(scaled, self.sym, permutations)[name]
+
+
+def plan_removal(
+    networks: Params | Iterable[Params],
+    sym: Symmetries,
+    scaling: Scaling | None = "unit-norm",
+    permutation: SortKey | None = "max",
+    *,
+    target: float = 1.0,
+    descending: bool = True,
+) -> Removal:
+    """The group elements that `canonicalise` applies, without applying them.
+
+    One tensor is transformed after the other, so that blocks which have tensors of their own
+    (experts that are modules) stay where they are.
+
+    Args:
+        networks: a stack, or several stacks one after another (such as blocks read from disk).
+        sym: what `discover` returned.
+        scaling: see `canonicalise`.
+        permutation: see `canonicalise`.
+        target: see `canonicalise`.
+        descending: see `canonicalise`.
+
+    Returns:
+        Something to call with a tensor's name and values: ``removal(name, values, rows)``.
+
+    >>> from weightsym import params as P
+    >>> from torch import nn
+    >>> from weightsym import canonicalise, discover, plan_removal
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> stack, sym = P.populate(net, 10), discover(net, torch.randn(8, 2))
+    >>> removal = plan_removal(stack, sym)
+    >>> part = removal("2.weight", stack["2.weight"][4:7], slice(4, 7))
+    >>> torch.allclose(part, canonicalise(stack, sym)["2.weight"][4:7])
+    True
+    """
+    blocks = [networks] if isinstance(networks, dict) else networks
+    parts = [_plan(block, sym, scaling, permutation, target, descending) for block in blocks]
+    if not parts:
+        raise ValueError("`networks` must hold at least one stack.")
+    permutations, scales, signs = (
+        tuple(torch.cat(elements) for elements in zip(*of_chunks, strict=True))
+        for of_chunks in zip(*parts, strict=True)
+    )
+    return Removal(sym, permutations, scales, signs)
+
+
+def _plan(
+    params: Params,
+    sym: Symmetries,
+    scaling: Scaling | None,
+    permutation: SortKey | None,
+    target: float,
+    descending: bool,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    check_params(params, sym, "networks")
+    if not is_stacked(params, sym.shapes):
+        raise ValueError("`networks` must be a stack, `params.stack([network])` makes one.")
+    check_form(sym, scaling, permutation)
+    members = len(next(iter(params.values())))
+    scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
+    scaled = multiply(params, sym, {"scalings": scales, "signs": signs})
+    if permutation is None:
+        order = [torch.arange(g.units) for g in sym.permutations]
+    else:
+        listed = [g for g, group in enumerate(sym.permutations) if group.tensors]
+        order = sort_permutations(scaled, sym, permutation, descending, held=listed)
+    kinds = (order, scales, signs)
+    expanded = ([t.expand(members, t.shape[-1]) for t in elements] for elements in kinds)
+    permutations, scales, signs = expanded
+    return permutations, scales, signs

@@ -1,0 +1,420 @@
+r"""The mass of a network as a convex function of its log scales, and its terms at any point of it.
+
+Squared weights, summed over whatever no scale tells apart, are single terms and matrices of terms:
+
+.. math:: \sum_f S_f e^{2 l_f} + \sum_{e, r, c} M_{erc} e^{2 (l_{e_r} + l_{e_c})}, \quad
+    l = (u, 0, -u, Cu)
+
+for log scales u and a table l of log factors: each scale and its inverse, one, and products of
+several scales, whose integer powers are the rows of C.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from scipy.sparse import csr_matrix
+from torch import Tensor
+
+from weightsym.groups.actions import axes_by_tensor
+from weightsym.groups.symmetries import Axis, Symmetries
+from weightsym.groups.validation import check_finite, check_params, check_squares
+from weightsym.networks.devices import kept_on
+from weightsym.params import Params, is_stacked
+
+__all__ = ["Posynomial", "mass", "mass_problem"]
+
+_FEW = 64
+_FLUSHED = 1e-30  # smaller squares than this may be zero in float32
+
+
+class Matrix(NamedTuple):
+    """Terms ``(members, blocks, rows, columns)``, and the factors of their rows and columns."""
+
+    terms: Tensor
+    rows: Tensor
+    columns: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Posynomial:
+    """Terms at one point, for all members of a stack at once.
+
+    Attributes:
+        single: terms of one factor, ``(members, factors)``.
+        matrices: terms of two factors.
+        powers: of the log scales in the factors of several scales, a sparse ``(factors, scales)``.
+        free: which scales may change, ``(scales,)``; all by default.
+        structure: tables that do not depend on the point, which all points of a problem share.
+    """
+
+    single: Tensor
+    matrices: tuple[Matrix, ...]
+    powers: Tensor
+    free: Tensor | None = None
+    structure: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def variables(self) -> int:
+        """The number of log scales."""
+        return self.powers.shape[1]
+
+    def logs(self, t: Tensor) -> Tensor:
+        """The table of log factors ``(members, factors)`` at log scales t."""
+        parts = [t, t.new_zeros(len(t), 1), -t]
+        if len(self.powers):
+            parts.append((self.powers @ t.T).T)
+        return torch.cat(parts, -1)
+
+    def gathered(self, mass: Tensor, sign: int = 0) -> Tensor:
+        """The transpose of `logs`, or of the sizes of its powers of one sign."""
+        n = self.variables
+        up, down = mass[:, :n], mass[:, n + 1 : 2 * n + 1]
+        total = up - down if sign == 0 else up if sign > 0 else down
+        if len(self.powers):
+            powers = (sign * self.powers).relu() if sign else self.powers
+            total = total + (powers.T @ mass[:, 2 * n + 1 :].T).T
+        return total if self.free is None else total * self.free
+
+    def moved(self, u: Tensor) -> Posynomial:
+        """The terms as they are where factors of log scales u multiply these."""
+        factors = (2 * self.logs(u)).exp()
+        return self._times(factors, lambda rows, columns: rows * columns)
+
+    def without(self, direction: Tensor) -> Posynomial:
+        """The terms that do not fall along a direction, in which terms fall by one at least."""
+        logs = self.logs(direction)
+        return replace(
+            self._times(logs, lambda rows, columns: rows + columns > -0.5),
+            single=self.single * (logs > -0.5),
+        )
+
+    def _times(self, table: Tensor, both: Callable[[Tensor, Tensor], Tensor]) -> Posynomial:
+        matrices = tuple(
+            m._replace(terms=m.terms * both(rows[..., None], columns[..., None, :]))
+            for m, rows, columns in self._at_ends(table)
+        )
+        return replace(self, single=self.single * table, matrices=matrices)
+
+    def members(self, chosen: Tensor) -> Posynomial:
+        """The terms of some members of a stack."""
+        matrices = tuple(m._replace(terms=m.terms[chosen]) for m in self.matrices)
+        return replace(self, single=self.single[chosen], matrices=matrices)
+
+    @cached_property
+    def degree(self) -> float:
+        """The largest sum of the sizes of the powers in one term."""
+        powers = self.powers.values().abs()
+        sizes = powers.new_zeros(len(self.powers)).index_add(0, self.powers.indices()[0], powers)
+        return max([1.0, *sizes.tolist()]) * (2 if self.matrices else 1)
+
+    @cached_property
+    def total(self) -> Tensor:
+        """For every factor the sum of the terms that it is in."""
+        sums = [(m.terms.sum(-1), m.terms.sum(-2)) for m in self.matrices]
+        return self._scattered(self.single, sums)
+
+    @cached_property
+    def value(self) -> Tensor:
+        """The sum of all terms, for every member."""
+        return torch.stack(
+            [self.single.sum(-1), *(m.terms.sum((1, 2, 3)) for m in self.matrices)]
+        ).sum(0)
+
+    @property
+    def support(self) -> Posynomial:
+        """One for every term that is there, so that their sum counts them."""
+        matrices = tuple(m._replace(terms=(m.terms > 0).double()) for m in self.matrices)
+        return replace(self, single=(self.single > 0).double(), matrices=matrices)
+
+    @cached_property
+    def inflow(self) -> Tensor:
+        """For every scale the mass that grows with it, times the powers."""
+        return self.gathered(self.total, 1)
+
+    @cached_property
+    def outflow(self) -> Tensor:
+        """For every scale the mass that falls with it, times the powers."""
+        return self.gathered(self.total, -1)
+
+    def laplacian(self, t: Tensor) -> Tensor:
+        """A quarter of the Hessian times one vector for every member."""
+        if "slopes" in vars(self):
+            entering, leaving = self.slopes
+            return ((entering - leaving) @ t[..., None])[..., 0]
+        logs = self.logs(t)
+        return self.gathered(self._scattered(self.total * logs, self._partners(logs)))
+
+    def _partners(self, table: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The sums over the other side of every matrix, for its rows and its columns."""
+        return [
+            ((m.terms @ columns[..., None])[..., 0], (rows[..., None, :] @ m.terms)[..., 0, :])
+            for m, rows, columns in self._at_ends(table)
+        ]
+
+    def _at_ends(self, table: Tensor) -> Iterator[tuple[Matrix, Tensor, Tensor]]:
+        """Every matrix with what a table has for its rows and its columns."""
+        if not self.matrices:
+            return
+        sizes = [end.numel() for m in self.matrices for end in (m.rows, m.columns)]
+        parts = iter(table.index_select(1, self._ends).split(sizes, 1))
+        for m, rows, columns in zip(self.matrices, parts, parts, strict=True):
+            shape = len(table), *m.rows.shape
+            yield m, rows.view(*shape), columns.view(*shape[:2], -1)
+
+    def _scattered(self, start: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        if not pairs:
+            return start
+        values = torch.cat([t.flatten(1) for pair in pairs for t in pair], 1)
+        return start.index_add(1, self._ends, values)
+
+    @property
+    def _ends(self) -> Tensor:
+        if "ends" not in self.structure:
+            ends = [e.reshape(-1) for m in self.matrices for e in (m.rows, m.columns)]
+            self.structure["ends"] = torch.cat(ends)
+        return self.structure["ends"]
+
+    @cached_property
+    def slopes(self) -> tuple[Tensor, Tensor]:
+        """Half the derivatives of inflow and outflow by the log scales, dense."""
+        n, sides = self.variables, [side for m in self.matrices for side in (m.terms, m.terms.mT)]
+        table = self.total.new_zeros(len(self.total), self.total.shape[1] * n)
+        if "places" not in self.structure:
+            self.structure["places"] = list(self._places())
+        for places, powers, pairs in self.structure["places"]:
+            table.index_add_(1, places, self.total * powers)
+            for terms, (where, by) in zip(sides, pairs, strict=True):
+                table.index_add_(1, where.flatten(), (terms * by[:, None]).flatten(1))
+        rows = table.view(*self.total.shape, n).mT.flatten(0, 1)
+        entering, leaving = (
+            self.gathered(rows, sign).view(len(table), n, n).mT for sign in (1, -1)
+        )
+        return entering, leaving
+
+    def _places(self) -> Iterator[tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]]:
+        """Where in a table ``(factors, scales)`` terms count, and by which power of the scale.
+
+        For the total of every factor, then for the matrices and their transposes; first for one
+        scale of each factor, then for the next of those that have several.
+        """
+        n, (rows, columns), values = self.variables, self.powers.indices(), self.powers.values()
+        units, ones = torch.arange(n, device=rows.device), values.new_ones(n)
+        rows = torch.cat([units, units + n + 1, rows + 2 * n + 1])
+        rank = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
+        shape = max([0, *rank.tolist()]) + 1, self.total.shape[1]
+        scales, powers = rows.new_zeros(shape), values.new_zeros(shape)
+        scales[rank, rows] = torch.cat([units, units, columns])
+        powers[rank, rows] = torch.cat([ones, -ones, values])
+        ends = [pair for m in self.matrices for pair in ((m.rows, m.columns), (m.columns, m.rows))]
+        for scale, power in zip(scales, powers, strict=True):
+            pairs = [(a[..., None] * n + scale[b][:, None], power[b]) for a, b in ends]
+            yield torch.arange(shape[1], device=rows.device) * n + scale, power, pairs
+
+
+# ------------------------------------------------------------ from a network
+def mass(params: Params, sym: Symmetries) -> Float64[Tensor, "*members"]:
+    r"""Sum of squares of all weights and gains, biases excluded: one number per member.
+
+    .. math:: M(\theta) = \sum_{w \in \text{weights}} w^2
+
+    >>> from weightsym import params as P
+    >>> from torch import nn
+    >>> from weightsym import discover, mass
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> w = {n: torch.full_like(t, 2.0) for n, t in P.of(net).items()}
+    >>> mass(w, discover(net, torch.randn(8, 2)))  # 4 (2 * 3 + 3 * 1)
+    tensor(36., dtype=torch.float64)
+    """
+    offset = 1 if check_params(params, sym) else 0
+    parts = [
+        square_sums(params[n] if offset else params[n][None], ())
+        for n in sym.weights
+        if n in params
+    ]
+    total = torch.stack(parts).sum(0)
+    return total if offset else total[0]
+
+
+class Recipe(NamedTuple):
+    """The way from squares of a tensor to terms: the axes over which they are not summed."""
+
+    axes: tuple[Axis, ...]
+    whole: bool
+    factors: tuple[Tensor, ...]
+
+
+def mass_problem(params: Params, sym: Symmetries) -> Posynomial:
+    """Sum up the squared weights of a network or a stack, those of its tensors that are there.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+    """
+    recipes, powers = plan(sym)
+    offset = is_stacked(params, sym.shapes)
+    first = next(iter(params.values()))
+    members, device = len(first) if offset else 1, first.device
+    size = 2 * sym.scaling_dof + 1 + len(powers)
+    single = torch.zeros(members, size, dtype=torch.float64, device=device)
+    shapes: dict[tuple[int, ...], list[Matrix]] = {}
+    for name in sym.weights:
+        if name in params:
+            w, recipe = params[name] if offset else params[name][None], recipes[name]
+            squares, ends = _squares(w, recipe), [kept_on(f, device) for f in recipe.factors]
+            if len(ends) == 2:
+                shapes.setdefault(squares.shape[2:], []).append(Matrix(squares, *ends))
+            else:
+                single.scatter_add_(1, ends[0].expand_as(squares), squares)
+    problem = Posynomial(single, tuple(map(_beside, shapes.values())), kept_on(powers, device))
+    if not bool(problem.value.isfinite().all()):
+        check_finite(params, sym)
+        check_squares(params, tensors=[n for n in sym.weights if n in params])
+    return problem
+
+
+def _beside(matrices: Sequence[Matrix]) -> Matrix:
+    """Matrices of one shape as the blocks of one."""
+    if len(matrices) == 1:
+        return matrices[0]
+    terms, rows, columns = zip(*matrices, strict=True)
+    return Matrix(torch.cat(terms, 1), torch.cat(rows), torch.cat(columns))
+
+
+def _squares(w: Tensor, recipe: Recipe) -> Tensor:
+    """Squares summed over all that no scale tells apart, in the shape of their factors."""
+    blocks = recipe.axes[-1].blocks if recipe.axes else 1
+    if blocks > 1:
+        w = w.unflatten(1, (blocks, -1))
+    start = 1 + (blocks > 1)
+    keep = [*range(1, start), *(a.dim + start for a in recipe.axes if a.dim is not None)]
+    sums = square_sums(w, range(1, w.ndim) if recipe.whole else keep)
+    if len(recipe.factors) == 1:
+        return sums.reshape(len(w), -1)
+    return sums.reshape(len(w), *recipe.factors[0].shape, -1)
+
+
+_plans: WeakKeyDictionary[Symmetries, tuple[dict[str, Recipe], Tensor]] = WeakKeyDictionary()
+
+
+def plan(sym: Symmetries) -> tuple[dict[str, Recipe], Tensor]:
+    """The recipes of all tensors, and the powers of the products of scales, found once.
+
+    Args:
+        sym: what `discover` returned.
+    """
+    if sym not in _plans:
+        table = _Table(sym.scaling_dof)
+        axes = axes_by_tensor(sym, "scalings")
+        recipes = {name: _recipe(sym, name, axes.get(name, []), table) for name in sym.weights}
+        _plans[sym] = recipes, table.powers()
+    return _plans[sym]
+
+
+def _recipe(sym: Symmetries, name: str, indices: Sequence[int], table: _Table) -> Recipe:
+    by_side: dict[tuple[int | None, int], list[int]] = {}
+    for a in indices:
+        by_side.setdefault((sym.axes[a].dim, sym.axes[a].blocks), []).append(a)
+    powers = [
+        sum((sym.scale_powers[a] for a in group[1:]), sym.scale_powers[group[0]])
+        for group in by_side.values()
+    ]
+    axes = [sym.axes[group[0]] for group in by_side.values()]
+    if not axes:
+        return Recipe((), False, (torch.tensor([table.scales]),))
+    order = sorted(range(len(axes)), key=lambda k: (axes[k].blocks, axes[k].dim or 0))
+    axes, powers = [axes[k] for k in order], [powers[k] for k in order]
+    if len(axes) == 1 and axes[0].dim is not None:
+        return Recipe(tuple(axes), False, (table.index(powers[0]),))
+    if _is_matrix(axes):
+        rows, columns = (table.index(p).reshape(axes[1].blocks, -1) for p in powers)
+        return Recipe(tuple(axes), False, (rows, columns))
+    like = sym.shapes[name]
+    everywhere = []
+    for axis, power in zip(axes, powers, strict=True):
+        position = axis.labels(like)
+        everywhere.append(power[position.expand(like).reshape(-1).numpy()])
+    return Recipe((), True, (table.index(sum(everywhere[1:], everywhere[0])),))
+
+
+def _is_matrix(axes: Sequence[Axis]) -> bool:
+    """Two axes, of which the second may see the rows in blocks."""
+    dims = {a.dim for a in axes}
+    return (
+        len(axes) == len(dims) == 2
+        and None not in dims
+        and axes[0].blocks == 1
+        and (axes[1].blocks == 1 or axes[0].dim == 0)
+    )
+
+
+class _Table:
+    """Numbers the factors: scales, one, their inverses, then products as they come."""
+
+    def __init__(self, scales: int) -> None:
+        self.scales = scales
+        self.known: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+
+    def index(self, powers: csr_matrix) -> Tensor:
+        """The number of the factor of every row of powers."""
+        powers.eliminate_zeros()
+        powers.sort_indices()
+        n, start, count = self.scales, powers.indptr, np.diff(powers.indptr)
+        numbers = np.full(len(count), n)
+        alone = np.flatnonzero(count == 1)
+        alone = alone[np.abs(powers.data[start[alone]]) == 1]
+        numbers[alone] = powers.indices[start[alone]] + (n + 1) * (powers.data[start[alone]] < 0)
+        count[alone] = 0
+        for k in np.flatnonzero(count):
+            row = slice(start[k], start[k + 1])
+            key = tuple(powers.indices[row].tolist()), tuple(powers.data[row].tolist())
+            numbers[k] = 2 * n + 1 + self.known.setdefault(key, len(self.known))
+        return torch.from_numpy(numbers)
+
+    def powers(self) -> Tensor:
+        """The powers of the products, sparse."""
+        entries = [
+            (k, v, p) for (vs, ps), k in self.known.items() for v, p in zip(vs, ps, strict=True)
+        ]
+        rows, columns, values = torch.tensor(entries, dtype=torch.int64).reshape(-1, 3).unbind(1)
+        size = len(self.known), self.scales
+        with torch.sparse.check_sparse_tensor_invariants():
+            places = torch.stack([rows, columns])
+            return torch.sparse_coo_tensor(places, values.double(), size).coalesce()
+
+
+# ------------------------------------------------------------ sums of squares
+def square_sums(w: Tensor, keep: Sequence[int]) -> Tensor:
+    """Squares summed over all dimensions but the first and those to keep, most in native type."""
+    w = w.detach()
+    if w.dtype in (torch.float16, torch.bfloat16):  # squares need more than these hold
+        w = w.float()
+    if w.device.type != "cpu":  # float64 throughout costs less than to ask
+        return _summed(w.double().square(), keep)
+    total = _summed(w.square(), keep)
+    if w.dtype != torch.float64 and bool((total < _FLUSHED).any()):
+        return _summed(w.double().square(), keep)
+    return total
+
+
+def _summed(squares: Tensor, keep: Sequence[int]) -> Tensor:
+    dims = [d for d in range(1, squares.ndim) if d not in keep]
+    if dims and dims[0] == 1:
+        squares = squares.sum(1, keepdim=True)
+    last = 1 + max((0, *keep))
+    while math.prod(squares.shape[last:]) > _FEW:
+        last += 1
+    if last < squares.ndim:  # places of a kernel: a product is the faster sum
+        squares = squares.flatten(last)
+        squares = squares @ squares.new_ones(squares.shape[-1])
+        dims = [d for d in dims if d < last]
+    squares = squares.double()
+    return squares.sum(dims) if dims else squares

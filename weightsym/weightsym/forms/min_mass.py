@@ -1,0 +1,337 @@
+"""The least mass over all rescalings, or its limit where none reaches it, with a certificate.
+
+Over scales and the matrices of heads together, closed forms take turns. The mass is convex along
+geodesics of the positive scales and symmetric matrices, so that no other minimum is in the way.
+With the matrices held, `minimise` solves for the scales; with the scales held, the spaces of a
+group have a closed form, `balance_spaces`, whose minimum is twice the nuclear norm of the product
+of their two sides. Complex numbers are scales here, for phases do not matter.
+
+Where the product has no full rank no matrix reaches the minimum. The weights then go to their
+limit, with zeros for the directions that lead nowhere; matrices near it are returned.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+
+from weightsym.forms.balanced_form import balance_group, balance_spaces, sides
+from weightsym.forms.balancing import minimise, no_worse
+from weightsym.forms.mass_problem import Posynomial, mass, mass_problem
+from weightsym.groups.actions import multiply
+from weightsym.groups.mixing import identity_mixings, multiplied
+from weightsym.groups.symmetries import Symmetries
+from weightsym.groups.validation import (
+    check_element,
+    check_finite,
+    check_params,
+    check_some,
+    check_squares,
+)
+from weightsym.params import Params, is_stacked
+
+__all__ = ["MinMass", "excess", "mass", "min_mass"]
+
+_log = logging.getLogger(__name__)
+_PATIENCE = 16  # rounds without half the gap, after which rounding is to blame
+_EXACT = 1e-24  # of the scales: their gap is of the order of the square of the joint one
+
+
+@dataclass(frozen=True)
+class MinMass:
+    r"""The least mass over all rescalings, of one network or of every member of a stack.
+
+    .. math:: \text{excess} = 100\, (M / M_{min} - 1)
+
+    Attributes:
+        mass: mass of the network as it is.
+        minimum: the least mass; where no finite scales reach it, the bound that they come close to.
+        scales: the scales that reach it, for `rescale`; where none do, finite ones that balance
+            what can be balanced, and under which there is no more mass than before.
+        gap: certified bound on ``(minimum - true minimum) / minimum``; with ``mixing`` it holds
+            where no log scale is farther than one from its best.
+        iterations: Newton steps; with ``mixing``, rounds of scales and matrices.
+        dead: units without incoming or without outgoing weight; their scale is one.
+        attained: whether finite scales reach the minimum. They do not where weights only lead to
+            or only come from units that nothing balances, such as those before a head of zeros.
+        matrices: with ``mixing``, the matrices that reach it together with the scales, for `mix`;
+            near it where none does.
+        excess: mass above the minimum, in percent of it.
+
+    >>> from weightsym import params as P
+    >>> from torch import nn
+    >>> from weightsym import discover, min_mass
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> least = min_mass(P.populate(net, 5), discover(net, torch.randn(8, 2)))
+    >>> bool((least.gap < 1e-9).all()), bool((least.excess > 0).all()), least.minimum.shape
+    (True, True, torch.Size([5]))
+    """
+
+    mass: Float64[Tensor, "*members"]
+    minimum: Float64[Tensor, "*members"]
+    scales: tuple[Float64[Tensor, "*members _units"], ...] = field(repr=False)
+    gap: Float64[Tensor, "*members"]
+    iterations: int
+    dead: Int[Tensor, "*members"]
+    attained: Bool[Tensor, "*members"]
+    matrices: tuple[Tensor, ...] = field(default=(), repr=False)
+
+    @property
+    def excess(self) -> Tensor:
+        """Mass above the minimum, in percent of it, and infinite above a minimum of zero."""
+        return excess(self.mass, self.minimum)
+
+
+def excess(mass: Tensor, minimum: Tensor) -> Tensor:
+    """The distance of masses above a minimum, in percent of it, and zero between zeros.
+
+    >>> excess(torch.tensor([3.0, 0.0, 1.0]), torch.tensor([2.0, 0.0, 0.0]))
+    tensor([50.,  0., inf])
+    """
+    nothing = (mass == 0) & (minimum == 0)
+    return torch.where(nothing, 0, 100 * (mass / minimum - 1))
+
+
+def min_mass(
+    params: Params,
+    sym: Symmetries,
+    *,
+    mixing: bool | Literal["only"] = False,
+    start: Sequence[Tensor] | None = None,
+    tolerance: float = 1e-10,
+    max_iterations: int = 200,
+) -> MinMass:
+    r"""Find the scales of least mass (P1, the min-mass problem), or scales and matrices.
+
+    .. math:: \min_{s > 0} M(s \cdot \theta)
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        mixing: also over the matrices that mix the channels of heads and adapters (``sym.linear``);
+            ``"only"`` for these alone, with no other scale. Rotations do not change the mass.
+        start: scales to start from, such as those of the step before.
+        tolerance: certified relative gap at which to stop.
+        max_iterations: steps or rounds after which to stop in any case.
+
+    >>> from weightsym import params as P
+    >>> from torch import nn
+    >>> from weightsym import discover, mass, min_mass, rescale
+    >>> net = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    >>> w = P.of(net) | {"0.weight": torch.tensor([[4.0]]), "2.weight": torch.tensor([[1.0]])}
+    >>> sym = discover(net, torch.randn(8, 1))
+    >>> least = min_mass(w, sym)  # at s = 1/2, both weights are 2
+    >>> least.mass.item(), round(least.minimum.item(), 4), least.scales[0].round(decimals=4)
+    (17.0, 8.0, tensor([0.5000], dtype=torch.float64))
+    >>> torch.allclose(mass(rescale(w, sym, least.scales), sym), least.minimum)
+    True
+    """
+    if not tolerance > 0 or max_iterations < 1:
+        raise ValueError(
+            "`tolerance` must be positive and `max_iterations` at least 1, "
+            f"got {tolerance} and {max_iterations}."
+        )
+    if mixing not in (False, True, "only"):
+        raise ValueError(f"`mixing` must be True, False or 'only', got {mixing!r}.")
+    stacked = check_params(params, sym)
+    check_some(params, sym)
+    members = len(next(iter(params.values()))) if stacked else None
+    start = None if start is None else check_element("scalings", start, sym, members, "start")
+    if mixing is False:
+        solution = _over_scales(params, sym, start, tolerance, max_iterations)
+    else:
+        check_finite(params, sym)
+        only = mixing == "only"
+        solution = _jointly(params, sym, only, start, tolerance, max_iterations)
+    if stacked:
+        return solution
+    return replace(solution, **{n: _first(v) for n, v in vars(solution).items()})
+
+
+def _over_scales(
+    params: Params,
+    sym: Symmetries,
+    start: Sequence[Tensor] | None,
+    tolerance: float,
+    most: int,
+) -> MinMass:
+    whole = mass_problem(params, sym)
+    u = torch.zeros_like(whole.inflow)
+    dead = ((whole.inflow == 0) | (whole.outflow == 0)).sum(-1)
+    if bool((dead > 0).any()):
+        _log.info(
+            "min_mass: %d units without incoming or outgoing weight keep their scale.",
+            int(dead.max()),
+        )
+    u = u if start is None else _join(start, u)
+    solution = minimise(whole, u, tolerance, most)
+    scales = no_worse(whole, solution).exp().split([g.units for g in sym.scalings], -1)
+    reached = solution.gap, solution.steps, dead, solution.attained
+    return MinMass(whole.value, solution.value, scales, *reached)
+
+
+def _first(value: Any) -> Any:
+    """The value of the first member, where there are members."""
+    if isinstance(value, tuple):
+        return tuple(t[0] for t in value)
+    return value[0] if isinstance(value, Tensor) else value
+
+
+def _join(scales: Sequence[Tensor], like: Tensor) -> Tensor:
+    return torch.cat([s.to(like).log().expand(like.shape[0], s.shape[-1]) for s in scales], -1)
+
+
+# ------------------------------------------------------------ scales and matrices
+def _jointly(
+    params: Params,
+    sym: Symmetries,
+    only: bool,
+    start: Sequence[Tensor] | None,
+    tolerance: float,
+    most: int,
+) -> MinMass:
+    """Alternate scales and matrices until the gap is below the tolerance, for a stack.
+
+    With ``only`` no other scales change than those that groups of matrices contain.
+    """
+    state = _State(params, sym, only, tolerance)
+    before = state.terms.value
+    if start is not None and not only:
+        state.rescale(state.free * _join(start, state.logs))
+    state.mix()
+    gap = least = torch.full_like(before, torch.inf)
+    iteration = wait = 0
+    while iteration < most and wait < _PATIENCE and not bool((gap <= tolerance).all()):
+        state.round()
+        iteration, gap = iteration + 1, state.gap()
+        wait = 0 if bool((gap < 0.5 * least).any()) else wait + 1
+        least = torch.where(gap < 0.5 * least, gap, least)
+    scales, matrices = state.elements(before)
+    reached = gap, iteration, state.dead(), state.attained
+    return MinMass(before, state.terms.value, tuple(scales), *reached, tuple(matrices))
+
+
+class _State:
+    """The weights as the scales and matrices found so far move them, and their mass."""
+
+    def __init__(self, params: Params, sym: Symmetries, only: bool, tolerance: float) -> None:
+        self.sym, self.tolerance = sym, tolerance
+        self.groups = [k for k, g in enumerate(sym.linear) if g.kind == "general"]
+        offset = is_stacked(params, sym.shapes)
+        weights = {n: params[n].detach().double() for n in sym.weights if n in params}
+        check_squares(weights)
+        self.given = weights if offset else {n: w[None] for n, w in weights.items()}
+        like = next(iter(self.given.values()))
+        free = _joined(sym.covered(sym.scalings, ("general",))).logical_not()
+        if only:
+            free &= _joined(sym.covered(sym.scalings, ("complex",)))
+        self.moving, self.free = self.given, free.to(like.device)
+        self.logs = like.new_zeros(len(like), sym.scaling_dof)
+        self.total = identity_mixings(sym, self.given)
+        self.full = [torch.ones(t.shape[:2], dtype=torch.bool, device=t.device) for t in self.total]
+        self.attained = torch.ones(len(like), dtype=torch.bool, device=like.device)
+
+    @cached_property
+    def terms(self) -> Posynomial:
+        """The mass as a function of further log scales."""
+        return replace(mass_problem(self.moving, self.sym), free=self.free)
+
+    def _move(self, moving: Params) -> None:
+        self.moving = moving
+        vars(self).pop("terms", None)
+
+    def rescale(self, u: Tensor) -> None:
+        """Move all weights by log scales."""
+        self.logs = self.logs + u
+        self._move(multiply(self.moving, self.sym, {"scalings": self._split(u.exp())}))
+
+    def _split(self, values: Tensor) -> list[Tensor]:
+        return list(values.split([g.units for g in self.sym.scalings], -1))
+
+    def round(self) -> None:
+        """Solve for scales, then for matrices."""
+        exact = max(1e-2 * self.tolerance**2, _EXACT)
+        solution = minimise(self.terms, torch.zeros_like(self.logs), exact, 200)
+        if bool((solution.fall != 0).any()):
+            self.attained &= solution.attained
+            self._drop(solution.fall)
+        self.rescale(solution.logs)
+        self.mix()
+
+    def _drop(self, fall: Tensor) -> None:
+        """The weights that scales drive to zero."""
+        ones = {n: torch.ones_like(t) for n, t in self.moving.items()}
+        factors = multiply(ones, self.sym, {"scalings": self._split(fall.exp())})
+        self._move({n: torch.where(factors[n] < 0.6, 0, w) for n, w in self.moving.items()})
+
+    def mix(self) -> None:
+        """Balance the spaces of every group, or go to the limit where none does."""
+        for k in self.groups:
+            group = self.sym.linear[k]
+            solution = balance_group(self.moving, self.sym, group)
+            matrices = solution.forward, solution.inverse_transpose
+            self._move(multiplied(self.moving, self.sym, group, *matrices))
+            self.total[k] = solution.reached @ self.total[k]
+            self.full[k] = self.full[k] & solution.full
+            self.attained &= solution.full.all(-1)
+
+    def gap(self) -> Tensor:
+        r"""Relative gap of every member, if no log scale is farther than one from its best.
+
+        The mass is convex along :math:`\exp(t X)`, and lies above its tangent:
+
+        .. math:: m - m^* \le 2 \max_h \|X_h\| \sum_h \|A_h A_h^T - B_h B_h^T\|_*
+            + 2 \max_i |x_i| \sum_i |in_i - out_i|
+        """
+        excess = (self.terms.inflow - self.terms.outflow).abs().sum(-1)
+        for k in self.groups:
+            a, b = sides(self.moving, self.sym, self.sym.linear[k])
+            excess = excess + torch.linalg.eigvalsh(a @ a.mT - b @ b.mT).abs().sum((-1, -2))
+        return torch.where(self.terms.value > 0, 2 * excess / self.terms.value, 0)
+
+    def dead(self) -> Tensor:
+        """Units, and spaces of matrices, that nothing balances."""
+        units = self.free & ((self.terms.inflow == 0) | (self.terms.outflow == 0))
+        return torch.stack([units.sum(-1), *((~full).sum(-1) for full in self.full)]).sum(0)
+
+    def elements(self, before: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """The scales and matrices, near the limit where none reaches it, never with more mass."""
+        scales, total = self._split(self.logs.exp()), list(self.total)
+        if bool(self.attained.all()):
+            return scales, total
+        stack = multiply(self.given, self.sym, {"scalings": scales})
+        for k in self.groups:
+            near = _near_limit(*sides(stack, self.sym, self.sym.linear[k]))
+            total[k] = torch.where(self.full[k][..., None, None], total[k], near)
+            inverse = torch.linalg.inv(total[k]).mT
+            stack = multiplied(stack, self.sym, self.sym.linear[k], total[k], inverse)
+        worse = mass_problem(stack, self.sym).value > before * (1 + 1e-12)
+        eyes = (torch.eye(t.shape[-1]).to(t).expand_as(t) for t in total)
+        total = [
+            torch.where(worse[:, None, None, None], e, t) for e, t in zip(eyes, total, strict=True)
+        ]
+        return [torch.where(worse[:, None], 1, s) for s in scales], total
+
+
+def _joined(masks: Sequence[Tensor]) -> Tensor:
+    return torch.cat([torch.zeros(0, dtype=torch.bool), *masks])
+
+
+def _near_limit(a: Tensor, b: Tensor) -> Tensor:
+    """Matrices that balance both sides and a little of everything, unless that adds mass."""
+    size = a.shape[-2]
+    eye = torch.eye(size).to(a)
+    before = a.square().sum((-1, -2)) + b.square().sum((-1, -2))
+    little = 1e-3 * (before / size).sqrt()[..., None, None] * eye
+    solution = balance_spaces(torch.cat([a, little], -1), torch.cat([b, little], -1))
+    after = (solution.forward @ a).square().sum((-1, -2))
+    after = after + (solution.inverse_transpose @ b).square().sum((-1, -2))
+    better = (after <= before) & solution.full
+    return torch.where(better[..., None, None], solution.forward, eye)

@@ -1,0 +1,171 @@
+"""The scale and sign of every unit, read off the weights that enter it, in graph order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from weightsym.forms.min_mass import min_mass
+from weightsym.groups.actions import Kind, multiplied_tensor, reached_axes
+from weightsym.groups.symmetries import Group, Placement, Symmetries
+from weightsym.groups.units import (
+    by_kernel,
+    is_other_side,
+    side_by_side,
+    statistic,
+    twin_places,
+    unit_rows,
+    writer,
+)
+from weightsym.groups.validation import check_finite, check_params
+from weightsym.params import Params, is_stacked
+
+__all__ = ["Scaling", "canonical_scales_and_signs"]
+
+Scaling = Literal["unit-norm", "unit-std", "min-mass"]
+_ROUNDING = 64  # units in the last place
+_log = logging.getLogger(__name__)
+
+
+def canonical_scales_and_signs(
+    params: Params,
+    sym: Symmetries,
+    scaling: Scaling | None,
+    target: float = 1.0,
+    *,
+    unscaled: Sequence[Tensor] | None = None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    r"""The scales that bring every unit to the target, and the signs of the canonical form.
+
+    .. math:: s_u = t / \|w_u\|, \quad \sigma_u = \mathrm{sign}\, w_{u j}, \quad
+        j = \arg\max_i |w_{u i}|
+
+    A unit's sign makes the largest of the weights that enter it, in absolute value, positive. Units
+    without incoming weight keep their scale, with a warning.
+
+    Where these differ within an orbit, `canonicalise` refuses the network; this function does not.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        scaling: as in `canonicalise`; ``None`` leaves all scales at one.
+        target: the norm or standard deviation that every unit gets.
+        unscaled: for every group of scalings, a mask of the units whose scale stays one.
+
+    >>> from weightsym import params as P
+    >>> from torch import nn
+    >>> from weightsym import discover
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> w = P.of(net) | {"0.weight": torch.tensor([[3.0, 4.0], [0.0, 0.5]])}
+    >>> scales, signs = canonical_scales_and_signs(w, discover(net, torch.randn(8, 2)), "unit-norm")
+    >>> scales, signs
+    ([tensor([0.2000, 2.0000])], [])
+    """
+    if scaling is not None and scaling not in get_args(Scaling):
+        raise ValueError(
+            f"`scaling` must be one of {', '.join(get_args(Scaling))} or None, got {scaling!r}."
+        )
+    check_params(params, sym)
+    check_finite(params, sym)
+    if not 0 < target < float("inf"):
+        raise ValueError(f"`target` must be positive and finite, got {target}.")
+    device = next(iter(params.values())).device
+    factors: dict[Kind, list[Tensor]] = {
+        "scalings": [torch.ones(g.units, device=device) for g in sym.scalings],
+        "signs": [torch.ones(g.units, device=device) for g in sym.signs],
+    }
+    if scaling == "min-mass" and sym.scalings:
+        factors["scalings"] = list(min_mass(params, sym, tolerance=1e-16).scales)
+    axes, offset = reached_axes(sym, factors), int(is_stacked(params, sym.shapes))
+    dead: list[Tensor] = []
+    sizes: list[tuple[str, Tensor]] = []
+    for _, field, index, placement in sorted(_writers(sym), key=lambda w: w[:3]):
+        group = sym.scalings[index] if field == "scalings" else sym.signs[index]
+        names = [sym.axes[p.axis].tensor for p in twin_places(sym, group, placement)]
+        twins = [multiplied_tensor(params[n], sym, axes[n], factors, offset) for n in names]
+        w = side_by_side(twins, sym, sym.axes[placement.axis])
+        if field == "signs":
+            factors[field][index] = _sign_of_largest(params, sym, sym.signs[index], placement, w)
+        elif scaling in ("unit-norm", "unit-std"):
+            size = statistic(params, sym, placement, "norm" if scaling == "unit-norm" else "std", w)
+            sizes.append((sym.axes[placement.axis].tensor, size))
+            usable = size > 0
+            fixed = (
+                torch.zeros_like(usable) if unscaled is None else unscaled[index].to(usable.device)
+            )
+            scale = torch.where(usable, target / torch.where(usable, size, 1), 1)
+            scale = scale if placement.exponent == 1 else scale ** (1 / placement.exponent)
+            is_one = (scale - 1).abs() <= _ROUNDING * torch.finfo(size.dtype).eps
+            factors[field][index] = torch.where(is_one | fixed, 1, scale)  # again changes nothing
+            dead.append((~usable & ~fixed).sum())
+    _check_sizes(sizes)
+    count = int(torch.stack(dead).sum()) if dead else 0
+    if count:
+        _log.warning("%d units have no incoming weight: their scale is left alone.", count)
+    return factors["scalings"], factors["signs"]
+
+
+def _check_sizes(sizes: Sequence[tuple[str, Tensor]]) -> None:
+    finite = [size.isfinite().all() for _, size in sizes]
+    if finite and not bool(torch.stack(finite).all()):
+        name, size = next(pair for pair, well in zip(sizes, finite, strict=True) if not well)
+        raise ValueError(f"`params`: the squares of {name!r} overflow in {size.dtype}.")
+
+
+def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
+    """Every group with the place that writes it, and what orders them."""
+    kinds: tuple[Kind, ...] = ("scalings", "signs")
+    for field in kinds:
+        for index, group in enumerate(getattr(sym, field)):
+            placement = writer(sym, group)
+            if placement is not None:
+                first = max(p.axis for p in twin_places(sym, group, placement))
+                yield first, field, index, placement
+
+
+def _sign_of_largest(
+    params: Params, sym: Symmetries, group: Group, placement: Placement, w: Tensor
+) -> Tensor:
+    """The sign of the largest weight, or of the next where two of both signs are as large.
+
+    Where the weights are their own mirror image up to rounding, the biases decide, then the first
+    weight if the order of the inputs is given. What is its own mirror image in all keeps its sign.
+    """
+    rows = unit_rows(params, sym, placement, w)
+    up, down = rows.amax(-1), -rows.amin(-1)
+    sign = _signs((up - down)[..., None], torch.maximum(up, down).amax(-1))[..., 0]
+    if bool((sign == 0).any()):
+        sign = torch.where(sign == 0, _sign_of_all(params, sym, group, placement, rows), sign)
+    return torch.where(sign < 0, -1.0, 1.0).to(rows)
+
+
+def _sign_of_all(
+    params: Params, sym: Symmetries, group: Group, placement: Placement, rows: Tensor
+) -> Tensor:
+    ascending = rows.sort(-1).values
+    parts = [ascending.flip(-1) + ascending]
+    up, down = (by_kernel(r, sym, placement).sort(-2).values.flatten(-2) for r in (rows, -rows))
+    parts.append(up - down)
+    for later in group.placements:
+        if sym.axes[later.axis].role == "bias" and sym.axes[later.axis].tensor in params:
+            parts.append(unit_rows(params, sym, later))
+    if _inputs_have_an_order(sym, placement):
+        parts.append(rows)
+    signs = torch.cat([_signs(weights, weights.abs().amax((-1, -2))) for weights in parts], -1)
+    first = (signs != 0).to(torch.uint8).argmax(-1, keepdim=True)
+    return torch.take_along_dim(signs, first, -1)[..., 0]
+
+
+def _signs(values: Tensor, largest: Tensor) -> Tensor:
+    """Signs of numbers, zero where rounding explains the number."""
+    size = largest[..., None, None] * _ROUNDING * torch.finfo(values.dtype).eps
+    return torch.where(values.abs() > size, values.sign(), 0)
+
+
+def _inputs_have_an_order(sym: Symmetries, placement: Placement) -> bool:
+    moved = sym.placements_by_axis("permutations")
+    return not any(is_other_side(sym, a, placement) for a in moved)

@@ -1,0 +1,289 @@
+"""The permutations that put the units of every group in order.
+
+Units are compared by one number. Where those of two units agree up to rounding, all numbers of the
+units are compared, tensor by tensor in graph order: the weights that enter them, biases, gains, the
+weights that leave them; sorted by size, then in the order of the layer on the other side where that
+is known. Units that agree in all of that keep their order: the result is the same for every
+permuted copy of a network in which such units are exchangeable, as copies of each other are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weightsym.forms.counting import count_ranks, dense_ranks
+from weightsym.groups.actions import axis_permutation, permute_axis
+from weightsym.groups.symmetries import PermutationGroup, Placement, Symmetries, incidence
+from weightsym.groups.units import (
+    STATISTICS,
+    by_kernel,
+    common_weight,
+    reader,
+    statistic,
+    twin_places,
+    unit_rows,
+    writer,
+)
+from weightsym.groups.validation import check_finite, check_params
+from weightsym.networks.devices import kept_on
+from weightsym.params import Params, is_stacked
+
+__all__ = ["SortKey", "sort_permutations"]
+
+SortKey = Literal["max", "first", "mean", "median", "norm", "outgoing"]
+_POOLED: dict[SortKey, SortKey] = {"first": "max", "outgoing": "max"}
+_ROUNDING = 16  # units in the last place
+
+
+def sort_permutations(
+    params: Params,
+    sym: Symmetries,
+    by: SortKey = "max",
+    descending: bool = True,
+    *,
+    held: Collection[int] = (),
+) -> list[Tensor]:
+    r"""The permutations that sort the units of every group.
+
+    .. math:: k_{p(1)} \geq k_{p(2)} \geq \dots \geq k_{p(n)}
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        by: statistic of the weights that enter a unit: their ``"max"``, ``"mean"``, ``"median"``,
+            ``"norm"`` or the ``"first"`` of them (once the layer before is sorted); or
+            ``"outgoing"``, the first weight that leaves the unit, once the layer behind is sorted.
+            Blocks are sorted by the same statistic over the whole block; of channels and heads of
+            which each contains a part of each other (grouped queries), one has no first weight
+            before the other is sorted: it is sorted by the largest.
+        descending: largest first.
+        held: indices of groups whose units stay where they are.
+
+    >>> from weightsym import params as P
+    >>> from torch import nn
+    >>> from weightsym import discover, permute, sort_permutations
+    >>> net = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> w = P.of(net) | {"0.weight": torch.tensor([[1.0], [3.0], [2.0]])}
+    >>> sym = discover(net, torch.randn(8, 1))
+    >>> permute(w, sym, sort_permutations(w, sym, "max"))["0.weight"].tolist()
+    [[3.0], [2.0], [1.0]]
+    """
+    if by not in get_args(SortKey):
+        raise ValueError(f"`by` must be one of {', '.join(get_args(SortKey))}, got {by!r}.")
+    check_params(params, sym)
+    check_finite(params, sym)
+    lead = (next(iter(params.values())).shape[0],) if is_stacked(params, sym.shapes) else ()
+    device = next(iter(params.values())).device
+    orders = [torch.arange(g.units, device=device).expand(*lead, g.units) for g in sym.permutations]
+    state, crossing = _State(params, sym, orders, set()), _crossing(sym)
+    for index in _sequence(sym, backwards=by == "outgoing"):
+        used = by if crossing[index] <= state.done else _POOLED.get(by, by)
+        key = state.key(index, used)
+        if key is not None and index not in held:
+            places = state.places(index, key, descending)
+            orders[index] = places.argsort(dim=-1, stable=True)
+        state.done.add(index)
+    return orders
+
+
+@lru_cache(maxsize=8)
+def _sequence(sym: Symmetries, backwards: bool) -> list[int]:
+    """Groups in graph order, or from the last layer.
+
+    Blocks are placed once the channels are sorted by which they are compared, and before the other
+    channels inside them, whose first weight may lie in any block.
+    """
+
+    def placement(g: int) -> Placement | None:
+        group = sym.permutations[g]
+        return (reader(sym, group) if backwards else None) or writer(sym, group)
+
+    def depth(g: int) -> int:
+        placement = reader(sym, sym.permutations[g]) if backwards else None
+        first = _first_axis(sym, sym.permutations[g])
+        if (
+            placement is None
+        ):  # from the last layer: channels that no layer reads are behind all others
+            is_last = backwards and sym.permutations[g].kind == "channel"
+            return first - is_last * 2 * max(len(sym.axes), *(a.last_read for a in sym.axes))
+        return -sym.axes[placement.axis].last_read
+
+    def compared(g: int, member: int) -> bool:
+        position = placement(g)
+        return position is not None and any(
+            p.axis == position.axis for p in sym.permutations[member].placements
+        )
+
+    def visit(g: int) -> list[int]:
+        inside = sorted((m for row in sym.permutations[g].inner for m in row), key=depth)
+        first = [m for m in inside if compared(g, m)]
+        others = [m for m in inside if m not in first]
+        return [*(k for m in first for k in visit(m)), g, *(k for m in others for k in visit(m))]
+
+    inner = {g for group in sym.permutations for row in group.inner for g in row}
+    outermost = (g for g in range(len(sym.permutations)) if g not in inner)
+    return [k for g in sorted(outermost, key=depth) for k in visit(g)]
+
+
+def _first_axis(sym: Symmetries, group: PermutationGroup) -> int:
+    """The first axis, in graph order, that a group moves, alone or with its tensor."""
+    moved = {name for row in group.tensors for name in row}
+    axes = [placement.axis for placement in group.placements[:1]]
+    axes += [k for k, axis in enumerate(sym.axes) if axis.tensor in moved and not axes][:1]
+    return min(axes, default=0)
+
+
+@lru_cache(maxsize=8)
+def _around(sym: Symmetries) -> list[set[int]]:
+    """For every group, those of the blocks that it lies in."""
+    around: list[set[int]] = [set() for _ in sym.permutations]
+    for g in reversed(range(len(sym.permutations))):
+        for row in sym.permutations[g].inner:
+            for member in row:
+                around[member] |= {g, *around[g]}
+    return around
+
+
+@lru_cache(maxsize=8)
+def _crossing(sym: Symmetries) -> list[set[int]]:
+    """Groups whose units have parts of the units of each other: which is first depends on both."""
+    around = _around(sym)
+    crossing: list[set[int]] = [set() for _ in sym.permutations]
+    acts = incidence(sym.axes, sym.permutations, [np.zeros(g.units, int) for g in sym.permutations])
+    for g, h in zip(*(acts.T @ acts).nonzero(), strict=True):
+        if g != h and g not in around[h] and h not in around[g]:
+            crossing[g].add(int(h))
+    return crossing
+
+
+# ------------------------------------------------------------ comparing units
+@dataclass(frozen=True, eq=False)
+class _State:
+    """A network or a stack, the orders of its units so far, and the groups that are sorted."""
+
+    params: Params
+    sym: Symmetries
+    orders: list[Tensor]
+    done: set[int]
+
+    def key(self, index: int, by: SortKey) -> Tensor | None:
+        """The number by which units are sorted, or None where nothing writes them."""
+        sym, group = self.sym, self.sym.permutations[index]
+        reading = reader(sym, group) if by == "outgoing" else None
+        placement = reading or writer(sym, group)
+        placement = placement or (None if group.tensors else reader(sym, group))
+        if placement is None:
+            return self._of_tensors(group, by) if group.tensors else None
+        if len(twin_places(sym, group, placement)) > 1:
+            weight = common_weight(self.params, sym, group, placement)
+            return statistic(self.params, sym, placement, _POOLED.get(by, by), weight)  # type: ignore[arg-type]
+        if by == "first" or reading is not None:
+            return self._first(index, placement)
+        return statistic(self.params, sym, placement, "max" if by == "outgoing" else by)
+
+    def _first(self, index: int, placement: Placement) -> Tensor:
+        """The first weight of every unit, where all that does not move the units is in order."""
+        return unit_rows({}, self.sym, placement, self._in_order(index, placement))[..., 0]
+
+    def _in_order(self, index: int, placement: Placement) -> Tensor:
+        """The tensor at a place once everything but some units has its order.
+
+        Blocks around the units would move them, and with row blocks what they read as well.
+        """
+        sym, axis = self.sym, self.sym.axes[placement.axis]
+        w, moved = self.params[axis.tensor], sym.placements_by_axis("permutations")
+        axes = [a for a in sym.axes_of[axis.tensor] if a in moved]
+        blocks = any(sym.axes[a].blocks > 1 for a in axes)
+        for a in axes:
+            still = {index} | (_around(sym)[index] if blocks or a == placement.axis else set())
+            orders = [
+                torch.arange(order.shape[-1], device=order.device) if g in still else order
+                for g, order in enumerate(self.orders)
+            ]
+            order = axis_permutation(sym, a, orders, w.device)
+            w = permute_axis(w, sym.axes[a], order, w.ndim - len(sym.shapes[axis.tensor]))
+        return w
+
+    def _of_tensors(self, group: PermutationGroup, by: SortKey) -> Tensor:
+        """One number for every block with tensors of its own: a statistic of the largest ones."""
+        row = max(group.tensors, key=lambda names: self.sym.shapes[names[0]].numel())
+        weights = [self.params[name] for name in row]
+        flat = [w.flatten(w.ndim - len(self.sym.shapes[row[0]])) for w in weights]
+        rows = torch.stack(flat, -2)
+        return STATISTICS.get(by, STATISTICS["max"])(rows)
+
+    def places(self, index: int, key: Tensor, descending: bool) -> Tensor:
+        """The place of every unit of a group by its key, and by all of its numbers in a tie."""
+        places = _ranks(-key if descending else key)
+        for placement in self.sym.permutations[index].placements:
+            if self.sym.axes[placement.axis].tensor not in self.params:
+                continue
+            for rows in self._numbers(index, placement):
+                several = count_ranks(places).gather(-1, places) > 1
+                tied = several.reshape(-1, several.shape[-1]).any(0).nonzero()[:, 0]
+                if not len(tied):
+                    return places
+                new, finer = _places_of_rows(*rows(tied)), torch.zeros_like(places)
+                finer[..., tied] = new.max() - new if descending else new
+                places = _ranks(places * (finer.max() + 1) + finer)
+        return places
+
+    def _numbers(
+        self, index: int, placement: Placement
+    ) -> Iterator[Callable[[Tensor], tuple[Tensor, Tensor]]]:
+        """From units to numbers that are compared, and what separates them, in one tensor."""
+        sym, group = self.sym, self.sym.permutations[index]
+        twins = len(twin_places(sym, group, placement)) > 1  # in no order: they may change places
+        weight = common_weight(self.params, sym, group, placement) if twins else None
+
+        def rows_of(units: Tensor, w: Tensor | None = weight) -> Tensor:
+            positions = kept_on(placement.positions, units.device)[units]
+            return unit_rows(self.params, sym, replace(placement, positions=positions), w)
+
+        def sizes(units: Tensor) -> tuple[Tensor, Tensor]:
+            rows = by_kernel(rows_of(units), sym, placement).sort(-2).values.flatten(-2)
+            return rows, _rounding(rows) * rows.abs().amax((-1, -2))
+
+        def in_order(units: Tensor) -> tuple[Tensor, Tensor]:
+            rows = rows_of(units, self._in_order(index, placement))
+            return rows, _rounding(rows) * rows.abs().amax((-1, -2))
+
+        yield sizes
+        if not twins and self._is_ordered(index, placement):
+            yield in_order
+
+    def _is_ordered(self, index: int, placement: Placement) -> bool:
+        """True if what lies on the other side of a tensor is sorted already, and no blocks."""
+        moved = self.sym.placements_by_axis("permutations")
+        others = [a for a in self.sym.axes_of[self.sym.axes[placement.axis].tensor] if a in moved]
+        groups = {g for a in others if a != placement.axis for g, _ in moved[a]}
+        blocks = any(self.sym.axes[a].blocks > 1 for a in (*others, placement.axis))
+        return not blocks and index not in groups and groups <= self.done
+
+
+def _ranks(key: Tensor) -> Tensor:
+    """The place of every unit among the different keys, those that rounding separates being one."""
+    return dense_ranks(key, _rounding(key) * key.abs().amax(-1, keepdim=True))
+
+
+def _rounding(numbers: Tensor) -> float:
+    """The share of the largest number by which two have to differ."""
+    return _ROUNDING * torch.finfo(numbers.dtype).eps if numbers.is_floating_point() else 0.0
+
+
+def _places_of_rows(rows: Tensor, within: Tensor) -> Tensor:
+    """Location of every row in lexicographic order, for all members of a stack at once.
+
+    Numbers are compared with those of their column: a million of a whole tensor lie closer together
+    than rounding separates any two.
+    """
+    numbers = dense_ranks(rows.transpose(-1, -2), within[..., None, None]).transpose(-1, -2)
+    _, places = torch.unique(numbers.flatten(0, -2), dim=0, return_inverse=True)
+    return places.reshape(rows.shape[:-1])

@@ -1,0 +1,1 @@
+"""Networks as dicts of tensors: stacks, predictions, files."""

@@ -1,0 +1,65 @@
+"""Layers that keep statistics of their batches, which no average of networks keeps right."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from weightsym.networks import dicts as P
+from weightsym.networks.dicts import Params
+from weightsym.networks.prediction import apply
+from weightsym.networks.running import runs_at_once
+
+__all__ = ["batch_norms", "has_statistics", "refreshed"]
+
+
+def batch_norms(model: nn.Module) -> list[Any]:
+    """All batch norms of a network that track statistics.
+
+    >>> norm = nn.BatchNorm1d(3)
+    >>> batch_norms(nn.Sequential(nn.Linear(2, 3), norm)) == [norm]
+    True
+    """
+    norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    return [m for m in norms if m.track_running_stats]
+
+
+def has_statistics(model: nn.Module) -> bool:
+    """Check whether some layer of a network keeps statistics of its inputs."""
+    return any(batch_norms(model))
+
+
+@torch.no_grad()
+def refreshed(
+    model: nn.Module,
+    networks: Params,
+    inputs: Iterable[tuple[Any, ...]],
+    chunk_size: int | None = None,
+) -> Params:
+    """A stack of networks with the statistics of their own activations, averaged over batches.
+
+    One pass over the data for all networks. Dropout is off.
+
+    Args:
+        model: gives the computation.
+        networks: a stack; it is not changed.
+        inputs: of the training batches.
+        chunk_size: networks that run at once.
+    """
+    runner = copy.deepcopy(model).eval()
+    layers = batch_norms(runner)
+    names = {name for name, t in P.of(model).items() if not P.is_weight(name, t)}
+    stack = {name: t.clone() if name in names else t for name, t in networks.items()}
+    at_once = P.stack_size(stack) if runs_at_once(model, chunk_size) else 1
+    chunk = chunk_size or at_once
+    for layer in layers:
+        layer.train()
+    for k, batch in enumerate(inputs):
+        for layer in layers:
+            layer.momentum = 1 / (k + 1)
+        apply(runner, stack, *batch, chunk_size=chunk)
+    return stack

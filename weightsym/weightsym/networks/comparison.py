@@ -1,0 +1,156 @@
+"""Outputs at two sets of weights, compared where weights can move them at all."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weightsym.networks.dicts import Params
+from weightsym.networks.randomness import key_of
+
+__all__ = [
+    "POOL",
+    "Comparison",
+    "agree",
+    "normal_pool",
+    "perturbed",
+    "perturb_",
+    "tiled_",
+    "turned",
+    "tolerance_in",
+    "tolerance_of",
+]
+
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+POOL = 65_521
+_OUT_OF_SIGHT = 1e6  # times as large as what moves: its rounding would pass for an error
+
+
+def tolerance_of(params: Params) -> float:
+    """The relative error of outputs that rounding explains."""
+    floating = (t.dtype for t in params.values() if t.is_floating_point())
+    return tolerance_in(next(floating, torch.float32))
+
+
+def tolerance_in(dtype: torch.dtype) -> float:
+    """The same for a precision."""
+    return _TOLERANCE.get(dtype, 1e-2)
+
+
+def perturbed(params: Params, names: Collection[str] = (), size: float = 0.3) -> Params:
+    """Another function: some parameters (else all) times independent positive factors."""
+    chosen = {n for n in params if n in names or not names}
+    return {n: _perturbed_tensor(n, t, size) if n in chosen else t for n, t in params.items()}
+
+
+def _perturbed_tensor(name: str, t: Tensor, size: float = 0.3) -> Tensor:
+    """A copy of a tensor of floats times positive factors, which depend on its name."""
+    return perturb_(name, t.clone(memory_format=torch.contiguous_format), size)
+
+
+def perturb_(name: str, t: Tensor, size: float = 0.3) -> Tensor:
+    """Perturb a contiguous tensor of floats in place, and leave others as they are."""
+    if not t.is_floating_point() or not t.numel():
+        return t
+    return tiled_(torch.mul, t, turned(_factors(size), -key_of(name) % POOL, t.numel()))
+
+
+@functools.cache
+def _factors(size: float) -> Tensor:
+    return (size * normal_pool(5)).exp()
+
+
+def turned(row: Tensor, start: int, size: int) -> Tensor:
+    """The first numbers of a row that begins at another place, at most all."""
+    return torch.cat([row[start : start + size], row[: max(0, min(start, start + size - POOL))]])
+
+
+@functools.cache
+def normal_pool(seed: int) -> Tensor:
+    """Normal numbers, prime in number, so that no shape of a tensor falls in step with them."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(POOL, generator=generator, dtype=torch.float64)
+
+
+def tiled_(
+    operation: Callable[..., Tensor], t: Tensor, row: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """Combine a contiguous tensor with a row that is repeated as often as it takes.
+
+    In place, or into another tensor.
+    """
+    out, row = t if out is None else out, row.to(t)
+    whole = t.numel() // len(row) * len(row)
+    parts = [(x[:whole].view(-1, len(row)), x[whole:]) for x in (t.view(-1), out.view(-1))]
+    for tiles, result in zip(*parts, strict=True):
+        operation(tiles, row[: tiles.shape[-1]], out=result)
+    return out
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Right outputs, the elements of them that are compared, and the size of an error of 100 %.
+
+    Elements that wrong weights move give the size. Elements that they leave alone are compared if
+    they are not so large that their rounding would count (a logit masked with ``-1e12``).
+    """
+
+    old: list[Tensor]
+    compared: list[Tensor]
+    sizes: list[float]
+
+    @classmethod
+    def between(
+        cls, old: Sequence[Tensor], wrong: Sequence[Tensor], tolerance: float,
+        right: Sequence[Tensor] | None = None,
+    ) -> Comparison:  # fmt: skip
+        """From the outputs themselves and those of wrong weights, and less precise right ones."""
+        parts = [_visible(a, b, tolerance) for a, b in zip(right or old, wrong, strict=True)]
+        return cls(list(old), [mask for mask, _ in parts], [size for _, size in parts])
+
+    @property
+    def sensitive(self) -> bool:
+        """True if any output moves with the weights."""
+        return any(size > 0 for size in self.sizes)
+
+    def error(self, new: Sequence[Tensor]) -> float:
+        """Largest difference relative to the outputs that move, or NaN where nothing does."""
+        if not self.sensitive:
+            return math.nan
+        pairs = zip(self.old, new, self.compared, self.sizes, strict=True)
+        return max(_error(a, b, mask, size) for a, b, mask, size in pairs if size > 0)
+
+
+def agree(old: Sequence[Tensor], new: Sequence[Tensor], tolerance: float) -> bool:
+    """True if all elements of outputs are equal up to rounding, relative to what is usual there."""
+    if [t.shape for t in old] != [t.shape for t in new]:
+        return False
+    return all(_agree(a, b, tolerance) for a, b in zip(old, new, strict=True))
+
+
+def _agree(old: Tensor, new: Tensor, tolerance: float) -> bool:
+    sizes = old.abs()[torch.isfinite(old) & (old != 0)]
+    usual = float(sizes.median()) if sizes.numel() else 0.0
+    return torch.allclose(
+        old.double(), new.double(), rtol=tolerance, atol=tolerance * usual, equal_nan=True
+    )
+
+
+def _visible(old: Tensor, wrong: Tensor, tolerance: float) -> tuple[Tensor, float]:
+    finite = torch.isfinite(old)
+    moved = finite & ~((old - wrong).abs() <= max(tolerance, 1e-6) * old.abs())
+    if not bool(moved.any()):
+        return moved, 0.0
+    size = float(torch.maximum(old.abs(), (old - wrong).abs().nan_to_num(0, 0, 0))[moved].max())
+    return finite & (moved | (old.abs() < _OUT_OF_SIGHT * size)), size
+
+
+def _error(old: Tensor, new: Tensor, compared: Tensor, size: float) -> float:
+    if bool((torch.isfinite(old) != torch.isfinite(new)).any()):
+        return math.inf
+    return float((old - new)[compared].abs().max()) / size

@@ -1,0 +1,141 @@
+"""Tensors of a network found in a file: its types, tied tensors, and foreign ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from weightsym.networks.files.names import NetworkNames, Renaming, find_names
+from weightsym.networks.files.stored import StoredNetwork
+
+__all__ = ["FittedNetwork", "Others", "fit"]
+
+Others = Literal["refuse", "copy"]
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedNetwork:
+    """A network on disk under the names of the network that it is.
+
+    Attributes:
+        stored: where it is.
+        places: by name in the network, the name in the file.
+        again: further names of tied tensors in the file, and the names in the network.
+        others: names in the file that are none of the network.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from weightsym.files import NetworkNames, fit, open_network
+    >>> path, net = Path(tempfile.mkdtemp()) / "run.pt", torch.nn.Linear(2, 3)
+    >>> torch.save({f"model.{name}": t.half() for name, t in net.state_dict().items()}, path)
+    >>> fitted = fit(open_network(path), NetworkNames.of(net))
+    >>> fitted.read("weight").dtype, fitted.number("weight").dtype  # as stored, and to compute with
+    (torch.float16, torch.float32)
+    """
+
+    stored: StoredNetwork
+    places: Mapping[str, str]
+    again: Mapping[str, str]
+    others: tuple[str, ...]
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """By name in the file, the name in the network."""
+        return {key: name for name, key in self.places.items()} | dict(self.again)
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, by its name in the network, as it is stored."""
+        return self.stored.read(self.places[name])
+
+    def number(self, name: str) -> Tensor:
+        """Read one tensor in float32, to compute with, and refuse numbers that are not finite."""
+        tensor = self.read(name)
+        if not tensor.is_floating_point():
+            return tensor
+        tensor = tensor.float()
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(
+                f"{self.stored.path}: {self.places[name]!r} holds NaN or infinite values."
+            )
+        return tensor
+
+
+def fit(
+    stored: StoredNetwork, names: NetworkNames, prefix: str | None = None, others: Others = "refuse"
+) -> FittedNetwork:
+    """Find the tensors of a network in a file, behind the one prefix with which all are there.
+
+    Args:
+        stored: what is on disk.
+        names: of the network.
+        prefix: what stands before all names in the file, if it is known.
+        others: whether to refuse floating tensors that are none of the network, which would not
+            move with it, or to copy them as they are.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from weightsym.files import open_network
+    >>> path, net = Path(tempfile.mkdtemp()) / "run.pt", torch.nn.Linear(2, 3)
+    >>> torch.save({f"model.{name}": t for name, t in net.state_dict().items()}, path)
+    >>> fit(open_network(path), NetworkNames.of(net)).places
+    {'weight': 'model.weight', 'bias': 'model.bias'}
+    """
+    places, renaming = find_names(stored.path, stored.tensors, names, prefix)
+    again = _again(stored, names, places, renaming)
+    unused = [n for n in stored.tensors if n not in again and n not in set(places.values())]
+    fitted = FittedNetwork(stored, places, again, tuple(unused))
+    _check_types(fitted, names)
+    _check_ties(fitted)
+    if others == "refuse":
+        _check_others(fitted, {renaming.place(name) for name in names.buffers}, names.ignored)
+    return fitted
+
+
+def _again(
+    stored: StoredNetwork, names: NetworkNames, places: Mapping[str, str], renaming: Renaming
+) -> dict[str, str]:
+    """Tied tensors that the file holds more than once."""
+    firsts = names.aliases | {first: first for first in names.aliases.values()}
+    repeated = {renaming.place(name): first for name, first in firsts.items()}
+    return {p: first for p, first in repeated.items() if p in stored.tensors and p != places[first]}
+
+
+# ------------------------------------------------------------ what cannot be moved
+def _check_types(fitted: FittedNetwork, names: NetworkNames) -> None:
+    for name, key in fitted.places.items():
+        tensor, dtype = names.tensors[name], fitted.stored.tensors[key].dtype
+        if tensor.is_floating_point() != (dtype in _FLOATS):
+            raise ValueError(
+                f"{fitted.stored.path}: {key!r} is of type "
+                f"{str(dtype).removeprefix('torch.')}, and the network has "
+                f"{str(tensor.dtype).removeprefix('torch.')}: quantised networks are not read."
+            )
+
+
+def _check_ties(fitted: FittedNetwork) -> None:
+    for key, name in fitted.again.items():
+        if not torch.equal(fitted.stored.read(key), fitted.read(name)):
+            raise ValueError(
+                f"{fitted.stored.path}: {key!r} and {fitted.places[name]!r} are one tensor in "
+                "the network, and differ in the file."
+            )
+
+
+def _check_others(fitted: FittedNetwork, buffers: Collection[str], ignored: Sequence[str]) -> None:
+    """Numbers of something else would stay where they are while the network moves."""
+    for name in fitted.others:
+        tensor = fitted.stored.tensors[name]
+        harmless = tensor.shape.numel() <= 1 or not tensor.dtype.is_floating_point
+        unused = name in buffers or any(re.search(pattern, name) for pattern in ignored)
+        if not (harmless or unused):
+            raise ValueError(
+                f"{fitted.stored.path} holds {name!r}, which is none of the network and would not "
+                "move with it; `--others copy` keeps such tensors as they are."
+            )

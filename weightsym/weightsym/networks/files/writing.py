@@ -1,0 +1,155 @@
+"""Write a network in the form of another one: at once or not at all, tensor by tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from weightsym.networks.files.safetensors_format import TensorFile, sync, write_file
+from weightsym.networks.files.stored import INDEX, StoredNetwork, companions
+
+__all__ = ["check_path", "check_target", "write_like"]
+
+
+def check_target(target: Path, like: StoredNetwork, overwrite: bool = False) -> None:
+    """Refuse a target before the work begins.
+
+    Args:
+        target: what shall be written: a .safetensors file, or a folder if ``like`` is one.
+        like: the network whose form is taken.
+        overwrite: whether what is there may be replaced.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from weightsym.files import open_network
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> torch.save(torch.nn.Linear(2, 3).state_dict(), folder / "net.pt")
+    >>> check_target(folder / "new.safetensors", open_network(folder / "net.pt"))  # all is well
+    >>> try:
+    ...     check_target(folder / "new.pt", open_network(folder / "net.pt"))
+    ... except ValueError as error:
+    ...     str(error).partition(",")[0]
+    '`--out` must be a .safetensors file'
+    """
+    if like.is_folder == (target.suffix == ".safetensors"):
+        form = "a folder, as the network is one" if like.is_folder else "a .safetensors file"
+        raise ValueError(f"`--out` must be {form}, got {target}.")
+    _check_free(target, like, overwrite)
+    if shutil.disk_usage(target.parent).free <= like.nbytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+
+def check_path(path: Path, overwrite: bool) -> None:
+    """Refuse a path in a folder that is not there, or at which something is that must stay.
+
+    Args:
+        path: what shall be written.
+        overwrite: whether what is there may be replaced.
+    """
+    if not path.parent.is_dir():
+        raise ValueError(f"`--out`: there is no folder {path.parent}.")
+    if os.path.lexists(path) and not overwrite:
+        raise ValueError(f"`--out`: {path} is there; `--overwrite true` replaces it.")
+
+
+def _check_free(target: Path, like: StoredNetwork, overwrite: bool) -> None:
+    check_path(target, overwrite)
+    if not os.path.lexists(target):
+        return
+    if target.is_dir() != like.is_folder or (target.is_symlink() and like.is_folder):
+        raise ValueError(f"`--out`: {target} is of another kind, and is not replaced.")
+    if like.is_folder:
+        ours = {s.name for s in like.shards} | {p.name for p in companions(like.path)}
+        foreign = sorted(p.name for p in target.iterdir() if p.name not in ours or p.is_dir())
+        if foreign:
+            raise ValueError(f"`--out`: {target} also holds {foreign[0]!r}, and is not replaced.")
+
+
+def write_like(
+    like: StoredNetwork, target: Path, value: Callable[[str], Tensor], overwrite: bool = False
+) -> None:
+    """Write a network with the names, types, metadata and files of another one.
+
+    Args:
+        like: the network whose form is taken.
+        target: a .safetensors file, or a folder if ``like`` is one.
+        value: gives the tensor for a name in the file; only one is held at a time.
+        overwrite: whether what is there may be replaced.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from weightsym.files import open_network
+    >>> folder, net = Path(tempfile.mkdtemp()), torch.nn.Linear(2, 3)
+    >>> torch.save(net.state_dict(), folder / "net.pt")
+    >>> like, target = open_network(folder / "net.pt"), folder / "double.safetensors"
+    >>> write_like(like, target, lambda name: 2 * like.read(name))
+    >>> torch.equal(open_network(target).read("bias"), 2 * net.bias)
+    True
+    """
+    with _draft_of(target) as draft:
+        if like.is_folder:
+            _write_folder(like, draft, value)
+        else:
+            _write_shard(like.shards[0], draft, value)
+        _check_free(target, like, overwrite)
+        _replace(draft, target)
+    sync(target.parent)
+
+
+def _write_folder(like: StoredNetwork, folder: Path, value: Callable[[str], Tensor]) -> None:
+    folder.mkdir()
+    for path in companions(like.path):
+        if path.name != INDEX or not _is_one_file(like):  # which nobody has read
+            shutil.copyfile(path, folder / path.name)
+    for shard in like.shards:
+        _write_shard(shard, folder / shard.name, value)
+
+
+def _write_shard(shard: TensorFile, path: Path, value: Callable[[str], Tensor]) -> None:
+    tensors = {n: replace(t, read=partial(value, n)) for n, t in shard.tensors.items()}
+    write_file(path, tensors, shard.metadata)
+
+
+def _is_one_file(like: StoredNetwork) -> bool:
+    return [shard.name for shard in like.shards] == ["model.safetensors"]
+
+
+@contextlib.contextmanager
+def _draft_of(target: Path) -> Iterator[Path]:
+    """A place beside the target, which is empty again if anything goes wrong."""
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    _remove(draft)
+    try:
+        yield draft
+    except BaseException:
+        _remove(draft)
+        raise
+
+
+def _replace(draft: Path, target: Path) -> None:
+    if not target.is_dir() or target.is_symlink():
+        os.replace(draft, target)
+        return
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    os.rename(target, old)
+    try:
+        os.rename(draft, target)
+    except BaseException:
+        os.rename(old, target)
+        raise
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

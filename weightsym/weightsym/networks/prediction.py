@@ -1,0 +1,221 @@
+"""Predictions of networks whose parameters are given: of one, or of every member of a stack."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from weightsym.fast import chain_of, fused_outputs
+from weightsym.networks.dicts import (
+    Params,
+    fixed_weights,
+    is_stacked,
+    of,
+    stack_size,
+    unstack,
+)
+from weightsym.networks.running import (
+    FastLayers,
+    fitting_chunk,
+    remember_loop,
+    remember_vmap,
+    run_network,
+    runs_at_once,
+    undoing,
+)
+
+__all__ = ["apply", "apply_each", "chunk_of"]
+
+
+def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None) -> Any:
+    """Run a module with other parameters: one network, or every member of a stack.
+
+    Networks that are chains of convolutions, rectifiers, pooling and linear layers run all members
+    at once on a CPU, by machine code made for their sizes. Of others, tiny ones do so by ``vmap``,
+    larger ones run member by member; so do networks that ``vmap`` cannot handle (recurrent layers,
+    data-dependent control flow). Which way was taken is logged once per module.
+
+    What a chain computes is read off one run, and again when an attribute of the network has
+    changed. Changes of global variables and of attributes of classes are not seen, and hooks that
+    ``forward`` puts on tensors are not called, neither by chains nor by ``vmap``.
+
+    Args:
+        model: gives the computation; its own parameters are not read, but for those without
+            gradients that ``params`` lacks, and no buffer of it is changed.
+        params: one network or a stack. In training mode new BatchNorm statistics are put into this
+            dict; the tensors that were in it, which other networks may have as well, do not change.
+        *x: the inputs, shared by all members.
+        chunk_size: run that many members at once; ``1`` forces the loop.
+
+    Returns:
+        What the module returns; for a stack every tensor has a leading member dimension.
+
+    >>> from weightsym import params as P
+    >>> net, x = nn.Linear(2, 1), torch.randn(5, 2)
+    >>> networks = P.populate(net, 3)
+    >>> outputs = P.apply(net, networks, x)
+    >>> outputs.shape
+    torch.Size([3, 5, 1])
+    >>> torch.allclose(outputs[1], x @ networks["weight"][1].T + networks["bias"][1], atol=1e-5)
+    True
+    """
+    with _own_buffers(model, params) as own:
+        return apply_in_place(model, own, *x, chunk_size=chunk_size)
+
+
+def apply_in_place(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None) -> Any:
+    """`apply`, which updates BatchNorm statistics in the tensors that hold them."""
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"`chunk_size` must be at least 1, got {chunk_size}.")
+    template = of(model)
+    stacked = is_stacked(params, template)
+    if missing := template.keys() - params.keys():
+        params = _completed(model, params, missing, stacked)
+    if not stacked:
+        return run_network(model, params, x)
+    return _stacked(model, params, x, None, chunk_size)
+
+
+@contextmanager
+def _own_buffers(model: nn.Module, params: Params) -> Iterator[Params]:
+    """Networks with copies of the buffers that a training mode may change, which they then get."""
+    is_training = any(m.training and m._buffers for m in model.modules())
+    names = [name for name, _ in model.named_buffers() if name in params] if is_training else []
+    copies = {name: params[name].clone() for name in names}
+    yield {**params, **copies} if copies else params
+    params.update(copies)
+
+
+def _completed(model: nn.Module, params: Params, missing: set[str], stacked: bool) -> Params:
+    """Networks with the weights that their module holds fixed."""
+    if others := missing - fixed_weights(model):
+        raise ValueError(
+            f"`params` lacks {sorted(others)[0]!r} (and {len(others) - 1} more) of "
+            f"{type(model).__name__}."
+        )
+    lead = (stack_size(params),) if stacked else ()
+    fixed = {name: model.get_parameter(name).detach() for name in missing}
+    return {**params, **{name: t.expand(*lead, *t.shape) for name, t in fixed.items()}}
+
+
+def apply_each(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None) -> Any:
+    """Run every member of a stack on inputs of its own, otherwise as `apply` does.
+
+    Args:
+        model: gives the computation.
+        params: a stack.
+        *x: the inputs; the leading dimension of every tensor counts members.
+        chunk_size: run that many members at once; ``1`` forces the loop.
+
+    >>> from weightsym import params as P
+    >>> net, x = nn.Linear(2, 1), torch.randn(3, 5, 2)  # five inputs for each of three networks
+    >>> networks = P.populate(net, 3)
+    >>> one = P.apply(net, P.unstack(networks)[1], x[1])
+    >>> torch.allclose(P.apply_each(net, networks, x)[1], one, atol=1e-5)
+    True
+    """
+    with _own_buffers(model, params) as own:
+        return apply_each_in_place(model, own, *x, chunk_size=chunk_size)
+
+
+def apply_each_in_place(
+    model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None
+) -> Any:
+    """`apply_each`, which updates BatchNorm statistics in the tensors that hold them."""
+    members = stack_size(params)
+    sizes = {len(t) for t in tree_leaves(x) if isinstance(t, Tensor)}
+    if sizes != {members}:
+        raise ValueError(f"`x` must have inputs for {members} members, it has {sorted(sizes)}.")
+    return _stacked(model, params, x, 0, chunk_size)
+
+
+def chunk_of(model: nn.Module, params: Params, x: Any, chunk_size: int | None = None) -> int:
+    """The number of members of a stack that run at once.
+
+    Args:
+        model: gives the computation.
+        params: a stack.
+        x: the inputs of one network.
+        chunk_size: what was asked for, if anything.
+
+    >>> from weightsym import params as P
+    >>> net, x = nn.Linear(2, 1), (torch.randn(5, 2),)
+    >>> networks = P.populate(net, 10)
+    >>> [P.chunk_of(net, networks, x, chunk_size=size) for size in (4, 20, 1)]
+    [4, 10, 1]
+    """
+    members = stack_size(params)
+    is_chain = chain_of(model, params, x, chunk_size=chunk_size) is not None
+    if not is_chain and not runs_at_once(model, chunk_size):
+        return 1
+    if chunk_size is not None:
+        return min(chunk_size, members)
+
+    def run_first() -> Any:
+        first = {name: t[0].clone() for name, t in params.items()}  # its statistics must not change
+        return run_network(model, first, x)
+
+    size = fitting_chunk(model, run_first, x, members)
+    return max(size, min(members, 2)) if is_chain else size
+
+
+def _stacked(
+    model: nn.Module, params: Params, x: Any, x_dim: int | None, chunk_size: int | None
+) -> Any:
+    """Run all members at once, or one by one where that is faster or ``vmap`` fails."""
+    if (chain := chain_of(model, params, x, x_dim is not None, chunk_size)) is not None:
+
+        def by_torch(stack: Params, inputs: Any) -> Any:
+            return _vmapped(model, stack, inputs, x_dim, None)
+
+        return fused_outputs(chain, params, x, x_dim is not None, by_torch)
+    if not runs_at_once(model, chunk_size):
+        return _looped(model, params, x, x_dim)
+    undo = undoing(model, params)
+    try:
+        outputs = _vmapped(model, params, x, x_dim, chunk_size)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        undo()
+        outputs = _looped(model, params, x, x_dim)  # raises what is wrong with the inputs
+        remember_loop(model, error)
+    else:
+        remember_vmap(model)
+    return outputs
+
+
+def _vmapped(
+    model: nn.Module, params: Params, x: Any, x_dim: int | None, chunk_size: int | None
+) -> Any:
+    if chunk_size is None and not torch.is_grad_enabled() and not model.training:
+        chunk_size = chunk_of(model, params, _inputs_of(x, x_dim, 0))
+    mapped: Callable[..., Any] = torch.vmap(
+        functools.partial(run_network, model),
+        in_dims=(0, x_dim),
+        randomness="different",
+        chunk_size=chunk_size,
+    )
+    with FastLayers():
+        return mapped(params, x)
+
+
+def _looped(model: nn.Module, params: Params, x: Any, x_dim: int | None) -> Any:
+    outputs = [
+        run_network(model, network, _inputs_of(x, x_dim, member))
+        for member, network in enumerate(unstack(params))
+    ]
+    return tree_map(
+        lambda *leaves: torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
+        *outputs,
+    )
+
+
+def _inputs_of(x: Any, x_dim: int | None, member: int) -> Any:
+    if x_dim is None:
+        return x
+    return tree_map(lambda t: t[member] if isinstance(t, Tensor) else t, x)

@@ -1,1 +1,0 @@
-"""Stacks of networks run at once or one by one, in chunks and threads."""
