@@ -32,7 +32,6 @@ REFERENCE = {
     "evaluation": "Evaluation of predictions",
     "clusters": "Clusters",
     "plots": "Figures",
-    "randomness": "Keyed random numbers",
     "sklearn": "Estimators for scikit-learn",
     "testing": "A pretended device",
 }
@@ -41,14 +40,20 @@ CORE = {
     "symmetry": "weightsym",
     "params": "weightsym.params",
     "files": "weightsym.files",
-    "randomness": "weightsym.networks.randomness",
 }
 """Pages about modules that are not below `lightning_bnn`."""
 GROUPS = {
-    "Find": ("discovery", "verify", "groups", "forward", "fingerprint", "linear", "shift_g"),
-    "Remove": ("canonical", "sorting", "removal", "folding", "balanced_form"),
+    "Find": (
+        "discovery.discover",
+        "discovery.verify",
+        "groups.sym",
+        "groups.pl",
+        "networks",
+        "forms.f",
+    ),
+    "Remove": ("forms.canonical", "forms.sorting", "discovery.folding", "forms.balanced_form"),
     "Match": ("matching.match", "matching.a", "matching.learned", "matching.matrices"),
-    "Measure": ("min_mass", "mass", "counting", "orders", "matching"),
+    "Measure": ("forms", "matching"),
     "Apply": ("",),
 }
 """How the symmetries are grouped: by the files that define them, in this order."""
@@ -82,7 +87,11 @@ def page_of(module: str) -> str:
     """
     package, _, rest = module.partition(".")
     page = rest.partition(".")[0]
-    return "symmetry" if package == "weightsym" and page not in CORE else page
+    if package != "weightsym" or page in CORE:
+        return page
+    if rest.startswith("networks"):
+        return "files" if rest.startswith("networks.files") else "params"
+    return "symmetry"
 
 
 # ------------------------------------------------------------ source files
@@ -143,7 +152,8 @@ def _body(module: str) -> list[ast.stmt]:
     file = source(module)
     assert file is not None, f"there is no module {module}"
     top = ast.parse(file.read_text(encoding="utf-8")).body
-    return [node for it in top for node in (it.body if isinstance(it, ast.If) else [it])]
+    public = next((node for node in top if isinstance(node, ast.If)), None)  # see `lazy_package`
+    return [*(public.body if public else []), *(n for n in top if not isinstance(n, ast.If))]
 
 
 # ------------------------------------------------------------ pages
@@ -208,8 +218,8 @@ def entry(page: str, name: str) -> str:
 def entries(page: str) -> list[str]:
     """The objects that a page describes, as it names them.
 
-    >>> entries(reference_page("randomness"))[0]
-    'weightsym.networks.randomness.key_of'
+    >>> entries(reference_page("files"))[0]
+    'weightsym.files.fit'
     """
     return re.findall(r"^::: (\S+)$", page, re.MULTILINE)
 

@@ -7,6 +7,7 @@ from torch import nn
 from lightning_bnn.methods import Batch
 from lightning_bnn.methods.run import member_losses
 from weightsym import params as P
+from weightsym.networks import prediction
 from weightsym.networks.threads import in_threads, threads_for
 
 
@@ -26,7 +27,7 @@ def gradients(model, x, members=5):
 
 @pytest.fixture
 def two_threads(monkeypatch):
-    monkeypatch.setattr(P.prediction, "fitting_chunk", lambda *_: 2)
+    monkeypatch.setattr(prediction, "fitting_chunk", lambda *_: 2)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
