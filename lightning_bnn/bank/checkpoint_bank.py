@@ -5,8 +5,8 @@ from __future__ import annotations
 import bisect
 import operator
 import os
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, overload
@@ -18,12 +18,11 @@ from torch import Tensor
 
 from lightning_bnn.bank.disk import WriterLock, check_file
 from lightning_bnn.bank.manifest import Manifest, check_records, header
+from lightning_bnn.bank.rows import checksum, rows_per_block, write_block
 from weightsym.files import sync
 from weightsym.params import Params, check_floating_type, stack, stack_size
 
 __all__ = ["CheckpointBank"]
-
-_CHUNK = 2**26
 
 
 class CheckpointBank:
@@ -151,7 +150,7 @@ class CheckpointBank:
         if isinstance(rows, slice):
             start, stop, step = rows.indices(self.rows)  # the same ones if the bank grows meanwhile
             if step == 1:
-                return {n: self.layer(n, slice(start, stop)).clone() for n in self.names}
+                return self._copied(slice(start, stop))
             rows = range(start, stop, step)
         chosen = _selected(rows, self.rows)
         if not chosen.ndim:
@@ -162,19 +161,30 @@ class CheckpointBank:
         return (self._network(row) for row in range(self.rows))
 
     def _network(self, row: int) -> Params:
-        return {n: self.layer(n, slice(row, row + 1))[0].clone() for n in self.names}
+        return {n: t[0] for n, t in self._copied(slice(row, row + 1)).items()}
+
+    def _copied(self, rows: slice) -> Params:
+        copies = {n: self.layer(n, rows).clone() for n in self.names}
+        self._manifest.require_rows(rows.stop)  # as of now: they may have been written over
+        return copies
 
     def layer(self, name: str, rows: slice = slice(None)) -> Tensor:
         """One tensor of some networks, ``(rows, *shape)``, in its own type.
 
-        It may share memory with the bank's view of the file: clone what you change in place.
+        It may share memory with the bank's view of the file: clone what you change in place, and
+        what you use after another process may have cut the bank, as a resumed run does.
         """
-        return self._stored(name, rows).to(self._manifest.layout[name].dtype)
+        tensor = self._stored(name, rows).to(self._manifest.layout[name].dtype)
+        self._manifest.require_rows(rows.indices(self.rows)[1])
+        return tensor
 
     def read(self, name: str, rows: slice, columns: slice) -> Tensor:
         """Some features of one flattened layer of some networks, as stored."""
         tensor = self._stored(name, rows)
-        return tensor.reshape(len(tensor), self._manifest.layout[name].shape.numel())[:, columns]
+        flat = tensor.reshape(len(tensor), self._manifest.layout[name].shape.numel())
+        copy = flat[:, columns].clone()
+        self._manifest.require_rows(rows.indices(self.rows)[1])
+        return copy
 
     def blocks(self, memory: int = 2**28) -> Iterator[Params]:
         """Stack after stack, each of at most so many bytes (and at least one network)."""
@@ -221,10 +231,11 @@ class CheckpointBank:
         manifest.check(networks)
         manifest.require_unchanged()
         if count:
-            stored = {name: manifest.stored(name, networks[name]) for name in manifest.layout}
-            self._write(stored, count)
-            checks = [_checksum(tensor) for tensor in stored.values()]
-            manifest.write({"records": [dict(record) for record in records], "checks": checks})
+            step = rows_per_block(manifest.row_bytes)
+            checks = self._write(networks, range(0, count, step), step)
+            split = {"rows": step} if step < count else {}
+            kept = [dict(record) for record in records]
+            manifest.write({"records": kept, "checks": checks, **split})
 
     def truncate(self, rows: int) -> None:
         """Forget all networks after the first few."""
@@ -233,7 +244,7 @@ class CheckpointBank:
             raise ValueError(f"`rows` must be in 0..{self.rows}, got {rows}.")
         if rows < self.rows:
             last = next((b.start for b in reversed(self._manifest.blocks) if b.start < rows), 0)
-            checks = [_checksum(self._stored(name, slice(last, rows))) for name in self.names]
+            checks = [checksum(self._stored(name, slice(last, rows))) for name in self.names]
             self._manifest.write({"truncate": rows, "checks": checks})
             self._checked.clear()
 
@@ -264,24 +275,20 @@ class CheckpointBank:
         if self.mode != "a":
             raise ValueError(f"The bank {self.path} is open for reading only.")
 
-    def _write(self, stored: Params, count: int) -> None:
-        """Write rows behind those that count, where a crash may have left others."""
-        is_new = not self._file.exists()
-        size = self._manifest.row_bytes
+    def _write(self, networks: Params, starts: range, step: int) -> list[int]:
+        """Write rows behind those that count, and return the checksums of all blocks."""
+        is_new, manifest, checks = not self._file.exists(), self._manifest, list[int]()
         with self._file.open("xb" if is_new else "r+b", buffering=0) as file:
-            file.seek(self.rows * size)
-            step = max(1, _CHUNK // max(1, size))
-            for start in range(0, count, step):
-                rows = slice(start, min(start + step, count))
-                content = torch.zeros(rows.stop - start, size, dtype=torch.uint8)
-                for name, tensor in stored.items():
-                    raw, offset = _bytes(tensor[rows]), self._manifest.layout[name].offset
-                    content[:, offset : offset + raw.shape[1]] = raw
-                if file.write(content.numpy().data) != content.numel():
-                    raise OSError(f"Only a part of the networks could be written to {self._file}.")
+            file.seek(self.rows * manifest.row_bytes)  # a crash may have left others there
+            for start in starts:
+                rows = slice(start, start + step)
+                block = partial(_rows_of, manifest, networks, rows)
+                count = len(range(*rows.indices(stack_size(networks))))
+                checks += write_block(file, manifest.layout, manifest.row_bytes, block, count)
             os.fsync(file.fileno())
         if is_new:
             sync(self.path)
+        return checks
 
     def _stored(self, name: str, rows: slice) -> Tensor:
         """Map a tensor of some networks, as stored, and compare it with its checksums once."""
@@ -298,7 +305,8 @@ class CheckpointBank:
                 break
             if (block.start, name) not in self._checked:
                 check = block.checks[self.names.index(name)]
-                if _checksum(tensor[block.start : block.stop]) != check:
+                if checksum(tensor[block.start : block.stop]) != check:
+                    self._manifest.require_rows(block.stop)
                     raise ValueError(
                         f"{self._file} is corrupt: the checksum of {name!r} in the networks "
                         f"{block.start} to {block.stop - 1} is another."
@@ -320,16 +328,8 @@ class CheckpointBank:
         return whole.as_strided((self.rows, *layout.shape), strides, layout.offset // item)
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    """Copy the rows of a tensor as bytes."""
-    size = tensor.shape[1:].numel()
-    rows = torch.empty(len(tensor), size, dtype=tensor.dtype)
-    rows.copy_(tensor.reshape(len(tensor), size))
-    return rows.view(torch.uint8) if rows.numel() else torch.empty(len(rows), 0).byte()
-
-
-def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(_bytes(tensor).numpy().tobytes())
+def _rows_of(manifest: Manifest, networks: Params, rows: slice, name: str) -> Tensor:
+    return manifest.stored(name, networks[name][rows])
 
 
 def _check_dict(name: str, value: Any) -> None:

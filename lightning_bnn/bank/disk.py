@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from weightsym.files import sync
-
 __all__ = [
     "Locked",
     "WriterLock",
@@ -20,7 +18,6 @@ __all__ = [
     "explain_full_disk",
     "is_full",
     "require_room",
-    "write_whole",
 ]
 
 _LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()
@@ -38,7 +35,11 @@ class WriterLock:
     """
 
     def __init__(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            file = next(p for p in (path, *path.parents) if p.exists())
+            raise ValueError(f"{file} is a file, and no folder for {path}.") from None
         check_file(path / ".lock")
         self._file: IO[str] | None = (path / ".lock").open("a")
         try:
@@ -75,29 +76,6 @@ def check_file(path: Path) -> None:
     """Refuse links and folders where a file of a bank is, or is to be."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise ValueError(f"{path} must be a file of its own, and is a link or a folder.")
-
-
-def write_whole(path: Path, text: str, wait: bool = True) -> None:
-    """Write a file as a whole or not at all.
-
-    Args:
-        path: the file.
-        text: its new content.
-        wait: until it is on the disk.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            if wait:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-    if wait:
-        sync(path.parent)
 
 
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}

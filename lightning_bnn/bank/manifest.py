@@ -7,8 +7,10 @@ unnoticed. A last line that a crash has cut off is dropped.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
+import math
 import os
 import re
 import zlib
@@ -20,14 +22,15 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.bank.disk import check_file
-from weightsym.files import parse_json, sync
-from weightsym.params import Params, is_weight
+from weightsym.files import parse_json, sync, write_all
+from weightsym.params import Params, check_floating_type, first_line, is_weight
 
 __all__ = ["FORMAT", "Block", "Layout", "Manifest", "check_records", "header"]
 
 FORMAT = 3
 """The format that this version writes and reads."""
 _CHECK = re.compile(rb',"check":"([0-9a-f]{8})"}\n\Z')
+_DAMAGES = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError
 _log = logging.getLogger(__name__)
 
 
@@ -74,6 +77,9 @@ class Manifest:
         content = path.read_bytes() if path.exists() else b""
         self._size, self._length, self._lines = len(content), _intact(content), 0
         """Bytes of the file, and bytes and number of its whole entries."""
+        self._seen: tuple[int, ...] = ()
+        self._left = 0
+        """The file when it was last compared with this, and the networks that it had left."""
         if self._length < self._size:
             _log.warning("%s ends in the middle of an entry, which is dropped.", path)
         for line in content[: self._length].splitlines(keepends=True):
@@ -81,16 +87,12 @@ class Manifest:
 
     # -------------------------------------------------------- lines
     def _read(self, line: bytes) -> None:
-        match = _CHECK.search(line)
-        body = line if match is None else line[: match.start()] + b"}"
         try:
-            if match is None or int(match[1], 16) != zlib.crc32(body, self._lines):
-                raise ValueError("it is not as it was written")
-            self._apply(parse_json(body))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            self._apply(_entry(line, self._lines))
+        except _DAMAGES as error:
             raise ValueError(
-                f"Line {self._lines + 1} of {self.path} is damaged ({error}): put back a copy of "
-                "the file; nothing has been changed."
+                f"Line {self._lines + 1} of {self.path} is damaged ({first_line(error)}): put back "
+                "a copy of the file; nothing has been changed."
             ) from None
         self._lines += 1
 
@@ -98,6 +100,36 @@ class Manifest:
         """Refuse to write where another process has written, on a disk without locks."""
         if (self.path.stat().st_size if self.path.exists() else 0) != self._size:
             raise ValueError(f"{self.path} has been changed by another process: open it anew.")
+
+    def require_rows(self, stop: int) -> None:
+        """Refuse to read networks in whose place another process has, or may have, written others.
+
+        Args:
+            stop: number of the first networks that are read.
+        """
+        try:
+            state = os.stat(self.path)
+        except FileNotFoundError:
+            rows = 0
+        else:
+            seen = state.st_ino, state.st_size, state.st_mtime_ns
+            rows = self._left if seen == self._seen else self._rows_left()
+            self._seen, self._left = seen, rows
+        if rows < stop:
+            raise ValueError(
+                f"Another process has dropped networks of {self.path.parent} after the first "
+                f"{rows}: open the bank anew, or `reload` it."
+            )
+
+    def _rows_left(self) -> int:
+        """The number of networks that later entries of other processes have left as they were."""
+        content, rows = self.path.read_bytes(), len(self.records)
+        later = content[self._length : _intact(content)].splitlines(keepends=True)
+        try:
+            entries = [_entry(line, self._lines + k) for k, line in enumerate(later)]
+            return min([rows, *(int(e["truncate"]) for e in entries if "truncate" in e)])
+        except _DAMAGES:  # another bank is there
+            return 0
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """Add an entry: it is on disk when this returns, and not in the file if this raises."""
@@ -107,12 +139,11 @@ class Manifest:
         with self.path.open("ab", buffering=0) as file:
             try:
                 file.truncate(self._length)
-                if file.write(line) != len(line):
-                    raise OSError(f"Only a part of an entry could be written to {self.path}.")
+                write_all(file, line)
                 os.fsync(file.fileno())
                 if not self._length:
                     sync(self.path.parent)
-            except OSError:  # or the next entry would be written behind half of this one
+            except BaseException:  # or the next entry would be written behind half of this one
                 file.truncate(self._length)
                 with contextlib.suppress(OSError):
                     os.fsync(file.fileno())
@@ -128,30 +159,49 @@ class Manifest:
         if not self._lines:
             self._begin(entry)
         elif "truncate" in entry:
-            self._truncate(entry["truncate"], _checks(entry, self.layout))
+            self._truncate(entry["truncate"], tuple(entry["checks"]))
         else:
-            records, start = entry["records"], len(self.records)
-            if not all(isinstance(record, dict) for record in records):
-                raise ValueError("a record is not a group of values")
-            self.records += records
-            self.blocks.append(Block(start, len(self.records), _checks(entry, self.layout)))
+            self._extend(entry["records"], entry.get("rows"), entry["checks"])
 
     def _begin(self, entry: dict[str, Any]) -> None:
         if entry["bank"] != FORMAT:
             raise ValueError(f"the bank has format {entry['bank']}, this version reads {FORMAT}")
         self.dtype = entry["dtype"] and _type(entry["dtype"])
+        check_floating_type("dtype", self.dtype, optional=True)
         rows = {n: (_type(t), torch.Size(shape), bool(w)) for n, (t, shape, w) in
                 entry["tensors"].items()}  # fmt: skip
+        if not rows:
+            raise ValueError("it names no tensors")
         if any(size < 0 for _, shape, _ in rows.values() for size in shape):
             raise ValueError("a tensor has a negative size")
-        stored = {n: (w and self.dtype) or t for n, (t, _, w) in rows.items()}
+        if any(math.prod(max(1, size) for size in s) > 2**48 for _, s, _ in rows.values()):
+            raise ValueError("a tensor has an impossible size")
+        stored = {n: _stored_type(t, self.dtype if w else None) for n, (t, _, w) in rows.items()}
         for name in sorted(rows, key=lambda n: -stored[n].itemsize):  # starts are aligned
             self.layout[name] = Layout(*rows[name], stored[name], self.row_bytes)
             self.row_bytes += stored[name].itemsize * rows[name][1].numel()
         self.layout = {name: self.layout[name] for name in rows}
         self.row_bytes += -self.row_bytes % 8
 
+    def _extend(self, records: list[Any], rows: int | None, checks: list[int]) -> None:
+        """Add records, and blocks of so many rows, each with a checksum of every tensor."""
+        start, stop = len(self.records), len(self.records) + len(records)
+        if not all(isinstance(record, dict) for record in records):
+            raise ValueError("a record is not a group of values")
+        step = max(1, len(records)) if rows is None else rows
+        if type(step) is not int or step < 1:
+            raise ValueError(f"{step!r} is no number of rows")
+        starts, count = range(start, max(stop, start + 1), step), len(self.layout)
+        if len(checks) != count * len(starts):
+            raise ValueError("it has checksums of other tensors than the header")
+        self.records += records
+        for k, first in enumerate(starts):
+            of_block = tuple(checks[k * count : (k + 1) * count])
+            self.blocks.append(Block(first, min(first + step, stop), of_block))
+
     def _truncate(self, rows: int, checks: tuple[int, ...]) -> None:
+        if len(checks) != len(self.layout):
+            raise ValueError("it has checksums of other tensors than the header")
         if type(rows) is not int or not 0 <= rows <= len(self.records):
             raise ValueError(f"{rows} networks cannot be left")
         del self.records[rows:]
@@ -178,9 +228,10 @@ class Manifest:
 
     def stored(self, name: str, tensor: Tensor) -> Tensor:
         """Convert a tensor to the type in which it is stored, on the CPU."""
-        result = tensor.detach().to("cpu", self.layout[name].stored)
-        if self.dtype == torch.float16 and bool((result.isinf() & ~tensor.cpu().isinf()).any()):
-            raise ValueError(f"`{name}` is too large for torch.float16: use torch.bfloat16.")
+        stored = self.layout[name].stored
+        result = tensor.detach().to("cpu", stored)
+        if _overflows(tensor, stored):
+            raise ValueError(f"`{name}` is too large for {stored}: choose another `dtype`.")
         return result
 
 
@@ -215,11 +266,13 @@ def check_records(records: Sequence[Mapping[str, Any]]) -> None:
         raise ValueError(f"`records` must be plain JSON: {error}.") from None
 
 
-def _checks(entry: dict[str, Any], layout: Mapping[str, Layout]) -> tuple[int, ...]:
-    checks = tuple(entry["checks"])
-    if len(checks) != len(layout):
-        raise ValueError("it has checksums of other tensors than the header")
-    return checks
+def _entry(line: bytes, number: int) -> Any:
+    """Read a line whose checksum is that of its text and its number."""
+    match = _CHECK.search(line)
+    body = line if match is None else line[: match.start()] + b"}"
+    if match is None or int(match[1], 16) != zlib.crc32(body, number):
+        raise ValueError("it is not as it was written")
+    return parse_json(body)
 
 
 def _intact(content: bytes) -> int:
@@ -235,6 +288,34 @@ def _name(dtype: torch.dtype) -> str:
 
 def _type(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
+    if not isinstance(dtype, torch.dtype) or not _is_storable(dtype):
         raise ValueError(f"{name[:80]!r} is no type of numbers")
     return dtype
+
+
+@functools.cache
+def _is_storable(dtype: torch.dtype) -> bool:
+    """Tell whether torch converts numbers to a type: others are quantised, or of half a byte."""
+    try:
+        torch.zeros(1, device="cpu").to(dtype)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _stored_type(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    """The type on the disk: whole and complex numbers stay what they are."""
+    return wanted if wanted is not None and dtype.is_floating_point else dtype
+
+
+def _overflows(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Tell whether a type is too narrow for finite numbers: some become infinite, some the largest.
+
+    They are compared in parts, with little memory.
+    """
+    if not dtype.is_floating_point or dtype == tensor.dtype:
+        return False
+    largest = torch.finfo(dtype).max
+    parts = (part.detach().float() if part.dtype.itemsize == 1 else part.detach()
+             for part in tensor.flatten().split(2**20))  # fmt: skip
+    return any(bool((part.isfinite() & (part.abs() > largest)).any()) for part in parts)

@@ -20,13 +20,13 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.bank.disk import Locked, WriterLock, explain_full_disk, write_whole
+from lightning_bnn.bank.disk import Locked, WriterLock, explain_full_disk
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.commands.training import training
 from lightning_bnn.harvest import ends
 from lightning_bnn.methods.health import Diverged, finite_members
 from lightning_bnn.quiet_runs import quiet
-from weightsym.files import load, read_json
+from weightsym.files import load, read_json, write_whole
 
 __all__ = ["CheckpointsBeforeTheEnd", "Part", "networks_of", "train_part"]
 

@@ -16,11 +16,11 @@ from tqdm.auto import tqdm
 
 import lightning_bnn
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.bank.disk import explain_full_disk, write_whole
+from lightning_bnn.bank.disk import explain_full_disk
 from lightning_bnn.clusters import CLUSTERS, Work
 from lightning_bnn.commands.parts import Part, networks_of, train_part
 from lightning_bnn.commands.presets import preset_names, preset_text
-from weightsym.files import read_json, read_settings, settings_of_text
+from weightsym.files import read_json, read_settings, settings_of_text, write_whole
 from weightsym.params import check_count, check_positive
 
 __all__ = ["population"]

@@ -15,7 +15,6 @@ from torch import nn
 from tqdm.auto import tqdm
 
 import lightning_bnn
-from lightning_bnn.bank.disk import write_whole
 from lightning_bnn.evaluation.errors import Numbers, bootstrap, jackknife, left_out, over_modes
 from lightning_bnn.evaluation.evaluators import Score
 from lightning_bnn.evaluation.predictions import draw, has_classes, predictions_of_mode
@@ -40,7 +39,7 @@ from lightning_bnn.posteriors.sources import network_of
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.tables import Measured
 from weightsym import params as P
-from weightsym.files import parse_json
+from weightsym.files import parse_json, write_whole
 from weightsym.params import Params, is_weight, keyed_generator
 
 __all__ = [

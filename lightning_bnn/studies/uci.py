@@ -17,7 +17,6 @@ import yaml
 from tqdm.auto import tqdm
 
 import lightning_bnn
-from lightning_bnn.bank.disk import write_whole
 from lightning_bnn.datamodules.base import data_root
 from lightning_bnn.plots import dots_figure
 from lightning_bnn.quiet_runs import one_thread
@@ -26,6 +25,7 @@ from lightning_bnn.studies.findings import Findings, publish, results_folder, se
 from lightning_bnn.studies.uci_methods import CONTESTANTS
 from lightning_bnn.studies.uci_stacks import Candidate, Contestant, Fitted, fitted, read_splits
 from lightning_bnn.tables import Cell, Measured, Table, spread
+from weightsym.files import write_whole
 from weightsym.params import Params, check_count
 
 __all__ = ["SplitTable", "best_factor", "choose_and_score", "over_splits", "uci"]

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ import torch
 
 from lightning_bnn import metrics, models
 from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.bank import rows as rows_of_bytes
 from weightsym import params as P
+from weightsym.files import read_state, save_tensors
 
 
 def networks(n, seed=0):
@@ -135,6 +138,173 @@ def test_a_source_for_mmd(tmp_path):
         torch.testing.assert_close(metrics.mmd(bank, y, **memory), metrics.mmd(x, y))
 
 
+READS = {
+    "a row": lambda bank: bank[4],
+    "a slice": lambda bank: bank[2:5],
+    "some rows": lambda bank: bank[[0, 4]],
+    "all": lambda bank: bank[:],
+    "blocks": lambda bank: list(bank.blocks(1)),
+    "a layer": lambda bank: bank.layer("0.weight"),
+    "features": lambda bank: bank.read("0.weight", slice(3, 5), slice(0, 2)),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("again", [0, 1, 4])
+def test_a_reader_never_sees_other_networks_under_its_records(name, again, tmp_path):
+    """A resumed run drops networks and writes others in their place, which a reader has mapped."""
+    read, stack, others = READS[name], networks(6), networks(6, 1)
+    with CheckpointBank(tmp_path) as bank:
+        bank.extend(rows(stack, slice(0, 5)))
+    reader, earlier = CheckpointBank(tmp_path, "r"), CheckpointBank(tmp_path, "r")
+    before = read(reader)
+    earlier.verify()
+    with CheckpointBank(tmp_path) as bank:
+        bank.append(rows(stack, 5))
+        same(read(reader), before)  # the control: rows that are appended change nothing
+        bank.truncate(3)
+        for row in range(again):
+            bank.append(rows(others, row))
+    with pytest.raises(ValueError, match=r"dropped networks of .* after the first 3: .* `reload`"):
+        read(reader)
+    same(earlier[:3], rows(stack, slice(0, 3)))
+    reader.reload()
+    assert len(reader) == 3 + again
+    same(reader[3:], rows(others, slice(0, again)))
+
+
+@pytest.mark.parametrize("other", ["another bank", "nothing"])
+def test_a_reader_of_a_bank_that_was_exchanged_says_so(other, tmp_path):
+    with CheckpointBank(tmp_path / "it") as bank:
+        bank.extend(networks(4))
+    reader = CheckpointBank(tmp_path / "it", "r")
+    reader.verify()
+    (tmp_path / "it").rename(tmp_path / "old")
+    if other == "another bank":
+        with CheckpointBank(tmp_path / "it") as bank:
+            bank.extend(networks(9, 1), [{"a": "longer record"}] * 9)
+    with pytest.raises(ValueError, match="dropped networks of .*it after the first 0"):
+        reader[0]
+
+
+# ------------------------------------------------------------ types and sizes
+TYPES = sorted({t for t in vars(torch).values() if isinstance(t, torch.dtype)}, key=str)
+
+
+def of_type(dtype):
+    """Numbers of a type that each type has, or None for those that torch cannot convert."""
+    try:
+        return torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]).to(dtype)
+    except RuntimeError:
+        return None
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_every_type_comes_back_or_is_refused(dtype, tmp_path):
+    """As the type of networks, and as the type in which weights are stored."""
+    own = of_type(dtype)
+    if own is not None:
+        with CheckpointBank(tmp_path / "own") as bank:
+            bank.extend({"w": own, "v": own.double() if dtype.is_floating_point else own})
+            found = CheckpointBank(bank.path, "r")[:]
+        assert found["w"].dtype == dtype
+        assert torch.equal(found["w"].to(torch.complex64), own.to(torch.complex64))
+    weights = torch.tensor([[1.0, -1.0, 1.5]])
+    state = {"w": weights, "phase": weights * 1j, "count": torch.tensor([[3, -2, 1]])}
+    options = {"dtype": dtype, "weights": list(state)}
+    if own is None or not dtype.is_floating_point or torch.finfo(dtype).min > -2:
+        with pytest.raises(ValueError, match="`dtype` must be a floating type"):
+            CheckpointBank(tmp_path / "as", **options)
+        return
+    bank = CheckpointBank(tmp_path / "as", **options)
+    bank.extend(state)
+    same(CheckpointBank(bank.path, "r")[:], state)
+    if torch.finfo(dtype).max < 1e30:
+        with pytest.raises(ValueError, match="`w` is too large for"):
+            bank.extend({**state, "w": weights * 1e35})
+        same(bank[:], state)
+
+
+def test_tensors_that_torch_computes_when_they_are_read(tmp_path):
+    """Conjugates, negatives, copies of one number, and tensors without any."""
+    numbers = torch.randn(3, 2, dtype=torch.complex64)
+    stack = {
+        "conjugate": numbers.conj(),
+        "negative": numbers.conj().imag,
+        "expanded": torch.ones(3, 1).expand(3, 5),
+        "turned": torch.randn(4, 3).T,
+        "empty": torch.ones(3, 0, 2),
+    }
+    bank = CheckpointBank(tmp_path)
+    bank.extend(stack)
+    same(CheckpointBank(tmp_path, "r")[:], stack)
+    save_tensors(tmp_path / "it.safetensors", stack)
+    same(read_state(tmp_path / "it.safetensors")[0], stack)
+
+
+@pytest.mark.parametrize("size", [5, 300, 2**12 + 3])
+def test_any_memory_gives_the_same_bank(size, tmp_path, monkeypatch):
+    """Rows of 148 bytes, written and checked in blocks, in pieces of one row, or at once."""
+    stack = networks(7)
+    plain = CheckpointBank(tmp_path / "plain")
+    plain.extend(stack)
+    monkeypatch.setattr(rows_of_bytes, "_PIECE", size)
+    bank = CheckpointBank(tmp_path / "small")
+    for part in (slice(0, 6), slice(6, 7)):
+        bank.extend(rows(stack, part))
+    for each in (bank, CheckpointBank(bank.path, "r")):
+        same(each[:], stack)
+        each.verify()
+    files = [(path / "networks.bin").read_bytes() for path in (plain.path, bank.path)]
+    assert files[0] == files[1]
+    bank.truncate(2)
+    bank.extend(rows(stack, slice(2, 7)))
+    same(CheckpointBank(bank.path, "r")[:], stack)
+
+
+def test_what_is_read_is_checked_and_nothing_else(tmp_path, monkeypatch):
+    """Ten numbers of a stack that was written at once are those of one block."""
+    monkeypatch.setattr(rows_of_bytes, "_PIECE", 2000)
+    with CheckpointBank(tmp_path) as bank:
+        bank.extend({"w": torch.randn(50, 100)})
+    file = tmp_path / "networks.bin"
+    content = bytearray(file.read_bytes())
+    content[20 * 400] ^= 1
+    file.write_bytes(content)
+    reader = CheckpointBank(tmp_path, "r")
+    for row in (0, 14, 25, 49):
+        reader.read("w", slice(row, row + 1), slice(0, 10))
+    for read in (lambda: reader[20], lambda: reader[:], reader.verify):
+        with pytest.raises(ValueError, match="the checksum of 'w' in the networks 20 to 24"):
+            read()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_an_append_takes_the_memory_of_a_tensor(dtype, tmp_path):
+    """Of ten tensors of 20 MB, and so does reading a few numbers of each."""
+    network = {f"{k}.weight": torch.randn(5_000_000) for k in range(10)}
+    bank = CheckpointBank(tmp_path, dtype=dtype)
+    bank.append({name: t[:1] for name, t in network.items()})  # what is loaded when it is used
+    bank = CheckpointBank(tmp_path / "large", dtype=dtype)
+    assert growth(lambda: bank.append(network)) < 60e6
+    assert growth(lambda: P.stack([network])) > 150e6  # the control
+    assert len(bank) == 1
+
+
+def growth(work):
+    """How much more memory a process has at most while it works."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    work()
+    return peak() - before
+
+
+def peak():
+    line = next(li for li in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in li)
+    return 1024 * int(line.split()[1])
+
+
 # ------------------------------------------------------------ crashes
 def test_a_torn_end_is_dropped_with_one_warning(tmp_path, caplog):
     stack, manifest = networks(3), tmp_path / "manifest.jsonl"
@@ -149,9 +319,11 @@ def test_a_torn_end_is_dropped_with_one_warning(tmp_path, caplog):
         same(CheckpointBank(tmp_path, "r")[:], rows(stack, slice(0, 2)))
         assert caplog.text.count("in the middle of an entry") == 1
         assert manifest.read_bytes() == torn  # a reader changes nothing
-    with CheckpointBank(tmp_path) as bank:
-        bank.append(rows(stack, 2))
-        same(bank[:], stack)
+        with CheckpointBank(tmp_path) as bank:
+            bank.append(rows(stack, 2))
+            same(bank[:], stack)
+        same(CheckpointBank(tmp_path, "r")[:], stack)  # no rest of the torn entry is before it
+        assert manifest.read_bytes() == intact
 
 
 def write_for_ever(path):
@@ -245,6 +417,12 @@ def test_disks_without_locks(tmp_path, monkeypatch):
     [
         (lambda b: CheckpointBank(b.path, "w"), "`mode` must be 'a' or 'r', got 'w'"),
         (lambda b: CheckpointBank(b.path / "no", "r"), "There is no bank at"),
+        (lambda b: CheckpointBank(b.path / "networks.bin", "r"), "There is no bank at"),
+        (
+            lambda b: CheckpointBank(b.path / "networks.bin"),
+            "networks.bin is a file, and no folder",
+        ),
+        (lambda b: CheckpointBank(b.path / ".lock" / "a"), "lock is a file, and no folder"),
         (lambda b: b.append({"w": torch.zeros(2)}), "holds other networks"),
         (lambda b: b.extend({k: v[..., None] for k, v in networks(2).items()}), "in the bank"),
         (lambda b: b.extend(networks(2), [{}]), "`records` must be one per network: 2, got 1"),

@@ -1,6 +1,7 @@
 """The bank holds exactly the weights after the steps that were asked for, whatever happens."""
 
 import os
+import time
 import warnings
 
 import lightning as L
@@ -148,6 +149,24 @@ def test_resume_after_a_crash(tmp_path):
     expected = recorder.weights[1:6] + resumed.weights[1:]
     for found, weights in zip(bank, expected, strict=True):
         close(found, weights)
+
+
+def test_a_checkpoint_knows_of_networks_that_are_on_disk(tmp_path, monkeypatch):
+    """However slow the disk is: a run that is killed then, and resumed, lacks none of them."""
+    extend, known = CheckpointBank.extend, []
+
+    def slow(bank, *arguments):
+        time.sleep(0.03)
+        extend(bank, *arguments)
+
+    class Checkpoints(L.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            known.append((harvest.state_dict()["rows"], len(reading(tmp_path))))
+
+    monkeypatch.setattr(CheckpointBank, "extend", slow)
+    harvest = CheckpointHarvester(tmp_path, every_n_steps=1)
+    fit(built(Plain), harvest, Checkpoints(), max_epochs=1)
+    assert known == [(k, k) for k in range(1, 7)]
 
 
 def test_a_run_that_starts_anew_on_the_bank_of_another_says_so(tmp_path):

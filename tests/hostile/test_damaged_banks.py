@@ -83,6 +83,22 @@ def test_a_damaged_bank_is_refused_or_read(damage, sound, tmp_path, caplog):
         refused_or_read(tmp_path, states, caplog)
 
 
+@pytest.mark.parametrize("order", [[0, 2, 1, 3], [0, 1, 3], [0, 1, 1, 2, 3], [0, 3, 2, 1]])
+def test_lines_have_their_places(order, tmp_path):
+    """Networks that are all the same: no checksum of theirs tells which record is whose."""
+    with CheckpointBank(tmp_path) as bank:
+        for step in range(3):
+            bank.append({"w": torch.ones(2)}, step=step)
+    manifest = tmp_path / "manifest.jsonl"
+    lines = manifest.read_bytes().splitlines(keepends=True)
+    for mode in "ra":
+        assert len(CheckpointBank(tmp_path, mode)) == 3  # the control
+        manifest.write_bytes(b"".join(lines[k] for k in order))
+        with pytest.raises(ValueError, match=r"Line \d of .* is damaged .it is not as it was"):
+            CheckpointBank(tmp_path, mode)
+        manifest.write_bytes(b"".join(lines))
+
+
 def test_values_of_a_manifest_whose_checksums_are_right(sound, tmp_path, caplog):
     """Somebody who can compute a CRC is told in a sentence, too."""
     states, files = sound

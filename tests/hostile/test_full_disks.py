@@ -1,5 +1,6 @@
 """A disk that is full at any write: the bank is as it was before, training goes on, and is told."""
 
+import builtins
 import errno
 import io
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from runs import Plain, built, fit
+from runs import Plain, Recorder, built, fit
 from small_banks import networks
 
 from lightning_bnn.bank import CheckpointBank
@@ -46,6 +47,44 @@ class Disk:
 
     def counted(self, call):
         return lambda *arguments, **more: self.full() or call(*arguments, **more)
+
+
+class SmallDisk:
+    """A folder for so many bytes: what does not fit is written in part, as by an operating system.
+
+    The error comes with the next write, which finds no room at all.
+    """
+
+    def __init__(self, patch, folder, room=10**9):
+        self.folder, self.room, self.used = folder, room, 0
+        opened = io.open
+
+        def small(path, mode="r", buffering=-1, encoding=None, *more, **options):
+            ours = not isinstance(path, int) and folder in Path(path).absolute().parents
+            if not ours or not set(mode) & set("wax+"):
+                return opened(path, mode, buffering, encoding, *more, **options)
+            file = PartlyWritten(self, path, mode.replace("b", "").replace("t", ""))
+            if buffering == 0:
+                return file
+            file = (io.BufferedRandom if "+" in mode else io.BufferedWriter)(file)
+            return file if "b" in mode else io.TextIOWrapper(file, encoding)
+
+        for module in (io, builtins):
+            patch.setattr(module, "open", small)
+
+
+class PartlyWritten(io.FileIO):
+    def __init__(self, disk, path, mode):
+        super().__init__(path, mode)
+        self.disk = disk
+
+    def write(self, content):
+        room = self.disk.room - self.disk.used
+        if room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = super().write(memoryview(content).cast("B")[:room])
+        self.disk.used += count
+        return count
 
 
 class HalfWritten(io.FileIO):
@@ -131,7 +170,41 @@ def test_a_bank_on_a_disk_that_is_full_at_any_call(length, tmp_path, monkeypatch
     assert max(counts) >= length // 2
 
 
+@pytest.mark.parametrize("share", [k / 41 for k in range(41)])
+def test_a_bank_on_a_disk_of_any_size(share, tmp_path, monkeypatch):
+    """Whichever byte is the first one for which there is no room."""
+    stack, chain = operations(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        disk = SmallDisk(patch, tmp_path / "whole")
+        carried_out(tmp_path / "whole", stack, chain, disk)
+    disk = SmallDisk(monkeypatch, tmp_path / "small", room=int(share * disk.used))
+    assert carried_out(tmp_path / "small", stack, chain, disk) > 0
+
+
 # ------------------------------------------------------------ training
+
+
+@pytest.mark.parametrize("room", [0, 1, 100, 400, 700, 1500, 2500])
+def test_a_disk_that_fills_up_does_not_end_a_run(room, tmp_path, monkeypatch):
+    """Training goes on as it would have, with one warning, and the bank holds what fitted."""
+    whole = Recorder()
+    fit(built(Plain), CheckpointHarvester(tmp_path / "whole", every_n_steps=1), whole)
+    disk = SmallDisk(monkeypatch, tmp_path / "small", room)
+    recorder, harvest = Recorder(), CheckpointHarvester(tmp_path / "small", every_n_steps=1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fit(built(Plain), harvest, recorder)
+    assert disk.used == room
+    assert sum(TOLD in str(w.message) for w in told) == 1
+    for found, weights in zip(recorder.weights, whole.weights, strict=True):
+        assert all(torch.equal(found[n], weights[n]) for n in weights)
+    if (tmp_path / "small" / "manifest.jsonl").exists():
+        bank = CheckpointBank(tmp_path / "small", "r")
+        bank.verify()
+        assert len(bank) < 12
+        for row, record in enumerate(bank.records):
+            found = bank[row]
+            assert all(torch.equal(found[n], t) for n, t in whole.weights[record["step"]].items())
 
 
 @pytest.mark.parametrize("seen", ["before it is written", "while it is written"])

@@ -100,12 +100,22 @@ def check_count(name: str, value: Any, least: int = 1, optional: bool = False) -
 
 def check_floating_type(name: str, value: Any, optional: bool = False) -> None:
     """Refuse anything but floating types of torch, in which weights can be stored."""
-    floats = isinstance(value, torch.dtype) and value.is_floating_point
-    if not (floats or (optional and value is None)):
+    if not (_holds_fractions(value) or (optional and value is None)):
         raise ValueError(
             f"`{name}` must be a floating type such as torch.bfloat16, got {value!r}: weights in "
             "another one would lose their fractions."
         )
+
+
+def _holds_fractions(dtype: Any) -> bool:
+    """Check whether a type holds signs and fractions: there are floating ones without."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        return False
+    numbers = torch.tensor([-1.0, 1.5], device="cpu")
+    try:
+        return torch.equal(numbers.to(dtype).float(), numbers)
+    except RuntimeError:  # of half a byte, as torch cannot convert
+        return False
 
 
 def check_tensors(**values: Any) -> None:

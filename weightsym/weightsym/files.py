@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # for packages that build on this one
         networks_in,
         read_state,
     )
+    from weightsym.networks.files.drafts import draft_of, sync, write_all, write_whole
     from weightsym.networks.files.loading import (
         describe_content,
         json_text,
@@ -25,7 +26,12 @@ if TYPE_CHECKING:  # for packages that build on this one
         parse_json,
         read_json,
     )
-    from weightsym.networks.files.safetensors_format import read_file, save_tensors, sync
+    from weightsym.networks.files.safetensors_format import (
+        bytes_of,
+        check_types,
+        read_file,
+        save_tensors,
+    )
     from weightsym.networks.files.settings import (
         config_files,
         named_configs,

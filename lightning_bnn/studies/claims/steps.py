@@ -14,8 +14,8 @@ from typing import Any, Literal
 import yaml
 
 import lightning_bnn
-from lightning_bnn.bank.disk import write_whole
 from lightning_bnn.studies.claims.verdicts import Evidence
+from weightsym.files import write_whole
 
 __all__ = ["PAPERS", "STEPS", "Record", "Size", "Step", "chosen_steps", "evidence_in"]
 

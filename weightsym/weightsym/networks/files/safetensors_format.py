@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -11,13 +12,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from weightsym.networks.files.drafts import draft_of
+
 __all__ = [
     "StoredTensor",
     "TensorFile",
+    "bytes_of",
     "check_names",
+    "check_types",
     "read_file",
     "save_tensors",
-    "sync",
     "write_file",
 ]
 
@@ -143,6 +147,9 @@ def write_file(
         tensors: by name, read when they are written.
         metadata: for the header.
     """
+    check_types(path, {name: tensor.dtype for name, tensor in tensors.items()})
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)  # starts are aligned
     rows: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -152,24 +159,39 @@ def write_file(
         rows[name] = {"dtype": dtype_name, "shape": shape, "data_offsets": [start, end]}
     header = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % 8)
-    with path.open("xb") as file:
+    with draft_of(path) as draft, draft.open("xb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for name in order:
-            numbers = tensors[name].read().cpu().contiguous()
-            numbers = numbers.as_strided((numbers.numel(),), (1,))  # one number may have any stride
-            assert (numbers.dtype, len(numbers)) == (
+            numbers = tensors[name].read()
+            assert (numbers.dtype, numbers.shape.numel()) == (
                 tensors[name].dtype, tensors[name].shape.numel()
             ), name  # fmt: skip
-            file.write(numbers.view(torch.uint8).numpy().data if len(numbers) else b"")
+            file.write(bytes_of(numbers).numpy().data)
             del numbers
-    sync(path)
 
 
-def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, durable, which Windows does by itself."""
-    if os.name == "posix":
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def check_types(path: Path, types: Mapping[str, torch.dtype]) -> None:
+    """Refuse tensors of types that the format does not have.
+
+    Args:
+        path: where they shall be written.
+        types: by name.
+    """
+    for name, dtype in types.items():
+        if dtype not in _NAMES:
+            raise ValueError(
+                f"{name!r} is {dtype}, which safetensors files do not have: convert it before it "
+                f"is written to {path}."
+            )
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor as bytes on the CPU, without a copy if they are there in order.
+
+    >>> bytes_of(torch.ones(2, dtype=torch.int16))
+    tensor([1, 0, 1, 0], dtype=torch.uint8)
+    """
+    numbers = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if not numbers.numel():
+        return torch.empty(0, dtype=torch.uint8)
+    return numbers.as_strided((numbers.numel(),), (1,)).view(torch.uint8)  # one may have any stride

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from weightsym.networks.files.safetensors_format import TensorFile, sync, write_file
+from weightsym.networks.files.drafts import draft_of
+from weightsym.networks.files.safetensors_format import TensorFile, write_file
 from weightsym.networks.files.stored import INDEX, StoredNetwork, companions
 
 __all__ = ["check_path", "check_target", "write_like"]
@@ -94,14 +94,12 @@ def write_like(
     >>> torch.equal(open_network(target).read("bias"), 2 * net.bias)
     True
     """
-    with _draft_of(target) as draft:
+    with draft_of(target) as draft:
         if like.is_folder:
             _write_folder(like, draft, value)
         else:
             _write_shard(like.shards[0], draft, value)
         _check_free(target, like, overwrite)
-        _replace(draft, target)
-    sync(target.parent)
 
 
 def _write_folder(like: StoredNetwork, folder: Path, value: Callable[[str], Tensor]) -> None:
@@ -120,36 +118,3 @@ def _write_shard(shard: TensorFile, path: Path, value: Callable[[str], Tensor]) 
 
 def _is_one_file(like: StoredNetwork) -> bool:
     return [shard.name for shard in like.shards] == ["model.safetensors"]
-
-
-@contextlib.contextmanager
-def _draft_of(target: Path) -> Iterator[Path]:
-    """A place beside the target, which is empty again if anything goes wrong."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    _remove(draft)
-    try:
-        yield draft
-    except BaseException:
-        _remove(draft)
-        raise
-
-
-def _replace(draft: Path, target: Path) -> None:
-    if not target.is_dir() or target.is_symlink():
-        os.replace(draft, target)
-        return
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    os.rename(target, old)
-    try:
-        os.rename(draft, target)
-    except BaseException:
-        os.rename(old, target)
-        raise
-    _remove(old)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -1,0 +1,88 @@
+"""Networks as rows of bytes: blocks of bounded memory, and a checksum of each of their tensors."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from io import FileIO
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.bank.manifest import Layout
+from weightsym.files import bytes_of, write_all
+
+__all__ = ["checksum", "rows_per_block", "write_block"]
+
+_PIECE = 2**24
+
+
+def rows_per_block(row_bytes: int) -> int:
+    """The number of networks that are written, and later checked, together."""
+    return max(1, _PIECE // max(1, row_bytes))
+
+
+def write_block(
+    file: FileIO,
+    layout: Mapping[str, Layout],
+    row_bytes: int,
+    tensor_of: Callable[[str], Tensor],
+    count: int,
+) -> list[int]:
+    """Write networks where a file is, and return the checksums of their tensors.
+
+    Args:
+        file: without a buffer.
+        layout: of a row.
+        row_bytes: the size of a row.
+        tensor_of: gives a tensor of all these networks by its name, as it is stored.
+        count: number of networks, at most `rows_per_block`.
+    """
+    if count * row_bytes <= _PIECE:
+        return _write_together(file, layout, row_bytes, tensor_of, count)
+    checks, end = dict.fromkeys(layout, 0), file.tell() + row_bytes
+    for name in sorted(layout, key=lambda name: layout[name].offset):
+        for piece in _pieces(tensor_of(name)):
+            write_all(file, piece)
+            checks[name] = zlib.crc32(piece, checks[name])
+    write_all(file, bytes(end - file.tell()))
+    return list(checks.values())
+
+
+def _write_together(
+    file: FileIO,
+    layout: Mapping[str, Layout],
+    row_bytes: int,
+    tensor_of: Callable[[str], Tensor],
+    count: int,
+) -> list[int]:
+    """Write small networks at once."""
+    content = torch.zeros(count, row_bytes, dtype=torch.uint8)
+    checks = []
+    for name, row in layout.items():
+        raw = bytes_of(tensor_of(name))
+        width = raw.numel() // count
+        content[:, row.offset : row.offset + width] = raw.view(count, width)
+        checks.append(zlib.crc32(raw.numpy().data))
+    write_all(file, content.numpy().data.cast("B"))
+    return checks
+
+
+def checksum(tensor: Tensor) -> int:
+    """The checksum of one tensor of some networks, a piece of it in memory at a time."""
+    check = 0
+    for piece in _pieces(tensor):
+        check = zlib.crc32(piece, check)
+    return check
+
+
+def _pieces(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor of some networks, ``(rows, *shape)``, in pieces of bounded size."""
+    size = tensor.shape[1:].numel()
+    flat = tensor.reshape(len(tensor), size)
+    rows = rows_per_block(size * tensor.dtype.itemsize)
+    columns = max(1, _PIECE // tensor.dtype.itemsize if rows == 1 else size)
+    for start in range(0, len(tensor), rows):
+        for first in range(0, size, columns):
+            part = flat[start : start + rows, first : first + columns]
+            yield bytes_of(part).numpy().data
