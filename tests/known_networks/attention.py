@@ -90,6 +90,24 @@ def rotary_of_heads(x):
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
+@network("4 2b", 6, 6, name="rotary, one key, in complex numbers", inputs=MORE, others=LONG,
+         matrices="complex 2*2, general 4", dimension=4 + 16 + 4, shifts={"v.bias": 4},
+         q=(10, 8), k=(10, 4), v=(10, 4), o=(8, 10))  # fmt: skip
+def multi_query_in_complex_numbers(s, x):
+    """As in the reference code of Llama: heads behind the tokens, turned before they are moved."""
+    q, k, v = (layer(x).unflatten(-1, (-1, 4)) for layer in (s.q, s.k, s.v))
+    angles = torch.arange(x.shape[1])[:, None] * 1.7 ** -torch.arange(2).to(x)
+    turns = torch.polar(torch.ones_like(angles), angles).view(1, -1, 1, 2)
+    q, k = (
+        torch.view_as_real(torch.view_as_complex(t.reshape(*t.shape[:-1], -1, 2)) * turns)
+        .flatten(3)
+        .transpose(1, 2)
+        for t in (q, k)
+    )
+    v = v.repeat_interleave(2, 2).transpose(1, 2)
+    return s.o(joined(torch.softmax(q @ k.repeat_interleave(2, 1).mT, -1) @ v))
+
+
 TURNS = {
     "complex rotary positions": (complex_rotary, "6*4 4b", 36, 36),
     "angles of every head": (rotary_of_heads, "6*4", 36, 36),
@@ -123,9 +141,13 @@ def sheared(x, y, c, s):
     return torch.cat([x * c + y * s, x * s + y * c], -1)
 
 
+def as_complex_numbers(x, y, c, s):
+    return torch.view_as_real(torch.complex(x, y) * torch.complex(c, s)).flatten(-2)
+
+
 PLANES = {"matrices": "complex 2*4, general 4*2", "dimension": 8 + 32 + 8}
 HYPERBOLIC = {"matrices": "general 4*2", "held": "refuted"}  # no complex numbers
-for form, known in ((backwards, PLANES), (sheared, HYPERBOLIC)):
+for form, known in ((backwards, PLANES), (as_complex_numbers, PLANES), (sheared, HYPERBOLIC)):
 
     @network("4*2 2b", 12, 12, name=f"planes {form.__name__.replace('_', ' ')}", inputs=MORE,
              q=(10, 8), k=(10, 8), v=(10, 8), o=(8, 10), shifts={"v.bias": 8}, **known)  # fmt: skip

@@ -469,3 +469,35 @@ TOKENS = torch.randint(9, (5, 4), generator=torch.Generator().manual_seed(0))
          others=[[TOKENS[:2, :3]]])  # fmt: skip
 def bags_of_rows(s, t):
     return s.last(torch.tanh(s.first(s.table(t))))
+
+
+# ------------------------------------------------------------ slices of which only the size is read
+SIZES = [
+    torch.zeros_like, torch.ones_like, torch.rand_like, torch.randn_like,
+    lambda t: torch.full_like(t, 2.0), lambda t: torch.randint_like(t, 3),
+    lambda t: torch.empty_like(t).fill_(1.0), lambda t: t.new_zeros(t.shape),
+    lambda t: t.new_ones(t.shape), lambda t: t.new_full(t.shape, 2.0),
+    lambda t: t.new_empty(t.shape).fill_(1.0),
+]  # fmt: skip
+
+
+@two("8", 8, 0, dimension=8, inputs=(40, 5))
+def masks_from_slices(s, x):
+    h = s.a(x)
+    masks = [like(h[:, k % 8 : k % 8 + 1]).isfinite() for k, like in enumerate(SIZES)]
+    return s.b(torch.relu(h) * torch.stack(masks).all(0))
+
+
+@two("7", 8, 0, inputs=(20, 5))
+def a_mask_from_numbers(s, x):
+    h = s.a(x)
+    return s.b(torch.relu(h) * (h[:, :1] > 0))
+
+
+@sequences("6", 0, 6, c=linear(6, 6))
+def a_first_state_from_a_slice(s, x):
+    h = s.a(x)
+    state = torch.zeros_like(h[:, 0])
+    for step in h.unbind(1):
+        state = torch.tanh(step + s.c(state))
+    return s.o(state + s.b(x).mean(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from weightsym.discovery.dimensions.nodes import first_written, writes
+from weightsym.discovery.dimensions.complex_pairs import in_pairs
+from weightsym.discovery.dimensions.nodes import first_written, operation_of, writes
 
 __all__ = ["Decomposed", "written_out"]
 
@@ -42,6 +44,8 @@ _AS_THEY_ARE = [
 ]
 _ORIGIN = ("nn_module_stack", "stack_trace")
 _LARGEST_STORE = 1024
+_ASKS_FOR_SIZE = re.compile("[a-z]+_like|new_[a-z_]+|fill")
+"""Names of operations that do not read the numbers of their first tensor."""
 
 
 class Decomposed(NamedTuple):
@@ -86,6 +90,8 @@ def written_out(exported: ExportedProgram, rules: Mapping[Any, Callable[..., Any
         n.target: operator.attrgetter(n.target)(exported.graph_module) for n in attributes
     }
     written = {source: value for source, value in written.items() if source.op == "placeholder"}
+    _forget_numbers(graph)
+    in_pairs(graph, exported.graph_signature.inputs_to_parameters)
     return Decomposed(graph, results, written, constants)
 
 
@@ -118,6 +124,20 @@ def _inlined(
                 constants[copy.target] = getattr(fragment.module, str(call.target))
     leaves = [copies[x] if isinstance(x, Node) else x for x in fragment.results]
     return tree_unflatten(leaves, fragment.structure), written
+
+
+def _forget_numbers(graph: Graph) -> None:
+    """Give operations that only ask for the size of a tensor an empty one in its place."""
+    for node in graph.nodes:
+        source = node.args[0] if node.args else None
+        asks_for_size = _ASKS_FOR_SIZE.fullmatch(operation_of(node))
+        if node.op == "call_function" and asks_for_size and isinstance(source, Node):
+            size = source.meta["val"]
+            with graph.inserting_before(node):
+                kind = {"dtype": size.dtype, "device": size.device}
+                empty = graph.call_function(aten.empty.memory_format, (list(size.shape),), kind)
+            empty.meta["val"] = size
+            node.replace_input_with(source, empty)
 
 
 # ------------------------------------------------------------ one operation

@@ -23,12 +23,6 @@ from weightsym.groups.symmetries import Axis, ShiftGroup
 
 __all__ = ["shifts_of"]
 
-_SIZES = frozenset(
-    "full_like zeros_like ones_like empty_like rand_like randn_like new_zeros new_ones new_full "
-    "new_empty sym_size".split()
-)
-"""What only asks for the size of a tensor."""
-
 
 def shifts_of(
     programs: Sequence[Program], axes: Sequence[Axis], fixed: Collection[str] = ()
@@ -118,7 +112,7 @@ class _Reading:
         if node.target is operator.getitem:
             return args[0][args[1]] if isinstance(args[0], tuple) else None
         operands = _operands((args, named))
-        if not operands or operation_of(node) in _SIZES:
+        if not operands:
             return None
         try:
             result = _rule(node)(self, node, *args, **named)
