@@ -27,15 +27,11 @@ __all__ = [
     "posteriors",
     "samplers",
     "sklearn",
-    "strategies",
     "studies",
     "symmetry",
     "testing",
 ]
 __version__ = "0.1.0"
-
-if "lightning.pytorch" in sys.modules:  # its Trainer is to know our strategy by name
-    importlib.import_module("lightning_bnn.strategies")
 
 
 def __getattr__(name: str) -> Any:

@@ -17,10 +17,17 @@ __all__ = [
     "log",
     "made_by_cli",
     "only_of_classes",
+    "sharding",
     "should_log",
     "tests_datamodule",
     "trainer_of",
 ]
+
+_SHARDING = {
+    "FSDPStrategy": "FSDP",
+    "ModelParallelStrategy": "FSDP2",
+    "DeepSpeedStrategy": "DeepSpeed",
+}
 
 
 def should_log(trainer: Any) -> bool:
@@ -111,3 +118,15 @@ def in_one_column(trainer: Any) -> None:
 def trainer_of(module: Any) -> Any:
     """Return the trainer that a LightningModule is with, if any."""
     return module._trainer
+
+
+def sharding(trainer: Any) -> str | None:
+    """Name what leaves every process with a piece of the weights, or None if they are whole.
+
+    >>> from lightning import Trainer
+    >>> off = {"logger": False, "enable_checkpointing": False, "accelerator": "cpu"}
+    >>> sharding(Trainer(**off)) is None
+    True
+    """
+    kinds = (base.__name__ for base in type(trainer.strategy).__mro__)
+    return next((_SHARDING[strategy] for strategy in kinds if strategy in _SHARDING), None)

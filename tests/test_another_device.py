@@ -1,14 +1,12 @@
 """Modules, metrics, callbacks and symmetries on a device that is not the CPU."""
 
 import device_cases as D
-import lightning as L
 import pytest
 import torch
-from module_cases import PER_INPUT, Blobs, made
-from processes import on_devices, serving
+from module_cases import PER_INPUT
+from processes import serving
 from torch.utils import backend_registration
 
-from lightning_bnn import testing
 from lightning_bnn.methods.graphs import Recorded
 
 pytestmark = [
@@ -111,25 +109,3 @@ def test_random_numbers_of_a_device_have_their_keys(kept, name):
 @pytest.mark.parametrize("name", D.CONTROLS)
 def test_without_keys_they_differ(kept, name):
     assert distance(kept, name) > 0.1
-
-
-# ------------------------------------------------------------ two devices
-def shared_out(precision):
-    """An ensemble over two processes with a pretended device each, and where each was."""
-    testing.register(draws_of_cpu=True)
-    two = {"accelerator": testing.PretendedAccelerator(), "devices": 2, "strategy": "members"}
-    module = made("population", batch_norm=True)
-    trainer = L.Trainer(**{**D.options("cpu"), **two, "precision": precision})
-    trainer.fit(module, Blobs())
-    return str(trainer.strategy.root_device), D.moved(module.state_dict(), "cpu")
-
-
-@pytest.mark.skipif(D.REAL, reason="these two are pretended")
-def test_members_on_two_devices():
-    places, states = zip(*on_devices(2, shared_out, "64-true"), strict=True)
-    assert places == ("pretended:0", "pretended:1")
-    module = made("population", batch_norm=True)
-    L.Trainer(**{**D.options("cpu"), "precision": "64-true"}).fit(module, Blobs())
-    for state in states:
-        assert D.difference(state, module.state_dict()) < 1e-9
-    assert D.difference(states[0], made("population", batch_norm=True).state_dict()) > 1e-2

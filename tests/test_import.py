@@ -13,14 +13,9 @@ pytestmark = pytest.mark.e2e
 HEAVY = {"cvxpy", "laplace", "matplotlib", "sklearn", "ray", "torchvision"}
 IMPORTED = "import {}, sys; print(*sys.modules)"
 FROM_CALLBACKS = "import sys; from lightning_bnn.callbacks import {}; print(*sys.modules)"
-STRATEGY = """
-import lightning as L, lightning_bnn
-print(type(L.Trainer(strategy="members", devices=2, accelerator="cpu").strategy).__name__)
-"""
 SUBMODULES = """
-import weightsym.verify, weightsym as S
-from weightsym import fingerprint
-print(S.verify.__name__, S.verify.__module__, callable(fingerprint), hasattr(S, "verified"))
+import lightning_bnn.metrics.mmd, lightning_bnn.metrics as M
+print(M.mmd.__name__, M.mmd.__module__, callable(M.mmd), hasattr(M, "mmds"))
 """
 EXTRAS = [name for name in _EXTRAS if name != "lightning_bnn"]
 WITHOUT_EXTRAS = f"""
@@ -43,7 +38,6 @@ AFTER_TORCH = {
     "submodules": SUBMODULES,
 }
 AFTER_LIGHTNING = {
-    "strategy": STRATEGY,
     "one callback": FROM_CALLBACKS.format("PermutationTau"),
     "all callbacks": FROM_CALLBACKS.format(", ".join(callbacks.__all__)),
     "without extras": WITHOUT_EXTRAS,
@@ -70,11 +64,7 @@ def test_heavy_dependencies_are_imported_where_they_are_used(printed):
 
 
 def test_submodules_hide_no_function(printed):
-    assert printed["submodules"] == ["verify", "weightsym.discovery.verify", "True", "False"]
-
-
-def test_members_is_a_strategy_of_every_trainer_beside_lightning(printed):
-    assert printed["strategy"][-1] == "MembersStrategy"
+    assert printed["submodules"] == ["mmd", "lightning_bnn.metrics.mmd", "True", "False"]
 
 
 @pytest.mark.parametrize(("name", "most"), [("one callback", 8), ("all callbacks", 19)])

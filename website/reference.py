@@ -28,7 +28,6 @@ REFERENCE = {
     "datamodules": "Data",
     "models": "The papers' networks",
     "references": "Sampled posteriors",
-    "strategies": "Strategies",
     "evaluation": "Evaluation of predictions",
     "clusters": "Clusters",
     "plots": "Figures",

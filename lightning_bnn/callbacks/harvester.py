@@ -278,7 +278,7 @@ def _harvested_weights(
     """
     stack = stack_of(pl_module)
     if stack is not None:
-        weights = _of_all(trainer, stack.weights)
+        weights = stack.weights
         return weights if members is None else _chosen(weights, list(members))
     if members is not None:
         raise ValueError(
@@ -336,12 +336,6 @@ def _size_in_bytes(tensors: Params, dtype: torch.dtype | None) -> int:
         t.numel() * (dtype if dtype and t.is_floating_point() else t.dtype).itemsize
         for t in tensors.values()
     )
-
-
-def _of_all(trainer: Any, weights: Params) -> Params:
-    """Weights of all members, also of those that other processes train."""
-    gather = getattr(trainer.strategy, "gather_members", None)
-    return weights if gather is None else {name: gather(t) for name, t in weights.items()}
 
 
 def _chosen(stack: Params, members: list[int]) -> Params:

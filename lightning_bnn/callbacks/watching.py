@@ -22,8 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_bnn._compat import log
-from lightning_bnn.strategies import sharding
+from lightning_bnn._compat import log, sharding
 from weightsym import Symmetries, UnsupportedModel, discover
 from weightsym import params as P
 from weightsym.params import Inputs, Params, check_count, first_line, where_precise

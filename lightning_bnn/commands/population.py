@@ -257,8 +257,7 @@ def _check_trainer(trainer: dict[str, Any]) -> None:
     if trainer.setdefault("devices", 1) not in (1, [0], "1"):
         raise ValueError(
             "`config`: a part of a population trains on one device, got `trainer.devices` "
-            f"{trainer['devices']}; several run side by side by `cluster` ray, or in one "
-            "run of `fit` with `--trainer.strategy members`."
+            f"{trainer['devices']}; several run side by side by `cluster` ray."
         )
 
 

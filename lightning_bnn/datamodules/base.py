@@ -318,16 +318,8 @@ class DataModule(L.LightningDataModule, ABC):
             draw=None if overfit else draw,
             rank=rank,
             world_size=world_size,
-            orders=self._orders_here() if training and not overfit else None,
+            orders=self.orders if training and not overfit else None,
         )
-
-    def _orders_here(self) -> Sequence[int] | None:
-        """The orders of the members that this process trains."""
-        share = getattr(getattr(self.trainer, "strategy", None), "share", None)
-        if self.orders is None or share is None:
-            return self.orders
-        first, last = share(len(self.orders))
-        return self.orders[first:last]
 
     def _placed(self, examples: Examples) -> Examples:
         """Examples moved to the device that trains, if a quarter of its free memory holds them."""
@@ -380,10 +372,7 @@ def _are_numbers(orders: Sequence[int]) -> bool:
 
 
 def _share_of(trainer: Any) -> tuple[int, int]:
-    """The number of this process, and how many processes share the examples.
-
-    Where processes share the members instead, each of them sees all examples.
-    """
+    """The number of this process, and how many processes share the examples."""
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
     return kwargs.get("rank", 0), kwargs.get("num_replicas", 1)
 

@@ -106,12 +106,6 @@ class Divergence:
         limit = torch.inf if self.max_loss is None else self.max_loss
         self.left_out = self.left_out | (self.means > limit)
 
-    def take_share(self, first: int, last: int) -> None:
-        """Forget all members but some."""
-        for name in ("left_out", "means", "_sum"):
-            tensor = getattr(self, name)
-            setattr(self, name, None if tensor is None else tensor[first:last])
-
     def state_dict(self, last: bool = False) -> dict[str, Any]:
         """For checkpoints, also within an epoch.
 

@@ -98,7 +98,6 @@ class IVON(Method):
     temperature: float | None = None
 
     is_mixture = True
-    can_be_shared = True
     unfitted = "its Gaussians are where they start"
 
     def __post_init__(self) -> None:

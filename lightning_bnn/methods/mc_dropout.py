@@ -56,8 +56,6 @@ class MCDropout(PenalisedTraining):
 
     layers: Layers = "all"
 
-    can_be_shared = True
-
     def __post_init__(self) -> None:
         check_choice("layers", self.layers, get_args(Layers))
         super().__post_init__()

@@ -200,8 +200,6 @@ class Method(ABC):
     """Whether its networks are draws of chains that sample the posterior, not ends of trainings."""
     is_mixture = False
     """Whether the members are components of a mixture, which the draws are spread over."""
-    can_be_shared = False
-    """Whether processes may take some members each: nothing but members is in the state."""
     keeps_networks = False
     """Whether its posterior is made of weights along the run, or around those at its end."""
     completion = ""

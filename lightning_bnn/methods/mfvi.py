@@ -266,7 +266,6 @@ class MFVI(Method):
 
     state_type: ClassVar[type[Gaussians]] = Gaussians
     is_mixture = True
-    can_be_shared = True
     unfitted = "its Gaussians are where they start"
 
     def __post_init__(self) -> None:

@@ -135,7 +135,6 @@ class DeepEnsemble(PenalisedTraining):
     """
 
     takes_samplers = True
-    can_be_shared = True
 
     def init(self, network: nn.Module, stack: Params) -> Networks:
         return Networks(network, stack, self.max_loss)

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-import lightning_bnn.strategies  # noqa: F401  # so that `Trainer(strategy="members")` is known
 from weightsym import lazy_package
 
 if TYPE_CHECKING:

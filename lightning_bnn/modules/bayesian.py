@@ -14,12 +14,13 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn import _compat
+from lightning_bnn._compat import sharding
 from lightning_bnn.calibration import Calibrated
 from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.methods import Batch, Method, Run
 from lightning_bnn.metrics.validation import check_choice
-from lightning_bnn.modules import batches, checkpoints, sharing
+from lightning_bnn.modules import batches, checkpoints
 from lightning_bnn.modules.arguments import values_of
 from lightning_bnn.modules.core import Core
 from lightning_bnn.modules.fitting import EndsFit, Fitting
@@ -34,7 +35,6 @@ from lightning_bnn.modules.templates import (
 )
 from lightning_bnn.modules.training_data import batch_for
 from lightning_bnn.posteriors import Posterior
-from lightning_bnn.strategies import sharding
 from weightsym.params import check_count, check_integer
 
 __all__ = ["Bayesian"]
@@ -82,8 +82,6 @@ class Bayesian(Core):
     """
 
     configure_optimizers = configured_optimizers
-    take_share = sharing.take_share
-    take_whole = sharing.take_whole
 
     def __init__(
         self,
@@ -173,7 +171,7 @@ class Bayesian(Core):
         if cut := sharding(self.trainer):
             raise ValueError(
                 f"{type(self).__name__} is not supported under {cut}: the network's weights are in "
-                "pieces; take `strategy='ddp'`, or 'members' to share members out."
+                "pieces; take `strategy='ddp'`."
             )
 
     def configure_callbacks(self) -> list[Callback]:

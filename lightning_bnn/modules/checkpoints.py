@@ -12,7 +12,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightning_bnn.modules import sharing
+from lightning_bnn._compat import trainer_of
+from lightning_bnn.harvest import ends
 from lightning_bnn.modules.core import Core
 from lightning_bnn.modules.templates import check_fixed, sample_of_fixed
 from weightsym.files import load
@@ -45,9 +46,9 @@ def notes_of(module: Core) -> dict[str, Any]:
         "seed": module.seed,
     }  # fmt: skip
     if module.divergence is not None:
-        strategy: Any = None if module.population.share is None else module.trainer.strategy
-        gather = None if strategy is None else strategy.gather_members
-        notes["divergence"] = sharing.divergence_state(module, gather)
+        trainer = trainer_of(module)
+        over = trainer is not None and ends(trainer)
+        notes["divergence"] = module.divergence.state_dict(last=over)
     return {**notes, **module.state.notes}
 
 
@@ -72,8 +73,6 @@ def recall(module: Core, notes: dict[str, Any]) -> None:
     if module.divergence is None or state is None or len(state["left_out"]) < module.members:
         return
     module.divergence.load_state_dict(state)
-    if module.population.share is not None:
-        module.divergence.take_share(module.population.share.first, module.population.share.last)
 
 
 def check_start(module: Core, source: str | None) -> None:

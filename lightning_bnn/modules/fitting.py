@@ -179,12 +179,10 @@ class Fitting(Part):
 
     # ------------------------------------------------------------ steps and epochs
     def means(self, terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Means over the members of all processes. Broken ones break none, unless all are."""
+        """Means over the members. Broken ones break none, unless all are."""
         rows = torch.stack([values.detach() for values in terms.values()])
         finite = rows.isfinite()
         sums = torch.stack([rows.where(finite, 0).sum(1), finite.sum(1).to(rows.dtype)])
-        if self.module.population.share is not None:
-            sums = self.module.trainer.strategy.reduce(sums, reduce_op="sum")
         return dict(zip(terms, sums[0] / sums[1], strict=True))
 
     def after_step(self, step: int) -> None:
@@ -208,9 +206,7 @@ class Fitting(Part):
         means = None if divergence is None else divergence.take()
         if divergence is None or means is None:
             return
-        if (
-            module.trainer.world_size > 1 and module.population.share is None
-        ):  # they have seen other examples
+        if module.trainer.world_size > 1:  # they have seen other examples
             every = module.all_gather(means.to(module.device))
             assert isinstance(every, Tensor)
             means = every.mean(0).cpu()
@@ -235,7 +231,7 @@ class Fitting(Part):
                 f"Members {bad} of {module.members} have weights that are not finite after step "
                 f"{trainer.global_step}: {fault or reason}."
             )
-        if len(bad) == module.members and module.population.share is None:
+        if len(bad) == module.members:
             trainer.should_stop = True
 
     # ------------------------------------------------------------ the end

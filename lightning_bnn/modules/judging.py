@@ -24,7 +24,6 @@ from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood
 from lightning_bnn.methods import Purpose
 from lightning_bnn.modules.core import Core, Part
 from lightning_bnn.modules.fitting import Fitting
-from lightning_bnn.modules.sharing import shared_predictor
 from lightning_bnn.modules.templates import explaining_misfits
 from lightning_bnn.modules.training_data import moved_by
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
@@ -173,8 +172,6 @@ class Judging(Part):
         module = self.module
         generator = keyed_generator(module.seed, "judged", device=module.device)
         with torch.no_grad():
-            if module.population.share is not None:
-                return shared_predictor(module, self.posterior, generator)
             posterior = self.posterior()
             return posterior.predictor(self._count(posterior), generator, module.run.chunk_size)
 
@@ -249,13 +246,10 @@ class Judging(Part):
 
     def _log_terms(self) -> None:
         """Log what the method has to say after a validation."""
-        module, share = self.module, self.module.population.share
+        module = self.module
         with module.randomness("bracket"):
             terms = module.method.after_validation(module.state, module.run)
         for name, value in terms.items():
-            if share is not None:  # the mean of all, from the means of processes
-                strategy: Any = module.trainer.strategy
-                value = strategy.reduce(value * module.members, reduce_op="sum") / share.everyone
             module.log(f"val/{name}", value.float(), sync_dist=True)
 
     def end(self) -> None:

@@ -1,9 +1,8 @@
-"""Members of a population that are trained here, their starts, and how processes share them."""
+"""Members of a population that are trained here, and where they start."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -14,17 +13,9 @@ from lightning_bnn.modules.templates import fixed_names, without_fixed
 from weightsym import params as P
 from weightsym.params import Params, check_count, is_whole, keyed_generator
 
-__all__ = ["Members", "Numbers", "Share"]
+__all__ = ["Members", "Numbers"]
 
 Numbers = int | tuple[int, int]
-
-
-class Share(NamedTuple):
-    """The members that one process has of those of all processes."""
-
-    first: int
-    last: int
-    everyone: int
 
 
 class Members:
@@ -46,24 +37,11 @@ class Members:
                 f"such as (5, 10), got {members!r}."
             )
         self.count, self.first, self.seed = end - first, first, seed
-        self.share: Share | None = None
 
     @property
     def key(self) -> tuple[int, ...]:
         """A key of the noise: parts of a population have noise of their own."""
         return (self.first,) if self.first else ()
-
-    # ------------------------------------------------------------ shares
-    def take_share(self, first: int, last: int) -> None:
-        """Have only some of the members from now on."""
-        self.share = Share(first, last, self.count)
-        self.count, self.first = last - first, self.first + first
-
-    def take_whole(self) -> None:
-        """Have the members of all processes again."""
-        assert self.share is not None
-        self.count, self.first = self.share.everyone, self.first - self.share.first
-        self.share = None
 
     # ------------------------------------------------------------ where they start
     def starts(self, template: nn.Module, source: str | None) -> Params:

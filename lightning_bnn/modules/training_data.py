@@ -215,11 +215,8 @@ def batch_for(module: Core, raw: Any, number: int = 0) -> Batch:
             "or classes from 0, or override `inputs_and_targets`."
         )
     batch = Batch(module.cast(inputs), targets, isinstance(raw, MemberBatch), number)
-    share = module.population.share
     if not batch.per_member:
         return batch
-    if share is not None and len(targets) == share.everyone:
-        return batch.of(slice(share.first, share.last))
     if len(targets) != module.members:
         raise ValueError(
             f"A batch has examples for {len(targets)} members, the module has {module.members}: "

@@ -370,12 +370,12 @@ def test_a_trial_run_writes_nothing(tmp_path):
 
 
 # ------------------------------------------------------------ several processes
-def on_two(strategy, folder):
+def on_two(folder):
     torch.manual_seed(0)
     doctor = PosteriorDoctor(every_n_epochs=2)
     module = DeepEnsemble(network(batch_norm=True), members=4, optimizer=adam)
     run = trainer(
-        doctor, max_epochs=4, default_root_dir=folder, devices=2, strategy=strategy,
+        doctor, max_epochs=4, default_root_dir=folder, devices=2, strategy="ddp",
         num_sanity_val_steps=0,
     )  # fmt: skip
     run.fit(module, Blobs())
@@ -383,9 +383,8 @@ def on_two(strategy, folder):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("strategy", ["ddp", "members"])
-def test_the_first_of_two_processes_looks(strategy, tmp_path):
-    modes = on_devices(2, on_two, strategy, tmp_path)
+def test_the_first_of_two_processes_looks(tmp_path):
+    modes = on_devices(2, on_two, tmp_path)
     assert modes == [4, None]
     assert len(Report.read(tmp_path / "doctor.json").curves["loss"]) == 4
 

@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 from module_cases import Blobs, made, network, trainer
-from processes import on_devices
 
 from lightning_bnn import samplers
 from lightning_bnn.modules import IVON, MFVI, SGHMC, DeepEnsemble
@@ -68,32 +67,3 @@ def test_a_resumed_run_has_the_temperature_that_it_is_given(tmp_path):
     cold, run = IVON(network(), temperature=0.1), trainer(max_epochs=2)
     run.fit(cold, Blobs(), ckpt_path=tmp_path / "it.ckpt", weights_only=True)
     assert run.optimizers[0].param_groups[0]["temperature"] == 0.1
-
-
-def noisy(folder, seed, epochs, checkpoint=None, strategy="members", devices=2):
-    torch.manual_seed(0)
-    module = DeepEnsemble(
-        network(), members=4, optimizer=lambda p: samplers.SGLD(p, 1e-3, seed=seed)
-    )
-    options = {"strategy": strategy, "devices": devices, "num_sanity_val_steps": 0}
-    fitted = trainer(max_epochs=epochs, **options)
-    fitted.fit(module, Blobs(), ckpt_path=checkpoint, weights_only=True)
-    fitted.save_checkpoint(folder + "/it.ckpt")
-    weights = torch.cat([p.detach().flatten(1) for p in module.state.parameters()], 1)
-    return weights.tolist(), fitted.optimizers[0].param_groups[0]["seed"]
-
-
-def in_one_run_and_in_two(folder, seed):
-    whole, _ = noisy(folder, seed, 2)
-    noisy(folder, seed, 1)
-    return whole, noisy(folder, seed, 2, folder + "/it.ckpt")[0]
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("seed", [None, 5])
-def test_members_of_processes_go_on_with_noise_of_their_own(seed, tmp_path):
-    whole, resumed = on_devices(2, in_one_run_and_in_two, str(tmp_path), seed)[0]
-    assert whole == resumed
-    noisy(str(tmp_path), seed, 1, strategy="auto", devices=1)
-    (_, first), (_, second) = on_devices(2, noisy, str(tmp_path), seed, 2, f"{tmp_path}/it.ckpt")
-    assert first != second  # whatever one process had
