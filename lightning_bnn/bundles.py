@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,41 +11,78 @@ from typing import Any
 
 from torch import Tensor
 
-from weightsym.files import json_text, read_file, read_json, save_tensors
+from weightsym.files import read_file, read_json, save_tensors, write_whole
 from weightsym.params import Params
 
-__all__ = ["INDEX", "TENSORS", "read_bundle", "write_bundle"]
+__all__ = ["DAMAGES", "INDEX", "TENSORS", "Damaged", "read_bundle", "write_bundle"]
 
 INDEX, TENSORS = "contents.json", "tensors-[0-9][0-9][0-9][0-9][0-9].safetensors"
 """All files of a bundle; nothing else in its folder is read."""
 _FORMAT = 1
+DAMAGES = LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError
+"""The errors by which the content of a bundle shows that nobody has written it."""
+_UNFINISHED = ".unfinished"
+"""A file that is there while a bundle is written."""
+
+
+class Damaged(ValueError):
+    """A bundle is not as it was written."""
 
 
 def write_bundle(
-    folder: str | os.PathLike[str], content: Mapping[str, Any], parts: Iterable[Params]
+    folder: str | os.PathLike[str],
+    content: Mapping[str, Any],
+    parts: Iterable[Params],
+    texts: Mapping[str, str] | None = None,
 ) -> None:
-    """Write tensors and plain data to a folder where no other bundle is.
+    """Write tensors and plain data to a folder where no other bundle is, as a whole or not at all.
+
+    The index comes last. What a process has left that was killed before that is written anew.
 
     Args:
         folder: it is made.
         content: plain data, with the ``kind`` of the bundle.
         parts: tensors for one file each, one in memory at a time.
+        texts: further files, by name.
     """
     root = Path(folder)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ValueError(f"{root} is not a folder, nor can it be made: choose another.") from None
-    if (root / INDEX).exists() or any(root.glob(TENSORS)):
+    marker, is_full = root / _UNFINISHED, any(root.glob(TENSORS))
+    if os.path.lexists(root / INDEX) or (is_full and not os.path.lexists(marker)):
         raise ValueError(f"{root} holds a posterior or a bank already: choose another folder.")
+    try:
+        _write(root, marker, content, parts, texts or {})
+    except BaseException:
+        for path in (*root.glob(TENSORS), marker):
+            path.unlink(missing_ok=True)
+        raise
+    marker.unlink()
+
+
+def _write(
+    root: Path,
+    marker: Path,
+    content: Mapping[str, Any],
+    parts: Iterable[Params],
+    texts: Mapping[str, str],
+) -> None:
+    if not os.path.lexists(marker):
+        marker.open("x").close()
+    for path in root.glob(TENSORS):
+        path.unlink()
     files = {}
     for k, tensors in enumerate(parts):
         path = root / f"tensors-{k:05d}.safetensors"
         _check_numbers(path, tensors)
         save_tensors(path, tensors)
         files[path.name] = _sha256(path)
-    text = json_text({"format": _FORMAT, "files": files, **content})
-    (root / INDEX).write_text(text + "\n", encoding="utf-8")
+    for name, text in texts.items():
+        write_whole(root / name, text)
+    index = json.dumps({"format": _FORMAT, "files": files, **content}, indent=1)
+    write_whole(root / INDEX, index + "\n")  # NaN is NaN in it, as in the journal of a bank
 
 
 def read_bundle(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], Iterator[Params]]:
@@ -56,11 +94,13 @@ def read_bundle(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], Iterato
     path = Path(folder) / INDEX
     if not path.is_file():
         raise ValueError(f"There is no {INDEX} in {folder}: nothing was saved there.")
-    content = read_json(path)
+    try:
+        content = read_json(path)
+    except ValueError as error:
+        raise Damaged(str(error)) from None
     if content.get("format") != _FORMAT:
-        raise ValueError(
-            f"{path} has format {content.get('format')!r}, this version reads {_FORMAT}."
-        )
+        found = repr(content.get("format"))[:80]
+        raise ValueError(f"{path} has format {found}, this version reads {_FORMAT}.")
     files = content.get("files")
     if not isinstance(files, dict) or list(files) != [
         f"tensors-{k:05d}.safetensors" for k in range(len(files))
@@ -69,7 +109,7 @@ def read_bundle(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], Iterato
     for name, digest in files.items():
         file = path.with_name(name)
         if not file.is_file() or _sha256(file) != digest:
-            raise ValueError(f"{file} is missing or not as it was written: get it again.")
+            raise Damaged(f"{file} is missing or not as it was written: get it again.")
     content |= {"kind": str(content.get("kind"))[:80], "folder": str(folder)}
     return content, map(_tensors, map(path.with_name, files))
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from torch import nn
 
 from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.bank.manifest import type_named
 from lightning_bnn.bank.shipped import digest_of_networks, missing_data
-from lightning_bnn.bundles import INDEX, TENSORS, read_bundle, write_bundle
+from lightning_bnn.bundles import DAMAGES, INDEX, TENSORS, Damaged, read_bundle, write_bundle
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.posteriors.base import check_fit
-from lightning_bnn.posteriors.saving import posterior_of
+from lightning_bnn.posteriors.saving import posterior_of, save_posterior
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.shipped import reference_folder, reference_names
 from weightsym import needed
-from weightsym.files import json_text, read_json, read_settings
-from weightsym.params import Params, stack_size
+from weightsym.files import draft_of, json_text, read_json, read_settings
+from weightsym.params import Params, first_line, stack_size
 
 __all__ = ["from_hub", "push_to_hub", "write_folder"]
 
@@ -43,7 +43,6 @@ from lightning_bnn.hub import from_hub
 Made with lightning_bnn. The files are safetensors and JSON with their SHA-256; loading them runs no
 code.
 """
-_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _LOAD = {
     "posterior": 'posterior = from_hub("{title}", network=network)  # a module of its kind',
     "bank": 'bank = from_hub("{title}", folder="bank")  # where its networks are written',
@@ -125,23 +124,37 @@ def from_hub(
     DiagonalGaussian(3 weights)
     """
     if Path(repo_id).is_dir():
-        return _opened(Path(repo_id), network, folder)
+        return _opened(*read_bundle(repo_id), network, folder)
     with needed("from_hub"):
         from huggingface_hub import snapshot_download
         from huggingface_hub.utils import HFValidationError
+    download = partial(
+        snapshot_download,
+        os.fspath(repo_id),
+        revision=revision,
+        token=token,
+        library_name="lightning_bnn",
+        allow_patterns=[INDEX, TENSORS, "README.md"],
+    )
     try:
-        snapshot = snapshot_download(
-            os.fspath(repo_id),
-            revision=revision,
-            token=token,
-            library_name="lightning_bnn",
-            allow_patterns=[INDEX, TENSORS, "README.md"],
-        )
+        bundle = _downloaded_bundle(download)
     except HFValidationError:
         raise ValueError(
             f"`repo_id` must be user/name, or a folder that is there, got {os.fspath(repo_id)!r}."
         ) from None
-    return _opened(Path(snapshot), network, folder)
+    return _opened(*bundle, network, folder)
+
+
+def _downloaded_bundle(download: Callable[..., str]) -> tuple[dict[str, Any], Iterator[Params]]:
+    """Download a bundle, and once more if it is damaged in the cache of the Hub's client."""
+    try:
+        return read_bundle(download())
+    except Damaged as damage:
+        try:
+            snapshot = download(force_download=True)
+        except Exception as error:  # whatever the client raises where there is no Hub
+            raise damage from error
+        return read_bundle(snapshot)
 
 
 def write_folder(
@@ -172,37 +185,50 @@ def write_folder(
     ['README.md', 'contents.json', 'tensors-00000.safetensors']
     """
     root = Path(folder)
-    if isinstance(source, Posterior):
-        source.save(root)
-        kind, summary = "posterior", f"A posterior over the weights of a network: {source}."
-    elif isinstance(source, CheckpointBank):
-        kind, summary = "bank", _write_bank(source, root, {})
-    else:
-        if not isinstance(source, (str, os.PathLike)):
-            raise ValueError(
-                "`source` must be a posterior (`Posterior.of` makes one of networks), a bank, or "
-                f"the name or folder of a reference, got a {type(source).__name__}."
-            )
-        name = os.fspath(source)
-        path = reference_folder(name) if name in reference_names() else Path(name)
-        kind, summary = "reference", _write_reference(path, root)
+    kind, summary, write = _bundle_of(source)
     tags = ["bayesian-neural-networks", "lightning_bnn", kind]
     metadata = {"library_name": "lightning_bnn", "tags": tags}
     metadata |= {} if licence is None else {"license": licence}
-    text = _CARD.format(
+    card = _CARD.format(
         metadata=yaml.safe_dump(metadata, sort_keys=False),
         title=title or root.name,
         about="\n\n".join(filter(None, (about, summary))),
         load=_LOAD[kind].format(title=title or root.name),
     )
-    (root / "README.md").write_text(text, encoding="utf-8")
+    write(root, {"README.md": card})
     return kind
 
 
+Write = Callable[[Path, Mapping[str, str]], None]
+"""Writes a bundle with texts beside it to a folder."""
+
+
+def _bundle_of(source: Any) -> tuple[str, str, Write]:
+    """The kind of a source, a paragraph on it, and what writes it."""
+    if isinstance(source, Posterior):
+        summary = f"A posterior over the weights of a network: {source}."
+        return "posterior", summary, partial(save_posterior, source)
+    if isinstance(source, CheckpointBank):
+        return "bank", _summary(source), partial(_write_bank, source, {"kind": "bank"})
+    if not isinstance(source, (str, os.PathLike)):
+        raise ValueError(
+            "`source` must be a posterior (`Posterior.of` makes one of networks), a bank, or "
+            f"the name or folder of a reference, got a {type(source).__name__}."
+        )
+    name = os.fspath(source)
+    return _reference(reference_folder(name) if name in reference_names() else Path(name))
+
+
 # ------------------------------------------------------------ banks and references
-def _write_bank(bank: CheckpointBank, root: Path, more: dict[str, Any]) -> str:
+def _summary(bank: CheckpointBank) -> str:
+    size = sum(shape.numel() for shape in bank.shapes.values())
+    return f"A bank of {len(bank)} networks of {size} weights, one row of every tensor each."
+
+
+def _write_bank(
+    bank: CheckpointBank, more: Mapping[str, Any], root: Path, texts: Mapping[str, str]
+) -> None:
     content = {
-        "kind": "bank",
         "order": list(bank.names),
         "weights": list(bank.shapes),
         "stored_as": bank.stored_as and str(bank.stored_as).removeprefix("torch."),
@@ -210,12 +236,10 @@ def _write_bank(bank: CheckpointBank, root: Path, more: dict[str, Any]) -> str:
     }
     if not len(bank):
         raise ValueError(f"{bank!r} holds no network.")
-    write_bundle(root, content | more, bank.blocks())
-    size = sum(shape.numel() for shape in bank.shapes.values())
-    return f"A bank of {len(bank)} networks of {size} weights, one row of every tensor each."
+    write_bundle(root, content | dict(more), bank.blocks(), texts)
 
 
-def _write_reference(path: Path, root: Path) -> str:
+def _reference(path: Path) -> tuple[str, str, Write]:
     if not (path / "card.json").is_file():
         names = ", ".join(reference_names())
         if not names:
@@ -224,49 +248,56 @@ def _write_reference(path: Path, root: Path) -> str:
             f"`source`: {path} is no folder of a reference, which has a card.json; choose from "
             f"{names}."
         )
-    card = Card.read(path / "card.json")
+    card, bank = Card.read(path / "card.json"), CheckpointBank(path / "bank", "r")
     more = {
         "kind": "reference",
         "card": read_json(path / "card.json"),
         "configuration": read_settings(path / "config.yaml"),
     }
-    summary = _write_bank(CheckpointBank(path / "bank", "r"), root, more)
-    return (
-        f"{card.about[:1].upper()}{card.about[1:]} ({card.verdict}; {card.licence}).\n\n{summary}"
-    )
+    about = f"{card.about[:1].upper()}{card.about[1:]} ({card.verdict}; {card.licence})."
+    return "reference", f"{about}\n\n{_summary(bank)}", partial(_write_bank, bank, more)
 
 
 def _opened(
-    path: Path, network: nn.Module | None, folder: str | os.PathLike[str] | None
+    content: dict[str, Any],
+    parts: Iterator[Params],
+    network: nn.Module | None,
+    folder: str | os.PathLike[str] | None,
 ) -> Posterior | CheckpointBank:
-    content, parts = read_bundle(path)
-    kind = content["kind"]
+    kind, path = content["kind"], content["folder"]
     if kind == "posterior":
         return posterior_of(content, parts, network)
     if kind not in ("bank", "reference"):
         raise ValueError(f"{path} holds {kind!r}, which this version does not know.")
+    root = _new_folder(folder)
+    with draft_of(root) as draft:
+        read = _read_bank if kind == "bank" else _read_reference
+        try:
+            bank = read(content, parts, draft)
+        except DAMAGES as error:
+            reason = first_line(error)
+            raise ValueError(f"{path} is damaged, it makes no {kind}: {reason}") from None
+        if network is not None:
+            check_fit(bank[:1], network)
+    return CheckpointBank(root / bank.path.relative_to(draft), "r")
+
+
+def _new_folder(folder: str | os.PathLike[str] | None) -> Path:
+    """Refuse a folder that has something in it, or that cannot be put in another's place."""
     if folder is None:
         raise ValueError("`folder` is missing: name a new one, where the networks are written.")
     root = Path(folder)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ValueError(f"`folder`: there is something in {root}; name a new one.")
-    try:
-        bank = (_read_bank if kind == "bank" else _read_reference)(content, parts, root)
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        shutil.rmtree(root, ignore_errors=True)
-        raise ValueError(f"{path} is damaged, it makes no {kind}: {error}") from None
-    if network is not None:
-        try:
-            check_fit(bank[:1], network)
-        except ValueError:
-            shutil.rmtree(root, ignore_errors=True)
-            raise
-    return bank
+    if not root.name or root.is_symlink() or os.path.ismount(root):
+        raise ValueError(f"`folder` must be a new one, got {root}.")
+    root.parent.mkdir(parents=True, exist_ok=True)
+    return root
 
 
 def _read_bank(content: dict[str, Any], parts: Iterator[Params], root: Path) -> CheckpointBank:
     records, order, start = list(content["records"]), list(content["order"]), 0
-    dtype = content["stored_as"] and _TYPES[content["stored_as"]]
+    dtype = content["stored_as"] and type_named(content["stored_as"])
     with CheckpointBank(root, dtype=dtype, weights=list(content["weights"])) as bank:
         for networks in parts:
             stop = start + stack_size(networks)

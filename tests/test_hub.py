@@ -12,6 +12,7 @@ from unittest.mock import create_autospec
 import pytest
 import torch
 import yaml
+from kills import kills
 
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.hub import from_hub, push_to_hub, write_folder
@@ -249,6 +250,155 @@ def test_nothing_else_of_a_repository_is_downloaded(server):
     got = {path.name for path in server.folder.rglob("*") if path.is_file()}
     assert got == {"README.md", "contents.json", TENSORS}
     assert not (server.folder.parent.parent / "evil.json").exists()
+
+
+def test_a_damaged_file_of_the_cache_is_downloaded_once_more(server, tmp_path):
+    """The Hub's client takes what is in its cache for what it has downloaded."""
+    push_to_hub(gaussian(), "me/it")
+    fresh, cache, calls = server.download, {}, []
+
+    def cached(repo_id, *, force_download=False, **options):
+        calls.append(force_download)
+        if force_download or repo_id not in cache:
+            cache[repo_id] = fresh(repo_id, **options)
+        return cache[repo_id]
+
+    hub.snapshot_download.side_effect = cached
+    whole = draw(from_hub("me/it"))
+    assert calls == [False]  # the control
+    for damage in (flip_a_bit, lambda f: (f / "contents.json").write_bytes(b"{")):
+        damage(Path(cache["me/it"]))
+        assert same(draw(from_hub("me/it")), whole)
+        assert calls[-2:] == [False, True]
+        assert same(draw(from_hub("me/it")), whole)
+        assert calls[-1:] == [False]
+    server.repos["me/it"][-1][TENSORS] += b"x"  # damaged on the Hub: it is asked twice, no more
+    cache.clear()
+    with pytest.raises(ValueError, match=f"{TENSORS} is missing or not as it was written"):
+        from_hub("me/it")
+    flip_a_bit(Path(cache["me/it"]))
+    hub.snapshot_download.side_effect = lambda repo_id, force_download=False, **_: (
+        1 / 0 if force_download else cache[repo_id]  # no network
+    )
+    with pytest.raises(ValueError, match=f"{TENSORS} is missing or not as it was written"):
+        from_hub("me/it")
+
+
+def test_numbers_of_records_come_back_as_they_were(tmp_path):
+    """Those of a member that has diverged, too."""
+    odd = [float("nan"), float("inf"), -float("inf"), 0.1 + 0.2, 2**70, None, True, "x", [1.5], {}]
+    bank = CheckpointBank(tmp_path / "here")
+    bank.extend(P.populate(template(), 10), [{"metrics": {"loss": value}} for value in odd])
+    write_folder(bank, tmp_path / "it")
+    found = from_hub(tmp_path / "it", folder=tmp_path / "there")
+    assert repr(found.records) == repr(bank.records)
+
+
+TYPES = sorted({t for t in vars(torch).values() if isinstance(t, torch.dtype)}, key=str)
+
+NO_SAFETENSORS = {
+    getattr(torch, name, None)
+    for name in ("complex32", "bcomplex32", "complex128", "float8_e8m0fnu", "float8_e4m3fnuz",
+                 "float8_e5m2fnuz")
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_bank_of_every_type_comes_back_or_is_refused_at_once(dtype, tmp_path):
+    """As the type of networks, and as the type in which weights are stored."""
+    try:
+        own = torch.tensor([[1.0, 0.0], [2.0, 4.0]]).to(dtype)
+    except RuntimeError:
+        return  # there is no such tensor
+    bank = CheckpointBank(tmp_path / "here")
+    bank.extend({"w": own})
+    if dtype in NO_SAFETENSORS:
+        with pytest.raises(ValueError, match=f"'w' is {dtype}, which safetensors files do not"):
+            write_folder(bank, tmp_path / "it")
+        assert not list((tmp_path / "it").iterdir())
+    else:
+        write_folder(bank, tmp_path / "it")
+        found = from_hub(tmp_path / "it", folder=tmp_path / "there")[:]["w"]
+        assert (found.dtype, found.tolist()) == (dtype, own.tolist())
+    if not dtype.is_floating_point or torch.finfo(dtype).min > -2:
+        return
+    stored = CheckpointBank(tmp_path / "as", dtype=dtype)
+    stored.extend({"w": torch.tensor([[1.0, -1.5]])})
+    write_folder(stored, tmp_path / "files")
+    found = from_hub(tmp_path / "files", folder=tmp_path / "from files")
+    assert (found.stored_as, found[0]["w"].tolist()) == (dtype, [1.0, -1.5])
+
+
+# ------------------------------------------------------------ killed in the midst
+@pytest.mark.e2e
+def test_a_save_that_is_killed_can_be_repeated(tmp_path):
+    """At any moment there is the whole posterior, or none, and then it can be saved there."""
+    posterior, folder = gaussian(), tmp_path / "it"
+
+    def save():
+        write_folder(posterior, folder)
+
+    count = 0
+    for _ in kills(save, tmp_path, lambda: shutil.rmtree(folder, ignore_errors=True)):
+        count += 1
+        try:
+            found = Posterior.load(folder)
+        except ValueError as error:
+            assert "There is no contents.json in" in str(error)  # noqa: PT017
+            save()
+            found = Posterior.load(folder)
+        assert same(draw(found), draw(posterior))
+        assert (folder / "README.md").is_file()
+    assert count > 10
+
+
+def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    first, bad = P.of(template()), P.of(template())
+    bad["0.weight"] = bad["0.weight"] * torch.nan
+    bank, blocks = CheckpointBank(tmp_path / "here"), CheckpointBank.blocks
+    bank.extend(P.stack([first, bad]))
+    monkeypatch.setattr(CheckpointBank, "blocks", lambda self: blocks(self, 1))
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it" / "notes").write_text("mine")
+    with pytest.raises(ValueError, match="'0.weight' holds NaN"):
+        write_folder(bank, tmp_path / "it")
+    assert [path.name for path in (tmp_path / "it").iterdir()] == ["notes"]
+
+
+def test_networks_of_a_stranger_are_not_removed(tmp_path):
+    """What has lost its index may be all that somebody has; a save that was killed left a mark."""
+    gaussian().save(tmp_path / "it")
+    (tmp_path / "it" / "contents.json").unlink()
+    with pytest.raises(ValueError, match="holds a posterior or a bank already"):
+        gaussian(1).save(tmp_path / "it")
+    assert (tmp_path / "it" / TENSORS).is_file()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", ["bank", "reference"])
+def test_a_bank_that_is_read_from_the_hub_is_there_as_a_whole(kind, tmp_path, monkeypatch):
+    """A process that is killed leaves no shorter bank, and what it leaves is in nobody's way."""
+    source = "two_gaussians"
+    if kind == "bank":
+        source = CheckpointBank(tmp_path / "here")
+        source.extend(P.populate(template(), 4), [{"step": k} for k in range(4)])
+    write_folder(source, tmp_path / "it")
+    there, count = tmp_path / "to" / "there", 0
+
+    def get():
+        return from_hub(tmp_path / "it", folder=there)
+
+    expected = get()
+    for _ in kills(get, tmp_path / "to", lambda: shutil.rmtree(there, ignore_errors=True)):
+        count += 1
+        if there.exists():
+            found = CheckpointBank(there if kind == "bank" else there / "bank", "r")
+        else:
+            found = get()
+        assert same(found[:], expected[:])
+        assert found.records == expected.records
+        assert kind == "bank" or (there / "config.json").is_file()
+    assert count > 10
 
 
 # ------------------------------------------------------------ damaged and malicious folders

@@ -25,7 +25,7 @@ from lightning_bnn.bank.disk import check_file
 from weightsym.files import parse_json, sync, write_all
 from weightsym.params import Params, check_floating_type, first_line, is_weight
 
-__all__ = ["FORMAT", "Block", "Layout", "Manifest", "check_records", "header"]
+__all__ = ["FORMAT", "Block", "Layout", "Manifest", "check_records", "header", "type_named"]
 
 FORMAT = 3
 """The format that this version writes and reads."""
@@ -166,9 +166,9 @@ class Manifest:
     def _begin(self, entry: dict[str, Any]) -> None:
         if entry["bank"] != FORMAT:
             raise ValueError(f"the bank has format {entry['bank']}, this version reads {FORMAT}")
-        self.dtype = entry["dtype"] and _type(entry["dtype"])
+        self.dtype = entry["dtype"] and type_named(entry["dtype"])
         check_floating_type("dtype", self.dtype, optional=True)
-        rows = {n: (_type(t), torch.Size(shape), bool(w)) for n, (t, shape, w) in
+        rows = {n: (type_named(t), torch.Size(shape), bool(w)) for n, (t, shape, w) in
                 entry["tensors"].items()}  # fmt: skip
         if not rows:
             raise ValueError("it names no tensors")
@@ -286,10 +286,11 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _type(name: str) -> torch.dtype:
+def type_named(name: str) -> torch.dtype:
+    """The type of torch with a name, such as ``"float32"``, if it is one of numbers."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not _is_storable(dtype):
-        raise ValueError(f"{name[:80]!r} is no type of numbers")
+        raise ValueError(f"{str(name)[:80]!r} is no type of numbers")
     return dtype
 
 

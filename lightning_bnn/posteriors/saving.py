@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.bundles import write_bundle
+from lightning_bnn.bundles import DAMAGES, write_bundle
 from lightning_bnn.posteriors.base import Posterior, check_fit
 from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian, LowRankGaussian
@@ -21,10 +21,14 @@ from weightsym.params import Params, RavelSpec, first_line, keyed_generator
 __all__: list[str] = []
 
 
-def save_posterior(posterior: Posterior, folder: str | os.PathLike[str]) -> None:
-    """Write a posterior, see `Posterior.save`."""
-    settings = _settings(posterior)
-    write_bundle(folder, {"kind": "posterior", "posterior": settings}, [posterior.state_dict()])
+def save_posterior(
+    posterior: Posterior,
+    folder: str | os.PathLike[str],
+    texts: Mapping[str, str] | None = None,
+) -> None:
+    """Write a posterior, see `Posterior.save`, and further files of text beside it."""
+    content = {"kind": "posterior", "posterior": _settings(posterior)}
+    write_bundle(folder, content, [posterior.state_dict()], texts)
 
 
 def posterior_of(
@@ -38,7 +42,7 @@ def posterior_of(
         posterior = _made(content["posterior"], state)
         posterior.load_state_dict(state)  # what constructors have computed, bit for bit
         drawn = posterior.sample(1, keyed_generator("size"))
-    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except DAMAGES as error:
         reason, folder = first_line(error).rstrip(".:"), content["folder"]
         raise ValueError(f"{folder} is damaged, it makes no posterior: {reason}.") from None
     if network is not None:
