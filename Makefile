@@ -8,7 +8,7 @@ DEMO_STAMP := $(VENV)/.installed-demo
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 HIDDEN := bad_input or frames
-ANNOTATIONS := --jaxtyping-packages=lightning_bnn,weightsym,beartype.beartype
+ANNOTATIONS := --jaxtyping-packages=lightning_bnn,weightsym,bnn_research,beartype.beartype
 
 # Images of containers often forbid what all processes of tests would otherwise compile again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -26,8 +26,8 @@ define install
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 endef
 
-$(STAMP): pyproject.toml weightsym/pyproject.toml bnn-data/pyproject.toml
-	$(call install,'.[dev]' --editable ./bnn-data)
+$(STAMP): pyproject.toml weightsym/pyproject.toml bnn-data/pyproject.toml research/pyproject.toml
+	$(call install,'.[dev]' --editable ./bnn-data --editable ./research)
 	touch $(STAMP) $(DEMO_STAMP)
 
 $(DEMO_STAMP): pyproject.toml weightsym/pyproject.toml

@@ -13,6 +13,7 @@ STATED = {
     "lightning_bnn/__init__.py": r'^__version__ = "(.+)"',
     "weightsym/weightsym/__init__.py": r'^__version__ = "(.+)"',
     "bnn-data/lightning_bnn_data/__init__.py": r'^__version__ = "(.+)"',
+    "research/bnn_research/__init__.py": r'^__version__ = "(.+)"',
     "pyproject.toml": r'^    "weightsym==(.+)"',
     "CITATION.cff": r"^version: (.+)",
     "CHANGELOG.md": r"^## (\d[\d.]*)",

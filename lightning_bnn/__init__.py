@@ -27,7 +27,6 @@ __all__ = [
     "posteriors",
     "samplers",
     "sklearn",
-    "studies",
     "symmetry",
     "testing",
 ]
@@ -36,7 +35,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name == "compare":
-        return importlib.import_module("lightning_bnn.studies.comparisons").compare
+        return importlib.import_module("lightning_bnn.evaluation.compare").compare
     if name in __all__:
         return importlib.import_module(f"lightning_bnn.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

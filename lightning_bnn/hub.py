@@ -169,7 +169,7 @@ def write_folder(
 
     Args:
         source: a posterior that can be saved, see `Posterior.save`; a bank; or the name of a
-            reference, or the folder of one that ``lightning-bnn reference`` has made.
+            reference, or the folder of one.
         folder: where no other is; it is made.
         title: of the card.
         about: what it is of.

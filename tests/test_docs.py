@@ -28,6 +28,7 @@ from pages import (
 )
 
 import lightning_bnn
+from bnn_research import cli as research
 from lightning_bnn import cli
 from lightning_bnn.commands.presets import preset_names, preset_text
 from weightsym import cli as core
@@ -36,6 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 QUICK = "docs/doctor.md", "docs/metrics.md", "docs/studies.md"
 """Pages whose code takes less than a second."""
 SITE = {name: script(f"website/{name}") for name in ("hooks", "reference", "readable")}
+SCRIPTS = {"lightning-bnn": cli, "weightsym": core, "bnn-research": research}
 reference, build = SITE["reference"], script("examples/tutorials/build")
 benchmark = pytest.fixture(benchmark_scripts)
 
@@ -106,9 +108,9 @@ def understand(line, monkeypatch):
     """Let the parser of a command read its words."""
     program, *words = shlex.split(line, comments=True)
     with monkeypatch.context() as patch:
-        if program in ("lightning-bnn", "weightsym"):
+        if program in SCRIPTS:
             alone = ["--help"] if len(words) == 1 and words != ["presets"] else []
-            run_command((cli if "-" in program else core).main, [*words, *alone], patch)
+            run_command(SCRIPTS[program].main, [*words, *alone], patch)
         elif program == "python":
             patch.setattr(sys, "argv", words)
             patch.syspath_prepend((ROOT / words[0]).parent)
@@ -129,8 +131,9 @@ def presets(tmp_path, monkeypatch):
     run = tmp_path / "lightning_logs" / "version_0"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(preset_text("digits_mfvi"))
-    for preset in preset_names():
-        (tmp_path / f"{preset}.yaml").write_text(preset_text(preset))
+    for package in ("lightning_bnn", "bnn_research"):
+        for preset in preset_names(package):
+            (tmp_path / f"{preset}.yaml").write_text(preset_text(preset, package))
 
 
 @pytest.mark.usefixtures("presets")
@@ -144,13 +147,21 @@ def test_commands_are_understood(name, monkeypatch):
 def test_commands_of_the_site_are_understood(monkeypatch):
     pictures = yaml.safe_load(page("website/pictures.yaml"))
     assert {path.name for path in (ROOT / "docs").glob("*.png")} == {*pictures}
-    assert {*reference.commands(), *reference.EXAMPLES} == cli.EVERY.keys()
+    assert {*reference.commands(cli.Commands()), *reference.EXAMPLES} == cli.EVERY.keys()
+    assert {*reference.commands(research.Studies())} == research.EVERY.keys()
     for line in "\n".join(reference.EXAMPLES.values()).splitlines():
         understand(line, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "line", ["lightning-bnn population --bank b --parts 3", "make coffee", "lightning-bnn fitt"]
+    "line",
+    [
+        "lightning-bnn population --bank b --parts 3",
+        "make coffee",
+        "lightning-bnn fitt",
+        "lightning-bnn toy",
+        "bnn-research toyy",
+    ],
 )
 def test_a_mistaken_command_is_noticed(line, monkeypatch):
     with pytest.raises((AssertionError, SystemExit)):
@@ -165,9 +176,9 @@ def test_the_navigation_names_every_page_once():
 
     written = [name.removeprefix("docs/") for name in [*PAGES, *TUTORIALS] if "README" not in name]
     written += [*SITE["hooks"].WHOLE, *SITE["hooks"].EXAMPLES, "gallery.md"]
-    written += [f"reference/{name}.md" for name in [*reference.REFERENCE, "commands"]]
+    written += [f"reference/{name}.md" for name in [*reference.REFERENCE, "commands", "research"]]
     assert sorted(leaves(yaml.safe_load(page("mkdocs.yml"))["nav"])) == sorted(written)
-    assert set(lightning_bnn.__all__) <= {*reference.REFERENCE, "compare", "studies"}
+    assert set(lightning_bnn.__all__) <= {*reference.REFERENCE, "compare"}
 
 
 WITHOUT_EXAMPLE = {"CLUSTERS", "run_on_ray", "run_on_slurm", "Networks", "Params", "Predictor"}
@@ -193,7 +204,7 @@ def test_every_public_name_is_in_the_reference_with_a_line_and_an_example(name):
 def test_every_study_and_module_is_in_the_docs():
     text = page("docs/studies.md") + page("docs/modules.md")
     modules = set(lightning_bnn.modules.__all__) - {"Prediction", "Predictive"}
-    for name in [*cli.STUDIES, *modules]:
+    for name in [*research.EVERY, *modules]:
         assert re.search(rf"\b{name}\b", text), name
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from bnn_research.marginals import clusters
 from lightning_bnn import models
 from lightning_bnn.clusters import Work, run_on_ray, run_on_slurm
 from lightning_bnn.datamodules import CIFAR10, MNIST, Diabetes, Digits
 from lightning_bnn.hub import from_hub, push_to_hub
 from lightning_bnn.modules import DeepEnsemble
-from lightning_bnn.studies.marginals import clusters
 from weightsym.commands.mistakes import mistake
 from weightsym.extras import _EXTRAS, MissingPackage, needed
 

@@ -8,6 +8,10 @@ import functools
 import io
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weightsym import Script
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = {
@@ -223,20 +227,32 @@ def entries(page: str) -> list[str]:
     return re.findall(r"^::: (\S+)$", page, re.MULTILINE)
 
 
-def commands() -> dict[str, str]:
-    """The functions behind the commands of the console script, except those without one."""
-    from lightning_bnn.cli import EVERY, TRAINING, Commands
-
-    return {n: f"{Commands().module_of(n)}.{n}" for n in EVERY if n not in TRAINING}
+def commands(script: Script) -> dict[str, str]:
+    """The functions behind the commands of a console script, except those of LightningCLI."""
+    return {n: f"{script.module_of(n)}.{n}" for n in script.commands if n not in EXAMPLES}
 
 
 def commands_page() -> str:
     """Every command with its arguments, which are those of a function, or with its help."""
-    how = "`lightning-bnn COMMAND --help` shows the same, and which arguments are options."
+    from lightning_bnn.cli import Commands
+
     others = "\n\n".join(f"## {name}\n\n{_command(name)}" for name in EXAMPLES)
     shared = "weightsym.commands.architecture.Architecture"
-    functions = "\n\n".join(f"::: {path}" for path in [*commands().values(), shared])
-    return f"# Commands\n\n{how}\n\n{others}\n\n{functions}\n"
+    return _page_of("Commands", Commands(), others, shared)
+
+
+def research_page() -> str:
+    """Every command of a clone, with its arguments."""
+    from bnn_research.cli import Studies
+
+    about = "These commands are in a clone of the repository only, where `make test` installs them."
+    return _page_of("Commands of a clone", Studies(), about)
+
+
+def _page_of(title: str, script: Script, text: str, *more: str) -> str:
+    how = f"`{script.program} COMMAND --help` shows the same, and which arguments are options."
+    functions = "\n\n".join(f"::: {path}" for path in [*commands(script).values(), *more])
+    return f"# {title}\n\n{how}\n\n{text}\n\n{functions}\n"
 
 
 def _command(name: str) -> str:
@@ -283,6 +299,7 @@ def on_files(files, config):  # type: ignore[no-untyped-def]  # mkdocs is not kn
 
     made = {f"reference/{name}.md": reference_page(name) for name in REFERENCE}
     made["reference/commands.md"] = commands_page()
+    made["reference/research.md"] = research_page()
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
     return files

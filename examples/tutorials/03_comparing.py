@@ -158,9 +158,9 @@ import io
 from functools import partial
 
 from lightning_bnn import params, samplers
+from lightning_bnn.commands.fidelity import fidelity
 from lightning_bnn.modules import SGHMC
 from lightning_bnn.references import read_reference
-from lightning_bnn.studies.fidelity import fidelity
 
 draws, _, card = read_reference("digits")
 print(f"{card.verdict}: {card.about}; {params.stack_size(draws.networks())} networks")

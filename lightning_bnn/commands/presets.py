@@ -6,9 +6,10 @@ from importlib.resources import files
 
 from weightsym import did_you_mean
 
-__all__ = ["HINT", "preset_names", "preset_text", "presets"]
+__all__ = ["HINT", "preset_names", "preset_text", "presets", "program_of", "show_presets"]
 
 HINT = "`lightning-bnn presets NAME > FILE` writes a preset."
+_OWN = "lightning_bnn"
 
 
 def presets(name: str | None = None) -> None:
@@ -17,31 +18,54 @@ def presets(name: str | None = None) -> None:
     Args:
         name: the one to print; by default all are listed.
     """
+    show_presets(name, _OWN)
+
+
+def show_presets(name: str | None, package: str) -> None:
+    """List the presets of a package, or print one.
+
+    Args:
+        name: the one to print; None lists all.
+        package: that has them in its folder ``configs``.
+    """
     if name is not None:
-        print(preset_text(name), end="")
+        print(preset_text(name, package), end="")
         return
-    for preset in preset_names():
-        print(f"{preset:<28} {_title(preset)}")
-    print("\nlightning-bnn presets NAME > my.yaml; lightning-bnn fit -c my.yaml")
+    for preset in preset_names(package):
+        print(f"{preset:<28} {_title(preset, package)}")
+    print(f"\n{program_of(package)} presets NAME > my.yaml; lightning-bnn fit -c my.yaml")
 
 
-def preset_names() -> list[str]:
-    """The names of all presets, sorted."""
-    folder = files("lightning_bnn") / "configs"
+def program_of(package: str) -> str:
+    """The console script of a package.
+
+    >>> program_of("lightning_bnn")
+    'lightning-bnn'
+    """
+    return package.replace("_", "-")
+
+
+def preset_names(package: str = _OWN) -> list[str]:
+    """The names of all presets of a package, sorted."""
+    folder = files(package) / "configs"
     return sorted(
         f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
     )
 
 
-def preset_text(name: str) -> str:
-    """The YAML of a preset."""
-    if name not in preset_names():
-        meant = did_you_mean(name, preset_names())
-        raise ValueError(
-            f"there is no preset {name!r}{meant or '; `lightning-bnn presets` lists them.'}"
-        )
-    return (files("lightning_bnn") / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
+def preset_text(name: str, package: str = _OWN) -> str:
+    """The YAML of a preset.
+
+    Args:
+        name: one of `preset_names`.
+        package: that has it.
+    """
+    if name not in preset_names(package):
+        meant = did_you_mean(name, preset_names(package))
+        lists = f"; `{program_of(package)} presets` lists them."
+        raise ValueError(f"there is no preset {name!r}{meant or lists}")
+    return (files(package) / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
-def _title(name: str) -> str:
-    return preset_text(name).splitlines()[0].removeprefix("# ")
+def _title(name: str, package: str) -> str:
+    return preset_text(name, package).splitlines()[0].removeprefix("# ")

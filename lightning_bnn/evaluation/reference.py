@@ -52,7 +52,7 @@ Made = Literal["trained", "sampled"]
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a comparison, see `lightning_bnn.studies.compare.compare`.
+    """Options of a comparison, see `lightning_bnn.evaluation.compare.compare`.
 
     Attributes:
         reference_samples: networks of every chain of the reference at most.

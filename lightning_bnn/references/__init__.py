@@ -2,14 +2,11 @@
 
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.diagnosis import diagnose
-from lightning_bnn.references.exchange import export_posteriordb, read_competition
 from lightning_bnn.references.shipped import read_reference, reference_names
 
 __all__ = [
     "Card",
     "diagnose",
-    "export_posteriordb",
-    "read_competition",
     "read_reference",
     "reference_names",
 ]

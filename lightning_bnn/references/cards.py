@@ -12,39 +12,7 @@ from lightning_bnn.references.diagnosis import Diagnosis
 from lightning_bnn.tables import Measured
 from weightsym.files import json_text, parse_json
 
-__all__ = ["Card", "licence_of"]
-
-
-_DRAWS = "draws: Apache 2.0"
-_OF_UCI = {
-    "Airfoil": "C5VW2C", "Concrete": "C5PK67", "Energy": "C51307", "Yacht": "C5XG7R",
-}  # fmt: skip
-"""Tables under CC BY 4.0, and where they are from."""
-_OTHERS = {
-    "Digits": f"data: those of scikit-learn, https://doi.org/10.24432/C50P49; {_DRAWS}",
-    "NoisySine": "Apache 2.0, data and draws",
-    "TwoGaussians": "Apache 2.0, data and draws",
-}
-
-
-def licence_of(data: str, table: str = "") -> str:
-    """State the licences of the data and of the draws in one line, as far as they are known.
-
-    >>> licence_of("UCI", "yacht")
-    'data: CC BY 4.0, https://doi.org/10.24432/C5XG7R; draws: Apache 2.0'
-    >>> licence_of("my.own.Data")
-    'data: not known; draws: Apache 2.0'
-
-    Args:
-        data: the class of a datamodule, as configurations name it.
-        table: which of its tables, where it has several.
-    """
-    name = data.rpartition(".")[2]
-    source = _OF_UCI.get(table.capitalize() if name == "UCI" else name)
-    if source is not None:
-        return f"data: CC BY 4.0, https://doi.org/10.24432/{source}; {_DRAWS}"
-    return _OTHERS.get(name, f"data: not known; {_DRAWS}")
-
+__all__ = ["Card"]
 
 _SEEDS = 3
 """Number of other seeds from which gold must have been sampled again."""

@@ -116,7 +116,8 @@ def readable_card(name: str, card: Card) -> str:
     >>> [line.partition(":")[0] for line in lines][:5]
     ['what', 'verdict', 'data', 'network', 'prior']
     """
-    settings = read_settings(reference_folder(name) / "config.yaml")
+    folder = reference_folder(name)
+    settings = read_settings(folder / "config.yaml")
     model = settings["model"]["init_args"]
     likelihood = model.get("likelihood", {"class_path": "Categorical"})
     function = card.diagnosis.spaces["function"]
@@ -141,6 +142,7 @@ def readable_card(name: str, card: Card) -> str:
         "intended use": _USE,
         "limits": _LIMITS,
         "sha256": f"{card.sha256} (of all numbers of the draws)",
+        "folder": f"{folder} (config.yaml is what `lightning-bnn fit` runs)",
     }
     return "\n".join(f"{key + ':':<14}{value}" for key, value in rows.items())
 

@@ -15,7 +15,7 @@ from lightning_bnn.calibration.conformal import (
     set_scores,
     uniform_numbers,
 )
-from lightning_bnn.studies.calibrate import credible_sets
+from lightning_bnn.commands.calibrate import credible_sets
 
 
 def predictions(n, classes=5, seed=0, sharp=1.6):

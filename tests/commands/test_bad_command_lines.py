@@ -72,7 +72,7 @@ CONFIGURATIONS = [
     ("fit -c empty.yaml", "empty.yaml"),
     ("fit -c folder", "folder"),
     ("fit -c none.yaml", "none.yaml"),
-    ("mass --networks words.md --data text.yaml", "text.yaml", "just text"),
+    ("compare words.md --posteriors.A words.md --data text.yaml", "text.yaml", "just text"),
     ("population --config class.yaml --members 2 --bank b", "class.yaml", "`class_path`"),
 ]
 OPTIONS = [

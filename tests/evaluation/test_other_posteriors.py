@@ -3,7 +3,6 @@
 import pytest
 import yaml
 
-from lightning_bnn.commands.presets import preset_text
 from lightning_bnn.evaluation.run_settings import has_other_data, other_posterior
 from lightning_bnn.evaluation.stored_posteriors import Location
 from lightning_bnn.references.shipped import reference_folder
@@ -43,7 +42,7 @@ CASES = [(name, change, None) for name in ("digits", "sine") for change in SAME.
 
 @pytest.mark.parametrize(("name", "change", "words"), CASES)
 def test_what_makes_it_another_posterior_is_named(tmp_path, name, change, words):
-    settings = yaml.safe_load(preset_text(f"reference_{name}"))
+    settings = yaml.safe_load((reference_folder(name) / "config.yaml").read_text())
     change(settings["model"]["init_args"], settings["data"])
     place, config = run(tmp_path / "a", settings), reference_folder(name) / "config.yaml"
     assert other_posterior(place, config) == ([] if words is None else [words])

@@ -13,6 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.core import saving
 from module_cases import Blobs, network, trainer
+from shell import script_of
 from small_runs import NET, bank, config
 
 from lightning_bnn.bank import CheckpointBank, import_files
@@ -36,6 +37,10 @@ class Touch:
 
     def __reduce__(self):
         return os.mkdir, (self.path,)
+
+
+def called(line):
+    script_of(line[0])(line)
 
 
 @pytest.fixture
@@ -94,7 +99,7 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_run_nothing(name, here, capsys):
     with pytest.raises(SystemExit) as end:
-        main(COMMANDS[name])
+        called(COMMANDS[name])
     assert not Path("run").exists()
     assert end.value.code == 2
     assert "Traceback" not in capsys.readouterr().err
@@ -170,7 +175,7 @@ def test_a_checkpoint_may_not_name_the_function_that_makes_its_module(
     torch.save({**own, "hyper_parameters": given}, "bad/it.ckpt")
     options = [*(["--networks"] if command == "mass" else []), "bad/it.ckpt", "--data", "like.yaml"]
     with pytest.raises(SystemExit):
-        main([command, *options])
+        called([command, *options])
     assert words in capsys.readouterr().err
 
 
@@ -205,7 +210,7 @@ def test_every_command_refuses_a_bad_header_in_one_sentence(header, here, capsys
     save_tensors(Path("fine.safetensors"), NET.state_dict())
     for name, arguments in READERS.items():
         with pytest.raises(SystemExit) as end:
-            main([*arguments, "it.safetensors"])
+            called([*arguments, "it.safetensors"])
         said = capsys.readouterr().err.strip().splitlines()
         assert end.value.code == 2, name
         assert len(said) == 1, name
@@ -221,7 +226,7 @@ def test_names_cannot_command_a_terminal(suffix, here, capsys):
     torch.save(state, "it.pt")
     for arguments in READERS.values():
         with pytest.raises(SystemExit):
-            main([*arguments, f"it.{suffix}"])
+            called([*arguments, f"it.{suffix}"])
         said = capsys.readouterr()
         assert "\x1b[31m" not in said.out + said.err
 
@@ -244,7 +249,7 @@ def test_configurations_that_grow_are_refused_before_they_do(text, words, here, 
     Path("it.yaml").write_text(text)
     for arguments in (["fit", "-c"], ["compare", *BANK_OF, "fine", "--data"]):
         with pytest.raises(SystemExit):
-            main([*arguments, "it.yaml"])
+            called([*arguments, "it.yaml"])
         assert words in capsys.readouterr().err
     few = "\n".join(LAUGHS.splitlines()[:4])
     assert len(settings_of_text(few, "few")["d"]) == 9  # the negative control

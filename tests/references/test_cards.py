@@ -1,19 +1,14 @@
 """A card is what its numbers say: read as it was written, refused where it is damaged."""
 
 import copy
-import inspect
 import json
 import math
-import re
 from dataclasses import replace
 
 import pytest
-import yaml
 
-from lightning_bnn import datamodules
-from lightning_bnn.commands.presets import preset_names, preset_text
 from lightning_bnn.references import reference_names
-from lightning_bnn.references.cards import Card, licence_of
+from lightning_bnn.references.cards import Card
 from lightning_bnn.references.diagnosis import Diagnosis
 from lightning_bnn.references.shipped import readable_card, reference_folder
 from lightning_bnn.tables import Measured
@@ -45,36 +40,14 @@ def test_every_card_is_json_and_says_what_a_reader_asks(name, tmp_path):
     card.write(tmp_path / "card.json")
     assert (tmp_path / "card.json").read_text() == text
     said = dict(line.split(":", 1) for line in readable_card(name, card).splitlines())
-    assert said.keys() == {*ASKED, "intended use", "other seeds"}
+    assert said.keys() == {*ASKED, "intended use", "other seeds", "folder"}
+    assert str(folder) in said["folder"]
     assert all(text.strip() for text in said.values())
     model = read_settings(folder / "config.yaml")["model"]["init_args"]
     assert str(model["prior_std"]) in said["prior"]
     assert str(model["network"]["init_args"]["hidden"]) in said["network"]
     assert card.sha256 in said["sha256"]
     assert f"{card.diagnosis.spaces['function']['rhat_max']:.3f}" in said["diagnostics"]
-
-
-@pytest.mark.parametrize(
-    ("data", "licence"),
-    [
-        *((data, "CC BY 4.0, {source}") for data in
-          (["{name}"], ["UCI", "{lower}"], ["lightning_bnn.datamodules.UCI", "{lower}"])),
-        *(([data], "not known") for data in ("CIFAR10", "my.own.Table", "")),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("name", ["Airfoil", "Concrete", "Energy", "Yacht"])
-def test_tables_are_under_the_licence_that_their_class_names(name, data, licence):
-    document = inspect.getdoc(getattr(datamodules, name))
-    (source,) = re.findall(r"https://doi\.org/\S+", document)
-    assert "CC BY 4.0" in document
-    found = licence_of(*(text.format(name=name, lower=name.lower()) for text in data))
-    assert found == f"data: {licence.format(source=source)}; draws: Apache 2.0"
-
-
-@pytest.mark.parametrize("preset", [n for n in preset_names() if n.startswith("reference_")])
-def test_the_data_of_every_reference_have_a_licence(preset):
-    data = yaml.safe_load(preset_text(preset))["data"]["class_path"]
-    assert "not known" not in licence_of(data)
 
 
 def test_numbers_that_json_does_not_know_come_back_as_nan(tmp_path):

@@ -76,7 +76,7 @@ def commands(text: str) -> list[str]:
     shells = [b.text.replace("\\\n", " ") for b in blocks(text) if b.language in SHELL]
     lines = [line for shell in shells for line in shell.splitlines() if line.strip()]
     prompts = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-    programs = ("lightning-bnn ", "weightsym ", "python ", "make ")
+    programs = ("lightning-bnn ", "bnn-research ", "weightsym ", "python ", "make ")
     spans = (" ".join(span.split()) for span in _SPAN.findall(_BLOCK.sub("", text)))
     return (prompts or lines) + [span for span in spans if span.startswith(programs)]
 

@@ -17,6 +17,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+import bnn_research
 import lightning_bnn
 import weightsym
 
@@ -24,7 +25,7 @@ __all__ = ["fresh", "on_devices", "on_ranks", "result", "serving", "start"]
 
 OURS = [
     found.name
-    for package in (lightning_bnn, weightsym)
+    for package in (bnn_research, lightning_bnn, weightsym)
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
 ]
 SERVER = multiprocessing.get_context("forkserver")

@@ -1,8 +1,11 @@
 """A tiny bank, a run beside it, and configurations for both."""
 
+import contextlib
+import io
 import json
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 
@@ -54,3 +57,37 @@ def numbers(folder, table):
         return cell["value"] if isinstance(cell, dict) else cell
 
     return [dict(zip(stored["header"], map(plain, row), strict=True)) for row in stored["rows"]]
+
+
+def filled(folder):
+    """A folder with a configuration and two banks."""
+    config(folder)
+    bank(folder / "three", 3, seed=1)
+    bank(folder / "other", 3, seed=2)
+    return folder
+
+
+def called(main, folder, args):
+    """What a command prints that is called in a folder."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as text:
+        patch.chdir(folder)
+        main(args)
+    return text.getvalue()
+
+
+def assert_published(out, name, text):
+    """Tables and figures of a command are written, and the tables printed."""
+    held = results(out)
+    assert held["study"] == name
+    assert held["settings"]
+    figures = sorted(out.glob("*.png"))
+    assert figures
+    for figure in figures:
+        assert figure.with_suffix(".svg").exists()
+        assert figure.stat().st_size > 5_000
+    for table, content in held["tables"].items():
+        assert (out / f"{table}.csv").exists()
+        assert content["title"] in text
+        assert len(content["rows"]) >= 1
+    assert (out / "README.md").exists()
+    assert str(out.resolve()) in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gc
 import importlib
 import inspect
@@ -10,11 +9,10 @@ import os
 import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["COMMANDS", "Script", "declared", "described", "imported", "main"]
+__all__ = ["COMMANDS", "Script", "described", "imported", "main"]
 
 COMMANDS = {
     "symmetries": "show what can be permuted, rescaled and flipped without changing the function",
@@ -23,7 +21,6 @@ COMMANDS = {
     "diff": "tell whether two networks in files are the same, one trained further, or unrelated",
 }
 """Commands, whose functions live in ``commands/<name>.py``."""
-_LIGHT = ("__future__", "typing", "collections.abc", "weightsym.commands.architecture")
 _SEVERAL = {"sources": str, "weights": float}
 """Arguments that take several words."""
 
@@ -76,11 +73,8 @@ class Script:
             name: of the command.
             args: the whole command line.
         """
-        module, program = self.module_of(name), self.program
-        command = declared(module)
-        command.__doc__ = str(command.__doc__).replace(f"weightsym {name}", f"{program} {name}")
-        values = _parsed(command, program, args[1:])
-        getattr(imported(module), name)(**values)
+        command = getattr(imported(self.module_of(name)), name)
+        command(**_parsed(command, self.program, args[1:]))
 
     def _choose(self, name: str, args: Sequence[str]) -> None:
         if name in ("-h", "--help"):
@@ -127,33 +121,6 @@ def imported(name: str) -> ModuleType:
     finally:
         if collecting:
             gc.enable()
-
-
-def declared(module: str) -> Callable[..., Any]:
-    """Read the signature and docstring of a command without importing what the command needs.
-
-    The names in its signature are built in, from `typing` or `collections.abc`, or literal types
-    at the top of its file.
-
-    Args:
-        module: where the function is, which has its name.
-    """
-    folder, _, name = module.rpartition(".")
-    file = Path(importlib.import_module(folder).__path__[0]) / f"{name}.py"
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    light: list[ast.stmt] = [
-        node
-        for node in tree.body
-        if (isinstance(node, ast.ImportFrom) and node.module in _LIGHT)
-        or (isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["))
-    ]
-    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
-    function = next(node for node in functions if node.name == name)
-    function.body = function.body[:1]  # its docstring
-    space: dict[str, Any] = {"__name__": "__future__"}  # a module that jsonargparse may look into
-    exec(compile(ast.Module([*light, function], []), str(file), "exec"), space)
-    command: Callable[..., Any] = space[name]
-    return command
 
 
 def _parsed(command: Callable[..., Any], program: str, args: Sequence[str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def mistake(error: Exception, typed: Sequence[str], program: str) -> str | None:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}."
     refused = isinstance(error, (OSError, MissingPackage)) or _is_misconfigured(error)
-    if refused or (isinstance(error, ValueError) and _is_ours(error)):
+    if refused or (isinstance(error, ValueError) and _is_ours(error, program.replace("-", "_"))):
         return " ".join(str(error).split())
     return None
 
@@ -58,10 +58,11 @@ def building(title: str) -> Iterator[None]:
         raise ValueError(f"{prefix}{first}") from error
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Tell whether a file of this package, or of the plug-in, has raised it."""
+def _is_ours(error: BaseException, *packages: str) -> bool:
+    """Tell whether a file of this package, of the plug-in, or of others of ours has raised it."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__")).partition(".")[0] in _PACKAGES
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return package in (*_PACKAGES, *packages)
 
 
 def _is_misconfigured(error: BaseException) -> bool:

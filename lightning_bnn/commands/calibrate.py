@@ -1,0 +1,186 @@
+"""Any posterior on disk, calibrated: its numbers on the test data before and after."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_bnn import metrics as M
+from lightning_bnn.calibration import Calibrated, Temperature, calibrated
+from lightning_bnn.calibration.calibrated import (
+    CalibratedClasses,
+    class_numbers,
+    diagram,
+    gaussian_numbers,
+)
+from lightning_bnn.calibration.calibrators import method_of
+from lightning_bnn.evaluation.predictions import predictions_of_mode
+from lightning_bnn.evaluation.problem import Problem, read_problem
+from lightning_bnn.evaluation.run_settings import has_other_data
+from lightning_bnn.evaluation.scores import calibrator_inputs
+from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
+from lightning_bnn.findings import Findings, publish, results_folder
+from lightning_bnn.metrics.regression import levels_reached
+from lightning_bnn.plots.predictions import quantiles_figure, reliability_figures
+from lightning_bnn.quiet_runs import quiet
+from lightning_bnn.tables import Cell, Table
+
+__all__ = ["calibrate", "credible_sets"]
+
+Test = tuple[dict[str, dict[str, float]], dict[str, Any]]
+"""Numbers before and after calibration, and figures."""
+Method = Literal["temperature", "vector", "spread", "moments"]
+Score = Literal["thr", "aps", "raps", "split", "cqr"]
+_CLASS_COLUMNS = {
+    "nll": "NLL", "ece": "ECE", "brier": "Brier", "acc": "Acc", "aurc": "AURC", "size": "set size",
+    "coverage": "coverage",
+}  # fmt: skip
+_GAUSSIAN_COLUMNS = {"nll": "NLL", "qce": "QCE", "width": "width", "coverage": "coverage"}
+
+
+def calibrate(
+    posterior: str,
+    data: str | None = None,
+    method: Method | None = None,
+    alpha: float = 0.1,
+    score: Score | None = None,
+    by_class: bool = False,
+    held_out: float = 0.5,
+    samples: int = 100,
+    seed: int = 0,
+    out: str = "studies/calibrate",
+) -> None:
+    """Calibrate a posterior on the validation data, and judge it on the test data.
+
+    Reads a run (a folder that `fit` has written), a checkpoint, a bank, or a folder of checkpoints;
+    rows in brackets select some of its modes or networks: runs/bank[0:10]. One part of the
+    validation data fits the calibrator. The other makes conformal prediction sets (of classes) or
+    intervals (of numbers) that miss the truth for at most a share alpha of new examples. The
+    command prints numbers of the test data before and after. It writes them with a reliability
+    diagram, and the calibration itself (calibration.pt), which
+    `lightning_bnn.calibration.Calibrated.load` reads. Before calibration, sets and intervals are
+    those that the predicted probabilities ask for.
+
+    Args:
+        posterior: a run, a checkpoint, a bank, or a folder of checkpoints.
+        data: a configuration with network and data, as for `fit`; by default that of the run.
+        method: calibrator of the mean prediction. For classes: temperature (the default) or vector;
+            for numbers: spread (the default) or moments.
+        alpha: how often a set or an interval may miss the truth.
+        score: score of conformal prediction. For sets: thr (smallest sets, the default), aps or
+            raps; for intervals: split or cqr.
+        by_class: whether sets have the coverage for every class, and not only for all together.
+        held_out: the share of the validation data that makes the sets and is not used in the fit.
+        samples: number of networks that predict, of all modes together.
+        seed: random seed of the draws and splits.
+        out: folder for the results.
+    """
+    if samples < 1:
+        raise ValueError(f"`samples` must be at least 1, got {samples}.")
+    location = Location.of(posterior)
+    config = location.config_or(data)
+    if has_other_data(location, config):
+        raise ValueError(
+            f"`--data` {config} has other settings of the data than {posterior} was trained with: "
+            "its training examples may be among those that calibrate it."
+        )
+    problem = read_problem(config)
+    options = {"alpha": alpha, "score": score, "by_class": by_class, "held_out": held_out}
+    with quiet():
+        stored = read_posterior(location.path.name, location, problem, samples)
+        fitted, predicted, targets = _fitted(stored, problem, method, samples, seed, **options)
+    folder = results_folder(out, "calibrate")
+    settings = {**stored.origin, "config": str(config), "samples": samples, "seed": seed, **options}
+    fitted.save(folder / "calibration.pt")
+    publish(_findings(fitted, predicted, targets, settings), folder)
+
+
+def _findings(
+    calibration: Calibrated, predicted: Any, targets: Tensor, settings: dict[str, Any]
+) -> Findings:
+    """The table before and after on the test data, and its figures."""
+    of_classes = isinstance(calibration, CalibratedClasses)
+    columns = _CLASS_COLUMNS if of_classes else _GAUSSIAN_COLUMNS
+    numbers, figures = (_classes if of_classes else _gaussians)(calibration, predicted, targets)
+    rows: list[list[Cell]] = [
+        [name, *(values[key] for key in columns)] for name, values in numbers.items()
+    ]
+    note = (
+        f"{len(targets)} examples. Before: {'sets' if of_classes else 'intervals'} of "
+        f"{1 - calibration.alpha:.4g} as the probabilities ask for; after: conformal."
+    )
+    table = Table("Test data", ["", *columns.values()], rows, 4, note)
+    title = f"Calibration: {calibration.headline()}"
+    settings = {**settings, "method": calibration.method}
+    return Findings("calibrate", title, {"calibrate": table}, figures, (), settings)
+
+
+def _classes(calibration: Any, predicted: Any, targets: Tensor) -> Test:
+    labels = targets.long()
+    before, after = Temperature(1.0)(*predicted), calibration.calibrator(*predicted)
+    sets = {"before": credible_sets(before, calibration.alpha), "after": calibration.rule(after)}
+    numbers, diagrams = {}, {}
+    for name, probs in (("before", before), ("after", after)):
+        size, coverage = M.set_size(sets[name]), M.set_coverage(sets[name], labels)
+        numbers[name] = class_numbers(probs, labels)
+        numbers[name] |= {"size": float(size), "coverage": float(coverage)}
+        diagrams[name] = diagram(probs, labels)
+    return numbers, {"reliability": reliability_figures(diagrams)}
+
+
+def _gaussians(calibration: Any, predicted: Any, targets: Tensor) -> Test:
+    mixtures = {"before": predicted, "after": calibration.calibrator(*predicted)}
+    numbers = {
+        n: gaussian_numbers(m, s, targets, calibration.alpha) for n, (m, s) in mixtures.items()
+    }
+    intervals = calibration.intervals_of_mixture(*mixtures["after"])
+    coverage = intervals.contain(targets).double().mean()
+    numbers["after"] |= {"width": float(intervals.width.mean()), "coverage": float(coverage)}
+    shares = {n: levels_reached(M.pit(m, s, targets)).mean(1) for n, (m, s) in mixtures.items()}
+    return numbers, {"quantiles": quantiles_figure(shares)}
+
+
+def _fitted(
+    posterior: StoredPosterior,
+    problem: Problem,
+    method: str | None,
+    samples: int,
+    seed: int,
+    **options: Any,
+) -> tuple[Calibrated, Any, Tensor]:
+    """Fit a calibrator to the validation data, and predict the test data, with its targets."""
+    likelihood = posterior.likelihood
+    method = method_of(likelihood, method)
+    validation, test = problem.validation_sets(), problem.test_set()
+    share = max(1, samples // len(posterior.predictors))
+    of_modes = [
+        predictions_of_mode(
+            mode, posterior.network, likelihood, [*validation, test], (share,), seed, k
+        )
+        for k, mode in enumerate(posterior.predictors)
+    ]
+    *of_validation, predicted = (
+        calibrator_inputs(type(parts[0]).stacked(parts).mean())
+        for parts in ([mode[s][0] for mode in of_modes] for s in range(len(validation) + 1))
+    )
+    validated = tuple(torch.cat(parts, 1) for parts in zip(*of_validation, strict=True))
+    targets = torch.cat([batches.targets() for batches in validation])
+    fitted = calibrated(likelihood, validated, targets, method, seed=seed, **options)
+    return fitted, predicted, test.targets()
+
+
+def credible_sets(probs: Tensor, alpha: float) -> Tensor:
+    """Take the likeliest classes until their probabilities add up to what is asked for.
+
+    Args:
+        probs: ``(batch, classes)``.
+        alpha: the share that may be missed.
+
+    >>> credible_sets(torch.tensor([[0.25, 0.5, 0.25]]), 0.5)
+    tensor([[False,  True, False]])
+    """
+    values, order = probs.sort(stable=True, dim=-1, descending=True)
+    needed = values.cumsum(-1) - values < 1 - alpha
+    return torch.zeros_like(needed).scatter(-1, order, needed)

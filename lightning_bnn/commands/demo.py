@@ -1,0 +1,368 @@
+"""The first thing to run: a reference, seven posteriors, one page that shows them."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import sys
+import time
+import webbrowser
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+
+import lightning_bnn
+from lightning_bnn.commands.runs import Job, Run, beside, run_jobs
+from lightning_bnn.evaluation.compare import findings_of, metrics_figure
+from lightning_bnn.evaluation.comparison import Comparison, collect
+from lightning_bnn.evaluation.populations import (
+    Population,
+    collapse_findings,
+    forms_of,
+    mass_findings,
+    units_figure,
+)
+from lightning_bnn.evaluation.reference import Options
+from lightning_bnn.evaluation.report import NEEDS, advice_table, distances_table, reference_text
+from lightning_bnn.findings import Findings, publish, results_folder
+from lightning_bnn.plots.page import Section, html_report
+from lightning_bnn.posteriors import Empirical
+from lightning_bnn.quiet_runs import one_thread
+from lightning_bnn.tables import Table
+from weightsym import params as P
+
+__all__ = ["demo", "demo_jobs", "explained"]
+
+METHODS = {
+    "ensemble": "Ensemble",
+    "dropout": "Dropout",
+    "mfvi": "MFVI",
+    "symmetrized_vi": "Symmetrized VI",
+    "swag": "SWAG",
+    "laplace": "Laplace",
+    "sghmc": "SGHMC",
+}
+"""The posteriors of the demo: the preset of each is ``demo_`` and its name."""
+REFERENCE = "reference"
+SAMPLED = "hmc"
+"""Eight chains that sample the posterior: the other reference."""
+SECOND = ("swag", "sghmc", SAMPLED)
+"""Jobs of another process, which take half of the time."""
+_SAMPLES = 50
+"""Networks of every mode that are compared."""
+
+
+def demo(
+    out: str = "demo",
+    size: Literal["full", "smallest"] = "full",
+    restart: bool = False,
+) -> None:
+    """Train a reference and seven posteriors on the digits, compare them, write one page.
+
+    Takes one to three minutes on two cores, and works offline. If it is interrupted, the next call
+    continues where it stopped; if it has finished, the next call only writes the page again.
+
+    Args:
+        out: folder for all results.
+        size: full, or smallest: the smallest demo that runs through, to try the installation.
+        restart: begin anew: remove the earlier runs in this folder.
+    """
+    started, begun = time.perf_counter(), time.process_time()
+    folder = results_folder(out, "demo")
+    if restart:
+        for name in ("runs", "compare", "compare_sampled"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+    jobs, runs_folder = demo_jobs(size), folder / "runs"
+    with one_thread():
+        if size == "full":
+            with beside(_second_half, jobs, folder):
+                first = [job for job in jobs if job.name not in SECOND]
+                _compared_with_trained(run_jobs(first, runs_folder), folder)
+        runs = run_jobs(jobs, runs_folder)
+        sections, findings = _sections(runs, folder)
+    sections.append(_costs(runs, time.process_time() - begun))
+    page = folder / "report.html"
+    about = (
+        f"lightning_bnn {lightning_bnn.__version__}, lightning {L.__version__}, torch "
+        f"{torch.__version__}; written in "
+        f"{time.perf_counter() - started:.0f} s (runs of earlier calls are not made again)."
+    )
+    page.write_text(html_report("Posteriors up to symmetries", about, sections), encoding="utf-8")
+    publish(findings, folder / "compare")
+    print(
+        f"\nthe page:    {page.resolve()}\nlive curves: tensorboard --logdir {folder / 'runs'}"
+        f"\nnext:        lightning-bnn presets demo_mfvi > my.yaml; lightning-bnn fit -c my.yaml"
+    )
+    if has_screen():
+        webbrowser.open(page.resolve().as_uri())
+
+
+def _second_half(jobs: Sequence[Job], folder: Path) -> None:
+    """Train some of the posteriors, then compare all that are there with HMC."""
+    runs_folder = folder / "runs"
+    run_jobs([job for job in jobs if job.name in SECOND], runs_folder, 1)
+    runs = {job.name: Run(job, runs_folder / job.name) for job in jobs}
+    with redirect_stderr(io.StringIO()):  # the bar of another process is where this one would be
+        _compared_with_sampled({n: run for n, run in runs.items() if run.is_finished}, folder)
+
+
+def has_screen() -> bool:
+    """Tell whether somebody sits at a terminal, before a screen on which a page can open."""
+    graphical = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    return sys.stdout.isatty() and bool(graphical or sys.platform in ("darwin", "win32"))
+
+
+def _costs(runs: Mapping[str, Run], own_seconds: float) -> Section:
+    """CPU time of every part: trained by this call or an earlier one, then all of this process."""
+    titles = {REFERENCE: "Reference", SAMPLED: "HMC", **METHODS}
+    rows = [(titles[name], round(run.seconds, 1)) for name, run in runs.items()]
+    rows.append(("This call, in its first process", round(own_seconds, 1)))
+    text = "Seconds of a CPU. SWAG, both samplers and distances to HMC have another process."
+    return Section("How long did it take?", [text], tables=[Table("CPU time", ("part", "s"), rows)])
+
+
+def demo_jobs(size: str) -> list[Job]:
+    """The two references and all posteriors.
+
+    Args:
+        size: full or smallest.
+    """
+    names = (REFERENCE, *METHODS, SAMPLED)
+    return [Job(n, f"demo_{n}", _smallest(n) if size == "smallest" else {}) for n in names]
+
+
+def _smallest(name: str) -> dict[str, Any]:
+    """Members and epochs that are enough to see that everything runs."""
+    members = {REFERENCE: 12, "ensemble": 3, SAMPLED: 3}.get(name, 2)
+    epochs = {"sghmc": 6, "swag": 6, SAMPLED: 24}.get(name, 2)
+    changes = {"model.init_args.members": members, "trainer.max_epochs": epochs}
+    changes["trainer.check_val_every_n_epoch"] = epochs
+    if name in ("sghmc", SAMPLED):
+        changes["model.init_args.burn_in"] = 0
+    if name == "sghmc":
+        changes["model.init_args.every_n_epochs"] = 1
+    if name == "swag":
+        changes["model.init_args.start"] = 2
+    if name == SAMPLED:
+        sampler = "model.init_args.optimizer.init_args"
+        changes |= {f"{sampler}.leapfrog_steps": 4, f"{sampler}.adapt_steps": 0}
+    return changes
+
+
+# ------------------------------------------------------------ the page
+def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Findings]:
+    run = runs[REFERENCE]
+    posterior = run.module().posterior()
+    assert isinstance(posterior, Empirical)
+    reference = Population(posterior.networks, run.problem())
+    trained, sampled = _compared_with_trained(runs, folder), _compared_with_sampled(runs, folder)
+    findings = findings_of(trained)
+    tables = {"distances": findings.tables["distances"], "sampled": distances_table(sampled)}
+    tables |= {n: t for n, t in findings.tables.items() if n not in ("compared", "advice")}
+    findings = replace(findings, tables=tables)
+    sections = [
+        *_opening(sampled),
+        _comparison(findings),
+        _symmetries(reference),
+        *_functions(reference),
+        *_closing(runs, reference, sampled, folder),
+    ]
+    return sections, findings
+
+
+def _compared_with_sampled(runs: Mapping[str, Run], folder: Path) -> Comparison:
+    reference = str(runs[SAMPLED].folder)
+    return _compared(reference, runs, folder / "compare_sampled")
+
+
+def _compared_with_trained(runs: Mapping[str, Run], folder: Path) -> Comparison:
+    return _compared(str(runs[REFERENCE].folder), runs, folder / "compare")
+
+
+def _compared(reference: str, runs: Mapping[str, Run], folder: Path) -> Comparison:
+    places = {title: str(runs[name].folder) for name, title in METHODS.items() if name in runs}
+    return collect(reference, places, folder, options=Options(samples=_SAMPLES)).require_one()
+
+
+def _opening(sampled: Comparison) -> list[Section]:
+    """Three sentences and a figure, and what to take."""
+    advice = advice_table(sampled)
+    take = {str(need): (str(best), str(level)) for need, best, level, _ in advice.rows}
+    closest = {name: _closest(sampled, name) for name in ("law", "ns_law")}
+    sentences = (
+        "Seven methods approximated the posterior of a small network that reads handwritten "
+        "digits: the distribution of all networks that explain the data. Weight by weight, "
+        f"{closest['law']} is closest to draws of the posterior; once interchangeable units are "
+        f"sorted and scaled alike, it is {closest['ns_law']}. For probabilities to act on take "
+        f"{_taken(take, 'nll')}; for warnings of images that are no digits, {_taken(take, 'aupr')}."
+    )
+    caption = (
+        "Left: distance to draws of the posterior, symmetries removed (MMD² x 100; around zero: "
+        "cannot be told apart). Right: negative log-likelihood of test images (NLL, in nats). "
+        "One mode: networks of one start; multi mode: of all starts. Lines are standard errors."
+    )
+    figures = {caption: metrics_figure(sampled, ("ns_law", "nll"))}
+    guide = (
+        "Find your need, and take the method beside it. What is level with it is as good within "
+        "the errors, so choose the cheaper one. The numbers are of this network and these data: "
+        "`lightning-bnn compare` makes the same table of yours."
+    )
+    return [
+        Section("", [sentences], figures=figures),
+        Section("What does this mean for me?", [guide], tables=[explained(advice)], folds=False),
+    ]
+
+
+def _closest(comparison: Comparison, name: str) -> str:
+    """The method with the smallest distance, and the distance."""
+    values = {row.method: row.numbers[name] for row in comparison.rows if name in row.numbers}
+    method = min(values, key=lambda m: values[m].value)
+    return f"{method} ({100 * values[method].value:.2f})"
+
+
+def _taken(take: Mapping[str, tuple[str, str]], name: str) -> str:
+    best, level = take[NEEDS[name]]
+    others = {"none": "", "all others": ", or any other, which is level with it"}
+    return best + others.get(level, f" (or {level}, level with it)")
+
+
+def explained(table: Table) -> Table:
+    """Begin the note of a table with the abbreviations that are in it.
+
+    Args:
+        table: any.
+    """
+    text = " ".join([*table.header, *(str(c) for row in table.rows for c in row)])
+    words = [w for w in GLOSSARY if re.search(rf"(?<!\w){re.escape(w)}(?!\w)", text)]
+    terms = "; ".join(f"{word}: {GLOSSARY[word]}" for word in words)
+    return replace(table, note=f"{terms}. {table.note}" if words else table.note)
+
+
+def _symmetries(reference: Population) -> Section:
+    """The symmetries of the network, and what they do to its units."""
+    networks, sym = reference.networks, reference.problem.symmetries()
+    text = (
+        "Hidden units can be reordered and rescaled without changing the function. The package has "
+        "found these symmetries in the network:"
+    )
+    caption = (
+        "Largest weight of three of the units, over all reference networks. As trained, all units "
+        "have the same distribution, since any unit could take any place. Scaled to unit norm and "
+        "sorted, each unit has a distribution of its own; the functions are the same."
+    )
+    figures = {caption: units_figure(forms_of(networks, sym), sym)}
+    return Section("The same function many times", [text], str(sym), figures=figures)
+
+
+def _closing(
+    runs: Mapping[str, Run], reference: Population, sampled: Comparison, folder: Path
+) -> list[Section]:
+    """The runs, one by one, and what to do next."""
+    done = [
+        f"{P.stack_size(reference.networks)} small networks (64-16-10) were trained on "
+        "scikit-learn's digits from different initialisations: the trained reference, which P1 "
+        "takes for the posterior. Chains of Hamiltonian Monte Carlo (HMC) sampled the posterior "
+        f"itself. {reference_text(sampled.settings)} Each of the seven methods ran from several "
+        "starts; the callbacks PermutationTau, MassGap and PosteriorFigures watched the runs.",
+        "Every run is a preset. These commands repeat the runs one by one:",
+    ]
+    places = {name: runs[name].folder.relative_to(folder) for name in (REFERENCE, "mfvi")}
+    following = (
+        "TensorBoard shows the curves of every run (losses, masses, and how often units change "
+        "places, tau) and figures of reference, MFVI and SGHMC. In the folder of this page, run"
+    )
+    return [
+        Section("What was done", done, "\n".join(run.job.command for run in runs.values())),
+        Section(
+            "Next steps",
+            [following],
+            "tensorboard --logdir runs\nlightning-bnn presets\n"
+            f"lightning-bnn compare {places[REFERENCE]} --posteriors.MFVI {places['mfvi']}",
+        ),
+    ]
+
+
+def _comparison(findings: Findings) -> Section:
+    text = (
+        "The tables compare weights with both references by the maximum mean discrepancy (MMD), "
+        "as they are and with symmetries removed (NS), and judge predictions of test images and "
+        "of scrambled ones, which are out of distribution (OOD). A method that is near the trained "
+        "networks is not necessarily near the posterior; one that is near by weights may be far by "
+        "functions. Click on a title to open its table."
+    )
+    laplace = (
+        "Laplace predicts with linearised networks and is still too uncertain: where a network is "
+        "confident its curvature vanishes, and the Gaussian is as wide as the prior. Samples of "
+        "this Gaussian, run as networks, are worse, since networks are not linear in their weights."
+    )
+    caption = (
+        "Distances to the trained networks and four numbers of the predictions, with their "
+        "errors. Grey: what networks of the reference's own law would have, plus and minus two "
+        "standard deviations."
+    )
+    figures = {caption: findings.figures["metrics"]}
+    return _section("How good are the posteriors?", [text, laplace], findings, figures)
+
+
+def _functions(reference: Population) -> list[Section]:
+    """The mass that the networks could save, and the differences of their functions."""
+    masses, pairs = mass_findings(reference), collapse_findings(reference)
+    saved = {
+        "Each point is a network of the reference.": masses.figures["mass"],
+        "The excess, which rescaling would save.": masses.figures["excess"],
+    }
+    shared = {"In distribution, and on scrambled digits.": pairs.figures["pairs"]}
+    penalty = "The L2 penalty of every network, and its minimum over all rescalings of its units."
+    information = (
+        "Mutual information of all pairs of reference networks, in nats: zero for two copies of "
+        "one function. Compare the minimum with the mean."
+    )
+    return [
+        _section("Mass that changes nothing", [penalty], masses, saved),
+        _section("Are the networks different functions?", [information], pairs, shared),
+    ]
+
+
+def _section(
+    title: str, text: Sequence[str], findings: Findings, figures: Mapping[str, Any]
+) -> Section:
+    tables = [explained(table) for table in findings.tables.values()]
+    return Section(title, text, tables=tables, figures=figures)
+
+
+GLOSSARY = {
+    "law": "distribution of a method's networks, over runs and draws",
+    "NS": "no symmetries, scales removed and units sorted",
+    "mixture": "average of several modes as they are; a single network is a point in it",
+    "mode": "part of a posterior that was found from a start of its own",
+    "floor": "distance of as many networks drawn from the reference's own law",
+    "Acc": "accuracy, the share of right classes",
+    "ECE": "expected calibration error, how far confidence is from accuracy",
+    "ACE": "the same with equally filled bins",
+    "Brier": "squared error of probabilities",
+    "NLL": "negative log-likelihood of the true class, in nats",
+    "Agree": "share of classes predicted as the reference does",
+    "TV": "total variation, by how much probabilities differ from the reference's",
+    "KL": "Kullback-Leibler divergence from the reference's prediction",
+    "AUPR": "area under the precision-recall curve of finding OOD images",
+    "FPR95": "false alarms where 95 % of the OOD images are found",
+    "IDMI": "mutual information, how much networks disagree, in distribution",
+    "OODMI": "the same out of distribution",
+    "AURC": "error rate of the most confident predictions, averaged over their shares",
+    "Set90": "size of prediction sets that hold the true class nine times in ten",
+    "Held90": "how often they do",
+    "(T)": "after temperature scaling",
+    "mass": "sum of squares of all weights, without biases",
+    "MFVI": "mean-field variational inference, independent Gaussians",
+    "VI": "variational inference",
+    "SWAG": "a Gaussian through the networks along a training run",
+    "SGHMC": "Hamiltonian Monte Carlo with batches",
+}
+"""Abbreviations, explained below each table that has them."""

@@ -1,0 +1,263 @@
+"""Presets that a command needs trained: each once, and further where it was interrupted."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
+from tqdm.auto import tqdm
+
+import lightning_bnn
+from lightning_bnn.commands.presets import preset_text, program_of
+from lightning_bnn.commands.training import training
+from lightning_bnn.evaluation.problem import Problem, read_problem
+from lightning_bnn.evaluation.stored_posteriors import Location, read_module
+from lightning_bnn.harvest import ends
+from lightning_bnn.quiet_runs import one_thread, quiet
+
+__all__ = ["Job", "Run", "beside", "reseeded", "run_jobs"]
+
+_APART = 1000
+"""Between the seeds of two repetitions: presets that are compared differ by less."""
+_BETWEEN_CHECKPOINTS = 5.0
+"""Seconds of training that an interruption may cost."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One preset to be trained.
+
+    Attributes:
+        name: of its folder.
+        preset: name of a configuration of a package, or of the given one.
+        overrides: what to change in it, by the names of the command line without dashes.
+        callbacks: to watch the training by.
+        text: a configuration of one's own, as YAML.
+        package: whose preset it is.
+    """
+
+    name: str
+    preset: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    callbacks: Sequence[L.Callback] = ()
+    text: str = ""
+    package: str = "lightning_bnn"
+
+    @property
+    def configuration(self) -> str:
+        """The YAML that it begins with."""
+        return self.text or preset_text(self.preset, self.package)
+
+    @property
+    def command(self) -> str:
+        """The commands by which a user trains the same."""
+        changes = "".join(f" --{name} {value}" for name, value in self.overrides.items())
+        preset = f"{program_of(self.package)} presets {self.preset} > {self.preset}.yaml"
+        return f"{preset}; lightning-bnn fit -c {self.preset}.yaml{changes}"
+
+    @property
+    def epochs(self) -> int:
+        """For how many epochs it trains."""
+        stated = yaml.safe_load(self.configuration)["trainer"]["max_epochs"]
+        return int(self.overrides.get("trainer.max_epochs", stated))
+
+    @property
+    def key(self) -> str:
+        """A digest of everything that decides the result."""
+        changes = json.dumps(dict(self.overrides), default=str)
+        text = self.configuration + changes + lightning_bnn.__version__
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def reseeded(job: Job, seed: int) -> Job:
+    """The same job from other starts, on the same data. With seed 0 it is the job as it stands.
+
+    Args:
+        job: whose preset may have a seed of its own.
+        seed: which repetition.
+    """
+    if seed == 0:
+        return job
+    stated = yaml.safe_load(job.configuration)["model"]["init_args"].get("seed") or 0
+    overrides = {**job.overrides, "model.init_args.seed": stated + _APART * seed}
+    return dataclasses.replace(job, overrides=overrides)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished job and its folder.
+
+    Attributes:
+        job: the job.
+        folder: where it is.
+    """
+
+    job: Job
+    folder: Path
+
+    @property
+    def place(self) -> Location:
+        """The location of its posterior."""
+        return Location(self.folder)
+
+    @property
+    def seconds(self) -> float:
+        """CPU time of its training, without what was interrupted."""
+        file = self.folder / "cpu_seconds"
+        return float(file.read_text()) if file.is_file() else 0.0
+
+    @property
+    def is_finished(self) -> bool:
+        """Check whether it has finished, with the settings of the job."""
+        file = self.folder / "finished"
+        return file.is_file() and file.read_text() == self.job.key
+
+    def problem(self) -> Problem:
+        """The network and the data of its configuration."""
+        return read_problem(_newest(self.folder.rglob("config.yaml")))
+
+    def module(self) -> Any:
+        """The trained module, with its data at hand."""
+        module = read_module(self.place.file(), self.problem())
+        assert module is not None
+        return module
+
+
+@contextmanager
+def beside(work: Callable[..., Any], *args: Any) -> Iterator[None]:
+    """Do some work in a process of its own, which is over at the end of the block.
+
+    What it leaves undone, for whatever reason, the caller does afterwards, or says why it cannot.
+
+    Args:
+        work: a function of a module.
+        *args: of the function.
+    """
+    target = multiprocessing.get_context("spawn").Process
+    process = target(target=_work_beside, args=(work, *args), daemon=True)
+    process.start()
+    try:
+        yield
+        process.join()
+    finally:
+        process.terminate()
+
+
+def _work_beside(work: Callable[..., Any], *args: Any) -> None:
+    with suppress(KeyboardInterrupt), one_thread():
+        work(*args)
+
+
+def run_jobs(jobs: Sequence[Job], folder: Path, line: int = 0) -> dict[str, Run]:
+    """Train all jobs, one after the other, with one progress bar.
+
+    A job that is finished is not done again; one that was interrupted continues from its last
+    checkpoint; one whose settings have changed begins anew.
+
+    Args:
+        jobs: what to train.
+        folder: of all runs; each has a folder of its name in it.
+        line: of the bar, below those of others.
+    """
+    runs = {job.name: Run(job, folder / job.name) for job in jobs}
+    waiting = [run for run in runs.values() if not _prepared(run)]
+    total = sum(run.job.epochs for run in waiting)
+    with tqdm(
+        total=total, desc="training", unit="epoch", disable=not waiting, position=line
+    ) as bar:
+        for run in waiting:
+            bar.set_postfix_str(run.job.name)
+            seconds, begun = run.seconds, time.process_time()
+            _train(run, _Epochs(bar))
+            seconds += time.process_time() - begun
+            (run.folder / "cpu_seconds").write_text(f"{seconds:.1f}")
+            (run.folder / "finished").write_text(run.job.key)
+    return runs
+
+
+def _prepared(run: Run) -> bool:
+    """Tell whether a run has finished, and remove one that cannot be continued.
+
+    That is what other settings have made, and what was killed before its first checkpoint: draws in
+    a bank are of no use without.
+    """
+    begun = run.folder / "settings"
+    if run.is_finished:
+        return True
+    if begun.is_file() and (begun.read_text() != run.job.key or not _checkpoints(run)):
+        shutil.rmtree(run.folder)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    begun.write_text(run.job.key)
+    return False
+
+
+def _checkpoints(run: Run) -> list[Path]:
+    return list(run.folder.rglob("*.ckpt"))
+
+
+def _train(run: Run, epochs: L.Callback) -> None:
+    config = run.folder / f"{run.job.preset}.yaml"
+    config.write_text(run.job.configuration, encoding="utf-8")
+    options: dict[str, Any] = {
+        **run.job.overrides,
+        "trainer.default_root_dir": str(run.folder),
+        "trainer.enable_progress_bar": False,
+        "trainer.enable_model_summary": False,
+    }
+    checkpoints = _checkpoints(run)
+    if checkpoints:
+        options["ckpt_path"] = str(_newest(checkpoints))
+    arguments = ["fit", "-c", str(config)]
+    for name, value in options.items():
+        arguments += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
+    callbacks = [epochs, *run.job.callbacks, _NowAndThen(save_on_train_epoch_end=True)]
+    with quiet():
+        training(arguments, callbacks)
+    for superseded in checkpoints:
+        superseded.unlink()
+
+
+def _newest(paths: Iterable[Path]) -> Path:
+    return max(paths, key=lambda path: path.stat().st_mtime)
+
+
+class _NowAndThen(ModelCheckpoint):
+    """A checkpoint every few seconds and at the end: an epoch may be shorter than writing one."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.saved = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save, unless this was done a moment ago and training goes on."""
+        now = time.monotonic()
+        if ends(trainer) or now - self.saved >= _BETWEEN_CHECKPOINTS:
+            super().on_train_epoch_end(trainer, pl_module)
+            self.saved = now
+
+
+class _Epochs(L.Callback):
+    """Moves the bar of all runs. Epochs from before an interruption count at once."""
+
+    def __init__(self, bar: Any) -> None:
+        self.bar = bar
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Move to the epoch at which the run continues."""
+        self.bar.update(trainer.current_epoch)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Move the bar by one epoch."""
+        self.bar.update(1)

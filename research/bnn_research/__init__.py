@@ -1,0 +1,3 @@
+"""The papers once more: tables, figures, claims, and how the references are sampled."""
+
+__version__ = "0.1.0"
