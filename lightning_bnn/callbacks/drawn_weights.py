@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from weightsym import params as P
@@ -16,8 +17,9 @@ class DrawnWeights(Callback):
     """Evaluate training batches at the weights that IVON draws.
 
     Validation, checkpoints and other callbacks see the means. With accumulated gradients one draw
-    serves all batches of a step. The module is yours, and its ``configure_optimizers`` returns a
-    `lightning_bnn.samplers.IVON` with ``num_data`` and ``prior_precision`` or ``weight_decay``.
+    serves all batches of a step, and clipping leaves the posterior as it is. The module is yours,
+    and its ``configure_optimizers`` returns a `lightning_bnn.samplers.IVON` with ``num_data`` and
+    ``prior_precision`` or ``weight_decay``.
 
     References:
         | Variational Learning is Effective for Large Deep Networks (Shen et al., 2024)
@@ -72,6 +74,14 @@ class DrawnWeights(Callback):
         for optimizer in self.optimizers:
             if optimizer.draws_itself:  # otherwise a module of ours draws
                 optimizer.perturb()
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Show the optimizer gradients as they are before they are clipped."""
+        own = is_overridden("configure_gradient_clipping", pl_module)
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        clips = (trainer.gradient_clip_val or own) and optimizer in self.optimizers
+        if clips and optimizer.draws_itself:  # otherwise a module of ours shows it
+            optimizer.observe()
 
     def on_train_batch_end(self, *args: Any) -> None:
         for optimizer in self.optimizers:

@@ -152,6 +152,10 @@ class IVON(Method):
                 f"in {fit.steps:g} steps: take a smaller one, or train longer."
             )
 
+    def before_clipping(self, state: Curvatures) -> None:
+        assert state.optimizer is not None
+        state.optimizer.observe()
+
     def after_fit(self, state: Curvatures, run: Run) -> None:
         state.optimizer = None
 

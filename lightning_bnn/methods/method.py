@@ -260,6 +260,9 @@ class Method(ABC):
         """The factor of prior and entropy in the objective as it is now; 1 is Bayes."""
         return 1.0
 
+    def before_clipping(self, state: Any) -> None:
+        """Take in whole gradients, where clipped ones would lead to another posterior."""
+
     def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
         """Collect or keep networks, if it is time. Returns whether it was."""
         return False

@@ -391,6 +391,8 @@ class MFVI(Method):
             run.warn(
                 f"Standard deviations hardly train in {state.mean.dtype}: take a mixed precision."
             )
+        if fit.clips_gradients:
+            run.warn("Gradient clipping makes the deviations of variational posteriors too wide.")
         if 0 < fit.epochs <= self.kl_warmup and not fit.trial:
             run.warn(
                 f"`kl_warmup` {self.kl_warmup} is as long as the run of {fit.epochs} epochs, which "

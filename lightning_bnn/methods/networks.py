@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.health import Divergence
-from lightning_bnn.methods.method import AS_IT_IS, Method, Purpose, State
+from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Purpose, State
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import Langevin
@@ -145,6 +145,10 @@ class DeepEnsemble(PenalisedTraining):
             for group in optimizer.param_groups:
                 refuse_second_prior(group)
         return super().configure_optimizer(state, optimizer, run, *fit)
+
+    def before_fit(self, state: Networks, fit: Fit, run: Run) -> None:
+        if isinstance(fit.optimizer, Langevin) and fit.clips_gradients:
+            run.warn("Gradient clipping changes the target of a sampler.")
 
     def posterior(self, state: Networks, run: Run, purpose: Purpose = AS_IT_IS) -> Empirical:
         return state.members()

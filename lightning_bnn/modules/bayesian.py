@@ -244,6 +244,8 @@ class Bayesian(Core):
         """Clip every member as if it were alone, and what they share by itself."""
         clips = gradient_clip_val is not None and gradient_clip_val > 0
         by_value = gradient_clip_algorithm == "value"  # number by number, whosever they are
+        if clips:
+            self.method.before_clipping(self.state)
         if not clips or by_value or self.members == 1:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return

@@ -34,7 +34,8 @@ class IVON(Tempered):
     The parameters are the means, except between `perturb` and `restore` or `step`. A ``closure``
     is evaluated at drawn weights. One draw belongs to one step: gradients that are accumulated
     over several batches, or averaged over processes, are those of one large batch. In a Trainer the
-    callback `DrawnWeights` does all of this; the module `IVON` needs none.
+    callback `DrawnWeights` does all of this; the module `IVON` needs none. Clipped gradients lead
+    to another Gaussian, unless `observe` is called before; both of these do.
 
     Args:
         params: parameters or parameter groups.
@@ -70,6 +71,8 @@ class IVON(Tempered):
     certain: Collection[Tensor] = ()
     """Parameters without a distribution, which move as by SGD with momentum."""
     _zeroed = True
+    _observed: dict[Tensor, Tensor] | None = None
+    """Whole gradients times offsets, if the gradients may have been clipped since."""
 
     def __init__(
         self,
@@ -168,6 +171,33 @@ class IVON(Tempered):
 
     # ------------------------------------------------------------ steps
     @torch.no_grad()
+    def observe(self) -> None:
+        """Take in whole gradients, before they are clipped for the next step.
+
+        The curvature is learned from them. The prior is added to them, so that data and prior are
+        clipped alike: else the means would be drawn to zero.
+
+        >>> w = nn.Parameter(torch.ones(3))
+        >>> optimizer = IVON([w], num_data=10, prior_precision=1.0)
+        >>> optimizer.perturb()
+        >>> w.grad = 100 * (w.detach() - 1)
+        >>> optimizer.observe()
+        >>> _ = nn.utils.clip_grad_norm_([w], 1.0)
+        >>> optimizer.step()
+        """
+        if self._observed is not None:
+            return
+        self._observed = {}
+        for group in self.param_groups:
+            self._check(group)
+            for p in self._drawn(group["params"]):
+                state = self.state[p]
+                if p.grad is not None and "offset" in state:
+                    grad = local(p.grad)
+                    self._observed[p] = grad * state["offset"]
+                    grad.add_(state.get("mean", local(p)), alpha=decay_of(group))
+
+    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move the means and the curvature by gradients at drawn weights.
 
@@ -189,6 +219,7 @@ class IVON(Tempered):
             group["step"] += 1
         for p in self._parameters():
             self.state[p].pop("offset", None)
+        self._observed = None
         return loss
 
     def _at_drawn_weights(self, closure: Callable[[], Any]) -> Any:
@@ -211,20 +242,26 @@ class IVON(Tempered):
         Args:
             set_to_none: instead of setting them to zero.
         """
-        self._zeroed = True
+        self._zeroed, self._observed = True, None
         super().zero_grad(set_to_none)
 
     def _learn_curvature(self, group: dict[str, Any], params: list[Tensor]) -> None:
         curvatures, rate = [self.curvature(p) for p in params], 1 - group["hessian_momentum"]
         damped = torch._foreach_add(curvatures, decay_of(group))
-        grads = [local(p.grad) for p in params if p.grad is not None]
-        changes = torch._foreach_mul(grads, [self.state[p]["offset"] for p in params])
+        changes = self._products(params)
         torch._foreach_mul_(changes, damped)
         torch._foreach_div_(changes, temperature_of(group))
         torch._foreach_sub_(changes, curvatures)
         torch._foreach_add_(curvatures, changes, alpha=rate)
         torch._foreach_mul_(changes, changes)
         torch._foreach_addcdiv_(curvatures, changes, damped, value=rate**2 / 2)
+
+    def _products(self, params: list[Tensor]) -> list[Tensor]:
+        """Gradients times offsets, of gradients as they were before clipping."""
+        if self._observed is not None:
+            return [self._observed[p] for p in params]
+        grads = [local(p.grad) for p in params if p.grad is not None]
+        return [*torch._foreach_mul(grads, [self.state[p]["offset"] for p in params])]
 
     def _move(self, group: dict[str, Any], params: list[Tensor], decay: float) -> None:
         values = [local(p) for p in params]
@@ -235,7 +272,7 @@ class IVON(Tempered):
         grads = [local(p.grad) for p in params if p.grad is not None]
         torch._foreach_lerp_(means, grads, 1 - group["momentum"])
         steps = torch._foreach_div(means, 1 - group["momentum"] ** (group["step"] + 1))
-        if decay:
+        if decay and self._observed is None:
             torch._foreach_add_(steps, values, alpha=decay)
         curvatures = torch._foreach_add([self.curvature(p) for p in params], decay)
         torch._foreach_div_(steps, curvatures)

@@ -420,3 +420,15 @@ def test_what_starts_from_a_file_is_quiet(tmp_path):
     torch.save(network().state_dict(), tmp_path / "start.pt")
     module = SWAG(network(), start=0, start_from=str(tmp_path / "start.pt"))
     assert not unfitted(trainer().test, module)
+
+
+MOVED_BY_CLIPPING = {"multi-mfvi", "bethe", "chains", "sghmc", "smile"}
+
+
+@pytest.mark.parametrize("name", sorted({*OF_EACH_CLASS, "chains"} - {"hmc", "mile"}))
+def test_clipping_that_moves_a_posterior_is_said(name):
+    """Maxima stay where they are, and IVON learns from whole gradients."""
+    options = {"max_epochs": 1, "gradient_clip_val": 1.0, "limit_val_batches": 0}
+    assert bool(said("Gradient clipping", fitted, made(name), **options)) == (
+        name in MOVED_BY_CLIPPING
+    )

@@ -1,11 +1,14 @@
 """IVON: a posterior in closed form, its formulas one by one, large batches, and the means."""
 
+import functools
 import math
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
+from module_cases import fitted as fit
+from module_cases import made
 from processes import on_ranks
 from runs import QUIET
 from torch import nn
@@ -202,3 +205,81 @@ def test_another_optimizer_is_refused_in_one_sentence():
         fitted(DrawnWeights(), module=Line(IVON))
     with pytest.raises(ValueError, match="call `fit` first"):
         DrawnWeights().posterior(nn.Linear(1, 1))
+
+
+# ------------------------------------------------------------ clipped gradients
+@functools.cache
+def settled(clip=lambda grad: None, observe=True, steps=800):
+    """What IVON learns of the regression above from gradients that something may clip."""
+    w = nn.Parameter(INPUTS.new_zeros(200, 3))
+    options = {"hessian_momentum": 0.98, "momentum": 0.5, "seed": 1}
+    optimizer = IVON([w], 0.3, N, prior_precision=PRECISION, **options)
+
+    def closure():
+        optimizer.zero_grad()
+        loss(w).backward()
+        if observe:
+            optimizer.observe()
+        clip(w.grad)
+
+    for k in range(steps):
+        optimizer.param_groups[0]["lr"] = 0.3 / (1 + k / 50)
+        optimizer.step(closure)
+    return w.mean(0).detach(), optimizer.deviation(w).square().mean(0).sqrt()
+
+
+def shorten(limit):
+    """Clip the norm of every row, each a member."""
+    return lambda grad: grad.mul_((limit / grad.norm(dim=1, keepdim=True)).clamp(max=1))
+
+
+CLIPS = {"norms": shorten(0.3), "values": lambda grad: grad.clamp_(-0.2, 0.2)}
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_clipping_leaves_the_gaussian_as_it_is(name):
+    """With gradients that are clipped unobserved, deviations are too wide."""
+    mean, deviations = settled()
+    clipped, learned = settled(CLIPS[name])
+    assert ((clipped - mean).abs() < 0.1 * deviations).all()
+    torch.testing.assert_close(learned, deviations, rtol=0.04, atol=0)
+    _, wide = settled(CLIPS[name], observe=False)
+    assert (wide > 1.15 * deviations).any()
+
+
+class ClipsItself(Line):
+    def configure_gradient_clipping(self, optimizer, *_, **__):
+        self.clip_gradients(optimizer, 0.1, "norm")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        (Line, {"gradient_clip_val": 0.1}),
+        (Line, {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}),
+        (ClipsItself, {}),
+    ],
+)
+def test_a_run_of_ones_own_may_clip(module, options):
+    """The curvature after a step is that of the whole gradient."""
+    curvatures = []
+    for line, clips in ((Line(), {}), (module(), options)):
+        drawn = DrawnWeights()
+        fitted(drawn, module=line, max_steps=1, **clips)
+        curvatures.append([drawn.optimizers[0].curvature(p) for p in line.parameters()])
+    for whole, clipped in zip(*curvatures, strict=True):
+        torch.testing.assert_close(clipped, whole, rtol=1e-12, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["ivon", "multi-ivon"])
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_modules_may_clip_too(name, algorithm):
+    """After one step the curvature is that of whole gradients; the means have moved less."""
+    whole, clipped = made(name), made(name)
+    fit(whole, max_steps=1)
+    fit(clipped, max_steps=1, gradient_clip_val=1e-3, gradient_clip_algorithm=algorithm)
+    assert torch.equal(clipped.curvature, whole.curvature)
+    start, moved = made(name).mean, (whole.mean - clipped.mean).abs().max()
+    assert moved > 0.5 * (whole.mean - start).abs().max()
