@@ -133,12 +133,14 @@ _PENALTY, _FREE = 0.1, 1
 _TOPS, _DIGITS, _LEAST = 4, 2**10, 1e-45  # what two runs of one network agree on
 
 
-def set_scores(probs: Tensor, score: Score, seed: int = 0) -> Tensor:
+def set_scores(probs: Tensor, score: Score, seed: int = 0, known: bool = False) -> Tensor:
     r"""Measure how strange every class would be as the truth, ``(batch, classes)``, in float64.
 
     With classes ordered by falling probability, :math:`o` the rank of class :math:`c` (from 1)
     and :math:`u` uniform in (0, 1), which makes coverage exact and lets sets be empty. It is read
-    off the prediction, so that an example has the same set alone and among others:
+    off the prediction, so that an example has the same set alone and among others. Where a
+    prediction comes several times in a batch, the first, second, third, ... have numbers of their
+    own, so that the order of equal predictions matters, and no other:
 
     - ``"thr"`` (also called LAC): :math:`1 - p_c`, the smallest sets on average;
     - ``"aps"``: :math:`\sum_{j < o} p_{(j)} + u\, p_c`, sets that are larger for harder examples;
@@ -156,6 +158,7 @@ def set_scores(probs: Tensor, score: Score, seed: int = 0) -> Tensor:
         probs: predictions ``(batch, classes)``.
         score: ``"thr"``, ``"aps"`` or ``"raps"``.
         seed: of the random numbers.
+        known: whether these are calibration examples, whose numbers no new example shares.
 
     >>> probs = torch.tensor([[0.5, 0.25, 0.125, 0.125]])
     >>> set_scores(probs, "thr").tolist()
@@ -167,7 +170,7 @@ def set_scores(probs: Tensor, score: Score, seed: int = 0) -> Tensor:
     if score == "thr":
         return 1 - probs
     sorted_probs, order = probs.sort(stable=True, dim=-1, descending=True)
-    u = uniform_numbers(probs, seed)[:, None]
+    u = uniform_numbers(probs, seed, known)[:, None]
     scores = sorted_probs.cumsum(-1) - (1 - u) * sorted_probs
     if score == "raps":
         rank = torch.arange(1, probs.shape[-1] + 1).to(scores)
@@ -175,24 +178,48 @@ def set_scores(probs: Tensor, score: Score, seed: int = 0) -> Tensor:
     return torch.empty_like(scores).scatter(-1, order, scores)
 
 
-def uniform_numbers(probs: Tensor, seed: int) -> Tensor:
+def uniform_numbers(probs: Tensor, seed: int, known: bool = False) -> Tensor:
     """Mix the digits of each prediction into a number that is uniform in (0, 1), in float64.
 
     They are those of its largest log-probabilities, which tell confident predictions apart and
-    hardly ever depend on what else is in a batch.
+    hardly ever depend on what else is in a batch. Equal predictions are told apart by how many of
+    them came before.
 
     Args:
         probs: predictions ``(batch, classes)``.
         seed: other numbers for another seed.
+        known: other numbers for calibration examples.
     """
     low, high = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
     tops = probs.double().topk(min(_TOPS, probs.shape[-1])).values.clamp_min(_LEAST).log()
-    factors = torch.randint(low, high, tops.shape[-1:], generator=keyed_generator(seed, "sets"))
+    generator = keyed_generator(seed, "sets")
+    factors = torch.randint(low, high, (tops.shape[-1] + 1,), generator=generator) | 1
+    factors = factors.to(tops.device)
     digits = (tops * _DIGITS).round().long()
-    mixed = (digits * (factors | 1).to(digits.device)).sum(-1)  # modulo 2^64, as all below
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
-        mixed = (mixed ^ ((mixed >> shift) & (2 ** (64 - shift) - 1))) * factor
+    mixed = _mixed((digits * factors[:-1]).sum(-1))
+    repeats = _repeats(mixed)
+    mixed = _mixed(mixed + factors[-1] * (-1 - repeats if known else repeats))
     return (((mixed >> 11) & (2**53 - 1)).double() + 0.5) / 2**53
+
+
+def _mixed(values: Tensor) -> Tensor:
+    """Spread whole numbers over 64 bits, modulo 2^64, so that neighbours have nothing in common."""
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
+        values = (values ^ ((values >> shift) & (2 ** (64 - shift) - 1))) * factor
+    return values
+
+
+def _repeats(values: Tensor) -> Tensor:
+    """Count the equal numbers that come before each.
+
+    >>> _repeats(torch.tensor([7, 5, 7, 7, 5]))
+    tensor([0, 0, 1, 2, 1])
+    """
+    order = values.argsort(stable=True)
+    _, counts = values[order].unique_consecutive(return_counts=True)
+    starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    places = torch.arange(len(values), device=values.device) - starts
+    return torch.empty_like(values).scatter(0, order, places)
 
 
 @dataclass(frozen=True)
@@ -287,7 +314,7 @@ def conformal_sets(
             [False, False]])
     """
     check_between("alpha", alpha)
-    scores = set_scores(probs, score, seed)
+    scores = set_scores(probs, score, seed, known=True)
     check_labels(labels, scores)
     labels = labels.long()
     true = scores.gather(-1, labels[:, None])[:, 0]

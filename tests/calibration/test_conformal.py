@@ -108,6 +108,40 @@ def test_sets_cover_as_often_as_they_say(name):
         assert abs(found.mean() - 0.9) < 3.5 * error
 
 
+@pytest.mark.parametrize("score", ["aps", "raps"])
+@pytest.mark.parametrize("kinds", [1, 2, 3])
+def test_repeated_predictions_are_covered_as_often_as_they_say(kinds, score):
+    """Also those of a network that says the same of everything."""
+    rows = predictions(kinds, sharp=0.5)[0]
+
+    def drawn(n, seed):
+        g = torch.Generator().manual_seed(seed)
+        probs = rows[torch.randint(kinds, (n,), generator=g)]
+        return probs, torch.multinomial(probs, 1, generator=g)[:, 0]
+
+    shares = []
+    for k in range(200):
+        rule = conformal_sets(*drawn(99, 2 * k), 0.1, score, seed=k)
+        probs, labels = drawn(60, 2 * k + 1)
+        shares.append(rule(probs).gather(-1, labels[:, None]).double().mean())
+    found = torch.stack(shares)
+    assert abs(found.mean() - 0.9) < 3.5 * found.std() / math.sqrt(len(found))
+
+
+def test_only_the_order_of_equal_predictions_matters():
+    """Equal predictions have numbers of their own, and all others keep theirs wherever they are."""
+    probs, _ = predictions(50)
+    mixed = torch.cat([probs, probs[:1].expand(30, -1), probs.flip(0)])
+    u, alone = uniform_numbers(mixed, 0), uniform_numbers(probs, 0)
+    assert torch.equal(u[:50], alone)
+    assert not (u[-50:] == alone.flip(0)).any()  # their second time
+    copies = torch.cat([u[:1], u[50:80], u[-1:]])
+    assert len(copies.unique()) == 32
+    assert kstest(uniform_numbers(probs[:1].expand(2000, -1), 0).numpy(), "uniform").pvalue > 1e-3
+    known = uniform_numbers(probs[:1].expand(2000, -1), 0, known=True)
+    assert abs(spearmanr(known, uniform_numbers(probs[:1].expand(2000, -1), 0)).statistic) < 0.1
+
+
 def test_sets_as_predicted_do_not():
     found = coverages(lambda p, y, q, k: credible_sets(q, 0.1))
     assert abs(found.mean() - 0.9) > 8 * found.std() / math.sqrt(len(found))
