@@ -209,7 +209,7 @@ def _reset(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if child not in untouched:
             reset()
     _draw_as_libraries_do(module, untouched)
-    for adapter in adapters.keys() - untouched:
+    for adapter in (a for a in adapters if a not in untouched):  # in order: each draws
         named: Any = adapter.lora_A
         for name in named:
             adapter.reset_lora_parameters(name, init_lora_weights=True)  # type: ignore[operator]

@@ -63,7 +63,7 @@ def stack_codes(programs: Iterable[Program], tables: frozenset[str]) -> dict[str
                 else:
                     _follow(node, moved, uses)
     by_tensor = {name: _codes(tensors[name], nodes) for name, nodes in uses.items()}
-    by_tensor |= {name: _codes_of_table(tensors[name]) for name in tables}
+    by_tensor |= {name: _codes_of_table(tensors[name]) for name in sorted(tables)}
     return {name: codes for name, codes in by_tensor.items() if codes is not None}
 
 
