@@ -262,7 +262,8 @@ class Bayesian(Core):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         trainer: Any = self.trainer
         metrics = getattr(trainer.optimizers[0], "metrics", None)
-        due = trainer.global_step % trainer.log_every_n_steps == 0
+        every = trainer.log_every_n_steps  # none is 0
+        due = every and trainer.global_step % every == 0
         if self.automatic_optimization and self.method.is_sampler and metrics and due:
             for name, value in metrics().items():
                 self.log(f"train/{name}", value)

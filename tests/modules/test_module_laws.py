@@ -93,6 +93,15 @@ def test_it_learns_and_leaves_the_network_alone(run):
     assert same(run.last, state(run.module))  # a validation changes nothing
 
 
+@pytest.mark.parametrize("name", OF_EACH_CLASS)
+@pytest.mark.parametrize("options", [{"log_every_n_steps": 0}, {"barebones": True}])
+def test_a_run_that_logs_nothing_trains_the_same(name, options):
+    logging, silent = made(name), made(name)
+    fitted(logging, max_epochs=1)
+    fitted(silent, max_epochs=1, **{"log_every_n_steps": 0, **options})
+    assert same(state(logging), state(silent))
+
+
 @pytest.mark.parametrize("stop", STOPS)
 def test_a_resumed_run_equals_an_uninterrupted_one(run, stop):
     """Dropout, BatchNorm, augmentation, shuffling: bit for bit, in and between epochs.
