@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weightsym import needed
+from lightning_bnn.extras import needed
 
 __all__ = ["CLUSTERS", "Work", "run_here", "run_on_ray", "run_on_slurm"]
 

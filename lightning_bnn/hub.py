@@ -21,7 +21,7 @@ from lightning_bnn.posteriors.base import check_fit
 from lightning_bnn.posteriors.saving import posterior_of, save_posterior
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.shipped import reference_folder, reference_names
-from weightsym import needed
+from lightning_bnn.extras import needed
 from weightsym.files import draft_of, json_text, read_json, read_settings
 from weightsym.params import Params, first_line, stack_size
 

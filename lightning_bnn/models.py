@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from weightsym import needed
+from lightning_bnn.extras import needed
 from weightsym.params import check_count
 
 __all__ = ["mlp", "optunet", "resnet18", "two_relus"]

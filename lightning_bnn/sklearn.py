@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from lightning_bnn import modules, samplers
 from lightning_bnn.calibration import quantile_band
 from lightning_bnn.datamodules.base import InMemory
+from lightning_bnn.extras import needed
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.models import mlp
 from lightning_bnn.quiet_runs import quiet
-from weightsym import needed
 from weightsym.params import check_between, check_count
 
 with needed("`lightning_bnn.sklearn`"):

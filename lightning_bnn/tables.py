@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from weightsym import needed
+from lightning_bnn.extras import needed
 
 __all__ = ["Cell", "Measured", "Table", "results_table", "spread", "text_table"]
 

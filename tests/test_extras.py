@@ -11,10 +11,11 @@ from bnn_research.marginals import clusters
 from lightning_bnn import models
 from lightning_bnn.clusters import Work, run_on_ray, run_on_slurm
 from lightning_bnn.datamodules import CIFAR10, MNIST, Diabetes, Digits
+from lightning_bnn.extras import EXTRAS, needed
 from lightning_bnn.hub import from_hub, push_to_hub
 from lightning_bnn.modules import DeepEnsemble
+from weightsym import MissingPackage
 from weightsym.commands.mistakes import mistake
-from weightsym.extras import _EXTRAS, MissingPackage, needed
 
 X = torch.randn(5, 3)
 WORK = Work(print, [], lambda: None, workers=1, folder=Path("runs"), options={})
@@ -51,7 +52,7 @@ def missing(monkeypatch):
 @pytest.mark.parametrize(("name", "call"), CALLS)
 def test_a_missing_package_is_told_with_its_extra(name, call, missing):
     missing(name)
-    package, install = _EXTRAS[name]
+    package, install = EXTRAS[name]
     with pytest.raises(MissingPackage) as caught:
         call()
     sentence = str(caught.value)
@@ -72,7 +73,7 @@ def test_extras_are_those_of_the_projects():
     root, projects = Path(__file__).parents[1], {}
     for name, folder in (("lightning_bnn", root), ("weightsym", root / "weightsym")):
         projects[name] = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
-    for package, install in _EXTRAS.values():
+    for package, install in EXTRAS.values():
         project, _, extra = install.rstrip("]").partition("[")
         extras = projects.get(project, {}).get("optional-dependencies", {})
         assert not extra or any(line.startswith(package) for line in extras[extra])

@@ -7,7 +7,7 @@ import pytest
 from processes import fresh
 
 from lightning_bnn import callbacks
-from weightsym.extras import _EXTRAS
+from lightning_bnn.extras import EXTRAS as OURS
 
 pytestmark = pytest.mark.e2e
 HEAVY = {"cvxpy", "laplace", "matplotlib", "sklearn", "ray", "torchvision"}
@@ -17,7 +17,7 @@ SUBMODULES = """
 import lightning_bnn.metrics.mmd, lightning_bnn.metrics as M
 print(M.mmd.__name__, M.mmd.__module__, callable(M.mmd), hasattr(M, "mmds"))
 """
-EXTRAS = [name for name in _EXTRAS if name != "lightning_bnn"]
+EXTRAS = [*OURS, "llvmlite"]
 WITHOUT_EXTRAS = f"""
 import importlib, pkgutil, sys
 import torchmetrics  # which looks, as Lightning does, whether torchvision is there

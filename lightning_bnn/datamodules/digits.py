@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.datamodules.base import DataModule, Examples, Splits
-from weightsym import needed
+from lightning_bnn.extras import needed
 from weightsym.params import keyed_generator
 
 __all__ = ["Digits"]

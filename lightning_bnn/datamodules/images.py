@@ -24,7 +24,7 @@ from lightning_bnn.datamodules.base import (
     read_files,
 )
 from lightning_bnn.datamodules.preprocessing import CropFlip
-from weightsym import needed
+from lightning_bnn.extras import needed
 
 __all__ = ["CIFAR10", "CIFAR100", "MNIST", "TinyImageNet"]
 

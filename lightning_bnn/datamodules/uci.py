@@ -20,7 +20,7 @@ from lightning_bnn.datamodules.base import (
     hold_out,
     missing,
 )
-from weightsym import needed
+from lightning_bnn.extras import needed
 from weightsym.params import check_between, keyed_generator
 
 __all__ = ["Airfoil", "Concrete", "Diabetes", "EmbeddedTable", "Energy", "UCI", "Yacht"]

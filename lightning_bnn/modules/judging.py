@@ -20,6 +20,7 @@ from lightning_bnn.calibration.calibrated import validation_loaders
 from lightning_bnn.calibration.calibrators import method_of, read
 from lightning_bnn.evaluation import Evaluator, make_evaluator
 from lightning_bnn.evaluation.evaluators import named_sets
+from lightning_bnn.extras import needed
 from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood
 from lightning_bnn.methods import Purpose
 from lightning_bnn.modules.core import Core, Part
@@ -27,7 +28,6 @@ from lightning_bnn.modules.fitting import Fitting
 from lightning_bnn.modules.templates import explaining_misfits
 from lightning_bnn.modules.training_data import moved_by
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
-from weightsym import needed
 from weightsym import params as P
 from weightsym.params import Params, has_statistics, keyed_generator, refreshed
 

@@ -18,7 +18,8 @@ from lightning_bnn.evaluation.populations import (
 from lightning_bnn.findings import Findings, publish
 from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.tables import Cell, Table
-from weightsym import Symmetries, needed
+from lightning_bnn.extras import needed
+from weightsym import Symmetries
 from weightsym.params import Params, ravel
 
 __all__ = ["marginals", "marginals_findings"]

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import importlib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 
 __all__ = ["MissingPackage", "needed", "of_the_plug_in"]
-
-_EXTRAS = {
-    "huggingface_hub": ("huggingface_hub", "lightning_bnn[hub]"),
-    "lightning_bnn": ("lightning_bnn", "lightning_bnn"),
-    "llvmlite": ("llvmlite", "weightsym[fast]"),
-    "pandas": ("pandas", "pandas"),
-    "probly": ("probly", "probly"),
-    "ray": ("ray", "lightning_bnn[ray]"),
-    "sklearn": ("scikit-learn", "lightning_bnn[data]"),
-    "submitit": ("submitit", "lightning_bnn[slurm]"),
-    "torchvision": ("torchvision", "lightning_bnn[data]"),
-}
-"""By module: its package, and what to install, which brings it."""
 
 
 class MissingPackage(ModuleNotFoundError):
@@ -29,21 +16,22 @@ class MissingPackage(ModuleNotFoundError):
 
 
 @contextmanager
-def needed(title: str) -> Iterator[None]:
-    """While packages are imported that come with extras, say which extra brings a missing one.
+def needed(title: str, extras: Mapping[str, tuple[str, str]]) -> Iterator[None]:
+    """While packages are imported that need not be there, say how to get a missing one.
 
     Args:
         title: the name of what needs them.
+        extras: by module its package, and what to install, which brings it.
 
-    >>> with needed("The engine"):
-    ...     raise ModuleNotFoundError("No module named 'ray'", name="ray")
+    >>> with needed("The figure", {"sklearn": ("scikit-learn", "mine[data]")}):
+    ...     raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
     Traceback (most recent call last):
-    weightsym.extras.MissingPackage: The engine needs ray: pip install 'lightning_bnn[ray]'
+    weightsym.extras.MissingPackage: The figure needs scikit-learn: pip install 'mine[data]'
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        requirement = _EXTRAS.get((error.name or "").partition(".")[0])
+        requirement = extras.get((error.name or "").partition(".")[0])
         if requirement is None:
             raise
         package, install = requirement
@@ -58,5 +46,5 @@ def of_the_plug_in(module: str, title: str) -> ModuleType:
         module: its name within that package.
         title: the name of what needs it.
     """
-    with needed(title):
+    with needed(title, {"lightning_bnn": ("lightning_bnn", "lightning_bnn")}):
         return importlib.import_module(f"lightning_bnn.{module}")
