@@ -16,12 +16,12 @@ from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.manifest import type_named
 from lightning_bnn.bank.shipped import digest_of_networks, missing_data
 from lightning_bnn.bundles import DAMAGES, INDEX, TENSORS, Damaged, read_bundle, write_bundle
+from lightning_bnn.extras import needed
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.posteriors.base import check_fit
 from lightning_bnn.posteriors.saving import posterior_of, save_posterior
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.shipped import reference_folder, reference_names
-from lightning_bnn.extras import needed
 from weightsym.files import draft_of, json_text, read_json, read_settings
 from weightsym.params import Params, first_line, stack_size
 

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lightning_bnn import methods, models, testing
 from lightning_bnn.bank import writer
-from lightning_bnn.metrics.reference import MMDReference
+from lightning_bnn.metrics.remembered_mmd import MMDReference
 from weightsym import params as P
 from weightsym.networks import devices
 from weightsym.networks.forward import same_noise

@@ -84,7 +84,7 @@ class ChainDiagnostics(Callback):
         due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
         if not (due or last) or not trainer.is_global_zero:
             return
-        from lightning_bnn.metrics.chains import LEAST, chain_numbers
+        from lightning_bnn.metrics.convergence import LEAST, chain_numbers
 
         with random_numbers(elsewhere(pl_module.parameters())):
             self._collect(pl_module)
@@ -145,7 +145,7 @@ class ChainDiagnostics(Callback):
 
     def _weights(self, pl_module: Any, networks: Params) -> dict[str, Tensor]:
         """Some weights as they are, and in canonical form if the symmetries can be found."""
-        from lightning_bnn.metrics.chains import some_of
+        from lightning_bnn.metrics.convergence import some_of
 
         spaces = {"weights": networks}
         if self._symmetries is None:

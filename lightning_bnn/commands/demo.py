@@ -29,7 +29,7 @@ from lightning_bnn.evaluation.populations import (
     mass_findings,
     units_figure,
 )
-from lightning_bnn.evaluation.reference import Options
+from lightning_bnn.evaluation.reference_networks import Options
 from lightning_bnn.evaluation.report import NEEDS, advice_table, distances_table, reference_text
 from lightning_bnn.findings import Findings, publish, results_folder
 from lightning_bnn.plots.page import Section, html_report

@@ -17,7 +17,7 @@ from lightning_bnn.doctor.evidence import NotPossible
 from lightning_bnn.doctor.findings import REPORT_FILE
 from lightning_bnn.evaluation.problem import Problem, StoredBatches, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
-from lightning_bnn.metrics.chains import LEAST
+from lightning_bnn.metrics.convergence import LEAST
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
 from weightsym.files import read_settings

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_bnn.callbacks.training_cost import COST_FILE
 from lightning_bnn.evaluation.comparison import FAILED, Comparison, collect, scores_of_halves
-from lightning_bnn.evaluation.reference import Options, have_converged
+from lightning_bnn.evaluation.reference_networks import Options, have_converged
 from lightning_bnn.evaluation.report import (
     Column,
     columns_of,

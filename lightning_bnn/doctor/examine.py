@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from lightning_bnn.doctor.checks import chains, predictions, training, weights
+from lightning_bnn.doctor.checks import predictions, training, weights
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import SEVERITIES, Finding, Report
 from weightsym.params import elsewhere, random_numbers
@@ -17,7 +17,7 @@ __all__ = ["CHECKS", "examine"]
 Check = Callable[[Evidence], Finding | None]
 CHECKS: dict[str, Check] = {
     name: getattr(module, name)
-    for module in (training, weights, chains, predictions)
+    for module in (training, weights, mixing, predictions)
     for name in module.__all__
 }
 """Every check by the name of its verdict."""

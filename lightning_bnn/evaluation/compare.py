@@ -10,7 +10,7 @@ from torch import nn
 from lightning_bnn.evaluation.comparison import FAILED, Comparison, collect
 from lightning_bnn.evaluation.evaluators import Score
 from lightning_bnn.evaluation.protocols import PROTOCOLS
-from lightning_bnn.evaluation.reference import Made, Options
+from lightning_bnn.evaluation.reference_networks import Made, Options
 from lightning_bnn.evaluation.report import (
     CLASSES,
     Column,

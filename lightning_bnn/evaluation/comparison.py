@@ -19,7 +19,7 @@ from lightning_bnn.evaluation.errors import Numbers, bootstrap, jackknife, left_
 from lightning_bnn.evaluation.evaluators import Score
 from lightning_bnn.evaluation.predictions import draw, has_classes, predictions_of_mode
 from lightning_bnn.evaluation.problem import Problem, StoredBatches, read_problem
-from lightning_bnn.evaluation.reference import (
+from lightning_bnn.evaluation.reference_networks import (
     Options,
     Reference,
     predictions_of_reference,

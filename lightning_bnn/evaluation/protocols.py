@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.metrics.reference import RowTransform
+from lightning_bnn.metrics.remembered_mmd import RowTransform
 from weightsym import Group, Removal, SortKey, Symmetries, discover, plan_removal
 from weightsym.params import Params
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_bnn.evaluation.comparison import FAILED, Comparison, Row
 from lightning_bnn.evaluation.protocols import PROTOCOLS
-from lightning_bnn.evaluation.reference import have_converged
+from lightning_bnn.evaluation.reference_networks import have_converged
 from lightning_bnn.metrics import quantile_calibration_floor
 from lightning_bnn.tables import Cell, Measured, Table
 

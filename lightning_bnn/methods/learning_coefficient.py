@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.methods.run import Batch, evaluation, member_losses
-from lightning_bnn.metrics.chains import LEAST, rhat
+from lightning_bnn.metrics.convergence import LEAST, rhat
 from lightning_bnn.samplers import SGLD
 from weightsym import Symmetries, check_symmetries, orbit_directions
 from weightsym import params as P

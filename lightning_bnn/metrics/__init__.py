@@ -18,14 +18,14 @@ from weightsym import lazy_package
 
 if TYPE_CHECKING:
     from lightning_bnn.metrics.calibration import *
-    from lightning_bnn.metrics.chains import *
     from lightning_bnn.metrics.classification import *
+    from lightning_bnn.metrics.convergence import *
     from lightning_bnn.metrics.diversity import *
     from lightning_bnn.metrics.gaussian_mixture import *
     from lightning_bnn.metrics.kernels import *
     from lightning_bnn.metrics.mmd import *
     from lightning_bnn.metrics.ood import *
-    from lightning_bnn.metrics.reference import *
     from lightning_bnn.metrics.regression import *
+    from lightning_bnn.metrics.remembered_mmd import *
 
 lazy_package(__name__)

@@ -24,7 +24,7 @@ from torch import Tensor
 from lightning_bnn.metrics.base import ExactMetric, collected
 from lightning_bnn.metrics.distances import distance_blocks
 from lightning_bnn.metrics.kernels import KernelGrid, Modes, left_out_parts, mmd2_by_kernel
-from lightning_bnn.metrics.reference import (
+from lightning_bnn.metrics.remembered_mmd import (
     STACKS,
     MMDReference,
     WeightSource,

@@ -12,10 +12,10 @@ from torch import Tensor
 from lightning_bnn.evaluation import predictions_of_mode, reference_predictions
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.evaluation.protocols import PROTOCOLS
-from lightning_bnn.evaluation.reference import LARGEST, MEDIAN, Reference, precise_outputs
+from lightning_bnn.evaluation.reference_networks import LARGEST, MEDIAN, Reference, precise_outputs
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.metrics.chains import LEAST, chain_numbers
+from lightning_bnn.metrics.convergence import LEAST, chain_numbers
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.tables import Measured
 from weightsym import canonicalise

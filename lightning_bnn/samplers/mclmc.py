@@ -319,7 +319,7 @@ def memory_length(trace: Tensor, sizes: Tensor) -> Tensor:
     Returns:
         ``(chains,)``; NaN where the trace is too short or constant.
     """
-    from lightning_bnn.metrics.chains import effective_sample_size
+    from lightning_bnn.metrics.convergence import effective_sample_size
 
     chains, steps, _ = trace.shape
     if steps < _LEAST_TRACE:

@@ -19,7 +19,7 @@ from lightning_bnn.datamodules import Digits
 from lightning_bnn.evaluation import comparison, draw
 from lightning_bnn.evaluation.problem import StoredBatches, read_problem
 from lightning_bnn.evaluation.protocols import PROTOCOLS
-from lightning_bnn.evaluation.reference import Reference
+from lightning_bnn.evaluation.reference_networks import Reference
 from lightning_bnn.evaluation.stored_posteriors import (
     Location,
     posterior_of,

@@ -16,7 +16,7 @@ from lightning_bnn.datamodules import Diabetes
 from lightning_bnn.evaluation.comparison import rows_of
 from lightning_bnn.evaluation.problem import Problem, StoredBatches
 from lightning_bnn.evaluation.protocols import PROTOCOLS
-from lightning_bnn.evaluation.reference import Reference
+from lightning_bnn.evaluation.reference_networks import Reference
 from lightning_bnn.evaluation.stored_posteriors import Location, read_posterior
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.models import mlp

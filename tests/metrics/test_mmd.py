@@ -9,7 +9,7 @@ from scipy.spatial.distance import cdist
 from lightning_bnn import metrics as M
 from lightning_bnn.metrics import distances as D
 from lightning_bnn.metrics.kernels import kernel_bandwidths
-from lightning_bnn.metrics.reference import StackSource
+from lightning_bnn.metrics.remembered_mmd import StackSource
 
 
 def golden(seed, draw):

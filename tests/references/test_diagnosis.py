@@ -6,10 +6,10 @@ from torch import nn
 
 from lightning_bnn.datamodules import NoisySine, TwoGaussians
 from lightning_bnn.evaluation.problem import Problem
-from lightning_bnn.evaluation.reference import rhat_of_predictions
+from lightning_bnn.evaluation.reference_networks import rhat_of_predictions
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.likelihoods import Categorical, Gaussian
-from lightning_bnn.metrics.chains import chain_numbers
+from lightning_bnn.metrics.convergence import chain_numbers
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.references import diagnose

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.metrics.chains import (
+from lightning_bnn.metrics.convergence import (
     effective_sample_size,
     rhat,
     tail_effective_sample_size,

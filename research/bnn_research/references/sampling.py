@@ -24,7 +24,7 @@ from lightning_bnn.commands.runs import Job, reseeded, run_jobs
 from lightning_bnn.evaluation.problem import Problem, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
 from lightning_bnn.findings import Findings, publish, results_folder
-from lightning_bnn.metrics.chains import LEAST
+from lightning_bnn.metrics.convergence import LEAST
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import Card, diagnose
 from lightning_bnn.references.diagnosis import between
