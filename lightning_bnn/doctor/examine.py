@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from lightning_bnn.doctor.checks import predictions, training, weights
+from lightning_bnn.doctor.checks import mixing, predictions, training, weights
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import SEVERITIES, Finding, Report
 from weightsym.params import elsewhere, random_numbers

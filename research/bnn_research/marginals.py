@@ -15,10 +15,10 @@ from lightning_bnn.evaluation.populations import (
     incoming_weights,
     units_figure,
 )
+from lightning_bnn.extras import needed
 from lightning_bnn.findings import Findings, publish
 from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.tables import Cell, Table
-from lightning_bnn.extras import needed
 from weightsym import Symmetries
 from weightsym.params import Params, ravel
 
