@@ -311,3 +311,43 @@ def soft_experts(s, x):
 def a_stream_that_feeds_itself(s, x):
     h = s.i(x)
     return s.o(h + s.b(s.a(h).relu()))
+
+
+# ------------------------------------------------------------ rows of one parameter
+in_rows = partial(network, a=linear(4, 5), b=linear(5, 5), c=linear(5, 3), inputs=(40, 4))
+
+
+@in_rows("5*2", 20, 10, table=parameter(2, 5), dimension=20)
+def gains_of_two_layers(s, x):
+    first, second = s.table.unbind()
+    return s.c(second * F.leaky_relu(s.b(first * F.leaky_relu(s.a(x)))))
+
+
+@in_rows("5", 15, 5, table=parameter(5), dimension=15)
+def one_gain_of_two_layers(s, x):
+    return s.c(s.table * F.leaky_relu(s.b(s.table * F.leaky_relu(s.a(x)))))
+
+
+@in_rows("5 3", 5, 10, table=parameter(3, 5), dimension=5)
+def rows_that_change_places(s, x):
+    return s.c(sum(torch.tanh(s.a(x) * row) for row in s.table.unbind()))
+
+
+@network("5", 10, 15, a=linear(4, 5), b=(5, 3), over=parameter(3, 5), under=parameter(2, 5),
+         inputs=(60, 4), dimension=10)  # fmt: skip
+def rational_activations(s, x):
+    """Every power of a channel has its coefficient."""
+    h = s.a(x)
+    top = s.over[0] + s.over[1] * h + s.over[2] * h * h
+    return s.b(top / (1 + (s.under[0] * h + s.under[1] * h * h) ** 2))
+
+
+@network("5 4", 9, 5, e=linear(4, 4), a=linear(4, 5), b=linear(5, 4), o=linear(4, 6),
+         table=parameter(3, 4), inputs=(40, 4))  # fmt: skip
+def a_table_of_modulations(s, x):
+    """As in diffusion transformers: shift, gain and gate in one parameter."""
+    h = s.e(x)
+    shift, gain, gate = s.table.chunk(3)
+    return s.o(
+        h + gate * s.b(F.leaky_relu(s.a(F.layer_norm(h, (4,), eps=0.1) * (1 + gain) + shift)))
+    )

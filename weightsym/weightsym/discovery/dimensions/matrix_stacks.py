@@ -1,4 +1,4 @@
-"""Parameters that hold one matrix for every head, group or expert: what lies in one moves alone."""
+"""Parameters that hold a matrix for every head, group or expert, or a row for every layer."""
 
 from __future__ import annotations
 
@@ -89,20 +89,28 @@ def _follow(
 ) -> None:
     name = operation_of(node)
     first: Any = node.args[0] if node.args else None
-    if first in moved and len(node.all_input_nodes) == 1:
-        if node.target is operator.getitem or name in MOVES | {"expand"}:
-            origin, moves = moved[first]
-            moved[node] = origin, (*moves, node)
-    elif name in ("mm", "bmm", "matmul"):
-        for operand in node.all_input_nodes:
-            if operand in moved:
-                _add(uses, *moved[operand], max(0, operand.meta["val"].ndim - 2))
+    is_move = node.target is operator.getitem or name in MOVES | {"expand"}
+    if is_move and first in moved and len(node.all_input_nodes) == 1:
+        origin, moves = moved[first]
+        moved[node] = origin, (*moves, node)
     elif name == "convolution" and node.args[1] in moved:
         kernel: Any = node.args[1]
         groups: Any = node.args[8]
         out, channels = kernel.meta["val"].shape[:2]
         if groups > 1 and (out > groups or channels > 1):
             _add(uses, *moved[kernel], 1, groups)
+    else:
+        is_product = name in ("mm", "bmm", "matmul")
+        for operand in (n for n in node.all_input_nodes if n in moved):
+            if is_product or _is_piece(operand, moved[operand][1]):
+                lead = max(0, operand.meta["val"].ndim - 2) if is_product else 0
+                _add(uses, *moved[operand], lead)
+
+
+def _is_piece(node: Node, moves: Sequence[Node]) -> bool:
+    """Tell whether moves have left a part of a tensor."""
+    whole: Any = moves[0].args[0] if moves else node
+    return node.meta["val"].numel() < whole.meta["val"].numel()
 
 
 def _add(
@@ -175,6 +183,8 @@ def _codes_of_stacks(tensor: Tensor, uses: Sequence[_Stack]) -> Codes | None:
         count = _code(tensor, uses, lead)
         if all(code.shape != count.shape for code, _ in codes):  # else rows tell matrices, too
             codes.append((count, True))
+    elif len(uses) > 1 and tensor.ndim > 1 and len(codes) == 1:  # rows, each as a whole
+        codes.append((_code(tensor, uses, []), True))
     return codes
 
 
