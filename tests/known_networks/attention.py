@@ -77,7 +77,8 @@ def complex_rotary(x):
     steps, half = x.shape[-2], x.shape[-1] // 2
     angles = torch.arange(steps)[:, None] * 1.7 ** -torch.arange(half).double()
     turns = torch.polar(torch.ones_like(angles), angles)
-    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(-2)
+    planes = torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(planes * turns).flatten(-2)
 
 
 def rotary_of_heads(x):
@@ -106,6 +107,22 @@ def multi_query_in_complex_numbers(s, x):
     )
     v = v.repeat_interleave(2, 2).transpose(1, 2)
     return s.o(joined(torch.softmax(q @ k.repeat_interleave(2, 1).mT, -1) @ v))
+
+
+@network("3*4 4 2b", 18, 22, matrices="general 3*4, complex 2*2", inputs=(4, 4, 6),
+         others=[(3, 6, 6)], q=linear(6, 14), down=linear(6, 8), up=linear(4, 12),
+         m=lambda: nn.RMSNorm(4, eps=0.1), o=linear(6, 6))  # fmt: skip
+def latent_attention(s, x):
+    """As in DeepSeek: heads of their own beside one key with positions, which is repeated."""
+    q, key = s.q(x).unflatten(-1, (2, 7)).split([3, 4], -1), s.down(x)
+    k, v = s.up(s.m(key[..., :4])).unflatten(-1, (2, 6)).chunk(2, -1)
+    turned = [
+        complex_rotary(t.transpose(1, 2)).transpose(1, 2) for t in (q[1], key[:, :, None, 4:])
+    ]
+    q = torch.cat([q[0], turned[0]], -1)
+    k = torch.cat([k, turned[1].expand(-1, -1, 2, -1)], -1)
+    weights = torch.einsum("bshd,bthd->bhst", q, k).softmax(-1)
+    return s.o(torch.einsum("bhst,bthd->bshd", weights, v).flatten(2))
 
 
 TURNS = {

@@ -259,7 +259,7 @@ def _contract(
     repeated = [p.labels for p in places if len(p.labels.unique()) < p.labels.numel()]  # no grids
     is_placed = repeated and all(len(label_rows(z.labels, *repeated)) == len(rows) for z in (x, y))
     x, y = _in_entries(system, x, rows), _in_entries(system, y, rows)
-    system.tie(x.labels, y.labels, "placed" if is_placed else "dot")
+    system.tie(x.labels, y.labels, "placed" if is_placed else "dot", over)
     system.beside_padding(x, y)
     system.beside_padding(y, x)
     fixes = x.is_free_beside(idle) or y.is_free_beside(idle)

@@ -102,8 +102,13 @@ class System:
                 self.tables += inside
 
     # -------------------------------------------------------------- permutations
-    def tie(self, a: Tensor, b: Tensor, name: str = "tie") -> bool:
-        """Labels at one place move together: as one if each belongs to one of the others."""
+    def tie(
+        self, a: Tensor, b: Tensor, name: str = "tie", over: frozenset[int] | None = None
+    ) -> bool:
+        """Labels at one place move together: as one if each belongs to one of the others.
+
+        Where one meets several others ``over`` the same dimensions, their order counts.
+        """
         rows = label_rows(a, b)
         rows = rows[rows[:, 0] != rows[:, 1]]
         if not len(rows):
@@ -117,7 +122,7 @@ class System:
         if is_grid(rows):  # then the order in which one meets the others says nothing
             self.relations.append((name, rows))
             return False
-        rows = label_rows(a, b, occurrence(a), occurrence(b))
+        rows = label_rows(a, b, occurrence(a, over), occurrence(b, over))
         rows = rows[rows[:, 0] != rows[:, 1]]
         for i, j in np.unique(rows[:, 2:], axis=0).tolist():
             same = (rows[:, 2] == i) & (rows[:, 3] == j)

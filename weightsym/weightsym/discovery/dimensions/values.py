@@ -261,8 +261,11 @@ def distinct_rows(columns: Sequence[Ints]) -> Ints:
     return np.stack(rows[::-1], 1)
 
 
-def occurrence(labels: Tensor) -> Tensor:
-    """Count how often the label of each place has stood at earlier places."""
+def occurrence(labels: Tensor, over: frozenset[int] | None = None) -> Tensor:
+    """Count how often the label of each place has stood before, along some dimensions."""
+    if over is not None:
+        idle = [1 if d in over else n for d, n in enumerate(labels.shape)]
+        labels = labels + (labels.max() + 3) * torch.arange(math.prod(idle)).reshape(idle)
     flat = np.ascontiguousarray(labels.numpy()).ravel()
     order = np.argsort(flat, kind="stable")
     start = starts(flat[order])
