@@ -2,12 +2,9 @@
 
 import device_cases as D
 import pytest
-import torch
 from module_cases import PER_INPUT
 from processes import serving
 from torch.utils import backend_registration
-
-from lightning_bnn.methods.graphs import Recorded
 
 pytestmark = [
     pytest.mark.e2e,
@@ -77,26 +74,6 @@ def test_dropout_runs_there(compared, name):
 def test_a_tensor_that_was_left_behind_is_found(compared):
     found = "tensors to be on the same device" if D.REAL else "tensors on pretended:0 and cpu"
     assert found in compared("lost")
-
-
-@pytest.mark.skipif(not D.DEVICE.startswith("cuda"), reason="recordings are CUDA's")
-@pytest.mark.parametrize("possible", [True, False])
-def test_what_is_recorded_is_what_is_computed(possible):
-    """What asks for a number cannot be recorded, and is computed all the same."""
-    x = torch.randn(3, 5, device=D.DEVICE)
-
-    def compute():
-        return [x.square().sum(1), x.exp() * (1.0 if possible else 1 + 0 * x.sum().item())]
-
-    recorded = Recorded(compute, [x])
-    for _ in range(4):
-        x.add_(1)
-        assert all(map(torch.equal, [t.clone() for t in recorded()], compute()))
-    assert (recorded._graph is not None) == possible
-    torch.rand(3, device=D.DEVICE)  # an attempt leaves the random numbers alone
-    if possible:
-        x.set_(torch.zeros(3, 5, device=D.DEVICE))  # it is recorded anew
-        assert recorded()[0].eq(0).all()
 
 
 # ------------------------------------------------------------ with its own random numbers

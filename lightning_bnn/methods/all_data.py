@@ -24,15 +24,20 @@ from torch import distributed as dist
 from lightning_bnn import samplers
 from lightning_bnn.likelihoods import IsotropicGaussianPrior
 from lightning_bnn.methods.chains import Chains, Keeping, warn_of_steps
-from lightning_bnn.methods.graphs import Recorded
 from lightning_bnn.methods.mc_dropout import has_dropout
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Method, Progress, Purpose
-from lightning_bnn.methods.planned_chains import PlannedField
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical
-from lightning_bnn.samplers.energy_sampler import as_rows
-from weightsym.fast import Unsuitable
-from weightsym.params import Params, check_count, check_positive, precise, widest
+from weightsym.params import (
+    Energies,
+    Field,
+    Params,
+    check_count,
+    check_positive,
+    engine_for,
+    precise,
+    widest,
+)
 
 __all__ = ["HMC", "MILE"]
 
@@ -47,7 +52,6 @@ class AllDataChains(Chains):
         processes: how many processes share the data.
         is_new: whether this fit has not made a transition yet.
         stuck: chains whose energy was no number, as far as the user was warned of them.
-        sums: energies and gradients of this fit.
         notes: ``"acceptance"``, the sum of the acceptance probabilities of every chain, where
             proposals are tested, and ``"transitions"``, how many they are of.
     """
@@ -57,7 +61,6 @@ class AllDataChains(Chains):
         self.data: list[Batch] = []
         self.processes, self.is_new = 1, False
         self.stuck: set[int] = set()
-        self.sums: Callable[[], list[Tensor]] | None = None
         self.notes |= {"acceptance": torch.zeros(self.count), "transitions": 0}
 
 
@@ -140,8 +143,6 @@ class AllDataSampling(Method):
         state.data = [_share(batch, fit) for batch in batches]
         state.processes, state.sampler, state.stuck = fit.processes, fit.optimizer, set()
         state.is_new = True
-        sums = partial(self._sums, state, run)
-        state.sums = Recorded(sums, _moving(state)) if fit.processes == 1 else sums
         run.inform(
             f"{name}: every gradient takes {examples} examples, {batches[0].examples} at a time."
         )
@@ -161,7 +162,7 @@ class AllDataSampling(Method):
         """
         if state.is_new:
             state.is_new = False
-            state.sampler.field = self.planned(state, run)
+            state.sampler.field = self.field(state, run)
         energies = move(closure=lambda: self.energies(state, run))
         self._check(energies, state, run)
         return {"energy": energies}
@@ -169,29 +170,39 @@ class AllDataSampling(Method):
     def energies(self, state: AllDataChains, run: Run) -> Tensor:
         """Negative log posterior of every chain. Its gradients become those of the parameters."""
         run.network.eval()
-        evaluated = run.evaluated + state.count * sum(batch.examples for batch in state.data)
-        energies, *grads = state.sums() if state.sums else self._sums(state, run)
-        run.evaluated = evaluated  # a replay counts nothing
+        energies, *grads = self._sums(state, run)
         for p, grad in zip(_moving(state), grads, strict=True):
             p.grad = grad
-        return energies.clone()
+        return energies
 
-    def planned(self, state: AllDataChains, run: Run) -> PlannedField | None:
-        """Energies and gradients by a plan, if there is one, and it gives what `energies` does."""
-        params, evaluated = _moving(state), run.evaluated
-        if state.processes > 1 or any(p.device.type != "cpu" for p in params):
+    def field(self, state: AllDataChains, run: Run) -> Field | None:
+        """Energies by an engine, if one takes them."""
+        if state.processes > 1:
             return None
         run.network.eval()
-        energies, *grads = self._sums(state, run)  # says what is wrong with the data
+        own_inputs = any(batch.per_member for batch in state.data)
+        job = Energies(
+            network=run.network,
+            stack=state.stack(),
+            moving={n: p for n, p in state.networks.named_parameters() if p.requires_grad},
+            batches=[(batch.inputs, batch.targets) for batch in state.data],
+            loss=run.loss(own_inputs),
+            own_inputs=own_inputs,
+            precision=self.prior.std**-2,
+            count=partial(self._count, state, run),
+            by_torch=lambda _: self._uncounted_sums(state, run),
+        )
+        engine = engine_for(job)
+        return None if engine is None else engine.run(job)
+
+    def _count(self, state: AllDataChains, run: Run, gradients: int) -> None:
+        run.evaluated += gradients * state.count * sum(batch.examples for batch in state.data)
+
+    def _uncounted_sums(self, state: AllDataChains, run: Run) -> list[Tensor]:
+        evaluated = run.evaluated
+        sums = self._sums(state, run)
         run.evaluated = evaluated
-        names = [n for n, p in state.networks.named_parameters() if p.requires_grad]
-        rows, stack = as_rows(params), state.stack()
-        try:
-            with torch.no_grad(), torch.autocast("cpu", enabled=False):
-                field = PlannedField(run, rows, names, stack, state.data, self.prior.std)
-                return field if field.agrees(rows, energies, as_rows(grads)) else None
-        except Unsuitable:
-            return None
+        return sums
 
     def _sums(self, state: AllDataChains, run: Run) -> list[Tensor]:
         """The energies, and the gradient of every tensor."""
@@ -237,7 +248,7 @@ class AllDataSampling(Method):
         self.keeping.close(state, run, type(self).__name__)
         if state.sampler is not None:
             state.sampler.field = None
-        state.data, state.sampler, state.sums, state.moves = [], None, None, None
+        state.data, state.sampler, state.moves = [], None, None
 
     def posterior(self, state: Chains, run: Run, purpose: Purpose = AS_IT_IS) -> Empirical:
         return state.kept(purpose.choose)

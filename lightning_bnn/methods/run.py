@@ -13,15 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.methods.graphs import Graphs
+from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics.validation import are_distributions
 from weightsym import params as P
 from weightsym.params import (
+    Formula,
+    Loss,
+    Losses,
+    Memory,
     Params,
     apply_each_in_place,
     apply_in_place,
     at_least_single,
+    compute,
     in_threads,
     keep_freed_memory,
     threads_for,
@@ -85,15 +89,11 @@ def _rows(inputs: tuple[Any, ...], members: int | slice | Tensor) -> tuple[Any, 
     return rows
 
 
-Loss = Callable[[Any, Tensor], Tensor]
-"""From outputs with a leading member dimension, and targets, to one number per member."""
-
-
 def member_losses(
     model: nn.Module,
     params: Params,
     batch: Batch,
-    loss: Loss,
+    loss: Callable[[Any, Tensor], Tensor],
     shared: Sequence[Tensor] = (),
     chunk_size: int | None = None,
 ) -> Tensor:
@@ -154,7 +154,9 @@ class _Chunks:
     threads: int
 
 
-def _alone(model: nn.Module, stack: Params, batch: Batch, loss: Loss) -> Tensor:
+def _alone(
+    model: nn.Module, stack: Params, batch: Batch, loss: Callable[[Any, Tensor], Tensor]
+) -> Tensor:
     """The loss of a stack of one network."""
     network = {name: t.squeeze(0) for name, t in stack.items()}
     return loss(batch.outputs_of_one(model, network), batch.targets)
@@ -203,6 +205,21 @@ class _ByChunks(torch.autograd.Function):
         shared = [weighed(parts).sum(0) for parts in ctx.of_shared]
         stacked = [weighed(ctx.grads[k]) if k in ctx.grads else None for k in range(ctx.total)]
         return (None, None, *shared, *stacked)
+
+
+def formula_of(likelihood: nn.Module) -> Formula:
+    """What engines may know of a likelihood: those of users may do anything."""
+    if type(likelihood) is Gaussian:
+        return "squares" if likelihood.noise == "fixed" else "fixed"
+    if type(likelihood) is Categorical:
+        return "fixed" if likelihood.of_sequences else "cross-entropy"
+    return "unknown"
+
+
+def _losses_by_torch(job: Losses) -> Tensor:
+    batch = Batch(job.inputs, job.targets, job.own_inputs)
+    shared = job.loss.parameters
+    return member_losses(job.network, job.stack, batch, job.loss.mean, shared, job.chunk_size)
 
 
 _log = logging.getLogger(__name__)
@@ -257,26 +274,33 @@ class Run:
         self.example = example
         self.evaluated = 0
         self._outputs_seen = False
-        self._graphs = Graphs()
+        self._memory = Memory()
 
     def losses(self, stack: Params, batch: Batch) -> Tensor:
         """Mean negative log-likelihood of every network of a stack, with gradients."""
         self.evaluated += torch.is_grad_enabled() * P.stack_size(stack) * batch.examples
-        loss = self.nll_each if batch.per_member else self.nll
-        shared = list(self.likelihood.parameters())
+        job = Losses(
+            network=self.network,
+            stack=stack,
+            inputs=batch.inputs,
+            targets=batch.targets,
+            loss=self.loss(batch.per_member),
+            own_inputs=batch.per_member,
+            chunk_size=self.chunk_size,
+            by_torch=_losses_by_torch,
+        )
+        losses: Tensor = compute(job)
+        return losses
 
-        def losses(params: Params, inputs: tuple[Any, ...], targets: Tensor) -> Tensor:
-            some = Batch(inputs, targets, batch.per_member)
-            return member_losses(self.network, params, some, loss, shared, self.chunk_size)
+    def loss(self, per_member: bool = False) -> Loss:
+        """The mean negative log-likelihood, as engines take it.
 
-        def run_at_once() -> bool:
-            chunk = P.chunk_of(self.network, stack, batch.of(0).inputs, self.chunk_size)
-            return chunk >= P.stack_size(stack)
-
-        x, y = batch.inputs, batch.targets
-        graphs, laws = self._graphs, (self.network, self.likelihood)
-        from_graph = graphs.losses(losses, run_at_once, *laws, stack, x, y)
-        return losses(stack, x, y) if from_graph is None else from_graph
+        Args:
+            per_member: whether every network has targets of its own.
+        """
+        likelihood, mean = self.likelihood, self.nll_each if per_member else self.nll
+        parameters = tuple(likelihood.parameters())
+        return Loss(mean, parameters, formula_of(likelihood), self._memory)
 
     def nll(self, outputs: Any, targets: Tensor) -> Tensor:
         """Mean negative log-likelihood of a batch, for outputs of every network."""

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from weightsym.params import precise
+from weightsym.params import Field, precise
 
 __all__ = ["EnergySampler"]
-
-
-class Field(Protocol):
-    """Energies where chains are sent, computed without the parameters of a module."""
-
-    def look(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Precise energies and their gradients, which last until the next call.
-
-        Args:
-            rows: the numbers of every chain, ``(chains, numbers)``.
-        """
-
-    def slope(self, rows: Tensor) -> Tensor:
-        """The gradients alone."""
-
-    def leapfrog(self, x: Tensor, momenta: Tensor, steps: int, size: float, kick: float) -> None:
-        """Steps of `EnergySampler.leapfrog`."""
 
 
 class EnergySampler(torch.optim.Optimizer):

@@ -9,13 +9,13 @@ import types
 import numpy as np
 import pytest
 import torch
-from chain_networks import both, error, looped, made
+from chain_networks import both, chain_of, error, looped, made
 from torch import nn
 from torch.nn import functional as F
 
 from lightning_bnn import models
 from weightsym import params as P
-from weightsym.fast import chain_of, dispatch, machine_code
+from weightsym_fast import machine_code, outputs
 
 TOLERANCE = 1e-14
 
@@ -201,7 +201,7 @@ def test_networks_that_never_stay_the_same_are_given_up(caplog):
 
     model, stack, x = made(Layers(counting, calls=0), shape=(5,))
     with caplog.at_level(logging.INFO, "weightsym.params"):
-        for _ in range(dispatch.MOST_SETTINGS):
+        for _ in range(outputs.MOST_SETTINGS):
             assert chain_of(model, stack, (x,)) is not None
         assert chain_of(model, stack, (x,)) is None
         calls = model.calls

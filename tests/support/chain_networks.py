@@ -6,6 +6,7 @@ from torch import nn
 from torch.func import functional_call
 
 from weightsym import params as P
+from weightsym.networks.engines import Outputs, engine_for
 
 EXAMPLES, MEMBERS, SHAPE = 11, 3, (2, 9, 11)
 ACTIVATIONS = [nn.ReLU, lambda: nn.LeakyReLU(0.2), nn.Tanh, nn.GELU, nn.SiLU, nn.ELU,
@@ -78,6 +79,12 @@ def made(model, own=False, dtype=torch.float64, examples=EXAMPLES, shape=SHAPE):
     trained = {n for n, _ in model.named_parameters()}
     stack = {n: t.requires_grad_(n in trained) for n, t in stack.items()}
     return model, stack, x.requires_grad_()
+
+
+def chain_of(model, stack, inputs, own=False):
+    """The chain by which machine code runs a stack, None if it does not."""
+    job = Outputs(network=model, stack=stack, inputs=inputs, own_inputs=own, by_torch=None)
+    return job.notes["chain"] if engine_for(job) is not None else None
 
 
 def both(model, stack, x, own=False):

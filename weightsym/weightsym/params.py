@@ -19,6 +19,16 @@ if TYPE_CHECKING:  # for packages that build on this one
     from weightsym.arguments import *
     from weightsym.networks.batch_norms import batch_norms, has_statistics, refreshed
     from weightsym.networks.devices import *
+    from weightsym.networks.engines import (
+        Energies,
+        Field,
+        Formula,
+        Loss,
+        Losses,
+        Memory,
+        compute,
+        engine_for,
+    )
     from weightsym.networks.forward import (
         Inputs,
         first_line,

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from weightsym.fast import chain_of, fused_outputs
 from weightsym.networks.dicts import (
     Params,
     fixed_weights,
@@ -20,6 +19,7 @@ from weightsym.networks.dicts import (
     stack_size,
     unstack,
 )
+from weightsym.networks.engines import Outputs, compute, engine_for
 from weightsym.networks.running import (
     FastLayers,
     fitting_chunk,
@@ -36,14 +36,10 @@ __all__ = ["apply", "apply_each", "chunk_of"]
 def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None) -> Any:
     """Run a module with other parameters: one network, or every member of a stack.
 
-    Networks that are chains of convolutions, rectifiers, pooling and linear layers run all members
-    at once on a CPU, by machine code made for their sizes. Of others, tiny ones do so by ``vmap``,
-    larger ones run member by member; so do networks that ``vmap`` cannot handle (recurrent layers,
-    data-dependent control flow). Which way was taken is logged once per module.
-
-    What a chain computes is read off one run, and again when an attribute of the network has
-    changed. Changes of global variables and of attributes of classes are not seen, and hooks that
-    ``forward`` puts on tensors are not called, neither by chains nor by ``vmap``.
+    An engine that is installed and takes the network runs all members at once. Of other networks,
+    tiny ones do so by ``vmap``, larger ones run member by member; so do networks that ``vmap``
+    cannot handle (recurrent layers, data-dependent control flow). Which way was taken is logged
+    once per module. Hooks that ``forward`` puts on tensors are called by the loop alone.
 
     Args:
         model: gives the computation; its own parameters are not read, but for those without
@@ -79,7 +75,7 @@ def apply_in_place(model: nn.Module, params: Params, *x: Any, chunk_size: int | 
         params = _completed(model, params, missing, stacked)
     if not stacked:
         return run_network(model, params, x)
-    return _stacked(model, params, x, None, chunk_size)
+    return compute(_outputs(model, params, x, False, chunk_size))
 
 
 @contextmanager
@@ -132,7 +128,7 @@ def apply_each_in_place(
     sizes = {len(t) for t in tree_leaves(x) if isinstance(t, Tensor)}
     if sizes != {members}:
         raise ValueError(f"`x` must have inputs for {members} members, it has {sorted(sizes)}.")
-    return _stacked(model, params, x, 0, chunk_size)
+    return compute(_outputs(model, params, x, True, chunk_size))
 
 
 def chunk_of(model: nn.Module, params: Params, x: Any, chunk_size: int | None = None) -> int:
@@ -151,63 +147,76 @@ def chunk_of(model: nn.Module, params: Params, x: Any, chunk_size: int | None = 
     [4, 10, 1]
     """
     members = stack_size(params)
-    is_chain = chain_of(model, params, x, chunk_size=chunk_size) is not None
-    if not is_chain and not runs_at_once(model, chunk_size):
+    has_engine = engine_for(_outputs(model, params, x, chunk_size=chunk_size)) is not None
+    if not has_engine and not runs_at_once(model, chunk_size):
         return 1
     if chunk_size is not None:
         return min(chunk_size, members)
+    size = _fitting_chunk(model, params, x)
+    return max(size, min(members, 2)) if has_engine else size
 
+
+def _fitting_chunk(model: nn.Module, params: Params, x: Any) -> int:
     def run_first() -> Any:
         first = {name: t[0].clone() for name, t in params.items()}  # its statistics must not change
         return run_network(model, first, x)
 
-    size = fitting_chunk(model, run_first, x, members)
-    return max(size, min(members, 2)) if is_chain else size
+    return fitting_chunk(model, run_first, x, stack_size(params))
 
 
-def _stacked(
-    model: nn.Module, params: Params, x: Any, x_dim: int | None, chunk_size: int | None
-) -> Any:
+def _outputs(
+    model: nn.Module,
+    params: Params,
+    x: Any,
+    own_inputs: bool = False,
+    chunk_size: int | None = None,
+) -> Outputs:
+    """Ask for the outputs of a stack."""
+    return Outputs(
+        network=model,
+        stack=params,
+        by_torch=_by_torch,
+        inputs=x,
+        own_inputs=own_inputs,
+        chunk_size=chunk_size,
+    )
+
+
+def _by_torch(job: Outputs) -> Any:
     """Run all members at once, or one by one where that is faster or ``vmap`` fails."""
-    if (chain := chain_of(model, params, x, x_dim is not None, chunk_size)) is not None:
-
-        def by_torch(stack: Params, inputs: Any) -> Any:
-            return _vmapped(model, stack, inputs, x_dim, None)
-
-        return fused_outputs(chain, params, x, x_dim is not None, by_torch)
-    if not runs_at_once(model, chunk_size):
-        return _looped(model, params, x, x_dim)
-    undo = undoing(model, params)
+    model = job.network
+    if not runs_at_once(model, job.chunk_size):
+        return _looped(job)
+    undo = undoing(model, job.stack)
     try:
-        outputs = _vmapped(model, params, x, x_dim, chunk_size)
+        outputs = _vmapped(job)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         undo()
-        outputs = _looped(model, params, x, x_dim)  # raises what is wrong with the inputs
+        outputs = _looped(job)  # raises what is wrong with the inputs
         remember_loop(model, error)
     else:
         remember_vmap(model)
     return outputs
 
 
-def _vmapped(
-    model: nn.Module, params: Params, x: Any, x_dim: int | None, chunk_size: int | None
-) -> Any:
+def _vmapped(job: Outputs) -> Any:
+    model, chunk_size = job.network, job.chunk_size
     if chunk_size is None and not torch.is_grad_enabled() and not model.training:
-        chunk_size = chunk_of(model, params, _inputs_of(x, x_dim, 0))
+        chunk_size = _fitting_chunk(model, job.stack, _inputs_of(job, 0))
     mapped: Callable[..., Any] = torch.vmap(
         functools.partial(run_network, model),
-        in_dims=(0, x_dim),
+        in_dims=(0, 0 if job.own_inputs else None),
         randomness="different",
         chunk_size=chunk_size,
     )
     with FastLayers():
-        return mapped(params, x)
+        return mapped(job.stack, job.inputs)
 
 
-def _looped(model: nn.Module, params: Params, x: Any, x_dim: int | None) -> Any:
+def _looped(job: Outputs) -> Any:
     outputs = [
-        run_network(model, network, _inputs_of(x, x_dim, member))
-        for member, network in enumerate(unstack(params))
+        run_network(job.network, network, _inputs_of(job, member))
+        for member, network in enumerate(unstack(job.stack))
     ]
     return tree_map(
         lambda *leaves: torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
@@ -215,7 +224,7 @@ def _looped(model: nn.Module, params: Params, x: Any, x_dim: int | None) -> Any:
     )
 
 
-def _inputs_of(x: Any, x_dim: int | None, member: int) -> Any:
-    if x_dim is None:
-        return x
-    return tree_map(lambda t: t[member] if isinstance(t, Tensor) else t, x)
+def _inputs_of(job: Outputs, member: int) -> Any:
+    if not job.own_inputs:
+        return job.inputs
+    return tree_map(lambda t: t[member] if isinstance(t, Tensor) else t, job.inputs)

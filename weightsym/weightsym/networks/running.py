@@ -138,8 +138,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 # ------------------------------------------------------------ how many members run at once
 VMAP_LIMIT = 60_000, 6_000_000
-"""Networks with more work than this run member by member, if they are no chains of stages
-(`fused`): on the CPU, and on other devices."""
+"""Networks with more work than this run member by member: on the CPU, and on other devices."""
 BUDGET = 8 * 2**20, 2**31
 """Bytes of activations that run at once: on a CPU they should stay in its cache."""
 TRAINING_BUDGET = 64 * 2**20, 2**33

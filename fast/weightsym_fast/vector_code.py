@@ -7,25 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from weightsym.fast.chains import Pair, Stage
-
-__all__ = [
-    "VectorCode",
-    "Address",
-    "block_of",
-    "cell_of",
-    "channel_of",
-    "later_channel",
-    "lets_through",
-    "offset_of",
-    "place_number",
-    "taps_of",
-    "tiles",
-    "valid_lanes",
-    "weight_index",
-    "weights_of",
-    "windows",
-]
+from weightsym_fast.chains import Pair, StageSizes
 
 
 class VectorCode:
@@ -251,13 +233,13 @@ class Address:
     place: str
 
 
-def weights_of(code: VectorCode, stage: Stage, m: str) -> tuple[str, str]:
+def weights_of(code: VectorCode, stage: StageSizes, m: str) -> tuple[str, str]:
     """Pointers to the weights and biases of a member, which are steps apart."""
     weight = code.at("%weight", code.index((m, "%weights")))
     return weight, code.at("%bias", code.index((m, "%biases")))
 
 
-def block_of(code: VectorCode, stage: Stage, m: str, b: str) -> Address:
+def block_of(code: VectorCode, stage: StageSizes, m: str, b: str) -> Address:
     """Pointers to the activations of a block of examples of a member."""
     block = code.index((m, "%blocks"), (b, 1))
     shared = code.index((code.index((m, "%shared")), "%blocks"), (b, 1))
@@ -267,7 +249,9 @@ def block_of(code: VectorCode, stage: Stage, m: str, b: str) -> Address:
     return Address(code.at("%x", x), code.at("%out", out), code.at("%notes", notes, "i8"), "0")
 
 
-def channel_of(code: VectorCode, stage: Stage, address: Address, group: str, first: str) -> Address:
+def channel_of(
+    code: VectorCode, stage: StageSizes, address: Address, group: str, first: str
+) -> Address:
     """Move to the inputs of a group, and to the outputs of a channel."""
     rows, columns = stage.out_padded
     top, left = stage.out_pads[0], stage.out_pads[2]
@@ -284,7 +268,7 @@ def channel_of(code: VectorCode, stage: Stage, address: Address, group: str, fir
 
 
 @contextmanager
-def windows(code: VectorCode, stage: Stage, address: Address) -> Iterator[Address]:
+def windows(code: VectorCode, stage: StageSizes, address: Address) -> Iterator[Address]:
     """Loop over windows. Where nothing is pooled these are tiles."""
     (rows, columns), step, _, _ = stage.steps_of_tiles
     across, width = stage.padded[1], stage.out_padded[1]
@@ -302,7 +286,7 @@ def windows(code: VectorCode, stage: Stage, address: Address) -> Iterator[Addres
 
 
 @contextmanager
-def tiles(code: VectorCode, stage: Stage, address: Address) -> Iterator[Address]:
+def tiles(code: VectorCode, stage: StageSizes, address: Address) -> Iterator[Address]:
     """Loop over the tiles of a window."""
     _, _, (rows, columns), inner = stage.steps_of_tiles
     across = stage.padded[1]
@@ -318,13 +302,13 @@ def tiles(code: VectorCode, stage: Stage, address: Address) -> Iterator[Address]
         yield Address(code.at(address.x, x), address.out, notes, offset)
 
 
-def _notes_of_window(stage: Stage) -> int:
+def _notes_of_window(stage: StageSizes) -> int:
     return (
         math.prod(stage.window) if stage.pooling == "mean" and stage.notes else min(stage.notes, 1)
     )
 
 
-def later_channel(code: VectorCode, stage: Stage, address: Address, k: int) -> Address:
+def later_channel(code: VectorCode, stage: StageSizes, address: Address, k: int) -> Address:
     """Move to the outputs of a later channel."""
     notes = k * (stage.notes // stage.outputs) * stage.note_bits * code.lanes // 8
     out = k * math.prod(stage.out_padded) * code.lanes
@@ -333,7 +317,7 @@ def later_channel(code: VectorCode, stage: Stage, address: Address, k: int) -> A
     )
 
 
-def cell_of(stage: Stage, position: Pair, tap: Pair) -> Pair:
+def cell_of(stage: StageSizes, position: Pair, tap: Pair) -> Pair:
     """Number the input that a tap meets, counted from the first of a tile."""
     row, column = (
         p * s + t * d
@@ -342,13 +326,13 @@ def cell_of(stage: Stage, position: Pair, tap: Pair) -> Pair:
     return row, column
 
 
-def offset_of(code: VectorCode, stage: Stage, cell: Pair) -> int:
+def offset_of(code: VectorCode, stage: StageSizes, cell: Pair) -> int:
     """Numbers between an input and the first of a tile."""
     return (cell[0] * stage.padded[1] + cell[1]) * code.lanes
 
 
 @contextmanager
-def taps_of(code: VectorCode, stage: Stage, x: str) -> Iterator[tuple[list[Pair], str, str]]:
+def taps_of(code: VectorCode, stage: StageSizes, x: str) -> Iterator[tuple[list[Pair], str, str]]:
     """Taps, inputs, first weight. Of large kernels row by row, in a loop."""
     if stage.tile.whole_kernel:
         yield stage.taps, x, "0"
@@ -359,7 +343,9 @@ def taps_of(code: VectorCode, stage: Stage, x: str) -> Iterator[tuple[list[Pair]
         yield row, code.at(x, moved), code.index((s, stage.kernel[1]))
 
 
-def weight_index(code: VectorCode, stage: Stage, channel: str, c: str = "0", tap: str = "0") -> str:
+def weight_index(
+    code: VectorCode, stage: StageSizes, channel: str, c: str = "0", tap: str = "0"
+) -> str:
     """Index of the weight of an output channel, an input channel and a tap."""
     taps = math.prod(stage.kernel)
     return code.index((channel, stage.depth * taps), (c, taps), (tap, 1))
@@ -373,7 +359,7 @@ def valid_lanes(code: VectorCode, b: str) -> str:
     return code.let(f"icmp slt {vector} <{numbers}>, {code.spread(f'i64 {left}', vector)}")
 
 
-def place_number(code: VectorCode, stage: Stage, start: str, number: int) -> str:
+def place_number(code: VectorCode, stage: StageSizes, start: str, number: int) -> str:
     """The number of a place in its window, as it is noted."""
     if start == "0":
         return str(number)

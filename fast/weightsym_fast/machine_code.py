@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -11,12 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from weightsym.fast.chains import Stage
-from weightsym.fast.forward_code import forward
-from weightsym.fast.gradient_code import before_backward, input_gradient, weight_gradient
-from weightsym.fast.vector_code import VectorCode
-
-__all__ = ["Call", "Program", "Step", "compiled", "has_compiler", "lanes_of"]
+from weightsym_fast.chains import StageSizes
+from weightsym_fast.forward_code import forward
+from weightsym_fast.gradient_code import before_backward, input_gradient, weight_gradient
+from weightsym_fast.vector_code import VectorCode
 
 KINDS = {4: "float", 8: "double"}
 _LOCK = threading.Lock()
@@ -38,8 +37,7 @@ def has_compiler() -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _compiler() -> Any:
-    import llvmlite.binding as llvm
-
+    llvm: Any = importlib.import_module("llvmlite.binding")
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     if llvm.llvm_version_info[0] < OLDEST:
@@ -68,7 +66,7 @@ def lanes_of(size: int) -> int:
     return 16 if size == 4 and _compiler()[2].get("avx512f") else 8
 
 
-def compiled(stage: Stage | None, function: str, size: int) -> Any:
+def compiled(stage: StageSizes | None, function: str, size: int) -> Any:
     """A function of a stage, compiled at the first call. It runs without Python's lock.
 
     Args:
@@ -81,7 +79,7 @@ def compiled(stage: Stage | None, function: str, size: int) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _compiled(stage: Stage | None, function: str, size: int) -> Any:
+def _compiled(stage: StageSizes | None, function: str, size: int) -> Any:
     lanes, number_type = lanes_of(size), KINDS[size]
     vector, suffix = f"<{lanes} x {number_type}>", f"v{lanes}f{8 * size}"
     text = f"""{code_of(stage, function, number_type, lanes)}
@@ -181,7 +179,7 @@ POINTERS = ("x", "weight", "bias", "out", "notes")
 """Gradients stand where that of which they are the gradient stands."""
 
 
-def code_of(stage: Stage | None, function: str, number_type: str, lanes: int) -> str:
+def code_of(stage: StageSizes | None, function: str, number_type: str, lanes: int) -> str:
     """Write the code that LLVM compiles.
 
     Args:
@@ -228,7 +226,7 @@ class Call(NamedTuple):
 Step = Call | Callable[[], Any]
 
 
-class Program:
+class CallSequence:
     """Steps that are taken again and again; those of machine code without Python in between.
 
     Args:

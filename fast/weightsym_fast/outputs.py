@@ -1,13 +1,13 @@
-"""Dispatch of stacks that run as chains of stages. Reasons against that are logged once."""
+"""The engine of machine code: outputs of stacks that run as chains of stages, and their plans."""
 
 from __future__ import annotations
 
-import logging
 import pickle
 import random
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,14 +18,13 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.nn.modules import module as hooks_of_all
 
-from weightsym.fast.chains import Chain, Unsuitable
-from weightsym.fast.machine_code import has_compiler, lanes_of
-from weightsym.fast.reading import read_chain
-from weightsym.fast.running import Plan, run_chain
+from weightsym.networks.engines import Outputs
 from weightsym.networks.running import run_network, work_of
 from weightsym.networks.threads import known_of
-
-__all__ = ["chain_of", "fused_outputs", "plan_of"]
+from weightsym_fast.chains import Chain, Unsuitable
+from weightsym_fast.machine_code import has_compiler, lanes_of
+from weightsym_fast.reading import read_chain
+from weightsym_fast.running import GradientPlan, run_chain
 
 Params = dict[str, Tensor]
 LIMIT = 10**6
@@ -34,86 +33,79 @@ LARGEST_PLAN = 2**26
 """Bytes of activations that stay in memory, so that gradients are computed without Python."""
 MOST_SETTINGS = 32
 """Networks whose attributes take more values run by torch, since each has to be read anew."""
-_log = logging.getLogger("weightsym.params")
 
 
-def chain_of(
-    model: nn.Module,
-    params: Params,
-    x: Any,
-    own_inputs: bool = False,
-    chunk_size: int | None = None,
-) -> Chain | None:
-    """Find how a stack runs as a chain of stages, None if it does not.
+class MachineCode:
+    """Outputs of small chains of layers on the CPU, by machine code made for their sizes.
 
-    Args:
-        model: gives the computation.
-        params: a stack.
-        x: the inputs, as a tuple.
-        own_inputs: whether members have inputs of their own_inputs.
-        chunk_size: members that shall run at once: one by one they run by torch.
+    What a chain computes is read off one run, and again when an attribute of the network has
+    changed. Changes of global variables and of attributes of classes are not seen, and hooks that
+    ``forward`` puts on tensors are not called.
     """
-    if chunk_size == 1 or len(x) != 1 or work_of(model) > LIMIT:
-        return None
-    try:
-        _refuse_unusual(x[0], params, own_inputs)
-        if has_hooks(model):
-            raise Unsuitable("hooks look at it")
-        return _known_chain(model, params, x[0][0] if own_inputs else x[0])
-    except Unsuitable as reason:
-        _tell(model, str(reason))
+
+    name = "machine code"
+    kinds = (Outputs,)
+
+    def takes(self, job: Outputs) -> str | None:
+        try:
+            job.notes["chain"] = chain_of(job)
+        except Unsuitable as reason:
+            return str(reason)
         return None
 
+    def run(self, job: Outputs) -> Tensor:
+        chain, stack = job.notes["chain"], job.stack
 
-def fused_outputs(
-    chain: Chain, params: Params, x: Any, own_inputs: bool, by_torch: Callable[[Params, Any], Any]
-) -> Tensor:
-    """Outputs of all members of a stack.
+        def again(x: Tensor, *weights: Tensor) -> Tensor:
+            """By torch, for second derivatives."""
+            other = {**stack, **dict(zip(chain.weights, weights, strict=True))}
+            out: Tensor = job.by_torch(replace(job, stack=other, inputs=(x,), chunk_size=None))
+            return out
+
+        weights = [stack[n] for n in chain.weights]
+        return run_chain(chain, job.inputs[0], weights, job.own_inputs, again)
+
+
+def chain_of(job: Outputs) -> Chain:
+    """Find how a stack runs as a chain of stages.
 
     Args:
-        chain: how they run.
-        params: a stack.
-        x: the inputs, as a tuple.
-        own_inputs: whether members have inputs of their own_inputs.
-        by_torch: computes the same by operations of torch, for second derivatives.
+        job: asks for its outputs.
+
+    Raises:
+        Unsuitable: if it does not.
     """
-    others = {n: t for n, t in params.items() if n not in chain.weights}
+    if job.chunk_size == 1:
+        raise Unsuitable("its members shall run one by one")
+    if len(job.inputs) != 1:
+        raise Unsuitable("it has several inputs, or none")
+    if work_of(job.network) > LIMIT:
+        raise Unsuitable("it is large")
+    (x,) = job.inputs
+    _refuse_unusual(x, job.stack, job.own_inputs)
+    if has_hooks(job.network):
+        raise Unsuitable("it has hooks")
+    return _known_chain(job.network, job.stack, x[0] if job.own_inputs else x)
 
-    def again(inputs: Tensor, *weights: Tensor) -> Tensor:
-        stack = {**others, **dict(zip(chain.weights, weights, strict=True))}
-        out: Tensor = by_torch(stack, (inputs,))
-        return out
 
-    return run_chain(chain, x[0], [params[n] for n in chain.weights], own_inputs, again)
-
-
-def plan_of(model: nn.Module, params: Params, x: Tensor, gradients: Mapping[str, Tensor]) -> Plan:
+def plan_of(job: Outputs, gradients: Mapping[str, Tensor]) -> GradientPlan:
     """Plan the outputs and gradients of a small stack, once for many times.
 
     Args:
-        model: gives the computation.
-        params: a stack, whose numbers may change in place; the numbers of a member lie together.
-        x: inputs, the same for all members.
+        job: asks for the outputs. Numbers of the stack may change in place later; those of a member
+            lie together.
         gradients: where those of weights go, by name.
 
     Raises:
         Unsuitable: if the stack is too large, or does not run as a chain that uses weights once.
     """
-    chain = chain_of(model, params, (x,))
-    if chain is None or len(chain.uses) > len(chain.weights):
-        raise Unsuitable("it does not run as a chain that uses every weight once")
-    size = chain.bytes_of(len(x), x.element_size()) * len(next(iter(params.values())))
+    chain, stack, x = chain_of(job), job.stack, job.inputs[0]
+    if len(chain.uses) > len(chain.weights):
+        raise Unsuitable("it uses a weight twice")
+    size = chain.bytes_of(len(x), x.element_size()) * len(next(iter(stack.values())))
     if not gradients.keys() <= {*chain.weights} or size > LARGEST_PLAN:
         raise Unsuitable("it has weights without use, or many activations")
-    return Plan(chain, x.detach(), {n: params[n].detach() for n in chain.weights}, gradients)
-
-
-def _tell(model: nn.Module, reason: str) -> None:
-    """Log a reason, once for a network."""
-    reasons = known_of(model).setdefault("told", set())
-    if reason not in reasons:
-        reasons.add(reason)
-        _log.info("%s runs by operations of torch: %s.", type(model).__name__, reason)
+    return GradientPlan(chain, x.detach(), {n: stack[n].detach() for n in chain.weights}, gradients)
 
 
 # ------------------------------------------------------------ what is asked of a call
@@ -129,7 +121,7 @@ def _refuse_unusual(x: Any, params: Params, own_inputs: bool) -> None:
     if len({t.shape[:1] for t in params.values()}) > 1 or x.ndim < 2 + own_inputs or not x.numel():
         raise Unsuitable("its tensors do not fit together")
     if not has_compiler():
-        raise Unsuitable("llvmlite does not work")
+        raise Unsuitable("llvmlite is missing, or does not work")
     if 2 * x.shape[own_inputs] < (lanes := lanes_of(x.element_size())):
         raise Unsuitable(f"batches have fewer than {lanes // 2} examples")
 
@@ -158,7 +150,7 @@ def _keeps_tensors_elsewhere() -> bool:
 
 
 # ------------------------------------------------------------ what is known of a network
-def _known_chain(model: nn.Module, params: Params, x: Tensor) -> Chain | None:
+def _known_chain(model: nn.Module, params: Params, x: Tensor) -> Chain:
     """Look up the chain for these settings, shapes and this precision, or read it now."""
     cached, settings = known_of(model).setdefault("chains", {}), settings_of(model)
     if settings not in cached and len(cached) == MOST_SETTINGS:
@@ -167,18 +159,18 @@ def _known_chain(model: nn.Module, params: Params, x: Tensor) -> Chain | None:
     key = (x.shape, x.dtype, *(t.shape[1:] for t in params.values()))
     if key not in chains:
         chains[key] = _read(model, params, x)
-    chain: Chain | None = chains[key]
-    return chain
+    if isinstance(chain := chains[key], Chain):
+        return chain
+    raise Unsuitable(chain)
 
 
-def _read(model: nn.Module, params: Params, x: Tensor) -> Chain | None:
-    """The chain of a network, if it computes what the network does."""
+def _read(model: nn.Module, params: Params, x: Tensor) -> Chain | str:
+    """The chain of a network, if it computes what the network does, or why there is none."""
     try:
         with torch.inference_mode(False), torch.random.fork_rng([]):
             return _read_first(model, params, x.detach().clone())
     except (Unsuitable, RuntimeError, ValueError, NotImplementedError, IndexError) as reason:
-        _tell(model, (str(reason).strip().splitlines() or [""])[0][:120])
-        return None
+        return (str(reason).strip().splitlines() or [""])[0][:120]
 
 
 def _read_first(model: nn.Module, params: Params, x: Tensor) -> Chain:

@@ -8,125 +8,123 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from lightning_bnn.likelihoods import Categorical, Gaussian
-from weightsym.params import Params, first_line
-
-__all__ = ["Graphs", "Recorded"]
+from weightsym.networks.engines import Energies, Losses
+from weightsym.params import chunk_of, first_line
 
 _AFTER, _MOST = 3, 8
 _LARGEST = 2**26
 """Bytes of the weights of a stack; those of more keep a GPU busy as it is."""
 _TOLERANCE = 1e-3
-_log = logging.getLogger("lightning_bnn")
-
-Compute = Callable[[Params, tuple[Tensor, ...], Tensor], Tensor]
-"""From a stack, inputs and targets to a loss for every member."""
+_NOT_THERE = "it has tensors that are not on a GPU"
+_log = logging.getLogger("weightsym.params")
 
 
-class Graphs:
-    """The graphs of one network, made when it is run a third time on tensors of the same shapes.
+class LossGraphs:
+    """Losses and their gradients, by graphs that are made when shapes come a third time."""
 
-    Copies have none: a graph belongs to its tensors.
-    """
+    name = "CUDA graphs"
+    kinds = (Losses,)
 
-    def __init__(self) -> None:
-        self._known: dict[Any, _Graph | int | None] = {}
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return type(self), ()
-
-    def losses(
-        self,
-        compute: Compute,
-        may_repeat: Callable[[], bool],
-        model: nn.Module,
-        likelihood: nn.Module,
-        params: Params,
-        inputs: Any,
-        targets: Tensor,
-    ) -> Tensor | None:
-        """The losses by a graph, or None where there is none.
-
-        Args:
-            compute: what to repeat.
-            may_repeat: is asked once for every graph.
-            model: gives the computation.
-            likelihood: gives the losses of its outputs.
-            params: a stack.
-            inputs: of the networks.
-            targets: of the networks.
-        """
-        tensors = [*params.values(), *inputs, targets]
-        if not (_may_be_repeated(tensors) and _repeats_itself(model, likelihood, params)):
-            return None
-        places = tuple(p.data_ptr() for p in likelihood.parameters())
-        modes = tuple(module.training for module in model.modules())
-        precise = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        shapes = tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in tensors)
-        key = places, modes, precise, shapes
-        entry = self._known.get(key, 0)
+    def takes(self, job: Losses) -> str | None:
+        tensors = _tensors(job)
+        reason = _unrepeatable(tensors) or _changeable(job)
+        if reason:
+            return reason
+        memory, key = job.loss.memory, _key(job, tensors)
+        entry = memory.get(key, 0)
         if isinstance(entry, int):
             entry += 1
-            if entry >= _AFTER and sum(isinstance(g, _Graph) for g in self._known.values()) < _MOST:
-                entry = _graph(compute, params, inputs, targets) if may_repeat() else None
-            self._known[key] = entry
-        if not isinstance(entry, _Graph):
-            return None
-        return _Replayed.apply(entry, len(params), *tensors)
+            if entry >= _AFTER and sum(isinstance(g, _LossGraph) for g in memory.values()) < _MOST:
+                entry = _checked_graph(job)
+            memory[key] = entry
+        if not isinstance(entry, _LossGraph):
+            return "there is no graph for tensors of these shapes"
+        job.notes["graph"] = entry
+        return None
+
+    def run(self, job: Losses) -> Tensor:
+        losses: Tensor = _Replayed.apply(job.notes["graph"], len(job.stack), *_tensors(job))
+        return losses
 
 
-def _may_be_repeated(tensors: Sequence[Any]) -> bool:
-    """Check whether these are tensors of a card in a plain run with gradients."""
-    if not all(isinstance(t, Tensor) and t.device.type == "cuda" for t in tensors):
-        return False
-    return (
+def _are_on_gpu(tensors: Iterable[Any]) -> bool:
+    return all(isinstance(t, Tensor) and t.is_cuda for t in tensors)
+
+
+def _tensors(job: Losses) -> list[Any]:
+    return [*job.stack.values(), *job.inputs, job.targets]
+
+
+def _key(job: Losses, tensors: Sequence[Tensor]) -> Any:
+    """A graph is made for places of parameters, modes, precision and shapes."""
+    places = tuple(p.data_ptr() for p in job.loss.parameters)
+    modes = tuple(module.training for module in job.network.modules())
+    precise = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    shapes = tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in tensors)
+    return job.own_inputs, places, modes, precise, shapes
+
+
+def _unrepeatable(tensors: Sequence[Any]) -> str | None:
+    """Refuse all but tensors of a card in a plain run with gradients."""
+    if not _are_on_gpu(tensors):
+        return _NOT_THERE
+    is_plain = (
         torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cuda")
         and not torch.cuda.is_current_stream_capturing()
         and torch._C._functorch.peek_interpreter_stack() is None
         and _get_current_dispatch_mode() is None
     )
+    return None if is_plain else "it runs without gradients, in mixed precision or in a transform"
 
 
-def _repeats_itself(model: nn.Module, likelihood: nn.Module, params: Params) -> bool:
-    """Check that everything is made of layers which compute the same every time."""
-    if type(likelihood) not in (Categorical, Gaussian):  # others may wait for the device
-        return False
-    if any(p.requires_grad for p in likelihood.parameters()):
-        return False
-    if params.keys() != {name for name, _ in model.named_parameters()}:  # it has buffers
-        return False
-    if sum(t.nbytes for t in params.values()) > _LARGEST:
-        return False
-    return all(
-        type(m).__module__.startswith("torch.nn.modules")
-        and not isinstance(m, nn.modules.dropout._DropoutNd)
-        and not (m._forward_hooks or m._forward_pre_hooks or m._backward_hooks)
-        for m in model.modules()
+def _changeable(job: Losses) -> str | None:
+    """Refuse all but layers and losses that compute the same every time."""
+    if job.loss.formula == "unknown":  # it may wait for the device
+        return "its loss may compute something else next time"
+    if any(p.requires_grad for p in job.loss.parameters):
+        return "its loss has parameters that are trained"
+    if job.stack.keys() != {name for name, _ in job.network.named_parameters()}:
+        return "it has buffers"
+    if sum(t.nbytes for t in job.stack.values()) > _LARGEST:
+        return "the stack is large"
+    if not all(_repeats_itself(m) for m in job.network.modules()):
+        return "it has dropout, hooks, or layers that are not of torch"
+    return None
+
+
+def _repeats_itself(layer: nn.Module) -> bool:
+    return (
+        type(layer).__module__.startswith("torch.nn.modules")
+        and not isinstance(layer, nn.modules.dropout._DropoutNd)
+        and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
     )
 
 
-class _Graph:
+class _LossGraph:
     """Tensors that a recorded run reads, and its losses and gradients, which a replay renews."""
 
-    def __init__(self, compute: Compute, params: Params, inputs: Any, targets: Tensor) -> None:
-        self.read = [t.detach().clone() for t in (*params.values(), *inputs, targets)]
-        for mine, t in zip(self.read, params.values(), strict=False):
+    def __init__(self, job: Losses) -> None:
+        self.read = [t.detach().clone() for t in _tensors(job)]
+        for mine, t in zip(self.read, job.stack.values(), strict=False):
             mine.requires_grad_(t.requires_grad)
-        weights, count = dict(zip(params, self.read, strict=False)), len(params)
+        weights, count = dict(zip(job.stack, self.read, strict=False)), len(job.stack)
         wanted = [t for t in weights.values() if t.requires_grad]
+        inputs, targets = tuple(self.read[count:-1]), self.read[-1]
+        mine = replace(job, stack=weights, inputs=inputs, targets=targets)
 
         @torch.enable_grad()
         def run() -> list[Tensor]:
-            losses = compute(weights, tuple(self.read[count:-1]), self.read[-1])
+            losses = mine.by_torch(mine)
             grads = torch.autograd.grad(
                 losses.sum(), wanted, materialize_grads=True, allow_unused=True
             )
@@ -149,12 +147,14 @@ class _Graph:
         return [t.clone() for t in self.recorded()]
 
 
-def _graph(compute: Compute, params: Params, inputs: Any, targets: Tensor) -> _Graph | None:
-    graph = _Graph(compute, params, inputs, targets)
-    if graph.is_right():
-        return graph
-    _log.info("Losses are computed without a CUDA graph.")
-    return None
+def _checked_graph(job: Losses) -> _LossGraph | None:
+    """A graph, if all members run at once and it gives what they do."""
+    inputs = tuple(x[0] for x in job.inputs) if job.own_inputs else job.inputs
+    members = len(next(iter(job.stack.values())))
+    if chunk_of(job.network, job.stack, inputs, job.chunk_size) < members:
+        return None
+    graph = _LossGraph(job)
+    return graph if graph.is_right() else None
 
 
 def _agree(a: Tensor, b: Tensor) -> bool:
@@ -167,7 +167,7 @@ class _Replayed(torch.autograd.Function):
     """Losses of a graph, which come with their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, graph: _Graph, count: int, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, graph: _LossGraph, count: int, *tensors: Tensor) -> Tensor:
         losses, *ctx.grads = graph.run(tensors)
         ctx.others = len(tensors) - count
         return losses
@@ -178,6 +178,50 @@ class _Replayed(torch.autograd.Function):
         gradients = iter(torch._foreach_mul(ctx.grads, rows))
         wanted = ctx.needs_input_grad[2 : len(ctx.needs_input_grad) - ctx.others]
         return (None, None, *(next(gradients) if w else None for w in wanted), *[None] * ctx.others)
+
+
+# ------------------------------------------------------------ energies
+class EnergyGraphs:
+    """Energies of all data and their gradients, replayed wherever chains are sent."""
+
+    name = "CUDA graphs"
+    kinds = (Energies,)
+
+    def takes(self, job: Energies) -> str | None:
+        return None if _are_on_gpu(job.moving.values()) else _NOT_THERE
+
+    def run(self, job: Energies) -> RecordedField:
+        return RecordedField(job)
+
+
+class RecordedField:
+    """A `Field` of what torch computes for weights in their place, recorded at the second call.
+
+    Args:
+        job: asks for it.
+    """
+
+    def __init__(self, job: Energies) -> None:
+        self.job, self.places = job, list(job.moving.values())
+        self.recorded = Recorded(lambda: job.by_torch(job), self.places)
+
+    def look(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        self.job.count(1)
+        pieces = rows.split([p[:1].numel() for p in self.places], 1)
+        views = [piece.view_as(p) for piece, p in zip(pieces, self.places, strict=True)]
+        with torch.no_grad():
+            torch._foreach_copy_(self.places, views)
+        with torch.enable_grad():
+            energies, *gradients = self.recorded()
+        return energies.clone(), torch.cat([g.flatten(1) for g in gradients], 1)
+
+    def slope(self, rows: Tensor) -> Tensor:
+        return self.look(rows)[1]
+
+    def leapfrog(self, x: Tensor, momenta: Tensor, steps: int, size: float, kick: float) -> None:
+        for _ in range(steps):
+            momenta.add_(self.slope(x), alpha=kick)
+            x.add_(momenta, alpha=size)
 
 
 # ------------------------------------------------------------ records

@@ -4,40 +4,19 @@ import copy
 
 import pytest
 import torch
+from pretended_graphs import Repeated, pretend_a_gpu
 from torch import nn
 
 from lightning_bnn import likelihoods, methods, models
-from lightning_bnn.methods import graphs
 from weightsym import params as P
-
-
-class Repeated:
-    """A record on the CPU: the results of one run, which every replay renews in place."""
-
-    is_replayed = True
-
-    def __init__(self, compute, reads):
-        self.compute, self.results, self.calls = compute, None, 0
-
-    def __call__(self):
-        self.calls += 1
-        if self.calls < 3:
-            self.results = self.compute()
-        else:
-            self.replay()
-        return self.results
-
-    def replay(self):
-        for old, new in zip(self.results, self.compute(), strict=True):
-            old.copy_(new)
+from weightsym_fast import graphs
 
 
 @pytest.fixture
 def replays(monkeypatch):
     """Graphs are made on the CPU, too; the list grows by every losses that come from one."""
+    pretend_a_gpu(monkeypatch)
     seen, apply = [], graphs._Replayed.apply
-    monkeypatch.setattr(graphs, "Recorded", Repeated)
-    monkeypatch.setattr(graphs, "_may_be_repeated", lambda _: torch.is_grad_enabled())
     monkeypatch.setattr(
         graphs._Replayed, "apply", lambda *args: seen.append(1) or apply(*args), raising=False
     )
@@ -58,7 +37,7 @@ def trained(network, members, steps=8, batch=20, seen=None, **options):
         (losses * torch.arange(1.0, members + 1, device=device)).sum().backward()
         optimizer.step()
     if seen is not None:
-        seen.extend(g for g in run._graphs._known.values() if isinstance(g, graphs._Graph))
+        seen.extend(g for g in run.loss().memory.values() if isinstance(g, graphs._LossGraph))
     return P.ravel(state.stack(), stacked=True)[0]
 
 
@@ -141,6 +120,27 @@ def test_a_graph_that_is_not_right_is_not_used(replays, monkeypatch, kind):
 
 
 def test_copies_have_no_graphs(replays):
-    found = graphs.Graphs()
-    found._known["some"] = 2
-    assert copy.deepcopy(found)._known == {}
+    run = methods.Run(models.mlp(6, [8], 3))
+    run.loss().memory["some"] = 2
+    assert copy.deepcopy(run).loss().memory == {}
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="recordings are CUDA's")
+@pytest.mark.parametrize("possible", [True, False])
+def test_what_is_recorded_is_what_is_computed(possible):
+    """What asks for a number cannot be recorded, and is computed all the same."""
+    x = torch.randn(3, 5, device="cuda")
+
+    def compute():
+        return [x.square().sum(1), x.exp() * (1.0 if possible else 1 + 0 * x.sum().item())]
+
+    recorded = graphs.Recorded(compute, [x])
+    for _ in range(4):
+        x.add_(1)
+        assert all(map(torch.equal, [t.clone() for t in recorded()], compute()))
+    assert (recorded._graph is not None) == possible
+    torch.rand(3, device="cuda")  # an attempt leaves the random numbers alone
+    if possible:
+        x.set_(torch.zeros(3, 5, device="cuda"))  # it is recorded anew
+        assert recorded()[0].eq(0).all()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from weightsym.fast.chains import LONGEST, Pair, Stage, even
-from weightsym.fast.vector_code import (
+from weightsym_fast.chains import LONGEST, Pair, StageSizes, even
+from weightsym_fast.vector_code import (
     Address,
     VectorCode,
     block_of,
@@ -23,10 +23,8 @@ from weightsym.fast.vector_code import (
     windows,
 )
 
-__all__ = ["before_backward", "input_gradient", "weight_gradient"]
 
-
-def before_backward(code: VectorCode, stage: Stage) -> None:
+def before_backward(code: VectorCode, stage: StageSizes) -> None:
     """Turn gradients of the outputs (at ``out``) to those before the last rectifier and mean.
 
     The outputs themselves stand at ``x``.
@@ -54,7 +52,7 @@ def _times(code: VectorCode, g: str, slope: float) -> str:
     return code.number(0) if slope == 0 else code.arithmetic("fmul", g, code.number(slope))
 
 
-def gradients(code: VectorCode, stage: Stage, window: Address, piece: Address) -> list[str]:
+def gradients(code: VectorCode, stage: StageSizes, window: Address, piece: Address) -> list[str]:
     """Gradients at the places of a tile of one channel, before anything is pooled.
 
     Args:
@@ -91,7 +89,7 @@ def gradients(code: VectorCode, stage: Stage, window: Address, piece: Address) -
     return gradients_of
 
 
-def input_gradient(code: VectorCode, stage: Stage) -> None:
+def input_gradient(code: VectorCode, stage: StageSizes) -> None:
     """Gradients of the inputs of a stage, from those before its rectifier and pooling.
 
     Args:
@@ -120,7 +118,7 @@ def input_gradient(code: VectorCode, stage: Stage) -> None:
 
 
 def _channels_back(
-    code: VectorCode, stage: Stage, x: str, weight: str, rows: list[list[str]]
+    code: VectorCode, stage: StageSizes, x: str, weight: str, rows: list[list[str]]
 ) -> None:
     """Add what some output channels give to all inputs of a tile."""
     area = math.prod(stage.padded) * code.lanes
@@ -131,7 +129,12 @@ def _channels_back(
 
 
 def _give_back(
-    code: VectorCode, stage: Stage, x: str, weight: str, taps: list[Pair], rows: list[list[str]]
+    code: VectorCode,
+    stage: StageSizes,
+    x: str,
+    weight: str,
+    taps: list[Pair],
+    rows: list[list[str]],
 ) -> None:
     """Add the products of weights and gradients to the inputs that they come from."""
     cells: dict[Pair, list[tuple[int, int, int]]] = {}
@@ -157,7 +160,7 @@ MOST_TAPS = 25
 """Kernels with more are summed row by row."""
 
 
-def weight_gradient(code: VectorCode, stage: Stage) -> None:
+def weight_gradient(code: VectorCode, stage: StageSizes) -> None:
     """Gradients of weights and biases, from those before rectifier and pooling of a stage.
 
     Args:
@@ -178,7 +181,7 @@ def weight_gradient(code: VectorCode, stage: Stage) -> None:
                     _some_weights(code, stage, where, weight, (some, deep, taps))
 
 
-def _summed_at_once(stage: Stage) -> tuple[int, int, int]:
+def _summed_at_once(stage: StageSizes) -> tuple[int, int, int]:
     """Count output channels, input channels and taps that are summed at once."""
     every = math.prod(stage.kernel)
     taps = every if every <= MOST_TAPS else stage.kernel[1]
@@ -200,7 +203,7 @@ def _sizes(number: int) -> list[int]:
     return sorted({even(number, most) for most in range(1, REGISTERS + 1)})
 
 
-def _bias_gradient(code: VectorCode, stage: Stage, m: str, bias: str, o: str) -> None:
+def _bias_gradient(code: VectorCode, stage: StageSizes, m: str, bias: str, o: str) -> None:
     slot = code.slot()
     code.write(code.number(0), slot)
     with code.loop("%blocks") as b:
@@ -215,7 +218,7 @@ def _bias_gradient(code: VectorCode, stage: Stage, m: str, bias: str, o: str) ->
 
 def _some_weights(
     code: VectorCode,
-    stage: Stage,
+    stage: StageSizes,
     where: tuple[str, str, str, str, str],
     weight: str,
     counts: tuple[int, int, int],
@@ -249,7 +252,7 @@ def _some_weights(
 
 def _add_products(
     code: VectorCode,
-    stage: Stage,
+    stage: StageSizes,
     x: str,
     taps: list[Pair],
     products: list[list[str]],

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weightsym.fast.chains import Chain, Elementwise, Layer, examples_first, examples_last
-from weightsym.fast.machine_code import Call, Step, compiled, lanes_of
 from weightsym.networks.threads import end_waiting_threads, pool
-
-__all__ = ["Plan", "adding", "run_chain"]
+from weightsym_fast.chains import Chain, Elementwise, Layer, examples_first, examples_last
+from weightsym_fast.machine_code import Call, Step, compiled, lanes_of
 
 AT_ONCE = 4 * 2**20
 """Bytes of activations at once where no gradients are wanted: they should stay in the cache."""
@@ -93,7 +91,7 @@ def _is_batched(g: Tensor) -> bool:
     return not torch._C._has_storage(g)
 
 
-class Plan:
+class GradientPlan:
     """Outputs and gradients of a stack, computed again and again in the same memory.
 
     Args:

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from lightning_bnn import likelihoods, methods, models, params
-from lightning_bnn.methods import all_data, planned_chains
-from weightsym.fast import dispatch
+from lightning_bnn.samplers.energy_sampler import as_rows
+from weightsym_fast import outputs, planned_chains
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROWS, CHAINS = 45, 3
@@ -68,14 +68,14 @@ def off(found, wanted):
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_gives_energies_and_gradients_of_the_method(name, parts, dtype):
     method, state, run, sampler = begun(name, parts=parts, dtype=dtype)
-    field, tolerance = method.planned(state, run), 1e-5 if dtype == torch.float32 else 1e-12
+    field, tolerance = method.field(state, run), 1e-5 if dtype == torch.float32 else 1e-12
     before, _ = field.look(sampler.rows())
     before = before.clone()
     moved(state)
     found = field.look(sampler.rows())
     energies, *gradients = method._sums(state, run)
     assert off(found[0], energies) < tolerance
-    assert off(found[1], all_data.as_rows(gradients)) < 10 * tolerance
+    assert off(found[1], as_rows(gradients)) < 10 * tolerance
     assert off(before, energies) > 1e-3
 
 
@@ -88,7 +88,7 @@ def test_planned_chains_go_where_others_go(name, kind, monkeypatch):
     for planned in (True, False):
         method, state, run, sampler = begun(name, kind, dtype=torch.float64, **options)
         if not planned:
-            monkeypatch.setattr(type(method), "planned", lambda *_: None)
+            monkeypatch.setattr(type(method), "field", lambda *_: None)
         starts = sampler.rows()
         energies = [method.transition(state, run, sampler.step)["energy"] for _ in range(5)]
         assert (sampler.field is not None) == planned
@@ -103,24 +103,24 @@ def test_planned_chains_go_where_others_go(name, kind, monkeypatch):
 @pytest.mark.parametrize("broken", ["fill_slopes", "energies"])
 def test_a_plan_that_gives_something_else_is_not_used(broken, monkeypatch):
     method, state, run, _ = begun("classes")
-    assert method.planned(state, run) is not None
-    right = getattr(planned_chains._CategoricalMisfit, broken)
+    assert method.field(state, run) is not None
+    right = getattr(planned_chains._CrossEntropyMisfit, broken)
 
     def wrong(misfit):
         result = right(misfit)
         return misfit.plan.slopes.mul_(1.01) if result is None else 1.01 * result
 
-    monkeypatch.setattr(planned_chains._CategoricalMisfit, broken, wrong)
-    assert method.planned(state, run) is None
+    monkeypatch.setattr(planned_chains._CrossEntropyMisfit, broken, wrong)
+    assert method.field(state, run) is None
 
 
 def test_what_has_no_plan_runs_as_before(monkeypatch):
     method, state, run, _ = begun("tanh")
-    monkeypatch.setattr(dispatch, "has_compiler", lambda: False)
-    assert method.planned(state, run) is None
+    monkeypatch.setattr(outputs, "has_compiler", lambda: False)
+    assert method.field(state, run) is None
     monkeypatch.undo()
-    monkeypatch.setattr(dispatch, "LARGEST_PLAN", 1000)
-    assert method.planned(state, run) is None
+    monkeypatch.setattr(outputs, "LARGEST_PLAN", 1000)
+    assert method.field(state, run) is None
     monkeypatch.undo()
     state.processes = 2
-    assert method.planned(state, run) is None
+    assert method.field(state, run) is None

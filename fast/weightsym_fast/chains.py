@@ -10,23 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Chain",
-    "Elementwise",
-    "FUNCTIONS",
-    "LONGEST",
-    "Layer",
-    "Pads",
-    "Pair",
-    "Pooling",
-    "Stage",
-    "Unsuitable",
-    "even",
-    "examples_first",
-    "examples_last",
-    "with_room",
-]
-
 Pair = tuple[int, int]
 Pooling = Literal["none", "max", "mean"]
 Pads = tuple[int, int, int, int]
@@ -56,7 +39,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageSizes:
     """Convolution (a linear layer is one over a single place) or none, rectifier, pooling.
 
     Attributes:
@@ -156,7 +139,7 @@ class Stage:
         """Bits of a note of one example: which place of a window is largest, or the sign there."""
         return 1 if self.pooling == "mean" else 8 if math.prod(self.window) <= 256 else 16
 
-    def leading_to(self, pads: Pads) -> Stage:
+    def leading_to(self, pads: Pads) -> StageSizes:
         """The same stage with zeros around its outputs."""
         return replace(self, out_pads=pads)
 
@@ -210,7 +193,7 @@ class Unsuitable(Exception):
 class Layer:
     """A stage with the names of its weights and biases, empty if it has none."""
 
-    stage: Stage
+    stage: StageSizes
     weight: str = ""
     bias: str = ""
 
@@ -244,7 +227,7 @@ class Chain:
         return next(k for k, layer in pairs if {layer.weight, layer.bias} & {*names})
 
     @property
-    def first(self) -> Stage:
+    def first(self) -> StageSizes:
         """The first stage: it says how inputs are laid out."""
         return next(layer.stage for layer in self.layers if isinstance(layer, Layer))
 

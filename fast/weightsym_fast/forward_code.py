@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from weightsym.fast.chains import Pair, Stage
-from weightsym.fast.vector_code import (
+from weightsym_fast.chains import Pair, StageSizes
+from weightsym_fast.vector_code import (
     Address,
     VectorCode,
     block_of,
@@ -23,10 +23,8 @@ from weightsym.fast.vector_code import (
     windows,
 )
 
-__all__ = ["forward"]
 
-
-def forward(code: VectorCode, stage: Stage) -> None:
+def forward(code: VectorCode, stage: StageSizes) -> None:
     """Outputs of a stage, and notes of which gradients go where.
 
     Args:
@@ -48,7 +46,7 @@ def forward(code: VectorCode, stage: Stage) -> None:
 
 
 def _window(
-    code: VectorCode, stage: Stage, channels: list[Address], weight: str, bias: str, valid: str
+    code: VectorCode, stage: StageSizes, channels: list[Address], weight: str, bias: str, valid: str
 ) -> None:
     """Compute one window of some output channels, or one tile where nothing is pooled."""
     pooled = [_Pooled(code, stage) for _ in channels]
@@ -70,7 +68,7 @@ def _window(
 
 
 def _sums(
-    code: VectorCode, stage: Stage, address: Address, count: int, weight: str, bias: str
+    code: VectorCode, stage: StageSizes, address: Address, count: int, weight: str, bias: str
 ) -> list[list[str]]:
     """Weighted sums at the places of a tile, for each of some channels."""
     tile = stage.tile
@@ -99,7 +97,12 @@ def _sums(
 
 
 def _add_products(
-    code: VectorCode, stage: Stage, x: str, weight: str, taps: list[Pair], sums: list[list[str]]
+    code: VectorCode,
+    stage: StageSizes,
+    x: str,
+    weight: str,
+    taps: list[Pair],
+    sums: list[list[str]],
 ) -> None:
     for n, tap in enumerate(taps):
         offsets = [
@@ -122,7 +125,7 @@ def _rectified(code: VectorCode, value: str, slope: float) -> str:
 class _Pooled:
     """The state of a window while its places come one after the other."""
 
-    def __init__(self, code: VectorCode, stage: Stage) -> None:
+    def __init__(self, code: VectorCode, stage: StageSizes) -> None:
         self.code, self.stage = code, stage
         if stage.pooling == "none":
             return

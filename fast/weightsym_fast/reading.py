@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weightsym.fast.chains import (
+from weightsym_fast.chains import (
     FUNCTIONS,
     Chain,
     Elementwise,
@@ -20,12 +20,10 @@ from weightsym.fast.chains import (
     Pads,
     Pair,
     Pooling,
-    Stage,
+    StageSizes,
     Unsuitable,
     with_room,
 )
-
-__all__ = ["read_chain"]
 
 
 def read_chain(run: Callable[[], Any], x: Tensor, weights: Mapping[str, Tensor]) -> Chain:
@@ -186,12 +184,12 @@ class Draft:
         self.layers.append(layer)
         self.is_open = True
 
-    def last_stage(self) -> Stage | None:
+    def last_stage(self) -> StageSizes | None:
         """The stage of the last layer, if it is one."""
         last = self.layers[-1] if self.layers else None
         return last.stage if isinstance(last, Layer) else None
 
-    def change(self, stage: Stage) -> None:
+    def change(self, stage: StageSizes) -> None:
         """Put another stage in the place of the last."""
         last = self.layers[-1]
         assert isinstance(last, Layer)
@@ -209,7 +207,7 @@ def _convolution(draft: Draft, arguments: Given, out: Tensor) -> None:
     rows, columns = _pair(arguments["padding"], weight.ndim - 2, 0)
     top, bottom, left, right = draft.pads
     draft.pads = (0, 0, 0, 0)
-    stage = Stage(
+    stage = StageSizes(
         channels,
         (size[0] - top - bottom, size[1] - left - right),
         weight.shape[0],
@@ -237,7 +235,7 @@ def _linear(draft: Draft, arguments: Given, out: Tensor) -> None:
     scaled = arguments.get("alpha", 1) != 1 or arguments.get("beta", 1) != 1
     if scaled or (bias is not None and bias.ndim != 1):
         raise Unsuitable("a linear layer scales or adds a matrix")
-    stage = Stage(draft.current.shape[1], (1, 1), out.shape[1], bias=bias is not None)
+    stage = StageSizes(draft.current.shape[1], (1, 1), out.shape[1], bias=bias is not None)
     draft.add(Layer(stage, draft.name_of(weight, turned=True), draft.name_of(bias)))
 
 
@@ -321,7 +319,7 @@ def _pool(draft: Draft, pooling: Pooling, window: Pair, step: Pair, out: Tensor 
             pooled = replace(pooled, inside=stage.outside, outside=1.0)
         draft.change(pooled)
     else:
-        alone = Stage(channels, size, channels, channels, weighted=False)
+        alone = StageSizes(channels, size, channels, channels, weighted=False)
         pooled = replace(alone, pooling=pooling, window=window, step=step)
         draft.add(Layer(pooled))
     if math.prod(window) > LARGEST_WINDOW or (out is not None and pooled.out_size != out.shape[2:]):

@@ -1,0 +1,227 @@
+"""Engines: ways to compute what a job asks for, other than by torch. They register themselves."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Literal, Protocol
+
+from torch import Tensor, nn
+
+from weightsym.networks.threads import known_of
+
+__all__ = [
+    "Energies", "Engine", "Field", "Formula", "Job", "Loss", "Losses", "Memory", "Outputs",
+    "compute", "engine_for",
+]  # fmt: skip
+
+GROUP = "weightsym.engines"
+"""The group of entry points by which distributions name their engines."""
+_log = logging.getLogger("weightsym.params")
+
+
+# ------------------------------------------------------------ jobs
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Job:
+    """A computation for all members of a stack.
+
+    Attributes:
+        network: gives the computation.
+        stack: weights and buffers of the members.
+        by_torch: computes the same from a job of this kind, by operations of torch.
+        notes: what an engine that takes the job has found out, for its run.
+    """
+
+    network: nn.Module
+    stack: dict[str, Tensor]
+    by_torch: Callable[[Any], Any]
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Outputs(Job):
+    """Outputs ``(members, ...)``, through which gradients flow.
+
+    Attributes:
+        inputs: of the networks, by position.
+        own_inputs: whether the leading dimension of the inputs counts members.
+        chunk_size: members that shall run at once, if that was chosen.
+    """
+
+    inputs: tuple[Any, ...]
+    own_inputs: bool = False
+    chunk_size: int | None = None
+
+
+Formula = Literal["cross-entropy", "squares", "fixed", "unknown"]
+
+
+class Memory(dict[Any, Any]):
+    """What engines remember of earlier jobs. It belongs to its tensors, so that copies are empty.
+
+    >>> import copy
+    >>> copy.deepcopy(Memory(graph=1))
+    {}
+    """
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(self), ()
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """A loss of outputs, and what is known of its formula.
+
+    Attributes:
+        mean: from outputs ``(members, examples, ...)`` and targets to one number per member.
+        parameters: tensors that it depends on besides these.
+        formula: ``"cross-entropy"`` of logits, ``"squares"`` of differences times a number and plus
+            another, ``"fixed"`` if the same operations compute it every time.
+        memory: of engines.
+
+    >>> import torch
+    >>> squares = Loss(lambda z, y: (z - y).square().sum(-1).mean(-1), (), "squares")
+    >>> squares.mean(torch.ones(3, 5, 2), torch.zeros(5, 2))
+    tensor([2., 2., 2.])
+    """
+
+    mean: Callable[[Any, Tensor], Tensor]
+    parameters: tuple[Tensor, ...] = ()
+    formula: Formula = "unknown"
+    memory: Memory = field(default_factory=Memory)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Losses(Job):
+    """Losses ``(members,)`` of a batch, through which gradients flow.
+
+    Attributes:
+        inputs: see `Outputs`.
+        targets: of the examples.
+        loss: of the outputs.
+        own_inputs: see `Outputs`, also of the targets.
+        chunk_size: see `Outputs`.
+    """
+
+    inputs: tuple[Any, ...]
+    targets: Tensor
+    loss: Loss
+    own_inputs: bool = False
+    chunk_size: int | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Energies(Job):
+    r"""A `Field` of energies, at many places one after the other.
+
+    .. math:: U(\omega) = n L(\omega) + \tfrac\lambda2 |\omega|^2
+
+    By torch, the energies and the gradients of all tensors that move, where they are.
+
+    Attributes:
+        moving: weights of the stack that move, by name.
+        batches: inputs and targets.
+        loss: of the outputs.
+        precision: :math:`\lambda`, of the prior.
+        count: is told how many gradients of all members were taken.
+        own_inputs: see `Losses`.
+    """
+
+    moving: Mapping[str, Tensor]
+    batches: Sequence[tuple[tuple[Any, ...], Tensor]]
+    loss: Loss
+    precision: float
+    count: Callable[[int], None]
+    own_inputs: bool = False
+
+
+class Field(Protocol):
+    """Energies where chains are sent, computed without the parameters of a module."""
+
+    def look(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Precise energies and their gradients, which last until the next call.
+
+        Args:
+            rows: the numbers of every chain, ``(chains, numbers)``.
+        """
+
+    def slope(self, rows: Tensor) -> Tensor:
+        """The gradients alone."""
+
+    def leapfrog(self, x: Tensor, momenta: Tensor, steps: int, size: float, kick: float) -> None:
+        """Add gradients times ``kick`` to momenta, these times ``size`` to ``x``, several times."""
+
+
+# ------------------------------------------------------------ engines
+class Engine(Protocol):
+    """A way to compute jobs of some kinds. Its class is an entry point of the group `GROUP`.
+
+    Attributes:
+        name: for messages.
+        kinds: of jobs that it may take.
+    """
+
+    name: ClassVar[str]
+    kinds: ClassVar[tuple[type[Job], ...]]
+
+    def takes(self, job: Any) -> str | None:
+        """The reason why it does not take a job, nothing if it does."""
+
+    def run(self, job: Any) -> Any:
+        """Compute a job that it takes."""
+
+
+@functools.cache
+def engines() -> tuple[Engine, ...]:
+    """All engines that are installed. One that cannot be imported is named once, and left out."""
+    found: list[Engine] = []
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        try:
+            found.append(point.load()())
+        except Exception as error:
+            _log.warning("The engine %s is left out, it cannot be imported: %s", point.value, error)
+    return tuple(found)
+
+
+def engine_for(job: Job) -> Engine | None:
+    """The first engine that takes a job. Why others do not is logged, once for a network.
+
+    Args:
+        job: what is to be computed.
+    """
+    for engine in engines():
+        if isinstance(job, engine.kinds):
+            reason = engine.takes(job)
+            if reason is None:
+                return engine
+            _tell(job.network, engine.name, reason)
+    return None
+
+
+def compute(job: Job) -> Any:
+    """Compute a job by the first engine that takes it, or by torch.
+
+    Args:
+        job: what is to be computed.
+
+    >>> import torch
+    >>> net, stack = nn.Linear(2, 1), {"weight": torch.ones(3, 1, 2), "bias": torch.zeros(3, 1)}
+    >>> def by_torch(job):
+    ...     run = lambda params: torch.func.functional_call(job.network, params, job.inputs)
+    ...     return torch.vmap(run)(job.stack)
+    >>> job = Outputs(network=net, stack=stack, inputs=(torch.ones(5, 2),), by_torch=by_torch)
+    >>> compute(job).shape
+    torch.Size([3, 5, 1])
+    """
+    engine = engine_for(job)
+    return job.by_torch(job) if engine is None else engine.run(job)
+
+
+def _tell(network: nn.Module, name: str, reason: str) -> None:
+    told = known_of(network).setdefault("told", set())
+    if (name, reason) not in told:
+        told.add((name, reason))
+        _log.info("%s does not run by %s: %s.", type(network).__name__, name, reason)
