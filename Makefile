@@ -8,7 +8,7 @@ DEMO_STAMP := $(VENV)/.installed-demo
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 HIDDEN := bad_input or frames
-ANNOTATIONS := --jaxtyping-packages=lightning_bnn,weightsym,bnn_research,beartype.beartype
+ANNOTATIONS := --jaxtyping-packages=lightning_bnn,weightsym,weightsym_fast,bnn_research,beartype.beartype
 
 # Images of containers often forbid what all processes of tests would otherwise compile again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,15 +22,15 @@ help:  ## show this list
 define install
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile --editable ./weightsym --editable $(1)
+	$(BIN)/python -m pip install --quiet --no-compile --editable ./weightsym --editable ./fast --editable $(1)
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 endef
 
-$(STAMP): pyproject.toml weightsym/pyproject.toml bnn-data/pyproject.toml research/pyproject.toml
+$(STAMP): pyproject.toml weightsym/pyproject.toml fast/pyproject.toml bnn-data/pyproject.toml research/pyproject.toml
 	$(call install,'.[dev]' --editable ./bnn-data --editable ./research)
 	touch $(STAMP) $(DEMO_STAMP)
 
-$(DEMO_STAMP): pyproject.toml weightsym/pyproject.toml
+$(DEMO_STAMP): pyproject.toml weightsym/pyproject.toml fast/pyproject.toml
 	$(call install,'.[fast]' 'scikit-learn>=1.3')
 	touch $(DEMO_STAMP)
 

@@ -14,11 +14,14 @@ STATED = {
     "weightsym/weightsym/__init__.py": r'^__version__ = "(.+)"',
     "bnn-data/lightning_bnn_data/__init__.py": r'^__version__ = "(.+)"',
     "research/bnn_research/__init__.py": r'^__version__ = "(.+)"',
+    "fast/weightsym_fast/__init__.py": r'^__version__ = "(.+)"',
+    "fast/pyproject.toml": r'^    "weightsym==(.+)"',
     "pyproject.toml": r'^    "weightsym==(.+)"',
     "CITATION.cff": r"^version: (.+)",
     "CHANGELOG.md": r"^## (\d[\d.]*)",
     ".zenodo.json": r'^  "version": "(.+)"',
     "recipe/lightning_bnn/recipe.yaml": r'^  version: "(.+)"',
+    "recipe/weightsym-fast/recipe.yaml": r'^  version: "(.+)"',
     "recipe/weightsym/recipe.yaml": r'^  version: "(.+)"',
 }
 """Where the version is stated, first of all."""

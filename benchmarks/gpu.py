@@ -24,7 +24,7 @@ from tables import FILES, fill_pages
 
 SCRIPTS = Path(__file__).parent
 PYTEST = "-m pytest -m e2e -q --tb=short -p no:cacheprovider tests/test_another_device.py"
-PYTEST += " tests/methods/test_graphs.py"
+PYTEST += " tests/fast/test_graphs.py"
 STEPS = {
     "tests": (PYTEST, 120),
     **{f"populations{k}": (f"gpu_populations.py --case {k}", 150) for k in (1, 2, 0)},

@@ -24,7 +24,7 @@ from torch import nn
 from torch.func import functional_call, grad
 from turns import Times, synchronise
 
-from lightning_bnn import methods
+from lightning_bnn import likelihoods, methods
 from lightning_bnn.modules import DeepEnsemble
 from weightsym import params as P
 
@@ -45,10 +45,13 @@ SECONDS = 0.08
 
 
 # ------------------------------------------------------------ ways in torch
+class Unknown(likelihoods.Categorical):
+    """A likelihood of which no engine knows the formula."""
+
+
 def ours(network, stack, has_graphs=True):
-    method, run = methods.DeepEnsemble(), methods.Run(network)
-    if not has_graphs:
-        run._graphs.losses = lambda *_: None
+    likelihood = likelihoods.Categorical() if has_graphs else Unknown()
+    method, run = methods.DeepEnsemble(), methods.Run(network, likelihood)
     state = method.init(network, stack)
     optimizer = SGD(state.parameters())
 

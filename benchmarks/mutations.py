@@ -37,10 +37,10 @@ from tqdm import tqdm
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("metrics", "posteriors", "samplers", "symmetry")
 CORE = ROOT / "weightsym/weightsym"
-APART = {"commands", "fast", "files", "params", "stacks"}
+APART = {"commands", "networks"}
 """Folders of the core whose tests are not those of the symmetries."""
-COPIED = ("lightning_bnn", "weightsym", "tests", "pyproject.toml")
-IMPORTED = "cvxpy hypothesis laplace lightning llvmlite scipy.stats sklearn.metrics torch._dynamo"
+COPIED = ("lightning_bnn", "weightsym", "fast", "tests", "pyproject.toml")
+IMPORTED = "cvxpy hypothesis laplace lightning scipy.stats sklearn.metrics torch._dynamo"
 SLOW = 0.3
 """Seconds from which a test waits until the others have passed."""
 

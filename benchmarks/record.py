@@ -26,7 +26,7 @@ import torch
 from turns import Times, growth
 
 Row = dict[str, Any]
-NAMED = ("torch", "lightning", "llvmlite", "lightning_bnn", "weightsym")
+NAMED = ("torch", "lightning", "lightning_bnn", "weightsym", "weightsym-fast")
 """Packages whose versions belong to every file."""
 
 

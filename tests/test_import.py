@@ -17,7 +17,7 @@ SUBMODULES = """
 import lightning_bnn.metrics.mmd, lightning_bnn.metrics as M
 print(M.mmd.__name__, M.mmd.__module__, callable(M.mmd), hasattr(M, "mmds"))
 """
-EXTRAS = [*OURS, "llvmlite"]
+EXTRAS = [*OURS, "weightsym_fast"]
 WITHOUT_EXTRAS = f"""
 import importlib, pkgutil, sys
 import torchmetrics  # which looks, as Lightning does, whether torchvision is there

@@ -10,8 +10,8 @@ from pages import ROOT, script
 
 versions = script(".ci/versions")
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-PROJECTS = {"weightsym": ROOT / "weightsym", "lightning_bnn": ROOT}
-UPLOADED = (*PROJECTS, "lightning_bnn_data")
+PROJECTS = {"weightsym": "weightsym", "weightsym-fast": "fast", "lightning_bnn": "."}
+UPLOADED = "weightsym", "weightsym_fast", "lightning_bnn", "lightning_bnn_data"
 CONDA = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
 SIGNATURES = {"docstring_parser", "typeshed-client"}
 """What `jsonargparse[signatures]` brings, which conda has no extras for."""
@@ -26,7 +26,9 @@ def test_every_file_states_the_same_version():
 @pytest.mark.parametrize("name", PROJECTS)
 def test_recipes_ask_for_what_wheels_ask_for(name):
     tomllib = pytest.importorskip("tomllib")
-    project = tomllib.loads((PROJECTS[name] / "pyproject.toml").read_text("utf-8"))["project"]
+    project = tomllib.loads((ROOT / PROJECTS[name] / "pyproject.toml").read_text("utf-8"))[
+        "project"
+    ]
     recipe = yaml.safe_load((ROOT / "recipe" / name / "recipe.yaml").read_text(encoding="utf-8"))
     expected = {"python": {f"<{project['requires-python'].rpartition('<')[2]}"}}
     for requirement in map(Requirement, project["dependencies"]):
@@ -38,12 +40,11 @@ def test_recipes_ask_for_what_wheels_ask_for(name):
             " "
         )
         found[package] = {part for part in text.split(",") if part and "python_min" not in part}
-    assert {package: found.pop(package) for package in SIGNATURES} == dict.fromkeys(
-        SIGNATURES, set()
-    )
+    if "jsonargparse" in expected:
+        expected |= dict.fromkeys(SIGNATURES, set())
     assert found == expected
-    scripts = [" = ".join(pair) for pair in project["scripts"].items()]
-    assert recipe["build"]["python"]["entry_points"] == scripts
+    scripts = [" = ".join(pair) for pair in project.get("scripts", {}).items()]
+    assert recipe["build"].get("python", {}).get("entry_points", []) == scripts
     assert recipe["about"]["summary"] == project["description"]
     assert recipe["about"]["license"] == project["license"]
 
@@ -66,7 +67,7 @@ def test_nothing_is_uploaded_before_it_was_tried():
     assert content["permissions"] == {}
     assert content[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as true
     assert [jobs[name]["needs"] for name in ("try", "attest", *UPLOADED)] == [
-        "build", "try", "attest", "weightsym", "attest",
+        "build", "try", "attest", "weightsym", "weightsym", "attest",
     ]  # fmt: skip
     for name, settings in jobs.items():
         uploads = any("pypi-publish" in step.get("uses", "") for step in settings["steps"])
