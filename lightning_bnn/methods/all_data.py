@@ -189,14 +189,11 @@ class AllDataSampling(Method):
             loss=run.loss(own_inputs),
             own_inputs=own_inputs,
             precision=self.prior.std**-2,
-            count=partial(self._count, state, run),
+            count=partial(_count, run, state.count * sum(b.examples for b in state.data)),
             by_torch=lambda _: self._uncounted_sums(state, run),
         )
         engine = engine_for(job)
         return None if engine is None else engine.run(job)
-
-    def _count(self, state: AllDataChains, run: Run, gradients: int) -> None:
-        run.evaluated += gradients * state.count * sum(batch.examples for batch in state.data)
 
     def _uncounted_sums(self, state: AllDataChains, run: Run) -> list[Tensor]:
         evaluated = run.evaluated
@@ -369,6 +366,10 @@ class MILE(AllDataSampling):
         super().after_fit(state, run)
         if sampler is not None:
             warn_of_steps(sampler, run)
+
+
+def _count(run: Run, examples: int, gradients: int) -> None:
+    run.evaluated += examples * gradients
 
 
 def _moving(state: AllDataChains) -> list[Tensor]:
