@@ -31,7 +31,7 @@ COMMANDS = [
 ]
 EVERYTHING = """
 import importlib, pkgutil, weightsym
-print(weightsym.params.of, weightsym.files.open_network, weightsym.networks.randomness.key_of)
+print(weightsym.params.of, weightsym.files.open_network, weightsym.params.key_of)
 for found in pkgutil.walk_packages(weightsym.__path__, "weightsym."):
     importlib.import_module(found.name)
 """
