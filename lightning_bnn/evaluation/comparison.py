@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -403,9 +404,9 @@ def _stored_or_computed(
     path: Path, key: Mapping[str, Any], compute: Callable[[], RowsAndOrigin]
 ) -> RowsAndOrigin:
     """Read the rows of an earlier call with the same key, or compute them."""
-    stored = _stored(path)
-    if stored.get("key") == json.loads(json.dumps(key)):
-        return [_row(**row) for row in stored["rows"]], stored["origin"]
+    stored = _stored(path, json.loads(json.dumps(key)))
+    if stored is not None:
+        return stored
     rows, origin = compute()
     if "failed" in origin:
         return rows, origin
@@ -426,16 +427,32 @@ def _computed(name: str, compute: Callable[[], RowsAndOrigin]) -> RowsAndOrigin:
         return [Row(name, FAILED, {}, 0)], {"failed": message}
 
 
-def _stored(path: Path) -> dict[str, Any]:
-    """Read what an earlier call has written, unless it was interrupted."""
+def _stored(path: Path, key: Any) -> RowsAndOrigin | None:
+    """Read what an earlier call with the same key has written, unless it is damaged."""
     try:
-        return dict(parse_json(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
+        content = parse_json(path.read_text(encoding="utf-8"))
+        if content["key"] != key:
+            return None
+        return [_row(**row) for row in content["rows"]], dict(content["origin"])
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+        return None
 
 
-def _row(numbers: Mapping[str, Sequence[float]], **fields: Any) -> Row:
-    return Row(numbers={name: Measured(*pair) for name, pair in numbers.items()}, **fields)
+def _row(
+    method: str,
+    mode: str,
+    numbers: Mapping[str, Sequence[float]],
+    seeds: int,
+    networks: int,
+    pooled: int,
+) -> Row:
+    measured = {
+        name: Measured(float(value), float(error)) for name, (value, error) in numbers.items()
+    }
+    counts = [operator.index(count) for count in (seeds, networks, pooled)]
+    if not (isinstance(method, str) and isinstance(mode, str)):
+        raise TypeError("a row has a name and a mode")
+    return Row(method, mode, measured, *counts)
 
 
 def scores_of_halves(location: Location, config: Path, options: Options) -> Numbers:

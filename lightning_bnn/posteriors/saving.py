@@ -16,7 +16,7 @@ from lightning_bnn.posteriors.gaussian import DiagonalGaussian, LowRankGaussian
 from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
 from lightning_bnn.posteriors.sources import DenseGaussian
 from weightsym import params as P
-from weightsym.params import Params, RavelSpec, first_line, keyed_generator
+from weightsym.params import Params, RavelSpec, check_not_negative, first_line, keyed_generator
 
 __all__: list[str] = []
 
@@ -101,6 +101,7 @@ def _made(settings: Mapping[str, Any], state: Params) -> Posterior:
             return LowRankGaussian(mean, std, deviations, settings["scale"], names)
         case "LaplaceGaussian":
             curvature = _below("curvature.", state)
+            _check_laplace(settings, constants, curvature)
             blocks = [
                 CurvatureBlock(
                     tuple(names), curvature[f"{k}.values"],
@@ -125,6 +126,7 @@ def _made(settings: Mapping[str, Any], state: Params) -> Posterior:
             _check_positive("weights of a mixture", state["weights"])
             if abs(float(state["weights"].sum()) - 1) > 1e-5:
                 raise ValueError("the weights of a mixture do not sum to 1")
+            _check_alike(parts)
             return Mixture(parts, state["weights"].tolist())
     raise ValueError(f"{str(settings['class'])[:80]!r} is no kind of posterior that is saved")
 
@@ -146,6 +148,27 @@ def _check_positive(title: str, values: Tensor) -> None:
     """Refuse what constructors refuse, as `load_state_dict` sets other values after them."""
     if not bool((values > 0).all() & values.isfinite().all()):
         raise ValueError(f"{title} are not positive and finite")
+
+
+def _check_laplace(settings: Mapping[str, Any], constants: Params, curvature: Params) -> None:
+    """Refuse settings that leave out tensors, or a layer that is not in the network."""
+    check_not_negative("temperature", settings["temperature"])
+    if sorted(settings["order"]) != sorted(constants):
+        raise ValueError("`order` does not name each of its tensors once")
+    if {name.partition(".")[0] for name in curvature} != set(
+        map(str, range(len(settings["blocks"])))
+    ):
+        raise ValueError("`blocks` are not those of its curvature")
+    layer = settings["last_layer"]
+    if layer is not None and not any(name.rpartition(".")[0] == layer for name in constants):
+        raise ValueError(f"`last_layer` is {str(layer)[:80]!r}, and the network has no such layer")
+
+
+def _check_alike(parts: Sequence[Posterior]) -> None:
+    """Refuse components that cannot be drawn, or whose draws do not fit together."""
+    drawn = [part.sample(1, keyed_generator("size")) for part in parts]
+    if len({frozenset((name, t.shape) for name, t in network.items()) for network in drawn}) > 1:
+        raise ValueError("the components of a mixture are of different networks")
 
 
 def _integers(values: Sequence[Any]) -> list[int]:

@@ -209,6 +209,11 @@ def test_rows_are_computed_once(here, monkeypatch):
         path.write_text(content)
         assert compare(reference="ref", posteriors__A="a") == first
     assert calls == ["A"]
+    for damage in ("rows", "seeds"):
+        path.write_text(path.read_text().replace(f'"{damage}"', '"x"'))
+        assert compare(reference="ref", posteriors__A="a") == first
+    assert calls == ["A"] * 3
+    calls[:] = ["A"]
     compare(reference="ref", posteriors__A="a", posteriors__B="b")
     compare(reference="ref", posteriors__A="a", seed=1)
     with CheckpointBank("a") as held:

@@ -110,6 +110,16 @@ def test_values_of_a_manifest_whose_checksums_are_right(sound, tmp_path, caplog)
     assert torch.equal(CheckpointBank(tmp_path, "r")[:]["w"], states[-1][0]["w"])  # the control
     for name, value, message in (
         ("dtype", "Tensor", "'Tensor' is no type of numbers"),
+        ("dtype", "int8", "must be a floating type"),
+        ("tensors", {}, "it names no tensors"),
+        *(
+            ("tensors", {"w": [dtype, [2], True]}, f"'{dtype}' is no type of numbers")
+            for dtype in ("quint8", "qint32", "bits8", "bits16", "float4_e2m1fn_x2", "int4")
+        ),
+        *(
+            ("tensors", {"w": ["float32", shape, True]}, "Line 1 of .* is damaged")
+            for shape in ([2**80], [2**62, 4], [0, 2**62, 2**62], [10**400], [-1], [0.5], "22", 3)
+        ),
         *(("bank", version, f"has format {version}, this version") for version in (0, 1, 99)),
     ):
         first, *others = unsigned(manifest)

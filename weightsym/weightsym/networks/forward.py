@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_LONGEST = 300
 
 
 class UnsupportedModel(ValueError):
@@ -114,8 +115,14 @@ def check_forward(model: nn.Module, inputs: Inputs) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error, or its type where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    r"""The first line of an error as it can be printed, or its type where it says nothing.
+
+    >>> first_line(ValueError("no \x1b[31m\nat all"))
+    'no \\x1b[31m'
+    """
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[: 4 * _LONGEST])
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]} ..."
 
 
 def in_precision_of(params: Params, inputs: _T) -> _T:

@@ -18,7 +18,8 @@ from weightsym.networks import dicts as P
 from weightsym.networks.dicts import Params
 from weightsym.networks.files.loading import load
 from weightsym.networks.files.names import NetworkNames, find_names
-from weightsym.networks.files.safetensors_format import check_names, read_file
+from weightsym.networks.files.safetensors_format import check_names, read_bytes, read_file
+from weightsym.networks.forward import first_line
 
 __all__ = ["FORMATS", "checkpoint_files", "networks_in", "read_networks", "read_state"]
 
@@ -108,9 +109,6 @@ def networks_in(
 
 def _archived(archive: Path) -> Iterator[tuple[str, Params]]:
     """Read an archive, which can only be read from front to back."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load as load_tensors
-
     try:
         with gzip.open(archive) as file:  # to its end, where its CRC is
             while file.read(2**22):
@@ -118,11 +116,13 @@ def _archived(archive: Path) -> Iterator[tuple[str, Params]]:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 if member.isfile() and member.name.endswith(".safetensors"):
+                    if not member.name.isprintable():
+                        raise ValueError(f"it names a file {member.name!r}")
                     content = tar.extractfile(member)
                     assert content is not None
-                    yield member.name, load_tensors(content.read())
-    except (*_DAMAGES, SafetensorError) as error:
-        raise ValueError(f"Archive {archive} is damaged: {error}.") from error
+                    yield member.name, read_bytes(archive / member.name, content.read())
+    except _DAMAGES as error:
+        raise ValueError(f"Archive {archive} is damaged: {first_line(error)}") from error
 
 
 def _of_state(

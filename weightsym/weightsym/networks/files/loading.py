@@ -47,7 +47,9 @@ def _is_whole(path: str | Path) -> bool:
 def describe_content(error: Exception) -> str:
     """Why torch has not loaded a file, in half a sentence."""
     foreign = re.search(r"GLOBAL (\S+)", str(error))
-    content = f"an object of {foreign[1]}" if foreign else "no plain tensors that torch can read"
+    name = "" if foreign is None else foreign[1]
+    is_name = re.fullmatch(r"[\w.]{1,200}", name)
+    content = f"an object of {name}" if is_name else "no plain tensors that torch can read"
     return f"holds {content}, and is not loaded: only tensors and plain data are"
 
 

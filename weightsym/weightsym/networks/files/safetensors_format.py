@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weightsym.networks.files.drafts import draft_of
+from weightsym.networks.forward import first_line
 
 __all__ = [
     "StoredTensor",
@@ -20,6 +22,7 @@ __all__ = [
     "bytes_of",
     "check_names",
     "check_types",
+    "read_bytes",
     "read_file",
     "save_tensors",
     "write_file",
@@ -87,6 +90,30 @@ def read_file(path: Path) -> TensorFile:
     return TensorFile(path.name, tensors, metadata)
 
 
+def read_bytes(path: Path, content: bytes) -> dict[str, Tensor]:
+    """The tensors of a file that is in memory.
+
+    Args:
+        path: where it is from, for errors.
+        content: of the file.
+    """
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        rows = deserialize(content)
+    except SafetensorError as error:
+        raise _damaged(path, error) from error
+    check_names(path, (name for name, _ in rows))
+    return {name: _tensor(path, name, **row) for name, row in rows}
+
+
+def _tensor(path: Path, name: str, dtype: str, shape: list[int], data: bytes) -> Tensor:
+    kind = _stored(path, name, dtype, shape)
+    if not data:
+        return torch.empty(kind.shape, dtype=kind.dtype)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind.dtype).view(kind.shape)
+
+
 def check_names(path: Path, names: Iterable[str]) -> None:
     """Refuse names with control characters, which terminals obey when they are printed."""
     bad = next((name for name in names if not name.isprintable()), None)
@@ -95,7 +122,7 @@ def check_names(path: Path, names: Iterable[str]) -> None:
 
 
 def _damaged(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} is no safetensors file, or it is damaged: {error}.")
+    return ValueError(f"{path} is no safetensors file, or it is damaged: {first_line(error)}.")
 
 
 def _stored(path: Path, name: str, dtype_name: str, shape: list[int]) -> StoredTensor:
@@ -103,7 +130,7 @@ def _stored(path: Path, name: str, dtype_name: str, shape: list[int]) -> StoredT
         raise ValueError(
             f"{path}: {name!r} is of type {dtype_name}, which this package cannot read."
         )
-    if max(shape, default=0) >= 2**63:
+    if math.prod(max(1, size) for size in shape) >= 2**60:
         raise ValueError(f"{path} is damaged: {name!r} has a shape that no tensor can have.")
     return StoredTensor(_TYPES[dtype_name], torch.Size(shape), lambda: _read(path, name))
 
