@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bnn_research.presets import study_job
+from bnn_research.populations import study_job
 from bnn_research.scales import settings_of
 from lightning_bnn.commands.runs import reseeded, run_jobs
 from lightning_bnn.evaluation import ClassPredictions, predictions_of_stack

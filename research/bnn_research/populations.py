@@ -9,16 +9,35 @@ from typing import Any
 
 import lightning as L
 
-from bnn_research.presets import study_job
+from bnn_research.presets import OWN
 from bnn_research.scales import settings_of
-from lightning_bnn.commands.runs import reseeded, run_jobs
+from lightning_bnn.commands.presets import preset_names
+from lightning_bnn.commands.runs import Job, reseeded, run_jobs
 from lightning_bnn.evaluation.populations import Population
 from lightning_bnn.evaluation.problem import read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, read_posterior
 from lightning_bnn.findings import results_folder
 from lightning_bnn.quiet_runs import one_thread, quiet
 
-__all__ = ["ENSEMBLES", "Recipe", "fit_quietly", "optunets", "population"]
+__all__ = ["ENSEMBLES", "Recipe", "fit_quietly", "optunets", "population", "study_job"]
+
+
+def study_job(
+    name: str,
+    preset: str,
+    overrides: Mapping[str, Any] | None = None,
+    callbacks: Sequence[L.Callback] = (),
+) -> Job:
+    """A preset to be trained, of the papers or of `lightning_bnn`.
+
+    Args:
+        name: of its folder.
+        preset: its name.
+        overrides: what to change in it.
+        callbacks: to watch the training by.
+    """
+    package = OWN if preset in preset_names(OWN) else "lightning_bnn"
+    return Job(name, preset, overrides or {}, callbacks, package=package)
 
 
 @dataclass(frozen=True)

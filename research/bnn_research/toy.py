@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bnn_research.populations import Recipe
-from bnn_research.presets import study_job
+from bnn_research.populations import Recipe, study_job
 from bnn_research.scales import settings_of
 from lightning_bnn.commands.runs import reseeded, run_jobs
 from lightning_bnn.findings import Findings, publish, results_folder

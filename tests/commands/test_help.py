@@ -52,7 +52,7 @@ def test_help_lists_the_arguments_of_the_function(name, capsys):
 @pytest.mark.e2e
 def test_lists_of_commands_and_mistakes_import_nothing_heavy():
     """All in one interpreter, which has imported neither torch nor numpy nor Lightning."""
-    lines = [["--help"], ["--version"], ["toyy"]]
+    lines = [["--help"], ["--version"], ["presets"], ["toyy"]]
     code = (
         "import sys\n"
         "from bnn_research.cli import main as research\n"

@@ -4,7 +4,8 @@ import pytest
 from preset_runs import assert_fits_together, assert_trains, printed, work_folder
 
 from bnn_research.cli import main
-from bnn_research.presets import OWN, study_job
+from bnn_research.populations import study_job
+from bnn_research.presets import OWN
 from lightning_bnn.commands.presets import preset_names
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -14,7 +14,8 @@ import torch
 import yaml
 
 import lightning_bnn
-from bnn_research.presets import OWN, study_job
+from bnn_research.populations import study_job
+from bnn_research.presets import OWN
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.shipped import digest_of_networks
 from lightning_bnn.callbacks.training_cost import COST_FILE, TrainingCost
