@@ -88,8 +88,9 @@ class StackSource:
         missing = [n for n in names if n not in params]
         if missing:
             raise ValueError(f"`layers` names {missing[0]!r}, which the stack does not have.")
-        self._tensors = {n: params[n].detach().reshape(self.rows, -1) for n in names}
         self.shapes = {name: params[name].shape[1:] for name in names}
+        sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
+        self._tensors = {n: params[n].detach().reshape(self.rows, sizes[n]) for n in names}
 
     def read(self, name: str, rows: slice, columns: slice) -> Tensor:
         """Some features of one flattened layer of some networks."""
@@ -435,6 +436,8 @@ def layers_that_differ(x: Params, y: Params) -> list[str] | None:
         x: a stack.
         y: another one.
     """
+    for name, side in {"x": x, "y": y}.items():
+        _check_rows(StackSource(side), name)
     names = [n for n, t in x.items() if is_weight(n, t) and n in y]
 
     def differs(name: str) -> bool:

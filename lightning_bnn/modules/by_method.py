@@ -278,7 +278,8 @@ class MCDropout(Bayesian):
     Args:
         network: gives the computation; it is copied, not changed.
         members: how many networks.
-        p: put dropout of this rate before linear layers of a network that has none.
+        p: put dropout of this rate before the linear layers of a network that has none, except its
+            first layer: inputs are not dropped.
         **kwargs: of the method, see `lightning_bnn.methods.MCDropout`, and of every module, see
             `Bayesian`.
 
