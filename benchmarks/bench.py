@@ -36,6 +36,7 @@ RUNS = {
     "vi_steps": "vi.py steps",
     "ratios": "ratios.py",
     "growth": "growth.py",
+    "doctor": "doctor.py --seeds 1",
 }
 """What writes each file; a row of `tables.py` shows it."""
 

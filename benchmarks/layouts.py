@@ -229,3 +229,20 @@ def growth(rows: list[Row]) -> Table:
 
     found = {who: [r for r in rows if r["who"] == who] for who in every(rows, "who")}
     return [["", "exponents"], *([who, ", ".join(map(shown_row, of))] for who, of in found.items())]
+
+
+# ------------------------------------------------------------ doctor
+@layout
+def doctor(rows: list[Row]) -> Table:
+    table = [["verdict", "faults put in, found", "healthy runs examined", "alarms", "not true"]]
+    faults, healthy = ([r for r in rows if r["what"] == w] for w in ("fault", "healthy"))
+    for verdict in dict.fromkeys([*every(faults, "verdict"), *every(healthy, "who")]):
+        mine = [row for row in faults if row["verdict"] == verdict]
+        put, found = (sum(row[key] for row in mine) for key in ("of", "value"))
+        cells = [f"{found} of {put}" if put else ""]
+        seen = [row for row in healthy if row["who"] == verdict]
+        for key in ("of", "value", "false"):
+            cells.append(str(seen[0][key]) if seen else "")
+        table.append([verdict.replace("_", " "), *cells])
+    put, found = (sum(row[key] for row in faults) for key in ("of", "value"))
+    return [*table, ["all", f"{found} of {put}", "", "", ""]]
