@@ -38,8 +38,8 @@ _WIDER = {"protein-tertiary-structure": 100}
 """Hidden units, if not 50."""
 _WIDTHS = 1.0, 2.0, 4.0
 """Standard deviations of the prior to choose from."""
-_FACTORS = [2 ** (k / 4) for k in range(-8, 17)]
-"""Of the noise, to choose from."""
+FACTORS = [2 ** (k / 4) for k in range(-20, 17)]
+"""Of the noise, to choose from: from 1/32, so that none is at an end."""
 _LARGE = 2000
 """Training rows above which runs take twice as many steps, and none has gradients of all data."""
 SCALES = {
@@ -217,7 +217,7 @@ def best_factor(predictions: stacks.Predictions) -> tuple[float, float]:
     Args:
         predictions: on validation rows.
     """
-    densities = {f: float(stacks.log_densities(predictions, f).mean()) for f in _FACTORS}
+    densities = {f: float(stacks.log_densities(predictions, f).mean()) for f in FACTORS}
     factor, density = max(densities.items(), key=lambda item: item[1])
     return (factor, density) if math.isfinite(density) else (1.0, -math.inf)
 

@@ -263,6 +263,8 @@ def fitted(
             the number of the split only.
     """
     members = contestant.members
+    if len(candidates) * members == 1:
+        return _first_of_two(contestant, setting, candidates, width, budget, start)
     rows = _Rows.of(candidates, members)
     network = contestant.network(ScaledMLP(rows.inputs.shape[2], width), setting)
     run = Run(
@@ -282,6 +284,20 @@ def fitted(
         for member, mode in _modes(method, state, run, rows):
             modes[member // members].append(mode)
     return Fitted(network.eval(), candidates, state.stack(), modes)
+
+
+def _first_of_two(
+    contestant: Contestant, setting: Any, candidates: Sequence[Candidate], width: int,
+    budget: Budget, start: Params | None,
+) -> Fitted:  # fmt: skip
+    """Train one network as any other: a stack of one is computed, and rounded, in its own way.
+
+    Training makes much of a rounding error: the log-likelihood of a split moves by tenths.
+    """
+    starts = start and {name: t.repeat_interleave(2, 0) for name, t in start.items()}
+    two = fitted(contestant, setting, [*candidates] * 2, width, budget, starts)
+    stack = {name: t[:1] for name, t in two.stack.items()}
+    return Fitted(two.network, candidates, stack, two.modes[:1])
 
 
 def _trained(

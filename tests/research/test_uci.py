@@ -99,6 +99,25 @@ def test_a_split_trains_beside_others_as_it_does_alone(tmp_path, name):
     torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["map", "ensemble", "swag", "laplace"])
+def test_a_split_has_the_same_scores_to_the_last_bit_alone(tmp_path, name):
+    """Training makes tenths of a rounding error. (Methods with noise draw it for all splits.)"""
+    splits = splits_of(tmp_path, 3)
+    tables = [SplitTable("yacht", some, SMALL) for some in (splits[:1], splits)]
+    alone, together = (choose_and_score(CONTESTANTS[name], table)[0] for table in tables)
+    assert alone == together
+
+
+def test_the_noise_of_no_method_is_at_the_end_of_its_grid():
+    """Nothing that was chosen is a bound, so that a wider grid would choose the same."""
+    low, high = min(study.FACTORS), max(study.FACTORS)
+    errors = torch.randn(1, 4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for factor in (0.05, 0.2, 8.0):
+        found, _ = best_factor(Predictions(factor * errors, torch.ones_like(errors), 0 * errors[0]))
+        assert low < found < high
+        assert found == pytest.approx(factor, rel=0.1)
+
+
 @pytest.mark.parametrize("name", CONTESTANTS)
 def test_every_method_scores_every_split(tmp_path, name):
     table = SplitTable("yacht", splits_of(tmp_path), SMALL)
