@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from string import Template
 from typing import Any
@@ -330,8 +330,9 @@ def answer(
         relation: its name.
         rows: operands; each row of them must meet the relation.
         by: what is compared: ``"number"``, beyond its doubt; ``"mean"``, the number alone;
-            ``"seeds"``, the mean beyond the doubt that seeds leave; ``"run"``, every run, within
-            the errors if some meet it and some do not; ``"all"``, every run, not met if one fails.
+            ``"seeds"``, the mean beyond the doubt that seeds leave; ``"again"``, the number, as as
+            many further seeds would decide, too; ``"run"``, every run, within the errors if some
+            meet it and some do not; ``"all"``, every run, not met if one fails.
         some: one row or column is enough.
     """
     answers = [
@@ -347,6 +348,8 @@ def answer(
 def _compared(relation: Callable[..., Answer], numbers: Sequence[Number], by: str) -> Answer:
     if by == "number":
         return relation(*numbers)
+    if by == "again":  # two means differ by the doubt about both
+        return relation(*(replace(x, doubt=math.sqrt(2) * x.doubt) for x in numbers))
     if by == "mean":
         return relation(*(Number([x.value]) for x in numbers)) is True
     if by == "seeds":
