@@ -46,6 +46,7 @@ def log(module: Any, name: str, value: Any, **settings: Any) -> None:
         value: a number, or a tensor of one.
         **settings: of `LightningModule.log`.
     """
+    settings = {"batch_size": 1, **settings}  # one number, which no batch has to be asked for
     trainer, hook = module._trainer, module._current_fx_name
     results: Any = None if trainer is None else trainer._results
     earlier = None if results is None else results.get(f"{hook}.{name}")
@@ -54,10 +55,9 @@ def log(module: Any, name: str, value: Any, **settings: Any) -> None:
         return
     if trainer._logger_connector.should_reset_tensors(hook):
         results.reset(metrics=False, fx=hook)
-    size = results._extract_batch_size(earlier, settings.get("batch_size"), earlier.meta)
     if not isinstance(value, torch.Tensor):
         value = torch.tensor(value, device=module.device, dtype=torch.get_default_dtype())
-    earlier.forward(value.detach(), size)
+    earlier.forward(value.detach(), settings["batch_size"])
     earlier.has_reset = False
     trainer._logger_connector._current_fx = hook
 

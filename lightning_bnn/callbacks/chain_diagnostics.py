@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.figure_logging import log_folder, log_panels
+from lightning_bnn.callbacks.onlooker import Onlooker, RefusedArgument
 from weightsym import Symmetries, canonicalise, discover
 from weightsym import params as P
 from weightsym.params import Params, check_count, elsewhere, random_numbers, where_precise
@@ -19,7 +19,7 @@ from weightsym.params import Params, check_count, elsewhere, random_numbers, whe
 __all__ = ["ChainDiagnostics"]
 
 
-class ChainDiagnostics(Callback):
+class ChainDiagnostics(Onlooker):
     r"""Logs :math:`\hat R` and effective sample sizes of chains (`SGHMC`, `SMILE`, `HMC`, `MILE`).
 
     Of the predictions for some inputs (``function``), of some weights (``weights``) and of the same
@@ -67,7 +67,7 @@ class ChainDiagnostics(Callback):
     # -------------------------------------------------------- hooks
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if not callable(getattr(pl_module, "chains", None)):
-            raise ValueError(
+            raise RefusedArgument(
                 f"ChainDiagnostics needs a module with chains, such as SGHMC, HMC or MILE; "
                 f"{type(pl_module).__name__} has none."
             )
@@ -94,7 +94,7 @@ class ChainDiagnostics(Callback):
         for space, values in healthy.items():
             numbers = chain_numbers(values)
             tagged = {f"posterior/{name}/{space}": value for name, value in numbers.items()}
-            pl_module.log_dict(tagged, rank_zero_only=True)
+            pl_module.log_dict(tagged, rank_zero_only=True, batch_size=1)
         self._draw(trainer, healthy)
 
     def _draw(self, trainer: Any, healthy: dict[str, Tensor]) -> None:
@@ -137,8 +137,10 @@ class ChainDiagnostics(Callback):
         first = next(iter(networks.values()))
         inputs = tree_map(lambda t: t.to(first.device), pl_module.cast(self._probe))
         training = template.training
-        outputs = P.apply(template.eval(), networks, *inputs)
-        template.train(training)
+        try:
+            outputs = P.apply(template.eval(), networks, *inputs)
+        finally:
+            template.train(training)
         is_categorical = isinstance(pl_module.likelihood, Categorical)
         outputs = where_precise(outputs).double()  # in float32 sure predictions are all 1
         return outputs.softmax(-1) if is_categorical else outputs

@@ -99,11 +99,11 @@ class PosteriorFigures(SymmetryCallback):
         super().on_train_start(trainer, pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._active and self.network is not None and not self._looks:
+        if not self._looks:
             self._see(trainer, pl_module)  # it was stopped before the first look
         is_drawn = self._looks % self.draw_every == 0  # and nothing was seen since
-        if self._active and self.network is not None and not is_drawn:
-            self._draw(trainer, self.network.weights())
+        if (network := self._current(pl_module)) is not None and not is_drawn:
+            self._draw(trainer, network.weights())
         super().on_train_end(trainer, pl_module)
 
     def begin(self, weights: Params) -> None:
@@ -112,6 +112,8 @@ class PosteriorFigures(SymmetryCallback):
         names = [*(g.name for g in sym.permutations if g.name in sym.weights), *sym.weights]
         first = next(iter(names), next(iter(sym.shapes)))
         size = sym.shapes[first].numel()
+        if self._followed and self._followed[0].shape[-1] != min(self.weights, size):
+            self.forget()  # it has become another network
         self._layer = first
         count = min(self.weights, size)
         self._places = ((torch.arange(count) + 0.5) * size / count).long()
@@ -232,7 +234,8 @@ def _curves(trainer: Any, network: Network) -> dict[str, Any]:
             tag, names = "drift", ["last steps", "path", "chance"]
         else:
             tag, names = "mass", ["as trained", "minimum"]
-        steps = [step for step, _ in callback.history]
-        columns = torch.tensor([row[: len(names)] for _, row in callback.history]).T
+        history = [row for row in callback.history if len(row[1]) == len(callback.history[-1][1])]
+        steps = [step for step, _ in history]  # since it has so many layers
+        columns = torch.tensor([row[: len(names)] for _, row in history]).T
         figures[tag] = curves_figure(steps, dict(zip(names, columns, strict=True)), tag)
     return figures

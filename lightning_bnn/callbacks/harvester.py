@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.nn.parameter import is_lazy
 
 from lightning_bnn import _compat
 from lightning_bnn.callbacks.figure_logging import log_folder
-from lightning_bnn.callbacks.watching import stack_of, whole_network
+from lightning_bnn.callbacks.onlooker import Onlooker, RefusedArgument
+from lightning_bnn.callbacks.watching import check_name, stack_of, whole_network
 from lightning_bnn.harvest import Schedule, expected
 from weightsym import params as P
 from weightsym.params import Params, check_floating_type
@@ -24,7 +24,7 @@ from weightsym.params import Params, check_floating_type
 __all__ = ["CheckpointHarvester"]
 
 
-class CheckpointHarvester(Callback):
+class CheckpointHarvester(Onlooker):
     """Appends the weights of any run to a `lightning_bnn.bank.CheckpointBank`.
 
     Weights are taken after optimizer steps (or after epochs), written by a thread, and flushed
@@ -103,7 +103,7 @@ class CheckpointHarvester(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         path, rows = state_dict.get("path"), state_dict.get("rows")
         if not isinstance(path, str) or not isinstance(rows, int) or rows < 0:
-            raise ValueError(f"The checkpoint is damaged: {state_dict} is no state of a bank.")
+            raise RefusedArgument(f"The checkpoint is damaged: {state_dict} is no state of a bank.")
         self._rows, self._restored = rows, True
         if self._name is None and path:
             self.path = Path(path)
@@ -130,6 +130,8 @@ class CheckpointHarvester(Callback):
         from lightning_bnn.bank.writer import BankWriter
 
         self._started = True
+        if stack_of(pl_module) is None:
+            check_name(pl_module, self.module)
         # all processes take part in these two
         weights = _harvested_weights(trainer, pl_module, self.module, self.members)
         folder = log_folder(trainer)
@@ -138,7 +140,10 @@ class CheckpointHarvester(Callback):
         _refuse_parts(weights)
         self.path = self.path or folder / (f"bank-{self.module}" if self.module else "bank")
         names = _names_of_weights(pl_module, weights)
-        bank = CheckpointBank(self.path, dtype=self.dtype, weights=names)
+        try:
+            bank = CheckpointBank(self.path, dtype=self.dtype, weights=names)
+        except (ValueError, OSError) as error:
+            raise RefusedArgument(str(error)) from error
         _refuse_another_kind(bank, _as_stack(pl_module, weights))
         self._continue(bank)
         self._check_space(trainer, bank, weights)
@@ -218,7 +223,7 @@ class CheckpointHarvester(Callback):
         free = shutil.disk_usage(bank.path).free
         if size > free or (math.isfinite(count) and count * size > free):
             bank.close()
-            raise ValueError(
+            raise RefusedArgument(
                 f"{count:.0f} harvests of {size / 1e6:.3g} MB do not fit into the {free / 1e6:.3g} "
                 f"MB that are free at {bank.path}: set a longer period, or `dtype`."
             )
@@ -246,6 +251,11 @@ class CheckpointHarvester(Callback):
             rank_zero_warn(
                 f"The disk of {self.path} is full: networks are left out until there is room."
             )
+
+    def _switch_off(self, reason: str) -> None:
+        """Keep nothing more, but go on taking part in what other processes wait for."""
+        super()._switch_off(reason)
+        self._started = self._active = torch.distributed.is_initialized()
 
     def _close(self) -> None:
         self._started = False
@@ -281,7 +291,7 @@ def _harvested_weights(
         weights = stack.weights
         return weights if members is None else _chosen(weights, list(members))
     if members is not None:
-        raise ValueError(
+        raise RefusedArgument(
             f"`members` is for modules that train several networks; {type(pl_module).__name__} "
             "trains one."
         )
@@ -297,9 +307,9 @@ def _refuse_parts(weights: Params) -> None:
     """Refuse networks without tensors, and tensors of which each process has only a part."""
     sharded = any(hasattr(t, "to_local") or hasattr(t, "local_shards") for t in weights.values())
     if not weights:
-        raise ValueError("CheckpointHarvester: the network has no tensors to keep.")
+        raise RefusedArgument("CheckpointHarvester: the network has no tensors to keep.")
     if sharded:
-        raise ValueError(
+        raise RefusedArgument(
             "CheckpointHarvester needs whole tensors, and this strategy keeps shards: choose "
             "one that saves full state dicts (`save_distributed_checkpoint=False`, "
             "`state_dict_type='full'`)."
@@ -319,7 +329,7 @@ def _refuse_another_kind(bank: Any, networks: Params) -> None:
             bank.extend({name: t[:0] for name, t in networks.items()})
     except ValueError as error:
         bank.close()
-        raise ValueError(f"`bank` must be another folder than {bank.path}: {error}") from error
+        raise RefusedArgument(f"`bank` must be another folder than {bank.path}: {error}") from error
 
 
 def _names_of_weights(pl_module: Any, weights: Params) -> list[str]:
@@ -341,5 +351,5 @@ def _size_in_bytes(tensors: Params, dtype: torch.dtype | None) -> int:
 def _chosen(stack: Params, members: list[int]) -> Params:
     count = len(next(iter(stack.values())))
     if not all(0 <= m < count for m in members):
-        raise ValueError(f"`members` must be in 0..{count - 1}, got {members}.")
+        raise RefusedArgument(f"`members` must be in 0..{count - 1}, got {members}.")
     return {name: tensor[members] for name, tensor in stack.items()}

@@ -110,7 +110,7 @@ class LearningCoefficient(SymmetryCallback):
     ) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx, *_)
         self._is_whole |= batch_idx == 0  # else the run goes on in the middle of an epoch
-        if self._active and self._is_due(trainer):
+        if self._is_due(trainer):
             self._listener.listen(self._store, pl_module, batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
@@ -118,7 +118,7 @@ class LearningCoefficient(SymmetryCallback):
         self._listener.hear(self._store)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._active and self._is_due(trainer) and self._is_whole:
+        if self._is_due(trainer) and self._is_whole:
             self._see(trainer, pl_module)
         self._is_whole = False
 

@@ -71,10 +71,12 @@ class MassGap(SymmetryCallback):
         super().__init__(module, every_n_steps, batch_norm)
 
     def begin(self, weights: Params) -> None:
+        assert self.network is not None
         self._warned = False
-        device = next(iter(weights.values())).device
-        if self._scales is not None:
-            self._scales = tuple(scale.to(device) for scale in self._scales)
+        device, before = next(iter(weights.values())).device, self._scales or ()
+        sizes = [group.units for group in self.network.symmetries.scalings]
+        fits = [scale.shape[-1] for scale in before] == sizes
+        self._scales = tuple(scale.to(device) for scale in before) if fits else None
 
     def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
         assert self.network is not None

@@ -6,14 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_bnn._compat import figure_step
 from lightning_bnn.callbacks.figure_logging import log_folder
+from lightning_bnn.callbacks.onlooker import Onlooker
 from lightning_bnn.callbacks.seen_examples import ExampleListener, ExampleStore
-from lightning_bnn.callbacks.watching import prefix_among_others, shards_weights
+from lightning_bnn.callbacks.watching import check_name, prefix_among_others, shards_weights
 from weightsym.params import check_count, elsewhere, random_numbers
 
 __all__ = ["PosteriorDoctor"]
@@ -22,7 +22,7 @@ _TRAINING, _HELD_OUT = 512, 1024
 """Examples of the first batches, and of the validation data, that are kept for it."""
 
 
-class PosteriorDoctor(Callback):
+class PosteriorDoctor(Onlooker):
     """Looks for what goes wrong with posteriors, and says it in plain sentences.
 
     For modules of this package: deviations, prior and KL term, steps of samplers, burn-in, chains
@@ -67,7 +67,6 @@ class PosteriorDoctor(Callback):
         self._held_out = ExampleStore(_HELD_OUT)
         self._loss: Tensor | None = None
         self._steps = 0
-        self._active = True
         self._listener = ExampleListener(module)
 
     @property
@@ -83,6 +82,7 @@ class PosteriorDoctor(Callback):
     # -------------------------------------------------------- what is seen
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Forget an earlier run, unless this one goes on with it."""
+        check_name(pl_module, self.module)
         if not trainer.ckpt_path:
             self.curves = {}
         self.report = None
@@ -98,7 +98,7 @@ class PosteriorDoctor(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
         """Keep examples of the first batches."""
-        if self._active and not self._training_is_whole:
+        if not self._training_is_whole:
             self._listener.listen(self._training, pl_module, batch)
 
     def on_train_batch_end(
@@ -107,7 +107,7 @@ class PosteriorDoctor(Callback):
         """Add to the loss of this epoch."""
         self._listener.hear(self._training)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if self._active and isinstance(loss, Tensor) and loss.numel() == 1:
+        if isinstance(loss, Tensor) and loss.numel() == 1:
             if pl_module.automatic_optimization:  # Lightning has divided it
                 loss = loss * trainer.accumulate_grad_batches
             loss = loss.detach()
@@ -116,8 +116,6 @@ class PosteriorDoctor(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Follow the loss and the sampler, and look if it is time."""
-        if not self._active:
-            return
         self._training_is_whole = True  # another epoch has the same examples
         if self._loss is not None:
             members = getattr(pl_module, "members", 1)
@@ -136,7 +134,7 @@ class PosteriorDoctor(Callback):
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Keep examples of the first loader."""
-        if self._active and not trainer.sanity_checking and dataloader_idx == 0:
+        if not trainer.sanity_checking and dataloader_idx == 0:
             self._listener.listen(self._held_out, pl_module, batch)
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
@@ -161,13 +159,16 @@ class PosteriorDoctor(Callback):
         if isinstance(exception, Exception) and not trainer.fast_dev_run:
             self.look(trainer, pl_module)
 
+    def _close(self) -> None:
+        self._listener.hear(self._training)
+
     def _follow(self, name: str, value: float) -> None:
         self.curves.setdefault(name, []).append(value)
 
     # -------------------------------------------------------- the examination
     def look(self, trainer: Any, pl_module: Any) -> None:
         """Examine the posterior as it is now, and tell everybody."""
-        if not self._active or not hasattr(self, "_folder"):
+        if not hasattr(self, "_folder"):
             return
         from lightning_bnn.callbacks.run_evidence import examine_run
 

@@ -8,10 +8,10 @@ from collections.abc import Sized
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import Callback
 
 from lightning_bnn._compat import log
 from lightning_bnn.callbacks.figure_logging import log_folder
+from lightning_bnn.callbacks.onlooker import Onlooker
 
 __all__ = ["TrainingCost"]
 
@@ -19,7 +19,7 @@ COST_FILE = "cost.json"
 """In the folder of the logs."""
 
 
-class TrainingCost(Callback):
+class TrainingCost(Onlooker):
     """Writes what a run has cost into ``cost.json``, and logs it.
 
     ``cost/gradients`` counts gradients of one network for all the data: an epoch of a network, or
@@ -69,7 +69,8 @@ class TrainingCost(Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log what all processes have spent so far."""
         last = trainer.current_epoch + 1 == trainer.max_epochs
-        if last or (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch == 0:
+        every = trainer.check_val_every_n_epoch or 1  # none: batches count, not epochs
+        if last or (trainer.current_epoch + 1) % every == 0:
             for name, value in self._spent(trainer, pl_module).items():
                 log(pl_module, f"cost/{name}", value, rank_zero_only=True)
 

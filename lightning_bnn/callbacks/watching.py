@@ -9,13 +9,13 @@ import math
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -23,13 +23,14 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn._compat import log, sharding
+from lightning_bnn.callbacks.onlooker import Onlooker, RefusedArgument
 from weightsym import Symmetries, UnsupportedModel, discover
 from weightsym import params as P
 from weightsym.params import Inputs, Params, check_count, first_line, where_precise
 
 __all__ = [
-    "Capture", "Network", "SymmetryCallback", "prefix_among_others", "shards_weights", "stack_of",
-    "whole_network",
+    "Capture", "Network", "SymmetryCallback", "check_name", "prefix_among_others", "shards_weights",
+    "stack_of", "whole_network",
 ]  # fmt: skip
 
 _EXAMPLE_ROWS = 2
@@ -50,6 +51,22 @@ class Network:
     inputs: Inputs
     left_out: tuple[str, ...] = ()
     """Other modules with weights beside it."""
+    layout: tuple[Any, ...] = field(init=False)
+    """Its modules and tensors as they were when its symmetries were found."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layout", _layout(self.module, self.weights()))
+
+    def is_as_found(self, root: nn.Module) -> bool:
+        """Whether a module still has the network, with the same modules and tensors inside."""
+        is_there = stack_of(root) is not None or _of_name(root, self.name) is self.module
+        weights = self.weights()
+        return is_there and _layout(self.module, weights) == self.layout and self._holds(weights)
+
+    def _holds(self, weights: Params) -> bool:
+        """Whether buffers that were read as constants, such as masks of pruning, are the same."""
+        pairs = ((weights[name], t) for name, t in self.symmetries.constants.items())
+        return all(bool((now == then.to(now.device)).all()) for now, then in pairs)
 
     def title(self, root: nn.Module) -> str:
         """Say which network of a module is watched, and what is left out.
@@ -62,6 +79,16 @@ class Network:
         others = [*self.left_out[:2], f"{len(self.left_out) - 2} more"]
         others = others if len(self.left_out) > 2 else list(self.left_out)
         return f"{name}, without {' and '.join(others)}" if others else name
+
+
+def _of_name(root: nn.Module, name: str) -> nn.Module | None:
+    module = dict(root.named_modules(remove_duplicate=False)).get(name)
+    return None if module is None else plain(module)
+
+
+def _layout(module: nn.Module, weights: Params) -> tuple[Any, ...]:
+    """Kinds of modules, and names and shapes of tensors."""
+    return tuple(map(type, module.modules())), {n: t.shape for n, t in weights.items()}
 
 
 class Stack(NamedTuple):
@@ -106,14 +133,24 @@ def candidates(root: nn.Module, name: str | None) -> list[tuple[str, nn.Module]]
     return [("", root), *children]
 
 
+def check_name(root: nn.Module, name: str | None) -> None:
+    """Refuse names of networks that a module does not have."""
+    try:
+        root.get_submodule(name or "")
+    except AttributeError:
+        raise RefusedArgument(_without(root, name)) from None
+
+
 def _named(root: nn.Module, name: str) -> nn.Module:
     try:
         return root.get_submodule(name)
     except AttributeError:
-        names = ", ".join(n for n, _ in root.named_children()) or "none"
-        raise ValueError(
-            f"`module`: {type(root).__name__} has no submodule {name!r}; it has {names}."
-        ) from None
+        raise ValueError(_without(root, name)) from None
+
+
+def _without(root: nn.Module, name: str | None) -> str:
+    names = ", ".join(n for n, _ in root.named_children()) or "none"
+    return f"`module`: {type(root).__name__} has no submodule {name!r}; it has {names}."
 
 
 def _size(module: nn.Module) -> int:
@@ -182,8 +219,9 @@ class Capture:
                     continue
                 if symmetries.permutations or symmetries.scalings or len(self._modules) == 1:
                     weights = partial(P.of, inner)
-                    network = Network(name, inner, weights, symmetries, inputs)
-                    return _announced(replace(network, left_out=_left_out(self.root, name)))
+                    left_out = _left_out(self.root, name)
+                    network = Network(name, inner, weights, symmetries, inputs, left_out)
+                    return _announced(network)
         raise UnsupportedModel("; ".join(dict.fromkeys(reasons)))
 
 
@@ -235,12 +273,12 @@ def _announced(network: Network) -> Network:
     return network
 
 
-class SymmetryCallback(Callback):
+class SymmetryCallback(Onlooker):
     """Finds the network and its symmetries in the first batch, then looks at it after steps.
 
     What one callback of a run has found, or why it has not, the others take. A network that cannot
-    be traced is left alone; training goes on. Under several processes only the first one
-    looks.
+    be traced is left alone; training goes on. One whose modules or tensors have become others is
+    found anew in the next batch. Under several processes only the first one looks.
     """
 
     kept: Mapping[str, Callable[[], Any]] = {"history": list}
@@ -262,7 +300,6 @@ class SymmetryCallback(Callback):
         self._capture: Capture | None = None
         self._before: Params = {}
         self._step, self._every = 0, every_n_steps
-        self._active = False
         self._restored = False
         self._seen: Any = None
         self.forget()
@@ -297,6 +334,7 @@ class SymmetryCallback(Callback):
 
     # -------------------------------------------------------- hooks
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
         if stage == "fit":
             self.network = self._failure = None
 
@@ -318,31 +356,36 @@ class SymmetryCallback(Callback):
         elif stack is not None:  # a stream of batches: an example comes with the first of them
             self._before = {name: t.clone() for name, t in stack.weights.items()}
         elif not any(is_lazy(p) for p in pl_module.parameters()):
-            candidates(pl_module, self.module)  # a wrong name is an error now
+            check_name(pl_module, self.module)
             self._before = {_plain_name(n): t.clone() for n, t in P.of(pl_module).items()}
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if self._active and self.network is None and stack_of(pl_module) is None:
+        if self.network is None and stack_of(pl_module) is None:
             self._capture = Capture(pl_module, self.module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if self._active and self.network is None:
+        if self.network is None:
             if self._capture is not None:
                 self._watch_called(trainer, self._capture)
             elif (stack := stack_of(pl_module)) is not None:
-                self._watch_stack(trainer, pl_module, stack._replace(weights=self._before))
+                weights = self._before or stack.weights
+                self._watch_stack(trainer, pl_module, stack._replace(weights=weights))
         before, self._step = self._step, trainer.global_step
         every = self._every
         if self._active and self._step // every > before // every:
             self._see(trainer, pl_module)
 
     def _see(self, trainer: Any, pl_module: Any) -> None:
-        assert self.network is not None
-        try:
+        """Look at the network, unless it must be found anew, which the next batch does."""
+        if (network := self._current(pl_module)) is not None:
             with torch.no_grad():
-                self.look(trainer, pl_module, _measured(self.network.weights()))
-        except (ValueError, RuntimeError) as error:  # such as weights that have become NaN
-            self._switch_off(first_line(error))
+                self.look(trainer, pl_module, _measured(network.weights()))
+
+    def _current(self, pl_module: Any) -> Network | None:
+        """The network, if it has the modules and tensors with which it was found."""
+        if self.network is not None and not self.network.is_as_found(pl_module):
+            self.network = None
+        return self.network
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._close()
@@ -371,7 +414,8 @@ class SymmetryCallback(Callback):
         others = [c for c in others if (c.module, c.batch_norm) == asked]
         if failures := [c._failure for c in others if c._failure]:
             raise UnsupportedModel(failures[0])
-        return next((c.network for c in others if c.network), None)
+        root = trainer.lightning_module
+        return next((c.network for c in others if c.network and c.network.is_as_found(root)), None)
 
     def _found(self, find: Callable[[], Network]) -> Network:
         try:
@@ -424,10 +468,6 @@ class SymmetryCallback(Callback):
 
     def _check(self, network: Network) -> None:
         """Raise a `ValueError` for a network in which there is nothing to see."""
-
-    def _switch_off(self, reason: str) -> None:
-        self._active = False
-        rank_zero_warn(f"{type(self).__name__} is switched off: {reason}")
 
     def _close(self) -> None:
         if self._capture is not None:

@@ -198,13 +198,13 @@ def test_epochs_are_not_lost_when_checkpoints_are_made_in_validation(tmp_path):
     assert [r["epoch"] for r in reading(tmp_path / "bank").records] == [0, 1, 2]
 
 
-def test_an_error_of_the_disk_stops_training(tmp_path, monkeypatch):
+def test_an_error_of_the_disk_ends_harvesting(tmp_path, monkeypatch):
     def broken(*_, **__):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(CheckpointBank, "extend", broken)
-    with pytest.raises(RuntimeError, match="Writing to .* failed: no space left on device"):
-        fit(built(Plain), CheckpointHarvester(tmp_path, every_n_steps=1))
+    with pytest.warns(UserWarning, match="Writing to .* failed: no space left on device"):
+        assert fit(built(Plain), CheckpointHarvester(tmp_path, every_n_steps=1)).global_step == 12
     monkeypatch.undo()
     with CheckpointBank(tmp_path) as bank:  # the lock is gone
         writer = BankWriter(bank)
