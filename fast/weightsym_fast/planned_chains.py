@@ -60,7 +60,7 @@ class PlannedField:
         for (inputs, targets), (_, gradients) in zip(job.batches, rooms, strict=True):
             moving, into = (_pieces(r, job.moving) for r in (self.rows, gradients))
             stack = {**job.stack, **moving}
-            asked = Outputs(network=job.network, stack=stack, inputs=inputs, by_torch=job.by_torch)
+            asked = Outputs(job.network, stack, job.by_torch, inputs)
             self.misfits.append(_misfit(plan_of(asked, into), targets, job.loss))
             plan = self.misfits[-1].plan
             steps += [*plan.forward, self.misfits[-1].step, *plan.backward]

@@ -279,15 +279,9 @@ class Run:
     def losses(self, stack: Params, batch: Batch) -> Tensor:
         """Mean negative log-likelihood of every network of a stack, with gradients."""
         self.evaluated += torch.is_grad_enabled() * P.stack_size(stack) * batch.examples
+        x, y, own = batch.inputs, batch.targets, batch.per_member
         job = Losses(
-            network=self.network,
-            stack=stack,
-            inputs=batch.inputs,
-            targets=batch.targets,
-            loss=self.loss(batch.per_member),
-            own_inputs=batch.per_member,
-            chunk_size=self.chunk_size,
-            by_torch=_losses_by_torch,
+            self.network, stack, _losses_by_torch, x, y, self.loss(own), own, self.chunk_size
         )
         losses: Tensor = compute(job)
         return losses

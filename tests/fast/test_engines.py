@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 import pytest
 import torch
 from pretended_graphs import pretend_a_gpu
+from processes import fresh
 from torch import nn
 
 from lightning_bnn import likelihoods, methods, models
@@ -90,6 +91,24 @@ def test_results_with_and_without_an_engine_agree(name, monkeypatch):
     for ours, theirs, other in zip(found, without, others, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
         assert other.ndim == 0 or not torch.allclose(other, theirs, rtol=1e-3)
+
+
+NOTHING_LOADED = """
+import sys, torch, weightsym
+from weightsym import params as P
+from weightsym.networks import engines
+net = torch.nn.Linear(2, 1)
+P.apply(net, P.of(net), torch.ones(3, 2))
+print(engines.engines.cache_info().currsize, "weightsym_fast" in sys.modules)
+P.apply(net, P.populate(net, 2), torch.ones(3, 2))
+print(engines.engines.cache_info().currsize, "weightsym_fast" in sys.modules)
+"""
+
+
+@pytest.mark.e2e
+def test_nothing_is_looked_for_before_the_first_stack():
+    ((ended, printed),) = fresh(torch=[NOTHING_LOADED])
+    assert (ended, printed.split()) == (0, ["0", "False", "1", "True"])
 
 
 def test_reasons_are_logged_once(caplog):

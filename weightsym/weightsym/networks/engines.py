@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from weightsym.networks.threads import known_of
 
 __all__ = [
-    "Energies", "Engine", "Field", "Formula", "Job", "Loss", "Losses", "Memory", "Outputs",
+    "Energies", "Engine", "Field", "Formula", "Loss", "Losses", "Memory", "Outputs", "StackJob",
     "compute", "engine_for",
 ]  # fmt: skip
 
@@ -24,9 +24,9 @@ _log = logging.getLogger("weightsym.params")
 
 
 # ------------------------------------------------------------ jobs
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Job:
-    """A computation for all members of a stack.
+@dataclass(frozen=True, eq=False)
+class StackJob:
+    """A job: a computation for all members of a stack.
 
     Attributes:
         network: gives the computation.
@@ -38,11 +38,11 @@ class Job:
     network: nn.Module
     stack: dict[str, Tensor]
     by_torch: Callable[[Any], Any]
-    notes: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Outputs(Job):
+@dataclass(frozen=True, eq=False)
+class Outputs(StackJob):
     """Outputs ``(members, ...)``, through which gradients flow.
 
     Attributes:
@@ -94,8 +94,8 @@ class Loss:
     memory: Memory = field(default_factory=Memory)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Losses(Job):
+@dataclass(frozen=True, eq=False)
+class Losses(StackJob):
     """Losses ``(members,)`` of a batch, through which gradients flow.
 
     Attributes:
@@ -113,8 +113,8 @@ class Losses(Job):
     chunk_size: int | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Energies(Job):
+@dataclass(frozen=True, eq=False)
+class Energies(StackJob):
     r"""A `Field` of energies, at many places one after the other.
 
     .. math:: U(\omega) = n L(\omega) + \tfrac\lambda2 |\omega|^2
@@ -165,7 +165,7 @@ class Engine(Protocol):
     """
 
     name: ClassVar[str]
-    kinds: ClassVar[tuple[type[Job], ...]]
+    kinds: ClassVar[tuple[type[StackJob], ...]]
 
     def takes(self, job: Any) -> str | None:
         """The reason why it does not take a job, nothing if it does."""
@@ -186,7 +186,7 @@ def engines() -> tuple[Engine, ...]:
     return tuple(found)
 
 
-def engine_for(job: Job) -> Engine | None:
+def engine_for(job: StackJob) -> Engine | None:
     """The first engine that takes a job. Why others do not is logged, once for a network.
 
     Args:
@@ -201,7 +201,7 @@ def engine_for(job: Job) -> Engine | None:
     return None
 
 
-def compute(job: Job) -> Any:
+def compute(job: StackJob) -> Any:
     """Compute a job by the first engine that takes it, or by torch.
 
     Args:
@@ -212,8 +212,7 @@ def compute(job: Job) -> Any:
     >>> def by_torch(job):
     ...     run = lambda params: torch.func.functional_call(job.network, params, job.inputs)
     ...     return torch.vmap(run)(job.stack)
-    >>> job = Outputs(network=net, stack=stack, inputs=(torch.ones(5, 2),), by_torch=by_torch)
-    >>> compute(job).shape
+    >>> compute(Outputs(net, stack, by_torch, (torch.ones(5, 2),))).shape
     torch.Size([3, 5, 1])
     """
     engine = engine_for(job)

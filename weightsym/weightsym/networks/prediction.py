@@ -75,7 +75,7 @@ def apply_in_place(model: nn.Module, params: Params, *x: Any, chunk_size: int | 
         params = _completed(model, params, missing, stacked)
     if not stacked:
         return run_network(model, params, x)
-    return compute(_outputs(model, params, x, False, chunk_size))
+    return compute(Outputs(model, params, _by_torch, x, False, chunk_size))
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def apply_each_in_place(
     sizes = {len(t) for t in tree_leaves(x) if isinstance(t, Tensor)}
     if sizes != {members}:
         raise ValueError(f"`x` must have inputs for {members} members, it has {sorted(sizes)}.")
-    return compute(_outputs(model, params, x, True, chunk_size))
+    return compute(Outputs(model, params, _by_torch, x, True, chunk_size))
 
 
 def chunk_of(model: nn.Module, params: Params, x: Any, chunk_size: int | None = None) -> int:
@@ -147,7 +147,7 @@ def chunk_of(model: nn.Module, params: Params, x: Any, chunk_size: int | None = 
     [4, 10, 1]
     """
     members = stack_size(params)
-    has_engine = engine_for(_outputs(model, params, x, chunk_size=chunk_size)) is not None
+    has_engine = engine_for(Outputs(model, params, _by_torch, x, False, chunk_size)) is not None
     if not has_engine and not runs_at_once(model, chunk_size):
         return 1
     if chunk_size is not None:
@@ -162,24 +162,6 @@ def _fitting_chunk(model: nn.Module, params: Params, x: Any) -> int:
         return run_network(model, first, x)
 
     return fitting_chunk(model, run_first, x, stack_size(params))
-
-
-def _outputs(
-    model: nn.Module,
-    params: Params,
-    x: Any,
-    own_inputs: bool = False,
-    chunk_size: int | None = None,
-) -> Outputs:
-    """Ask for the outputs of a stack."""
-    return Outputs(
-        network=model,
-        stack=params,
-        by_torch=_by_torch,
-        inputs=x,
-        own_inputs=own_inputs,
-        chunk_size=chunk_size,
-    )
 
 
 def _by_torch(job: Outputs) -> Any:
