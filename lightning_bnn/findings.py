@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning_bnn
 from lightning_bnn.tables import Table
+from weightsym.files import draft_of, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,12 +114,14 @@ def write_findings(findings: Findings, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in findings.tables.items():
-        (folder / f"{name}.csv").write_text(table.csv(), encoding="utf-8")
-    (folder / "README.md").write_text(findings.markdown(), encoding="utf-8")
-    (folder / "results.json").write_text(json.dumps(findings.json(), indent=1, default=str) + "\n")
+        write_whole(folder / f"{name}.csv", table.csv(), wait=False)
+    write_whole(folder / "README.md", findings.markdown(), wait=False)
     for name, figure in findings.figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=150)
-        figure.savefig(folder / f"{name}.svg")
+        for form in ("png", "svg"):
+            with draft_of(folder / f"{name}.{form}", wait=False) as draft:
+                figure.savefig(draft, format=form, dpi=150)
+    content = json.dumps(findings.json(), indent=1, default=str)
+    write_whole(folder / "results.json", content + "\n", wait=False)  # it says that all is there
 
 
 def results_folder(out: str, command: str) -> Path:

@@ -16,6 +16,7 @@ from weightsym.files import (
     FORMATS,
     LabelledNetworks,
     checkpoint_files,
+    draft_of,
     networks_in,
     save_tensors,
 )
@@ -109,8 +110,8 @@ def export_files(bank: CheckpointBank, folder: str | os.PathLike[str]) -> list[P
     width = len(str(max(0, len(bank) - 1)))
     paths = [root / f"network-{row:0{width}d}.safetensors" for row in range(len(bank))]
     for path, network in zip(paths, bank, strict=True):
-        path.unlink(missing_ok=True)
-        save_tensors(path, network)
+        with draft_of(path) as draft:
+            save_tensors(draft, network)
     return paths
 
 

@@ -38,7 +38,7 @@ from lightning_bnn.metrics.regression import levels_reached
 from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.plots.predictions import quantiles_figure, reliability_figures
 from lightning_bnn.tables import text_table
-from weightsym.files import load
+from weightsym.files import draft_of, load
 from weightsym.params import check_between, keyed_generator
 
 if TYPE_CHECKING:
@@ -218,7 +218,8 @@ class Calibrated(ABC):
             path: of the file.
         """
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        torch.save(replace(self, module=None), path)
+        with draft_of(Path(path)) as draft:
+            torch.save(replace(self, module=None), draft)
 
     @staticmethod
     def load(path: str | Path, module: Any = None) -> Any:

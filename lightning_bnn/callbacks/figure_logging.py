@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from weightsym.files import draft_of
+
 __all__ = ["log_folder", "log_layout", "log_panels"]
 
 T = TypeVar("T")
@@ -75,4 +77,5 @@ def _taker(logger: Any) -> Taker | None:
 def _write(folder: Path, tag: str, figure: Any, step: int) -> None:
     folder = folder / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"{tag.replace('/', '-')}-{step}.png", dpi=150)
+    with draft_of(folder / f"{tag.replace('/', '-')}-{step}.png", wait=False) as draft:
+        figure.savefig(draft, format="png", dpi=150)

@@ -37,6 +37,7 @@ from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.tables import Table
 from weightsym import params as P
+from weightsym.files import write_whole
 
 __all__ = ["demo", "demo_jobs", "explained"]
 
@@ -94,7 +95,7 @@ def demo(
         f"{torch.__version__}; written in "
         f"{time.perf_counter() - started:.0f} s (runs of earlier calls are not made again)."
     )
-    page.write_text(html_report("Posteriors up to symmetries", about, sections), encoding="utf-8")
+    write_whole(page, html_report("Posteriors up to symmetries", about, sections), wait=False)
     publish(findings, folder / "compare")
     print(
         f"\nthe page:    {page.resolve()}\nlive curves: tensorboard --logdir {folder / 'runs'}"

@@ -22,11 +22,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.disk import Locked, WriterLock, explain_full_disk
 from lightning_bnn.callbacks import CheckpointHarvester
-from lightning_bnn.commands.training import training
+from lightning_bnn.commands.training import training, whole_checkpoint
 from lightning_bnn.harvest import ends
 from lightning_bnn.methods.health import Diverged, finite_members
 from lightning_bnn.quiet_runs import quiet
-from weightsym.files import load, read_json, write_whole
+from weightsym.files import read_json, write_whole
 
 __all__ = ["CheckpointsBeforeTheEnd", "Part", "networks_of", "train_part"]
 
@@ -139,7 +139,7 @@ def _train(part: Part, tick: Callable[[], None]) -> None:
     config = part.folder / "config.yaml"
     config.write_text(yaml.safe_dump(part.config, sort_keys=False), encoding="utf-8")
     checkpoints = part.folder / "checkpoints"
-    newest = _whole_checkpoint(checkpoints)
+    newest = whole_checkpoint(checkpoints.glob("*.ckpt"))
     if newest is None:  # what an attempt has left that made no checkpoint
         shutil.rmtree(part.bank, ignore_errors=True)
     start = time.monotonic()
@@ -188,21 +188,6 @@ def _outcome(part: Part, module: Any) -> dict[str, Any]:
         "left_out": [part.first + member for member in left_out.nonzero().flatten().tolist()],
         "losses": [] if losses is None else losses.tolist(),
     }
-
-
-def _whole_checkpoint(folder: Path) -> Path | None:
-    """Find the last checkpoint that can be read, and warn of others."""
-    newest_first = sorted(folder.glob("*.ckpt"), key=lambda p: p.stat().st_mtime, reverse=True)
-    for path in newest_first:
-        try:
-            load(path, mmap=True)
-        except ValueError:
-            _log.warning(
-                "%s is damaged, or holds other things than tensors and plain data: skipped.", path
-            )
-        else:
-            return path
-    return None
 
 
 # ------------------------------------------------------------ callbacks of a part

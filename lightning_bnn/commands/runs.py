@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import multiprocessing
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,11 +22,12 @@ from tqdm.auto import tqdm
 
 import lightning_bnn
 from lightning_bnn.commands.presets import preset_text, program_of
-from lightning_bnn.commands.training import training
+from lightning_bnn.commands.training import training, whole_checkpoint
 from lightning_bnn.evaluation.problem import Problem, read_problem
 from lightning_bnn.evaluation.stored_posteriors import Location, read_module
 from lightning_bnn.harvest import ends
 from lightning_bnn.quiet_runs import one_thread, quiet
+from weightsym.files import write_whole
 
 __all__ = ["Job", "Run", "beside", "reseeded", "run_jobs"]
 
@@ -182,8 +184,8 @@ def run_jobs(jobs: Sequence[Job], folder: Path, line: int = 0) -> dict[str, Run]
             seconds, begun = run.seconds, time.process_time()
             _train(run, _Epochs(bar))
             seconds += time.process_time() - begun
-            (run.folder / "cpu_seconds").write_text(f"{seconds:.1f}")
-            (run.folder / "finished").write_text(run.job.key)
+            write_whole(run.folder / "cpu_seconds", f"{seconds:.1f}")
+            write_whole(run.folder / "finished", run.job.key)
     return runs
 
 
@@ -196,11 +198,21 @@ def _prepared(run: Run) -> bool:
     begun = run.folder / "settings"
     if run.is_finished:
         return True
-    if begun.is_file() and (begun.read_text() != run.job.key or not _checkpoints(run)):
-        shutil.rmtree(run.folder)
+    if begun.is_file():
+        if begun.read_text() == run.job.key and whole_checkpoint(_checkpoints(run)) is not None:
+            return False
+        _discard(run.folder)
     run.folder.mkdir(parents=True, exist_ok=True)
-    begun.write_text(run.job.key)
+    write_whole(begun, run.job.key)
     return False
+
+
+def _discard(folder: Path) -> None:
+    """Remove a run at once: of a half, nobody would know with which settings it was made."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    os.rename(folder, old)
+    shutil.rmtree(old)
 
 
 def _checkpoints(run: Run) -> list[Path]:
@@ -217,16 +229,19 @@ def _train(run: Run, epochs: L.Callback) -> None:
         "trainer.enable_model_summary": False,
     }
     checkpoints = _checkpoints(run)
-    if checkpoints:
-        options["ckpt_path"] = str(_newest(checkpoints))
+    newest = whole_checkpoint(checkpoints)
+    if newest is not None:
+        options["ckpt_path"] = str(newest)
     arguments = ["fit", "-c", str(config)]
     for name, value in options.items():
         arguments += [f"--{name}", value if isinstance(value, str) else json.dumps(value)]
     callbacks = [epochs, *run.job.callbacks, _NowAndThen(save_on_train_epoch_end=True)]
     with quiet():
         training(arguments, callbacks)
+    last = whole_checkpoint(_checkpoints(run))  # the old one if it was made at the end
     for superseded in checkpoints:
-        superseded.unlink()
+        if superseded != last:
+            superseded.unlink(missing_ok=True)
 
 
 def _newest(paths: Iterable[Path]) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import os
 import re
 import sys
@@ -27,10 +28,11 @@ from lightning_bnn.modules.checkpoints import kind_of
 from lightning_bnn.modules.judging import Prediction
 from lightning_bnn.tables import results_table
 from weightsym import Refusal, StrictParser, building, did_you_mean, refusal_of
-from weightsym.files import config_files, describe_content, load
+from weightsym.files import config_files, describe_content, draft_of, load
 
-__all__ = ["TrainingCLI", "checkpoint_folders", "newest_checkpoint", "training"]
+__all__ = ["TrainingCLI", "checkpoint_folders", "newest_checkpoint", "training", "whole_checkpoint"]
 
+_log = logging.getLogger(__name__)
 _RUNS = "`--weights_only false` runs what is in it"
 
 
@@ -130,7 +132,8 @@ class TrainingCLI(LightningCLI):
         folder.mkdir(parents=True, exist_ok=True)
         rank = trainer.global_rank
         path = folder / ("predictions.pt" if rank == 0 else f"predictions_{rank}.pt")
-        torch.save(_joined(predictions), path)
+        with draft_of(path) as draft:
+            torch.save(_joined(predictions), draft)
         print(f"wrote {path.resolve()}")
 
 
@@ -386,3 +389,21 @@ def import_exports(names: Container[str] | None = None) -> None:
         for name in exports.__all__:
             if names is None or name in names:
                 getattr(exports, name)
+
+
+def whole_checkpoint(paths: Iterable[Path]) -> Path | None:
+    """Find the newest checkpoint that can be read, and warn of others.
+
+    Args:
+        paths: of checkpoints.
+    """
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            load(path, mmap=True)
+        except ValueError:
+            _log.warning(
+                "%s is damaged, or holds other things than tensors and plain data: skipped.", path
+            )
+        else:
+            return path
+    return None

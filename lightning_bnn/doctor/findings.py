@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from weightsym.files import json_text, parse_json
+from weightsym.files import json_text, parse_json, write_whole
 
 __all__ = ["REPORT_FILE", "SEVERITIES", "Finding", "Report", "Severity", "shown", "words"]
 
@@ -128,7 +128,7 @@ class Report:
         """
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / (f"doctor-{network}.json" if network else REPORT_FILE)
-        file.write_text(self.to_json() + "\n", encoding="utf-8")
+        write_whole(file, self.to_json() + "\n", wait=False)
         return file
 
     def to_json(self) -> str:

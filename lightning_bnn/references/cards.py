@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_bnn.references.diagnosis import Diagnosis
 from lightning_bnn.tables import Measured
-from weightsym.files import json_text, parse_json
+from weightsym.files import json_text, parse_json, write_whole
 
 __all__ = ["Card"]
 
@@ -65,7 +65,7 @@ class Card:
 
     def write(self, path: Path) -> None:
         """Write the card as JSON, with its failures for whoever reads the file."""
-        path.write_text(json_text({**asdict(self), "failures": self.failures}) + "\n")
+        write_whole(path, json_text({**asdict(self), "failures": self.failures}) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Card:

@@ -1,13 +1,16 @@
 """`lightning-bnn demo` and the runs of studies: again and again, interrupted or not."""
 
 import re
+import shutil
 
 import lightning as L
 import pytest
 import torch
+from kills import kills
 from shell import code_of, failure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.cli import main
 from lightning_bnn.commands import demo as demo_study
 from lightning_bnn.commands import runs
@@ -194,3 +197,71 @@ def test_what_an_interruption_costs_is_a_time_and_not_an_epoch(
     whole = runs.run_jobs([job()], tmp_path / "other")["run"].module()
     for one, two in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+TINY = """
+seed_everything: 1
+trainer:
+  max_epochs: 2
+  accelerator: cpu
+  logger: false
+  callbacks: [{class_path: CheckpointHarvester, init_args: {every_n_epochs: 1}}]
+model:
+  class_path: lightning_bnn.modules.DeepEnsemble
+  init_args:
+    network:
+      class_path: lightning_bnn.models.mlp
+      init_args: {inputs: 2, hidden: [3], outputs: 2}
+    members: 2
+    seed: 0
+data: {class_path: lightning_bnn.datamodules.TwoGaussians, init_args: {size: 20}}
+"""
+
+
+def outcome(run):
+    """All tensors of a finished run: of its checkpoint and of its bank."""
+    assert run.is_finished
+    (path,) = run.folder.rglob("*.ckpt")
+    bank = CheckpointBank(run.folder / "bank", "r")
+    assert [(r["step"], r["member"]) for r in bank.records] == [(4, 0), (4, 1), (8, 0), (8, 1)]
+    return {**load(path)["state_dict"], **{f"bank {name}": t for name, t in bank[:].items()}}
+
+
+@pytest.mark.e2e
+def test_a_run_that_is_killed_at_any_moment_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
+    """With the same networks, in its checkpoint and in its bank."""
+    monkeypatch.setattr(runs, "_BETWEEN_CHECKPOINTS", 0.0)
+    tiny, folder = runs.Job("run", "tiny", text=TINY), tmp_path / "killed"
+
+    def run():
+        return runs.run_jobs([tiny], folder)["run"]
+
+    whole = outcome(runs.run_jobs([tiny], tmp_path / "whole")["run"])
+    count = 0
+    for _ in kills(run, folder, lambda: shutil.rmtree(folder, ignore_errors=True), 3):
+        found = outcome(run())
+        assert found.keys() == whole.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+        count += 1
+    assert count > 9
+
+
+@pytest.mark.e2e
+def test_a_run_is_discarded_as_a_whole(tmp_path):
+    """Killed while it removes what other settings have made, it goes on from nothing of that."""
+    tiny = runs.Job("run", "tiny", text=TINY)
+    longer = runs.Job("run", "tiny", {"trainer.max_epochs": 3}, text=TINY)
+    runs.run_jobs([longer], tmp_path / "longer")
+    whole = outcome(runs.run_jobs([tiny], tmp_path / "whole")["run"])
+    folder = tmp_path / "killed"
+
+    def prepared():
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(tmp_path / "longer", folder)
+
+    def prepare():
+        assert not runs._prepared(runs.Run(tiny, folder / "run"))
+
+    for _ in kills(prepare, folder, prepared, 4):
+        found = outcome(runs.run_jobs([tiny], folder)["run"])
+        assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())

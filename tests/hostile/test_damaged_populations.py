@@ -118,7 +118,7 @@ CHECKPOINTS = {
 def test_a_damaged_checkpoint_is_skipped(kind, checkpoint, caplog):
     _, path, content = checkpoint
     path.write_bytes(CHECKPOINTS[kind](content))
-    found, fine = parts._whole_checkpoint(path.parent), kind == "as it was"
+    found, fine = parts.whole_checkpoint(path.parent.glob("*.ckpt")), kind == "as it was"
     path.write_bytes(content)
     assert found == (path if fine else None)
     assert ("plain data: skipped" in caplog.text) != fine

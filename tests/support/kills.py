@@ -22,16 +22,19 @@ class _Killer:
             return
         self.left -= 1
         if not self.left:
-            if self.torn and event == "open":  # it is there, and nothing has come of its content
-                os.open(arguments[0], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            if self.torn:  # it is there, or empty, and nothing has come of its content
+                os.open(arguments[0], arguments[2])
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _counts(self, event, arguments):
-        try:
-            path = os.path.abspath(os.fspath(arguments[0]))
-        except TypeError:  # a number of a file
+        if event == "open":
+            return _writes(*arguments[1:]) and self._is_inside(arguments[0])
+        return not self.torn and any(map(self._is_inside, arguments[:2]))
+
+    def _is_inside(self, path):
+        if not isinstance(path, (str, bytes, os.PathLike)):  # a number of a file
             return False
-        return path.startswith(self.folder) and (event != "open" or _writes(*arguments[1:]))
+        return os.path.abspath(os.fsdecode(path)).startswith(self.folder)
 
 
 def _writes(mode, flags):
@@ -45,7 +48,7 @@ def killed(work, folder, at, torn=False):
         work: a function without arguments.
         folder: whose files count.
         at: the number of the operation, from 1.
-        torn: kill it after the file has been made empty, if the operation opens one to write.
+        torn: count only files that are opened to write, and kill it after one was opened.
 
     Returns:
         Whether it was killed before it had finished.

@@ -17,6 +17,7 @@ from weightsym.commands.networks import build, fit_all, shown
 from weightsym.extras import MissingPackage, of_the_plug_in
 from weightsym.files import open_network
 from weightsym.matching.interpolation import output_error, random_inputs
+from weightsym.networks.files.drafts import draft_of, write_whole
 from weightsym.networks.files.fitting import FittedNetwork
 from weightsym.networks.files.loading import json_text
 from weightsym.networks.files.writing import check_path
@@ -231,11 +232,12 @@ def _write(d: Difference, numbers: Mapping[str, Any], target: Path) -> str:
         "unrelated": [stage.relative for stage in d.nulls],
         "units": {"in_their_places": d.kept, "by_chance": d.groups, "of": d.units},
     }  # fmt: skip
-    target.write_text(json_text(content) + "\n", encoding="utf-8")
+    write_whole(target, json_text(content) + "\n", wait=False)
     try:
         plots = of_the_plug_in("plots.weights", "The figure beside it")
     except MissingPackage as missing:
         return f"wrote {target}. {missing}"
     figure = plots.distances_figure(stages, [null.by_layer() for null in d.nulls])
-    figure.savefig(target.with_suffix(".png"), dpi=150)
+    with draft_of(target.with_suffix(".png"), wait=False) as draft:
+        figure.savefig(draft, format="png", dpi=150)
     return f"wrote {target} and {target.with_suffix('.png')}"

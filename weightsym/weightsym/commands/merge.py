@@ -22,6 +22,7 @@ from weightsym.matching.interpolation import mean_loss
 from weightsym.matching.repair import reestimated
 from weightsym.networks.batch_norms import batch_norms
 from weightsym.networks.files import checkpoints
+from weightsym.networks.files.drafts import draft_of
 from weightsym.networks.files.fitting import FittedNetwork
 from weightsym.networks.files.loading import load
 from weightsym.networks.files.safetensors_format import save_tensors
@@ -281,15 +282,16 @@ def _write(mean: Params, form: FittedNetwork | None, target: Path, overwrite: bo
         return written.contiguous()
 
     names = mean if form is None else form.stored.tensors
-    if target.suffix == ".ckpt" and form is not None:
-        torch.save(_checkpoint(form.stored.path, value), target)
-    elif target.suffix == ".pt":
-        torch.save({name: value(name) for name in names}, target)
-    elif form is not None:
+    if form is not None and target.suffix not in (".pt", ".ckpt"):
         write_like(form.stored, target, value, overwrite)
     else:
-        target.unlink(missing_ok=True)
-        save_tensors(target, {name: value(name) for name in names}, {"format": "pt"})
+        with draft_of(target) as draft:
+            if target.suffix == ".ckpt" and form is not None:
+                torch.save(_checkpoint(form.stored.path, value), draft)
+            elif target.suffix == ".pt":
+                torch.save({name: value(name) for name in names}, draft)
+            else:
+                save_tensors(draft, {name: value(name) for name in names}, {"format": "pt"})
     print(f"wrote {target}")
 
 
