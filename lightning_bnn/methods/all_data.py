@@ -42,6 +42,8 @@ from weightsym.params import (
 __all__ = ["HMC", "MILE"]
 
 _LEAST_ACCEPTANCE = 0.01
+_SMALL = 8
+"""Examples below which machine code does not take a batch."""
 
 
 class AllDataChains(Chains):
@@ -140,7 +142,7 @@ class AllDataSampling(Method):
                 f"The train loader gives {examples} of {run.num_data} examples (`drop_last`?): "
                 "these are the data of the posterior."
             )
-        state.data = [_share(batch, fit) for batch in batches]
+        state.data = _without_small_end([_share(batch, fit) for batch in batches])
         state.processes, state.sampler, state.stuck = fit.processes, fit.optimizer, set()
         state.is_new = True
         run.inform(
@@ -374,6 +376,18 @@ def _count(run: Run, examples: int, gradients: int) -> None:
 
 def _moving(state: AllDataChains) -> list[Tensor]:
     return [p for p in state.parameters() if p.requires_grad]
+
+
+def _without_small_end(batches: list[Batch]) -> list[Batch]:
+    """Join the last two batches if the last one is too small for engines."""
+    *whole, last = batches
+    tensors = all(isinstance(x, Tensor) for batch in batches for x in batch.inputs)
+    if not whole or last.per_member or last.examples >= _SMALL or not tensors:
+        return batches
+    *whole, before = whole
+    inputs = tuple(map(torch.cat, zip(before.inputs, last.inputs, strict=True)))
+    targets = torch.cat([before.targets, last.targets])
+    return [*whole, Batch(inputs, targets, number=before.number)]
 
 
 def _share(batch: Batch, fit: Fit) -> Batch:

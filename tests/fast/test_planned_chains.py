@@ -48,7 +48,9 @@ def begun(name, kind="HMC", parts=1, dtype=torch.float32, **options):
     run = methods.Run(network, likelihood.to(dtype), num_data=ROWS)
     state = method.init(network, params.populate(network, CHAINS))
     sampler = method.sampler([p for p in state.parameters() if p.requires_grad], **options)
-    batches = [methods.Batch((a,), b) for a, b in zip(x.chunk(parts), y.chunk(parts), strict=True)]
+    size = parts if isinstance(parts, list) else -(-ROWS // parts)
+    cut = x.split(size), y.split(size)
+    batches = [methods.Batch((a,), b) for a, b in zip(*cut, strict=True)]
     method.before_fit(state, methods.Fit(optimizer=sampler, batches=lambda: batches), run)
     return method, state, run, sampler
 
@@ -64,7 +66,12 @@ def off(found, wanted):
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
-@pytest.mark.parametrize(("parts", "dtype"), [(1, torch.float32), (2, torch.float64)])
+SMALL_END = [ROWS // 2, ROWS - ROWS // 2 - 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("parts", "dtype"), [(1, torch.float32), (2, torch.float64), (SMALL_END, torch.float64)]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_gives_energies_and_gradients_of_the_method(name, parts, dtype):
     method, state, run, sampler = begun(name, parts=parts, dtype=dtype)
