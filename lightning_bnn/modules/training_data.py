@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
+from torch import distributed as dist
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -37,8 +41,8 @@ _GIVEN = list | tuple | range
 class TrainingData:
     """The batches of an epoch, on the device, as often as they are asked for.
 
-    Every process sees the examples of all. Loaders of this package give them in order and without
-    augmentation, see `TensorLoader.whole`.
+    Every process sees the examples of all, whoever has shared them out. Loaders of this package
+    give them in order and without augmentation, see `TensorLoader.whole`.
 
     Args:
         module: says what is input and what is target.
@@ -59,9 +63,12 @@ class TrainingData:
         whole, position = getattr(loader, "whole", None), 0
         sampler = None if whole is not None else getattr(loader, "sampler", None)
         with keyed_randomness(module.seed, "training batches", device=module.device):
-            batches = loader if whole is None else whole()
-            for raw in islice(batches, _limit(module, loader)):
-                batch = batch_for(module, move(wrap(raw)))
+            given = islice(loader if whole is None else whole(), _limit(module, loader))
+            batches = (batch_for(module, move(wrap(raw))) for raw in given)
+            if whole is None and not isinstance(sampler, DistributedSampler):
+                yield from batches if _has_all(module, loader) else _of_all(module, batches)
+                return
+            for batch in batches:
                 if isinstance(sampler, DistributedSampler):
                     rows, position = _first_times(sampler, position, len(batch.targets))
                     inputs = tuple(_gathered(module, x, rows) for x in batch.inputs)
@@ -113,6 +120,70 @@ def _gathered(module: Core, value: Any, rows: Tensor) -> Any:
     gathered = module.all_gather(value)
     assert isinstance(gathered, Tensor)
     return gathered.flatten(0, 1)[rows.to(gathered.device)]
+
+
+def _has_all(module: Core, loader: Any) -> bool:
+    """Whether a process sees all the data by itself, as far as that can be known.
+
+    What is drawn in a random order may differ between processes, and be the same data.
+    """
+    trainer = trainer_of(module)
+    if trainer is None or trainer.world_size == 1:
+        return True
+    if module.num_data is None or isinstance(_chooser_of(loader), SequentialSampler):
+        return False
+    with contextlib.suppress(ValueError):  # of streams, and of samplers that nobody knows
+        return data_size(loader) >= module.num_data
+    return False
+
+
+def _of_all(module: Core, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Join the batches of processes whose loaders have shared out the data themselves.
+
+    Loaders that begin alike give all the data to every process, and are taken as they are.
+    """
+    processes = module.trainer.world_size
+    parts = _parts(next(batches, None), processes)
+    if len(parts) == processes and all(_equal(part, parts[0]) for part in parts):
+        yield _joined(module, parts[:1])
+        yield from batches
+        return
+    while parts:  # until the last process has none left
+        yield _joined(module, parts)
+        parts = _parts(next(batches, None), processes)
+
+
+def _parts(batch: Batch | None, processes: int) -> list[Batch]:
+    """What every process has, as far as it has any more."""
+    mine = batch and replace(
+        batch, inputs=move_data_to_device(batch.inputs, "cpu"), targets=batch.targets.cpu()
+    )
+    parts: list[Batch | None] = [None] * processes
+    dist.all_gather_object(parts, mine)
+    return [part for part in parts if part is not None]
+
+
+def _equal(a: Batch, b: Batch) -> bool:
+    """Whether two batches have the same tensors."""
+    pairs = zip(tree_leaves((a.inputs, a.targets)), tree_leaves((b.inputs, b.targets)), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs if isinstance(x, Tensor))
+
+
+def _joined(module: Core, parts: Sequence[Batch]) -> Batch:
+    """One batch with the examples of several, on the device."""
+    first = parts[0]
+
+    def joined(*values: Any) -> Any:
+        is_tensor = isinstance(values[0], Tensor)
+        return torch.cat(values, int(first.per_member)) if is_tensor else values[0]
+
+    inputs = tree_map(joined, *(part.inputs for part in parts))
+    targets = joined(*(part.targets for part in parts))
+    return replace(
+        first,
+        inputs=move_data_to_device(inputs, module.device),
+        targets=targets.to(module.device),
+    )
 
 
 def fault_of(data: TrainingData) -> str:

@@ -2,8 +2,10 @@
 
 import copy
 import gc
+import os
 import pickle
 import weakref
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -28,6 +30,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -40,6 +43,7 @@ from lightning_bnn.modules import (
     MFVI,
     Bayesian,
     DeepEnsemble,
+    Laplace,
     MCDropout,
     SymmetrizedVI,
 )
@@ -221,6 +225,101 @@ def test_two_processes_see_every_example_once(tmp_path):
         assert found["a subset"][:2] == (17, 17)
         for name in ("in order", "shuffled", "a subset"):
             assert found[name][2] == pytest.approx(alone[name][2], abs=1e-9)
+
+
+# ------------------------------------------------------------ loaders that share out the data
+class Stream(IterableDataset):
+    """Examples one by one, of which a process may have its share only."""
+
+    def __init__(self, rank=0, processes=1):
+        self.rank, self.processes = rank, processes
+
+    def __iter__(self):
+        yield from list(rows(31))[self.rank :: self.processes]
+
+
+class Turns(torch.utils.data.Sampler):
+    """The share of a process, by a sampler that torch does not know."""
+
+    def __init__(self, rank=0, processes=1):
+        self.chosen = range(rank, 31, processes)
+
+    def __iter__(self):
+        return iter(self.chosen)
+
+    def __len__(self):
+        return len(self.chosen)
+
+
+SHARING = {
+    "a stream in parts": lambda *place: DataLoader(Stream(*place), 8 // place[1]),
+    "a stream of all": lambda *place: DataLoader(Stream(), 8),
+    "a sampler in parts": lambda *place: plain(31, batch_size=4, sampler=Turns(*place)),
+    "a sampler of all": lambda *place: plain(31, batch_size=4, sampler=Turns()),
+    "batches in parts": lambda *place: DataLoader(
+        rows(31), batch_sampler=BatchSampler(Turns(*place), 4, False)
+    ),
+    "rows in parts": lambda rank, processes: DataLoader(
+        Subset(rows(31), range(rank, 31, processes)), 4
+    ),
+    "all, in orders of their own": lambda *place: plain(
+        31, batch_size=4, generator=torch.Generator().manual_seed(place[0]), shuffle=True
+    ),
+}
+"""What a process has, by its number and how many there are."""
+STANDING = partial(torch.optim.SGD, lr=1e-12)
+AT_THE_END = {
+    "laplace": {"optimizer": STANDING, "prior_std": 1.0},
+    "multi-laplace": {"optimizer": STANDING},
+    "laplace full": {"optimizer": STANDING},
+    "laplace kron": {"optimizer": STANDING},
+    "swag": {"optimizer": STANDING, "swa_lr": 1e-12},
+    "mfvi": {"optimizer": STANDING, "init_std": "auto"},
+    "hmc": {},
+    "mile": {},
+}
+"""Methods that pass over all the data; where weights stand still, only the passes tell."""
+
+
+def at_the_end(name, **options):
+    if name != "laplace kron":
+        return made(name, batch_norm=name == "swag", **AT_THE_END[name], **options)
+    return Laplace(network(), structure="kron", prior_std=1.0, **AT_THE_END[name], **options)
+
+
+def predicted(devices, folder, names, loaders):
+    """What methods predict after an epoch on what a process has, and how many examples they see."""
+    found, x = {}, rows(8).tensors[0]
+    alone = {"strategy": "ddp", "use_distributed_sampler": False} if devices > 1 else {}
+    for name, kind in ((n, k) for n in names for k in loaders):
+        torch.manual_seed(0)
+        module, run = (
+            at_the_end(name, num_data=31),
+            trainer(max_epochs=1 + (name == "swag"), devices=devices, **alone),
+        )
+        rank = int(os.environ.get("RANK", 0))
+        run.fit(module, SHARING[kind](rank, devices))
+        data = list(TrainingData(module, run.train_dataloader))
+        modes = [P.ravel(m.state_dict())[0].tolist() for m in module.posterior().modes()]
+        modes = [] if name == "laplace full" else modes  # eigenvectors are not unique
+        found[name, kind] = sum(b.examples for b in data), modes, module.eval()(x).tolist()
+        run.strategy.barrier()
+    return found
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("names", "loaders"), [(["laplace"], [*SHARING]), ([*AT_THE_END], ["a stream in parts"])]
+)
+def test_two_processes_share_out_the_data_themselves(names, loaders, tmp_path):
+    """Posteriors and predictions are those of one process that has all of them."""
+    (alone,) = on_devices(1, predicted, 1, tmp_path, names, loaders)
+    for found in on_devices(2, predicted, 2, tmp_path, names, loaders):
+        for case, (count, *numbers) in found.items():
+            assert count == alone[case][0] == 31, case
+            for here, there in zip(numbers, alone[case][1:], strict=True):
+                pair = torch.tensor(here), torch.tensor(there)
+                torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-3, msg=str(case))
 
 
 def test_overfitting_sees_the_same_batches_in_every_epoch():
