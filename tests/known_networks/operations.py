@@ -501,3 +501,35 @@ def a_first_state_from_a_slice(s, x):
     for step in h.unbind(1):
         state = torch.tanh(step + s.c(state))
     return s.o(state + s.b(x).mean(1))
+
+
+# ------------------------------------------------------------ extremes and distances of channels
+pieces = partial(network, "2*4 4b", 4, 0, a=(5, 8), b=(4, 3))
+PIECES = {
+    "amax": lambda h: h.unflatten(1, (4, 2)).amax(2),
+    "max with places that nobody reads": lambda h: h.unflatten(1, (4, 2)).max(2).values,
+    "min": lambda h: h.unflatten(1, (2, 4)).min(1).values,
+    "pooled channels": lambda h: F.max_pool1d(h[:, None], 2)[:, 0],
+}
+for name, piece in PIECES.items():
+    pieces(name=f"maxout by {name}")(lambda s, x, f=piece: s.b(f(s.a(x))))
+
+
+@two("", 0, 0, held="mixes entries", b=(7, 3))
+def channels_pooled_in_stretches_that_overlap(s, x):
+    return s.b(F.max_pool1d(s.a(x)[:, None], 2, stride=1)[:, 0])
+
+
+@network("8 2b", 8, 16, a=(5, 8), c=(5, 8), b=(8, 3))
+def distances_from_the_origin(s, x):
+    return s.b(torch.hypot(s.a(x), s.c(x)))
+
+
+@network("8", 8, 8, a=(5, 8), c=(5, 8), b=(8, 3))
+def angles(s, x):
+    return s.b(torch.atan2(s.a(x), s.c(x)))
+
+
+@network("8", 0, 0, a=(5, 8), c=(5, 8), b=(8, 3))
+def angles_after_an_offset(s, x):
+    return s.b(torch.atan2(s.a(x) + 1, s.c(x)))

@@ -147,3 +147,13 @@ def a_weight_made_by_the_input(s, x):
 def a_symmetric_weight(s, x):
     weight = s.middle.weight.triu() + s.middle.weight.triu(1).T
     return s.last(F.linear(s.first(x[:, 2:]), weight, s.middle.bias))
+
+
+for groups, counts in ((4, ("4", 4, 4)), (2, ("2*2 2b", 4, 2))):
+
+    @network(*counts, name=f"a bias before {groups} groups of channels", inputs=(25, 3, 7),
+             shifts={"a.bias": groups}, dead={"a.bias": groups}, dimension=4 + groups,
+             a=lambda: nn.Conv1d(3, 4, 2), n=lambda g=groups: nn.GroupNorm(g, 4, eps=0.1),
+             o=(4, 3))  # fmt: skip
+    def groups_of_channels(s, x):
+        return s.o(F.leaky_relu(s.n(s.a(x))).mean(-1))

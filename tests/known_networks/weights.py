@@ -351,3 +351,10 @@ def a_table_of_modulations(s, x):
     return s.o(
         h + gate * s.b(F.leaky_relu(s.a(F.layer_norm(h, (4,), eps=0.1) * (1 + gain) + shift)))
     )
+
+
+@network("3 4", 10, 6, u=parameter(4, 3), d=parameter(3), v=parameter(3, 4), o=linear(4, 5),
+         inputs=(30, 4), dimension=16, missing=6)  # fmt: skip
+def a_diagonal_between_factors(s, x):
+    """Without matrices of the rank, which would leave the diagonal."""
+    return s.o(F.leaky_relu(x @ s.u @ torch.diag(s.d) @ s.v))

@@ -10,11 +10,10 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import Graph, Node
 
 from weightsym.discovery.dimensions.moves import MOVES, UNCHANGED
-from weightsym.discovery.dimensions.nodes import descendants, operation_of
+from weightsym.discovery.dimensions.nodes import called, descendants, operation_of
 
 __all__ = ["in_pairs"]
 
@@ -110,12 +109,4 @@ class _Pairs:
         return self._new(aten.cat.default, rows, -1)
 
     def _new(self, target: Any, *args: Any, **named: Any) -> Node:
-        node = self._graph.call_function(target, args, named)
-        sizes = torch.fx.map_arg((args, named), lambda n: _empty(n.meta["val"]))
-        node.meta["val"] = target(*sizes[0], **sizes[1])
-        return node
-
-
-def _empty(size: Tensor) -> Tensor:
-    """A tensor of the same size without numbers."""
-    return torch.empty(size.shape, dtype=size.dtype, device="meta")
+        return called(self._graph, target, *args, **named)

@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from weightsym.discovery.dimensions.complex_pairs import in_pairs
-from weightsym.discovery.dimensions.nodes import first_written, operation_of, writes
+from weightsym.discovery.dimensions.nodes import called, first_written, operation_of, writes
 
 __all__ = ["Decomposed", "written_out"]
 
@@ -41,6 +41,7 @@ _AS_THEY_ARE = [
     *(aten.std_mean.correction, aten.std_mean.dim, aten.std_mean.default),
     *(aten.quantile.scalar, aten.quantile.default),
     *(aten.nanquantile.scalar, aten.nanquantile.default),
+    aten.diag_embed.default,
 ]
 _ORIGIN = ("nn_module_stack", "stack_trace")
 _LARGEST_STORE = 1024
@@ -91,6 +92,7 @@ def written_out(exported: ExportedProgram, rules: Mapping[Any, Callable[..., Any
     }
     written = {source: value for source, value in written.items() if source.op == "placeholder"}
     _forget_numbers(graph)
+    _multiply_by_diagonals(graph)
     in_pairs(graph, exported.graph_signature.inputs_to_parameters)
     return Decomposed(graph, results, written, constants)
 
@@ -138,6 +140,20 @@ def _forget_numbers(graph: Graph) -> None:
                 empty = graph.call_function(aten.empty.memory_format, (list(size.shape),), kind)
             empty.meta["val"] = size
             node.replace_input_with(source, empty)
+
+
+def _multiply_by_diagonals(graph: Graph) -> None:
+    """Write products with diagonal matrices as products of single numbers."""
+    for node in graph.nodes:
+        operands: Any = node.args if operation_of(node) in ("mm", "bmm", "matmul") else ()
+        for k, operand in enumerate(operands):
+            is_diagonal = operation_of(operand) == "diag_embed" and len(operand.args) == 1
+            if is_diagonal and operands[1 - k].meta["val"].ndim > 1:
+                with graph.inserting_before(node):
+                    row = called(graph, aten.unsqueeze.default, operand.args[0], -1 - k)
+                    product = called(graph, aten.mul.Tensor, operands[1 - k], row)
+                node.replace_all_uses_with(product)
+                break
 
 
 # ------------------------------------------------------------ one operation
@@ -350,7 +366,18 @@ def _batch_norm(
     return new[0]
 
 
+def _largest(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The largest numbers and their places, one of which nobody may read."""
+    return x.amax(dim, keepdim), x.argmax(dim, keepdim)
+
+
+def _smallest(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return x.amin(dim, keepdim), x.argmin(dim, keepdim)
+
+
 IN_OTHERS: dict[Any, Callable[..., Any]] = {
+    aten.max.dim: _largest,
+    aten.min.dim: _smallest,
     aten.addbmm.default: _addbmm,
     aten.batch_norm.default: _batch_norm,
     aten.addmm.default: _addmm,

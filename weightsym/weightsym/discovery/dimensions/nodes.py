@@ -6,10 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch import Tensor
+from torch.fx import Graph, Node
 
 __all__ = [
     "ancestors",
+    "called",
     "descendants",
     "first_written",
     "is_random",
@@ -37,6 +39,19 @@ def leaves_of(x: Any) -> list[Any]:
     return [y for item in x for y in leaves_of(item)] if isinstance(x, list | tuple) else [x]
 
 
+def called(graph: Graph, target: Any, *args: Any, **named: Any) -> Node:
+    """A new node of a graph, with the size of what it returns."""
+    node = graph.call_function(target, args, named)
+    sizes = torch.fx.map_arg((args, named), lambda n: _empty(n.meta["val"]))
+    node.meta["val"] = target(*sizes[0], **sizes[1])
+    return node
+
+
+def _empty(size: Tensor) -> Tensor:
+    """A tensor of the same size without numbers."""
+    return torch.empty(size.shape, dtype=size.dtype, device="meta")
+
+
 def is_random(node: Node) -> bool:
     """True for an operation that may draw random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -44,7 +59,7 @@ def is_random(node: Node) -> bool:
 
 def is_symmetric(node: Node) -> bool:
     """Whether operands may change places: not those that a keyword tells apart, such as `alpha`."""
-    names = ("add", "mul", "cat", "maximum", "minimum")
+    names = ("add", "mul", "cat", "maximum", "minimum", "hypot")
     return operation_of(node) in names and not node.kwargs
 
 

@@ -42,6 +42,7 @@ class Pointwise(NamedTuple):
             ``signs`` only; ``zero`` everywhere; ``none``.
         powers: power and parity by operand, or one pair for all; None where nothing passes.
         operands: those that must have one unit.
+        has_one_unit: whether all that have powers of their own must, too, as in a distance.
         is_linear: whether sums pass.
         keeps_zero: whether it is zero where all operands with weights behind them are.
     """
@@ -49,6 +50,7 @@ class Pointwise(NamedTuple):
     kind: str
     powers: tuple[tuple[Fraction | None, int | None], ...] = ()
     operands: tuple[int, ...] = ()
+    has_one_unit: bool = False
     is_linear: bool = False
     keeps_zero: bool = False
 
@@ -114,7 +116,11 @@ def _kind_of(
         len(moving) > 1 and any(e is not None for _, e in single)
     ):
         is_linear = single == [(1, 1)] and probe.adds(set(moving))
-        return Pointwise("each", tuple(single), tuple(moving), is_linear)
+        shared = probe.power(floats) if not any(p is not None for p, _ in single) else None
+        if shared is not None and len(floats) == len(values):
+            powers = [(Fraction(0) if k else shared, e) for k, (_, e) in enumerate(single)]
+            return Pointwise("each", tuple(powers), tuple(moving), has_one_unit=True)
+        return Pointwise("each", tuple(single), tuple(moving), is_linear=is_linear)
     together = [
         k
         for k in range(len(values))
@@ -125,7 +131,7 @@ def _kind_of(
         power, parity = probe.power(set(together)), probe.parity(set(together))
         if power is not None:
             is_linear = power == 1 and parity == 1 and probe.adds(set(together))
-            return Pointwise("joint", ((power, parity),), tuple(together), is_linear)
+            return Pointwise("joint", ((power, parity),), tuple(together), is_linear=is_linear)
         if parity is not None:
             return Pointwise("signs", ((None, parity),), tuple(together))
     return Pointwise("none")

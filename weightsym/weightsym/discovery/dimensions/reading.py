@@ -479,6 +479,21 @@ class Reading:
 
     _amin = _amax
 
+    def _max_pool2d_with_indices(self, node: Node, args: Any, named: Any) -> Any:
+        """The largest of stretches of channels, if these lie side by side."""
+        value, kernel, defaults = args[0], args[1], ([], [0, 0], [1, 1])
+        stride, padding, dilation = (*args[2:5], *defaults[len(args[2:5]) :])
+        *lead, rows, columns = value.shape
+        is_tiled = stride in ([], kernel) and not any(padding) and set(dilation) == {1}
+        is_tiled = is_tiled and not (rows % kernel[0] or columns % kernel[-1])
+        has_labels = any(d >= len(lead) for p in value.factors for d in p.dims)
+        if not (has_labels and is_tiled):
+            return self._measure_along(node, args, named, [value])
+        tiles = (rows // kernel[0], kernel[0], columns // kernel[-1], kernel[-1])
+        wide, size = reshaped(value, *lead, *tiles), node.meta["val"]
+        largest = layers.extreme(self.system, wide, [len(lead) + 1, len(lead) + 3], False)
+        return largest, Value.of(size[1].shape)
+
     def _any(self, node: Node, args: Any, named: Any) -> Value:
         """Questions about rows: no unit passes, the rows still move."""
         value = self.system.as_one_factor(args[0])
@@ -553,16 +568,18 @@ class Reading:
         system = self.system
         is_square = len(values) == 1 and pointwise.powers[0] == (2, 0)
         result: Value | None = None
+        if pointwise.has_one_unit:
+            values = [system.as_one_factor(v) for v in values]
+            (first,), *others = (v.factors for v in values)
+            for (factor,) in others:
+                system.balance([(first, 1), (factor, -1)], sign=False)
         for k, (power, parity) in zip(pointwise.operands, pointwise.powers, strict=True):
             passes = power is not None and parity is not None and len(values) == 1
             absorbed = replace(values[k], factors=system.absorb(values[k].factors))
             value = absorbed if passes else system.as_one_factor(values[k])
-            for factor in value.factors:
-                if parity is None:
-                    system.stop(factor, scale=False)
-                if power is None:
-                    system.stop(factor, sign=False)
-                if not (pointwise.is_linear or is_square):
+            self._stop_units(value, power, parity)
+            if not (pointwise.is_linear or is_square):
+                for factor in value.factors:
                     system.mark("apart", factor)
             powered = tuple(p.to_power(power or Fraction(0), parity or 0) for p in value.factors)
             value = Value(value.shape, powered, None, value.varies)
@@ -572,6 +589,14 @@ class Reading:
             if k not in pointwise.operands:
                 result = _beside_numbers(system, result, value)
         return result
+
+    def _stop_units(self, value: Value, power: Fraction | None, parity: int | None) -> None:
+        """Scales stop where a function has no power, signs where it has no parity."""
+        for factor in value.factors:
+            if parity is None:
+                self.system.stop(factor, scale=False)
+            if power is None:
+                self.system.stop(factor, sign=False)
 
     def _together(self, pointwise: Pointwise, values: Sequence[Value]) -> Value:
         """Some operands have one unit, of which a power passes. Others decide where."""

@@ -349,7 +349,10 @@ class _Reading:
         """A norm sees what is added, unless its statistics are those of the tensor alone."""
         numbers = self._numbers(x)
         is_own = node.target is torch.ops.aten._native_batch_norm_legit.no_stats
-        if numbers is not None and not (is_own and numbers.numel() == numbers.shape[1]):
+        by_channel = numbers is not None and numbers.numel() == numbers.shape[1]
+        if numbers is not None and by_channel and operation_of(node) == "native_group_norm":
+            self.system.equate(numbers.flatten().expand(args[1]).reshape(args[3], -1), [1])
+        elif numbers is not None and not (is_own and by_channel):
             self._see(x)
         self._see(weight)
         shift = self._bias(bias)
