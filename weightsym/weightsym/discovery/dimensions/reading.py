@@ -481,8 +481,8 @@ class Reading:
 
     def _max_pool2d_with_indices(self, node: Node, args: Any, named: Any) -> Any:
         """The largest of stretches of channels, if these lie side by side."""
-        value, kernel, defaults = args[0], args[1], ([], [0, 0], [1, 1])
-        stride, padding, dilation = (*args[2:5], *defaults[len(args[2:5]) :])
+        value, kernel, defaults = args[0], args[1], [list[int](), [0, 0], [1, 1]]
+        stride, padding, dilation = list(args[2:5]) + defaults[len(args[2:5]) :]
         *lead, rows, columns = value.shape
         is_tiled = stride in ([], kernel) and not any(padding) and set(dilation) == {1}
         is_tiled = is_tiled and not (rows % kernel[0] or columns % kernel[-1])
