@@ -530,6 +530,11 @@ def angles(s, x):
     return s.b(torch.atan2(s.a(x), s.c(x)))
 
 
+@two("4", 4, 4, b=(4, 3))
+def sizes_of_complex_numbers(s, x):
+    return s.b(torch.view_as_complex(s.a(x).view(-1, 4, 2)).abs())
+
+
 @network("8", 0, 0, a=(5, 8), c=(5, 8), b=(8, 3))
 def angles_after_an_offset(s, x):
     return s.b(torch.atan2(s.a(x) + 1, s.c(x)))

@@ -358,3 +358,17 @@ def a_table_of_modulations(s, x):
 def a_diagonal_between_factors(s, x):
     """Without matrices of the rank, which would leave the diagonal."""
     return s.o(F.leaky_relu(x @ s.u @ torch.diag(s.d) @ s.v))
+
+
+SUMS = {
+    "added": lambda h, g: h + g,
+    "stacked and summed": lambda h, g: torch.stack([h, g]).sum(0),
+    "stacked behind and averaged": lambda h, g: torch.stack([h, g], -1).mean(-1),
+}
+for name, total in SUMS.items():
+
+    @network("2*2 2b 3 4", 3, 11, matrices="general 3", name=f"branches that are {name}",
+             dimension=9, inputs=(40, 4), a=linear(4, 2), b=linear(4, 2), c=linear(2, 3),
+             d=linear(2, 3), u=linear(3, 4), o=linear(4, 4))  # fmt: skip
+    def summed_branches(s, x, total=total):
+        return s.o(torch.tanh(s.u(total(s.c(torch.tanh(s.a(x))), s.d(torch.tanh(s.b(x)))))))

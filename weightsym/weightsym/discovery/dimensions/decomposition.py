@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from weightsym.discovery.dimensions.complex_pairs import in_pairs
-from weightsym.discovery.dimensions.nodes import called, first_written, operation_of, writes
+from weightsym.discovery.dimensions.nodes import first_written, writes
+from weightsym.discovery.dimensions.simplification import simplify
 
 __all__ = ["Decomposed", "written_out"]
 
@@ -45,8 +45,6 @@ _AS_THEY_ARE = [
 ]
 _ORIGIN = ("nn_module_stack", "stack_trace")
 _LARGEST_STORE = 1024
-_ASKS_FOR_SIZE = re.compile("[a-z]+_like|new_[a-z_]+|fill")
-"""Names of operations that do not read the numbers of their first tensor."""
 
 
 class Decomposed(NamedTuple):
@@ -91,8 +89,7 @@ def written_out(exported: ExportedProgram, rules: Mapping[Any, Callable[..., Any
         n.target: operator.attrgetter(n.target)(exported.graph_module) for n in attributes
     }
     written = {source: value for source, value in written.items() if source.op == "placeholder"}
-    _forget_numbers(graph)
-    _multiply_by_diagonals(graph)
+    simplify(graph)
     in_pairs(graph, exported.graph_signature.inputs_to_parameters)
     return Decomposed(graph, results, written, constants)
 
@@ -126,34 +123,6 @@ def _inlined(
                 constants[copy.target] = getattr(fragment.module, str(call.target))
     leaves = [copies[x] if isinstance(x, Node) else x for x in fragment.results]
     return tree_unflatten(leaves, fragment.structure), written
-
-
-def _forget_numbers(graph: Graph) -> None:
-    """Give operations that only ask for the size of a tensor an empty one in its place."""
-    for node in graph.nodes:
-        source = node.args[0] if node.args else None
-        asks_for_size = _ASKS_FOR_SIZE.fullmatch(operation_of(node))
-        if node.op == "call_function" and asks_for_size and isinstance(source, Node):
-            size = source.meta["val"]
-            with graph.inserting_before(node):
-                kind = {"dtype": size.dtype, "device": size.device}
-                empty = graph.call_function(aten.empty.memory_format, (list(size.shape),), kind)
-            empty.meta["val"] = size
-            node.replace_input_with(source, empty)
-
-
-def _multiply_by_diagonals(graph: Graph) -> None:
-    """Write products with diagonal matrices as products of single numbers."""
-    for node in graph.nodes:
-        operands: Any = node.args if operation_of(node) in ("mm", "bmm", "matmul") else ()
-        for k, operand in enumerate(operands):
-            is_diagonal = operation_of(operand) == "diag_embed" and len(operand.args) == 1
-            if is_diagonal and operands[1 - k].meta["val"].ndim > 1:
-                with graph.inserting_before(node):
-                    row = called(graph, aten.unsqueeze.default, operand.args[0], -1 - k)
-                    product = called(graph, aten.mul.Tensor, operands[1 - k], row)
-                node.replace_all_uses_with(product)
-                break
 
 
 # ------------------------------------------------------------ one operation

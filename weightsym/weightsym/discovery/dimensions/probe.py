@@ -108,7 +108,7 @@ def _kind_of(
     numbers = probe.numbers
     if not bool(probe.output.any()) and node.meta["val"].dtype.is_floating_point:
         return Pointwise("zero")
-    floats = {k for k in moving if numbers[k].is_floating_point()}
+    floats = {k for k in moving if not _has_no_unit(numbers[k])}
     single = [
         (probe.power({k}), probe.parity({k})) if k in floats else (None, None) for k in moving
     ]
@@ -124,7 +124,7 @@ def _kind_of(
     together = [
         k
         for k in range(len(values))
-        if numbers[k].is_floating_point()
+        if not _has_no_unit(numbers[k])
         and (literals[k] is None or (literals[k] == 0 and k not in moving))
     ]
     if together:
