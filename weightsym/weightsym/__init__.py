@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from weightsym.forms.orders import OrderChange, UnitOrders, order_change, transpositions_between
     from weightsym.forms.sorting import sort_permutations
     from weightsym.groups.actions import flip, permute, rescale, shift_logits
+    from weightsym.groups.element import Element
     from weightsym.groups.elements import (
         compose,
         identity,

@@ -1,0 +1,125 @@
+"""The axioms of a group action, over all known networks and all kinds of groups."""
+
+import functools
+
+import pytest
+import torch
+from checked_symmetries import close, seeded
+from known_networks import NETWORKS
+
+from weightsym import (
+    Element,
+    flip,
+    mix,
+    permute,
+    random_mixings,
+    random_permutations,
+    random_scales,
+    random_shifts,
+    random_signs,
+    rescale,
+    shift,
+)
+from weightsym import params as P
+
+TOLERANCE = 1e-7
+
+
+@functools.cache
+def known(name):
+    model, x, sym = NETWORKS[name].known()
+    return model, x, sym, P.of(model)
+
+
+every = pytest.mark.parametrize("name", NETWORKS)
+
+
+def size(params):
+    return max((float(t.abs().max()) for t in params.values() if t.numel()), default=1.0)
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    assert close(a, b, TOLERANCE * max(1.0, size(b)))
+
+
+def parts(sym, generator, members=None):
+    return {
+        "permutations": random_permutations(sym, generator, members),
+        "scales": random_scales(sym, generator, members),
+        "signs": random_signs(sym, generator, members),
+        "matrices": random_mixings(sym, generator, members),
+        "shifts": random_shifts(sym, generator, members),
+    }
+
+
+def one_by_one(params, sym, values):
+    params = permute(shift(params, sym, values["shifts"]), sym, values["permutations"])
+    params = flip(rescale(params, sym, values["scales"]), sym, values["signs"])
+    return mix(params, sym, values["matrices"])
+
+
+@every
+def test_it_does_what_its_parts_do_one_by_one(name):
+    _, _, sym, params = known(name)
+    values = parts(sym, seeded(1))
+    same(Element.of_groups(sym, **values)(params), one_by_one(params, sym, values))
+
+
+@every
+def test_products_and_inverses(name):
+    _, _, sym, params = known(name)
+    g, h = (Element.random(sym, seeded(k)) for k in (1, 2))
+    moved = g(h(params))
+    same((g @ h)(params), moved)
+    same((g @ h).inverse(moved), params)
+    same((g.inverse @ g)(params), params)
+    same(((g @ h) @ g)(params), (g @ (h @ g))(params))
+    if not sym.shifts:
+        assert len((g @ h @ g.inverse).steps) == 1
+    assert Element.identity(sym)(params) == params
+
+
+@every
+def test_members_move_each_by_itself(name):
+    _, _, sym, params = known(name)
+    stack = P.stack([params, params, params])
+    values, others = (parts(sym, seeded(k), 3) for k in (3, 4))
+    g, h = (Element.of_groups(sym, **v, members=3) for v in (values, others))
+    alone = [
+        Element.of_groups(sym, **{kind: [v[m] for v in vs] for kind, vs in values.items()})
+        for m in range(3)
+    ]
+    moved = g(stack)
+    same(moved, P.stack([one(params) for one in alone]))
+    same((h @ g)(stack), h(moved))
+    same(g.inverse(moved), stack)
+
+
+@every
+def test_gradients_are_dual(name):
+    """Products of weights and gradients stay; and those of squares are squares."""
+    _, _, sym, params = known(name)
+    weights = {n: t for n, t in params.items() if n in sym.shapes and t.is_floating_point()}
+    values = {**parts(sym, seeded(5)), "shifts": None}
+    g = Element.of_groups(sym, **values)
+    other = {n: torch.randn(t.shape, generator=seeded(6)).to(t) for n, t in weights.items()}
+    first = {n for n in weights if n not in sym.aliases}
+    moved, dual = g.on_some(weights), g.dual.on_some(other)
+    before = sum(float((weights[n] * other[n]).sum()) for n in first)
+    after = sum(float((moved[n] * dual[n]).sum()) for n in first)
+    scale = sum(float((weights[n] * other[n]).abs().sum()) for n in first)
+    assert abs(after - before) <= 1e-6 * max(1.0, scale)
+    if not sym.linear:
+        squared = g.squares.on_some({n: t.square() for n, t in weights.items()})
+        same(squared, {n: t.square() for n, t in moved.items()})
+
+
+def test_it_is_written_and_read(tmp_path):
+    for name in ("mixture of experts", *NETWORKS):
+        if name in NETWORKS and (known(name)[2].linear or known(name)[2].shifts):
+            break
+    _, _, sym, params = known(name)
+    g = Element.random(sym, seeded(1)) @ Element.random(sym, seeded(2))
+    g.save(tmp_path / "g.safetensors")
+    same(Element.load(tmp_path / "g.safetensors", sym)(params), g(params))
