@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.samplers.langevin import Tempered
-from weightsym import Symmetries, min_mass, orbit_directions, rescale, transform_optimizer_state
+from weightsym import Element, Symmetries, min_mass, orbit_directions, transform_optimizer_state
 from weightsym import params as P
 from weightsym.params import Params
 
@@ -94,7 +94,8 @@ class Horizontal:
         if self.gauge is not None and self.symmetries.scalings:
             weights = P.of(self.network)
             scales = min_mass(weights, self.symmetries).scales
-            transform_optimizer_state(optimizer, self.parameters, self.symmetries, scales=scales)
-            for name, t in rescale(weights, self.symmetries, scales).items():
+            element = Element.of_groups(self.symmetries, scales=scales)
+            transform_optimizer_state(optimizer, self.parameters, element)
+            for name, t in element(weights).items():
                 if name in self.parameters:
                     self.parameters[name].copy_(t)

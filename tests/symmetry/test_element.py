@@ -21,6 +21,7 @@ from weightsym import (
     shift,
 )
 from weightsym import params as P
+from weightsym.files import save_tensors
 
 TOLERANCE = 1e-7
 
@@ -115,11 +116,31 @@ def test_gradients_are_dual(name):
         same(squared, {n: t.square() for n, t in moved.items()})
 
 
-def test_it_is_written_and_read(tmp_path):
-    for name in ("mixture of experts", *NETWORKS):
-        if name in NETWORKS and (known(name)[2].linear or known(name)[2].shifts):
-            break
+def test_what_does_not_commute_is_told_apart():
+    """The controls: the other order, the element itself for its inverse, or for its dual."""
+    _, _, sym, params = known("attention")
+    g, h = (Element.random(sym, seeded(k)) for k in (1, 2))
+    for wrong, right in ((h @ g, g @ h), (g, g.inverse), (g @ g, Element.identity(sym))):
+        assert not close(wrong(params), right(params), 1e-3)
+
+
+WRITTEN = [name for name in NETWORKS if "expert" in name or "heads" in name][:6]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_it_is_written_and_read(name, tmp_path):
     _, _, sym, params = known(name)
     g = Element.random(sym, seeded(1)) @ Element.random(sym, seeded(2))
     g.save(tmp_path / "g.safetensors")
     same(Element.load(tmp_path / "g.safetensors", sym)(params), g(params))
+
+
+@pytest.mark.bad_input
+def test_other_files_are_refused(tmp_path):
+    (_, _, sym, params), (_, _, other, _) = known(WRITTEN[0]), known(WRITTEN[-1])
+    Element.random(sym).save(tmp_path / "g.safetensors")
+    with pytest.raises(ValueError, match="another network than `sym`"):
+        Element.load(tmp_path / "g.safetensors", other)
+    save_tensors(tmp_path / "w.safetensors", params)
+    with pytest.raises(ValueError, match="holds no element of a group"):
+        Element.load(tmp_path / "w.safetensors", sym)

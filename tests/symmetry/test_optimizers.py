@@ -11,19 +11,14 @@ from torch import nn
 from torch.optim import ASGD, SGD, Adam, Adamax, AdamW, RMSprop, Rprop
 
 from weightsym import (
+    Element,
     discover,
-    flip,
-    mix,
-    permute,
     random_mixings,
     random_permutations,
     random_scales,
     random_signs,
-    rescale,
     transform_optimizer_state,
 )
-
-ACTIONS = {"signs": flip, "permutations": permute, "scales": rescale, "matrices": mix}
 
 
 def units(sym):
@@ -68,13 +63,10 @@ def run(model, optimizer, x, steps):
 
 
 def act(model, optimizer, sym, element, carry=True):
-    state = model.state_dict()
-    for kind, factors in element.items():
-        state = ACTIONS[kind](state, sym, factors)
-        if carry:
-            live = dict(model.named_parameters())
-            transform_optimizer_state(optimizer, live, sym, **{kind: factors})
-    model.load_state_dict(state)
+    element = Element.of_groups(sym, **element)
+    if carry:
+        transform_optimizer_state(optimizer, dict(model.named_parameters()), element)
+    model.load_state_dict(element(model.state_dict()))
 
 
 def distance(name, build, element, carry=True):

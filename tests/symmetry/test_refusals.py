@@ -119,9 +119,14 @@ FOR_PLAIN = {
     "random_mixings({})": SYM + "dict",
     "mix(params, None, [])": SYM + "NoneType",
     "orbit_directions(params, None)": SYM + "NoneType",
-    "transform_optimizer_state(with_state(model), P.of(whole), sym, scales=[])": "`names` lacks",
-    "transform_optimizer_state(with_state(whole), live, sym, scales=random_scales(sym))":
+    "transform_optimizer_state(with_state(model), P.of(whole), Element.identity(sym))":
+        "`names` lacks",
+    "transform_optimizer_state(with_state(whole), live, Element.identity(sym))":
         "is not a parameter of the optimizer",
+    "transform_optimizer_state(with_state(model), live, sym)": "`element` must be an `Element`",
+    "Element.random(None)": SYM + "NoneType",
+    "Element.identity({})": SYM + "dict",
+    "Element.of_groups(sym, permutations=[])": "`permutations` must hold one tensor per group",
     # least mass, canonical forms, orders
     "min_mass(params, sym, max_iterations=0)": "`max_iterations` at least 1, got 1e-10 and 0",
     "min_mass(params, sym, tolerance=nan)": "`tolerance` must be positive",
@@ -265,9 +270,10 @@ ROWS = {
         "random_mixings(sym, spread=nan)": "`spread` must be at least 0 and finite, got nan",
         "shift(params, sym, [1j * ones(4)])": r"`shifts\[0\]` must hold real numbers",
         "transform_optimizer_state(with_state(model, torch.optim.LBFGS, old_dirs=[zeros(3)]), live,"
-        " sym, matrices=random_mixings(sym))": "'old_dirs' of LBFGS has not the shape of a",
-        "transform_optimizer_state(with_state(model), live, sym, matrices=[ones(9, 1, 4, 4)])":
+        " Element.identity(sym))": "'old_dirs' of LBFGS has not the shape of a",
+        "Element.of_groups(sym, matrices=[ones(9, 1, 4, 4)])":
             r"`matrices\[0\]` must have shape",
+        "Element.random(sym).dual": "`dual`: shifts are no linear maps",
     },
     "rotary half": {
         "mix(params, sym, random_mixings(sym)[:1])": "one tensor per group",

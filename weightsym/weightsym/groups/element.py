@@ -544,7 +544,15 @@ class Element:
     @cached_property
     def squares(self) -> Element:
         """What variances and second moments do; those that matrices mix, if uncorrelated."""
-        steps = (replace(step.map(torch.square, torch.square), shifts=()) for step in self.steps)
+        return self._without_shifts(torch.square)
+
+    @cached_property
+    def sizes(self) -> Element:
+        """What absolute values do; those that matrices mix are bounds."""
+        return self._without_shifts(torch.abs)
+
+    def _without_shifts(self, function: Callable[[Tensor], Tensor]) -> Element:
+        steps = (replace(step.map(function, function), shifts=()) for step in self.steps)
         return Element(self.sym, tuple(steps))
 
     # -------------------------------------------------------- files

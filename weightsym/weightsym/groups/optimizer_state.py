@@ -8,26 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weightsym.groups.actions import Element, multiply, permute_some
-from weightsym.groups.mixing import mixed_axis
+from weightsym.groups.element import Element
 from weightsym.groups.symmetries import Symmetries
-from weightsym.groups.validation import check_element
 from weightsym.params import Params, is_stacked
 
 __all__ = ["transform_optimizer_state"]
 
 
 def transform_optimizer_state(
-    optimizer: torch.optim.Optimizer,
-    names: Mapping[str, Tensor],
-    sym: Symmetries,
-    *,
-    permutations: Element | None = None,
-    signs: Element | None = None,
-    scales: Element | None = None,
-    matrices: Element | None = None,
+    optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor], element: Element
 ) -> None:
-    r"""Carry an optimizer along when its network is permuted, flipped, rescaled or mixed.
+    r"""Carry an optimizer along when an element of the group moves its network.
 
     Every buffer of a parameter's shape moves with it; second moments and sizes keep their sign. An
     optimizer with other state (LBFGS, Adafactor) is refused. A gradient is divided by the scale of
@@ -45,67 +36,37 @@ def transform_optimizer_state(
         optimizer: the optimizer, changed in place.
         names: the live parameters, ``dict(module.named_parameters())`` of the module that the
             symmetries were found on.
-        sym: what `discover` returned.
-        permutations: as in `permute`.
-        signs: as in `flip`.
-        scales: as in `rescale`.
-        matrices: as in `mix`, after all others.
+        element: of the group, without shifts.
 
     >>> from torch import nn
-    >>> from weightsym import discover, transform_optimizer_state
+    >>> from weightsym import Element, discover, transform_optimizer_state
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> sym, adam = discover(net, torch.randn(8, 2)), torch.optim.Adam(net.parameters())
     >>> net(torch.randn(8, 2)).sum().backward(), adam.step()
     (None, None)
     >>> old = adam.state[net[0].bias]["exp_avg"]
-    >>> names = dict(net.named_parameters())
-    >>> transform_optimizer_state(adam, names, sym, permutations=[torch.tensor([2, 0, 1])])
+    >>> element = Element.of_groups(sym, permutations=[torch.tensor([2, 0, 1])])
+    >>> transform_optimizer_state(adam, dict(net.named_parameters()), element)
     >>> torch.equal(adam.state[net[0].bias]["exp_avg"], old[[2, 0, 1]])
     True
     """
-    _check_names(optimizer, names, sym)
-    stacked = is_stacked(names, sym.shapes)
-    members = next(iter(names.values())).shape[0] if stacked else None
-    elements = {
-        "permutations": permutations,
-        "signs": signs,
-        "scalings": scales,
-        "linear": matrices,
-    }
-    order, flips, factors, mixings = (
-        None if values is None else check_element(field, values, sym, members)
-        for field, values in elements.items()
-    )
+    if not isinstance(element, Element):
+        raise ValueError(f"`element` must be an `Element`, got {type(element).__name__}.")
+    _check_names(optimizer, names, element.sym)
+    is_stacked(names, element.sym.shapes)
+    gradients = element.dual
 
     def move(key: str, buffers: Params) -> Params:
-        if flips is not None and key not in _WITHOUT_SIGN:
-            buffers = multiply(buffers, sym, {"signs": flips})
-        if factors is not None:
-            power = (2 if key in _SECOND_MOMENTS else 1) * (1 if key in _LIKE_WEIGHTS else -1)
-            buffers = multiply(buffers, sym, {"scalings": [s**power for s in factors]})
-        buffers = buffers if order is None else permute_some(buffers, sym, order)
-        return buffers if mixings is None else _mixed(key, buffers, sym, mixings)
+        acting = element if key in _LIKE_WEIGHTS else gradients
+        if key in _SECOND_MOMENTS:
+            return acting.squares.on_some(buffers)
+        return (acting.sizes if key in _SIZES else acting).on_some(buffers)
 
     _change_buffers(optimizer, names, move)
 
 
-def _mixed(key: str, buffers: Params, sym: Symmetries, matrices: Element) -> Params:
-    """Buffers of one kind after matrices: gradients take the inverse transpose."""
-    result = dict(buffers)
-    for group, g in zip(sym.linear, matrices, strict=True):
-        inverse = torch.linalg.inv(g.double()).mT
-        for placement in group.placements:
-            name = sym.axes[placement.axis].tensor
-            if name in result:
-                factor = g if (placement.exponent == 1) == (key in _LIKE_WEIGHTS) else inverse
-                if key in _WITHOUT_SIGN:
-                    factor = factor**2 if key in _SECOND_MOMENTS else factor.abs()
-                result[name] = mixed_axis(result[name], sym, placement, factor)
-    return result
-
-
 _SECOND_MOMENTS = frozenset(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta"))
-_WITHOUT_SIGN = _SECOND_MOMENTS | {"exp_inf", "step_size"}
+_SIZES = frozenset(("exp_inf", "step_size"))
 _LIKE_WEIGHTS = frozenset(("acc_delta", "step_size", "ax"))  # all others are made of gradients
 _COUNTERS = frozenset(("step", "eta", "mu", "mu_product"))
 
