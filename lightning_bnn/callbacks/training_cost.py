@@ -12,6 +12,7 @@ import torch
 from lightning_bnn._compat import log
 from lightning_bnn.callbacks.figure_logging import log_folder
 from lightning_bnn.callbacks.onlooker import Onlooker
+from weightsym.files import write_whole
 
 __all__ = ["TrainingCost"]
 
@@ -79,7 +80,7 @@ class TrainingCost(Onlooker):
         spent, folder = self._spent(trainer, pl_module), log_folder(trainer)
         if trainer.is_global_zero and not trainer.fast_dev_run:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / COST_FILE).write_text(json.dumps(spent) + "\n", encoding="utf-8")
+            write_whole(folder / COST_FILE, json.dumps(spent) + "\n", wait=False)
 
     def _spent(self, trainer: Any, pl_module: Any) -> dict[str, float]:
         mine = torch.tensor([self.seconds, self.evaluated], dtype=torch.float64)

@@ -15,7 +15,12 @@ from runs import Plain, Recorder, built, fit
 from small_banks import networks
 
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.callbacks import CheckpointHarvester
+from lightning_bnn.callbacks import (
+    CheckpointHarvester,
+    PosteriorDoctor,
+    PosteriorFigures,
+    TrainingCost,
+)
 
 TOLD = "is full: networks are left out until there is room"
 
@@ -63,9 +68,10 @@ class SmallDisk:
             ours = not isinstance(path, int) and folder in Path(path).absolute().parents
             if not ours or not set(mode) & set("wax+"):
                 return opened(path, mode, buffering, encoding, *more, **options)
-            file = PartlyWritten(self, path, mode.replace("b", "").replace("t", ""))
+            mode_of_file = mode.replace("b", "").replace("t", "")
             if buffering == 0:
-                return file
+                return PartlyWritten(self, path, mode_of_file)
+            file = WithoutNumber(self, path, mode_of_file)
             file = (io.BufferedRandom if "+" in mode else io.BufferedWriter)(file)
             return file if "b" in mode else io.TextIOWrapper(file, encoding)
 
@@ -85,6 +91,13 @@ class PartlyWritten(io.FileIO):
         count = super().write(memoryview(content).cast("B")[:room])
         self.disk.used += count
         return count
+
+
+class WithoutNumber(PartlyWritten):
+    """A file that libraries cannot write to behind its back."""
+
+    def fileno(self):
+        raise io.UnsupportedOperation
 
 
 class HalfWritten(io.FileIO):
@@ -237,3 +250,22 @@ def test_a_full_disk_has_one_outcome_whenever_it_is_seen(seen, tmp_path, monkeyp
         fit(built(Plain), harvest, Filled(), max_epochs=1)
     assert [r["step"] for r in CheckpointBank(tmp_path, "r").records] == [1, 2, 5, 6]
     assert sum(TOLD in str(w.message) for w in told) == 1
+
+
+@pytest.mark.parametrize("room", [0, 10])
+@pytest.mark.parametrize("callback", [PosteriorFigures, PosteriorDoctor, TrainingCost])
+def test_figures_and_reports_without_room_do_not_end_a_run(
+    callback, room, tmp_path, monkeypatch, undrawn
+):
+    """They are missing, with one warning, and nothing torn is in their place."""
+    whole, recorder = Recorder(), Recorder()
+    fit(built(Plain), callback(), whole, default_root_dir=tmp_path / "whole")
+    assert any(path.is_file() for path in (tmp_path / "whole").rglob("*"))  # the control
+    SmallDisk(monkeypatch, tmp_path / "small", room)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fit(built(Plain), callback(), recorder, default_root_dir=tmp_path / "small")
+    assert sum("No space left" in str(w.message) for w in told) == 1
+    for found, weights in zip(recorder.weights, whole.weights, strict=True):
+        assert all(torch.equal(found[n], weights[n]) for n in weights)
+    assert not any(path.is_file() for path in (tmp_path / "small").rglob("*"))

@@ -95,6 +95,9 @@ def _replace(draft: Path, target: Path) -> None:
     if not target.is_dir() or target.is_symlink():
         os.replace(draft, target)
         return
+    with contextlib.suppress(OSError):  # an empty folder makes room at once, on POSIX
+        os.rename(draft, target)
+        return
     old = target.with_name(f".{target.name}.{os.getpid()}.old")
     os.rename(target, old)
     try:
