@@ -118,7 +118,7 @@ def leaderboard(
     """Train every method with equal numbers of gradients, and score it against the references.
 
     A row is a YAML file with a method, its settings, and candidates for other settings. The rows of
-    the package lie in lightning_bnn/references/rows; to add one, nothing else is needed. For every
+    the package lie in research/bnn_research/rows; to add one, nothing else is needed. For every
     reference and budget, a method takes the settings whose networks are closest to the reference as
     functions in the mean of other seeds than those that are scored; settings that fail for one of
     these seeds are out. If the command is interrupted, the next call continues where it stopped.
