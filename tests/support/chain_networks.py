@@ -83,7 +83,7 @@ def made(model, own=False, dtype=torch.float64, examples=EXAMPLES, shape=SHAPE):
 
 def chain_of(model, stack, inputs, own=False):
     """The chain by which machine code runs a stack, None if it does not."""
-    job = Outputs(model, stack, None, inputs, own)
+    job = Outputs(model, stack, P.apply, inputs, own)
     return job.notes["chain"] if engine_for(job) is not None else None
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -138,6 +138,7 @@ class Energies(StackJob):
     own_inputs: bool = False
 
 
+@runtime_checkable
 class Field(Protocol):
     """Energies where chains are sent, computed without the parameters of a module."""
 
@@ -156,6 +157,7 @@ class Field(Protocol):
 
 
 # ------------------------------------------------------------ engines
+@runtime_checkable
 class Engine(Protocol):
     """A way to compute jobs of some kinds. Its class is an entry point of the group `GROUP`.
 
