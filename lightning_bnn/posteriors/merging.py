@@ -15,19 +15,7 @@ from torch import Tensor
 
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
 from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
-from weightsym import (
-    Symmetries,
-    flip,
-    isometric,
-    match,
-    match_all,
-    mix,
-    multiplied,
-    permute,
-    rescale,
-    tied,
-    without_groups,
-)
+from weightsym import Element, Symmetries, isometric, match, match_all, without_groups
 from weightsym.params import Params, check_positive, is_weight, precise, ravel, unravel
 
 __all__ = ["merge_gaussians", "transform_gaussian"]
@@ -110,16 +98,8 @@ def _product(posteriors: Sequence[DiagonalGaussian], prior: float) -> DiagonalGa
     return DiagonalGaussian({**every[0], **_constants(every, names), **weights}, std, names)
 
 
-def transform_gaussian(
-    posterior: DiagonalGaussian,
-    sym: Symmetries,
-    *,
-    signs: Sequence[Tensor] | None = None,
-    scales: Sequence[Tensor] | None = None,
-    permutations: Sequence[Tensor] | None = None,
-    matrices: Sequence[Tensor] | None = None,
-) -> DiagonalGaussian:
-    r"""The Gaussian of networks that are flipped, rescaled, permuted and mixed, in this order.
+def transform_gaussian(posterior: DiagonalGaussian, element: Element) -> DiagonalGaussian:
+    r"""The Gaussian of networks that an element of the group moves.
 
     Variances of single weights are exact, and all of the law but for matrices,
 
@@ -128,38 +108,22 @@ def transform_gaussian(
 
     Args:
         posterior: a Gaussian over the weights of one network.
-        sym: what `weightsym.discover` returned for the network.
-        signs: as in `weightsym.flip`.
-        scales: as in `weightsym.rescale`.
-        permutations: as in `weightsym.permute`.
-        matrices: as in `weightsym.mix`.
+        element: of the group of the network.
 
     >>> from lightning_bnn.models import mlp
-    >>> from weightsym import discover
+    >>> from weightsym import Element, discover
     >>> from weightsym import params as P
     >>> net = mlp(2, [3], 1)
     >>> posterior, sym = DiagonalGaussian(P.of(net), 0.1), discover(net, torch.randn(8, 2))
-    >>> moved = transform_gaussian(posterior, sym, scales=[torch.tensor([2.0, 1.0, 0.5])])
+    >>> element = Element.of_groups(sym, scales=[torch.tensor([2.0, 1.0, 0.5])])
+    >>> moved = transform_gaussian(posterior, element)
     >>> moved.deviations["1.bias"], moved.deviations["3.weight"]
     (tensor([0.2000, 0.1000, 0.0500]), tensor([[0.0500, 0.1000, 0.2000]]))
     """
-    mean, variance = posterior.centre, {n: t.square() for n, t in posterior.deviations.items()}
-    variance = {**mean, **variance}
-    if signs is not None:
-        mean = flip(mean, sym, signs)
-    if scales is not None:
-        mean = rescale(mean, sym, scales)
-        variance = rescale(variance, sym, [s.square() for s in scales])
-    if permutations is not None:
-        mean, variance = (permute(t, sym, permutations) for t in (mean, variance))
-    if matrices is not None:
-        mean = mix(mean, sym, matrices)
-        for group, g in zip(sym.linear, matrices, strict=True):
-            inverse = torch.linalg.inv(precise(g)).mT
-            variance = multiplied(variance, sym, group, g.square(), inverse.square())
-        variance = tied(variance, sym)
-    names = posterior.spec.names
-    return DiagonalGaussian(mean, {n: variance[n].sqrt() for n in names}, names)
+    names, mean = posterior.spec.names, posterior.centre
+    variance = {n: t.square() for n, t in posterior.deviations.items()}
+    spread = element.squares.on_some({**mean, **variance})
+    return DiagonalGaussian(element(mean), {n: spread[n].sqrt() for n in names}, names)
 
 
 def _in_frame(
@@ -174,13 +138,12 @@ def _in_frame(
     sym = _of_movable(isometric(symmetries), movable)
     if sym.linear:
         full = match_all(mean, reference, sym)
-        return transform_gaussian(
-            posterior, sym, permutations=full.permutations, matrices=full.matrices
-        )
-    matching = match(mean, reference, sym, signs=bool(sym.signs))
-    return transform_gaussian(
-        posterior, sym, signs=matching.signs, permutations=matching.permutations
-    )
+        element = Element.of_groups(sym, permutations=full.permutations, matrices=full.matrices)
+    else:
+        matching = match(mean, reference, sym, signs=bool(sym.signs))
+        flips = Element.of_groups(sym, signs=matching.signs)
+        element = Element.of_groups(sym, permutations=matching.permutations) @ flips
+    return transform_gaussian(posterior, element)
 
 
 def _of_movable(sym: Symmetries, names: set[str]) -> Symmetries:

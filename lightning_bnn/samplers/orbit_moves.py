@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from weightsym import (
+    Element,
     ScalingGroup,
     Symmetries,
     along_axis,
-    flip,
     multiplied_tensor,
-    permute,
     random_permutations,
     random_signs,
 )
@@ -81,9 +80,7 @@ class OrbitMoves:
         to_copies = self.draw_copies(len(next(iter(stack.values()))), generator)
         return self.rescaled(to_copies(stack), generator)
 
-    def draw_copies(
-        self, members: int, generator: torch.Generator | None = None
-    ) -> Callable[[Params], Params]:
+    def draw_copies(self, members: int, generator: torch.Generator | None = None) -> Element:
         """Draw permutations and signs for a stack of networks: they also move its momenta."""
         orders = random_permutations(self.sym, generator, members)
         signs = random_signs(self.sym, generator, members)
@@ -92,7 +89,7 @@ class OrbitMoves:
             orders[g] = torch.arange(orders[g].shape[-1]).expand_as(orders[g])
         for g in held_signs:
             signs[g] = torch.ones_like(signs[g])
-        return lambda stack: flip(permute(stack, self.sym, orders), self.sym, signs)
+        return Element.of_groups(self.sym, permutations=orders, signs=signs, members=members)
 
     @torch.no_grad()
     def rescaled(self, stack: Params, generator: torch.Generator | None = None) -> Params:

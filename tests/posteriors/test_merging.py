@@ -15,6 +15,7 @@ from lightning_bnn.posteriors import (
 )
 from lightning_bnn.posteriors.laplace import CurvatureBlock
 from weightsym import (
+    Element,
     discover,
     flip,
     mix,
@@ -147,7 +148,7 @@ def gaussian(network, seed=0):
 def test_a_transformed_gaussian_draws_transformed_networks(network, inputs, kind, act, draw):
     sym, posterior = discover(network, torch.randn(2, inputs)), gaussian(network)
     element = draw(sym, generator(2))
-    moved = transform_gaussian(posterior, sym, **{kind: element})
+    moved = transform_gaussian(posterior, Element.of_groups(sym, **{kind: element}))
     networks = act(posterior.sample(20_000, generator(3)), sym, element)
     for name, std in moved.deviations.items():
         torch.testing.assert_close(networks[name].std(0), std, rtol=0.04, atol=0)
@@ -174,7 +175,9 @@ def test_copies_in_other_frames_are_merged_to_one_function(network, inputs, kind
     if kind == "matrices":
         posterior = DiagonalGaussian(posterior.centre, 0.1)  # rotations leave it as it is
     copies = [
-        transform_gaussian(posterior, sym, **{kind: draw(isometric(sym), generator(k))})
+        transform_gaussian(
+            posterior, Element.of_groups(sym, **{kind: draw(isometric(sym), generator(k))})
+        )
         for k in (4, 5)
     ]
     merged = merge_gaussians([posterior, *copies], symmetries=sym)
