@@ -372,3 +372,22 @@ for name, total in SUMS.items():
              d=linear(2, 3), u=linear(3, 4), o=linear(4, 4))  # fmt: skip
     def summed_branches(s, x, total=total):
         return s.o(torch.tanh(s.u(total(s.c(torch.tanh(s.a(x))), s.d(torch.tanh(s.b(x)))))))
+
+
+gates = partial(network, a=linear(5, 3), b=linear(5, 3), o=linear(3, 4), inputs=(40, 5))
+
+
+@gates("3 2b", 5, 1, g=linear(5, 1), h=linear(5, 1), dimension=5)
+def branches_with_a_gate_each(s, x):
+    """A gate takes up what its branch has more than the other."""
+    return s.o(s.g(x) * F.leaky_relu(s.a(x)) + s.h(x) * F.leaky_relu(s.b(x)))
+
+
+@gates("3 2b", 4, 1, g=parameter(1), dimension=4)
+def branches_with_one_gate(s, x):
+    return s.o(s.g * F.leaky_relu(s.a(x)) + s.g * F.leaky_relu(s.b(x)))
+
+
+@gates("3", 2, 2, g=linear(5, 1), h=linear(5, 1), dimension=2)
+def a_gate_beside_what_has_no_unit(s, x):
+    return s.o(s.g(x) * torch.tanh(s.a(x)) + s.h(x) * F.leaky_relu(s.b(x)))

@@ -90,8 +90,10 @@ def _unify_two(system: System, a: Value, b: Value) -> Value:
     left, right = ([system.filled(x) for x in side] for side in (left, right))
     if right and not left:  # the result is written as the operand with more factors
         return _unify_two(system, b, a)
-    result = [_tied(system, x, y, bool(left or right)) for x, y in pairs]
-    if left or right:
+    has_gate = len(pairs) > 1 and not all(x.dims for x, _ in pairs)
+    is_partial = bool(left or right) or has_gate  # then one number takes up what channels share
+    result = [_tied(system, x, y, is_partial) for x, y in pairs]
+    if is_partial:
         ours = [(x, 1) for x in (*(p[0] for p in pairs), *left)]
         system.balance([*ours, *((y, -1) for y in (*(p[1] for p in pairs), *right))])
     _meet_numbers(system, left, b, right)
