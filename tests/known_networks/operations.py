@@ -535,6 +535,12 @@ def sizes_of_complex_numbers(s, x):
     return s.b(torch.view_as_complex(s.a(x).view(-1, 4, 2)).abs())
 
 
+@two("4", 4, 8, w=parameter(4))
+def complex_numbers_turned_by_learned_angles(s, x):
+    turned = torch.view_as_complex(s.a(x).view(-1, 4, 2)) * torch.polar(torch.ones_like(s.w), s.w)
+    return s.b(torch.view_as_real(turned).flatten(1))
+
+
 @network("8", 0, 0, a=(5, 8), c=(5, 8), b=(8, 3))
 def angles_after_an_offset(s, x):
     return s.b(torch.atan2(s.a(x) + 1, s.c(x)))

@@ -61,6 +61,10 @@ class _Pairs:
         if name == "view_as_complex":
             return self._halves(node.args[0])
         args: Any = node.args
+        if name == "polar":
+            waves = (self._new(f, args[1]) for f in (aten.cos.default, aten.sin.default))
+            real, imaginary = (self._new(aten.mul.Tensor, args[0], wave) for wave in waves)
+            return real, imaginary
         sizes = {x.meta["val"].shape for x in args} if name == "complex" else ()
         return args if len(sizes) == 1 else None
 
