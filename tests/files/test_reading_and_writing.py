@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from weightsym.files import open_network, write_like
+from weightsym.files import open_network, write_like, write_whole
 from weightsym.networks.files import safetensors_format
 from weightsym.networks.files.writing import check_target
 
@@ -321,3 +321,10 @@ def test_types_that_torch_lacks_are_refused(tmp_path, monkeypatch):
     monkeypatch.delitem(safetensors_format._TYPES, "F32")
     with pytest.raises(ValueError, match="of type F32, which this package cannot read"):
         open_network(path)
+
+
+def test_a_long_name_has_room_for_its_draft(tmp_path):
+    name = "x" * 250
+    for text in ("old", "new"):
+        write_whole(tmp_path / name, text)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "new"}

@@ -32,7 +32,7 @@ def draft_of(target: Path, wait: bool = True) -> Iterator[Path]:
     >>> target.read_text()
     'new'
     """
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    draft = target.with_name(f".{target.name[:200]}.{os.getpid()}")  # of a length that disks take
     _remove(draft)
     try:
         yield draft
@@ -98,7 +98,7 @@ def _replace(draft: Path, target: Path) -> None:
     with contextlib.suppress(OSError):  # an empty folder makes room at once, on POSIX
         os.rename(draft, target)
         return
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    old = draft.with_name(f"{draft.name}.old")
     os.rename(target, old)
     try:
         os.rename(draft, target)
