@@ -60,10 +60,14 @@ class OrbitDrift(SymmetryCallback):
         super().__init__(module, every_n_steps)
 
     def begin(self, weights: Params) -> None:
-        if {n: t.shape for n, t in self._last.items()} == {n: t.shape for n, t in weights.items()}:
-            self._last = {n: t.to(weights[n]) for n, t in self._last.items()}  # of a checkpoint
-        else:
-            self._last = _copied(weights)
+        assert self.network is not None
+        shapes, before = {n: t.shape for n, t in weights.items()}, self._last
+        self._last = _copied(weights)
+        if shapes == {
+            n: t.shape for n, t in before.items()
+        }:  # of a checkpoint, or as pruned before
+            constants = self.network.symmetries.constants
+            self._last |= {n: t.to(weights[n]) for n, t in before.items() if n not in constants}
 
     def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
         assert self.network is not None

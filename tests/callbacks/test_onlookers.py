@@ -298,10 +298,13 @@ def test_beside_pruning(name, first, tmp_path):
         pytest.skip("Lightning prunes layers, which stacks have none of")
     pruning = partial(ModelPruning, "l1_unstructured", amount=0.2)
     alone, module = make(), make()
-    fit(alone, pruning())
-    callbacks_of_run = [pruning(), *looks(tmp_path)]
-    fit(module, *callbacks_of_run[:: 1 if first else -1], default_root_dir=tmp_path)
+    fit(alone, pruning(), max_epochs=3)
+    looks = [pruning(), *looks(tmp_path)]
+    looks = looks[:: 1 if first else -1]
+    run = partial(fit, module, *looks, max_epochs=3, default_root_dir=tmp_path)
+    sentences = said("is switched off", run)
     assert same(module.state_dict().values(), alone.state_dict().values())
+    assert not [s for s in sentences if "bank" not in s and "no units" not in s]
 
 
 def test_every_onlooker_is_guarded():
