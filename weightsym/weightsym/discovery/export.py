@@ -9,7 +9,6 @@ import operator
 import random
 import traceback
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -411,38 +410,7 @@ def check_calls(model: nn.Module, inputs: Inputs) -> Measured | None:
             "have the forward take and return it."
         )
     outputs = [as_real(t) for t in tensors_of(returned)]
-    still = frozenset[str]() if model.training else _still(model, params, inputs)
-    return Measured(weights.random, outputs, still)
-
-
-@torch.enable_grad()
-def _still(model: nn.Module, params: Params, inputs: Inputs) -> frozenset[str]:
-    """Names of the weights of which outputs have no derivative, or one that is zero."""
-    moving: set[str] = set()
-    trained = {n: t for n, t in params.items() if t.is_floating_point()}
-    for name, t in trained.items():
-        t.requires_grad_().register_post_accumulate_grad_hook(
-            functools.partial(_note, moving, name)
-        )
-    network = structural_copy(model)
-    for module in network.modules():  # those of the user are for training
-        module._backward_hooks, module._backward_pre_hooks = OrderedDict(), OrderedDict()
-    try:
-        returned = tensors_of(called(network, params, inputs))
-        outputs = [as_real(t) for t in returned if t.requires_grad]
-        generator = torch.Generator().manual_seed(0)
-        weights = [torch.rand(t.shape, generator=generator).to(t) for t in outputs]
-        distinct = {id(t): t for t in trained.values()}
-        torch.autograd.backward(outputs, weights, inputs=[*distinct.values()])
-    except Exception:  # it has no derivatives, or its forward writes where it must not for these
-        return frozenset()
-    return frozenset(trained) - moving
-
-
-def _note(moving: set[str], name: str, t: Tensor) -> None:
-    if t.grad is not None and bool(t.grad.any()):
-        moving.add(name)
-    t.grad = None
+    return Measured(weights.random, outputs)
 
 
 def _attributes(network: nn.Module) -> dict[str, list[Any]]:

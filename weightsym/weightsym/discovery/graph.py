@@ -35,12 +35,10 @@ class Measured(NamedTuple):
     Attributes:
         random: the names of all that was random.
         outputs: what it returned.
-        still: the weights of which the outputs have no derivative, or a derivative of zero.
     """
 
     random: frozenset[str]
     outputs: list[Tensor]
-    still: frozenset[str] = frozenset()
 
 
 class Graph:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,21 @@ from weightsym.networks.randomness import key_of
 from weightsym.networks.shared_tensors import owners
 from weightsym.params import Params
 
-__all__ = ["RandomWeights", "perturbing"]
+__all__ = ["Draw", "RandomWeights", "perturbing"]
+
+
+class Draw(NamedTuple):
+    """How random weights differ from those of a network.
+
+    Attributes:
+        seed: of the noise.
+        noise: on matrices, relative to their size. All other noise is small.
+        factors: what parameters are multiplied by, by name.
+    """
+
+    seed: int = 1
+    noise: float = 0.3
+    factors: Mapping[str, float] = {}
 
 
 class RandomWeights:
@@ -28,12 +43,19 @@ class RandomWeights:
 
     Attributes:
         random: the names of what is random.
+        buffers: the names of buffers.
     """
 
-    def __init__(self, network: nn.Module, sym: Symmetries, moved: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        sym: Symmetries,
+        moved: Collection[str] = (),
+        draw: Draw = Draw(),  # noqa: B008
+    ) -> None:
         self.state = P.of(network)
-        self.sym = sym
-        self._buffers = {name for name, _ in network.named_buffers()}
+        self.sym, self.draw = sym, draw
+        self.buffers = frozenset(name for name, _ in network.named_buffers())
         self._sizes: dict[str, float] = {}
         self._broken: set[str] = set()
         moved = {a.tensor for a in sym.axes} | set(P.weight_names(network)) | set(moved)
@@ -71,10 +93,12 @@ class RandomWeights:
         size = self._size(name, old)
         if name in self._broken or not old.is_contiguous():
             old = old.contiguous().nan_to_num(0, 0, 0)
-        row = turned(normal_pool(1), key_of(name) % POOL, old.numel())
-        if name not in self._buffers:
+        row = turned(normal_pool(self.draw.seed), key_of(name) % POOL, old.numel())
+        if name not in self.buffers:
+            noise = self.draw.noise if old.ndim > 1 else 0.3
             new = torch.empty_like(old)
-            return tiled_(torch.add, old, 0.3 * (size or 0.1) * row, new)
+            new = tiled_(torch.add, old, noise * (size or 0.1) * row, new)
+            return new.mul_(self.draw.factors[name]) if name in self.draw.factors else new
         small = tiled_(torch.add, torch.zeros_like(old), 0.1 * row)
         return torch.where(old == 0, small, tiled_(torch.mul, old.clone(), (0.3 * row).exp()))
 

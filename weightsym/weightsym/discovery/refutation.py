@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Node
 
-from weightsym.discovery.dimensions.nodes import ancestors
+from weightsym.discovery.dimensions.nodes import ancestors, operation_of
 from weightsym.discovery.draws import ONE_OF_ALL, Pick, draws_numbers
 from weightsym.discovery.example import forgets
 from weightsym.discovery.export import Graphs
 from weightsym.discovery.graph import Graph
-from weightsym.discovery.random_weights import RandomWeights, perturbing
-from weightsym.discovery.streaming import streamed_outputs
+from weightsym.discovery.random_weights import Draw, RandomWeights, perturbing
+from weightsym.discovery.sensitivity import KINDS, Moves, Place, places_of, tensor_at
+from weightsym.discovery.signals import factors_that_keep_signals
+from weightsym.discovery.streaming import Call, Cast, called, evened_by, streamed_outputs
+from weightsym.discovery.unread import unread_numbers
 from weightsym.discovery.verify import (
     Motion,
     Read,
@@ -25,7 +31,7 @@ from weightsym.discovery.verify import (
     log_probabilities,
     logit_shift,
 )
-from weightsym.groups.actions import EVERY
+from weightsym.groups.actions import EVERY, along_axis
 from weightsym.groups.symmetries import Frozen, Symmetries, without_groups
 from weightsym.networks.comparison import Comparison, agree, tolerance_in, tolerance_of
 from weightsym.networks.forward import (
@@ -52,6 +58,18 @@ _ASLEEP = (
     "no output moves with {} at this example and random weights, so that the check has not seen "
     "what moves there (is an input zero, a gate closed, or an expert not chosen?)"
 )
+_IN_PART = (
+    "no output depends on a part of {} at this example, while groups move the rest (give the "
+    "longest example, if a longer one reads more)"
+)
+_FAR, _FAR_AT_MOST = 1e3, 1e-2
+"""How far outputs move with a place that is seen, in tolerances, and relative to their size."""
+_PERTURBED_ALONE = 32
+"""Tensors without derivatives that are perturbed one by one, at most. More count as seen."""
+_FAINT = 1e-3
+"""The size of a signal below which functions are straight lines."""
+_REDRAWN = (2, 1.0, 1.0), (3, 1.0, 5.0), (4, 1.0, 1.0), (5, 0.3, 1.0)
+"""Seeds, noise on matrices, and sizes of signals, where the first weights do not show all."""
 _EXACT, _ROUNDING = 1e-12, 1e-5
 """The outputs of most networks in float32 differ by less from those of their graphs."""
 
@@ -61,6 +79,9 @@ def refute(
     model: nn.Module, sym: Symmetries, graphs: Graphs, inputs: Inputs, custom_rules: bool
 ) -> Symmetries:
     """Test at random weights. Drop and report groups that fail, refuse a user's wrong rule.
+
+    Weights are drawn again, so that signals keep their size, until outputs move with all places
+    that groups move. What no draw shows is named.
 
     Args:
         model: the network, in evaluation mode.
@@ -73,27 +94,118 @@ def refute(
     """
     case = _Case(model, graphs.evaluation, inputs, draws_numbers(graphs.evaluation))
     try:
-        sym = _refuted(case, sym, custom_rules)
-        if case.is_even:
-            sym = _without_wrong_factors(case._replace(is_even=False), sym, custom_rules)
+        sym, draw, unseen, in_part = _at_all_draws(case, sym, custom_rules)
     except UnsupportedModel as error:
         if _draws(model, inputs) and not isinstance(error, _WrongRule):
             raise _Unrepeatable(_says_different_things(type(model).__name__)) from error
         raise
     if not sym.unchecked and sym.touched and forgets(graphs.evaluation):
         sym = replace(sym, unchecked=_ONE_KEY)
-    if not sym.unchecked and (names := _asleep(case, sym)):
-        sym = replace(sym, unchecked=_ASLEEP.format(", ".join(names)))
+    if not sym.unchecked and unseen:
+        sym = replace(sym, unchecked=_ASLEEP.format(", ".join(unseen)))
+    if in_part:
+        reason = _IN_PART.format(", ".join(sorted(in_part)))
+        sym = replace(sym, unchecked="; ".join(filter(None, (sym.unchecked, reason))))
     if graphs.evaluation_only or _trains_as_it_evaluates(graphs, inputs):
         return sym
     try:
         model.train()
-        case = _Case(model, graphs.training, graphs.training_inputs)
+        case = _Case(model, graphs.training, graphs.training_inputs, draw=draw)
         return _without_wrong_factors(case, sym, custom_rules)
-    except _Unrepeatable:  # noise of a source of its own: there is nothing to compare
+    except (_Unrepeatable, _Unsteady):  # noise of a source of its own: nothing to compare
         return sym
     finally:
         model.eval()
+
+
+def _at_all_draws(
+    case: _Case, sym: Symmetries, custom_rules: bool
+) -> tuple[Symmetries, Draw, list[str], set[str]]:
+    """What holds at all draws, the last draw that shows something, and what none has shown.
+
+    Also the tensors of which the example reads a part.
+    """
+    judged, draw = _at_one_draw(case, sym, custom_rules), case.draw
+    unseen, in_part = _unseen(case, judged), _read_in_part(case, judged)
+    for other in _other_draws(case, sym):
+        if not (unseen or judged.is_faint):
+            break
+        try:
+            another = _at_one_draw(case._replace(draw=other), judged.sym, custom_rules)
+        except _Unsteady:
+            continue
+        if math.isnan(another.sym.error):  # nothing moves there
+            continue
+        error = max(another.sym.error, judged.sym.error)  # not if the other is NaN
+        another = another._replace(sym=replace(another.sym, unchecked="", error=error))
+        judged, draw = another, other
+        unseen &= _unseen(case, judged)
+    names = {tensor_at(place, judged.sym) for place in unseen & {*places_of(judged.sym)}}
+    return judged.sym, draw, sorted(names), in_part
+
+
+def _at_one_draw(case: _Case, sym: Symmetries, custom_rules: bool) -> _Judged:
+    judged = _refuted(case, sym, custom_rules)
+    if case.is_even:
+        left = _without_wrong_factors(case._replace(is_even=False), judged.sym, custom_rules)
+        judged = judged._replace(sym=left)
+    return judged
+
+
+def _other_draws(case: _Case, sym: Symmetries) -> Iterator[Draw]:
+    """Weights that keep signals at a size, each drawn when the ones before have not shown all."""
+    for seed, noise, size in _REDRAWN:
+        draw = Draw(seed, noise)
+        weights = RandomWeights(case.model, sym, draw=draw)
+        with suppress(Exception):  # as in `_judged_by_graph`
+            assert case.graph is not None
+            factors = factors_that_keep_signals(case.graph, case.inputs, weights, size)
+            yield draw._replace(factors=factors)
+
+
+def _read_in_part(case: _Case, judged: _Judged) -> set[str]:
+    """Tensors of which the example reads a part, and groups move a part."""
+    sym, read = judged.sym, set[str]()
+    names = {sym.axes[a].tensor for a in judged.doubtful}
+    if case.graph is None or not names:
+        return read
+    with suppress(Exception):  # as in `_judged_by_graph`
+        weights = case.weights(sym)
+        by_name = weights.by_any_name(weights.read)
+        unread = unread_numbers(case.graph, case.inputs, by_name, names)
+        for a, positions in judged.doubtful.items():
+            rows = along_axis(unread[sym.axes[a].tensor], sym.axes[a], 0)
+            if bool((rows.reshape(-1, rows.shape[-1]).any(0) & positions).any()):
+                read.add(sym.axes[a].tensor)
+    return read
+
+
+def _doubtful(sym: Symmetries, moves: Moves) -> dict[int, Tensor]:
+    """By axis, positions with which nothing moves, where groups move others or parts of units."""
+    doubtful, covered = dict[int, Tensor](), dict[tuple[str, int], Tensor]()
+    for kind in KINDS:
+        for place in (p for group in getattr(sym, kind) for p in group.placements):
+            still, positions = moves.without_any(place.axis), place.positions.cpu()
+            is_still = still[positions]
+            parts = doubtful.setdefault(place.axis, torch.zeros_like(still))
+            if kind in ("scalings", "signs") and len(positions.unique()) < len(still):
+                parts[positions[is_still & ~is_still.all(-1, keepdim=True)]] = True
+            if kind in ("permutations", "linear") or positions.shape[-1] > 1:
+                mask = covered.setdefault((kind, place.axis), torch.zeros_like(still))
+                mask[positions.flatten()] = True
+    for (_, a), mask in covered.items():
+        doubtful[a] |= moves.without_any(a) & ~mask
+    return {a: mask for a, mask in doubtful.items() if bool(mask.any())}
+
+
+def _unseen(case: _Case, judged: _Judged) -> set[Place]:
+    """Places that groups move, that results depend on, and with which no output moves."""
+    places = {*places_of(judged.sym)}
+    if case.graph is None:
+        return places - judged.seen
+    live = ancestors(case.graph.results)  # not those that only training reads
+    names = {source.name for node, source in case.graph.sources.items() if node in live}
+    return {p for p in places - judged.seen if tensor_at(p, judged.sym) in names}
 
 
 @torch.no_grad()
@@ -118,33 +230,13 @@ def computes_its_graphs(model: nn.Module, sym: Symmetries, graphs: Graphs, input
         model.eval()
 
 
-def _asleep(case: _Case, sym: Symmetries) -> list[str]:
-    """Tensors that are moved by groups, and with which no output moves."""
-    graph, fields = case.graph, ("permutations", "scalings", "signs", "linear")
-    if graph is None or graph.measured is None or not graph.measured.still:
-        return []
-    axes = {p.axis for field in fields for group in getattr(sym, field) for p in group.placements}
-    live = ancestors(graph.results)  # not those that only training reads
-    names = {source.name for node, source in graph.sources.items() if node in live}
-    names &= graph.measured.still & {sym.axes[a].tensor for a in axes}
-    names -= {sym.axes[p.axis].tensor for g in sym.shifts if g.is_dead for p in g.placements}
-    check, asleep = Check.of_graph(graph, case.inputs, RandomWeights(case.model, sym)), list[str]()
-    pending = [sorted(names)] if names else []
-    while pending:
-        some = pending.pop()
-        if agree(check.outputs, check.perturbed(frozenset(some), _OTHER), _EXACT):
-            asleep += some
-        elif len(some) > 1:
-            pending += [some[: len(some) // 2], some[len(some) // 2 :]]
-    return sorted(asleep)
-
-
 def _without_wrong_factors(case: _Case, sym: Symmetries, custom_rules: bool) -> Symmetries:
     """All but permutations tested, which meet other random numbers."""
     factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
     if not _every(factors):
         return sym
-    left = _refuted(case, replace(factors, softmax_shift=None, frozen=()), custom_rules)
+    factors = replace(factors, softmax_shift=None, frozen=())
+    left = _refuted(case._replace(looks=False), factors, custom_rules).sym
     frozen = (*sym.frozen, *left.frozen)
     groups: dict[str, Any] = {
         field: getattr(left, field) for field in EVERY if field != "permutations"
@@ -158,6 +250,23 @@ class _Unrepeatable(UnsupportedModel):
 
 class _WrongRule(UnsupportedModel):
     """A rule of the user breaks the function."""
+
+
+class _Unsteady(UnsupportedModel):
+    """Rounding grows at these weights as an error would."""
+
+
+class _Judged(NamedTuple):
+    """What is left of symmetries, the places that the check has seen, and how well it could.
+
+    It ``is_faint`` where signals are so small that any function of them is a straight line. What is
+    ``doubtful`` are positions by axis, with which nothing moves, beside those that groups move.
+    """
+
+    sym: Symmetries
+    seen: frozenset[Place] = frozenset()
+    is_faint: bool = False
+    doubtful: Mapping[int, Tensor] = {}
 
 
 def _says_different_things(name: str) -> str:
@@ -179,13 +288,20 @@ def _draws(model: nn.Module, inputs: Inputs) -> bool:
 class _Case(NamedTuple):
     """A network in one of its modes, its graph in that mode, and what both run on.
 
-    Where it ``is_even``, all random numbers of an operation are one.
+    Where it ``is_even``, all random numbers of an operation are one. Where it ``looks``, the check
+    also says which places it has seen.
     """
 
     model: nn.Module
     graph: Graph | None
     inputs: Inputs
     is_even: bool = False
+    draw: Draw = Draw()
+    looks: bool = True
+
+    def weights(self, sym: Symmetries) -> RandomWeights:
+        """The random weights of the draw."""
+        return RandomWeights(self.model, sym, draw=self.draw)
 
 
 def _trains_as_it_evaluates(graphs: Graphs, inputs: Inputs) -> bool:
@@ -195,38 +311,38 @@ def _trains_as_it_evaluates(graphs: Graphs, inputs: Inputs) -> bool:
     return graphs.evaluation.says_the_same(graphs.training)
 
 
-def _refuted(case: _Case, sym: Symmetries, custom_rules: bool) -> Symmetries:
+def _refuted(case: _Case, sym: Symmetries, custom_rules: bool) -> _Judged:
     """By the graph, one weight at a time, if it is what the network does. Else by the network."""
     name = type(case.model).__name__
     judged = _judged_by_graph(case, sym, custom_rules, name)
     if judged is not None:
         return judged
 
-    def by_network(network: nn.Module, inputs: Inputs) -> Symmetries:
-        check = Check.of_network(network, inputs, sym)
+    def by_network(network: nn.Module, inputs: Inputs) -> _Judged:
+        check = Check.of_network(network, inputs, sym, case.draw)
+        check.looks = case.looks
         return _judged(check, sym, custom_rules and not case.is_even, name)
 
     return in_runnable_precision(case.model, case.inputs, by_network)
 
 
-def _judged_by_graph(
-    case: _Case, sym: Symmetries, custom_rules: bool, name: str
-) -> Symmetries | None:
+def _judged_by_graph(case: _Case, sym: Symmetries, custom_rules: bool, name: str) -> _Judged | None:
     """Judge by the graph. None where the network itself must say what is wrong."""
     if case.graph is None:
         return None
     try:
-        weights = RandomWeights(case.model, sym)
+        weights = case.weights(sym)
         first = _first(case, weights)
         check = Check.of_graph(case.graph, case.inputs, weights, first=first)
+        check.looks = case.looks
         if check.sensitive and not case.is_even and check.holds(sym, _ROUNDING):
-            return replace(sym, error=check.error_seen)
+            return check.judged(replace(sym, error=check.error_seen))
         if not _is_of_network(case, case.graph, weights, check.outputs, first):
             return None
         if case.is_even:
             check = _evened(case, case.graph, weights)
         return _judged(check, sym, custom_rules, name)
-    except _WrongRule:
+    except (_WrongRule, _Unsteady):
         if case.is_even:
             raise
         return None
@@ -243,14 +359,14 @@ def _evened(case: _Case, graph: Graph, weights: RandomWeights) -> Check:
     return check
 
 
-def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> Symmetries:
+def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> _Judged:
     if not check.sensitive and sym.touched:
-        return replace(sym, unchecked=_NOTHING_MOVES)
+        return _Judged(replace(sym, unchecked=_NOTHING_MOVES))
     if check.error(sym) <= check.tolerance:
-        return replace(sym, error=check.error_seen)
+        return check.judged(replace(sym, error=check.error_seen))
     sym = check.with_true_shift(sym)
     if check.error(sym) <= check.tolerance:
-        return replace(sym, error=check.error_seen)
+        return check.judged(replace(sym, error=check.error_seen))
     check.raise_tolerance_to_noise()
     if not check.repeatable():
         raise _Unrepeatable(_says_different_things(name))
@@ -268,14 +384,15 @@ def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> Sym
         raise UnsupportedModel(
             f"The symmetries found in {name} change its outputs and were refused."
         )
-    return replace(sym, error=check.error_seen)
+    return check.judged(replace(sym, error=check.error_seen))
 
 
 # ------------------------------------------------------------ the graph in place of the network
 def _first(case: _Case, weights: RandomWeights) -> list[Tensor]:
     """Outputs of a network at random weights. They are known if it was traced with as many."""
     measured = case.graph.measured if case.graph is not None else None
-    if measured is not None and measured.random == weights.random:
+    is_first = weights.draw == Draw()
+    if measured is not None and measured.random == weights.random and is_first:
         return measured.outputs
     return outputs(case.model, weights.all(), case.inputs)
 
@@ -361,6 +478,7 @@ def _without(sym: Symmetries, wrong: Sequence[tuple[str, int, str]]) -> Symmetri
 
 # ------------------------------------------------------------ one check
 Run = Callable[[Read, torch.dtype | None], list[Tensor]]
+Watched = Callable[[Read, Call], list[Tensor]]
 _PERTURBED, _OTHER = 0.3, 2.0
 """Sizes of the logarithms of the factors that make a network another one, or decisions others."""
 
@@ -374,6 +492,7 @@ class Check:
         precision: in which they are moved; as they are where it is None.
         tolerance: the error that rounding explains.
         error_seen: what the last set of groups made.
+        looks: whether to ask which places it has seen.
     """
 
     def __init__(
@@ -383,11 +502,13 @@ class Check:
         tolerance: float,
         precision: torch.dtype | None = None,
         first: list[Tensor] | None = None,
+        watched: Watched | None = None,
     ) -> None:
-        self.run, self.read = run, weights.read
+        self.run, self.read, self.weights = run, weights.read, weights
+        self._watched = watched
         self.tolerance, self.precision = tolerance, precision
         self._first, self._touched = first, weights.sym.touched
-        self.error_seen = 0.0
+        self.error_seen, self.looks = 0.0, True
 
     @cached_property
     def outputs(self) -> list[Tensor]:
@@ -403,10 +524,14 @@ class Check:
         return self._first, self.run(perturbed, None)
 
     @cached_property
+    def _comparison(self) -> Comparison:
+        right, wrong = self.measured
+        return Comparison.between(right, wrong, self.tolerance)
+
+    @property
     def sensitive(self) -> bool:
         """True if any output moves with the weights."""
-        right, wrong = self.measured
-        return Comparison.between(right, wrong, self.tolerance).sensitive
+        return self._comparison.sensitive
 
     @cached_property
     def measure(self) -> Comparison:
@@ -415,9 +540,15 @@ class Check:
         return Comparison.between(self.outputs, wrong, self.tolerance, right)
 
     @classmethod
-    def of_network(cls, network: nn.Module, inputs: Inputs, sym: Symmetries) -> Check:
+    def of_network(
+        cls,
+        network: nn.Module,
+        inputs: Inputs,
+        sym: Symmetries,
+        draw: Draw = Draw(),  # noqa: B008
+    ) -> Check:
         """By the forward of a network."""
-        weights = RandomWeights(network, sym)
+        weights = RandomWeights(network, sym, draw=draw)
 
         def forward(tensors: Read, precision: torch.dtype | None) -> list[Tensor]:
             return outputs(network, weights.all_by(tensors), inputs)
@@ -437,9 +568,53 @@ class Check:
         """
 
         def run(tensors: Read, precision: torch.dtype | None) -> list[Tensor]:
-            return streamed_outputs(graph, inputs, weights.by_any_name(tensors), precision, even)
+            call = evened_by(even) if even is not None else None
+            return streamed_outputs(graph, inputs, weights.by_any_name(tensors), precision, call)
 
-        return cls(run, weights, tolerance_in(torch.float64), torch.float64, first)
+        def watched(tensors: Read, call: Call) -> list[Tensor]:
+            return streamed_outputs(graph, inputs, weights.by_any_name(tensors), None, call)
+
+        return cls(run, weights, tolerance_in(torch.float64), torch.float64, first, watched)
+
+    def judged(self, sym: Symmetries) -> _Judged:
+        """Symmetries with the places that the check has seen."""
+        sizes = list[float]()
+        note = functools.partial(_note_size, sizes)
+
+        def run(tensors: Read) -> list[Tensor]:
+            return (
+                self.run(tensors, None) if self._watched is None else self._watched(tensors, note)
+            )
+
+        if not self.looks:
+            return _Judged(sym, frozenset(places_of(sym)))
+        fixed = self.weights.buffers
+        try:
+            moves = Moves(run, self.read, sym, self._comparison.sizes, fixed)
+        except Exception:  # an operation that has no derivative
+            every = {tensor_at(place, sym) for place in places_of(sym)}
+            fixed = fixed if len(every) <= _PERTURBED_ALONE else fixed | every
+            moves = Moves(lambda _: [], self.read, sym, [], fixed)
+        found = {place: moves.at(place) for place in places_of(sym)}
+        least = min(_FAR * self.tolerance, _FAR_AT_MOST)
+        seen = {place for place, size in found.items() if least <= size < math.inf}
+        moved = {tensor_at(place, sym) for place, size in found.items() if size > 0}
+        still = {tensor_at(place, sym) for place in found} - moved
+        jumping = still - self._asleep(still)
+        seen |= {place for place in found if tensor_at(place, sym) in jumping}
+        is_faint = min(sizes, default=1.0) < _FAINT
+        return _Judged(sym, frozenset(seen), is_faint, _doubtful(sym, moves))
+
+    def _asleep(self, names: Collection[str]) -> set[str]:
+        """Tensors without a derivative with which no output jumps, either."""
+        asleep, pending = set[str](), [sorted(names)] if names else []
+        while pending:
+            some = pending.pop()
+            if agree(self.outputs, self.perturbed(frozenset(some), _OTHER), _EXACT):
+                asleep |= {*some}
+            elif len(some) > 1:
+                pending += [some[: len(some) // 2], some[len(some) // 2 :]]
+        return asleep
 
     def holds(self, sym: Symmetries, rounding: float) -> bool:
         """Tell whether all elements give the same, which is what was measured but for rounding.
@@ -533,3 +708,21 @@ class Check:
         logits = logit_shift(sym, torch.Generator().manual_seed(3))
         error = self._error_of_probabilities(Motion(sym, logits=logits), sym)
         return sym if error <= max(self.tolerance, 1e-6) else replace(sym, softmax_shift=None)
+
+
+# ------------------------------------------------------------ signals
+_HOMOGENEOUS = frozenset(
+    "mul div add sub neg abs relu leaky_relu clone alias to _to_copy detach copy sign pow sqrt "
+    "rsqrt reciprocal square lift_fresh_copy contiguous dropout where masked_fill clamp".split()
+)
+"""Functions of single numbers that are no less curved where these are small."""
+
+
+def _note_size(sizes: list[float], node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
+    """Call an operation, and note how large the numbers are that it takes a curved function of."""
+    tensors = [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
+    is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    is_curved = is_pointwise and operation_of(node).removesuffix("_") not in _HOMOGENEOUS
+    if is_curved and len(tensors) == 1 and tensors[0].requires_grad:
+        sizes.append(float(tensors[0].detach().norm()) / math.sqrt(max(1, tensors[0].numel())))
+    return called(node, args, kwargs, cast)

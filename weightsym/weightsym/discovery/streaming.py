@@ -21,7 +21,7 @@ from weightsym.discovery.graph import Graph
 from weightsym.discovery.verify import Read
 from weightsym.networks.forward import Inputs, as_real, in_precision, same_noise
 
-__all__ = ["NotRunnable", "streamed_outputs"]
+__all__ = ["Call", "Cast", "NotRunnable", "called", "evened_by", "streamed_outputs"]
 
 Cast = Callable[[Any], Any]
 Call = Callable[[Node, Any, Any, Cast], Any]
@@ -36,7 +36,7 @@ def streamed_outputs(
     inputs: Inputs,
     weights: Read,
     precision: torch.dtype | None,
-    even: Pick | None = None,
+    call: Call | None = None,
 ) -> list[Tensor]:
     """All tensors that the network returns, as real numbers. Every call draws the same noise.
 
@@ -45,7 +45,7 @@ def streamed_outputs(
         inputs: what it was traced with.
         weights: gives parameters and persistent buffers, in memory that the forward may write to.
         precision: in which the graph runs; as it was traced where None is given.
-        even: picks the number that stands for all draws of an operation; None for the draws.
+        call: calls an operation; as it stands where None is given.
     """
     sources = _given(graph, inputs)
     cast = _casting(graph, precision)
@@ -59,8 +59,7 @@ def streamed_outputs(
 
     sum(s.tensor.nbytes for s in graph.sources.values() if s.kind == "parameter")
     with same_noise(s.tensor for s in graph.sources.values()):
-        call = _call if even is None else _evened_by(even)
-        values = _run(graph.module, source, graph.outputs, cast, call)
+        values = _run(graph.module, source, graph.outputs, cast, call or called)
     return [as_real(t) for t in values]
 
 
@@ -124,7 +123,8 @@ def _attribute(module: GraphModule, node: Node, cast: Cast) -> Any:
     return cast(value.detach().clone()) if isinstance(value, Tensor) else value
 
 
-def _call(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
+def called(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
+    """The result of an operation, in the precision of the run."""
     assert callable(node.target)
     if node.target is not torch.ops.aten.view.dtype:  # which reads the bits as they are
         args, kwargs = tree_map(
@@ -133,9 +133,11 @@ def _call(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
     return tree_map(cast, node.target(*args, **kwargs))
 
 
-def _evened_by(pick: Pick) -> Call:
+def evened_by(pick: Pick) -> Call:
+    """Calls in which one number stands for all draws of an operation."""
+
     def call(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
-        result = _call(node, args, kwargs, cast)
+        result = called(node, args, kwargs, cast)
         return tree_map(cast, evened(node, args, kwargs, result, pick))
 
     return call

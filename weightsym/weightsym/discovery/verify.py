@@ -7,8 +7,9 @@ kind of symmetry does to a tensor is one more step in `Motion.moved`.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from weightsym import params as P
+from weightsym.discovery.sensitivity import KINDS, Moves, places_in, places_of
 from weightsym.groups.actions import (
     Element,
     Kind,
@@ -61,6 +63,8 @@ __all__ = [
     "verify",
 ]
 
+_log = logging.getLogger(__name__)
+
 
 @torch.no_grad()
 def verify(
@@ -77,9 +81,11 @@ def verify(
 
     .. math:: \max |f(g\, \theta, x) - f(\theta, x)| \,/\, s
 
-    with s the largest of the outputs that weights move at all, or of these moves.
+    with s the largest of the outputs that weights move at all. Groups whose tensors move them by
+    less than a thousandth of that are tested by themselves, and s is smaller by as much.
 
-    NaN says that the outputs do not depend on the weights, so that nothing was compared.
+    NaN says that the outputs do not depend on the weights, so that nothing was compared, or that
+    rounding moves them as far as the tensors of a group do. A warning names these.
 
     Args:
         model: the network, in the mode to be tested; its own weights are used and left untouched.
@@ -114,6 +120,10 @@ def verify(
             motions = [replace(m, logits=logit_shift(sym, generator)) for m in motions]
         moved = (seen(outputs(network, m.applied(before), inputs)) for m in motions)
         errors = [comparison.error(new) for new in moved]  # one network at a time
+        for size, part in _damped(sym, _moves(network, sym, before, inputs, comparison)):
+            for motion in covering_motions(part, generator):
+                new = seen(outputs(network, motion.applied(before), inputs))
+                errors.append(comparison.error(new) / size)
         return math.nan if any(map(math.isnan, errors)) else max(errors)
 
     def seen(out: list[Tensor]) -> list[Tensor]:
@@ -126,6 +136,54 @@ def log_probabilities(logits: Sequence[Tensor], sym: Symmetries) -> list[Tensor]
     """Log-probabilities, which a softmax shift leaves unchanged."""
     assert sym.softmax_shift is not None
     return [t.log_softmax(sym.softmax_shift.dim) for t in logits]
+
+
+_STEP, _LEAST = 1e-3, 1e-12
+"""Ratio of the sizes at which groups are tested together, and the least that is not rounding."""
+
+
+def _moves(
+    network: nn.Module, sym: Symmetries, params: Params, inputs: Inputs, comparison: Comparison
+) -> Moves | None:
+    """How far the outputs move with the weights at each place. None if there is no derivative."""
+
+    def run(read: Read) -> list[Tensor]:
+        names = {name: sym.aliases.get(name, name) for name in params}
+        return outputs(network, {name: read(first) for name, first in names.items()}, inputs)
+
+    try:
+        fixed = {name for name, _ in network.named_buffers()}
+        return Moves(run, lambda name: params[name].clone(), sym, comparison.sizes, fixed)
+    except Exception:  # an operation of others, or one in place
+        return None
+
+
+def _damped(sym: Symmetries, moves: Moves | None) -> Iterator[tuple[float, Symmetries]]:
+    """Groups with which outputs move little, by the size of the move. Not a number for the least.
+
+    Places with which no output moves, but for rounding, are not a part of the function here, if a
+    group has others.
+    """
+    parts: dict[float, dict[str, list[Any]]] = {}
+    if moves is None:
+        return
+    felt = {*places_of(sym)}
+    for kind in KINDS:
+        for group in getattr(sym, kind):
+            sizes = {place: moves.at(place) for place in places_in(group)}
+            fades = any(size > 0 for place, size in sizes.items() if place in felt)
+            large = [size for size in sizes.values() if size >= _LEAST]
+            size = min(large, default=0.0 if fades else 1.0)
+            step = int(-math.log10(max(size, _LEAST / 10)) / 3)
+            size = _STEP**step if size >= _LEAST else math.nan
+            if size != 1:
+                parts.setdefault(size, {}).setdefault(kind, []).append(group)
+    for size, groups in parts.items():
+        if math.isnan(size):
+            names = ", ".join(dict.fromkeys(g.name for gs in groups.values() for g in gs))
+            _log.warning("verify: the outputs move with %s no further than rounding.", names)
+        chosen: dict[str, Any] = {kind: tuple(groups.get(kind, ())) for kind in KINDS}
+        yield size, replace(sym, softmax_shift=None, **chosen)
 
 
 def random_element(

@@ -215,7 +215,19 @@ class Symmetries:
 
     @cached_property
     def dimension(self) -> int:
-        """Dimension of the continuous group: matrices, shifts, and scales that are no matrices."""
+        """Dimension of an orbit: matrices, shifts, and scales that are no matrices."""
+        idle = sum(_idle_dimensions(self))
+        if idle:  # matrices that move nothing, or what shifts move
+            from weightsym.groups.tangents import generic_rank  # which reads what is defined here
+
+            rank = generic_rank(self)
+            if rank is not None:
+                return rank
+        return self._dimension - idle
+
+    @cached_property
+    def _dimension(self) -> int:
+        """As if all matrices moved something."""
         linear = [group for group in self.linear if group.kind in ("general", "complex")]
         matrices = sum(g.dimension for g in self.linear)
         if not linear:
@@ -424,6 +436,44 @@ def _units_inside(
         whole = (count.data == places[count.row]) & (total**2 == count.data * squares)
         inside[count.col[~whole]] = False
     return torch.from_numpy(inside).split([g.units for g in groups])
+
+
+def _idle_dimensions(sym: Symmetries) -> list[int]:
+    r"""By group of matrices, how many dimensions move nothing that shifts do not move, too.
+
+    A matrix of n channels moves nothing if it is zero on all that enters them, and reaches nothing
+    of what leaves them.
+
+    .. math:: (n - r_{in}) (n - r_{out})
+
+    with the ranks of what enters and leaves at generic weights. What another such space reads or
+    writes, too, does not count, unless it has enough of its own.
+    """
+    shifted = {p.axis for group in sym.shifts for p in group.placements}
+    loose = [g for g in sym.linear if g.kind == "general"]
+    while True:
+        ranks = [_ranks(sym, g, loose, shifted) for g in loose]
+        left = [g for g, (a, b) in zip(loose, ranks, strict=True) if max(a, b) < g.size]
+        if len(left) == len(loose):
+            sides = zip(loose, ranks, strict=True)
+            return [g.spaces * (g.size - a) * (g.size - b) for g, (a, b) in sides]
+        loose = left
+
+
+def _ranks(
+    sym: Symmetries, group: LinearGroup, loose: Sequence[LinearGroup], shifted: Collection[int]
+) -> tuple[int, int]:
+    """The ranks of what enters and leaves the channels of a space, without what others share."""
+    own, taken = {p.axis for p in group.placements}, set[str]()
+    for p in (p for g in loose for p in g.placements if p.axis not in own):
+        taken.add(sym.axes[p.axis].tensor)
+    columns = {1: 0, -1: 0}
+    for p in group.placements:
+        axis = sym.axes[p.axis]
+        if p.axis not in shifted and axis.tensor not in taken:
+            shares = sym.shapes[axis.tensor].numel() // max(1, axis.length)
+            columns[p.exponent] += shares * p.positions.shape[-1]
+    return columns[1], columns[-1]
 
 
 def _channels(group: LinearGroup) -> Ints:

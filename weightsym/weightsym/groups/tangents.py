@@ -19,10 +19,12 @@ from weightsym.groups.actions import along_axis
 from weightsym.groups.placements import Placement, Reader, complex_matrices
 from weightsym.groups.symmetries import LinearGroup, Symmetries
 
-__all__ = ["SparseTangents", "algebra", "sparse_tangents"]
+__all__ = ["SparseTangents", "algebra", "generic_rank", "sparse_tangents"]
 
 _MOST = 2_000_000
 """Entries of a matrix, above which products are derivatives instead."""
+_RANKED = 1500
+"""Generators up to which their rank is counted."""
 _DENSE, _FEW = 300, 200_000
 """Generators, and entries, up to which the inner products of tangents are solved for."""
 Entries = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -49,6 +51,11 @@ class SparseTangents:
         matrix = sparse.csr_matrix((self._numbers, pattern.columns, pattern.starts), shape)
         matrix = (matrix @ pattern.basis).tocsr() if pattern.mixes else matrix
         return matrix, matrix.T
+
+    @property
+    def matrix(self) -> Any:
+        """The tangents as columns."""
+        return self._matrices[0]
 
     def push(self, generators: np.ndarray) -> np.ndarray:
         """The direction of generators."""
@@ -108,6 +115,19 @@ def sparse_tangents(sym: Symmetries, names: Sequence[str]) -> _Pattern | None:
     if key not in patterns:
         patterns[key] = _pattern(sym, names) if _size(sym) < _MOST else None
     return patterns[key]
+
+
+def generic_rank(sym: Symmetries) -> int | None:
+    """The dimension of an orbit, at random weights. None where that is too large to be counted."""
+    pattern = sparse_tangents(sym, tuple(sym.shapes))
+    if pattern is None or pattern.basis.shape[1] > _RANKED:
+        return None
+    count = sum(shape.numel() for shape in sym.shapes.values())
+    weights = torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tangents = SparseTangents(pattern, weights.numpy())
+    lengths = sparse.diags(tangents.inverse_lengths)
+    directions = tangents.matrix @ lengths
+    return int(np.linalg.matrix_rank((directions.T @ directions).toarray(), 1e-10, hermitian=True))
 
 
 @dataclass(frozen=True, eq=False)

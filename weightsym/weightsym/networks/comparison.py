@@ -29,6 +29,7 @@ __all__ = [
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 POOL = 65_521
 _OUT_OF_SIGHT = 1e6  # times as large as what moves: its rounding would pass for an error
+_CANCELLED = 1e-6  # of what wrong weights make: outputs so small may be rounding
 
 
 def tolerance_of(params: Params) -> float:
@@ -96,8 +97,9 @@ def tiled_(
 class Comparison:
     """Right outputs, the elements of them that are compared, and the size of an error of 100 %.
 
-    Elements that wrong weights move give the size. Elements that they leave alone are compared if
-    they are not so large that their rounding would count (a logit masked with ``-1e12``).
+    Elements that wrong weights move give the size, which is their own, however far these move them.
+    Elements that they leave alone are compared if they are not so large that their rounding would
+    count (a logit masked with ``-1e12``).
     """
 
     old: list[Tensor]
@@ -146,7 +148,8 @@ def _visible(old: Tensor, wrong: Tensor, tolerance: float) -> tuple[Tensor, floa
     moved = finite & ~((old - wrong).abs() <= max(tolerance, 1e-6) * old.abs())
     if not bool(moved.any()):
         return moved, 0.0
-    size = float(torch.maximum(old.abs(), (old - wrong).abs().nan_to_num(0, 0, 0))[moved].max())
+    size, move = (float(t.abs().nan_to_num(0, 0, 0)[moved].max()) for t in (old, old - wrong))
+    size = size if size > _CANCELLED * move else move
     return finite & (moved | (old.abs() < _OUT_OF_SIGHT * size)), size
 
 
