@@ -35,7 +35,7 @@ from weightsym.groups.validation import check_finite, check_params
 from weightsym.networks.devices import kept_on
 from weightsym.params import Params, is_stacked
 
-__all__ = ["SortKey", "sort_permutations"]
+__all__ = ["SortKey", "crossing_groups", "sort_permutations"]
 
 SortKey = Literal["max", "first", "mean", "median", "norm", "outgoing"]
 _POOLED: dict[SortKey, SortKey] = {"first": "max", "outgoing": "max"}
@@ -82,7 +82,7 @@ def sort_permutations(
     lead = (next(iter(params.values())).shape[0],) if is_stacked(params, sym.shapes) else ()
     device = next(iter(params.values())).device
     orders = [torch.arange(g.units, device=device).expand(*lead, g.units) for g in sym.permutations]
-    state, crossing = _State(params, sym, orders, set()), _crossing(sym)
+    state, crossing = _State(params, sym, orders, set()), crossing_groups(sym)
     for index in _sequence(sym, backwards=by == "outgoing"):
         used = by if crossing[index] <= state.done else _POOLED.get(by, by)
         key = state.key(index, used)
@@ -152,7 +152,7 @@ def _around(sym: Symmetries) -> list[set[int]]:
 
 
 @lru_cache(maxsize=8)
-def _crossing(sym: Symmetries) -> list[set[int]]:
+def crossing_groups(sym: Symmetries) -> list[set[int]]:
     """Groups whose units have parts of the units of each other: which is first depends on both."""
     around = _around(sym)
     crossing: list[set[int]] = [set() for _ in sym.permutations]

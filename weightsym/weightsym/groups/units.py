@@ -19,7 +19,7 @@ __all__ = [
     "by_kernel",
     "common_weight",
     "is_other_side",
-    "other_axis",
+    "other_axes",
     "reader",
     "side_by_side",
     "statistic",
@@ -102,11 +102,10 @@ def reader(sym: Symmetries, group: Group) -> Placement | None:
     return max(places, key=lambda p: sym.axes[p.axis].last_read) if places else None
 
 
-def other_axis(sym: Symmetries, axis: int) -> int | None:
-    """The axis of the other dimension of the same tensor."""
+def other_axes(sym: Symmetries, axis: int) -> list[int]:
+    """The axes that count something else in the same tensor."""
     tensor, dim = sym.axes[axis].tensor, sym.axes[axis].dim
-    others = (k for k, a in enumerate(sym.axes) if a.tensor == tensor and a.dim not in (dim, None))
-    return next(others, None)
+    return [a for a in sym.axes_of[tensor] if a != axis and (dim is None or sym.axes[a].dim != dim)]
 
 
 def unit_rows(

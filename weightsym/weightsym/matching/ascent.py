@@ -101,7 +101,7 @@ class Ascent:
         """Inner products of all pairs of units, over the places whose other side is known."""
         total = None
         for view in views:
-            if settled is None or self.plan.across[view.axis] <= settled:
+            if settled is None or self.plan.across[view] <= settled:
                 summand = self._product(view)
                 total = summand if total is None else total + summand
         return total

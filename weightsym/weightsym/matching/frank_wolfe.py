@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from weightsym.groups.actions import along_axis, from_axis, reorder_units
-from weightsym.groups.symmetries import Placement
+from weightsym.groups.symmetries import Axis, Placement
 from weightsym.groups.units import unit_rows
 from weightsym.matching.plan import Plan
 from weightsym.networks.devices import at_least_single
@@ -20,6 +20,8 @@ __all__ = ["Objective", "frank_wolfe", "start_from_signatures"]
 
 Point = Sequence[Tensor] | None
 """One matrix or one order for every table, or nothing for the mean of all permutations."""
+Pieces = Sequence[tuple[int, Placement]]
+"""The tables that act along one axis, and where."""
 
 _ROUNDING = 1e-7  # of the largest inner product that norms allow
 _CLOSE = 3e-3  # of what has been gained; ascent goes on from there
@@ -206,9 +208,7 @@ class Objective:
             ]
         return [(p if p.is_floating_point() else one_hot(p, p.shape[1])).to(like) for p in point]
 
-    def _moved(
-        self, w: Tensor, axis: int, pieces: list[tuple[int, Placement]], point: Point
-    ) -> Tensor:
+    def _moved(self, w: Tensor, axis: int, pieces: Pieces, point: Point) -> Tensor:
         """A tensor of all members whose units along one axis are mixed or reordered."""
         target = self.sym.axes[axis]
         if point is not None and not point[0].is_floating_point():
@@ -228,28 +228,38 @@ class Objective:
 
         .. math:: \sum_{ab} \langle P_{ab} W_b Q_{ab}^\top, W^*_a \rangle
 
-        which at permutations is what actions do: these parts are zero but for one b.
+        which at permutations is what actions do: these parts are zero but for one b. What moves no
+        blocks acts before.
         """
         moving, goal, number = self.params[name], self.goal[name], self.plan.blocks[name]
-        axes = [(self.sym.axes[a], pieces) for a, pieces in self.plan.places[name].items()]
-        if any(axis.dim is None for axis, _ in axes):
-            moving, goal = moving.flatten(1), goal.flatten()
-        moving, goal = moving[..., None].unflatten(1, (number, -1)), goal[..., None].to(moving)
-        moving = moving[:, None].expand(-1, number, *[-1] * goal.ndim, -1)  # members, a, b, rows
-        for axis, pieces in axes:
-            matrix = torch.eye(axis.length).to(moving).expand(len(moving), -1, -1)
-            for k, placement in pieces:
-                matrix = _mixed(matrix, placement.positions, matrices[k])  # transposed
-            if axis.dim and axis.blocks == 1:
-                parts = matrix[:, None, None]
+        axes, parted = self.plan.places[name], dict[Axis, Tensor]()
+        for a in sorted(axes, key=lambda a: self.sym.axes[a].blocks):
+            axis = self.sym.axes[a]
+            if number > 1 and (axis.dim == 0 or axis.blocks > 1):
+                parted[axis] = self._parts(axis, axes[a], matrices, moving)
             else:
-                parts = matrix.unflatten(2, (number, -1)).unflatten(1, (number, -1))
-                parts = parts.permute(0, 3, 1, 2, 4)
+                moving = self._moved(moving, a, axes[a], matrices)
+        if not parted:
+            return (moving * goal.to(moving)).flatten(1).sum(1, dtype=torch.float64)
+        moving, goal = moving[..., None].unflatten(1, (number, -1)), goal[..., None].to(moving)
+        moving = moving[:, None].expand(-1, number, *moving.shape[1:])  # members, a, b, rows
+        for axis, parts in parted.items():
             dim = 3 + (axis.dim or 0)
             parts = parts.reshape(*parts.shape[:3], *[1] * (goal.ndim - 2), *parts.shape[3:])
             moving = (moving.movedim(dim, -1) @ parts).movedim(-1, dim)
         goal = goal.unflatten(0, (number, 1, -1))
         return (moving * goal).flatten(1).sum(1, dtype=torch.float64)
+
+    def _parts(
+        self, axis: Axis, pieces: Pieces, matrices: Sequence[Tensor], like: Tensor
+    ) -> Tensor:
+        """The transposed matrix of an axis, by the blocks to which it brings others."""
+        matrix = torch.eye(axis.length).to(like).expand(len(like), -1, -1)
+        for k, placement in pieces:
+            matrix = _mixed(matrix, placement.positions, matrices[k])
+        number = axis.blocks if axis.blocks > 1 else self.plan.blocks[axis.tensor]
+        parts = matrix.unflatten(2, (number, -1)).unflatten(1, (number, -1))
+        return parts.permute(0, 3, 1, 2, 4)
 
 
 def _averaged(rows: Tensor, positions: Tensor) -> Tensor:

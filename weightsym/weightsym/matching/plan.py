@@ -11,10 +11,11 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from weightsym.forms.sorting import crossing_groups
 from weightsym.groups.actions import Kind, axes_by_tensor, reached_axes
 from weightsym.groups.elements import homes, identity
 from weightsym.groups.symmetries import Placement, Symmetries
-from weightsym.groups.units import other_axis
+from weightsym.groups.units import other_axes
 
 __all__ = ["Plan", "assign", "assign_blocks", "plan_of"]
 
@@ -135,20 +136,32 @@ class Plan:
 
     # -------------------------------------------------------- what units see
     @cached_property
-    def across(self) -> dict[int, set[int]]:
-        """By axis, the groups on the other side of its tensor."""
+    def across(self) -> dict[Placement, set[int]]:
+        """By place of a table, the groups that move what its units are compared by."""
         by_axis = self.sym.placements_by_axis("permutations")
         groups = {axis: {g for g, _ in places} for axis, places in by_axis.items()}
-        others = {axis: other_axis(self.sym, axis) for axis in by_axis}
-        return {a: set() if o is None else groups.get(o, set()) for a, o in others.items()}
+        beside = {
+            axis: {g for a in other_axes(self.sym, axis) for g in groups.get(a, ())}
+            for axis in by_axis
+        }
+        crossing = crossing_groups(self.sym)
+        every = dict[Placement, set[int]]()
+        for family in self.families:
+            parts = set().union(*(crossing[g] for g in family.members)) - family.members
+            for p in (p for table in family.tables for p in table.places):
+                every[p] = beside[p.axis] | (parts & groups[p.axis])
+        return every
 
     def _axes_of(self, family: Family) -> set[int]:
         return {p.axis for g in family.members for p in self.groups[g].placements}
 
     @cached_property
     def _seen(self) -> list[set[int]]:
-        """Of every family, the groups on the other side of its tensors."""
-        return [{g for a in self._axes_of(f) for g in self.across[a]} for f in self.families]
+        """Of every family, the groups that move what its units are compared by."""
+        return [
+            {g for table in f.tables for p in table.places for g in self.across[p]}
+            for f in self.families
+        ]
 
     @cached_property
     def sees_itself(self) -> list[bool]:
@@ -157,7 +170,7 @@ class Plan:
 
     @cached_property
     def neighbours(self) -> list[list[int]]:
-        """Of every family, those that see it on the other side of a tensor."""
+        """Of every family, those that it moves what their units are compared by."""
         return [
             [j for j, members in enumerate(self._seen) if j != k and members & family.members]
             for k, family in enumerate(self.families)
@@ -189,7 +202,7 @@ class Plan:
 
         def counts(placement: Placement) -> bool:
             is_compared = self.axes[placement.axis].tensor in self.compared
-            return is_compared and not self.across[placement.axis] & moving
+            return is_compared and not self.across[placement] & moving
 
         return [[p for p in table.places if counts(p)] for table in family.tables]
 
