@@ -5,7 +5,7 @@ For a space with A on the one side and B on the other, G A and :math:`G^{-T} B`,
 1. Balance, :math:`A A^T = B B^T`. With :math:`A^T = Q_A R_A`, :math:`B^T = Q_B R_B` and
    :math:`R_A R_B^T = U S Y^T` that is :math:`G = S^{-1/2} Y^T R_B`, without an inverse.
 2. Turn to the eigenvectors of :math:`A A^T + B B^T`, the largest first.
-3. Choose signs, or phases: the largest entry of each row of the first writer is positive.
+3. Choose signs, or phases: the largest entries that they flip are positive (`joint_signs`).
 
 Rotations only take steps 2 and 3, with biases beside A and B: weights alone need not reach into all
 directions. Complex numbers take steps 1 and 3, phases 3. What is left of the group after a step
@@ -15,24 +15,26 @@ leaves the steps before it alone, whatever the other groups do.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from weightsym.forms.signs import joint_signs
 from weightsym.groups.mixing import identity_mixings, mix_some, multiplied
 from weightsym.groups.placements import Placement, complex_matrices
-from weightsym.groups.symmetries import LinearGroup, Symmetries
+from weightsym.groups.symmetries import LinearGroup, SignGroup, Symmetries
 from weightsym.groups.units import unit_rows
 from weightsym.groups.validation import check_finite, check_params, check_squares
-from weightsym.params import Params
+from weightsym.params import Params, is_stacked
 
 __all__ = [
     "balance_group",
     "balance_spaces",
     "balancing_matrices",
     "check_full_rank",
-    "orienting_matrices",
+    "orientation",
     "sides",
     "weight_places",
 ]
@@ -76,7 +78,7 @@ def balancing_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
     ]
     matrices = [r @ m for r, m in zip(rotations, matrices, strict=True)]
     stack = mix_some(stack, sym, rotations)
-    signs = _orientations(stack, sym)
+    _, signs = _orientations(stack, replace(sym, signs=()))
     matrices = [s @ m for s, m in zip(signs, matrices, strict=True)]
     return [m if stacked else m[0] for m in matrices]
 
@@ -97,15 +99,17 @@ def check_full_rank(params: Params, sym: Symmetries) -> None:
             )
 
 
-def orienting_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
-    """The signs and phases, for `mix`, of a network in balanced form.
+def orientation(params: Params, sym: Symmetries) -> tuple[list[Tensor], list[Tensor]]:
+    """The signs of units and, for `mix`, the signs and phases of a network in balanced form.
 
     Args:
         params: one network or a stack.
         sym: what `discover` returned.
     """
-    stack, stacked = weights_of_spaces(params, sym)
-    return [m if stacked else m[0] for m in _orientations(stack, sym)]
+    stacked = is_stacked(params, sym.shapes)
+    stack = {n: params[n].detach().double() for n in sym.shapes if n in params}
+    stack = stack if stacked else {n: t[None] for n, t in stack.items()}
+    return tuple([t if stacked else t[0] for t in e] for e in _orientations(stack, sym))
 
 
 def weights_of_spaces(params: Params, sym: Symmetries) -> tuple[Params, bool]:
@@ -238,36 +242,55 @@ def _rotation(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tenso
 
 
 # ------------------------------------------------------------ step 3: signs and phases
-def _orientations(stack: Params, sym: Symmetries) -> list[Tensor]:
-    """Signs and phases of all groups, each after those whose writers come before."""
-    result = identity_mixings(sym, stack)
+def _orientations(stack: Params, sym: Symmetries) -> tuple[list[Tensor], list[Tensor]]:
+    """Signs of units, and signs and phases of spaces, which meet in the same weights."""
+    matrices = identity_mixings(sym, stack)
     for k in sorted(range(len(sym.linear)), key=lambda k: sym.linear[k].placements[0].axis):
-        group = sym.linear[k]
-        result[k] = _orientation(stack, sym, group)
-        stack = multiplied(stack, sym, group, result[k], result[k])
-    return result
+        if (group := sym.linear[k]).kind in _COMPLEX:
+            matrices[k] = _phases(stack, sym, group)
+            stack = multiplied(stack, sym, group, matrices[k], matrices[k])
+    flips = [_flips(group) for group in sym.linear]
+    for group in sym.linear:
+        if group.kind == "centred":
+            turn = group.directions.mT.to(stack[sym.axes[group.placements[0].axis].tensor])
+            turn = turn.expand(1, group.spaces, -1, -1)
+            stack = multiplied(stack, sym, group, turn, turn)
+    every = joint_signs(stack, replace(sym, signs=(*sym.signs, *flips)))
+    count = len(sym.signs)
+    for k, group in enumerate(sym.linear):
+        signs = every[count + k].unflatten(-1, (group.spaces, -1))
+        if group.kind in _COMPLEX:
+            matrices[k] = matrices[k] * signs[..., None].to(matrices[k])
+        else:
+            matrices[k] = group.lifted(torch.diag_embed(signs)).to(matrices[k])
+    return every[:count], matrices
 
 
-def _orientation(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
-    """Make the largest entry of every row real and positive, of the first place that has any.
+def _flips(group: LinearGroup) -> SignGroup:
+    """What is left of matrices: a sign for every free direction, or for every complex number."""
+    places = []
+    for p in group.placements:
+        positions = p.positions.flatten(1)[:, None] if group.kind in _COMPLEX else p.positions
+        free = positions[:, 1:] if group.kind == "centred" else positions
+        places.append(Placement(p.axis, free.flatten(0, 1)))
+    return SignGroup(len(places[0].positions), group.name, tuple(places))
+
+
+def _phases(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
+    """Make the largest entry of every row real, of the first place that has any.
 
     What is tiny beside the other rows counts as rounding, unless there is nothing else.
     """
     entries, shares = [], []
     for placement in group.placements:
         rows = unit_rows(stack, sym, placement)
-        if group.kind in _COMPLEX:
-            rows = torch.complex(rows[..., :1, :], rows[..., 1:, :])
-        else:
-            rows = group.basis.to(rows).mT @ rows
+        rows = torch.complex(rows[..., :1, :], rows[..., 1:, :])
         entry = rows.take_along_dim(rows.abs().argmax(-1, keepdim=True), -1)[..., 0]
         entries.append(entry)
         shares.append(entry.abs() / entry.abs().amax(-1, keepdim=True).clamp_min(1e-300))
     first = (torch.stack(shares) > _NEAR).to(torch.uint8).argmax(0, keepdim=True)
     largest = torch.stack(entries).take_along_dim(first, 0)[0]
     phase = torch.where(largest == 0, 1, largest.sgn()).conj()
-    if not phase.is_complex():
-        return group.lifted(torch.diag_embed(phase))
     return complex_matrices(phase.real[..., 0], phase.imag[..., 0])
 
 

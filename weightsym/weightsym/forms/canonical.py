@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from weightsym.forms.balanced_form import balancing_matrices, check_full_rank, orienting_matrices
+from weightsym.forms.balanced_form import balancing_matrices, check_full_rank, orientation
 from weightsym.forms.min_mass import min_mass
 from weightsym.forms.scales_and_signs import Scaling, canonical_scales_and_signs
 from weightsym.forms.sorting import SortKey, sort_permutations
@@ -197,7 +197,7 @@ _TURNED = ("orthogonal", "centred", "complex", "unit complex")
 def balanced_together(
     networks: Sequence[Params], sym: Symmetries, scaling: Scaling | None, target: float = 1.0
 ) -> list[Params]:
-    """Scales, then matrices, then signs and phases until none changes those behind it.
+    """Scales, then matrices, then signs and phases.
 
     A standard deviation changes with a rotation of what is read: it is set last, from unit norms.
 
@@ -228,37 +228,9 @@ def balanced_together(
         scales, _ = canonical_scales_and_signs(networks[0], sym, scaling, target, unscaled=covered)
         networks = scaled(scales)
     networks = mixed(balancing_matrices(networks[0], sym))
-    for _ in range(len(sym.linear) + 1 if sym.signs else 0):
-        signs = _signs_beside_matrices(networks[0], sym)
-        if all(bool((s == 1).all()) for s in signs):
-            break
-        networks = [multiply(p, sym, {"signs": signs}) for p in networks]
-        networks = mixed(orienting_matrices(networks[0], sym))
-    return list(networks)
-
-
-def _signs_beside_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
-    """Signs of the units that no matrix flips, for centred streams by the mean."""
-    _, signs = canonical_scales_and_signs(params, sym, None)
-    mixed, centred = (
-        sym.covered(sym.signs, kinds) for kinds in (("general", *_TURNED), ("centred",))
-    )
-    result = []
-    for group, sign, inside, whole in zip(sym.signs, signs, mixed, centred, strict=True):
-        sign = torch.where(inside.to(sign.device), 1, sign)
-        if bool(whole.any()):
-            sign = torch.where(whole.to(sign.device), _sign_of_mean(params, sym, group), sign)
-        result.append(sign)
-    return result
-
-
-def _sign_of_mean(params: Params, sym: Symmetries, group: Group) -> Tensor:
-    """Make the largest mean over the channels of a unit positive: no centred matrix changes it."""
-    placement = writer(sym, group) or group.placements[0]
-    rows = unit_rows(params, sym, placement)
-    means = rows.unflatten(-1, (placement.positions.shape[1], -1)).mean(-2)
-    largest = torch.take_along_dim(means, means.abs().argmax(-1, keepdim=True), -1)[..., 0]
-    return torch.where(largest < 0, -1.0, 1.0).to(rows)
+    signs, matrices = orientation(networks[0], sym)
+    networks = [multiply(p, sym, {"signs": signs}) for p in networks]
+    return mixed(matrices)
 
 
 def _check_products(sym: Symmetries, scaling: Scaling | None) -> None:

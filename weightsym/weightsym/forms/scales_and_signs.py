@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from weightsym.forms.min_mass import min_mass
-from weightsym.groups.actions import Kind, multiplied_tensor, reached_axes
+from weightsym.forms.signs import joint_signs
+from weightsym.groups.actions import Kind, multiplied_tensor, multiply, reached_axes
 from weightsym.groups.symmetries import Group, Placement, Symmetries
 from weightsym.groups.units import (
     by_kernel,
@@ -44,8 +46,9 @@ def canonical_scales_and_signs(
     .. math:: s_u = t / \|w_u\|, \quad \sigma_u = \mathrm{sign}\, w_{u j}, \quad
         j = \arg\max_i |w_{u i}|
 
-    A unit's sign makes the largest of the weights that enter it, in absolute value, positive. Units
-    without incoming weight keep their scale, with a warning.
+    A unit's sign makes the largest of the weights that enter it, in absolute value, positive; where
+    several signs meet in one weight, `joint_signs` solves for all. Units without incoming weight
+    keep their scale, with a warning.
 
     Where these differ within an orbit, `canonicalise` refuses the network; this function does not.
 
@@ -103,6 +106,9 @@ def canonical_scales_and_signs(
             factors[field][index] = torch.where(is_one | fixed, 1, scale)  # again changes nothing
             dead.append((~usable & ~fixed).sum())
     _check_sizes(sizes)
+    if not _signs_in_turn(sym):
+        scaled = multiply(params, sym, {"scalings": factors["scalings"]})
+        factors["signs"] = joint_signs(scaled, sym)
     count = int(torch.stack(dead).sum()) if dead else 0
     if count:
         _log.warning("%d units have no incoming weight: their scale is left alone.", count)
@@ -125,6 +131,26 @@ def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
             if placement is not None:
                 first = max(p.axis for p in twin_places(sym, group, placement))
                 yield first, field, index, placement
+
+
+@lru_cache(maxsize=8)
+def _signs_in_turn(sym: Symmetries) -> bool:
+    """True if the weights that enter a unit flip with it and with those before it alone."""
+    order = [w for w in sorted(_writers(sym), key=lambda w: w[:3]) if w[1] == "signs"]
+    before = set[int]()
+    for *_, index, placement in order:
+        for own in twin_places(sym, sym.signs[index], placement):
+            for axis in sym.axes_of[sym.axes[own.axis].tensor]:
+                for other, place in sym.placements_by_axis("signs").get(axis, ()):
+                    same = axis == own.axis and (other == index or not _meet(own, place))
+                    if place.exponent % 2 and other not in before and not same:
+                        return False
+        before.add(index)
+    return len(before) == len(sym.signs)
+
+
+def _meet(first: Placement, second: Placement) -> bool:
+    return bool(torch.isin(first.positions.flatten(), second.positions.flatten()).any())
 
 
 def _sign_of_largest(

@@ -145,8 +145,13 @@ class LinearGroup:
         """The directions that are free to turn, as columns: all, or all but that of the ones."""
         if self.kind != "centred":
             return torch.eye(self.size, dtype=torch.float64)
+        return self.directions[:, 1:]
+
+    @cached_property
+    def directions(self) -> Tensor:
+        """An orthonormal basis of all channels, as columns, of which the ones are the first."""
         ones = torch.ones(self.size, 1, dtype=torch.float64)
-        return torch.linalg.qr(ones, mode="complete").Q[:, 1:]
+        return torch.linalg.qr(ones, mode="complete").Q
 
     def lifted(self, turn: Tensor) -> Tensor:
         """A rotation of free directions as one of all channels."""
