@@ -391,3 +391,46 @@ def branches_with_one_gate(s, x):
 @gates("3", 2, 2, g=linear(5, 1), h=linear(5, 1), dimension=2)
 def a_gate_beside_what_has_no_unit(s, x):
     return s.o(s.g(x) * torch.tanh(s.a(x)) + s.h(x) * F.leaky_relu(s.b(x)))
+
+
+# ------------------------------------------------------------ stacks and cores
+@network("2*8", 16, 0, a=(5, 8), w=parameter(3, 8, 8), c=(8, 2), inputs=(4, 3, 5))
+def a_matrix_for_every_token(s, x):
+    return s.c(torch.relu(torch.einsum("bti,tio->bto", torch.relu(s.a(x)), s.w)))
+
+
+@network("3*7 5*6", 51, 0, a=parameter(5, 6, 6), b=parameter(3, 18, 7), c=(21, 2), inputs=(4, 2, 7))
+def locally_connected_layers(s, x):
+    """A filter of its own at every place."""
+    for filters in (s.a, s.b):
+        windows = x.unfold(2, 3, 1).permute(0, 2, 1, 3).flatten(2)
+        x = torch.relu(torch.einsum("bpi,pio->bpo", windows, filters)).transpose(1, 2)
+    return s.c(x.transpose(1, 2).flatten(1))
+
+
+@network("3*5 6", 21, 0, a=linear(4, 5), b=linear(4, 5), d=linear(4, 5), w=parameter(5, 5, 5, 6),
+         c=(6, 2), inputs=[(3, 4)] * 3)  # fmt: skip
+def a_core_of_four_dimensions(s, *x):
+    units = (torch.relu(part(y)) for part, y in zip((s.a, s.b, s.d), x, strict=True))
+    return s.c(torch.relu(torch.einsum("bi,bj,bk,ijkl->bl", *units, s.w)))
+
+
+@network("2*6 2*5", 18, 2, a=parameter(4, 6), b=parameter(3, 5), d=parameter(6, 6),
+         e=parameter(5, 5), c=(30, 2), inputs=(6, 4, 3))  # fmt: skip
+def layers_that_are_kronecker_products(s, x):
+    for rows, columns in ((s.a, s.b), (s.d, s.e)):
+        x = torch.relu(torch.einsum("bij,ip,jq->bpq", x, rows, columns))
+    return s.c(x.flatten(1))
+
+
+@network(a=parameter(3, 2, 2, 3), b=parameter(3, 3, 2, 3), d=parameter(3, 4, 2, 3), c=(8, 3),
+         inputs=(6, 24))  # fmt: skip
+def a_ring_of_tensors(s, x):
+    whole = torch.einsum("riap,pjbq,qkcr->ijkabc", s.a, s.b, s.d)
+    return s.c(torch.relu(x @ whole.reshape(24, 8)))
+
+
+@network("4", 4, 4, matrices="general 4", w=parameter(3, 4, 4), a=lambda: nn.Embedding(12, 4),
+         inputs=[torch.arange(36) % 12, torch.arange(36) // 3, torch.arange(36) % 3])  # fmt: skip
+def scores_of_triples(s, subject, object_, relation):
+    return torch.einsum("ni,nij,nj->n", s.a(subject), s.w[relation], s.a(object_))

@@ -7,6 +7,7 @@ import scipy.stats
 import torch
 from cases import Forward
 from checked_symmetries import find, seeded
+from known_networks import NETWORKS
 from test_matching import noisy
 from torch import nn
 
@@ -58,6 +59,35 @@ def test_nothing_is_left_within_an_orbit(name):
     assert found.rest < 1e-7
     assert found.related
     assert found.rest < 1e-5 * float(found.null.min())
+
+
+TABLE = ("attention", "grouped queries", "query-key norm, rotary", "query-key norm", "linear attention with biases",
+         "write into a slice", "unit vectors of a layer", "a symmetric weight")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_copies_are_related_and_independent_networks_are_not(name):
+    """Where matrices hold all units, signs meet in one weight, or masses have no least value."""
+    model, _, sym = NETWORKS[name].known()
+    params = P.of(model)
+    copy = element(params, sym)
+    found = difference(copy, params, sym, nulls=4)
+    assert found.rest < 1e-6
+    assert found.related
+    assert difference(noisy(copy, 0.05) | sym.constants, params, sym, nulls=4).related
+    drawn = {n: torch.randn_like(t) if P.is_weight(n, t) else t for n, t in params.items()}
+    assert not difference(drawn | sym.constants, params, sym, nulls=4).related
+
+
+@pytest.mark.parametrize("layer", [nn.Tanh, nn.ReLU])
+def test_a_network_of_two_units_is_related_to_its_copies(layer):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 2), layer(), nn.Linear(2, 1)).double()
+    sym, params = discover(net, torch.randn(3, 1).double()), P.of(net)
+    found = difference(element(params, sym), params, sym)
+    assert found.rest < 1e-6
+    assert found.related
+    assert float(found.null.max()) > 0.01  # rotated units are others
 
 
 def test_lengths_that_a_network_normalises_are_no_difference():

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import known_networks
@@ -12,12 +13,20 @@ import pytest
 import torch
 from known_networks import NETWORKS, counted
 
-from weightsym import canonicalise, fingerprint, verify
+from weightsym import (
+    canonicalise,
+    fingerprint,
+    match,
+    permute,
+    random_permutations,
+    verify,
+)
 from weightsym import params as P
 from weightsym.discovery.verify import covering_motions, random_element
 from weightsym.forms import canonical
 from weightsym.groups.actions import tied
 from weightsym.groups.orbits import orbit_directions
+from weightsym.matching.channels import distance
 
 SORTED_BY = ("max", "outgoing")
 COUNTED = [name for name, row in NETWORKS.items() if row.dimension is not None and row.kernel]
@@ -181,28 +190,100 @@ def slope(model, params, x, direction, size):
     return change(*ends) / (2 * size)
 
 
+SCALINGS = ("unit-norm", "unit-std", "min-mass", None)
+FORMS = [
+    {"scaling": "unit-norm", "permutation": "outgoing"},
+    *({"scaling": scaling} for scaling in SCALINGS[:3]),
+    *({"scaling": scaling, "mixing": "balanced"} for scaling in ("unit-norm", *SCALINGS[2:])),
+]
+EVERY_FORM = [
+    {"scaling": scaling, "permutation": by, "mixing": mixing}
+    for scaling, by, mixing in product(SCALINGS, (*SORTED_BY, None), (None, "balanced"))
+]
+
+
+def told_apart(form, sym):
+    """Whether a form is another one than that without matrices."""
+    return bool(sym.linear) or not form.get("mixing")
+
+
 @varied
-def test_one_canonical_form_for_the_whole_orbit(network, monkeypatch):
-    """Or a refusal, and then forms of an orbit differ, if not at every network of it."""
-    model, _, sym = network.known()
-    for by in SORTED_BY:
+@pytest.mark.parametrize(
+    "forms", [FORMS, pytest.param(EVERY_FORM, marks=pytest.mark.e2e)], ids=["some", "all"]
+)
+def test_one_canonical_form_for_the_whole_orbit(network, forms, monkeypatch):
+    """Or a refusal in one sentence, and then forms of an orbit differ, at one network at least."""
+    model, x, sym = network.known()
+    params = P.of(model)
+    before = outputs(model, params, x)
+    for form in (form for form in forms if told_apart(form, sym)):
         try:
-            assert not forms_differ(P.of(model), sym, by, 5)
-        except ValueError:
-            with monkeypatch.context() as patch:
-                patch.setattr(canonical, "check_form", lambda *_: None)
-                assert any(forms_differ(None, sym, by, seed) for seed in range(40))
+            canonical_form = canonicalise(params, sym, **form)
+        except ValueError as error:
+            if "no full rank" not in str(error):
+                with monkeypatch.context() as patch:
+                    patch.setattr(canonical, "check_form", lambda *_: None)
+                    assert any(forms_differ(None, sym, form, seed) for seed in range(40))
+            continue
+        assert not forms_differ(params, sym, form, 5)
+        assert close(canonicalise(canonical_form, sym, **form), canonical_form)
+        if not network.random:
+            assert change(outputs(model, canonical_form, x), before) < 100 * network.tolerance
 
 
-def forms_differ(params, sym, by, seed):
+def forms_differ(params, sym, form, seed):
     """Of weights, random ones if there are none, and of a network of their orbit."""
     generator = torch.Generator().manual_seed(seed)
     if params is None:
         draw = partial(torch.randn, generator=generator, dtype=torch.float64)
         params = tied({n: draw(shape) for n, shape in sym.shapes.items()} | sym.constants, sym)
-    moved = random_element(params, sym, generator)
-    form, again = (canonicalise(p, sym, "unit-norm", by) for p in (params, moved))
-    return any(not torch.allclose(again[n], t, rtol=1e-7, atol=1e-8) for n, t in form.items())
+    removed = replace(
+        sym,
+        shifts=(),
+        scalings=() if form["scaling"] is None else sym.scalings,
+        permutations=() if form.get("permutation", "max") is None else sym.permutations,
+    )
+    moved = random_element(params, removed, generator, mixing="mixing" in form)
+    return not close(*(canonicalise(p, sym, **form) for p in (moved, params)))
+
+
+def close(first, second):
+    return all(torch.allclose(first[n], t, rtol=1e-6, atol=1e-6) for n, t in second.items())
+
+
+NOISE = 0.05
+
+
+def noisy(params, sym, generator):
+    """Weights with noise, a share of the deviation of their tensor."""
+
+    def near(t):
+        return t + NOISE * t.std(correction=0) * torch.randn(t.shape, generator=generator).to(t)
+
+    return {
+        n: near(t) if t.is_floating_point() and n not in sym.constants else t
+        for n, t in params.items()
+    }
+
+
+@varied
+def test_planted_permutations_are_found(network):
+    """Or others that are as near: no unit is told from another one by noise."""
+    model, _, sym = network.known()
+    if not sym.permutations:
+        pytest.skip("there are no permutations")
+    params = P.of(model)
+    for seed in range(2):
+        generator = torch.Generator().manual_seed(seed)
+        near = noisy(params, sym, generator)
+        moved = permute(near, sym, random_permutations(sym, generator))
+        apart = distance(near, params, sym.compared)
+        found = match(moved, params, sym).apply(moved, sym)
+        assert distance(found, params, sym.compared) <= apart * (1 + 1e-9)
+        drawn = {n: torch.randn_like(t) if P.is_weight(n, t) else t for n, t in params.items()}
+        unlike = tied(drawn | sym.constants, sym)
+        other = match(unlike, params, sym)
+        assert distance(other.apply(unlike, sym), params, sym.compared) > 2 * apart
 
 
 def kernel_dimension(network, *inputs):

@@ -13,7 +13,7 @@ take two passes: the first reads whole networks, some at a time, and keeps only 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from weightsym.forms.balanced_form import balancing_matrices, check_full_rank, orientation
 from weightsym.forms.min_mass import min_mass
-from weightsym.forms.scales_and_signs import Scaling, canonical_scales_and_signs
+from weightsym.forms.scales_and_signs import Scaling, canonical_scales_and_signs, unit_norms
 from weightsym.forms.sorting import SortKey, sort_permutations
 from weightsym.groups.actions import (
     Element,
@@ -35,9 +35,9 @@ from weightsym.groups.actions import (
     tied,
 )
 from weightsym.groups.elements import random_permutations, random_scales, random_signs
-from weightsym.groups.mixing import mix_some, remove_shifts
-from weightsym.groups.symmetries import Group, Symmetries
-from weightsym.groups.units import is_other_side, unit_rows, writer
+from weightsym.groups.mixing import mix_some, random_mixings, remove_shifts
+from weightsym.groups.symmetries import Symmetries
+from weightsym.groups.units import is_other_side, writer
 from weightsym.groups.validation import check_params
 from weightsym.params import Params, is_stacked
 
@@ -50,6 +50,7 @@ __all__ = [
     "remove_softmax_shift",
 ]
 
+Mixing = Literal["balanced"] | None
 _MOST_NUMBERS = 10**8  # of networks that are tried
 _NUMBERS_TRIED = 10**7  # in all networks together
 
@@ -61,7 +62,7 @@ def canonicalise(
     permutation: SortKey | None = "max",
     softmax_shift: bool = False,
     *,
-    mixing: Literal["balanced"] | None = None,
+    mixing: Mixing = None,
     shifts: bool = False,
     target: float = 1.0,
     descending: bool = True,
@@ -108,70 +109,84 @@ def canonicalise(
     tensor([1., 1., 1., 1., 1.])
     """
     check_params(params, sym)
+    if mixing not in (None, "balanced"):
+        raise ValueError(f"`mixing` must be 'balanced' or None, got {mixing!r}.")
     if softmax_shift:
         params = remove_softmax_shift(params, sym)
     if shifts:
         params = remove_shifts(params, sym)
-    if mixing not in (None, "balanced"):
-        raise ValueError(f"`mixing` must be 'balanced' or None, got {mixing!r}.")
-    unsorted: set[int] = set()
     if mixing is not None and sym.linear:
         check_full_rank(params, sym)
-        _check_products(sym, scaling)
-        (params,) = balanced_together([params], sym, scaling, target)
-        inside = sym.covered(sym.permutations, _ORDERED)
-        unsorted = {
-            k
-            for k, (group, units) in enumerate(zip(sym.permutations, inside, strict=True))
-            if group.kind != "block" and bool(units.all())
-        }
-    else:
-        check_form(sym, scaling, permutation)
-        params = _scaled(params, sym, scaling, target)
-    return _sorted(params, sym, permutation, descending, unsorted)
+    check_form(sym, scaling, permutation, mixing)
+    params = _scaled(params, sym, scaling, mixing, target)
+    return _sorted(params, sym, permutation, mixing, descending)
 
 
 def _scaled(
-    params: Params, sym: Symmetries, scaling: Scaling | None, target: float = 1.0
+    params: Params, sym: Symmetries, scaling: Scaling | None, mixing: Mixing, target: float = 1.0
 ) -> Params:
+    if mixing is not None and sym.linear:
+        return balanced_together([params], sym, scaling, target)[0]
     scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
     return multiply(params, sym, {"scalings": scales, "signs": signs})
 
 
 def _sorted(
-    params: Params, sym: Symmetries, permutation: SortKey | None, descending: bool = True,
-    unsorted: Set[int] = frozenset(),
-) -> Params:  # fmt: skip
+    params: Params,
+    sym: Symmetries,
+    permutation: SortKey | None,
+    mixing: Mixing,
+    descending: bool = True,
+) -> Params:
     if permutation is None or not sym.permutations:
         return params
-    order = sort_permutations(params, sym, permutation, descending, held=unsorted)
+    held = _in_order_of_spaces(sym) if mixing is not None and sym.linear else set[int]()
+    order = sort_permutations(params, sym, permutation, descending, held=held)
     return permute(params, sym, order)
 
 
-def check_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey | None) -> None:
+def _in_order_of_spaces(sym: Symmetries) -> set[int]:
+    """The groups of channels that keep the order in which matrices bring them."""
+    inside = zip(sym.permutations, sym.covered(sym.permutations, _ORDERED), strict=True)
+    return {
+        k for k, (group, units) in enumerate(inside) if group.kind != "block" and bool(units.all())
+    }
+
+
+def check_form(
+    sym: Symmetries,
+    scaling: Scaling | None,
+    permutation: SortKey | None,
+    mixing: Mixing = None,
+) -> None:
     """Refuse what would give networks of one orbit different forms."""
+    mixing = mixing if sym.linear else None
     numbers = sum(shape.numel() for shape in sym.shapes.values())
     tried = numbers <= _MOST_NUMBERS or sym.shared_axes  # products have scales that norms miss
-    name = _without_form(sym, scaling, permutation) if tried else ""
+    name = _without_form(sym, scaling, permutation, mixing) if tried else ""
     if name:
+        beside = "" if mixing is None else f" beside `mixing` {mixing!r}"
         raise ValueError(
-            f"`scaling` {scaling!r} and `permutation` {permutation!r} give networks of one orbit "
-            f"different forms of {name!r}: signs, scales or orders of units are not read off one "
+            f"`scaling` {scaling!r} and `permutation` {permutation!r}{beside} give networks of one "
+            f"orbit different forms of {name!r}: scales or orders of units are not read off one "
             "after the other here. Further scales, those of products, need 'min-mass' or None."
         )
 
 
 @lru_cache(maxsize=32)
-def _without_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey | None) -> str:
+def _without_form(
+    sym: Symmetries, scaling: Scaling | None, permutation: SortKey | None, mixing: Mixing
+) -> str:
     """A tensor in which forms of one orbit differ, if any: the groups alone decide that."""
     removed = replace(
         sym,
         scalings=() if scaling is None else sym.scalings,
         permutations=() if permutation is None else sym.permutations,
+        linear=() if mixing is None else sym.linear,
     )
 
     numbers = sum(shape.numel() for shape in sym.shapes.values())
-    members = min(max(_NUMBERS_TRIED // max(numbers, 1), 1), 16)
+    members = min(max(_NUMBERS_TRIED // max(numbers, 1), 1), 16 if mixing is None else 4)
     generator = torch.Generator().manual_seed(0)
     drawn = {
         name: torch.randn(members, *shape, generator=generator, dtype=torch.float64)
@@ -184,8 +199,12 @@ def _without_form(sym: Symmetries, scaling: Scaling | None, permutation: SortKey
         "scalings": random_scales(removed, generator, members),
     }
     moved = multiply(weights, removed, factors)
+    moved = mix_some(moved, removed, random_mixings(removed, generator, members))
     moved = permute(moved, removed, random_permutations(removed, generator, members))
-    first, second = (_sorted(_scaled(w, sym, scaling), sym, permutation) for w in (weights, moved))
+    first, second = (
+        _sorted(_scaled(w, sym, scaling, mixing), sym, permutation, mixing)
+        for w in (weights, moved)
+    )
     differ = (n for n, t in first.items() if not torch.allclose(second[n], t, rtol=1e-4, atol=1e-5))
     return next(differ, "")
 
@@ -224,6 +243,7 @@ def balanced_together(
         least = min_mass(networks[0], sym, mixing=True, tolerance=1e-13)
         networks = scaled(least.scales)
         networks = mixed(least.matrices)
+        networks = scaled(unit_norms(networks[0], sym, least.falling))
     if scaling != "min-mass":
         scales, _ = canonical_scales_and_signs(networks[0], sym, scaling, target, unscaled=covered)
         networks = scaled(scales)
@@ -231,18 +251,6 @@ def balanced_together(
     signs, matrices = orientation(networks[0], sym)
     networks = [multiply(p, sym, {"signs": signs}) for p in networks]
     return mixed(matrices)
-
-
-def _check_products(sym: Symmetries, scaling: Scaling | None) -> None:
-    """Refuse norms of rows where matrices set some of the scales of a product."""
-    pairs = zip(sym.scalings, sym.covered(sym.scalings, ("general", "complex")), strict=True)
-    masks = [m for g, m in pairs if any(p.axis in sym.shared_axes for p in g.placements)]
-    mixed = torch.cat([torch.zeros(0, dtype=torch.bool), *masks])
-    if scaling in ("unit-norm", "unit-std") and bool(mixed.any() and not mixed.all()):
-        raise ValueError(
-            "`scaling` must be 'min-mass' or None for this network: products give it further "
-            "scales, and unit norms do not fix them beside matrices."
-        )
 
 
 def _reads_mixed_channels(sym: Symmetries, kinds: Sequence[str]) -> bool:

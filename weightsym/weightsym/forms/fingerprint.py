@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weightsym.forms.min_mass import min_mass
-from weightsym.forms.scales_and_signs import canonical_scales_and_signs
+from weightsym.forms.scales_and_signs import unit_norms
 from weightsym.groups.actions import along_axis, multiply
 from weightsym.groups.mixing import mix_some, remove_shifts
 from weightsym.groups.symmetries import Symmetries
@@ -125,27 +125,15 @@ def at_least_mass(params: Params, sym: Symmetries, mixing: bool = False) -> tupl
     Returns:
         The networks, and whether finite scales reach the least mass.
     """
-    params = _with_unit_lengths(remove_shifts(params, sym), sym)
-    if mixing and any(group.rescales for group in sym.linear):
-        least = min_mass(params, sym, mixing=True, tolerance=1e-13)
-        params = multiply(params, sym, {"scalings": least.scales})
-        params = mix_some(params, sym, least.matrices)
-        return _with_unit_lengths(params, sym), least.attained
-    if not sym.scalings:
+    params = remove_shifts(params, sym)
+    mixing = mixing and any(group.rescales for group in sym.linear)
+    if not mixing and not sym.scalings:
         return params, torch.tensor(True)
-    least = min_mass(params, sym, tolerance=1e-16)
+    least = min_mass(params, sym, mixing=mixing, tolerance=1e-13 if mixing else 1e-16)
     params = multiply(params, sym, {"scalings": least.scales})
-    return _with_unit_lengths(params, sym), least.attained
-
-
-def _with_unit_lengths(params: Params, sym: Symmetries) -> Params:
-    """Set the lengths of what a network normalises to one."""
-    taken_up = [len({p.exponent > 0 for p in group.placements}) > 1 for group in sym.scalings]
-    if all(taken_up):
-        return params
-    fixed = [torch.full((g.units,), t) for g, t in zip(sym.scalings, taken_up, strict=True)]
-    scales, _ = canonical_scales_and_signs(params, sym, "unit-norm", unscaled=fixed)
-    return multiply(params, sym, {"scalings": scales})
+    params = mix_some(params, sym, least.matrices) if mixing else params
+    lengths = unit_norms(params, sym, least.falling)
+    return multiply(params, sym, {"scalings": lengths}), least.attained
 
 
 def _norms(params: Params, sym: Symmetries) -> dict[str, float]:

@@ -63,6 +63,8 @@ class MinMass:
             or only come from units that nothing balances, such as those before a head of zeros.
         matrices: with ``mixing``, the matrices that reach it together with the scales, for `mix`;
             near it where none does.
+        falling: units whose scale no weight that is left at the limit tells, as the rows of a
+            normalised weight, or all of those above.
         excess: mass above the minimum, in percent of it.
 
     >>> from weightsym import params as P
@@ -82,6 +84,7 @@ class MinMass:
     dead: Int[Tensor, "*members"]
     attained: Bool[Tensor, "*members"]
     matrices: tuple[Tensor, ...] = field(default=(), repr=False)
+    falling: tuple[Bool[Tensor, "*members _units"], ...] = field(default=(), repr=False)
 
     @property
     def excess(self) -> Tensor:
@@ -174,7 +177,13 @@ def _over_scales(
     solution = minimise(whole, u, tolerance, most)
     scales = no_worse(whole, solution).exp().split([g.units for g in sym.scalings], -1)
     reached = solution.gap, solution.steps, dead, solution.attained
-    return MinMass(whole.value, solution.value, scales, *reached)
+    falling = _falling(solution.problem, sym)
+    return MinMass(whole.value, solution.value, scales, *reached, falling=falling)
+
+
+def _falling(left: Posynomial, sym: Symmetries) -> tuple[Tensor, ...]:
+    nothing = (left.inflow == 0) & (left.outflow == 0)
+    return nothing.split([g.units for g in sym.scalings], -1)
 
 
 def _first(value: Any) -> Any:
@@ -215,7 +224,8 @@ def _jointly(
         least = torch.where(gap < 0.5 * least, gap, least)
     scales, matrices = state.elements(before)
     reached = gap, iteration, state.dead(), state.attained
-    return MinMass(before, state.terms.value, tuple(scales), *reached, tuple(matrices))
+    falling = _falling(state.terms, sym)
+    return MinMass(before, state.terms.value, tuple(scales), *reached, tuple(matrices), falling)
 
 
 class _State:

@@ -26,7 +26,7 @@ from weightsym.groups.units import (
 from weightsym.groups.validation import check_finite, check_params
 from weightsym.params import Params, is_stacked
 
-__all__ = ["Scaling", "canonical_scales_and_signs"]
+__all__ = ["Scaling", "canonical_scales_and_signs", "unit_norms"]
 
 Scaling = Literal["unit-norm", "unit-std", "min-mass"]
 _ROUNDING = 64  # units in the last place
@@ -68,21 +68,19 @@ def canonical_scales_and_signs(
     >>> scales, signs
     ([tensor([0.2000, 2.0000])], [])
     """
-    if scaling is not None and scaling not in get_args(Scaling):
-        raise ValueError(
-            f"`scaling` must be one of {', '.join(get_args(Scaling))} or None, got {scaling!r}."
-        )
+    _check_options(scaling, target)
     check_params(params, sym)
     check_finite(params, sym)
-    if not 0 < target < float("inf"):
-        raise ValueError(f"`target` must be positive and finite, got {target}.")
     device = next(iter(params.values())).device
     factors: dict[Kind, list[Tensor]] = {
         "scalings": [torch.ones(g.units, device=device) for g in sym.scalings],
         "signs": [torch.ones(g.units, device=device) for g in sym.signs],
     }
+    norms = "std" if scaling == "unit-std" else "norm" if scaling else None
     if scaling == "min-mass" and sym.scalings:
-        factors["scalings"] = list(min_mass(params, sym, tolerance=1e-16).scales)
+        least, target = min_mass(params, sym, tolerance=1e-16), 1.0
+        factors["scalings"] = list(least.scales)
+        unscaled = [~falling for falling in least.falling]
     axes, offset = reached_axes(sym, factors), int(is_stacked(params, sym.shapes))
     dead: list[Tensor] = []
     sizes: list[tuple[str, Tensor]] = []
@@ -93,26 +91,55 @@ def canonical_scales_and_signs(
         w = side_by_side(twins, sym, sym.axes[placement.axis])
         if field == "signs":
             factors[field][index] = _sign_of_largest(params, sym, sym.signs[index], placement, w)
-        elif scaling in ("unit-norm", "unit-std"):
-            size = statistic(params, sym, placement, "norm" if scaling == "unit-norm" else "std", w)
+        elif norms is not None:
+            size, before = statistic(params, sym, placement, norms, w), factors[field][index]
             sizes.append((sym.axes[placement.axis].tensor, size))
-            usable = size > 0
-            fixed = (
-                torch.zeros_like(usable) if unscaled is None else unscaled[index].to(usable.device)
-            )
-            scale = torch.where(usable, target / torch.where(usable, size, 1), 1)
-            scale = scale if placement.exponent == 1 else scale ** (1 / placement.exponent)
-            is_one = (scale - 1).abs() <= _ROUNDING * torch.finfo(size.dtype).eps
-            factors[field][index] = torch.where(is_one | fixed, 1, scale)  # again changes nothing
-            dead.append((~usable & ~fixed).sum())
+            scale = _scale(size, target, placement.exponent)
+            fixed = unscaled[index].to(size.device) if unscaled else torch.zeros_like(size > 0)
+            factors[field][index] = torch.where(fixed, before, before * scale)
+            dead.append((~(size > 0) & ~fixed).sum())
     _check_sizes(sizes)
     if not _signs_in_turn(sym):
         scaled = multiply(params, sym, {"scalings": factors["scalings"]})
         factors["signs"] = joint_signs(scaled, sym)
-    count = int(torch.stack(dead).sum()) if dead else 0
+    _warn(int(torch.stack(dead).sum()) if dead else 0)
+    return factors["scalings"], factors["signs"]
+
+
+def _scale(size: Tensor, target: float, exponent: int) -> Tensor:
+    """What brings sizes to a target, and nothing that is there already."""
+    scale = torch.where(size > 0, target / torch.where(size > 0, size, 1), 1)
+    scale = scale if exponent == 1 else scale ** (1 / exponent)
+    is_one = (scale - 1).abs() <= _ROUNDING * torch.finfo(size.dtype).eps
+    return torch.where(is_one, 1, scale)  # again changes nothing
+
+
+def unit_norms(params: Params, sym: Symmetries, units: Sequence[Tensor]) -> list[Tensor]:
+    """The scales that give some units the norm one, of which there is a mask for every group.
+
+    Args:
+        params: one network or a stack.
+        sym: what `discover` returned.
+        units: which.
+    """
+    if not any(bool(some.any()) for some in units):
+        return [torch.ones_like(some, dtype=torch.float64) for some in units]
+    others = [~some for some in units]
+    return canonical_scales_and_signs(params, sym, "unit-norm", unscaled=others)[0]
+
+
+def _check_options(scaling: Scaling | None, target: float) -> None:
+    if scaling is not None and scaling not in get_args(Scaling):
+        raise ValueError(
+            f"`scaling` must be one of {', '.join(get_args(Scaling))} or None, got {scaling!r}."
+        )
+    if not 0 < target < float("inf"):
+        raise ValueError(f"`target` must be positive and finite, got {target}.")
+
+
+def _warn(count: int) -> None:
     if count:
         _log.warning("%d units have no incoming weight: their scale is left alone.", count)
-    return factors["scalings"], factors["signs"]
 
 
 def _check_sizes(sizes: Sequence[tuple[str, Tensor]]) -> None:

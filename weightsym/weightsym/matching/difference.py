@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from weightsym.forms.scales_and_signs import canonical_scales_and_signs
 from weightsym.groups.actions import multiply, permute_some
 from weightsym.groups.elements import compose, identity, random_permutations
 from weightsym.groups.mixing import mix_some, random_mixings
-from weightsym.groups.placements import Placement
+from weightsym.groups.placements import LinearKind, Placement
 from weightsym.groups.symmetries import LinearGroup, PermutationGroup, SignGroup, Symmetries
 from weightsym.groups.units import unit_rows
 from weightsym.groups.validation import check_finite, check_one_network
@@ -35,6 +35,7 @@ __all__ = ["Difference", "Stage", "difference", "unrelated"]
 _SHARE, _CHANCE = 0.5, 1e-6
 _ORDER, _ROUNDS = "units in order", 3
 _ROUNDING = 1e-9  # of squared distances
+_EQUAL = 1e-5  # a rest that rounding explains
 _CLOSE = 0.1  # of squared norms: nobody looks for a better start
 _AT_ONCE = 2**23
 """Numbers of unrelated networks that are matched at once."""
@@ -152,10 +153,11 @@ class Difference:
     def related(self) -> bool:
         """True if one network comes from the other, or both from one start.
 
-        Either the squared rest is less than half of that of every unrelated network, or more units
-        are in their places than chance puts there once in a million times.
+        Either nothing but rounding is left, or the squared rest is less than half of that of every
+        unrelated network, or more units are in their places than chance puts there once in a
+        million times.
         """
-        near = self.rest**2 < _SHARE * float(self.null.min()) ** 2
+        near = self.rest < _EQUAL or self.rest**2 < _SHARE * float(self.null.min()) ** 2
         return near or self.chance < _CHANCE
 
     @property
@@ -409,7 +411,7 @@ def unrelated(params: Params, sym: Symmetries, count: int, seed: int = 0) -> Par
     alone. All means and covariances over the units of a layer stay what they are, of the weights
     that enter and leave them, of biases and gains, and so does the product :math:`W_2 W_1`; where
     the other side of these weights has units, too, those are rotated along. Only what a single unit
-    is gets lost, and with it the function.
+    is gets lost, and with it the function. Channels that matrices may mix are rotated on one side.
 
     Args:
         params: one network.
@@ -426,12 +428,31 @@ def unrelated(params: Params, sym: Symmetries, count: int, seed: int = 0) -> Par
 
 
 def _rotated(sym: Symmetries) -> tuple[LinearGroup, ...]:
-    """The groups of permutations as groups of rotations, without modules that change places."""
-    return tuple(
-        LinearGroup("centred", 1, group.units, group.name, _places(group))
-        for group in sym.permutations
-        if group.units > 1 and not group.tensors
+    """The groups of permutations as groups of rotations, without modules that change places.
+
+    Channels that matrices may mix are rotated where they are read, and not where they are written:
+    otherwise the function would stay. Two units are rotated without regard to their mean, which
+    nothing else would leave alone.
+    """
+    inside = sym.covered(sym.permutations, get_args(LinearKind))
+    units = tuple(
+        LinearGroup(
+            "centred" if group.units > 2 else "orthogonal",
+            1,
+            group.units,
+            group.name,
+            _places(group),
+        )
+        for group, mixed in zip(sym.permutations, inside, strict=True)
+        if group.units > 1 and not group.tensors and (group.kind == "block" or not mixed.all())
     )
+    return (*units, *map(_rotated_where_read, sym.linear))
+
+
+def _rotated_where_read(group: LinearGroup) -> LinearGroup:
+    places = [p for p in group.placements if p.exponent == -1] or group.placements[1:]
+    kind: LinearKind = "centred" if group.kind == "centred" else "orthogonal"
+    return replace(group, kind=kind, placements=tuple(replace(p, exponent=1) for p in places))
 
 
 def _places(group: PermutationGroup) -> tuple[Placement, ...]:
