@@ -394,12 +394,12 @@ def a_gate_beside_what_has_no_unit(s, x):
 
 
 # ------------------------------------------------------------ stacks and cores
-@network("2*8", 16, 0, a=(5, 8), w=parameter(3, 8, 8), c=(8, 2), inputs=(4, 3, 5))
+@network("8*2", 16, 0, a=(5, 8), w=parameter(3, 8, 8), c=(8, 2), inputs=(4, 3, 5))
 def a_matrix_for_every_token(s, x):
     return s.c(torch.relu(torch.einsum("bti,tio->bto", torch.relu(s.a(x)), s.w)))
 
 
-@network("3*7 5*6", 51, 0, a=parameter(5, 6, 6), b=parameter(3, 18, 7), c=(21, 2), inputs=(4, 2, 7))
+@network("7*3 6*5", 51, 0, a=parameter(5, 6, 6), b=parameter(3, 18, 7), c=(21, 2), inputs=(4, 2, 7))
 def locally_connected_layers(s, x):
     """A filter of its own at every place."""
     for filters in (s.a, s.b):
@@ -408,14 +408,14 @@ def locally_connected_layers(s, x):
     return s.c(x.transpose(1, 2).flatten(1))
 
 
-@network("3*5 6", 21, 0, a=linear(4, 5), b=linear(4, 5), d=linear(4, 5), w=parameter(5, 5, 5, 6),
+@network("5*3 6", 21, 0, a=linear(4, 5), b=linear(4, 5), d=linear(4, 5), w=parameter(5, 5, 5, 6),
          c=(6, 2), inputs=[(3, 4)] * 3)  # fmt: skip
 def a_core_of_four_dimensions(s, *x):
     units = (torch.relu(part(y)) for part, y in zip((s.a, s.b, s.d), x, strict=True))
     return s.c(torch.relu(torch.einsum("bi,bj,bk,ijkl->bl", *units, s.w)))
 
 
-@network("2*6 2*5", 18, 2, a=parameter(4, 6), b=parameter(3, 5), d=parameter(6, 6),
+@network("6*2 5*2", 18, 2, a=parameter(4, 6), b=parameter(3, 5), d=parameter(6, 6),
          e=parameter(5, 5), c=(30, 2), inputs=(6, 4, 3))  # fmt: skip
 def layers_that_are_kronecker_products(s, x):
     for rows, columns in ((s.a, s.b), (s.d, s.e)):

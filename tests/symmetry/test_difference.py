@@ -61,7 +61,8 @@ def test_nothing_is_left_within_an_orbit(name):
     assert found.rest < 1e-5 * float(found.null.min())
 
 
-TABLE = ("attention", "grouped queries", "query-key norm, rotary", "query-key norm", "linear attention with biases",
+TABLE = ("attention", "grouped queries", "query-key norm, rotary", "query-key norm",
+         "linear attention with biases",
          "write into a slice", "unit vectors of a layer", "a symmetric weight")  # fmt: skip
 
 

@@ -102,6 +102,8 @@ def test_one_fingerprint_for_the_whole_orbit(network):
     model, _, sym = network.known()
     if network is NETWORKS["a slice of a weight"]:
         pytest.skip("rows that are not read have the scale of one that permutations move")
+    if network is NETWORKS["scores of triples"]:
+        pytest.skip("one sign acts along two dimensions of a tensor")
     own = fingerprint(P.of(model), sym)
     for motion in covering_motions(sym, torch.Generator().manual_seed(0)) if own.attained else ():
         found = fingerprint(motion.applied(P.of(model)), sym)

@@ -109,7 +109,8 @@ def orientation(params: Params, sym: Symmetries) -> tuple[list[Tensor], list[Ten
     stacked = is_stacked(params, sym.shapes)
     stack = {n: params[n].detach().double() for n in sym.shapes if n in params}
     stack = stack if stacked else {n: t[None] for n, t in stack.items()}
-    return tuple([t if stacked else t[0] for t in e] for e in _orientations(stack, sym))
+    signs, matrices = _orientations(stack, sym)
+    return (signs, matrices) if stacked else ([t[0] for t in signs], [t[0] for t in matrices])
 
 
 def weights_of_spaces(params: Params, sym: Symmetries) -> tuple[Params, bool]:

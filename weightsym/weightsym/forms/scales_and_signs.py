@@ -15,6 +15,7 @@ from weightsym.forms.signs import joint_signs
 from weightsym.groups.actions import Kind, multiplied_tensor, multiply, reached_axes
 from weightsym.groups.symmetries import Group, Placement, Symmetries
 from weightsym.groups.units import (
+    Statistic,
     by_kernel,
     is_other_side,
     side_by_side,
@@ -76,7 +77,7 @@ def canonical_scales_and_signs(
         "scalings": [torch.ones(g.units, device=device) for g in sym.scalings],
         "signs": [torch.ones(g.units, device=device) for g in sym.signs],
     }
-    norms = "std" if scaling == "unit-std" else "norm" if scaling else None
+    kind: Statistic = "std" if scaling == "unit-std" else "norm"
     if scaling == "min-mass" and sym.scalings:
         least, target = min_mass(params, sym, tolerance=1e-16), 1.0
         factors["scalings"] = list(least.scales)
@@ -91,8 +92,8 @@ def canonical_scales_and_signs(
         w = side_by_side(twins, sym, sym.axes[placement.axis])
         if field == "signs":
             factors[field][index] = _sign_of_largest(params, sym, sym.signs[index], placement, w)
-        elif norms is not None:
-            size, before = statistic(params, sym, placement, norms, w), factors[field][index]
+        elif scaling is not None:
+            size, before = statistic(params, sym, placement, kind, w), factors[field][index]
             sizes.append((sym.axes[placement.axis].tensor, size))
             scale = _scale(size, target, placement.exponent)
             fixed = unscaled[index].to(size.device) if unscaled else torch.zeros_like(size > 0)
