@@ -295,17 +295,14 @@ ROWS = {
         "permute_some({'e.0.0.weight': params['e.0.0.weight']}, sym, identity(sym))":
             "must hold 'e.1.0.weight'",
     },
-    "a vector of a recurrence": {
+    "biases of a part": {
         "canonicalise(params, sym)": TWO_FORMS,
         "plan_removal(stack, sym)": TWO_FORMS,
     },
-    "a symmetric weight": {"canonicalise(params, sym, 'unit-norm')": TWO_FORMS},
-    "Mamba": {
-        "canonicalise(params, sym, 'unit-std')": f"{TWO_FORMS} 'skip'",
-        "canonicalise(params, sym, 'min-mass')": f"{TWO_FORMS} 'skip'",
-    },
+    "running sums": {"canonicalise(params, sym, 'unit-norm')": TWO_FORMS},
+    "soft experts": {"canonicalise(params, sym, 'unit-norm')": f"{TWO_FORMS} 'phi'"},
     "linear attention and products": {
-        "canonicalise(params, sym, 'unit-norm', mixing='balanced')": "unit norms do not fix them",
+        "canonicalise(params, sym, 'unit-norm', mixing='balanced')": f"beside .* {TWO_FORMS}",
     },
     "heads": {
         "balancing_matrices({n: 1e200 * t for n, t in params.items()}, sym)": "in torch.float64",

@@ -72,8 +72,8 @@ def canonicalise(
     .. math:: c(g\, \theta) = c(\theta) \quad \text{for every symmetry } g \text{ that is removed}
 
     That is tried once for each network, at random weights, unless it has more than 100 million
-    numbers: where several signs or scales meet in one weight, or units are alike but for what they
-    read of each other, there may be no such form, and a `ValueError` says so.
+    numbers: where several scales meet in one weight, or units are alike but for what they read of
+    each other, there may be no such form, and a `ValueError` says so.
 
     Args:
         params: one network or a stack.
