@@ -6,22 +6,7 @@ from typing import Any
 
 import torch
 from lightning import LightningModule
-from lightning.pytorch.utilities.model_helpers import _restricted_classmethod as only_of_classes
-
-__all__ = [
-    "complete_last_batch",
-    "cuts_epoch",
-    "end_restored_epoch",
-    "figure_step",
-    "in_one_column",
-    "log",
-    "made_by_cli",
-    "only_of_classes",
-    "sharding",
-    "should_log",
-    "tests_datamodule",
-    "trainer_of",
-]
+from lightning.pytorch.utilities.model_helpers import _restricted_classmethod as only_of_classes  # noqa: F401
 
 _SHARDING = {
     "FSDPStrategy": "FSDP",

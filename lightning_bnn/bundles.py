@@ -14,8 +14,6 @@ from torch import Tensor
 from weightsym.files import read_file, read_json, save_tensors, write_whole
 from weightsym.params import Params
 
-__all__ = ["DAMAGES", "INDEX", "TENSORS", "Damaged", "read_bundle", "write_bundle"]
-
 INDEX, TENSORS = "contents.json", "tensors-[0-9][0-9][0-9][0-9][0-9].safetensors"
 """All files of a bundle; nothing else in its folder is read."""
 _FORMAT = 1

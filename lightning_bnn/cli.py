@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from weightsym import Script, described, imported
 
-__all__ = ["Commands", "main"]
-
 CORE = Script.commands
 COMMANDS = {
     "demo": "start here: a reference and seven posteriors on the digits, and one page about them",

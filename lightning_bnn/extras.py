@@ -6,8 +6,6 @@ from contextlib import AbstractContextManager
 
 import weightsym
 
-__all__ = ["EXTRAS", "needed"]
-
 EXTRAS = {
     "huggingface_hub": ("huggingface_hub", "lightning_bnn[hub]"),
     "pandas": ("pandas", "pandas"),

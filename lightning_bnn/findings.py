@@ -16,14 +16,6 @@ from weightsym.files import draft_of, write_whole
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Findings",
-    "publish",
-    "report",
-    "results_folder",
-    "write_findings",
-]
-
 _MARKER = ".lightning_bnn"
 """In folders that a command may write to, and remove things from: its name."""
 

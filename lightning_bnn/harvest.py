@@ -9,8 +9,6 @@ from typing import Any
 
 from weightsym.params import check_count
 
-__all__ = ["Schedule", "ends", "epochs_of", "expected"]
-
 
 @dataclass(frozen=True)
 class Schedule:

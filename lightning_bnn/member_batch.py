@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["MemberBatch"]
-
 
 class MemberBatch(NamedTuple):
     """Examples of its own for every member: the leading dimension of both counts members.

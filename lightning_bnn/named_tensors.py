@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from weightsym.params import Params
 
-__all__ = ["NamedTensors"]
-
 
 class NamedTensors(nn.Module):
     """Tensors that are not trained, and move, save and load with the module that has them.

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["one_thread", "quiet"]
-
 
 @contextmanager
 def quiet(warn: bool = False) -> Iterator[None]:

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from lightning_bnn.extras import needed
 
-__all__ = ["Cell", "Measured", "Table", "results_table", "spread", "text_table"]
-
 
 class Measured(NamedTuple):
     """A number and its standard error or standard deviation, as the table says."""

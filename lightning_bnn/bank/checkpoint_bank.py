@@ -22,8 +22,6 @@ from lightning_bnn.bank.rows import checksum, rows_per_block, write_block
 from weightsym.files import sync
 from weightsym.params import Params, check_floating_type, stack, stack_size
 
-__all__ = ["CheckpointBank"]
-
 
 class CheckpointBank:
     """Networks of one architecture, appended one by one or by stacks.

@@ -11,15 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = [
-    "Locked",
-    "WriterLock",
-    "check_file",
-    "explain_full_disk",
-    "is_full",
-    "require_room",
-]
-
 _LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 
 

@@ -23,8 +23,6 @@ from weightsym.files import (
 from weightsym.files import read_networks as read_files
 from weightsym.params import Params, check_count
 
-__all__ = ["chains_of", "export_files", "import_files", "read_networks"]
-
 _BATCH_BYTES, _BATCH_NETWORKS = 2**26, 1024
 
 

@@ -11,8 +11,6 @@ from lightning_bnn.bank.checkpoint_bank import CheckpointBank
 from weightsym import Symmetries, canonicalise
 from weightsym import params as P
 
-__all__ = ["labelled_networks"]
-
 
 def labelled_networks(
     bank: CheckpointBank, label: str, sym: Symmetries | None = None

@@ -25,8 +25,6 @@ from lightning_bnn.bank.disk import check_file
 from weightsym.files import parse_json, sync, write_all
 from weightsym.params import Params, check_floating_type, first_line, is_weight
 
-__all__ = ["FORMAT", "Block", "Layout", "Manifest", "check_records", "header", "type_named"]
-
 FORMAT = 3
 """The format that this version writes and reads."""
 _CHECK = re.compile(rb',"check":"([0-9a-f]{8})"}\n\Z')

@@ -12,8 +12,6 @@ from torch import Tensor
 from lightning_bnn.bank.manifest import Layout
 from weightsym.files import bytes_of, write_all
 
-__all__ = ["checksum", "rows_per_block", "write_block"]
-
 _PIECE = 2**24
 
 

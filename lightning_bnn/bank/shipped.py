@@ -11,16 +11,6 @@ import yaml
 from lightning_bnn.bank.checkpoint_bank import CheckpointBank
 from weightsym import MissingPackage
 
-__all__ = [
-    "bank_card",
-    "data_folder",
-    "digest_of_networks",
-    "missing_data",
-    "shipped_bank",
-    "shipped_banks",
-    "shipped_path",
-]
-
 _CARD = "card.yaml"
 _BANKS = ("mnist_optunets",)
 """Banks of the distribution of data, known by name where it is not installed, too."""

@@ -13,8 +13,6 @@ from lightning_bnn.bank.checkpoint_bank import CheckpointBank
 from lightning_bnn.bank.disk import is_full, require_room
 from weightsym.params import Params, current_stream, elsewhere
 
-__all__ = ["BankWriter"]
-
 
 class BankWriter:
     """Appends stacks by a thread, in the order they are given, and makes the giver wait if need be.

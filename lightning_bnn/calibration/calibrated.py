@@ -44,17 +44,6 @@ from weightsym.params import check_between, keyed_generator
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Calibrated",
-    "CalibratedClasses",
-    "CalibratedGaussian",
-    "calibrated",
-    "class_numbers",
-    "gaussian_numbers",
-    "split_rows",
-    "validation_loaders",
-]
-
 
 def validation_loaders(datamodule: Any) -> list[Any]:
     """Find the loaders of validation data, or say what would give some.

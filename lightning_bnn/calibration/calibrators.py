@@ -19,28 +19,6 @@ from lightning_bnn.metrics.gaussian_mixture import components, log_density, mixt
 from lightning_bnn.metrics.validation import check_choice, check_finite, check_labels, logits_of
 from weightsym.params import check_positive
 
-__all__ = [
-    "BOUNDS",
-    "CLASS_METHODS",
-    "GAUSSIAN_METHODS",
-    "Predictions",
-    "Spread",
-    "Temperature",
-    "VectorScaling",
-    "checked_logits",
-    "checked_pair",
-    "class_logits",
-    "fit_spread",
-    "fit_temperature",
-    "fit_vector",
-    "joint_log_prob",
-    "least_positive",
-    "log_mean_probs",
-    "method_of",
-    "pooled",
-    "read",
-]
-
 
 def class_logits(likelihood: nn.Module, outputs: Tensor) -> Tensor:
     """Outputs of networks as logits of classes ``(samples, batch, classes)``.

@@ -22,20 +22,6 @@ from lightning_bnn.metrics.validation import (
 )
 from weightsym.params import check_between, keyed_generator
 
-__all__ = [
-    "Band",
-    "ConformalSets",
-    "Intervals",
-    "Score",
-    "conformal_intervals",
-    "conformal_quantiles",
-    "conformal_rank",
-    "conformal_sets",
-    "mean_band",
-    "quantile_band",
-    "set_scores",
-]
-
 
 def conformal_rank(n: int, alpha: int | float) -> int:
     r"""The rank of the score that is the threshold, :math:`\lceil (n + 1)(1 - \alpha) \rceil`.

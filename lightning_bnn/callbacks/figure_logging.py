@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 from weightsym.files import draft_of
 
-__all__ = ["log_folder", "log_layout", "log_panels"]
-
 T = TypeVar("T")
 Taker = Callable[[str, Any, int], None]
 """Takes a tag, a figure and a step."""

@@ -12,8 +12,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from weightsym.params import first_line
 
-__all__ = ["Onlooker", "RefusedArgument"]
-
 _HOOKS = {n for n, f in vars(Callback).items() if callable(f) and not n.startswith("_")}
 _SAVING = {"state_dict", "load_state_dict"}
 

@@ -20,8 +20,6 @@ from lightning_bnn.posteriors import Empirical
 from weightsym import params as P
 from weightsym.params import first_line, structural_copy
 
-__all__ = ["examine_run", "read_as_one_tensor", "return_first_tensor"]
-
 _FEW_CLASSES = 1000
 _DRAWS = 20
 

@@ -12,15 +12,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lightning_bnn.callbacks.watching import Capture
 from lightning_bnn.member_batch import MemberBatch
 
-__all__ = [
-    "ExampleListener",
-    "ExampleStore",
-    "Seen",
-    "is_named_as_targets",
-    "seen_by_module",
-    "seen_in_call",
-]
-
 _NAMES = "label", "target"
 _PLACES = 2
 """Dimensions of targets, at most."""

@@ -28,11 +28,6 @@ from weightsym import Symmetries, UnsupportedModel, discover
 from weightsym import params as P
 from weightsym.params import Inputs, Params, check_count, first_line, where_precise
 
-__all__ = [
-    "Capture", "Network", "SymmetryCallback", "check_name", "prefix_among_others", "shards_weights",
-    "stack_of", "whole_network",
-]  # fmt: skip
-
 _EXAMPLE_ROWS = 2
 _log = logging.getLogger(__name__)
 

@@ -6,8 +6,6 @@ from lightning_bnn.bank import CheckpointBank, export_files, import_files
 from lightning_bnn.bank.shipped import bank_card, shipped_path
 from lightning_bnn.tables import Cell, Table
 
-__all__ = ["bank"]
-
 
 def bank(
     path: str,

@@ -27,8 +27,6 @@ from lightning_bnn.plots.predictions import quantiles_figure, reliability_figure
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.tables import Cell, Table
 
-__all__ = ["calibrate", "credible_sets"]
-
 Test = tuple[dict[str, dict[str, float]], dict[str, Any]]
 """Numbers before and after calibration, and figures."""
 Method = Literal["temperature", "vector", "spread", "moments"]

@@ -7,8 +7,6 @@ from typing import Literal
 from lightning_bnn.evaluation.compare import compare as compared
 from lightning_bnn.findings import report, results_folder
 
-__all__ = ["compare"]
-
 
 def compare(
     reference: str,

@@ -19,7 +19,7 @@ import lightning as L
 import torch
 
 import lightning_bnn
-from lightning_bnn.commands.runs import Job, Run, beside, run_jobs
+from lightning_bnn.commands.runs import Job, StoredRun, beside, run_jobs
 from lightning_bnn.evaluation.compare import findings_of, metrics_figure
 from lightning_bnn.evaluation.comparison import Comparison, collect
 from lightning_bnn.evaluation.populations import (
@@ -38,8 +38,6 @@ from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.tables import Table
 from weightsym import params as P
 from weightsym.files import write_whole
-
-__all__ = ["demo", "demo_jobs", "explained"]
 
 METHODS = {
     "ensemble": "Ensemble",
@@ -109,7 +107,7 @@ def _second_half(jobs: Sequence[Job], folder: Path) -> None:
     """Train some of the posteriors, then compare all that are there with HMC."""
     runs_folder = folder / "runs"
     run_jobs([job for job in jobs if job.name in SECOND], runs_folder, 1)
-    runs = {job.name: Run(job, runs_folder / job.name) for job in jobs}
+    runs = {job.name: StoredRun(job, runs_folder / job.name) for job in jobs}
     with redirect_stderr(io.StringIO()):  # the bar of another process is where this one would be
         _compared_with_sampled({n: run for n, run in runs.items() if run.is_finished}, folder)
 
@@ -120,7 +118,7 @@ def has_screen() -> bool:
     return sys.stdout.isatty() and bool(graphical or sys.platform in ("darwin", "win32"))
 
 
-def _costs(runs: Mapping[str, Run], own_seconds: float) -> Section:
+def _costs(runs: Mapping[str, StoredRun], own_seconds: float) -> Section:
     """CPU time of every part: trained by this call or an earlier one, then all of this process."""
     titles = {REFERENCE: "Reference", SAMPLED: "HMC", **METHODS}
     rows = [(titles[name], round(run.seconds, 1)) for name, run in runs.items()]
@@ -158,7 +156,7 @@ def _smallest(name: str) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------ the page
-def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Findings]:
+def _sections(runs: Mapping[str, StoredRun], folder: Path) -> tuple[list[Section], Findings]:
     run = runs[REFERENCE]
     posterior = run.module().posterior()
     assert isinstance(posterior, Empirical)
@@ -178,16 +176,16 @@ def _sections(runs: Mapping[str, Run], folder: Path) -> tuple[list[Section], Fin
     return sections, findings
 
 
-def _compared_with_sampled(runs: Mapping[str, Run], folder: Path) -> Comparison:
+def _compared_with_sampled(runs: Mapping[str, StoredRun], folder: Path) -> Comparison:
     reference = str(runs[SAMPLED].folder)
     return _compared(reference, runs, folder / "compare_sampled")
 
 
-def _compared_with_trained(runs: Mapping[str, Run], folder: Path) -> Comparison:
+def _compared_with_trained(runs: Mapping[str, StoredRun], folder: Path) -> Comparison:
     return _compared(str(runs[REFERENCE].folder), runs, folder / "compare")
 
 
-def _compared(reference: str, runs: Mapping[str, Run], folder: Path) -> Comparison:
+def _compared(reference: str, runs: Mapping[str, StoredRun], folder: Path) -> Comparison:
     places = {title: str(runs[name].folder) for name, title in METHODS.items() if name in runs}
     return collect(reference, places, folder, options=Options(samples=_SAMPLES)).require_one()
 
@@ -263,7 +261,7 @@ def _symmetries(reference: Population) -> Section:
 
 
 def _closing(
-    runs: Mapping[str, Run], reference: Population, sampled: Comparison, folder: Path
+    runs: Mapping[str, StoredRun], reference: Population, sampled: Comparison, folder: Path
 ) -> list[Section]:
     """The runs, one by one, and what to do next."""
     done = [

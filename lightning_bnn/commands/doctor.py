@@ -23,8 +23,6 @@ from lightning_bnn.quiet_runs import one_thread
 from weightsym.files import read_settings
 from weightsym.params import Params, check_count
 
-__all__ = ["FAULTY", "doctor"]
-
 FAULTY = 3
 """Exit code if there is a fault. 2 stands for mistakes, 1 for a crash."""
 _TRAINING, _HELD_OUT = 512, 2000

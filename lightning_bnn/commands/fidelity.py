@@ -29,11 +29,6 @@ from lightning_bnn.references.shipped import is_gold, reference_location
 from lightning_bnn.tables import Cell, Measured, Table
 from weightsym.files import read_json
 
-__all__ = [
-    "HALVES", "LAWS", "UNKNOWN", "Numbers", "cost_of", "fidelity", "numbers_by_method",
-    "options_for", "scored", "scores_table",
-]  # fmt: skip
-
 LAWS = {"f_law": "function law", "ns_law": "NS law", "law": "law"}
 """Distances of a method's law to the reference, by what networks are compared as."""
 HALVES = "half of the reference"

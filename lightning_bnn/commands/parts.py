@@ -28,8 +28,6 @@ from lightning_bnn.methods.health import Diverged, finite_members
 from lightning_bnn.quiet_runs import quiet
 from weightsym.files import read_json, write_whole
 
-__all__ = ["CheckpointsBeforeTheEnd", "Part", "networks_of", "train_part"]
-
 _SECONDS = 0.5
 _NEVER = 10**9
 _log = logging.getLogger(__name__)

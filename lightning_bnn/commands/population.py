@@ -23,8 +23,6 @@ from lightning_bnn.commands.presets import preset_names, preset_text
 from weightsym.files import read_json, read_settings, settings_of_text, write_whole
 from weightsym.params import check_count, check_positive
 
-__all__ = ["population"]
-
 _PART = 1000
 _FOLDER = re.compile(r"(\d{7,8})-(\d{7,8})")
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} [{elapsed}<{remaining}{postfix}]"

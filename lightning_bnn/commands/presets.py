@@ -6,8 +6,6 @@ from importlib.resources import files
 
 from weightsym import did_you_mean
 
-__all__ = ["HINT", "preset_names", "preset_text", "presets", "program_of", "show_presets"]
-
 HINT = "`lightning-bnn presets NAME > FILE` writes a preset."
 _OWN = "lightning_bnn"
 

@@ -16,8 +16,6 @@ from lightning_bnn.references.diagnosis import SPACES, Diagnosis
 from lightning_bnn.references.shipped import readable_card, reference_folder
 from lightning_bnn.tables import Cell, Table
 
-__all__ = ["agreement_table", "distances_table", "references"]
-
 _NUMBERS = {
     "rhat_median": "R-hat median",
     "rhat_max": "largest",

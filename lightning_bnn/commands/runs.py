@@ -29,8 +29,6 @@ from lightning_bnn.harvest import ends
 from lightning_bnn.quiet_runs import one_thread, quiet
 from weightsym.files import write_whole
 
-__all__ = ["Job", "Run", "beside", "reseeded", "run_jobs"]
-
 _APART = 1000
 """Between the seeds of two repetitions: presets that are compared differ by less."""
 _BETWEEN_CHECKPOINTS = 5.0
@@ -98,7 +96,7 @@ def reseeded(job: Job, seed: int) -> Job:
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """A finished job and its folder.
 
     Attributes:
@@ -162,7 +160,7 @@ def _work_beside(work: Callable[..., Any], *args: Any) -> None:
         work(*args)
 
 
-def run_jobs(jobs: Sequence[Job], folder: Path, line: int = 0) -> dict[str, Run]:
+def run_jobs(jobs: Sequence[Job], folder: Path, line: int = 0) -> dict[str, StoredRun]:
     """Train all jobs, one after the other, with one progress bar.
 
     A job that is finished is not done again; one that was interrupted continues from its last
@@ -173,7 +171,7 @@ def run_jobs(jobs: Sequence[Job], folder: Path, line: int = 0) -> dict[str, Run]
         folder: of all runs; each has a folder of its name in it.
         line: of the bar, below those of others.
     """
-    runs = {job.name: Run(job, folder / job.name) for job in jobs}
+    runs = {job.name: StoredRun(job, folder / job.name) for job in jobs}
     waiting = [run for run in runs.values() if not _prepared(run)]
     total = sum(run.job.epochs for run in waiting)
     with tqdm(
@@ -189,7 +187,7 @@ def run_jobs(jobs: Sequence[Job], folder: Path, line: int = 0) -> dict[str, Run]
     return runs
 
 
-def _prepared(run: Run) -> bool:
+def _prepared(run: StoredRun) -> bool:
     """Tell whether a run has finished, and remove one that cannot be continued.
 
     That is what other settings have made, and what was killed before its first checkpoint: draws in
@@ -215,11 +213,11 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(old)
 
 
-def _checkpoints(run: Run) -> list[Path]:
+def _checkpoints(run: StoredRun) -> list[Path]:
     return list(run.folder.rglob("*.ckpt"))
 
 
-def _train(run: Run, epochs: L.Callback) -> None:
+def _train(run: StoredRun, epochs: L.Callback) -> None:
     config = run.folder / f"{run.job.preset}.yaml"
     config.write_text(run.job.configuration, encoding="utf-8")
     options: dict[str, Any] = {

@@ -30,8 +30,6 @@ from lightning_bnn.tables import results_table
 from weightsym import Refusal, StrictParser, building, did_you_mean, refusal_of
 from weightsym.files import config_files, describe_content, draft_of, load
 
-__all__ = ["TrainingCLI", "checkpoint_folders", "newest_checkpoint", "training", "whole_checkpoint"]
-
 _log = logging.getLogger(__name__)
 _RUNS = "`--weights_only false` runs what is in it"
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["CropFlip", "normalise"]
-
 
 class CropFlip:
     """Shift every image by up to ``padding`` pixels, zeros coming in. Mirror every second one.

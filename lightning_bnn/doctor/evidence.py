@@ -18,11 +18,6 @@ from lightning_bnn.posteriors import Posterior
 from lightning_bnn.posteriors.sources import network_of
 from weightsym.params import Params, first_line, keyed_generator
 
-__all__ = [
-    "Evidence", "Examples", "NotPossible", "Settings", "constant_log_density", "frequencies",
-    "log_mean_exp",
-]  # fmt: skip
-
 T = TypeVar("T")
 
 

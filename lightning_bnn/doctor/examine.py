@@ -12,8 +12,6 @@ from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import SEVERITIES, Finding, Report
 from weightsym.params import elsewhere, random_numbers
 
-__all__ = ["CHECKS", "examine"]
-
 Check = Callable[[Evidence], Finding | None]
 CHECKS: dict[str, Check] = {
     name: getattr(module, name)

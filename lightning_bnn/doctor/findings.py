@@ -11,8 +11,6 @@ from typing import Any, Literal, get_args
 
 from weightsym.files import json_text, parse_json, write_whole
 
-__all__ = ["REPORT_FILE", "SEVERITIES", "Finding", "Report", "Severity", "shown", "words"]
-
 Severity = Literal["fault", "warning", "note"]
 """A fault makes results wrong, a warning may, a note explains what is seen."""
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)

@@ -31,9 +31,6 @@ from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.plots import dots_figure
 from lightning_bnn.tables import Cell, Table
 
-__all__ = ["COLUMNS", "compare", "findings_of", "metrics_figure"]
-
-
 POOLED = {"mmd": distance("MMD²"), "ns": distance("NS-MMD²")}
 """Distances of all networks alike, as P1 measures them."""
 _KERNELS = {

@@ -43,15 +43,6 @@ from weightsym import params as P
 from weightsym.files import parse_json, write_whole
 from weightsym.params import Params, is_weight, keyed_generator
 
-__all__ = [
-    "Comparison",
-    "FAILED",
-    "Row",
-    "collect",
-    "scores_of_halves",
-    "rows_of",
-]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -12,8 +12,6 @@ from lightning_bnn.metrics.mmd import jackknife_variance
 from lightning_bnn.tables import Measured, spread
 from weightsym.params import keyed_generator
 
-__all__ = ["Numbers", "bootstrap", "jackknife", "left_out", "over_modes"]
-
 Numbers = dict[str, Measured]
 _GROUPS = 20
 """The jackknife leaves out at most so many groups in turn."""

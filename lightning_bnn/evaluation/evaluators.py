@@ -25,22 +25,6 @@ from lightning_bnn.metrics.gaussian_mixture import log_density, mixture_moments,
 from lightning_bnn.metrics.regression import PITCalibration, crps_of_each, inside, width_of_each
 from weightsym.params import where_precise
 
-__all__ = [
-    "ClassificationEvaluator",
-    "DensityEvaluator",
-    "DensityScores",
-    "Evaluator",
-    "INTERVAL",
-    "RegressionEvaluator",
-    "Score",
-    "TABLE_SETS",
-    "TestSet",
-    "class_numbers",
-    "make_evaluator",
-    "named_sets",
-]
-
-
 TestSet = tuple[str, str]
 """Name of a set and its kind: ``id``, ``ood`` (no targets that mean anything) or ``shift``."""
 

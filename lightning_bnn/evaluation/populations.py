@@ -22,16 +22,6 @@ from weightsym import MinMass, Symmetries, canonicalise, min_mass, rescale, unit
 from weightsym import params as P
 from weightsym.params import Params
 
-__all__ = [
-    "Population",
-    "collapse_findings",
-    "forms_of",
-    "incoming_weights",
-    "mass_findings",
-    "pearson",
-    "units_figure",
-]
-
 
 @dataclass(frozen=True)
 class Population:

@@ -20,20 +20,6 @@ from lightning_bnn.posteriors import Empirical, Posterior, Predictor
 from weightsym import params as P
 from weightsym.params import Params, keyed_generator, keyed_randomness, precise, where_precise
 
-__all__ = [
-    "ClassPredictions",
-    "Batches",
-    "LogDensities",
-    "GaussianPredictions",
-    "predictions_of_mode",
-    "predictions_of_stack",
-    "draw",
-    "has_classes",
-    "predictions_of_each",
-    "predictor_of",
-]
-
-
 One = TypeVar("One", bound="_Predictions")
 
 

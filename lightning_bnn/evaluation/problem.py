@@ -24,8 +24,6 @@ from weightsym import params as P
 from weightsym.files import read_settings
 from weightsym.params import Params, first_line
 
-__all__ = ["Problem", "StoredBatches", "read_problem"]
-
 _AT_ONCE = 1000
 _PROBED = 100
 """Test inputs by which functions are compared."""

@@ -14,8 +14,6 @@ from lightning_bnn.metrics.remembered_mmd import RowTransform
 from weightsym import Group, Removal, SortKey, Symmetries, discover, plan_removal
 from weightsym.params import Params
 
-__all__ = ["PROTOCOLS", "Protocol", "Remover", "before_norm", "inner_symmetries"]
-
 
 @dataclass(frozen=True)
 class Protocol:

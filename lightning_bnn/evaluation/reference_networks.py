@@ -33,19 +33,6 @@ from weightsym.params import (
     keyed_generator,
 )
 
-__all__ = [
-    "LARGEST",
-    "MEDIAN",
-    "Made",
-    "Options",
-    "Reference",
-    "have_converged",
-    "precise_outputs",
-    "predictions_of_reference",
-    "rhat_of_predictions",
-]
-
-
 Made = Literal["trained", "sampled"]
 """How networks came about: by training runs, or as draws of the posterior."""
 

@@ -13,26 +13,6 @@ from lightning_bnn.evaluation.reference_networks import have_converged
 from lightning_bnn.metrics import quantile_calibration_floor
 from lightning_bnn.tables import Cell, Measured, Table
 
-__all__ = [
-    "CLASSES",
-    "Column",
-    "DISTANCES",
-    "NEEDS",
-    "PREDICTIONS",
-    "advice_table",
-    "cautions_of",
-    "columns_of",
-    "distance",
-    "distances_table",
-    "is_regression",
-    "note_of",
-    "numbers_table",
-    "percent",
-    "predicted_and_calibrated",
-    "reference_text",
-    "to_reference",
-]
-
 
 @dataclass(frozen=True)
 class Column:

@@ -12,8 +12,6 @@ from lightning_bnn import datamodules, likelihoods
 from lightning_bnn.evaluation.stored_posteriors import Location
 from weightsym.files import read_settings
 
-__all__ = ["has_other_data", "other_posterior"]
-
 _CHANGE_NOTHING = frozenset(
     ("root", "batch_size", "eval_batch_size", "orders", "num_workers", "augment")
 )

@@ -33,17 +33,6 @@ from lightning_bnn.metrics.classification import kl_of_each
 from lightning_bnn.metrics.gaussian_mixture import mean_difference, thinned
 from lightning_bnn.metrics.regression import energy_distance_of_each
 
-__all__ = [
-    "ClassReference",
-    "GaussianReference",
-    "NumbersOf",
-    "calibrated_numbers",
-    "calibrator_inputs",
-    "numbers_of",
-    "reference_predictions",
-]
-
-
 _NETWORKS = 200
 """On each side, whose predictions are compared pair by pair."""
 

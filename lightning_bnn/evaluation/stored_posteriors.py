@@ -23,15 +23,6 @@ from lightning_bnn.posteriors import Empirical, Posterior
 from weightsym.files import load
 from weightsym.params import Params
 
-__all__ = [
-    "Location",
-    "StoredPosterior",
-    "digest_of_file",
-    "posterior_of",
-    "read_module",
-    "read_posterior",
-]
-
 
 @dataclass(frozen=True)
 class Location:

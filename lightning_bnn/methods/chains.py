@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_bnn.harvest import Schedule
 from lightning_bnn.methods.health import finite_members
-from lightning_bnn.methods.kept_networks import InBank, InMemory, KeptNetworks
+from lightning_bnn.methods.kept_networks import InBank, KeptNetworks, NetworksInMemory
 from lightning_bnn.methods.method import Choice, Fit, Progress
 from lightning_bnn.methods.networks import Networks
 from lightning_bnn.methods.run import Run, evaluation
@@ -169,7 +169,7 @@ class Keeping:
 
     def store(self, members: int) -> KeptNetworks:
         """A new place to keep networks."""
-        return InMemory() if self.bank is None else InBank(self.bank, members)
+        return NetworksInMemory() if self.bank is None else InBank(self.bank, members)
 
     def begin(self, state: Chains, fit: Fit, run: Run, name: str) -> None:
         """Get ready for a run. Another run begins other chains."""

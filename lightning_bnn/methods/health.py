@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from weightsym.params import check_positive, precise
 
-__all__ = ["Diverged", "Divergence", "finite_members", "healthy"]
-
 
 class Diverged(ValueError):
     """There is no network left that could be part of a posterior."""

@@ -15,8 +15,6 @@ from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.methods.health import finite_members
 from weightsym.params import Params
 
-__all__ = ["InBank", "InMemory", "KeptNetworks", "finite_networks"]
-
 
 class KeptNetworks(nn.Module, ABC):
     """Stacks of members, one for every time at which they were kept.
@@ -51,7 +49,7 @@ class KeptNetworks(nn.Module, ABC):
         """Let go of all networks, as another run begins."""
 
 
-class InMemory(KeptNetworks):
+class NetworksInMemory(KeptNetworks):
     """In memory, and in the checkpoints.
 
     Args:

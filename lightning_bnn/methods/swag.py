@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_bnn.harvest import Schedule
-from lightning_bnn.methods.kept_networks import InMemory
+from lightning_bnn.methods.kept_networks import NetworksInMemory
 from lightning_bnn.methods.method import AS_IT_IS, Fit, Progress, Purpose
 from lightning_bnn.methods.networks import Networks, PenalisedTraining
 from lightning_bnn.methods.run import Run
@@ -45,7 +45,7 @@ class Moments(Networks):
         for moment in (self.mean, self.squares):  # the same in all processes: not sent at each step
             moment.hold({n: t.clone() for n, t in zeros.items()})
         self.register_buffer("collected", torch.zeros((), dtype=torch.long))
-        self.last, self.scale = InMemory(method.rank), method.scale
+        self.last, self.scale = NetworksInMemory(method.rank), method.scale
         self.notes["start"] = self.given_start = method.start
 
     def recall(self, notes: dict[str, Any]) -> None:

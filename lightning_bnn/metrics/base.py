@@ -15,8 +15,6 @@ from torchmetrics.utilities.prints import rank_zero_warn
 
 from weightsym.params import has_float64, where_precise
 
-__all__ = ["ExactMetric", "ExampleMean", "PredictionMean", "collected"]
-
 
 class ExactMetric(Metric):
     """A metric that is the same number on one process and on many, in one batch and in many.

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Blocks", "Distances", "distance_blocks"]
-
 _COLUMNS = 256
 _SHORTEST_PIECE = 16
 _BANDS = 4

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from weightsym.params import check_tensors, precise
 
-__all__ = ["are_distributions", "check_choice", "logits_of", "probabilities"]
-
 Value = TypeVar("Value")
 Probs = Float[Tensor, "batch classes"]
 SampledProbs = Float[Tensor, "samples batch classes"]

@@ -11,8 +11,6 @@ from typing import Any, get_type_hints
 
 from lightning_bnn.methods import Method
 
-__all__ = ["joint_arguments", "values_of"]
-
 
 def joint_arguments(
     method: type[Method], module: type, **defaults: Any

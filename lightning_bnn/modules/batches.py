@@ -12,16 +12,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import IterableDataset
 
-__all__ = [
-    "first_rows",
-    "inputs_and_targets",
-    "inputs_only",
-    "left_over",
-    "only_loader",
-    "parameters_of",
-    "positional",
-]
-
 _INPUTS = ("x", "input", "inputs", "image", "images", "features", "data")
 _TARGETS = ("y", "target", "targets", "label", "labels")
 _ELSEWHERE = "For another layout override `inputs_and_targets` of the module."

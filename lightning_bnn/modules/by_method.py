@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lightning_bnn import methods, samplers
 from lightning_bnn.bank import read_networks
 from lightning_bnn.methods.from_checkpoints import Kind
-from lightning_bnn.methods.kept_networks import InMemory, KeptNetworks
+from lightning_bnn.methods.kept_networks import KeptNetworks, NetworksInMemory
 from lightning_bnn.methods.mc_dropout import with_dropout
 from lightning_bnn.modules.arguments import joint_arguments
 from lightning_bnn.modules.bayesian import Bayesian
@@ -514,7 +514,7 @@ class SWAG(Bayesian):
 
     networks: nn.Module
     collected: Tensor
-    last: InMemory
+    last: NetworksInMemory
 
     arguments = staticmethod(joint_arguments(methods.SWAG, Bayesian))
 

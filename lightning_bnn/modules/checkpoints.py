@@ -18,17 +18,6 @@ from lightning_bnn.modules.core import Core
 from lightning_bnn.modules.templates import check_fixed, sample_of_fixed
 from weightsym.files import load
 
-__all__ = [
-    "NOTES",
-    "check",
-    "check_start",
-    "check_weights",
-    "explain",
-    "kind_of",
-    "notes_of",
-    "recall",
-]
-
 NOTES = "lightning_bnn"
 """Where our notes are in a checkpoint."""
 

@@ -25,8 +25,6 @@ from lightning_bnn.modules.templates import TemplateMode, network_of
 from lightning_bnn.posteriors import Posterior
 from weightsym.params import Params, keyed_randomness
 
-__all__ = ["Core", "Part"]
-
 
 class Core(L.LightningModule):
     """Members of a method: their weights, their inputs, their posterior.
@@ -182,7 +180,7 @@ class Core(L.LightningModule):
         return trainer.state.status == TrainerStatus.RUNNING
 
 
-class Part:
+class ModulePart:
     """A part of a module, which goes with it into copies and files.
 
     Modules that nobody uses any more must free their memory at once, so that the part refers to

@@ -18,15 +18,13 @@ from lightning_bnn.harvest import ends, epochs_of
 from lightning_bnn.methods import Fit, Method, Progress
 from lightning_bnn.methods.health import finite_members
 from lightning_bnn.modules.batches import only_loader
-from lightning_bnn.modules.core import Core, Part
+from lightning_bnn.modules.core import Core, ModulePart
 from lightning_bnn.modules.templates import check_fixed, constants_of, sample_of_fixed
 from lightning_bnn.modules.training_data import TrainingData, data_size, fault_of
 from weightsym.params import Params, key_of
 
-__all__ = ["EndsFit", "Fitting"]
 
-
-class Fitting(Part):
+class Fitting(ModulePart):
     """The part of a module that goes with its trainer through a fit.
 
     Args:

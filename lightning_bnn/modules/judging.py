@@ -23,7 +23,7 @@ from lightning_bnn.evaluation.evaluators import named_sets
 from lightning_bnn.extras import needed
 from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood
 from lightning_bnn.methods import Purpose
-from lightning_bnn.modules.core import Core, Part
+from lightning_bnn.modules.core import Core, ModulePart
 from lightning_bnn.modules.fitting import Fitting
 from lightning_bnn.modules.templates import explaining_misfits
 from lightning_bnn.modules.training_data import moved_by
@@ -54,7 +54,7 @@ class Prediction(NamedTuple):
     samples: Tensor
 
 
-class Judging(Part):
+class Judging(ModulePart):
     """The part of a module that predicts. Every stage draws its networks once, for all batches.
 
     Args:

@@ -13,8 +13,6 @@ from lightning_bnn.modules.templates import fixed_names, without_fixed
 from weightsym import params as P
 from weightsym.params import Params, check_count, is_whole, keyed_generator
 
-__all__ = ["Members", "Numbers"]
-
 Numbers = int | tuple[int, int]
 
 

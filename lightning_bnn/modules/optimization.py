@@ -14,12 +14,6 @@ from lightning_bnn.modules.core import Core
 from lightning_bnn.samplers.cyclical import interval_of
 from weightsym.params import at_least_single
 
-__all__ = [
-    "check_elementwise",
-    "clip_members",
-    "configured_optimizers",
-]
-
 _PROBES = ((3, 4, 5), (3, 4))
 _SCALES = (1e-3, 1.0, 1e3)
 

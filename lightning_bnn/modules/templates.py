@@ -20,18 +20,6 @@ from lightning_bnn.methods.run import evaluation
 from weightsym import params as P
 from weightsym.params import Params, first_line
 
-__all__ = [
-    "TemplateMode",
-    "check_fixed",
-    "constants_of",
-    "explaining_misfits",
-    "fixed_names",
-    "network_of",
-    "sample_of_fixed",
-    "template_of",
-    "without_fixed",
-]
-
 
 def template_of(network: nn.Module) -> nn.Module:
     """A copy of a network that can have a posterior. It shares the weights that are held fixed."""

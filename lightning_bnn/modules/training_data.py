@@ -32,8 +32,6 @@ from lightning_bnn.modules.batches import only_loader
 from lightning_bnn.modules.core import Core
 from weightsym.params import keyed_randomness
 
-__all__ = ["TrainingData", "batch_for", "data_size", "fault_of", "in_order", "moved_by"]
-
 _GIVEN = list | tuple | range
 """Numbers of examples, or batches of them, that are given in place of a sampler."""
 

@@ -10,24 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "CARD",
-    "MARKERS",
-    "TEXT",
-    "TITLE",
-    "ask",
-    "axes_of",
-    "colours",
-    "label_edges",
-    "label_ends",
-    "legend",
-    "legend_below",
-    "panels_of",
-    "short_names",
-    "span",
-    "titled_panels",
-]
-
 TEXT, TITLE = 10.5, 11.0
 """Points of letters."""
 CARD = (4.0, 2.5)

@@ -8,8 +8,6 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-__all__ = ["PlainFigure"]
-
 _OF_AXES = (r"$\mathdefault", r"$\times\mathdefault")
 """How formulas of ticks and offsets begin."""
 

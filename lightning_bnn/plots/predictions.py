@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["quantiles_figure", "reliability_figure", "reliability_figures"]
-
 
 def reliability_figure(
     count: Tensor, confidence: Tensor, accuracy: Tensor, ax: Axes | None = None

@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "chains_figure",
-    "curves_figure",
-    "distances_figure",
-    "gaussians_figure",
-    "trajectories_figure",
-]
-
 
 def curves_figure(steps: Sequence[int], values: Mapping[str, Tensor], label: str) -> Figure:
     """Several curves over training steps, with their names at their ends.

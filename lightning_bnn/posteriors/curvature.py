@@ -32,15 +32,6 @@ from lightning_bnn.posteriors.laplace import CurvatureBlock, features_of
 from weightsym import params as P
 from weightsym.params import Params, check_memory, first_line, precise
 
-__all__ = [
-    "MappedBatches",
-    "Structure",
-    "curvature",
-    "last_layer_name",
-    "likeliest_precision",
-    "log_marginal_likelihood",
-]
-
 Structure = Literal["full", "kron", "diag"]
 _LARGEST = 20_000
 """Weights of a full matrix; its eigenvectors take 3 GB."""

@@ -21,8 +21,6 @@ from tqdm import tqdm
 from lightning_bnn.likelihoods import Categorical
 from weightsym.params import Params, check_memory
 
-__all__ = ["Batch", "curvature_root", "gauss_newton", "inputs_of"]
-
 Root = Callable[[Tensor], Tensor]
 r"""From outputs ``(batch, k)`` to matrices ``(batch, k, r)`` with :math:`R R^T = \Lambda`."""
 

@@ -29,8 +29,6 @@ from lightning_bnn.posteriors.gauss_newton import Batch, curvature_root, inputs_
 from lightning_bnn.posteriors.laplace import CurvatureBlock
 from weightsym.params import check_memory
 
-__all__ = ["factored_blocks", "is_linear", "kronecker_factors", "without_factors"]
-
 _BYTES = 2**24
 """Size of the gradients that are in memory at a time, apart from those of a single column."""
 

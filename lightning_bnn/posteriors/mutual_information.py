@@ -22,21 +22,6 @@ from lightning_bnn.posteriors.unit_layers import UnitLayer
 from weightsym import Symmetries, permute_some, random_permutations
 from weightsym.params import Params, precise, widest
 
-__all__ = [
-    "Bracket",
-    "Sampled",
-    "draw_information",
-    "information_bracket",
-    "log_ratios",
-    "confusable_units",
-    "permanent_information",
-    "Rows",
-    "Squares",
-    "log_ratios_of",
-    "squares_of",
-    "interpolation",
-]
-
 Bound = Callable[[Tensor], Tensor]
 _NEGLIGIBLE = 60.0
 """Units whose density under each other's law is below e^-60 of their own cannot be confused."""

@@ -27,17 +27,6 @@ from torch import Tensor
 
 from weightsym.params import precise
 
-__all__ = [
-    "bethe_functional",
-    "likeliest_permutation",
-    "log_bethe",
-    "log_capacity",
-    "log_permanent",
-    "log_transpositions",
-    "quick_bethe",
-    "to_unit_sums",
-]
-
 _EXACT_UP_TO = 14
 _SAFE = 200
 """Exponents up to here leave room in float64 for what sums of them do."""

@@ -35,8 +35,6 @@ from torch.overrides import TorchFunctionMode
 
 from weightsym.params import Params, RavelSpec, keep_freed_memory
 
-__all__ = ["Draw", "Perturbed", "Reparameterisation", "draw", "tied_names"]
-
 _LOG_2PI = math.log(2 * math.pi)
 
 

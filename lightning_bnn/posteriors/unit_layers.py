@@ -14,8 +14,6 @@ from torch import Tensor
 from weightsym import PermutationGroup, Symmetries
 from weightsym.params import Params
 
-__all__ = ["UnitLayer", "independent_sets", "unit_layers"]
-
 _SCREEN = 64
 """Weights of each tensor that are enough to tell most units apart."""
 _ASKED = 64

@@ -12,8 +12,6 @@ from lightning_bnn.references.diagnosis import Diagnosis
 from lightning_bnn.tables import Measured
 from weightsym.files import json_text, parse_json, write_whole
 
-__all__ = ["Card"]
-
 _SEEDS = 3
 """Number of other seeds from which gold must have been sampled again."""
 

@@ -22,9 +22,6 @@ from weightsym import canonicalise
 from weightsym import params as P
 from weightsym.params import Params
 
-__all__ = ["Diagnosis", "SPACES", "between", "diagnose", "followed"]
-
-
 SPACES = {"function": "predictions", "canonical": "canonical weights", "weights": "raw weights"}
 """What chains are compared as, and its name in tables."""
 CHAINS, EFFECTIVE, ERRORS = 4, 400, 3

@@ -10,15 +10,6 @@ from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior
 from lightning_bnn.references.cards import Card
 from weightsym.files import read_settings
 
-__all__ = [
-    "is_gold",
-    "read_reference",
-    "readable_card",
-    "reference_folder",
-    "reference_location",
-    "reference_names",
-]
-
 
 def reference_names() -> list[str]:
     """The names of all references that are installed, sorted.

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from weightsym.params import precise, widest
 
-__all__ = ["Array", "TunedSteps", "Tuning", "as_array", "bend", "refresh", "unit"]
-
 Array = Any
 """Of numpy on the CPU, whose small operations take a third of the time of torch's, else a tensor.
 All are in the `widest` type."""

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from weightsym import Script
 
-__all__ = ["Studies", "main"]
-
 STUDIES = {
     "toy": "P1, figures 1 and 5: ten thousand perceptrons of two units, raw, scaled, sorted",
     "mass": "P1, figure 2: mass of networks, and its minimum over all rescalings",

@@ -8,8 +8,6 @@ from bnn_research.populations import ENSEMBLES, population
 from lightning_bnn.evaluation.populations import collapse_findings
 from lightning_bnn.findings import publish
 
-__all__ = ["collapse"]
-
 
 def collapse(
     networks: str | None = None,

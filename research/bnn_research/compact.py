@@ -24,8 +24,6 @@ from lightning_bnn.tables import Cell, Table
 from weightsym import align, match_activations, permute
 from weightsym.params import Params, keyed_generator
 
-__all__ = ["CompactStudy", "compact"]
-
 KINDS = ("networks", "q_d", "q_r", "q_r joint")
 _SETS = 10
 """Sets of draws, whose numbers are averaged: those of one set differ by some points."""

@@ -13,8 +13,6 @@ import yaml
 
 from weightsym.files import read_settings
 
-__all__ = ["Entry", "read_entries"]
-
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
 _LEAST_BATCH = 10
 _OF_THE_REFERENCE = ("network", "likelihood", "prior_std")

@@ -17,8 +17,6 @@ from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.tables import Cell, Table
 from weightsym.params import keyed_generator
 
-__all__ = ["fitted_gaussians", "interpolation", "midpoint_kl"]
-
 
 @dataclass(frozen=True)
 class Scale:

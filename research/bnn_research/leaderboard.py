@@ -33,8 +33,6 @@ from weightsym.files import read_settings
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Outcome", "board_table", "closest", "leaderboard", "rank_correlation"]
-
 _SHOWN = ("acc", "rmse", "nll", "crps", "ece", "cover90")
 _QUALITIES = ("acc", "rmse", "nll", "crps", "ece", "brier")
 """Numbers of the test."""

@@ -22,8 +22,6 @@ from lightning_bnn.tables import Cell, Table
 from weightsym import Symmetries
 from weightsym.params import Params, ravel
 
-__all__ = ["marginals", "marginals_findings"]
-
 RECIPES = {
     "small": Recipe("demo_reference", "digits (a substitute for UCI's table of energy)", 400),
     "paper": Recipe("energy_ensemble", "UCI energy", 1000),

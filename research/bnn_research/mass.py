@@ -8,8 +8,6 @@ from bnn_research.populations import ENSEMBLES, population
 from lightning_bnn.evaluation.populations import mass_findings
 from lightning_bnn.findings import publish
 
-__all__ = ["mass"]
-
 
 def mass(
     networks: str | None = None,

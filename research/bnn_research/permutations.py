@@ -20,8 +20,6 @@ from lightning_bnn.tables import Cell, Table
 from weightsym import UnitOrders, discover, order_change
 from weightsym.files import load
 
-__all__ = ["permutations"]
-
 RECIPES = {
     "small": Recipe("digits_drops", "digits (a substitute for CIFAR-100)", 10),
     "paper": Recipe("mnist_p1_ensemble", "MNIST", 10),

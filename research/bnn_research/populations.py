@@ -19,8 +19,6 @@ from lightning_bnn.evaluation.stored_posteriors import Location, read_posterior
 from lightning_bnn.findings import results_folder
 from lightning_bnn.quiet_runs import one_thread, quiet
 
-__all__ = ["ENSEMBLES", "Recipe", "fit_quietly", "optunets", "population", "study_job"]
-
 
 def study_job(
     name: str,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from lightning_bnn.commands.presets import show_presets
 
-__all__ = ["OWN", "presets"]
-
 OWN = "bnn_research"
 """The package that has them."""
 

@@ -20,8 +20,6 @@ from lightning_bnn.datamodules import MissingData
 from lightning_bnn.findings import Findings, results_folder, write_findings
 from lightning_bnn.tables import Cell, Table
 
-__all__ = ["reproduce"]
-
 _WIDTHS = {"claim": 0.3, "paper": 0.17, "here": 0.33, "verdict": 0.2}
 """Columns of the tables of claims, and their shares of the width of a terminal."""
 

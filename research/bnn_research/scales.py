@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-__all__ = ["settings_of"]
-
 T = TypeVar("T")
 
 

@@ -18,8 +18,6 @@ from lightning_bnn.tables import Cell, Table
 from weightsym import Symmetries, canonicalise
 from weightsym.params import Params
 
-__all__ = ["forms_of", "toy"]
-
 _NORM, _MOST_LOSS = 3.0, 0.01
 _LAST = "3.weight"
 _TITLES = {

@@ -29,8 +29,6 @@ from lightning_bnn.tables import Cell, Table, spread
 from weightsym import discover
 from weightsym.params import keyed_generator
 
-__all__ = ["Result", "findings_of", "posterior_density", "study", "tractable"]
-
 METHODS: dict[str, tuple[type[MFVI | SymmetrizedVI], dict[str, Any]]] = {
     "MFVI": (MFVI, {}),
     "symmetrized, K=2": (SymmetrizedVI, {"estimator": "uniform", "draws": 2}),

@@ -25,9 +25,6 @@ from weightsym import params as P
 from weightsym import transpositions as count_swaps
 from weightsym.params import Params, keyed_generator
 
-__all__ = ["permutation_with", "transpositions"]
-
-
 Pairs = Mapping[int, Mapping[str, float]]
 """What was measured about pairs of networks, by epoch or by the swaps that they started with."""
 

@@ -29,8 +29,6 @@ from lightning_bnn.tables import Cell, Measured, Table, spread
 from weightsym.files import write_whole
 from weightsym.params import Params, check_count
 
-__all__ = ["SplitTable", "best_factor", "choose_and_score", "over_splits", "uci"]
-
 TABLES = (
     "yacht", "energy", "concrete", "wine-quality-red", "kin8nm", "power-plant",
     "naval-propulsion-plant", "protein-tertiary-structure")  # fmt: skip

@@ -10,8 +10,6 @@ from lightning_bnn import methods, samplers
 from lightning_bnn.methods import Keeping
 from lightning_bnn.methods.mc_dropout import with_dropout
 
-__all__ = ["CONTESTANTS"]
-
 
 def _second_half(length: int) -> Keeping:
     """Keep some fifty networks along the second half of a run."""

@@ -23,11 +23,6 @@ from lightning_bnn.posteriors import Posterior
 from weightsym import params as P
 from weightsym.params import Params, keyed_generator
 
-__all__ = [
-    "Budget", "Candidate", "Contestant", "Fitted", "Predictions", "ScaledMLP", "Split", "fitted",
-    "log_densities", "read_splits", "scores",
-]  # fmt: skip
-
 _LIKELIHOOD = Gaussian("heteroscedastic")
 _NOISE = -2.0, 3.0
 """Centre and width of the prior over the noise, before the softplus, in units of the targets."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bnn_research.populations import study_job
 from bnn_research.scales import settings_of
-from lightning_bnn.commands.runs import Job, Run, run_jobs
+from lightning_bnn.commands.runs import Job, StoredRun, run_jobs
 from lightning_bnn.evaluation import predictions_of_stack
 from lightning_bnn.evaluation.evaluators import class_numbers
 from lightning_bnn.evaluation.problem import Problem
@@ -21,8 +21,6 @@ from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.tables import Measured, Table, spread
 from weightsym.params import keyed_generator, keyed_randomness
-
-__all__ = ["width"]
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def _job(settings: Scale, units: int, method: str, options: Mapping[str, Any]) -
 
 
 @torch.no_grad()
-def _results(run: Run, networks: int) -> dict[str, Tensor]:
+def _results(run: StoredRun, networks: int) -> dict[str, Tensor]:
     """Accuracy, NLL and both ELBOs per example of every member."""
     module, problem = run.module(), run.problem()
     data, likelihood = problem.test_set(), problem.likelihood

@@ -14,7 +14,7 @@ from torch import nn
 from weightsym import UnsupportedModel, discover, orbit_directions, verify
 from weightsym import params as P
 from weightsym.discovery.export import trace_graphs
-from weightsym.networks.comparison import Comparison
+from weightsym.networks.comparison import OutputComparison
 from weightsym.networks.forward import Inputs
 
 refutation = importlib.import_module("weightsym.discovery.refutation")
@@ -125,9 +125,9 @@ def test_a_wrong_rule_is_refused_at_every_depth(name, bias, depth):
 
 def test_an_error_is_relative_to_outputs_however_far_other_weights_move_them():
     right, wrong = [torch.ones(3).double()], [torch.tensor([1e5, -3e4, 1.0]).double()]
-    comparison = Comparison.between(right, wrong, 1e-9)
+    comparison = OutputComparison.between(right, wrong, 1e-9)
     assert comparison.error([right[0] + 1e-8]) == pytest.approx(1e-8)
-    assert Comparison.between([0 * right[0]], wrong, 1e-9).error(wrong) == 1
+    assert OutputComparison.between([0 * right[0]], wrong, 1e-9).error(wrong) == 1
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["lazy_package"]
-
 
 def lazy_package(name: str) -> None:
     """Import the exports of a package when they are first asked for.

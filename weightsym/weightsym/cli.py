@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["COMMANDS", "Script", "described", "imported", "main"]
-
 COMMANDS = {
     "symmetries": "show what can be permuted, rescaled and flipped without changing the function",
     "match": "bring a network in a file into the frame of another, so that they can be averaged",

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 
-__all__ = ["MissingPackage", "needed", "of_the_plug_in"]
-
 
 class MissingPackage(ModuleNotFoundError):
     """Raised where a package is not installed, with a text that says how to install it."""

@@ -17,8 +17,6 @@ import lightning_bnn
 from bnn_research.claims.verdicts import Evidence
 from weightsym.files import write_whole
 
-__all__ = ["PAPERS", "STEPS", "Record", "Size", "Step", "chosen_steps", "evidence_in"]
-
 Size = Literal["full", "smallest"]
 PAPERS = {
     "p1": "A symmetry-aware exploration of Bayesian neural network posteriors",

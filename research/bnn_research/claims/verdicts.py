@@ -18,11 +18,6 @@ import yaml
 
 from lightning_bnn.evaluation.compare import COLUMNS
 
-__all__ = [
-    "CLAIMS", "DERIVED", "RELATIONS", "Answer", "Claim", "Evidence", "Judged", "Missing", "Number",
-    "Numbers", "answer", "judged", "over_seeds", "verdict_of", "with_error",
-]  # fmt: skip
-
 
 class Missing(Exception):
     """Numbers that a claim needs are not there, and why."""

@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["read_competition"]
-
 _ROUNDED = 1e-3
 """How far from one the sum of probabilities in a file may be."""
 

@@ -21,8 +21,6 @@ from lightning_bnn.references.shipped import read_reference, reference_folder
 from weightsym import params as P
 from weightsym.files import json_text, read_settings
 
-__all__ = ["export_posteriordb", "posteriordb"]
-
 _COMMENTS = (
     "Weights of a neural network: permutations of its units, and for some activations signs and "
     "scales, leave the posterior as it is, so that raw weights mix far more slowly than functions."

@@ -31,8 +31,6 @@ from lightning_bnn.references import Card, diagnose
 from lightning_bnn.references.diagnosis import between
 from weightsym import did_you_mean
 
-__all__ = ["licence_of", "reference"]
-
 _PREFIX = "reference_"
 _LARGE = 3 * 2**20
 """Bytes above which draws are stored with half of the digits."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Architecture"]
-
 
 @dataclass(frozen=True)
 class Architecture:

@@ -22,8 +22,6 @@ from weightsym.networks.files.fitting import FittedNetwork
 from weightsym.networks.files.loading import json_text
 from weightsym.networks.files.writing import check_path
 
-__all__ = ["EXIT_CODES", "diff", "rounding_of", "verdict_of"]
-
 Verdict = Literal["same function", "copy that was trained on", "independent"]
 EXIT_CODES: Mapping[str, int] = {
     "same function": 0,

@@ -20,8 +20,6 @@ from weightsym.networks.files.checkpoints import read_state
 from weightsym.networks.forward import in_precision_of
 from weightsym.params import Params
 
-__all__ = ["Examples", "examples_of", "loss"]
-
 _BATCH, _BATCHES = 64, 64
 
 
@@ -30,7 +28,7 @@ class _Unfit(ValueError):
 
 
 @dataclass(frozen=True)
-class Examples:
+class ExampleBatches:
     """Batches of inputs and targets.
 
     Attributes:
@@ -47,7 +45,7 @@ class Examples:
         return (x for x, _ in self.batches)
 
     @torch.no_grad()
-    def fitted(self, network: nn.Module, params: Params) -> Examples:
+    def fitted(self, network: nn.Module, params: Params) -> ExampleBatches:
         """The same in the precision of a network, which must take all of them.
 
         Args:
@@ -66,14 +64,14 @@ class Examples:
                     f"`--data`: {self.source} does not fit the network ({shapes}): "
                     f"{type(error).__name__}: {error}"
                 ) from error
-        return Examples(batches, self.source)
+        return ExampleBatches(batches, self.source)
 
     def __str__(self) -> str:
         """State their number and their source."""
         return f"{sum(len(y) for _, y in self.batches)} examples of {self.source}"
 
 
-def examples_of(data: str) -> Examples:
+def examples_of(data: str) -> ExampleBatches:
     """The first batches of the training data that a user names.
 
     Args:
@@ -92,7 +90,7 @@ def examples_of(data: str) -> Examples:
     if not batches:
         raise ValueError(f"`--data`: {data} holds no examples.")
     _check(batches, data)
-    return Examples(batches, data)
+    return ExampleBatches(batches, data)
 
 
 def _of_file(path: Path) -> list[tuple[Any, Tensor]]:

@@ -7,8 +7,6 @@ from typing import Literal
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.merge import merge
 
-__all__ = ["match"]
-
 
 def match(
     a: str,

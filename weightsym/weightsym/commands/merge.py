@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from weightsym import Symmetries, align, discover
 from weightsym.commands.architecture import Architecture
-from weightsym.commands.examples import Examples, examples_of, loss
+from weightsym.commands.examples import ExampleBatches, examples_of, loss
 from weightsym.commands.networks import build, fit_all, shown
 from weightsym.extras import of_the_plug_in
 from weightsym.files import NetworkNames, open_network, write_like
@@ -29,8 +29,6 @@ from weightsym.networks.files.safetensors_format import save_tensors
 from weightsym.networks.files.stored import StoredNetwork, is_hugging_face
 from weightsym.networks.files.writing import check_path, check_target
 from weightsym.params import Params, shares, stack_size, unstack, weighted_mean
-
-__all__ = ["merge"]
 
 _SETTINGS = (
     "epoch", "global_step", "pytorch-lightning_version", "loops", "hyper_parameters",
@@ -171,7 +169,11 @@ class _Average:
     """
 
     def __init__(
-        self, module: nn.Module, every: Params, weights: list[float], examples: Examples | None
+        self,
+        module: nn.Module,
+        every: Params,
+        weights: list[float],
+        examples: ExampleBatches | None,
     ) -> None:
         self.module, self.every, self.weights = module, every, weights
         self.balanced = weights if all(weights) else shares(None, len(weights))

@@ -12,8 +12,6 @@ from weightsym.commands.parsers import Refusal
 from weightsym.extras import MissingPackage
 from weightsym.networks.files.settings import config_files
 
-__all__ = ["building", "mistake"]
-
 _PACKAGES = ("weightsym", "lightning_bnn")
 _BUGS = (AttributeError, AssertionError, LookupError, NameError)
 

@@ -23,8 +23,6 @@ from weightsym.networks.files.fitting import FittedNetwork, Others
 from weightsym.networks.files.loading import read_json
 from weightsym.networks.files.stored import StoredNetwork
 
-__all__ = ["build", "code_of_the_user", "fit_all", "imported", "shown"]
-
 T = TypeVar("T")
 _TOKENS, _ROWS = 8, 2
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)

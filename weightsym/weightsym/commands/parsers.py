@@ -18,8 +18,6 @@ from jsonargparse import (
     Namespace,
 )
 
-__all__ = ["Refusal", "StrictParser", "did_you_mean", "refusal_of"]
-
 # Names that argparse and jsonargparse tell nowhere but in their messages.
 _UNKNOWN = re.compile(r"(?:unrecognized arguments: (?=--)|option ')([^\s=']+)", re.IGNORECASE)
 _MISSING = re.compile(r"arguments are required: (.*)")

@@ -16,8 +16,6 @@ from weightsym.commands.networks import build, fit_all
 from weightsym.files import NetworkNames, open_network
 from weightsym.networks.files.stored import is_hugging_face
 
-__all__ = ["symmetries"]
-
 
 def symmetries(
     network: str,

@@ -23,8 +23,6 @@ from weightsym.discovery.graph import Graph, Source
 from weightsym.groups.symmetries import Symmetries
 from weightsym.networks.shared_tensors import named_tensors, overlapping, owners
 
-__all__ = ["forget", "key_of", "recall", "remember"]
-
 _LIMIT = 16
 _results: OrderedDict[str, Symmetries] = OrderedDict()
 

@@ -25,8 +25,6 @@ from weightsym.discovery.graph import Graph
 from weightsym.groups.symmetries import Frozen, SoftmaxShift, Symmetries
 from weightsym.networks.shared_tensors import named_tensors, overlapping, owners
 
-__all__ = ["read_graphs", "reasons", "symmetries_of"]
-
 _log = logging.getLogger(__name__)
 
 _NO_CHANNELS = (

@@ -22,8 +22,6 @@ from weightsym.groups.symmetries import Symmetries
 from weightsym.networks.forward import Inputs, UnsupportedModel, check_filled, on_network
 from weightsym.networks.shared_tensors import named_tensors, owners
 
-__all__ = ["discover"]
-
 _log = logging.getLogger(__name__)
 
 

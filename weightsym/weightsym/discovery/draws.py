@@ -16,8 +16,6 @@ from torch.fx import Node
 from weightsym.discovery.dimensions.nodes import ancestors, is_random, operation_of
 from weightsym.discovery.graph import Graph
 
-__all__ = ["ONE_OF_ALL", "Pick", "draws_numbers", "evened"]
-
 Pick = Callable[[Tensor], Tensor]
 ONE_OF_ALL: tuple[Pick, ...] = (torch.mean, torch.amin, torch.amax)
 """What stands for all draws: one of them is on that side of a threshold that lets units pass."""

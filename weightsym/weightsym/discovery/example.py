@@ -21,8 +21,6 @@ from weightsym.discovery.random_weights import RandomWeights
 from weightsym.networks.comparison import agree, tolerance_of
 from weightsym.networks.forward import Inputs, UnsupportedModel, outputs, structural_copy
 
-__all__ = ["forgets", "longer_graphs", "trace_with_two_tokens", "two_rows"]
-
 _MOST_TIMES = 64
 _PLAIN = (Tensor, bool, int, float, str, type(None))
 

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from weightsym.discovery.dimensions.nodes import operation_of, writes
 from weightsym.discovery.dimensions.reports import check_sizes
-from weightsym.discovery.graph import Graph, Measured
+from weightsym.discovery.graph import Graph, RandomRun
 from weightsym.discovery.random_weights import RandomWeights
 from weightsym.networks.comparison import agree, tolerance_of
 from weightsym.networks.forward import (
@@ -38,8 +38,6 @@ from weightsym.networks.forward import (
     tensors_of,
 )
 from weightsym.params import Params
-
-__all__ = ["Graphs", "trace", "trace_graphs"]
 
 _OURS = str(Path(__file__).parents[1])
 _OUTSIDE = ("/torch/", "/lightning/", "/lightning_bnn/", _OURS, "<frozen", "<string>", "<eval_with")
@@ -370,7 +368,7 @@ _COMPARED = (Tensor, bool, int, float, str, type(None))
 
 
 @torch.no_grad()
-def check_calls(model: nn.Module, inputs: Inputs) -> Measured | None:
+def check_calls(model: nn.Module, inputs: Inputs) -> RandomRun | None:
     """Call a copy of a network, and again if the first call has changed its attributes.
 
     Such attributes may hold what was computed once and for all; they are a state if they change
@@ -410,7 +408,7 @@ def check_calls(model: nn.Module, inputs: Inputs) -> Measured | None:
             "have the forward take and return it."
         )
     outputs = [as_real(t) for t in tensors_of(returned)]
-    return Measured(weights.random, outputs)
+    return RandomRun(weights.random, outputs)
 
 
 def _attributes(network: nn.Module) -> dict[str, list[Any]]:

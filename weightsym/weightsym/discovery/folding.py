@@ -19,8 +19,6 @@ from weightsym.groups.symmetries import Symmetries
 from weightsym.networks.forward import Inputs, on_network, outputs
 from weightsym.params import Params
 
-__all__ = ["fold_norms"]
-
 
 def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: Any) -> nn.Module:
     r"""Copy a network without the gains and biases of its norms: the next linear maps take them.

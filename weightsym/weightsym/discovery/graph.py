@@ -14,9 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 from weightsym.discovery.dimensions.nodes import ancestors, first_written, writes
 
-__all__ = ["Graph", "Measured", "Source"]
-
-
 _NO_DROPOUT = re.compile(r"dropout\.default\((\w+), 0(?:\.0)?, (?:True|False)\)")
 
 
@@ -29,7 +26,7 @@ class Source(NamedTuple):
     persistent: bool = True
 
 
-class Measured(NamedTuple):
+class RandomRun(NamedTuple):
     """What a network returned at random weights.
 
     Attributes:
@@ -55,7 +52,7 @@ class Graph:
         measured: what the network returned when it was called before it was traced.
     """
 
-    def __init__(self, program: ExportedProgram, measured: Measured | None = None) -> None:
+    def __init__(self, program: ExportedProgram, measured: RandomRun | None = None) -> None:
         self.measured = measured
         self.module, self.program = program.graph_module, program
         signature, nodes = program.graph_signature, list(program.graph.nodes)

@@ -18,8 +18,6 @@ from weightsym.networks.randomness import key_of
 from weightsym.networks.shared_tensors import owners
 from weightsym.params import Params
 
-__all__ = ["Draw", "RandomWeights", "perturbing"]
-
 
 class Draw(NamedTuple):
     """How random weights differ from those of a network.

@@ -33,7 +33,7 @@ from weightsym.discovery.verify import (
 )
 from weightsym.groups.actions import EVERY, along_axis
 from weightsym.groups.symmetries import Frozen, Symmetries, without_groups
-from weightsym.networks.comparison import Comparison, agree, tolerance_in, tolerance_of
+from weightsym.networks.comparison import OutputComparison, agree, tolerance_in, tolerance_of
 from weightsym.networks.forward import (
     Inputs,
     UnsupportedModel,
@@ -44,8 +44,6 @@ from weightsym.networks.forward import (
     structural_copy,
     tensors_of,
 )
-
-__all__ = ["Check", "computes_its_graphs", "refute"]
 
 _NOTHING_MOVES = "the outputs do not depend on the weights at this example (is it zero?)"
 _ONE_KEY = (
@@ -524,9 +522,9 @@ class Check:
         return self._first, self.run(perturbed, None)
 
     @cached_property
-    def _comparison(self) -> Comparison:
+    def _comparison(self) -> OutputComparison:
         right, wrong = self.measured
-        return Comparison.between(right, wrong, self.tolerance)
+        return OutputComparison.between(right, wrong, self.tolerance)
 
     @property
     def sensitive(self) -> bool:
@@ -534,10 +532,10 @@ class Check:
         return self._comparison.sensitive
 
     @cached_property
-    def measure(self) -> Comparison:
+    def measure(self) -> OutputComparison:
         """Measure how far wrong weights move every output."""
         right, wrong = self.measured
-        return Comparison.between(self.outputs, wrong, self.tolerance, right)
+        return OutputComparison.between(self.outputs, wrong, self.tolerance, right)
 
     @classmethod
     def of_network(
@@ -632,7 +630,7 @@ class Check:
             logits = logit_shift(sym, torch.Generator().manual_seed(3))
             others = [replace(motion, logits=logits) for motion in others]
             old, right, wrong = (log_probabilities(out, sym) for out in (old, right, wrong))
-        comparison = Comparison.between(old, wrong, self.tolerance, right)
+        comparison = OutputComparison.between(old, wrong, self.tolerance, right)
         for motion in others:
             new = self._moved(motion)
             new = new if sym.softmax_shift is None else log_probabilities(new, sym)
@@ -674,7 +672,7 @@ class Check:
     def _error_of_probabilities(self, motion: Motion, sym: Symmetries) -> float:
         runs = (self.outputs, *self.measured, self._moved(motion))
         old, right, wrong, new = (log_probabilities(out, sym) for out in runs)
-        return Comparison.between(old, wrong, self.tolerance, right).error(new)
+        return OutputComparison.between(old, wrong, self.tolerance, right).error(new)
 
     def repeatable(self) -> bool:
         """Tell whether the same weights give the same outputs."""

@@ -13,8 +13,6 @@ from weightsym.groups.actions import along_axis
 from weightsym.groups.placements import LinearGroup, Placement, ShiftGroup
 from weightsym.groups.symmetries import Group, PermutationGroup, Symmetries
 
-__all__ = ["KINDS", "Moves", "Place", "places_in", "places_of", "tensor_at"]
-
 Place = Placement | str
 """Positions along an axis, or a whole tensor."""
 KINDS = ("permutations", "scalings", "signs", "linear", "shifts")

@@ -22,8 +22,6 @@ from weightsym.discovery.streaming import Cast, called, streamed_outputs
 from weightsym.discovery.unread import MOVES
 from weightsym.networks.forward import Inputs
 
-__all__ = ["factors_that_keep_signals"]
-
 _PRODUCTS = frozenset(
     "linear matmul mm bmm addmm baddbmm mv mul div einsum conv1d conv2d conv3d convolution "
     "conv_transpose1d conv_transpose2d conv_transpose3d embedding layer_norm group_norm "

@@ -21,8 +21,6 @@ from weightsym.discovery.graph import Graph
 from weightsym.discovery.verify import Read
 from weightsym.networks.forward import Inputs, as_real, in_precision, same_noise
 
-__all__ = ["Call", "Cast", "NotRunnable", "called", "evened_by", "streamed_outputs"]
-
 Cast = Callable[[Any], Any]
 Call = Callable[[Node, Any, Any, Cast], Any]
 

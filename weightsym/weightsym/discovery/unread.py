@@ -21,8 +21,6 @@ from weightsym.discovery.streaming import Cast, called, streamed_outputs
 from weightsym.discovery.verify import Read
 from weightsym.networks.forward import Inputs
 
-__all__ = ["MOVES", "unread_numbers"]
-
 MOVES = frozenset(
     "view reshape flatten unflatten permute transpose t numpy_T mT slice select narrow unsqueeze "
     "squeeze expand chunk split split_with_sizes unbind cat stack getitem to _to_copy alias "

@@ -43,7 +43,7 @@ from weightsym.groups.mixing import (
 )
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_params
-from weightsym.networks.comparison import Comparison, perturbed, tolerance_of
+from weightsym.networks.comparison import OutputComparison, perturbed, tolerance_of
 from weightsym.networks.forward import (
     Inputs,
     in_precision,
@@ -52,16 +52,6 @@ from weightsym.networks.forward import (
     outputs,
 )
 from weightsym.params import Params
-
-__all__ = [
-    "Motion",
-    "Read",
-    "covering_motions",
-    "log_probabilities",
-    "logit_shift",
-    "random_element",
-    "verify",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +104,7 @@ def verify(
 
         old = seen(outputs(network, before, inputs))
         perturbed_outputs = seen(outputs(network, perturbed(before, sym.touched), inputs))
-        comparison = Comparison.between(old, perturbed_outputs, tolerance_of(before))
+        comparison = OutputComparison.between(old, perturbed_outputs, tolerance_of(before))
         motions = [motion for _ in range(2) for motion in covering_motions(sym, generator)]
         if softmax_shift:
             motions = [replace(m, logits=logit_shift(sym, generator)) for m in motions]
@@ -143,7 +133,11 @@ _STEP, _LEAST = 1e-3, 1e-12
 
 
 def _moves(
-    network: nn.Module, sym: Symmetries, params: Params, inputs: Inputs, comparison: Comparison
+    network: nn.Module,
+    sym: Symmetries,
+    params: Params,
+    inputs: Inputs,
+    comparison: OutputComparison,
 ) -> Moves | None:
     """How far the outputs move with the weights at each place. None if there is no derivative."""
 

@@ -29,16 +29,6 @@ from weightsym.groups.units import unit_rows
 from weightsym.groups.validation import check_finite, check_params, check_squares
 from weightsym.params import Params, is_stacked
 
-__all__ = [
-    "balance_group",
-    "balance_spaces",
-    "balancing_matrices",
-    "check_full_rank",
-    "orientation",
-    "sides",
-    "weight_places",
-]
-
 _NEAR = 1e-6  # singular values nearer than this leave the form undetermined in most of its digits
 _RANK = 1e-13
 _COMPLEX = ("complex", "unit complex")

@@ -28,8 +28,6 @@ from torch import Tensor
 
 from weightsym.forms.mass_problem import Posynomial
 
-__all__ = ["minimise", "no_worse", "recession"]
-
 _LARGEST = 40_000  # entries of the Hessians of all members together that are solved as they are
 _MOST = 100  # products for a direction as long as terms may be on their way to zero
 _ROUGHEST = 0.1

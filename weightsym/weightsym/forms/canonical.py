@@ -41,15 +41,6 @@ from weightsym.groups.units import is_other_side, writer
 from weightsym.groups.validation import check_params
 from weightsym.params import Params, is_stacked
 
-__all__ = [
-    "Removal",
-    "balanced_together",
-    "canonicalise",
-    "check_form",
-    "plan_removal",
-    "remove_softmax_shift",
-]
-
 Mixing = Literal["balanced"] | None
 _MOST_NUMBERS = 10**8  # of networks that are tried
 _NUMBERS_TRIED = 10**7  # in all networks together

@@ -6,15 +6,6 @@ import torch
 from jaxtyping import Float64, Int, Real
 from torch import Tensor
 
-__all__ = [
-    "count_ranks",
-    "dense_ranks",
-    "inversions",
-    "kendall_tau",
-    "ranks",
-    "transpositions",
-]
-
 
 def ranks(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch units"]:
     r"""Location of every unit in a sorting permutation: its inverse.

@@ -23,8 +23,6 @@ from weightsym.groups.validation import check_finite, check_one_network
 from weightsym.networks.randomness import keyed_generator
 from weightsym.params import Params, is_weight
 
-__all__ = ["Fingerprint", "at_least_mass", "fingerprint"]
-
 _SUMS = 8
 _STEP = 1e-4  # relative width of the cells to which numbers are rounded
 

@@ -30,8 +30,6 @@ from weightsym.groups.validation import check_finite, check_params, check_square
 from weightsym.networks.devices import kept_on
 from weightsym.params import Params, is_stacked
 
-__all__ = ["Posynomial", "mass", "mass_problem"]
-
 _FEW = 64
 _FLUSHED = 1e-30  # smaller squares than this may be zero in float32
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from weightsym.forms.balanced_form import balance_group, balance_spaces, sides
 from weightsym.forms.balancing import minimise, no_worse
-from weightsym.forms.mass_problem import Posynomial, mass, mass_problem
+from weightsym.forms.mass_problem import Posynomial, mass_problem
 from weightsym.groups.actions import multiply
 from weightsym.groups.mixing import identity_mixings, multiplied
 from weightsym.groups.symmetries import Symmetries
@@ -36,8 +36,6 @@ from weightsym.groups.validation import (
     check_squares,
 )
 from weightsym.params import Params, is_stacked
-
-__all__ = ["MinMass", "excess", "mass", "min_mass"]
 
 _log = logging.getLogger(__name__)
 _PATIENCE = 16  # rounds without half the gap, after which rounding is to blame
@@ -210,7 +208,7 @@ def _jointly(
 
     With ``only`` no other scales change than those that groups of matrices contain.
     """
-    state = _State(params, sym, only, tolerance)
+    state = _Balance(params, sym, only, tolerance)
     before = state.terms.value
     if start is not None and not only:
         state.rescale(state.free * _join(start, state.logs))
@@ -228,7 +226,7 @@ def _jointly(
     return MinMass(before, state.terms.value, tuple(scales), *reached, tuple(matrices), falling)
 
 
-class _State:
+class _Balance:
     """The weights as the scales and matrices found so far move them, and their mass."""
 
     def __init__(self, params: Params, sym: Symmetries, only: bool, tolerance: float) -> None:

@@ -18,8 +18,6 @@ from weightsym.groups.symmetries import PermutationGroup, Symmetries
 from weightsym.groups.units import Statistic, statistic, writer
 from weightsym.params import Params
 
-__all__ = ["OrderChange", "UnitOrders", "order_change", "transpositions_between"]
-
 _STATISTICS: tuple[Statistic, ...] = ("max", "mean", "median", "norm")
 
 

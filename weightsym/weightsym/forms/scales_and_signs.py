@@ -27,8 +27,6 @@ from weightsym.groups.units import (
 from weightsym.groups.validation import check_finite, check_params
 from weightsym.params import Params, is_stacked
 
-__all__ = ["Scaling", "canonical_scales_and_signs", "unit_norms"]
-
 Scaling = Literal["unit-norm", "unit-std", "min-mass"]
 _ROUNDING = 64  # units in the last place
 _log = logging.getLogger(__name__)

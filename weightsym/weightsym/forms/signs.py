@@ -19,8 +19,6 @@ from torch import Tensor
 from weightsym.groups.symmetries import Symmetries, incidence
 from weightsym.networks.dicts import Params, is_stacked, unstack
 
-__all__ = ["joint_signs"]
-
 _ROUNDING = 64  # units in the last place
 _TINY = 1e-6  # of the largest weight of a tensor: what rotations leave of zero
 _NEGATIVE = -1

@@ -35,8 +35,6 @@ from weightsym.groups.validation import check_finite, check_params
 from weightsym.networks.devices import kept_on
 from weightsym.params import Params, is_stacked
 
-__all__ = ["SortKey", "crossing_groups", "sort_permutations"]
-
 SortKey = Literal["max", "first", "mean", "median", "norm", "outgoing"]
 _POOLED: dict[SortKey, SortKey] = {"first": "max", "outgoing": "max"}
 _ROUNDING = 16  # units in the last place

@@ -14,32 +14,6 @@ from weightsym.groups.validation import check_element, check_params
 from weightsym.networks.devices import kept_on
 from weightsym.params import Params, is_stacked
 
-__all__ = [
-    "EVERY",
-    "Element",
-    "Kind",
-    "along_axis",
-    "axes_by_tensor",
-    "axis_factors",
-    "axis_permutation",
-    "flip",
-    "from_axis",
-    "members_of",
-    "multiplied_tensor",
-    "multiply",
-    "permute",
-    "permute_axis",
-    "permute_some",
-    "permuted_tensor",
-    "reached_axes",
-    "reorder_units",
-    "rescale",
-    "shift_logits",
-    "source_of",
-    "take_along_last",
-    "tied",
-]
-
 Element = Sequence[Tensor]
 Kind = Literal["permutations", "scalings", "signs"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

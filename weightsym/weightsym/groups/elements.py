@@ -11,17 +11,6 @@ from weightsym.groups.actions import take_along_last
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_symmetries
 
-__all__ = [
-    "compose",
-    "homes",
-    "identity",
-    "invert",
-    "random_permutations",
-    "random_scales",
-    "random_signs",
-    "standing_at",
-]
-
 
 def identity(sym: Symmetries, device: torch.device | str | None = None) -> list[Tensor]:
     """The permutations that leave every unit where it is.

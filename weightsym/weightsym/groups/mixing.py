@@ -16,21 +16,6 @@ from weightsym.groups.symmetries import LinearGroup, Symmetries, incidence
 from weightsym.groups.validation import check_element, check_symmetries
 from weightsym.params import Params, is_stacked
 
-__all__ = [
-    "added",
-    "carried",
-    "identity_mixings",
-    "mix",
-    "mix_some",
-    "mixed_axis",
-    "multiplied",
-    "random_mixings",
-    "random_shifts",
-    "remove_shifts",
-    "shift",
-    "shift_some",
-]
-
 
 def mix(params: Params, sym: Symmetries, matrices: Element) -> Params:
     r"""Multiply what enters the channels of a space by a matrix, what leaves them by its inverse.

@@ -12,8 +12,6 @@ from weightsym.groups.element import Element
 from weightsym.groups.symmetries import Symmetries
 from weightsym.params import Params, is_stacked
 
-__all__ = ["transform_optimizer_state"]
-
 
 def transform_optimizer_state(
     optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor], element: Element

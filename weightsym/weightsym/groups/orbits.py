@@ -19,8 +19,6 @@ from weightsym.groups.tangents import SparseTangents, algebra, sparse_tangents
 from weightsym.networks.devices import precise
 from weightsym.params import Params
 
-__all__ = ["OrbitDirections", "orbit_directions"]
-
 
 def orbit_directions(
     params: Params, sym: Symmetries, softmax_shift: bool = False

@@ -9,16 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Axis",
-    "LinearGroup",
-    "LinearKind",
-    "Placement",
-    "Reader",
-    "ShiftGroup",
-    "complex_matrices",
-]
-
 
 @dataclass(frozen=True)
 class Axis:

@@ -17,22 +17,6 @@ from torch import Tensor
 
 from weightsym.groups.placements import Axis, LinearGroup, Placement, Reader, ShiftGroup
 
-__all__ = [
-    "Axis",
-    "Frozen",
-    "Group",
-    "LinearGroup",
-    "PermutationGroup",
-    "Placement",
-    "ScalingGroup",
-    "ShiftGroup",
-    "SignGroup",
-    "SoftmaxShift",
-    "Symmetries",
-    "incidence",
-    "without_groups",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Group:

@@ -19,8 +19,6 @@ from weightsym.groups.actions import along_axis
 from weightsym.groups.placements import Placement, Reader, complex_matrices
 from weightsym.groups.symmetries import LinearGroup, Symmetries
 
-__all__ = ["SparseTangents", "algebra", "generic_rank", "sparse_tangents"]
-
 _MOST = 2_000_000
 """Entries of a matrix, above which products are derivatives instead."""
 _RANKED = 1500

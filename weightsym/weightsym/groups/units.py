@@ -12,22 +12,6 @@ from weightsym.groups.symmetries import Axis, Group, Placement, Symmetries
 from weightsym.networks.devices import kept_on
 from weightsym.params import Params
 
-__all__ = [
-    "STATISTICS",
-    "WRITES",
-    "Statistic",
-    "by_kernel",
-    "common_weight",
-    "is_other_side",
-    "other_axes",
-    "reader",
-    "side_by_side",
-    "statistic",
-    "twin_places",
-    "unit_rows",
-    "writer",
-]
-
 Statistic = Literal["max", "mean", "median", "norm", "std"]
 WRITES = ("out", "gain", "raw")
 """Roles of axes along which weights enter units."""

@@ -14,17 +14,6 @@ from weightsym.groups.symmetries import Group, LinearGroup, ShiftGroup, Symmetri
 from weightsym.params import Params, is_stacked
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-__all__ = [
-    "check_element",
-    "check_finite",
-    "check_one_network",
-    "check_pair",
-    "check_params",
-    "check_some",
-    "check_squares",
-    "check_symmetries",
-    "check_named_tensors",
-]
 
 
 def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:

@@ -20,17 +20,6 @@ from weightsym.matching.plan import Plan, plan_of
 from weightsym.networks.forward import in_precision_of, structural_copy
 from weightsym.params import Params, of, stack, stack_size, unstack
 
-__all__ = [
-    "Product",
-    "by_activations",
-    "check_complete",
-    "call_modules",
-    "inputs_of",
-    "match_activations",
-    "values_at",
-    "watch",
-]
-
 _log = logging.getLogger(__name__)
 _ATEN = torch.ops.aten
 _SWEEPS = 100
@@ -323,12 +312,12 @@ def watch(
         names: of weights; those of fewer than two dimensions are left out.
     """
     watched = {n: params[n].detach().clone() for n in names if params[n].ndim > 1}
-    with torch.no_grad(), _Watch(watched) as products:
+    with torch.no_grad(), _ActivationWatch(watched) as products:
         call_modules(network, {**params, **watched}, x)
     return products.products
 
 
-class _Watch(TorchDispatchMode):
+class _ActivationWatch(TorchDispatchMode):
     """Keeps the factors of products whose second one is a watched weight."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:

@@ -38,8 +38,6 @@ from weightsym.networks.forward import structural_copy
 from weightsym.params import Params, shares, stack_size, unstack, weighted_mean
 from weightsym.params import stack as join
 
-__all__ = ["Alignment", "align", "average", "distance_to_mean"]
-
 AlignMethod = Literal["joint", "reference"]
 _log = logging.getLogger(__name__)
 

@@ -23,8 +23,6 @@ from weightsym.groups.units import unit_rows
 from weightsym.matching.plan import Plan, assign, assign_blocks, split
 from weightsym.params import Params, stack_size
 
-__all__ = ["SMALL", "Ascent", "where_members"]
-
 _ROUNDING = 1e-13  # of the similarity, in double precision
 SMALL = 2**15  # weights that cost no more in double precision
 _GAIN = 1e-7  # of the similarity, by exchanging branches; less is rounding

@@ -29,14 +29,12 @@ from weightsym.matching.activations import (
 from weightsym.networks.forward import structural_copy
 from weightsym.params import Params, unstack
 
-__all__ = ["By", "Moments", "ChannelView", "distance", "view_of"]
-
 By = Literal["weights", "activations"]
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Moments:
+class ChannelMoments:
     """Inner products of channels on which G (first) or its inverse transpose (second) acts.
 
     Attributes:
@@ -50,16 +48,18 @@ class Moments:
     goal: Tensor
     cross: Tensor
 
-    def __add__(self, other: Moments) -> Moments:
+    def __add__(self, other: ChannelMoments) -> ChannelMoments:
         """The moments of longer rows."""
-        return Moments(self.moving + other.moving, self.goal + other.goal, self.cross + other.cross)
+        return ChannelMoments(
+            self.moving + other.moving, self.goal + other.goal, self.cross + other.cross
+        )
 
-    def over(self, size: Tensor, size_of_pairs: Tensor) -> Moments:
+    def over(self, size: Tensor, size_of_pairs: Tensor) -> ChannelMoments:
         """The moments of smaller rows."""
-        return Moments(self.moving / size, self.goal / size, self.cross / size_of_pairs)
+        return ChannelMoments(self.moving / size, self.goal / size, self.cross / size_of_pairs)
 
     @property
-    def shares(self) -> Moments:
+    def shares(self) -> ChannelMoments:
         """The same for channels of a reference that are as large on both sides."""
         size = self.goal.diagonal(dim1=-2, dim2=-1).sum((1, 2)).clamp_min(1e-300)
         wide = size[:, None, None, None]
@@ -70,24 +70,26 @@ class Moments:
         """Products of every space with the one in its place, ``(2, spaces, size, size)``."""
         return self.cross.diagonal(dim1=1, dim2=2).movedim(-1, 1)
 
-    def reordered(self, order: Tensor) -> Moments:
+    def reordered(self, order: Tensor) -> ChannelMoments:
         """The moments after the spaces of the network have changed their places."""
-        return Moments(self.moving[:, order], self.goal, self.cross[:, :, order])
+        return ChannelMoments(self.moving[:, order], self.goal, self.cross[:, :, order])
 
-    def mixed(self, matrices: Tensor) -> Moments:
+    def mixed(self, matrices: Tensor) -> ChannelMoments:
         """The moments after the channels of the network are mixed, ``(spaces, size, size)``."""
         both = torch.stack([matrices, torch.linalg.inv(matrices).mT])
-        return Moments(both @ self.moving @ both.mT, self.goal, self.cross @ both[:, None].mT)
+        return ChannelMoments(
+            both @ self.moving @ both.mT, self.goal, self.cross @ both[:, None].mT
+        )
 
     @classmethod
-    def none(cls, group: LinearGroup, like: Tensor) -> Moments:
+    def none(cls, group: LinearGroup, like: Tensor) -> ChannelMoments:
         """Of rows without a number."""
         s, n = group.spaces, group.size
         zero = like.new_zeros(2, s, n, n, dtype=torch.float64)
         return cls(zero, zero, like.new_zeros(2, s, s, n, n, dtype=torch.float64))
 
 
-def _moments(moving: Tensor, goal: Tensor, side: int) -> Moments:
+def _moments(moving: Tensor, goal: Tensor, side: int) -> ChannelMoments:
     """Of rows ``(spaces, size, numbers)``, on one side."""
     both = [moving @ moving.mT, goal @ goal.mT]
     s, n = moving.shape[:2]
@@ -97,7 +99,7 @@ def _moments(moving: Tensor, goal: Tensor, side: int) -> Moments:
         whole = moment.new_zeros(2, *moment.shape)
         whole[side] = moment
         parts.append(whole)
-    return Moments(*parts)
+    return ChannelMoments(*parts)
 
 
 def weight_moments(
@@ -106,9 +108,9 @@ def weight_moments(
     sym: Symmetries,
     group: LinearGroup,
     places: Sequence[Placement],
-) -> Moments:
+) -> ChannelMoments:
     """Moments of the weights at some places of a group."""
-    total = Moments.none(group, next(iter(params.values())))
+    total = ChannelMoments.none(group, next(iter(params.values())))
     for placement in places:
         moving, goal = (unit_rows(p, sym, placement).double() for p in (params, reference))
         total = total + _moments(moving, goal, int(placement.exponent == -1))
@@ -118,7 +120,7 @@ def weight_moments(
 # ------------------------------------------------------------ activations
 def activation_moments(
     network: nn.Module, params: Params, reference: Params, sym: Symmetries, inputs: Sequence[Any]
-) -> tuple[list[Moments], list[Moments]]:
+) -> tuple[list[ChannelMoments], list[ChannelMoments]]:
     """Moments of the activations of the channels of all groups, where linear maps show them.
 
     Every layer counts the same, however large its activations are.
@@ -136,7 +138,7 @@ def activation_moments(
     """
     names = {sym.axes[p.axis].tensor for g in sym.linear for p in g.placements}
     names = {n for n in names if len(sym.shapes[n]) == 2}
-    every, sides = dict[tuple[int, int], Moments](), dict[tuple[int, int], int]()
+    every, sides = dict[tuple[int, int], ChannelMoments](), dict[tuple[int, int], int]()
     for x in inputs:
         both = [watch(network, p, x, names) for p in (params, reference)]
         for k, group in enumerate(sym.linear):
@@ -146,7 +148,7 @@ def activation_moments(
     if not all(bool((m.moving + m.goal).isfinite().all()) for m in every.values()):
         raise ValueError("`batches` lead to activations that are not finite.")
     like = next(iter(params.values()))
-    totals = [[Moments.none(g, like) for g in sym.linear] for _ in range(2)]
+    totals = [[ChannelMoments.none(g, like) for g in sym.linear] for _ in range(2)]
     for chosen, total in zip((_telling(sym, sides), every), totals, strict=True):
         for key in chosen:
             size = every[key].goal.diagonal(dim1=-2, dim2=-1).sum().clamp_min(1e-300)
@@ -210,7 +212,7 @@ def _floats(sym: Symmetries, group: LinearGroup) -> bool:
 
 
 # ------------------------------------------------------------ both
-Seen = list[Moments] | None
+Seen = list[ChannelMoments] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,9 +277,9 @@ class ChannelView:
         k: int,
         params: Params,
         reference: Params,
-        observed: Sequence[Moments] | None,
+        observed: Sequence[ChannelMoments] | None,
         first: bool = False,
-    ) -> Moments:
+    ) -> ChannelMoments:
         """Moments of one group: what was observed of it, and weights where nothing was."""
         group, sym = self.sym.linear[k], self.sym
         places = self.anchored[k] if first else group.placements

@@ -30,8 +30,6 @@ from weightsym.networks.devices import precise, widest
 from weightsym.networks.randomness import keyed_generator
 from weightsym.params import Params, is_weight, unstack
 
-__all__ = ["Difference", "Stage", "difference", "unrelated"]
-
 _SHARE, _CHANCE = 0.5, 1e-6
 _ORDER, _ROUNDS = "units in order", 3
 _ROUNDING = 1e-9  # of squared distances

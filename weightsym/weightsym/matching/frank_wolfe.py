@@ -16,8 +16,6 @@ from weightsym.matching.plan import Plan
 from weightsym.networks.devices import at_least_single
 from weightsym.params import Params, stack_size
 
-__all__ = ["Objective", "frank_wolfe", "start_from_signatures"]
-
 Point = Sequence[Tensor] | None
 """One matrix or one order for every table, or nothing for the mean of all permutations."""
 Pieces = Sequence[tuple[int, Placement]]

@@ -16,7 +16,7 @@ from weightsym.arguments import is_number
 from weightsym.groups.validation import check_named_tensors
 from weightsym.matching.repair import Repairs, check_whole, reestimated
 from weightsym.networks.batch_norms import batch_norms
-from weightsym.networks.comparison import Comparison, perturbed, tolerance_of
+from weightsym.networks.comparison import OutputComparison, perturbed, tolerance_of
 from weightsym.networks.forward import (
     Inputs,
     in_precision_of,
@@ -26,15 +26,6 @@ from weightsym.networks.forward import (
 )
 from weightsym.networks.randomness import keyed_generator
 from weightsym.params import Params, of
-
-__all__ = [
-    "Barrier",
-    "barrier",
-    "interpolate",
-    "mean_loss",
-    "output_error",
-    "random_inputs",
-]
 
 Loss = Callable[[Any, Any], Tensor]
 Statistics = Literal["as-is", "re-estimated", "repaired"]
@@ -236,6 +227,6 @@ def output_error(model: nn.Module, a: Params, b: Params, inputs: list[Inputs]) -
     def error(network: nn.Module, x: Inputs) -> float:
         ways = (b, perturbed(b), a)
         old, wrong, new = (outputs(network, in_precision_of(of(network), p), x) for p in ways)
-        return Comparison.between(old, wrong, tolerance_of(b)).error(new)
+        return OutputComparison.between(old, wrong, tolerance_of(b)).error(new)
 
     return max(in_runnable_precision(model, on_network(model, x), error) for x in inputs)

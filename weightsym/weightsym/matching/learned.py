@@ -26,8 +26,6 @@ from weightsym.networks.forward import in_precision_of, structural_copy
 from weightsym.networks.randomness import keyed_generator
 from weightsym.params import Params
 
-__all__ = ["HalfWay", "Learning", "learn", "learn_match"]
-
 _SWEEPS = 10  # of coordinate ascent after a step; it goes on in the next
 
 

@@ -24,8 +24,6 @@ from weightsym.matching.matrices import Element, together
 from weightsym.matching.plan import Plan, plan_of
 from weightsym.params import Params, stack, stack_size, unstack
 
-__all__ = ["ByWeights", "MatchResult", "Moves", "match"]
-
 ByWeights = Literal["best", "ascent", "frank-wolfe"]
 Method = Literal[ByWeights, "activations", "learned"]
 Data = tuple[nn.Module, Iterable[Any]]
@@ -199,7 +197,7 @@ def match(
     if method not in get_args(ByWeights) or model is not None or batches is not None:
         data = _data(method, params, reference, model, batches)
     networks = params if stacked else stack([params])
-    search = _Search(plan, networks, reference, signs, seed, data)
+    search = _OrderSearch(plan, networks, reference, signs, seed, data)
     if method == "learned":
         result = search.learned(loss, learning or Learning())
     elif method == "activations":
@@ -224,7 +222,7 @@ def _data(
 
 
 @dataclass(eq=False)
-class _Search:
+class _OrderSearch:
     """Networks to match to a reference, and the best that is found for every one of them."""
 
     plan: Plan

@@ -13,7 +13,7 @@ from weightsym.groups.elements import compose, identity
 from weightsym.groups.mixing import identity_mixings, multiplied
 from weightsym.groups.symmetries import Symmetries
 from weightsym.matching.activations import match_activations
-from weightsym.matching.channels import By, ChannelView, Moments, distance, view_of
+from weightsym.matching.channels import By, ChannelMoments, ChannelView, distance, view_of
 from weightsym.matching.match import match
 from weightsym.matching.matrices import (
     Element,
@@ -27,8 +27,6 @@ from weightsym.matching.matrices import (
 )
 from weightsym.matching.plan import assign
 from weightsym.params import Params
-
-__all__ = ["Pair", "match_all"]
 
 _PATIENCE = 8  # rounds without a smaller distance: heads are exchanged to and fro
 _ROUNDS = 20
@@ -213,7 +211,7 @@ class Pair:
             change = max(change, self._mix(k, step))
         return change
 
-    def _moments(self, k: int, first: bool = False) -> Moments:
+    def _moments(self, k: int, first: bool = False) -> ChannelMoments:
         return self.view.moments(k, self.params, self.goal, self.channels, first)
 
     def _refine(self) -> None:

@@ -15,21 +15,8 @@ from weightsym.groups.actions import axis_permutation, permute, permute_some
 from weightsym.groups.mixing import mix, mix_some
 from weightsym.groups.placements import LinearKind, complex_matrices
 from weightsym.groups.symmetries import LinearGroup, PermutationGroup, Symmetries, without_groups
-from weightsym.matching.channels import Moments
+from weightsym.matching.channels import ChannelMoments
 from weightsym.params import Params
-
-__all__ = [
-    "Element",
-    "FullMatch",
-    "SpaceMap",
-    "all_pairs",
-    "isometric",
-    "least_squares",
-    "moved",
-    "nearest",
-    "procrustes",
-    "together",
-]
 
 Element = tuple[list[Tensor], list[Tensor]]
 """Permutations, which act first, and matrices."""
@@ -216,7 +203,7 @@ def _complex(moving: Tensor, goal: Tensor, cross: Tensor, scaled: bool) -> Neare
     return Nearest(complex_matrices(x, y) * wide, length)
 
 
-def all_pairs(group: LinearGroup, moments: Moments) -> Tensor:
+def all_pairs(group: LinearGroup, moments: ChannelMoments) -> Tensor:
     """Similarity of every space of the reference with every one of the network, best turned."""
     moving = moments.moving[:, None].expand_as(moments.cross)
     goal = moments.goal[:, :, None].expand_as(moments.cross)

@@ -17,11 +17,9 @@ from weightsym.groups.elements import homes, identity
 from weightsym.groups.symmetries import Placement, Symmetries
 from weightsym.groups.units import other_axes
 
-__all__ = ["Plan", "assign", "assign_blocks", "plan_of"]
-
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ProductTable:
     """One order of units, and the places where it acts.
 
     Blocks have one for their order and one, over all their channels, for every class inside.
@@ -41,7 +39,7 @@ class Family:
 
     group: int
     inner: tuple[tuple[int, ...], ...]
-    tables: tuple[Table, ...]
+    tables: tuple[ProductTable, ...]
 
     @property
     def members(self) -> set[int]:
@@ -97,9 +95,9 @@ class Plan:
                 for p in places:
                     taken.setdefault(p.axis, []).append(p.positions.reshape(-1))
         others = (_without(p, taken) for p in self.groups[group].placements)
-        tables = [Table(self.groups[group].units, tuple(p for p in others if p is not None))]
+        tables = [ProductTable(self.groups[group].units, tuple(p for p in others if p is not None))]
         for joined in map(self._joined, inner):
-            tables.append(Table(len(joined[0].positions), joined))
+            tables.append(ProductTable(len(joined[0].positions), joined))
         return Family(group, tuple(inner), tuple(tables))
 
     def _joined(self, row: Sequence[int]) -> tuple[Placement, ...]:
@@ -224,7 +222,7 @@ class Plan:
         ]
 
     @cached_property
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[ProductTable]:
         """Of all outer families, one after the other."""
         return [table for family in self.outer for table in family.tables]
 

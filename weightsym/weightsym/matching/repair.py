@@ -18,8 +18,6 @@ from weightsym.networks.forward import in_precision_of, structural_copy
 from weightsym.networks.shared_tensors import owners
 from weightsym.params import Params, of
 
-__all__ = ["Repaired", "Repairs", "check_whole", "reestimated", "repair"]
-
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
@@ -148,9 +146,9 @@ class Repairs:
             names[1]: new.to(bias),
         }
 
-    def _moments(self, params: Params, layers: Sequence[str]) -> dict[str, Moments]:
+    def _moments(self, params: Params, layers: Sequence[str]) -> dict[str, BatchMoments]:
         """Of the preactivations of some layers, over all inputs and calls."""
-        by_layer = {layer: Moments() for layer in layers}
+        by_layer = {layer: BatchMoments() for layer in layers}
         with ExitStack() as stack:
             for layer, moments in by_layer.items():
                 module = self.network.get_submodule(layer)
@@ -163,7 +161,7 @@ class Repairs:
 
 
 @dataclass
-class Moments:
+class BatchMoments:
     """Count, means and sums of squared deviations of units, summed up batch by batch."""
 
     count: int = 0
@@ -187,7 +185,7 @@ class Moments:
         return deviation.where(deviation > 1e-7 * torch.as_tensor(self.mean).abs(), 0.0)
 
 
-def _measure(moments: Moments) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+def _measure(moments: BatchMoments) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
     def measure(module: nn.Module, _: tuple[Any, ...], output: Tensor) -> None:
         dim = -1 if isinstance(module, nn.Linear) else -1 - len(module.kernel_size)  # type: ignore[arg-type]
         moments.add(output.movedim(dim, 0).flatten(1))

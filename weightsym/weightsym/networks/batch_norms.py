@@ -14,8 +14,6 @@ from weightsym.networks.dicts import Params
 from weightsym.networks.prediction import apply
 from weightsym.networks.running import runs_at_once
 
-__all__ = ["batch_norms", "has_statistics", "refreshed"]
-
 
 def batch_norms(model: nn.Module) -> list[Any]:
     """All batch norms of a network that track statistics.

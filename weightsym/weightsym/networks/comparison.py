@@ -13,19 +13,6 @@ from torch import Tensor
 from weightsym.networks.dicts import Params
 from weightsym.networks.randomness import key_of
 
-__all__ = [
-    "POOL",
-    "Comparison",
-    "agree",
-    "normal_pool",
-    "perturbed",
-    "perturb_",
-    "tiled_",
-    "turned",
-    "tolerance_in",
-    "tolerance_of",
-]
-
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 POOL = 65_521
 _OUT_OF_SIGHT = 1e6  # times as large as what moves: its rounding would pass for an error
@@ -94,7 +81,7 @@ def tiled_(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OutputComparison:
     """Right outputs, the elements of them that are compared, and the size of an error of 100 %.
 
     Elements that wrong weights move give the size, which is their own, however far these move them.
@@ -110,7 +97,7 @@ class Comparison:
     def between(
         cls, old: Sequence[Tensor], wrong: Sequence[Tensor], tolerance: float,
         right: Sequence[Tensor] | None = None,
-    ) -> Comparison:  # fmt: skip
+    ) -> OutputComparison:  # fmt: skip
         """From the outputs themselves and those of wrong weights, and less precise right ones."""
         parts = [_visible(a, b, tolerance) for a, b in zip(right or old, wrong, strict=True)]
         return cls(list(old), [mask for mask, _ in parts], [size for _, size in parts])

@@ -13,11 +13,6 @@ from torch import Tensor, nn
 
 from weightsym.networks.threads import known_of
 
-__all__ = [
-    "Energies", "Engine", "Field", "Formula", "Loss", "Losses", "Memory", "Outputs", "StackJob",
-    "compute", "engine_for",
-]  # fmt: skip
-
 GROUP = "weightsym.engines"
 """The group of entry points by which distributions name their engines."""
 _log = logging.getLogger("weightsym.params")

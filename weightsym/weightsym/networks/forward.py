@@ -17,25 +17,6 @@ from weightsym.networks.devices import elsewhere, random_numbers
 from weightsym.networks.dicts import Params
 from weightsym.networks.shared_tensors import named_tensors, place_of
 
-__all__ = [
-    "Inputs",
-    "UnsupportedModel",
-    "as_real",
-    "called",
-    "check_filled",
-    "check_forward",
-    "doubled",
-    "first_line",
-    "in_precision",
-    "in_precision_of",
-    "in_runnable_precision",
-    "on_network",
-    "outputs",
-    "same_noise",
-    "structural_copy",
-    "tensors_of",
-]
-
 _T = TypeVar("_T")
 _LONGEST = 300
 

@@ -21,17 +21,6 @@ from torch.utils._pytree import tree_leaves
 
 from weightsym.networks.devices import elsewhere, random_numbers, remember_randomness
 
-__all__ = [
-    "FastLayers",
-    "fitting_chunk",
-    "remember_loop",
-    "remember_vmap",
-    "run_network",
-    "runs_at_once",
-    "undoing",
-    "work_of",
-]
-
 _RECOMPUTES = (
     "`network` uses torch.utils.checkpoint, which runs parts of it again in the backward pass, "
     "when the weights of members are no longer in it: switch gradient checkpointing off."

@@ -7,8 +7,6 @@ from collections.abc import Hashable, Iterable
 import torch
 from torch import Tensor, nn
 
-__all__ = ["named_tensors", "overlapping", "owners", "place_of"]
-
 
 def place_of(tensor: Tensor) -> Hashable:
     """Equal for tensors that are one: by storage, offset, shape and stride, not by object."""

@@ -14,15 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = [
-    "end_waiting_threads",
-    "in_threads",
-    "keep_freed_memory",
-    "known_of",
-    "pool",
-    "threads_for",
-]
-
 _TRIM, _MMAP = -1, -3  # numbers of glibc's mallopt
 _KEPT, _LARGEST = 2**29, 2**25
 _log = logging.getLogger(__name__)

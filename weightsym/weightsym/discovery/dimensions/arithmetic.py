@@ -24,8 +24,6 @@ from weightsym.discovery.dimensions.values import (
     with_dims,
 )
 
-__all__ = ["gathered", "multiply", "sum_over", "unify"]
-
 
 # ------------------------------------------------------------ side by side
 def unify(system: System, values: Sequence[Value], is_linear: bool = True) -> Value:

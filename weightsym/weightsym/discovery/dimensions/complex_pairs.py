@@ -15,8 +15,6 @@ from torch.fx import Graph, Node
 from weightsym.discovery.dimensions.moves import MOVES, UNCHANGED
 from weightsym.discovery.dimensions.nodes import called, descendants, operation_of
 
-__all__ = ["in_pairs"]
-
 aten: Any = torch.ops.aten
 _EACH = (MOVES | {"expand", "sum", "mean"}) - UNCHANGED - {"as_strided"}
 """What acts on real and on imaginary parts alike."""

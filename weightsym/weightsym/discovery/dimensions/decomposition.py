@@ -25,8 +25,6 @@ from weightsym.discovery.dimensions.complex_pairs import in_pairs
 from weightsym.discovery.dimensions.nodes import first_written, writes
 from weightsym.discovery.dimensions.simplification import simplify
 
-__all__ = ["Decomposed", "written_out"]
-
 aten: Any = torch.ops.aten
 _WRITTEN_OUT = [
     *(aten.native_layer_norm, aten._softmax, aten._log_softmax, aten.addmm, aten.lstm, aten.gru),

@@ -23,8 +23,6 @@ from weightsym.discovery.dimensions.scales import connected
 from weightsym.discovery.dimensions.system import System
 from weightsym.discovery.dimensions.values import Ints, distinct, distinct_rows, occurrence, starts
 
-__all__ = ["Exchange", "Exchanges", "exchanges", "signatures"]
-
 Family = frozenset[frozenset[int]]
 _PIECES = ("split", "split_with_sizes", "unbind")
 _VIEWS = ("select", "slice", "getitem", "view")

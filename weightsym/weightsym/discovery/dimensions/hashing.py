@@ -8,8 +8,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Hashes", "code_of", "mix"]
-
 Hashes: TypeAlias = NDArray[np.uint64]
 
 

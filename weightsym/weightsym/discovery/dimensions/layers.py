@@ -19,9 +19,6 @@ from weightsym.discovery.dimensions.moves import reshaped, squeezed, unsqueezed
 from weightsym.discovery.dimensions.system import System
 from weightsym.discovery.dimensions.values import Factor, Value, compress, with_dims
 
-__all__ = ["batch_norm", "contract", "convolution", "embedding", "extreme", "group_norm",
-           "norm_by_places", "only_moving", "statistics", "variance"]  # fmt: skip
-
 
 def only_moving(value: Value) -> Value:
     """The value without units: what is known to be one of them."""

@@ -14,8 +14,6 @@ from weightsym.discovery.dimensions.scales import Row, Units
 from weightsym.discovery.dimensions.values import Ints, distinct
 from weightsym.groups.placements import LinearKind
 
-__all__ = ["Space", "spaces"]
-
 
 class Space(NamedTuple):
     """Channels that one matrix mixes.

@@ -15,8 +15,6 @@ from weightsym.discovery.dimensions.nodes import operation_of
 from weightsym.discovery.dimensions.program import Program
 from weightsym.discovery.dimensions.values import compress
 
-__all__ = ["stack_codes"]
-
 Codes = list[tuple[Tensor, bool]]
 """For every factor of a tensor a number for each place, and whether the factor only moves."""
 

@@ -17,9 +17,6 @@ from weightsym.discovery.dimensions.nodes import operation_of
 from weightsym.discovery.dimensions.system import System
 from weightsym.discovery.dimensions.values import ZERO, Factor, Value, compress, with_dims
 
-__all__ = ["MOVES", "RESHAPES", "UNCHANGED", "Unfollowed", "expand", "have_same_labels", "join",
-           "move", "reshaped", "squeezed", "stacked", "unsqueezed"]  # fmt: skip
-
 UNCHANGED = frozenset("_to_copy to clone contiguous lift_fresh_copy alias detach".split())
 RESHAPES = frozenset("view reshape _unsafe_view view_copy".split())
 MOVES = RESHAPES | UNCHANGED | frozenset(

@@ -9,20 +9,6 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-__all__ = [
-    "ancestors",
-    "called",
-    "descendants",
-    "first_written",
-    "is_random",
-    "is_symmetric",
-    "leaves_of",
-    "numbered",
-    "operation_of",
-    "second_halves",
-    "writes",
-]
-
 
 def operation_of(node: Node) -> str:
     """The bare name of an operation, such as ``add``, or ``mylib.add`` of others."""

@@ -18,8 +18,6 @@ from weightsym.discovery.dimensions.nodes import operation_of
 from weightsym.discovery.dimensions.system import System
 from weightsym.discovery.dimensions.values import Factor, Value, with_dims
 
-__all__ = ["LAWS", "is_noise", "is_pointwise", "met", "noise", "of_noise"]
-
 LAWS = frozenset("normal poisson binomial _standard_gamma".split())
 """Operations whose operands say, entry by entry, by which law a number is drawn."""
 _TYPES = ("_to_copy", "to", "clone", "detach", "alias", "lift_fresh_copy", "contiguous")

@@ -15,8 +15,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from weightsym.discovery.dimensions.values import Value
 
-__all__ = ["Along", "NotSeparable", "Pointwise", "probe_along", "probe_pointwise"]
-
 _ORDINARY = 32
 """Numbers that are normal; after them come those of `_SIZES`."""
 _SIZES = 10 ** torch.linspace(-4, 6, 60, dtype=torch.float64)

@@ -14,8 +14,6 @@ from weightsym.discovery.dimensions.decomposition import written_out
 from weightsym.discovery.dimensions.nodes import ancestors, operation_of
 from weightsym.networks.shared_tensors import named_tensors, owners
 
-__all__ = ["Program", "Rule", "decompose"]
-
 Rule: TypeAlias = Callable[..., Any] | Literal["pointwise"]
 """What an operation of others does: a function of torch that computes the same, which is read in
 its place, or ``"pointwise"`` for a function of single numbers, which is measured on some."""

@@ -60,8 +60,6 @@ from weightsym.discovery.dimensions.values import (
     with_dims,
 )
 
-__all__ = ["Parameter", "Reading", "Touch"]
-
 _FILLED = frozenset(
     "full_like zeros_like ones_like empty_like new_zeros new_ones full zeros ones empty arange "
     "scalar_tensor".split()

@@ -12,8 +12,6 @@ from weightsym.discovery.dimensions.nodes import leaves_of, operation_of
 from weightsym.groups.symmetries import Frozen
 from weightsym.networks.forward import UnsupportedModel
 
-__all__ = ["check_sizes", "report"]
-
 
 def report(node: Node, reason: str) -> Frozen:
     """The place of an operation in the network and in the user's code."""

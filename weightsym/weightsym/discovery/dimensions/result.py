@@ -38,15 +38,13 @@ from weightsym.groups.symmetries import (
     SignGroup,
 )
 
-__all__ = ["Layout", "groups_of"]
-
 _Places: TypeAlias = dict[tuple[int, int], Ints]
 """Positions of a space by axis and power, ``(size, repeats)``."""
 
 
 def groups_of(reading: Reading) -> dict[str, Any]:
     """The fields of `Symmetries` that say what moves, and where not everything was searched."""
-    layout = Layout(reading)
+    layout = GroupLayout(reading)
     scales = _actions(layout, layout.scales, "rational")
     signs = _actions(layout, layout.signs, "two")
     permutations = _permutations(layout)
@@ -60,7 +58,7 @@ def groups_of(reading: Reading) -> dict[str, Any]:
     }
 
 
-class Layout:
+class GroupLayout:
     """The axes of all tensors: their labels, the classes of these, and where each class lies.
 
     Attributes:
@@ -208,7 +206,7 @@ def _laid_out(
     return None, 1, factor.labels.expand(shape).reshape(-1).numpy()
 
 
-def _unsearched(layout: Layout) -> Iterator[Frozen]:
+def _unsearched(layout: GroupLayout) -> Iterator[Frozen]:
     """Say of which tensors exchanges may be missing, since there was too much to search."""
     for label, reason in layout.exchanges.unsearched.items():
         named = (
@@ -220,7 +218,7 @@ def _unsearched(layout: Layout) -> Iterator[Frozen]:
 
 
 # ------------------------------------------------------------ permutations
-def _permutations(layout: Layout) -> tuple[PermutationGroup, ...]:
+def _permutations(layout: GroupLayout) -> tuple[PermutationGroup, ...]:
     """Groups of channels in graph order, then those of the blocks that contain them."""
     exchanges = layout.exchanges
     channels = [g for g in exchanges.groups if not g.is_block]
@@ -253,7 +251,7 @@ def _first(places: Sequence[Placement]) -> tuple[int, int]:
     return (places[0].axis, int(places[0].positions.min())) if places else (0, 0)
 
 
-def _tensor_names(layout: Layout) -> dict[int, str]:
+def _tensor_names(layout: GroupLayout) -> dict[int, str]:
     """The name of a tensor by its vertex."""
     reading = layout.reading
     first = layout.exchanges.class_count + len(reading.operations)
@@ -289,7 +287,7 @@ class _Block:
 
 
 # ------------------------------------------------------------ scales and signs
-def _actions(layout: Layout, units: Units, field: Field) -> Actions:
+def _actions(layout: GroupLayout, units: Units, field: Field) -> Actions:
     """By which powers independent free variables act at every position."""
     parameters = [p.factors for p in layout.reading.parameters.values()]
     free, acting = independent_variables(parameters, units, field)
@@ -481,7 +479,7 @@ def _without(terms: tuple[Ints, Ints], pinned: NDArray[np.bool_]) -> tuple[Ints,
 
 
 # ------------------------------------------------------------ matrices
-def _linear(layout: Layout) -> tuple[LinearGroup, ...]:
+def _linear(layout: GroupLayout) -> tuple[LinearGroup, ...]:
     """Spaces of channels, those that act on the same axes in the same way in one group."""
     similar: dict[tuple[LinearKind, object], list[_Places]] = defaultdict(list)
     for space in spaces(layout.reading, layout.exchanges, layout.scales, layout.signs):
@@ -495,7 +493,7 @@ def _linear(layout: Layout) -> tuple[LinearGroup, ...]:
     )
 
 
-def _linear_group(layout: Layout, law: LinearKind, spaces: Sequence[_Places]) -> LinearGroup:
+def _linear_group(layout: GroupLayout, law: LinearKind, spaces: Sequence[_Places]) -> LinearGroup:
     spaces = sorted(spaces, key=lambda s: int(s[min(s)].min()))
     placements = tuple(
         Placement(axis, torch.from_numpy(np.stack([s[axis, power] for s in spaces])), power)
@@ -505,7 +503,7 @@ def _linear_group(layout: Layout, law: LinearKind, spaces: Sequence[_Places]) ->
     return LinearGroup(law, len(spaces), size, writer_of(layout.axes, placements), placements)
 
 
-def _signed_powers(layout: Layout) -> list[NDArray[np.int64]]:
+def _signed_powers(layout: GroupLayout) -> list[NDArray[np.int64]]:
     """At every position the power of its scale, 0 where there is none or several."""
     result = []
     for labels in layout.labels:
@@ -516,7 +514,7 @@ def _signed_powers(layout: Layout) -> list[NDArray[np.int64]]:
     return result
 
 
-def _rows(layout: Layout, space: Space) -> _Places:
+def _rows(layout: GroupLayout, space: Space) -> _Places:
     """Per axis and power the positions of a space, ``(size, repeats)``; nothing if they differ.
 
     Scales are those of the first place, or their inverse, but for a factor of all of them.
@@ -540,7 +538,7 @@ def _rows(layout: Layout, space: Space) -> _Places:
     return {key: positions[:, np.argsort(positions[0])] for key, positions in tables.items()}
 
 
-def _planes(layout: Layout, space: Space) -> _Places:
+def _planes(layout: GroupLayout, space: Space) -> _Places:
     """Per axis the two sides of planes. Nothing where a channel has no partner."""
     sides = _sides(layout)
     partner = {int(sides[a]): int(sides[b]) for a, b in space.pairs}
@@ -565,7 +563,7 @@ def _planes(layout: Layout, space: Space) -> _Places:
     return {key: np.concatenate(entries, 1) for key, entries in columns.items()}
 
 
-def _sides(layout: Layout) -> Ints:
+def _sides(layout: GroupLayout) -> Ints:
     """Classes of labels if planes are not tied together: one for each of their sides."""
     system = layout.reading.system
     planes = {tuple(row) for pairs in system.planes for row in pairs.tolist()}

@@ -15,8 +15,6 @@ from weightsym.discovery.dimensions.nodes import descendants, leaves_of, operati
 from weightsym.discovery.dimensions.reading import Reading
 from weightsym.discovery.dimensions.values import Value
 
-__all__ = ["Roles"]
-
 _PRODUCTS = ("mm", "bmm", "mv", "dot", "matmul")
 _BESIDE = {"mul": "gain", "div": "gain", "add": "bias", "sub": "bias"}
 _USE = (*_PRODUCTS, "convolution", "embedding", "mul", "div")

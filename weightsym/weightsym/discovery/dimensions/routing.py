@@ -28,8 +28,6 @@ from weightsym.discovery.dimensions.nodes import operation_of
 from weightsym.discovery.dimensions.system import System
 from weightsym.discovery.dimensions.values import NONE, Choice, Factor, Value, chosen, compress
 
-__all__ = ["is_routing", "route"]
-
 _CHOOSE = frozenset("topk max min argmax argmin sort".split())
 _PICK = frozenset("index index_select gather embedding".split())
 _COUNT = frozenset(

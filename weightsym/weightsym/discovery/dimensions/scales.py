@@ -15,8 +15,6 @@ from scipy.sparse.csgraph import connected_components
 from weightsym.discovery.dimensions.system import Equation
 from weightsym.discovery.dimensions.values import Factor, Ints, distinct_rows
 
-__all__ = ["Field", "Row", "Units", "connected", "ratio", "units_at_entries"]
-
 Field = Literal["rational", "two"]
 Row = dict[int, Any]
 """A linear combination: coefficients by variable, integers where they can be, none of them zero."""

@@ -17,8 +17,6 @@ from weightsym.discovery.dimensions.hashing import mix
 from weightsym.discovery.dimensions.scales import connected
 from weightsym.discovery.dimensions.values import Ints, compress
 
-__all__ = ["Expressions", "Read", "Solution"]
-
 _MOST = 4_000_000
 """The number of sums that are followed; what would be in more of them is held fixed, and said."""
 _Row: TypeAlias = dict[int, int | Fraction]

@@ -17,8 +17,6 @@ from weightsym.discovery.dimensions.values import Ints, distinct_rows, label_row
 from weightsym.groups.placements import Placement, Reader
 from weightsym.groups.symmetries import Axis, ShiftGroup
 
-__all__ = ["Uses", "groups_of_shifts"]
-
 
 class _Tensor(NamedTuple):
     """Unknowns of a parameter: of all its entries, or of all along one of its dimensions."""

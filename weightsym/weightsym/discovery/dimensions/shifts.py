@@ -21,8 +21,6 @@ from weightsym.discovery.dimensions.shift_grouping import Uses, groups_of_shifts
 from weightsym.discovery.dimensions.values import compress
 from weightsym.groups.symmetries import Axis, ShiftGroup
 
-__all__ = ["shifts_of"]
-
 
 def shifts_of(
     programs: Sequence[Program], axes: Sequence[Axis], fixed: Collection[str] = ()

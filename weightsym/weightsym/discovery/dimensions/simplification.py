@@ -12,8 +12,6 @@ from torch.fx import Graph, Node
 from weightsym.discovery.dimensions.moves import RESHAPES
 from weightsym.discovery.dimensions.nodes import called, operation_of
 
-__all__ = ["simplify"]
-
 aten: Any = torch.ops.aten
 _ASKS_FOR_SIZE = re.compile("[a-z]+_like|new_[a-z_]+|fill")
 """Names of operations that do not read the numbers of their first tensor."""

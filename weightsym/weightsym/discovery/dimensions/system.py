@@ -24,8 +24,6 @@ from weightsym.discovery.dimensions.values import (
     occurrence,
 )
 
-__all__ = ["Equation", "Mark", "System", "Tie", "is_grid"]
-
 Mark = Literal["apart", "ones", "numbers"]
 """What keeps matrices from acting: units told apart, added up, or beside numbers that differ."""
 

@@ -14,8 +14,6 @@ from weightsym.discovery.dimensions.values import Ints
 from weightsym.groups.symmetries import Axis, Group, Placement
 from weightsym.groups.units import WRITES
 
-__all__ = ["Actions", "unit_groups", "writer_of"]
-
 
 class Actions(NamedTuple):
     """Variables, the places where they act, and powers: four columns of one length."""

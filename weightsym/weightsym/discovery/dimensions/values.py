@@ -13,24 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = [
-    "NONE",
-    "ZERO",
-    "Choice",
-    "Ints",
-    "Factor",
-    "Value",
-    "choice_of",
-    "chosen",
-    "compress",
-    "distinct",
-    "distinct_rows",
-    "label_rows",
-    "occurrence",
-    "starts",
-    "with_dims",
-]
-
 Ints = NDArray[np.int64]
 ZERO = -1
 """The label of padding: zero has any unit, and moves with anything."""

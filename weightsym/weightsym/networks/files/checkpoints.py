@@ -21,8 +21,6 @@ from weightsym.networks.files.names import NetworkNames, find_names
 from weightsym.networks.files.safetensors_format import check_names, read_bytes, read_file
 from weightsym.networks.forward import first_line
 
-__all__ = ["FORMATS", "checkpoint_files", "networks_in", "read_networks", "read_state"]
-
 LabelledNetworks = Iterator[tuple[Params, dict[str, Any]]]
 """Networks one by one, and what is known of each."""
 FORMATS = (".ckpt", ".pt", ".pth", ".safetensors")

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-__all__ = ["draft_of", "sync", "write_all", "write_whole"]
-
 
 @contextlib.contextmanager
 def draft_of(target: Path, wait: bool = True) -> Iterator[Path]:

@@ -14,8 +14,6 @@ from torch import Tensor
 from weightsym.networks.files.names import NetworkNames, Renaming, find_names
 from weightsym.networks.files.stored import StoredNetwork
 
-__all__ = ["FittedNetwork", "Others", "fit"]
-
 Others = Literal["refuse", "copy"]
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

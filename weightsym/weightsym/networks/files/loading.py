@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["describe_content", "json_text", "load", "parse_json", "read_json"]
-
 
 def load(path: str | Path, mmap: bool = False) -> Any:
     """Load a file of torch to the CPU, without executing anything in it.

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from weightsym.networks import dicts as P
 
-__all__ = ["NetworkNames", "Renaming", "find_names"]
-
 
 @dataclass(frozen=True)
 class NetworkNames:

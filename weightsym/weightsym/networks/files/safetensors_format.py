@@ -16,18 +16,6 @@ from torch import Tensor
 from weightsym.networks.files.drafts import draft_of
 from weightsym.networks.forward import first_line
 
-__all__ = [
-    "StoredTensor",
-    "TensorFile",
-    "bytes_of",
-    "check_names",
-    "check_types",
-    "read_bytes",
-    "read_file",
-    "save_tensors",
-    "write_file",
-]
-
 _TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
     "I32": torch.int32, "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16,

@@ -10,8 +10,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["config_files", "read_settings", "settings_of_text"]
-
 _KEYS = {"class_path": str, "init_args": dict}
 """Keys that no class may misread, and what stands behind them."""
 _SHOWN, _DEPTH, _SIZE = 60, 100, 10**6

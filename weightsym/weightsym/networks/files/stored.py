@@ -14,8 +14,6 @@ from weightsym.networks.files.checkpoints import FORMATS, read_state
 from weightsym.networks.files.loading import read_json
 from weightsym.networks.files.safetensors_format import StoredTensor, TensorFile, read_file
 
-__all__ = ["StoredNetwork", "companions", "is_hugging_face", "open_network"]
-
 INDEX = "model.safetensors.index.json"
 _ONE = "model.safetensors"
 _WEIGHTS = (

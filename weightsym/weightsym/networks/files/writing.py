@@ -16,8 +16,6 @@ from weightsym.networks.files.drafts import draft_of
 from weightsym.networks.files.safetensors_format import TensorFile, write_file
 from weightsym.networks.files.stored import INDEX, StoredNetwork, companions
 
-__all__ = ["check_path", "check_target", "write_like"]
-
 
 def check_target(target: Path, like: StoredNetwork, overwrite: bool = False) -> None:
     """Refuse a target before the work begins.
