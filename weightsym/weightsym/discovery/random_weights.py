@@ -19,7 +19,7 @@ from weightsym.networks.shared_tensors import owners
 from weightsym.params import Params
 
 
-class Draw(NamedTuple):
+class WeightDraw(NamedTuple):
     """How random weights differ from those of a network.
 
     Attributes:
@@ -49,7 +49,7 @@ class RandomWeights:
         network: nn.Module,
         sym: Symmetries,
         moved: Collection[str] = (),
-        draw: Draw = Draw(),  # noqa: B008
+        draw: WeightDraw = WeightDraw(),  # noqa: B008
     ) -> None:
         self.state = P.of(network)
         self.sym, self.draw = sym, draw

@@ -19,8 +19,8 @@ from weightsym.discovery.draws import ONE_OF_ALL, Pick, draws_numbers
 from weightsym.discovery.example import forgets
 from weightsym.discovery.export import Graphs
 from weightsym.discovery.graph import Graph
-from weightsym.discovery.random_weights import Draw, RandomWeights, perturbing
-from weightsym.discovery.sensitivity import KINDS, Moves, Place, places_of, tensor_at
+from weightsym.discovery.random_weights import RandomWeights, WeightDraw, perturbing
+from weightsym.discovery.sensitivity import KINDS, OutputMoves, Place, places_of, tensor_at
 from weightsym.discovery.signals import factors_that_keep_signals
 from weightsym.discovery.streaming import Call, Cast, called, evened_by, streamed_outputs
 from weightsym.discovery.unread import unread_numbers
@@ -118,7 +118,7 @@ def refute(
 
 def _at_all_draws(
     case: _Case, sym: Symmetries, custom_rules: bool
-) -> tuple[Symmetries, Draw, list[str], set[str]]:
+) -> tuple[Symmetries, WeightDraw, list[str], set[str]]:
     """What holds at all draws, the last draw that shows something, and what none has shown.
 
     Also the tensors of which the example reads a part.
@@ -150,10 +150,10 @@ def _at_one_draw(case: _Case, sym: Symmetries, custom_rules: bool) -> _Judged:
     return judged
 
 
-def _other_draws(case: _Case, sym: Symmetries) -> Iterator[Draw]:
+def _other_draws(case: _Case, sym: Symmetries) -> Iterator[WeightDraw]:
     """Weights that keep signals at a size, each drawn when the ones before have not shown all."""
     for seed, noise, size in _REDRAWN:
-        draw = Draw(seed, noise)
+        draw = WeightDraw(seed, noise)
         weights = RandomWeights(case.model, sym, draw=draw)
         with suppress(Exception):  # as in `_judged_by_graph`
             assert case.graph is not None
@@ -178,7 +178,7 @@ def _read_in_part(case: _Case, judged: _Judged) -> set[str]:
     return read
 
 
-def _doubtful(sym: Symmetries, moves: Moves) -> dict[int, Tensor]:
+def _doubtful(sym: Symmetries, moves: OutputMoves) -> dict[int, Tensor]:
     """By axis, positions with which nothing moves, where groups move others or parts of units."""
     doubtful, covered = dict[int, Tensor](), dict[tuple[str, int], Tensor]()
     for kind in KINDS:
@@ -294,7 +294,7 @@ class _Case(NamedTuple):
     graph: Graph | None
     inputs: Inputs
     is_even: bool = False
-    draw: Draw = Draw()
+    draw: WeightDraw = WeightDraw()
     looks: bool = True
 
     def weights(self, sym: Symmetries) -> RandomWeights:
@@ -389,7 +389,7 @@ def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> _Ju
 def _first(case: _Case, weights: RandomWeights) -> list[Tensor]:
     """Outputs of a network at random weights. They are known if it was traced with as many."""
     measured = case.graph.measured if case.graph is not None else None
-    is_first = weights.draw == Draw()
+    is_first = weights.draw == WeightDraw()
     if measured is not None and measured.random == weights.random and is_first:
         return measured.outputs
     return outputs(case.model, weights.all(), case.inputs)
@@ -543,7 +543,7 @@ class Check:
         network: nn.Module,
         inputs: Inputs,
         sym: Symmetries,
-        draw: Draw = Draw(),  # noqa: B008
+        draw: WeightDraw = WeightDraw(),  # noqa: B008
     ) -> Check:
         """By the forward of a network."""
         weights = RandomWeights(network, sym, draw=draw)
@@ -588,11 +588,11 @@ class Check:
             return _Judged(sym, frozenset(places_of(sym)))
         fixed = self.weights.buffers
         try:
-            moves = Moves(run, self.read, sym, self._comparison.sizes, fixed)
+            moves = OutputMoves(run, self.read, sym, self._comparison.sizes, fixed)
         except Exception:  # an operation that has no derivative
             every = {tensor_at(place, sym) for place in places_of(sym)}
             fixed = fixed if len(every) <= _PERTURBED_ALONE else fixed | every
-            moves = Moves(lambda _: [], self.read, sym, [], fixed)
+            moves = OutputMoves(lambda _: [], self.read, sym, [], fixed)
         found = {place: moves.at(place) for place in places_of(sym)}
         least = min(_FAR * self.tolerance, _FAR_AT_MOST)
         seen = {place for place, size in found.items() if least <= size < math.inf}

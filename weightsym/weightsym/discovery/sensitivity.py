@@ -51,7 +51,7 @@ def tensor_at(place: Place, sym: Symmetries) -> str:
     return place if isinstance(place, str) else sym.axes[place.axis].tensor
 
 
-class Moves:
+class OutputMoves:
     r"""How far a random sum of the outputs moves where weights do.
 
     .. math:: s_P = \Big( \sum_{i \in P} \big( w_i \, \partial_i

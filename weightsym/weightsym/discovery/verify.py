@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from weightsym import params as P
-from weightsym.discovery.sensitivity import KINDS, Moves, places_in, places_of
+from weightsym.discovery.sensitivity import KINDS, OutputMoves, places_in, places_of
 from weightsym.groups.actions import (
     Element,
     Kind,
@@ -138,7 +138,7 @@ def _moves(
     params: Params,
     inputs: Inputs,
     comparison: OutputComparison,
-) -> Moves | None:
+) -> OutputMoves | None:
     """How far the outputs move with the weights at each place. None if there is no derivative."""
 
     def run(read: Read) -> list[Tensor]:
@@ -147,12 +147,12 @@ def _moves(
 
     try:
         fixed = {name for name, _ in network.named_buffers()}
-        return Moves(run, lambda name: params[name].clone(), sym, comparison.sizes, fixed)
+        return OutputMoves(run, lambda name: params[name].clone(), sym, comparison.sizes, fixed)
     except Exception:  # an operation of others, or one in place
         return None
 
 
-def _damped(sym: Symmetries, moves: Moves | None) -> Iterator[tuple[float, Symmetries]]:
+def _damped(sym: Symmetries, moves: OutputMoves | None) -> Iterator[tuple[float, Symmetries]]:
     """Groups with which outputs move little, by the size of the move. Not a number for the least.
 
     Places with which no output moves, but for rounding, are not a part of the function here, if a
