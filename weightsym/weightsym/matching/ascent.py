@@ -315,11 +315,14 @@ class Ascent:
         generator: torch.Generator,
         max_sweeps: int,
     ) -> None:
-        """Reorder branches as they stood, and match the units inside of those that meet."""
+        """Reorder branches as they stood, and match the units inside of those that meet.
+
+        Where they have none of their own, as two layers whose units are compared, match all units.
+        """
         step = identity(self.sym)
         step[group] = order
         self.stand(compose(before, step, self.sym))
-        inside = self.plan.inside(group)
+        inside = self.plan.inside(group) or range(len(self.plan.families))
         moving = {g for k in inside for g in self.plan.families[k].members}
         settled = set(range(len(self.plan.groups))) - moving
         self.climb(generator, max_sweeps, inside, settled)
