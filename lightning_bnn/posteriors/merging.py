@@ -137,12 +137,9 @@ def _in_frame(
     movable = {n for n, t in mean.items() if n in names or not is_weight(n, t)}
     sym = _of_movable(isometric(symmetries), movable)
     if sym.linear:
-        full = match_all(mean, reference, sym)
-        element = Element.of_groups(sym, permutations=full.permutations, matrices=full.matrices)
+        element = match_all(mean, reference, sym).as_element(sym)
     else:
-        matching = match(mean, reference, sym, signs=bool(sym.signs))
-        flips = Element.of_groups(sym, signs=matching.signs)
-        element = Element.of_groups(sym, permutations=matching.permutations) @ flips
+        element = match(mean, reference, sym, signs=bool(sym.signs)).as_element(sym)
     return transform_gaussian(posterior, element)
 
 

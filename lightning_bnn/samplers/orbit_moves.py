@@ -89,7 +89,7 @@ class OrbitMoves:
             orders[g] = torch.arange(orders[g].shape[-1]).expand_as(orders[g])
         for g in held_signs:
             signs[g] = torch.ones_like(signs[g])
-        return Element.of_groups(self.sym, permutations=orders, signs=signs, members=members)
+        return Element.of_groups(self.sym, permutations=orders, signs=signs)
 
     @torch.no_grad()
     def rescaled(self, stack: Params, generator: torch.Generator | None = None) -> Params:

@@ -9,7 +9,10 @@ from known_networks import NETWORKS
 
 from weightsym import (
     Element,
+    align,
     flip,
+    match,
+    match_all,
     mix,
     permute,
     random_mixings,
@@ -86,7 +89,7 @@ def test_members_move_each_by_itself(name):
     _, _, sym, params = known(name)
     stack = P.stack([params, params, params])
     values, others = (parts(sym, seeded(k), 3) for k in (3, 4))
-    g, h = (Element.of_groups(sym, **v, members=3) for v in (values, others))
+    g, h = (Element.of_groups(sym, **v) for v in (values, others))
     alone = [
         Element.of_groups(sym, **{kind: [v[m] for v in vs] for kind, vs in values.items()})
         for m in range(3)
@@ -114,6 +117,19 @@ def test_gradients_are_dual(name):
     if not sym.linear:
         squared = g.squares.on_some({n: t.square() for n, t in weights.items()})
         same(squared, {n: t.square() for n, t in moved.items()})
+
+
+@pytest.mark.parametrize("name", ["attention", "a slice of a weight", "experts, compared"])
+def test_what_is_matched_is_an_element(name):
+    _, _, sym, params = known(name)
+    other = Element.random(sym, seeded(7))(params)
+    stack = P.stack([other, params])
+    results = [match(stack, params, sym, signs=bool(sym.signs)), align(stack, sym)]
+    if sym.linear:
+        results.append(match_all(stack, params, sym))
+    for found in results:
+        same(found.as_element(sym)(stack), found.apply(stack, sym))
+        assert not close(found.as_element(sym)(stack), stack, 1e-3)
 
 
 def test_what_does_not_commute_is_told_apart():

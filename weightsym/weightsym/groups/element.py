@@ -436,7 +436,6 @@ class Element:
             signs=random_signs(sym, generator, members),
             matrices=random_mixings(sym, generator, members),
             shifts=random_shifts(sym, generator, members),
-            members=members,
         )
 
     @classmethod
@@ -449,9 +448,10 @@ class Element:
         signs: Sequence[Tensor] | None = None,
         matrices: Sequence[Tensor] | None = None,
         shifts: Sequence[Tensor] | None = None,
-        members: int | None = None,
     ) -> Element:
         """The element that shifts, then permutes, then rescales and flips, then mixes.
+
+        Values with a leading dimension make one element for every member of a stack.
 
         Args:
             sym: what `discover` returned.
@@ -460,13 +460,13 @@ class Element:
             signs: as in `flip`.
             matrices: as in `mix`.
             shifts: as in `shift`.
-            members: of the stack that it acts on, where values may differ by member.
         """
         given = {
             "permutations": permutations, "scalings": scales, "signs": signs,
             "linear": matrices, "shifts": shifts,
         }  # fmt: skip
         check_symmetries(sym)
+        members = _count_members(given)
         values = {
             kind: check_element(kind, value, sym, members)
             for kind, value in given.items()
@@ -596,6 +596,15 @@ def _reading(sym: Symmetries, step: Step, read: Read) -> Read:
 
 # ------------------------------------------------------------ from groups to axes
 Values = Mapping[str, Sequence[Tensor]]
+
+
+def _count_members(given: Mapping[str, Any]) -> int | None:
+    """The length of the first leading dimension, None where values are those of one network."""
+    for kind, values in given.items():
+        for value in values or () if isinstance(values, Sequence) else ():
+            if isinstance(value, Tensor) and value.ndim == (4 if kind == "linear" else 2):
+                return len(value)
+    return None
 
 
 def _sources(sym: Symmetries, permutations: Sequence[Tensor]) -> dict[str, Sources]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from weightsym.groups.actions import flip, permute
+from weightsym.groups.element import Element as GroupElement
 from weightsym.groups.elements import identity
 from weightsym.groups.mixing import mix
 from weightsym.groups.symmetries import Symmetries
@@ -59,6 +60,15 @@ class Moves(Sequence[Tensor]):
         params = params if self.signs is None else flip(params, sym, self.signs)
         params = permute(params, sym, self.permutations)
         return params if self.matrices is None else mix(params, sym, self.matrices)
+
+    def as_element(self, sym: Symmetries) -> GroupElement:
+        """The element of the group that does what these moves do.
+
+        Args:
+            sym: what `discover` returned.
+        """
+        last = GroupElement.of_groups(sym, permutations=self.permutations, matrices=self.matrices)
+        return last @ GroupElement.of_groups(sym, signs=self.signs)
 
     @overload
     def __getitem__(self, index: int) -> Tensor: ...

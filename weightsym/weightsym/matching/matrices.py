@@ -12,6 +12,7 @@ from torch import Tensor
 
 from weightsym.forms.balanced_form import balance_spaces
 from weightsym.groups.actions import axis_permutation, permute, permute_some
+from weightsym.groups.element import Element as GroupElement
 from weightsym.groups.mixing import mix, mix_some
 from weightsym.groups.placements import LinearKind, complex_matrices
 from weightsym.groups.symmetries import LinearGroup, PermutationGroup, Symmetries, without_groups
@@ -54,6 +55,14 @@ class FullMatch:
     def apply(self, params: Params, sym: Symmetries) -> Params:
         """The network or stack in the frame of the reference, with the same function."""
         return mix(permute(params, sym, self.permutations), sym, self.matrices)
+
+    def as_element(self, sym: Symmetries) -> GroupElement:
+        """The element of the group that does the same.
+
+        Args:
+            sym: what `discover` returned.
+        """
+        return GroupElement.of_groups(sym, permutations=self.permutations, matrices=self.matrices)
 
     def __str__(self) -> str:
         """Counts of what has moved, and the distance of weights before and after."""
