@@ -21,182 +21,20 @@ from torch import Tensor
 from weightsym.files import read_file, save_tensors
 from weightsym.groups.actions import (
     Kind,
-    along_axis,
     axis_factors,
     axis_permutation,
-    from_axis,
-    permute_axis,
     source_of,
-    take_along_last,
 )
+from weightsym.groups.axis_maps import AxisMap, Mixing, Monomial, inverse_of, merged
 from weightsym.groups.elements import random_permutations, random_scales, random_signs
 from weightsym.groups.mixing import added, carried, random_mixings, random_shifts
-from weightsym.groups.symmetries import Axis, Symmetries
+from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_element, check_params, check_symmetries
 from weightsym.params import Params
 
 Read = Callable[[str], Tensor]
 Sources = str | tuple[str, ...]  # of one network, or of every member
 _FORMAT = "weightsym element 1"
-
-
-# ------------------------------------------------------------ one axis
-@dataclass(frozen=True, eq=False)
-class Monomial:
-    """Units that change places and are multiplied: new unit k is ``factor[k]`` old ``index[k]``.
-
-    Both are ``(units,)`` or ``(members, units)``.
-    """
-
-    index: Tensor
-    factor: Tensor
-
-    def __matmul__(self, first: Monomial) -> Monomial:
-        factor = self.factor * take_along_last(first.factor, self.index)
-        return Monomial(take_along_last(first.index, self.index), factor)
-
-    @cached_property
-    def inverse(self) -> Monomial:
-        """The monomial matrix that undoes this one."""
-        back = self.index.argsort(-1)
-        return Monomial(back, 1 / take_along_last(self.factor, back))
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Monomial:
-        """The same places with other factors."""
-        return Monomial(self.index, function(self.factor))
-
-
-@dataclass(frozen=True, eq=False)
-class Mixing:
-    """Matrices ``(..., cells, size, size)`` that mix the ``positions`` ``(..., cells, size)``.
-
-    No position is in two cells.
-    """
-
-    positions: Tensor
-    matrices: Tensor
-
-    def moved(self, by: Monomial) -> Mixing:
-        """The matrices that do after a monomial one what these do before it."""
-        positions = _at(by.index.argsort(-1), self.positions)
-        factor = _at(by.factor, positions)
-        matrices = factor[..., None] * self.matrices / factor[..., None, :]
-        return Mixing(positions, matrices)._sorted()
-
-    def __matmul__(self, first: Mixing) -> Mixing:
-        return Mixing(self.positions, torch.matmul(self.matrices, first.matrices))
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Mixing:
-        """Other matrices at the same positions."""
-        return Mixing(self.positions, function(self.matrices))
-
-    def mixes_as(self, other: Mixing) -> bool:
-        """True if the cells are the same."""
-        return torch.equal(self.positions, other.positions)
-
-    def act(self, rows: Tensor) -> Tensor:
-        """Rows whose last dimension is the axis; members come first where there are any."""
-        positions, matrices = self.positions.to(rows.device), self.matrices.to(rows)
-        cells = rows[..., positions] if positions.ndim == 2 else _by_member(rows, positions)
-        into = "mcij,m...cj->m...ci" if matrices.ndim == 4 else "cij,...cj->...ci"
-        new = torch.einsum(into, matrices, cells)
-        if positions.ndim == 2:
-            changed = rows.clone()
-            changed[..., positions.reshape(-1)] = new.flatten(-2)
-            return changed
-        index = positions.reshape(len(positions), *(1,) * (rows.ndim - 2), -1)
-        return rows.scatter(-1, index.expand(*rows.shape[:-1], -1), new.flatten(-2))
-
-    def _sorted(self) -> Mixing:
-        """With rising positions in every cell, and cells by their first."""
-        positions, order = self.positions.sort(-1)
-        matrices = self.matrices
-        lead = max(order.shape[:-2], matrices.shape[:-3])
-        order = order.expand(*lead, *order.shape[-2:])
-        matrices = matrices.expand(*lead, *matrices.shape[-3:])
-        rows = order[..., None].expand(matrices.shape)
-        matrices = matrices.gather(-2, rows).gather(-1, rows.mT)
-        cells = positions.expand(*lead, *positions.shape[-2:])[..., 0].argsort(-1)
-        positions = positions.expand(*lead, *positions.shape[-2:])
-        positions = positions.gather(-2, cells[..., None].expand(positions.shape))
-        matrices = matrices.gather(-3, cells[..., None, None].expand(matrices.shape))
-        if positions.ndim == 3 and bool((positions == positions[:1]).all()):
-            positions = positions[0]  # nearly always
-        return Mixing(positions, matrices)
-
-
-def _at(values: Tensor, positions: Tensor) -> Tensor:
-    """Values along an axis at the positions of cells, by member where either has members."""
-    if values.ndim == 1 or positions.ndim == 2:
-        return values[..., positions]
-    return values.gather(-1, positions.flatten(-2)).unflatten(-1, positions.shape[-2:])
-
-
-def _by_member(rows: Tensor, positions: Tensor) -> Tensor:
-    index = positions.reshape(len(positions), *(1,) * (rows.ndim - 2), -1)
-    picked = rows.gather(-1, index.expand(*rows.shape[:-1], -1))
-    return picked.unflatten(-1, positions.shape[-2:])
-
-
-@dataclass(frozen=True, eq=False)
-class AxisMap:
-    """What happens to one axis: first the monomial matrix, then the mixing ones in their order."""
-
-    monomial: Monomial | None = None
-    mixings: tuple[Mixing, ...] = ()
-
-    def __matmul__(self, first: AxisMap) -> AxisMap:
-        mixings = first.mixings
-        if self.monomial is not None:
-            mixings = tuple(mixing.moved(self.monomial) for mixing in mixings)
-        monomial = self.monomial or first.monomial
-        if self.monomial is not None and first.monomial is not None:
-            monomial = self.monomial @ first.monomial
-        return AxisMap(monomial, _merged((*mixings, *self.mixings)))
-
-    @cached_property
-    def inverse(self) -> AxisMap:
-        """What undoes it."""
-        undone = tuple(m.map(_inverse) for m in reversed(self.mixings))
-        if self.monomial is None:
-            return AxisMap(None, undone)
-        back = self.monomial.inverse
-        return AxisMap(back, tuple(m.moved(back) for m in undone))
-
-    def map(self, factors: Any, matrices: Any) -> AxisMap:
-        """Other factors and matrices in the same places."""
-        monomial = None if self.monomial is None else self.monomial.map(factors)
-        return AxisMap(monomial, tuple(m.map(matrices) for m in self.mixings))
-
-    def act(self, w: Tensor, axis: Axis, offset: int) -> Tensor:
-        """One tensor after its axis has moved."""
-        if self.monomial is not None:
-            index, factor = self.monomial.index.to(w.device), self.monomial.factor
-            if bool((index != torch.arange(index.shape[-1], device=w.device)).any()):
-                w = permute_axis(w, axis, index, offset)
-            if bool((factor != 1).any()):
-                w = w * axis.spread(factor.to(w), w.shape[offset:])
-        if self.mixings:
-            rows = along_axis(w, axis, offset)
-            for mixing in self.mixings:
-                rows = mixing.act(rows)
-            w = from_axis(rows, w, axis, offset)
-        return w
-
-
-def _inverse(matrices: Tensor) -> Tensor:
-    return torch.linalg.inv(matrices.double())
-
-
-def _merged(mixings: Sequence[Mixing]) -> tuple[Mixing, ...]:
-    """Neighbours that mix the same cells as one."""
-    merged: list[Mixing] = []
-    for mixing in mixings:
-        if merged and mixing.mixes_as(merged[-1]):
-            merged[-1] = mixing @ merged[-1]
-        else:
-            merged.append(mixing)
-    return tuple(merged)
 
 
 # ------------------------------------------------------------ one step
@@ -314,7 +152,7 @@ def _stacked(maps: Sequence[AxisMap], length: int) -> AxisMap:
     mixings = [
         Mixing(
             torch.stack([m.positions for m in of_all]), torch.stack([m.matrices for m in of_all])
-        )._sorted()
+        ).ordered()
         for of_all in zip(*(axis_map.mixings for axis_map in every), strict=True)
     ]
     return AxisMap(monomial, tuple(mixings))
@@ -538,7 +376,7 @@ class Element:
         """
         if any(step.shifts for step in self.steps):
             raise ValueError("`dual`: shifts are no linear maps of the weights, and have none.")
-        steps = (step.map(torch.reciprocal, lambda m: _inverse(m).mT) for step in self.steps)
+        steps = (step.map(torch.reciprocal, lambda m: inverse_of(m).mT) for step in self.steps)
         return Element(self.sym, tuple(steps))
 
     @cached_property
@@ -637,11 +475,11 @@ def _axis_map(sym: Symmetries, a: int, sources: Mapping[str, Sources], values: V
     mixings = []
     for k, placement in sym.placements_by_axis("linear").get(a, ()) if "linear" in values else ():
         g = values["linear"][k].double()
-        g = g if placement.exponent == 1 else _inverse(g).mT
+        g = g if placement.exponent == 1 else inverse_of(g).mT
         spaces, size, repeats = placement.positions.shape
         cells = placement.positions.cpu().movedim(-1, 1).reshape(spaces * repeats, size)
-        mixings.append(Mixing(cells, g.repeat_interleave(repeats, -3))._sorted())
-    return AxisMap(monomial, _merged(mixings))
+        mixings.append(Mixing(cells, g.repeat_interleave(repeats, -3)).ordered())
+    return AxisMap(monomial, merged(mixings))
 
 
 def _index(
