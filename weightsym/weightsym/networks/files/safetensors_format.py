@@ -95,7 +95,7 @@ def read_bytes(path: Path, content: bytes) -> dict[str, Tensor]:
     return {name: _tensor(path, name, **row) for name, row in rows}
 
 
-def _tensor(path: Path, name: str, dtype: str, shape: list[int], data: bytes) -> Tensor:
+def _tensor(path: Path, name: str, dtype: str, shape: list[int], data: bytes | bytearray) -> Tensor:
     kind = _stored(path, name, dtype, shape)
     if not data:
         return torch.empty(kind.shape, dtype=kind.dtype)
