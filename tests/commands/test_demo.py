@@ -2,8 +2,10 @@
 
 import re
 import shutil
+from pathlib import Path
 
 import lightning as L
+import processes
 import pytest
 import torch
 from kills import kills
@@ -227,23 +229,29 @@ def outcome(run):
     return {**load(path)["state_dict"], **{f"bank {name}": t for name, t in bank[:].items()}}
 
 
-@pytest.mark.e2e
-def test_a_run_that_is_killed_at_any_moment_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
-    """With the same networks, in its checkpoint and in its bank."""
-    monkeypatch.setattr(runs, "_BETWEEN_CHECKPOINTS", 0.0)
-    tiny, folder = runs.Job("run", "tiny", text=TINY), tmp_path / "killed"
+def killed_everywhere(place):
+    """How often a run was killed that each time ended with the networks of one that was not."""
+    tiny, folder = runs.Job("run", "tiny", text=TINY), Path(place) / "killed"
 
     def run():
         return runs.run_jobs([tiny], folder)["run"]
 
-    whole = outcome(runs.run_jobs([tiny], tmp_path / "whole")["run"])
-    count = 0
-    for _ in kills(run, folder, lambda: shutil.rmtree(folder, ignore_errors=True), 3):
-        found = outcome(run())
-        assert found.keys() == whole.keys()
-        assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
-        count += 1
-    assert count > 9
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "_BETWEEN_CHECKPOINTS", 0.0)
+        whole = outcome(runs.run_jobs([tiny], Path(place) / "whole")["run"])
+        count = 0
+        for _ in kills(run, folder, lambda: shutil.rmtree(folder, ignore_errors=True), 3):
+            found = outcome(run())
+            assert found.keys() == whole.keys()
+            assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+            count += 1
+    return count
+
+
+@pytest.mark.e2e
+def test_a_run_that_is_killed_at_any_moment_ends_as_if_it_had_not_been(tmp_path):
+    """In a process without threads of autograd, which a fork cannot follow."""
+    assert processes.result(killed_everywhere, str(tmp_path), timeout=600) > 9
 
 
 @pytest.mark.e2e
@@ -260,7 +268,7 @@ def test_a_run_is_discarded_as_a_whole(tmp_path):
         shutil.copytree(tmp_path / "longer", folder)
 
     def prepare():
-        assert not runs._prepared(runs.Run(tiny, folder / "run"))
+        assert not runs._prepared(runs.StoredRun(tiny, folder / "run"))
 
     for _ in kills(prepare, folder, prepared, 4):
         found = outcome(runs.run_jobs([tiny], folder)["run"])
