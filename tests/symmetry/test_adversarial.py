@@ -61,5 +61,5 @@ def test_random_architectures(choices, channels, batch_norm):
     model = randomise(random_net(choices, channels).double()).eval()
     x = torch.randn(2, 2, 6, 6).double()
     sym = discover(model, x, batch_norm=batch_norm)
-    assert verify(model, sym, x) < 1e-11
+    assert verify(model, sym, x) < 1e-8  # of what each group moves, beside which rounding counts
     assert batch_norm == "eval" or not any("numerical check" in f.reason for f in sym.frozen)

@@ -245,7 +245,7 @@ def forms_differ(params, sym, form, seed):
         scalings=() if form["scaling"] is None else sym.scalings,
         permutations=() if form.get("permutation", "max") is None else sym.permutations,
     )
-    moved = random_element(params, removed, generator, mixing="mixing" in form)
+    moved = random_element(params, removed, generator, mixing=bool(form.get("mixing")))
     return not close(*(canonicalise(p, sym, **form) for p in (moved, params)))
 
 
