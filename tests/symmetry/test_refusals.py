@@ -271,7 +271,7 @@ ROWS = {
         "shift(params, sym, [1j * ones(4)])": r"`shifts\[0\]` must hold real numbers",
         "transform_optimizer_state(with_state(model, torch.optim.LBFGS, old_dirs=[zeros(3)]), live,"
         " Element.identity(sym))": "'old_dirs' of LBFGS has not the shape of a",
-        "Element.of_groups(sym, matrices=[ones(9, 1, 4, 4)])":
+        "Element.of_groups(sym, matrices=[ones(9, 4, 4)])":
             r"`matrices\[0\]` must have shape",
         "Element.random(sym).dual": "`dual`: shifts are no linear maps",
     },
