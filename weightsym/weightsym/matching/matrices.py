@@ -79,7 +79,7 @@ def moved(params: Params, sym: Symmetries, element: Element) -> Params:
 def together(elements: Sequence[Element]) -> Element:
     """The elements of several networks as one for their stack."""
     permutations, matrices = (
-        [torch.stack(rows) for rows in zip(*parts, strict=True)]
+        [torch.stack([t.to(rows[0]) for t in rows]) for rows in zip(*parts, strict=True)]
         for parts in zip(*elements, strict=True)
     )
     return permutations, matrices
