@@ -116,6 +116,7 @@ def from_hub(
         A posterior; or a bank, which for a reference holds its draws, beside ``card.json`` and the
         configuration ``config.json``. That one is a program, see SECURITY.md: read it before use.
 
+    >>> import torch
     >>> from lightning_bnn.posteriors import DiagonalGaussian
     >>> folder = tempfile.mkdtemp()
     >>> write_folder(DiagonalGaussian({"w": torch.zeros(3)}), folder)

@@ -97,6 +97,7 @@ def export_files(bank: CheckpointBank, folder: str | os.PathLike[str]) -> list[P
 
     >>> import tempfile
     >>> import torch
+    >>> from weightsym.files import read_state
     >>> bank = CheckpointBank(tempfile.mkdtemp())
     >>> bank.extend({"w": torch.arange(2.0)[:, None]})
     >>> paths = export_files(bank, tempfile.mkdtemp())
