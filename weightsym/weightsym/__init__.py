@@ -70,8 +70,7 @@ if TYPE_CHECKING:  # for packages that build on this one
     from weightsym.forms.mass_problem import mass_problem
     from weightsym.forms.min_mass import excess
     from weightsym.forms.sorting import SortKey
-    from weightsym.groups.actions import along_axis, multiplied_tensor, permute_some, tied
-    from weightsym.groups.mixing import multiplied
+    from weightsym.groups.actions import along_axis, multiplied_tensor, permute_some
     from weightsym.groups.symmetries import Group, without_groups
     from weightsym.groups.units import unit_rows, writer
     from weightsym.groups.validation import check_symmetries

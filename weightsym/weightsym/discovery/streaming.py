@@ -55,7 +55,6 @@ def streamed_outputs(
         value = sources[node] if source.kind == "input" else source.tensor
         return in_precision(value.clone(), precision) if isinstance(value, Tensor) else value
 
-    sum(s.tensor.nbytes for s in graph.sources.values() if s.kind == "parameter")
     with same_noise(s.tensor for s in graph.sources.values()):
         values = _run(graph.module, source, graph.outputs, cast, call or called)
     return [as_real(t) for t in values]

@@ -447,11 +447,11 @@ def _count_members(given: Mapping[str, Any]) -> int | None:
 
 def _sources(sym: Symmetries, permutations: Sequence[Tensor]) -> dict[str, Sources]:
     """By name the tensor that comes to its place, of every member if they differ."""
-    names = [n for n in sym.exchangeable_tensors if permutations]
-    blocks = [p for g, p in zip(sym.permutations, permutations, strict=True) if g.tensors] if (
-        permutations
-    ) else []  # fmt: skip
-    members = max((len(p) for p in blocks if p.ndim == 2), default=0)
+    if not permutations:
+        return {}
+    names = sym.exchangeable_tensors
+    orders = [p for g, p in zip(sym.permutations, permutations, strict=True) if g.tensors]
+    members = max((len(p) for p in orders if p.ndim == 2), default=0)
     if not members:
         return {n: source_of(n, sym, permutations) for n in names}
     each = [[p[m] if p.ndim == 2 else p for p in permutations] for m in range(members)]
