@@ -21,7 +21,7 @@ HMC = {"step_size": 2e-3, "leapfrog_steps": 20, "transitions": 5}
 
 
 def our_chains(network, stack, x, y):
-    method, run = methods.HMC(), methods.Run(network, num_data=len(y))
+    method, run = methods.HamiltonianMonteCarlo(), methods.Run(network, num_data=len(y))
     state = method.init(network, stack)
     sampler = samplers.HMC(state.parameters(), HMC["step_size"], HMC["leapfrog_steps"], jitter=0.0)
     batches = [methods.Batch((x,), y)]

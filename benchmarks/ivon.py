@@ -56,7 +56,7 @@ class Training:
     def __init__(self, name, network, size, steps, seeds, lr, init_std=0.01, **options):
         made = {
             "Adam": methods.DeepEnsemble(prior_std=PRIOR),
-            "IVON": methods.IVON(PRIOR),
+            "IVON": methods.VariationalOnlineNewton(PRIOR),
             "MFVI": methods.MFVI(prior_std=PRIOR, init_std=init_std),
         }
         starts = []

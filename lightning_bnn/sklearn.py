@@ -90,12 +90,17 @@ class _Estimator(BaseEstimator):
 
     def _class(self) -> Any:
         """The class of the module."""
-        classes = {n: c for n, c in inspect.getmembers(modules) if hasattr(c, "arguments")}
+        untrained = modules.Bayesian, modules.FromCheckpoints
+        classes = {
+            name: cls
+            for name, cls in inspect.getmembers(modules, inspect.isclass)
+            if issubclass(cls, modules.Bayesian) and cls not in untrained
+        }
         cls: Any = self.method
         if isinstance(cls, str):
             check_choice("method", cls, tuple(classes))
             cls = classes[cls]
-        if not hasattr(cls, "arguments"):
+        if not inspect.isclass(cls) or not issubclass(cls, tuple(classes.values())):
             raise ValueError(f"`method` must be one of {', '.join(classes)}, got {cls!r}.")
         return cls
 
@@ -140,7 +145,8 @@ class _Estimator(BaseEstimator):
 
 def _optimizer_of(cls: Any) -> Any:
     """What a class of modules trains with by default."""
-    return inspect.signature(cls.arguments).parameters["optimizer"].default
+    constructors = (inspect.signature(base).parameters for base in cls.__mro__)
+    return next(p["optimizer"].default for p in constructors if "optimizer" in p)
 
 
 class BnnClassifier(ClassifierMixin, _Estimator):

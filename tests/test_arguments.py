@@ -28,7 +28,7 @@ CLASSES = {
     **{
         name: getattr(modules, name)
         for name in by_method.__all__
-        if name != "FromCheckpoints"
+        if name not in ("FromCheckpoints", "lightning_class")
     },
     **{f"samplers.{cls.__name__}": cls for cls in (
         samplers.SGHMC, samplers.SGLD, samplers.PreconditionedSGLD, samplers.SMILE, samplers.HMC,
@@ -86,8 +86,6 @@ def numeric(cls):
         if init is None or not owner.__module__.startswith(("lightning_bnn", "weightsym")):
             continue
         parameters = dict(inspect.signature(init).parameters)
-        if "arguments" in vars(owner):
-            parameters |= inspect.signature(owner.arguments).parameters
         for name, parameter in parameters.items():
             annotation = inspect.formatannotation(parameter.annotation).strip("'")
             annotation = re.sub(r"Union\[float, .*", "float", annotation.replace("typing.", ""))

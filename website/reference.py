@@ -185,6 +185,8 @@ def summary(module: str, name: str) -> str:
     >>> summary("weightsym.matching.align", "align")
     'Bring all networks of a stack into one frame.'
     """
+    if method := made_of(module, name):
+        return summary(imports("lightning_bnn.methods", method)[-1], method)
     file = source(f"{module}.{name}") or source(module)  # a name may be a module itself
     assert file is not None
     tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -194,6 +196,20 @@ def summary(module: str, name: str) -> str:
     found = ast.get_docstring(node) if node else ""
     line = (found or "").partition("\n")[0].replace("|", r"\|").replace("``", "`")
     return re.sub(":math:(?=`)", "", line)  # a formula as code
+
+
+def made_of(module: str, name: str) -> str | None:
+    """The method of a LightningModule that is made by `lightning_class`.
+
+    >>> made_of("lightning_bnn.modules.by_method", "SGHMC")
+    'SGMCMC'
+    """
+    for node in _body(module) if source(module) else ():
+        match node:
+            case ast.Assign([ast.Name(target)], ast.Call(ast.Name("lightning_class"), [method])):
+                if target == name:
+                    return ast.unparse(method).removeprefix("methods.")
+    return None
 
 
 def entry(page: str, name: str) -> str:
@@ -209,9 +225,12 @@ def entry(page: str, name: str) -> str:
     """
     path = f"{module_of(page)}.{name}"
     through = imports(module_of(page), name)
+    heading = f"## `{name}` {{ #{path} .doc .doc-heading }}"
+    if method := made_of(through[-1], name):
+        of = f"[`{method}`](methods.md#lightning_bnn.methods.{method})"
+        return f"{heading}\n\nThe LightningModule of {of}, with its arguments and `Bayesian`'s."
     home = page_of(through[-1])
     if home != page and home in REFERENCE and name in public_names(home):
-        heading = f"## `{name}` {{ #{path} .doc .doc-heading }}"
         return f"{heading}\n\nSee [{REFERENCE[home]}]({home}.md#{module_of(home)}.{name})."
     if all(source(f"{place}.{name}") is None for place in through):
         return f"::: {path}"

@@ -1,12 +1,6 @@
 r"""Chains whose every step sees all the data: Hamiltonian and microcanonical.
 
 .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
-
-References:
-    | What Are Bayesian Neural Network Posteriors Really Like? (Izmailov et al., 2021)
-    | https://arxiv.org/abs/2104.14421
-    | Microcanonical Langevin Ensembles: Advancing the Sampling of Bayesian Neural Networks
-    | (Sommer et al., 2025), https://arxiv.org/abs/2502.06335
 """
 
 from __future__ import annotations
@@ -39,7 +33,7 @@ from weightsym.params import (
     widest,
 )
 
-__all__ = ["HMC", "MILE"]
+__all__ = ["HamiltonianMonteCarlo", "MILE"]
 
 _LEAST_ACCEPTANCE = 0.01
 _SMALL = 8
@@ -117,12 +111,12 @@ class AllDataSampling(Method):
             )
         if scheduler is not None:
             raise ValueError(
-                f"`lr_scheduler` means nothing to {type(self).__name__}, whose sampler adapts its "
+                f"`lr_scheduler` means nothing to {self.name}, whose sampler adapts its "
                 "step size: leave it out."
             )
 
     def before_fit(self, state: AllDataChains, fit: Fit, run: Run) -> None:
-        name = type(self).__name__
+        name = self.name
         self.keeping.begin(state, fit, run, name)
         if any(p.dtype in (torch.bfloat16, torch.float16) for p in state.parameters()):
             raise ValueError(f"{name} needs exact energies: take `precision` 32-true or 64-true.")
@@ -244,7 +238,7 @@ class AllDataSampling(Method):
         return self.keeping.keep_if_due(state, progress, run)
 
     def after_fit(self, state: AllDataChains, run: Run) -> None:
-        self.keeping.close(state, run, type(self).__name__)
+        self.keeping.close(state, run, self.name)
         if state.sampler is not None:
             state.sampler.field = None
         state.data, state.sampler, state.moves = [], None, None
@@ -254,23 +248,31 @@ class AllDataSampling(Method):
 
 
 @dataclass(eq=False)
-class HMC(AllDataSampling):
+class HamiltonianMonteCarlo(AllDataSampling):
     r"""Samples of the posterior, exact but for the length of the chains.
 
     .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
 
-    Every step is one transition of `lightning_bnn.samplers.HMC`; see `AllDataSampling`.
+    Every step is one transition of `lightning_bnn.samplers.HMC`, with the gradients of all data;
+    what batch a loader gives at that step does not matter, its batch size says how many examples
+    are computed at a time. The data are read once, whole and without augmentation. BatchNorm uses
+    the statistics of the given network; dropout is refused. Several processes share the data.
 
     Args:
         orbit_moves: so many transitions apart, move chains to other networks of the same function,
             see `lightning_bnn.samplers.OrbitMoves`: they then visit all copies of what they find,
             at the price of no gradient. By default never.
 
+    References:
+        | What Are Bayesian Neural Network Posteriors Really Like? (Izmailov et al., 2021)
+        | https://arxiv.org/abs/2104.14421
+
     >>> import torch
     >>> from lightning_bnn import methods, params, samplers
     >>> from lightning_bnn.models import mlp
     >>> net, x, y = mlp(2, [4], 2), torch.randn(50, 2), torch.arange(50) % 2
-    >>> method, run, batch = methods.HMC(), methods.Run(net, num_data=50), methods.Batch((x,), y)
+    >>> method, run = methods.HamiltonianMonteCarlo(), methods.Run(net, num_data=50)
+    >>> batch = methods.Batch((x,), y)
     >>> state = method.init(net, params.populate(net, members=2))
     >>> sampler = samplers.HMC(state.parameters(), step_size=0.02, leapfrog_steps=3)
     >>> method.before_fit(state, methods.Fit(optimizer=sampler, batches=lambda: [batch]), run)
@@ -283,6 +285,7 @@ class HMC(AllDataSampling):
 
     orbit_moves: int | None = None
 
+    name = "HMC"
     sampler = samplers.HMC
 
     def __post_init__(self) -> None:
@@ -326,12 +329,23 @@ class HMC(AllDataSampling):
 
 @dataclass(eq=False)
 class MILE(AllDataSampling):
-    r"""Samples of the posterior, off by as much as the energy errors of the steps vary.
+    r"""Samples of the posterior by chains of constant speed, each from a trained network.
 
     .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
 
-    Every step is one transition of `lightning_bnn.samplers.MCLMC`, which first descends to where
-    each chain starts, if it is told to; see `AllDataSampling`.
+    Every step is one transition of `lightning_bnn.samplers.MCLMC`, of 21 gradients of all the data
+    by default; what batch a loader gives at that step does not matter, its batch size says how many
+    examples are computed at a time. The first 100 transitions descend by Adam, the next 200 adapt
+    the steps. From networks that were trained already, start with 0 ``descent_steps`` of the
+    sampler.
+
+    No test corrects the law of the draws: their energy variance says how far to trust it, and `HMC`
+    confirms it. BatchNorm uses the statistics of the given network; dropout is refused. Several
+    processes share the data.
+
+    References:
+        | Microcanonical Langevin Ensembles: Advancing the Sampling of Bayesian Neural Networks
+        | (Sommer et al., 2025), https://arxiv.org/abs/2502.06335
 
     >>> import torch
     >>> from lightning_bnn import methods, params, samplers

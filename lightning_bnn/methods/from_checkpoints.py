@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.bank import read_networks
 from lightning_bnn.methods.method import AS_IT_IS, Method, Purpose, State
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.metrics.validation import check_choice
@@ -46,43 +47,58 @@ class Collected(State):
         return self.collected.modes()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class FromCheckpoints(Method):
-    """The networks themselves, or a Gaussian through those of each member.
+    """The networks of a bank or of a folder of checkpoints as a posterior, nothing is trained.
+
+    If a bank holds networks of several members of a module, each member has a Gaussian of its own.
+    Networks that are drawn from a Gaussian get BatchNorm statistics from one pass over the training
+    data. (`Laplace` with ``start_from`` fits its curvature without training, too.)
 
     Args:
-        networks: a stack.
-        chains: for every network, the member that it is of.
-        kind: ``"networks"``, or the Gaussian: ``"diagonal"`` or ``"low_rank"``.
-        rank: of the second one.
-        scale: of its covariance.
+        source: folder of a bank, folder of checkpoints, or one checkpoint.
+        kind: the ``"networks"`` themselves; a ``"diagonal"`` Gaussian with their means and standard
+            deviations; or ``"low_rank"``, SWAG's Gaussian through a trajectory.
+        last: only the last so many networks.
+        rank: deviations of the low-rank Gaussian, by default 20 or all that there are.
+        scale: multiplies its covariance.
+        prefix: what stands before the names of the network in checkpoints, such as ``"net."``.
 
+    >>> import tempfile
     >>> from lightning_bnn import methods, params
+    >>> from lightning_bnn.bank import CheckpointBank
     >>> from lightning_bnn.models import mlp
-    >>> net = mlp(2, [8], 2)
-    >>> networks = params.populate(net, 6)
-    >>> method = methods.FromCheckpoints(networks, chains=[0, 1, 0, 1, 0, 1], kind="diagonal")
-    >>> posterior = method.posterior(method.init(net, networks), methods.Run(net))
+    >>> net, bank = mlp(2, [8], 3), CheckpointBank(tempfile.mkdtemp())
+    >>> bank.extend(params.populate(net, 6), [{"member": m} for m in (0, 1, 0, 1, 0, 1)])
+    >>> method = methods.FromCheckpoints(source=str(bank.path), kind="diagonal")
+    >>> posterior = method.posterior(method.init(net, {}), methods.Run(net))
     >>> type(posterior).__name__, len(posterior.modes())
     ('Mixture', 2)
     """
 
-    networks: Params
-    chains: Sequence[int]
+    source: str
     kind: Kind = "networks"
+    last: int | None = None
     rank: int | None = None
     scale: float = 1.0
+    prefix: str | None = None
 
     trains = False
     refreshes_statistics = True
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, get_args(Kind))
+        check_count("last", self.last, optional=True)
         check_count("rank", self.rank, 2, optional=True)
         check_not_negative("scale", self.scale)
 
+    def prepare(self, network: nn.Module) -> nn.Module:
+        """A copy, as fixed weights are those of the source."""
+        return copy.deepcopy(network)
+
     def init(self, network: nn.Module, stack: Params) -> Collected:
-        networks, chains = self.networks, self.chains
+        networks, records = read_networks(self.source, network, self.last, self.prefix)
+        chains = [record.get("member", 0) for record in records]
         if self.kind == "networks":
             return Collected(Empirical(networks, chains if len(set(chains)) > 1 else None))
         rows = [[k for k, c in enumerate(chains) if c == chain] for chain in sorted(set(chains))]

@@ -1,9 +1,4 @@
-"""Variational inference by natural gradients: the method around the optimizer `IVON`.
-
-References:
-    | Variational Learning is Effective for Large Deep Networks (Shen et al., 2024)
-    | https://arxiv.org/abs/2402.17641
-"""
+"""Variational inference by natural gradients: the method around the optimizer `IVON`."""
 
 from __future__ import annotations
 
@@ -26,7 +21,7 @@ from lightning_bnn.samplers.langevin import decay_of, temperature_of
 from weightsym import params as P
 from weightsym.params import Params, check_not_negative
 
-__all__ = ["IVON"]
+__all__ = ["VariationalOnlineNewton"]
 
 _UNTIL_TRAINED = 0.01
 """Deviations before an optimizer is known."""
@@ -64,24 +59,30 @@ class Curvatures(Means):
 
 
 @dataclass(eq=False)
-class IVON(Method):
-    r"""A diagonal Gaussian over the weights of each member, at the price of Adam.
+class VariationalOnlineNewton(Method):
+    r"""A diagonal Gaussian over the weights of any network, learned at the price of Adam.
 
     .. math:: L = E_q[\mathrm{NLL}(\omega)] + \frac{1}{N} \big(E_q[-\log p(\omega)] - T H(q)\big)
 
-    The objective is that of `MFVI`; natural gradients of one draw of the weights make the steps,
-    see `lightning_bnn.samplers.IVON`.
+    The objective is that of `MFVI`; its steps are natural gradients, from one gradient at weights
+    that were drawn. The optimizer is `lightning_bnn.samplers.IVON`, which is told N and the prior;
+    its ``hessian_init`` and ``hessian_momentum`` matter most. With members, a mixture.
 
     Args:
         prior_std: standard deviation of a Gaussian prior over all weights; None leaves it to the
             optimizer.
         temperature: T, of the tempered posterior; by default the optimizer's, which is 1.
 
+    References:
+        | Variational Learning is Effective for Large Deep Networks (Shen et al., 2024)
+        | https://arxiv.org/abs/2402.17641
+
     >>> import torch
     >>> from lightning_bnn import methods, params, samplers
     >>> from lightning_bnn.models import mlp
     >>> net, x, y = mlp(2, [4], 2), torch.randn(50, 2), torch.arange(50) % 2
-    >>> method, run, batch = methods.IVON(), methods.Run(net, num_data=50), methods.Batch((x,), y)
+    >>> method, run = methods.VariationalOnlineNewton(), methods.Run(net, num_data=50)
+    >>> batch = methods.Batch((x,), y)
     >>> state = method.init(net, params.populate(net, members=2))
     >>> optimizer = samplers.IVON(state.parameters(), num_data=50)
     >>> _ = method.configure_optimizer(state, optimizer, run)  # tells it the prior
@@ -97,6 +98,7 @@ class IVON(Method):
     prior_std: float | None = 1.0
     temperature: float | None = None
 
+    name = "IVON"
     is_mixture = True
     unfitted = "its Gaussians are where they start"
 

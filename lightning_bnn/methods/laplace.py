@@ -1,9 +1,4 @@
-"""Laplace approximations: Gaussians around trained networks, from the curvature of their loss.
-
-References:
-    | Laplace Redux (Daxberger et al., 2021)
-    | https://arxiv.org/abs/2106.14806
-"""
+"""Laplace approximations: Gaussians around trained networks, from the curvature of their loss."""
 
 from __future__ import annotations
 
@@ -97,12 +92,14 @@ class CurvedNetworks(Networks):
 
 @dataclass(eq=False)
 class Laplace(PenalisedTraining):
-    r"""A maximum of the posterior, and the Gaussian that its curvature speaks for.
+    r"""A Gaussian at a maximum of the posterior, with the inverse curvature as covariance.
 
     .. math:: \omega \sim N\big(\hat\omega,\; T (H + \lambda I)^{-1}\big)
 
-    H is the generalised Gauss-Newton matrix of the summed negative log-likelihood on all training
-    data. While the networks train, the members are judged as they are.
+    H is the generalised Gauss-Newton matrix of the summed negative log-likelihood on the training
+    data. It is computed after the last epoch, so that checkpoints from the end hold it, or before a
+    test of networks that have none. While it trains, validation judges the members as they are.
+    With members, a mixture.
 
     Args:
         structure: of the curvature: a ``"full"`` matrix, Kronecker factors of each layer
@@ -113,6 +110,10 @@ class Laplace(PenalisedTraining):
         prior_precision: :math:`\lambda`; by default that of largest marginal likelihood.
         temperature: T.
         prediction: by ``"linearised"`` networks, or by the ``"network"`` itself.
+
+    References:
+        | Laplace Redux (Daxberger et al., 2021)
+        | https://arxiv.org/abs/2106.14806
 
     >>> import torch
     >>> from lightning_bnn import methods, params
@@ -165,6 +166,12 @@ class Laplace(PenalisedTraining):
     def before_fit(self, state: CurvedNetworks, fit: Fit, run: Run) -> None:
         """Forget what was fitted to other weights, and rehearse what follows the training."""
         state.fitted.hold({})
+        lacking = [] if self.layers else self.lacking_factors(run.network)
+        if lacking:
+            run.inform(
+                f"Laplace: {', '.join(lacking)} of {type(run.network).__name__} has no Kronecker "
+                "factors, so that the curvature is that of the last layer alone (`layers='last'`)."
+            )
         example = run.example()
         if example:
             self._rehearse(state, example, run)

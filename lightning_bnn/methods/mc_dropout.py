@@ -1,9 +1,4 @@
-"""Monte Carlo dropout: a network with dropout that goes on when it predicts.
-
-References:
-    | Dropout as a Bayesian Approximation (Gal and Ghahramani, 2016)
-    | https://arxiv.org/abs/1506.02142
-"""
+"""Monte Carlo dropout: a network with dropout that goes on when it predicts."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_bnn.methods.method import AS_IT_IS, Purpose
+from lightning_bnn.methods.method import AS_IT_IS, Fit, Purpose
 from lightning_bnn.methods.networks import Networks, PenalisedTraining
 from lightning_bnn.methods.run import Run
 from lightning_bnn.metrics.validation import check_choice
@@ -35,13 +30,22 @@ class DroppedNetworks(Networks):
 
 @dataclass(eq=False)
 class MCDropout(PenalisedTraining):
-    r"""Networks that drop units in training and in prediction. BatchNorm uses its statistics.
+    r"""A network with dropout that goes on when it predicts. With members, several such networks.
 
     .. math:: p(y | x) = \frac1S \sum_s p(y | x, \omega, z_s), \quad z_s \sim \text{dropout}
 
+    Dropout is that of the network, modules and functions alike, or it is put into it with ``p``.
+    Nothing else is active in evaluation: BatchNorm uses its statistics.
+
     Args:
+        p: put dropout of this rate before the linear layers of a network that has none, except its
+            first layer: inputs are not dropped.
         layers: where dropout is active in evaluation, and where ``p`` puts it: before ``"all"``
             linear layers but the first layer of the network, or before the ``"last"``.
+
+    References:
+        | Dropout as a Bayesian Approximation (Gal and Ghahramani, 2016)
+        | https://arxiv.org/abs/1506.02142
 
     >>> import torch
     >>> from lightning_bnn import methods, params
@@ -54,11 +58,21 @@ class MCDropout(PenalisedTraining):
     (torch.Size([10, 8]), True)
     """
 
+    p: float | None = None
     layers: Layers = "all"
 
     def __post_init__(self) -> None:
+        if self.p is not None:
+            check_fraction("p", self.p)
         check_choice("layers", self.layers, get_args(Layers))
         super().__post_init__()
+
+    def prepare(self, network: nn.Module) -> nn.Module:
+        return network if self.p is None else with_dropout(network, self.p, self.layers)
+
+    def before_fit(self, state: DroppedNetworks, fit: Fit, run: Run) -> None:
+        if any(isinstance(m, nn.RNNBase) and m.dropout > 0 for m in run.network.modules()):
+            run.warn("Dropout inside recurrent layers stays off in predictions.")
 
     def init(self, network: nn.Module, stack: Params) -> DroppedNetworks:
         return DroppedNetworks(network, stack, self.max_loss)

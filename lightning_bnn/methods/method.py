@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -34,9 +34,11 @@ class Purpose:
     >>> from lightning_bnn import methods, params
     >>> from lightning_bnn.models import mlp
     >>> net = mlp(2, [4], 2)
-    >>> networks, run = params.populate(net, 6), methods.Run(net)
-    >>> method = methods.FromCheckpoints(networks, chains=[0] * 6)
-    >>> state, two = method.init(net, networks), methods.Purpose(choose=lambda rows: rows[:2])
+    >>> method, run = methods.SGMCMC(), methods.Run(net)
+    >>> state = method.init(net, params.populate(net, 1))
+    >>> ends = [methods.Progress(step, step, epoch_ends=True) for step in range(6)]
+    >>> _ = [method.keeping.keep_if_due(state, progress, run) for progress in ends]
+    >>> two = methods.Purpose(choose=lambda rows: rows[:2])
     >>> method.posterior(state, run).size, method.posterior(state, run, two).size
     (6, 2)
     """
@@ -186,6 +188,8 @@ class Method(ABC):
     torch.Size([3])
     """
 
+    name: ClassVar[str] = ""
+    """Name in messages and of the LightningModule; by default that of the class."""
     prior: Any = None
     """The prior over weights, a module, where the method has one."""
     temperature: float | None = None
@@ -209,7 +213,15 @@ class Method(ABC):
     refreshes_statistics = False
     """Whether networks that were drawn need statistics of BatchNorm of their own."""
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.name = vars(cls).get("name", cls.__name__)
+
     # ------------------------------------------------------------ before a fit
+    def prepare(self, network: nn.Module) -> nn.Module:
+        """The network that gives the computation, or a copy that this method has changed."""
+        return network
+
     @abstractmethod
     def init(self, network: nn.Module, stack: Params) -> State:
         """Make what will be trained.
@@ -243,7 +255,7 @@ class Method(ABC):
         """
         if isinstance(optimizer, Langevin | EnergySampler) and not self.takes_samplers:
             raise ValueError(
-                f"`optimizer` {type(optimizer).__name__} samples, and {type(self).__name__} "
+                f"`optimizer` {type(optimizer).__name__} samples, and {self.name} "
                 "optimises: take SGD or Adam, or the module SGHMC, HMC or MILE."
             )
         return scheduler

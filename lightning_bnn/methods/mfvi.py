@@ -1,9 +1,4 @@
-"""Mean-field variational inference: independent Gaussians over all weights.
-
-References:
-    | Weight Uncertainty in Neural Networks (Blundell et al., 2015)
-    | https://arxiv.org/abs/1505.05424
-"""
+"""Mean-field variational inference: independent Gaussians over all weights."""
 
 from __future__ import annotations
 
@@ -220,10 +215,13 @@ class Gaussians(Means):
 
 @dataclass(eq=False)
 class MFVI(Method):
-    r"""A diagonal Gaussian over the weights of each member.
+    r"""A diagonal Gaussian over the weights of any network. With members, a mixture of them.
 
     .. math:: L = E_q\Big[-\frac{1}{B} \sum_i \log p(y_i | x_i, \omega)\Big]
         + \frac{1}{N} \big(E_q[-\log p(\omega)] - T H(q)\big)
+
+    Complexity terms are sums over weights; at T = 1 they are the KL divergence. Weights that do not
+    require gradients stay fixed.
 
     Args:
         prior_std: standard deviation of the Gaussian prior.
@@ -241,6 +239,10 @@ class MFVI(Method):
             ``"local"`` or ``"flipout"`` (networks then run one by one).
         kl_warmup: so many epochs at the start, in which all complexity terms count less, linearly
             from nothing; the ``elbo`` that is logged is the whole one.
+
+    References:
+        | Weight Uncertainty in Neural Networks (Blundell et al., 2015)
+        | https://arxiv.org/abs/1505.05424
 
     >>> import torch
     >>> from lightning_bnn import methods, params
@@ -414,7 +416,7 @@ class MFVI(Method):
         start = choose_scale(self, state, fit, run)
         state.notes["init_std"] = start
         state.log_std.data.fill_(math.log(start))
-        run.inform(f"{type(self).__name__}: standard deviations start at {start:g}.")
+        run.inform(f"{self.name}: standard deviations start at {start:g}.")
 
     def _look_at_start(self, state: Gaussians, nll: Tensor, batch: Batch, run: Run) -> None:
         """Warn in the first step of a fit if the start is more than the data allow."""

@@ -1,9 +1,4 @@
-"""Ordinary networks that are trained: their state, their loss with a prior, and deep ensembles.
-
-References:
-    | Simple and Scalable Predictive Uncertainty Estimation (Lakshminarayanan et al., 2017)
-    | https://arxiv.org/abs/1612.01474
-"""
+"""Ordinary networks that are trained: their state, their loss with a prior, and deep ensembles."""
 
 from __future__ import annotations
 
@@ -112,11 +107,15 @@ def tell_prior(optimizer: Any, prior: IsotropicGaussianPrior | None) -> None:
 
 @dataclass(eq=False)
 class DeepEnsemble(PenalisedTraining):
-    r"""Every member goes to a maximum of the posterior, or of the likelihood without a prior.
+    r"""Several networks, each at a maximum of the posterior (of the likelihood without a prior).
 
     .. math:: L_m = -\frac{1}{B} \sum_i \log p(y_i | x_i, \omega_m) - \frac{1}{N} \log p(\omega_m)
 
-    See `PenalisedTraining` for the arguments.
+    With one member it is ordinary training.
+
+    References:
+        | Simple and Scalable Predictive Uncertainty Estimation (Lakshminarayanan et al., 2017)
+        | https://arxiv.org/abs/1612.01474
 
     >>> import torch
     >>> from lightning_bnn import methods, params

@@ -1,15 +1,10 @@
-"""Parallel chains of a stochastic-gradient sampler, and the networks that they visit.
-
-References:
-    | Stochastic Gradient Hamiltonian Monte Carlo (Chen et al., 2014)
-    | https://arxiv.org/abs/1402.4102
-"""
+"""Parallel chains of a stochastic-gradient sampler, and the networks that they visit."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -25,7 +20,7 @@ from lightning_bnn.samplers.cyclical import parts_of
 from lightning_bnn.samplers.langevin import decay_of, temperature_of
 from weightsym.params import Params, check_count
 
-__all__ = ["SGMCMC", "SMILE"]
+__all__ = ["SGMCMC", "StochasticMILE"]
 
 
 @dataclass(eq=False)
@@ -33,6 +28,10 @@ class SGMCMC(Method):
     r"""Samples of the posterior by any sampler of `lightning_bnn.samplers` with mini-batches.
 
     .. math:: \exp\big(-(N \cdot \mathrm{NLL}(\omega) - \log p(\omega)) / T\big)
+
+    The sampler is the optimizer: `SGHMC`, `SGLD` or `PreconditionedSGLD`. It is told N and the
+    prior. With `CyclicalSchedule` networks are kept in the sampling parts of its cycles only.
+    Members are chains that start from networks of their own.
 
     Args:
         prior_std: standard deviation of a Gaussian prior over all weights; None leaves it to the
@@ -42,6 +41,10 @@ class SGMCMC(Method):
         orbit_moves: so many steps apart, move chains to other networks of the same function, by
             `samplers.OrbitMoves`; for SGLD and SGHMC. Steps must not be too large for the less
             balanced copies: nothing corrects them.
+
+    References:
+        | Stochastic Gradient Hamiltonian Monte Carlo (Chen et al., 2014)
+        | https://arxiv.org/abs/1402.4102
 
     >>> import torch
     >>> from lightning_bnn import methods, params, samplers
@@ -65,8 +68,7 @@ class SGMCMC(Method):
     max_loss: float | None = None
     orbit_moves: int | None = None
 
-    module: ClassVar[str] = "SGHMC"
-    """Name in messages."""
+    name = "SGHMC"
     takes_samplers = True
     is_sampler = keeps_networks = True
     unfitted = "its chains are judged where they start"
@@ -99,7 +101,7 @@ class SGMCMC(Method):
         return scheduler
 
     def before_fit(self, state: Chains, fit: Fit, run: Run) -> None:
-        self.keeping.begin(state, fit, run, self.module)
+        self.keeping.begin(state, fit, run, self.name)
         if self.orbit_moves:
             state.find_moves(fit, run)
         groups = fit.optimizer.param_groups
@@ -142,7 +144,7 @@ class SGMCMC(Method):
         state.move_along_orbits(prior_std, group, dict(with_momenta))
 
     def after_fit(self, state: Chains, run: Run) -> None:
-        self.keeping.close(state, run, self.module)
+        self.keeping.close(state, run, self.name)
         state.moves = None
 
     def posterior(self, state: Chains, run: Run, purpose: Purpose = AS_IT_IS) -> Empirical:
@@ -150,18 +152,26 @@ class SGMCMC(Method):
 
 
 @dataclass(eq=False)
-class SMILE(SGMCMC):
-    r"""Samples of the posterior by chains of constant speed, with mini-batches.
+class StochasticMILE(SGMCMC):
+    r"""Samples of the posterior by chains of constant speed, with gradients of minibatches.
 
     .. math:: \exp\big(-(N \cdot \mathrm{NLL}(\omega) - \log p(\omega)) / T\big)
 
-    The sampler is `lightning_bnn.samplers.SMILE`; no network is kept until it is tuned.
+    The optimizer is `lightning_bnn.samplers.SMILE`: the first 1000 steps descend by Adam, and the
+    next 1000 tune the steps by the noise of gradients and by energy errors. Networks are kept after
+    that. `MILE` does the same with all data in every gradient. From networks that were trained
+    already, start with 0 ``descent_steps`` of the sampler.
+
+    References:
+        | Can Microcanonical Langevin Dynamics Leverage Mini-Batch Gradient Noise?
+        | (Sommer et al., 2026), https://arxiv.org/abs/2602.06500
 
     >>> import torch
     >>> from lightning_bnn import methods, params, samplers
     >>> from lightning_bnn.models import mlp
     >>> net, x, y = mlp(2, [4], 2), torch.randn(50, 2), torch.arange(50) % 2
-    >>> method, run, batch = methods.SMILE(), methods.Run(net, num_data=50), methods.Batch((x,), y)
+    >>> method, run = methods.StochasticMILE(), methods.Run(net, num_data=50)
+    >>> batch = methods.Batch((x,), y)
     >>> state = method.init(net, params.populate(net, members=2))
     >>> sampler = samplers.SMILE(state.parameters(), 0.01, 50, descent_steps=1, adapt_steps=2)
     >>> _ = method.configure_optimizer(state, sampler, run)  # tells it the prior
@@ -174,7 +184,7 @@ class SMILE(SGMCMC):
     4
     """
 
-    module = "SMILE"
+    name = "SMILE"
 
     def configure_optimizer(self, state: Chains, optimizer: Any, *fit: Any, **more: Any) -> Any:
         if not isinstance(optimizer, samplers.SMILE):

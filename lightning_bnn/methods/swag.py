@@ -1,9 +1,4 @@
-"""SWAG: a Gaussian through the last networks of a training run at a high rate.
-
-References:
-    | A Simple Baseline for Bayesian Uncertainty in Deep Learning (Maddox et al., 2019)
-    | https://arxiv.org/abs/1902.02476
-"""
+"""SWAG: a Gaussian through the last networks of a training run at a high rate."""
 
 from __future__ import annotations
 
@@ -104,10 +99,15 @@ class Moments(Networks):
 
 @dataclass(eq=False)
 class SWAG(PenalisedTraining):
-    r"""Mean, variances and last deviations of the weights along a run, a Gaussian for each member.
+    r"""Mean, variances and last deviations of the weights along a run.
 
     .. math:: \omega = \bar\omega + \sqrt{s} \Big(\tfrac{1}{\sqrt 2} \sigma \odot z_1
         + \tfrac{1}{\sqrt{2 (K - 1)}} D z_2\Big)
+
+    One :math:`z_2` moves all tensors; K is the number of deviations that are there; they are from
+    the final mean. With members, a mixture of as many runs. While it trains, validation judges the
+    members as they are; afterwards networks are drawn, and get BatchNorm statistics of their own
+    from one pass over the training data.
 
     Args:
         start: epoch after which weights are collected, and the rate rises; by default half of the
@@ -118,6 +118,10 @@ class SWAG(PenalisedTraining):
         ramp: epochs until the high rate is reached.
         rank: how many deviations are kept.
         scale: multiplies the covariance; 1 is the paper's, 2 s what its code calls s.
+
+    References:
+        | A Simple Baseline for Bayesian Uncertainty in Deep Learning (Maddox et al., 2019)
+        | https://arxiv.org/abs/1902.02476
 
     >>> import torch
     >>> from lightning_bnn import methods, params

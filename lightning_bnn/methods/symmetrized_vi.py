@@ -1,9 +1,4 @@
-"""Variational inference with a Gaussian that is averaged over all permutations of the units.
-
-References:
-    | Variational Inference Failures Under Model Symmetries (Gelberg et al., 2024)
-    | https://arxiv.org/abs/2408.05496
-"""
+"""Variational inference with a Gaussian that is averaged over all permutations of the units."""
 
 from __future__ import annotations
 
@@ -91,6 +86,10 @@ class SymmetrizedVI(MFVI):
         draws: permutations of ``"uniform"``, the identity included.
         every: steps from one gradient of the information to the next; in between it is used again.
 
+    References:
+        | Variational Inference Failures Under Model Symmetries (Gelberg et al., 2024)
+        | https://arxiv.org/abs/2408.05496
+
     >>> import torch
     >>> from lightning_bnn import methods, params
     >>> from lightning_bnn.models import mlp
@@ -137,7 +136,7 @@ class SymmetrizedVI(MFVI):
             )
         units = UnitsOfNetwork(sym, independent_sets(layers))
         run.inform(
-            f"{type(self).__name__}: 10^{sym.log10_permutations:.1f} permutations leave the "
+            f"{self.name}: 10^{sym.log10_permutations:.1f} permutations leave the "
             f"network as it is; {len(layers)} of {len(sym.permutations)} layers of units "
             f"{'enters' if len(layers) == 1 else 'enter'} the objective, "
             f"{max(map(len, units.sets), default=0)} per step."

@@ -21,7 +21,6 @@ from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.methods import Batch, Method, Run
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.modules import batches, checkpoints
-from lightning_bnn.modules.arguments import values_of
 from lightning_bnn.modules.core import Core
 from lightning_bnn.modules.fitting import EndsFit, Fitting
 from lightning_bnn.modules.judging import Judging, Prediction, Predictive
@@ -33,7 +32,7 @@ from lightning_bnn.modules.templates import (
     explaining_misfits,
     template_of,
 )
-from lightning_bnn.modules.training_data import batch_for
+from lightning_bnn.modules.training_data import TrainingData, batch_for
 from lightning_bnn.posteriors import Posterior
 from weightsym.params import check_count, check_integer
 
@@ -105,10 +104,8 @@ class Bayesian(Core):
         check_count("num_data", num_data, optional=True)
         check_integer("seed", seed, optional=True)
         ignored = () if _compat.made_by_cli() else _NOT_SAVED
-        if hasattr(type(self), "arguments") and not _compat.made_by_cli():
-            self.hparams.update({n: v for n, v in values_of(method).items() if n not in ignored})
         self.save_hyperparameters(ignore=("method", *ignored), frame=inspect.currentframe())
-        self.__dict__["template"] = template_of(network)
+        self.__dict__["template"] = template_of(method.prepare(network))
         self.template_mode = TemplateMode(self.template, network)
         self.likelihood = Categorical() if likelihood is None else cast(Likelihood, likelihood)
         self.prior, self.method = method.prior, method
@@ -126,7 +123,7 @@ class Bayesian(Core):
             self.template, self.likelihood, num_data, None, rank_zero_info, rank_zero_warn,
             self.fitting.shows_progress, self.fitting.in_common, self.fitting.example,
         )  # fmt: skip
-        starts = self.population.starts(self.template, start_from)
+        starts = self.population.starts(self.template, start_from) if method.trains else {}
         checkpoints.check_start(self, start_from)
         with self.randomness("blitz", *self.population.key):
             self.adopt(method.init(self.template, starts))
@@ -154,6 +151,15 @@ class Bayesian(Core):
             source: a datamodule, or a loader of batches as the network takes them.
         """
         self.fitting.last_source = source
+
+    def fit_to(self, source: Any) -> None:
+        """Compute what the posterior takes besides trained weights, such as a curvature.
+
+        Args:
+            source: the training data: a datamodule, or a loader of batches as the network takes
+                them.
+        """
+        self.method.at_end(self.state, TrainingData(self, source), self.run)
 
     def memory(self) -> str:
         """Memory that weights take, in words, known before anything is allocated.
@@ -387,6 +393,7 @@ class Bayesian(Core):
 
     @_compat.only_of_classes
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+        checkpoints.check_arguments(cls, kwargs)
         try:
             return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
         except Exception as error:
@@ -396,7 +403,8 @@ class Bayesian(Core):
 
 def _names_of_method(module: Bayesian) -> set[str]:
     """Arguments of the method that the module itself has not."""
-    names = values_of(module.method) if is_dataclass(module.method) else vars(module.method)
+    parts = [module.method, *filter(is_dataclass, vars(module.method).values())]
+    names = {name for part in parts for name in vars(part)}
     taken = {*vars(module), *module._modules}
     return {name for name in names if name not in taken and not hasattr(type(module), name)}
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from lightning import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import ends
+from lightning_bnn.methods import Method
 from lightning_bnn.modules.core import Core
 from lightning_bnn.modules.templates import check_fixed, sample_of_fixed
 from weightsym.files import load
@@ -30,7 +33,7 @@ def notes_of(module: Core) -> dict[str, Any]:
     """
     example = [x.detach().cpu() if isinstance(x, Tensor) else x for x in module.known_example]
     notes = {
-        "class": type(module).__name__, "method": type(module.method).__name__,
+        "class": type(module).__name__, "method": module.method.name,
         "made_of": _parts(module), "example": example, "fixed": sample_of_fixed(module.template),
         "seed": module.seed,
     }  # fmt: skip
@@ -85,7 +88,8 @@ def check(module: Core, checkpoint: dict[str, Any]) -> None:
         checkpoint: as Lightning has read it.
     """
     notes, weights = checkpoint.get(NOTES, {}), checkpoint["state_dict"]
-    method, bases = notes.get("method"), [c.__name__ for c in type(module.method).__mro__]
+    bases = [c.name for c in type(module.method).__mro__ if issubclass(c, Method)]
+    method = notes.get("method")
     foreign = not notes and weights.keys().isdisjoint(module.state.state_dict())
     if method not in (None, *bases) or foreign:
         stored, current = kind_of(checkpoint), type(module).__name__
@@ -111,6 +115,20 @@ def check_weights(module: Core, weights: Mapping[str, Any], strict: bool) -> Non
             f"The checkpoint is of other networks, or of another number of members: for {name!r} "
             f"it has {stored}, and this module has {tuple(tensor.shape)}."
         )
+
+
+def check_arguments(module: type, given: Mapping[str, Any]) -> None:
+    """Refuse what a class of modules has no argument for, which Lightning would leave out.
+
+    Args:
+        module: the class.
+        given: in place of arguments of the checkpoint, with those of Lightning.
+    """
+    parameters = inspect.signature(module).parameters
+    loading = inspect.signature(LightningModule.load_from_checkpoint).parameters
+    unknown = given.keys() - parameters.keys() - loading.keys()
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise TypeError(f"{module.__name__} has no argument `{min(unknown)}`.")
 
 
 def explain(error: Exception, module: type, path: Any) -> None:

@@ -33,11 +33,16 @@ def configured_optimizers(module: Core) -> Any:
     trainer = trainer_of(module)
     epochs = 0 if trainer is None else epochs_of(trainer)
     resumed = trainer is not None and trainer.ckpt_path is not None
+    given = scheduler
     scheduler = module.method.configure_optimizer(
-        module.state, optimizer, module.run, scheduler, epochs, resumed
+        module.state, optimizer, module.run, given, epochs, resumed
     )
     if scheduler is None:
         return optimizer
+    if scheduler is not given and module.lr_interval == "step":
+        raise ValueError(
+            f"The schedule of {module.method.name} counts epochs: leave `lr_interval` 'step' out."
+        )
     watched = getattr(scheduler, "monitor", "val/nll")
     interval = module.lr_interval or interval_of(scheduler)
     config = {"scheduler": scheduler, "interval": interval, "monitor": watched}

@@ -3,7 +3,7 @@ r"""P2, section 5.1: two ReLU units on :math:`\alpha |x|`, a posterior with two 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from lightning_bnn.datamodules import TractableReLU
 from lightning_bnn.findings import Findings, publish, results_folder
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.models import two_relus
-from lightning_bnn.modules import MFVI, SymmetrizedVI
+from lightning_bnn.modules import MFVI, Bayesian, SymmetrizedVI
 from lightning_bnn.plots import weights
 from lightning_bnn.posteriors.mutual_information import (
     Sampled,
@@ -29,7 +29,7 @@ from lightning_bnn.tables import Cell, Table, spread
 from weightsym import discover
 from weightsym.params import keyed_generator
 
-METHODS: dict[str, tuple[type[MFVI | SymmetrizedVI], dict[str, Any]]] = {
+METHODS: dict[str, tuple[Callable[..., Bayesian], dict[str, Any]]] = {
     "MFVI": (MFVI, {}),
     "symmetrized, K=2": (SymmetrizedVI, {"estimator": "uniform", "draws": 2}),
     "symmetrized, exact": (SymmetrizedVI, {"estimator": "bethe"}),
@@ -114,7 +114,7 @@ def _run(alpha: float, method: str, seeds: int, epochs: int, noise: float) -> Re
 
 
 @torch.no_grad()
-def _result(module: MFVI | SymmetrizedVI, data: TractableReLU, alpha: float, method: str) -> Result:
+def _result(module: Bayesian, data: TractableReLU, alpha: float, method: str) -> Result:
     (x, y), (u, v) = data.load().train, data.load().test
     sym = discover(module.template, x[:2])
     (layer,) = unit_layers(sym, ["hidden.weight"])

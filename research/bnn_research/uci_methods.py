@@ -56,7 +56,7 @@ CONTESTANTS = {
         warm_start=True,
     ),
     "ivon": Contestant(
-        "IVON", lambda *_: methods.IVON(prior_std=1.0),
+        "IVON", lambda *_: methods.VariationalOnlineNewton(prior_std=1.0),
         lambda p, r, _, n: samplers.IVON(p, r, n, hessian_momentum=0.995, hessian_init=1000.0),
         settings=(3e-5, 1e-4), warm_start=True,
     ),
@@ -64,7 +64,7 @@ CONTESTANTS = {
     "sghmc": _langevin("SGHMC", samplers.SGHMC, 1e-5, 1e-4),
     "smile": _langevin("SMILE", partial(samplers.SMILE, descent_steps=0), 0.01),
     "hmc": _full_batch(
-        "HMC", methods.HMC,
+        "HMC", methods.HamiltonianMonteCarlo,
         lambda p, length: samplers.HMC(p, leapfrog_steps=30, adapt_steps=length // 3),
     ),
     "mile": _full_batch(

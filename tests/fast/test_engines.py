@@ -50,7 +50,7 @@ def trained(seed):
 
 def sampled(seed):
     """Energies along chains, where they end, and the gradients that they took."""
-    net, method = network(seed), methods.HMC()
+    net, method = network(seed), methods.HamiltonianMonteCarlo()
     run = methods.Run(net, likelihoods.Gaussian(std=0.5).double(), num_data=len(X))
     state = method.init(net, stack_of(net, seed))
     sampler = method.sampler(state.parameters(), step_size=0.02, leapfrog_steps=3, seed=1)

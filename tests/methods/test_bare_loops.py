@@ -14,21 +14,27 @@ ALL = [Batch((X[k : k + ROWS],), Y[k : k + ROWS], number=k // ROWS) for k in ran
 METHODS = {
     "ensemble": (lambda: methods.DeepEnsemble(prior_std=1.0), None),
     "mfvi": (methods.MFVI, None),
-    "ivon": (methods.IVON, lambda p: samplers.IVON(p, num_data=len(X), hessian_momentum=0.9)),
+    "ivon": (
+        methods.VariationalOnlineNewton,
+        lambda p: samplers.IVON(p, num_data=len(X), hessian_momentum=0.9),
+    ),
     "symmetrized": (methods.SymmetrizedVI, None),
     "swag": (lambda: methods.SWAG(start=2, rank=4), None),
     "dropout": (methods.MCDropout, None),
     "laplace": (lambda: methods.Laplace("diag", prior_std=1.0), None),
     "sgmcmc": (methods.SGMCMC, lambda p: samplers.SGHMC(p, lr=0.05, num_data=len(X), seed=0)),
     "smile": (
-        methods.SMILE,
+        methods.StochasticMILE,
         lambda p: samplers.SMILE(p, 0.1, len(X), descent_steps=10, adapt_steps=15, seed=0),
     ),
     "mile": (
         lambda: methods.MILE(keeping=Keeping(burn_in=10)),
         lambda p: samplers.MCLMC(p, 0.1, 1, descent_steps=5, adapt_steps=5, seed=0),
     ),
-    "hmc": (methods.HMC, lambda p: samplers.HMC(p, 0.03, 3, adapt_steps=10, seed=0)),
+    "hmc": (
+        methods.HamiltonianMonteCarlo,
+        lambda p: samplers.HMC(p, 0.03, 3, adapt_steps=10, seed=0),
+    ),
 }
 
 

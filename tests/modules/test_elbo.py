@@ -222,7 +222,7 @@ class Biased(nn.Module):
 def symmetries(net, example, **options):
     module = SymmetrizedVI(net, **options)
     module.example_input_array = example
-    return module.symmetries
+    return module.method.units(module.state, module.run).symmetries
 
 
 @pytest.mark.bad_input

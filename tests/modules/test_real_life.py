@@ -109,7 +109,9 @@ def test_units_with_frozen_weights_are_not_exchanged():
     net[4].requires_grad_(False)
     module = SymmetrizedVI(net)
     module.example_input_array = torch.randn(2, 3)
-    assert [g.units for g in module.symmetries.permutations] == [5]
+    assert [
+        g.units for g in module.method.units(module.state, module.run).symmetries.permutations
+    ] == [5]
 
 
 def test_input_gradients():

@@ -102,7 +102,7 @@ CHAINS = {
 
 def begun(name, net, stack, likelihood, temperature=1.0, **options):
     """The chains of a method, their sampler, and a function that makes steps."""
-    method = (methods.HMC if name == "hmc" else methods.SGMCMC)(**options)
+    method = (methods.HamiltonianMonteCarlo if name == "hmc" else methods.SGMCMC)(**options)
     run, batch = methods.Run(net, likelihood, num_data=40), methods.Batch((X,), Y)
     state = method.init(net, stack)
     sampler = CHAINS[name](state.parameters(), temperature)
@@ -252,7 +252,7 @@ def test_chains_that_cannot_move_stay():
 @pytest.mark.bad_input
 def test_what_moves_refuse():
     with pytest.raises(ValueError, match="`orbit_moves` must be"):
-        methods.HMC(orbit_moves=0)
+        methods.HamiltonianMonteCarlo(orbit_moves=0)
     with pytest.raises(ValueError, match="`prior_std` must be positive"):
         OrbitMoves(discover(mlp(2, [2], 1), torch.randn(3, 2)), 0)
     with pytest.raises(ValueError, match="`orbit_moves` must be"):
@@ -260,7 +260,11 @@ def test_what_moves_refuse():
     weights, run = [nn.Parameter(torch.zeros(2, 3))], methods.Run(mlp(2, [2], 1))
     for method, sampler, message in (
         (methods.SGMCMC(orbit_moves=1), samplers.PreconditionedSGLD(weights), "for SGLD and SGHMC"),
-        (methods.SMILE(orbit_moves=1), samplers.SMILE(weights), "not for SMILE: leave them out"),
+        (
+            methods.StochasticMILE(orbit_moves=1),
+            samplers.SMILE(weights),
+            "not for SMILE: leave them out",
+        ),
         (methods.SGMCMC(None, orbit_moves=1), samplers.SGLD(weights), "a prior: give `prior_std`"),
         (
             methods.SGMCMC(orbit_moves=1),
