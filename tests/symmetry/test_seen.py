@@ -13,6 +13,7 @@ from torch import nn
 
 from weightsym import UnsupportedModel, discover, orbit_directions, verify
 from weightsym import params as P
+from weightsym.discovery.cache import forget
 from weightsym.discovery.export import trace_graphs
 from weightsym.networks.comparison import OutputComparison
 from weightsym.networks.forward import Inputs
@@ -140,6 +141,20 @@ def test_a_unit_that_sleeps_is_awake_at_other_weights(seed):
     model[0].bias.data.fill_(-20.0)
     sym = discover(model, torch.randn(2, 4).double())
     assert (sym.scaling_dof, sym.unchecked) == (1, "")
+
+
+@pytest.mark.parametrize("bias", [0.0, -20.0])
+def test_weights_are_drawn_again_only_where_the_first_do_not_show_all(bias, monkeypatch):
+    drawn, draw = [], refutation.factors_that_keep_signals
+    monkeypatch.setattr(
+        refutation, "factors_that_keep_signals", lambda *a: drawn.append(0) or draw(*a)
+    )
+    torch.manual_seed(0)
+    model = nn.Sequential(lin(4, 6), nn.ReLU(), lin(6, 3)).double()
+    model[0].bias.data.fill_(bias)
+    forget()
+    assert discover(model, torch.randn(8, 4).double()).unchecked == ""
+    assert bool(drawn) == (bias < 0)
 
 
 # ------------------------------------------------------------ matrices that move nothing

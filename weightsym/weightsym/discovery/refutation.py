@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -125,9 +125,10 @@ def _at_all_draws(
     """
     judged, draw = _at_one_draw(case, sym, custom_rules), case.draw
     unseen, in_part = _unseen(case, judged), _read_in_part(case, judged)
-    for other in _other_draws(case, sym):
-        if not (unseen or judged.is_faint):
-            break
+    for seed, noise, size in _REDRAWN:
+        other = _other_draw(case, sym, seed, noise, size) if unseen or judged.is_faint else None
+        if other is None:
+            continue
         try:
             another = _at_one_draw(case._replace(draw=other), judged.sym, custom_rules)
         except _Unsteady:
@@ -150,15 +151,17 @@ def _at_one_draw(case: _Case, sym: Symmetries, custom_rules: bool) -> _Judged:
     return judged
 
 
-def _other_draws(case: _Case, sym: Symmetries) -> Iterator[WeightDraw]:
-    """Weights that keep signals at a size, each drawn when the ones before have not shown all."""
-    for seed, noise, size in _REDRAWN:
-        draw = WeightDraw(seed, noise)
+def _other_draw(
+    case: _Case, sym: Symmetries, seed: int, noise: float, size: float
+) -> WeightDraw | None:
+    """Weights that keep signals at a size. None where the graph cannot be run."""
+    draw = WeightDraw(seed, noise)
+    with suppress(Exception):  # as in `_judged_by_graph`
+        assert case.graph is not None
         weights = RandomWeights(case.model, sym, draw=draw)
-        with suppress(Exception):  # as in `_judged_by_graph`
-            assert case.graph is not None
-            factors = factors_that_keep_signals(case.graph, case.inputs, weights, size)
-            yield draw._replace(factors=factors)
+        factors = factors_that_keep_signals(case.graph, case.inputs, weights, size)
+        return draw._replace(factors=factors)
+    return None
 
 
 def _read_in_part(case: _Case, judged: _Judged) -> set[str]:
