@@ -294,7 +294,13 @@ def test_models_of_transformers(tmp_path, capsys):
     assert distance(tmp_path / "c/model.safetensors", tmp_path / "b/model.safetensors") == 0
     capsys.readouterr()
     main(["symmetries", str(tmp_path / "a")])
-    assert f"weights from {tmp_path / 'a'}\n" in capsys.readouterr().out
+    found = capsys.readouterr().out
+    assert f"weights from {tmp_path / 'a'}\n" in found
+    (tmp_path / "a" / "model.safetensors").unlink()
+    main(["symmetries", str(tmp_path / "a")])  # which needs no weights
+    table = re.compile("kind  .*?at random weights", re.S)
+    assert table.search(capsys.readouterr().out)[0] == table.search(found)[0]
+    shutil.copyfile(tmp_path / "b/model.safetensors", tmp_path / "a/model.safetensors")
     for name in "ab":
         (tmp_path / name / "config.json").write_text('{"architectures": ["os"]}')
     two = [tmp_path / "a", tmp_path / "b"]

@@ -22,6 +22,7 @@ from weightsym.files import NetworkNames, fit
 from weightsym.networks.files.fitting import FittedNetwork, Others
 from weightsym.networks.files.loading import read_json
 from weightsym.networks.files.stored import StoredNetwork
+from weightsym.networks.meta import matrices_on_meta
 
 T = TypeVar("T")
 _TOKENS, _ROWS = 8, 2
@@ -146,6 +147,8 @@ def imported(path: str) -> Any:
 def transformers_network(folder: Path) -> nn.Module:
     """Make a network of the class in ``config.json``, without code that lies in the folder.
 
+    Its matrices are on the meta device: their numbers are in files, and take no memory here.
+
     Args:
         folder: with a ``config.json``.
     """
@@ -167,7 +170,11 @@ def transformers_network(folder: Path) -> nn.Module:
     with code_of_the_user(f"transformers cannot make the {name} of {folder}:"):
         config = model_class.config_class.from_dict(settings)
         config._attn_implementation, config.use_cache = "eager", False
-        network = model_class(config).float().eval()
+        with matrices_on_meta():
+            network = model_class(config)
+        if any(p.is_meta and not p.requires_grad for p in network.parameters()):
+            network = model_class(config)  # files may lack what it computes and never trains
+        network = network.float().eval()
     assert isinstance(network, nn.Module)
     return network
 

@@ -7,14 +7,18 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from weightsym import Symmetries, discover, min_mass, verify
 from weightsym import params as P
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.networks import build, fit_all
-from weightsym.files import NetworkNames, open_network
-from weightsym.networks.files.stored import is_hugging_face
+from weightsym.files import open_network
+from weightsym.networks.files.fitting import FittedNetwork
+from weightsym.networks.files.stored import has_weights, is_hugging_face
+
+_LARGE = 2**27
+"""The number of weights beyond which those in files are left there, and their mass is not told."""
 
 
 def symmetries(
@@ -48,35 +52,40 @@ def symmetries(
     folder = Path(network) if is_hugging_face(Path(network)) else None
     named = Architecture(None if folder else network, input, init, seed=seed)
     model, example, names = build(named, folder)
-    weights = folder if checkpoint is None else Path(checkpoint)
-    source = _load(model, names, weights, prefix) if weights is not None else ""
+    source = folder if checkpoint is None else Path(checkpoint)
+    if source is not None and is_hugging_face(source) and not has_weights(source):
+        source = None  # symmetries need none
+    files = [] if source is None else fit_all([open_network(source)], names, prefix, "copy")
+    for file in files:
+        _load(model, file)
     started = time.perf_counter()
     sym = discover(model, *example, batch_norm=batch_norm, explain=explain)
     seconds = time.perf_counter() - started
     if explain is not None:
         return
-    if source:
-        print(source)
-    print(_report(network, model, sym, example, seconds))
-
-
-def _report(
-    network: str, model: nn.Module, sym: Symmetries, example: tuple[Tensor, ...], seconds: float
-) -> str:
     params = P.of(model)
     weights = sum(params[n].numel() for n in P.weight_names(model))
-    error = verify(model.eval(), sym, *example)
-    checked = "not checked, see above" if math.isnan(error) else f"{error:.1e} (relative, float64)"
-    lines = [
-        f"{network}: {weights} weights, read in {seconds:.1f} s",
-        "",
-        str(sym),
-        "",
-        *([] if sym.frozen else ["frozen:               nothing"]),
-        f"error of a random element of the whole group: {checked}",
-        *(_masses(params, sym) if sym.scaling_dof else []),
-    ]
-    return "\n".join(lines)
+    print(*map(_described, files), sep="\n", end="\n" * len(files))
+    print(f"{network}: {weights} weights, read in {seconds:.1f} s\n\n{sym}\n")
+    if not sym.frozen:
+        print("frozen:               nothing")
+    empty = [name for name, t in params.items() if t.is_meta]
+    error, at_random = sym.error, ", at random weights" if empty else ""
+    if not empty:
+        error = verify(model.eval(), sym, *example)
+    checked = f"{error:.1e} (relative, float64{at_random})"
+    checked = "not checked, see above" if math.isnan(error) else checked
+    print(f"error of a random element of the whole group: {checked}")
+    if files and weights <= _LARGE:
+        params |= {name: files[0].number(name) for name in empty}
+    if sym.scaling_dof and not any(t.is_meta for t in params.values()):
+        print(*_masses(params, sym), sep="\n")
+
+
+def _load(model: nn.Module, file: FittedNetwork) -> None:
+    """Load what a network has in memory."""
+    here = [name for name, t in P.of(model).items() if name in file.places and not t.is_meta]
+    model.load_state_dict({name: file.number(name) for name in here}, strict=False)
 
 
 def _masses(params: P.Params, sym: Symmetries) -> list[str]:
@@ -93,10 +102,8 @@ def _masses(params: P.Params, sym: Symmetries) -> list[str]:
     return lines
 
 
-def _load(model: nn.Module, names: NetworkNames, path: Path, prefix: str | None) -> str:
-    """Load the weights of a file, whose names may have a common prefix, and say so."""
-    (file,) = fit_all([open_network(path)], names, prefix, "copy")
-    model.load_state_dict({name: file.number(name) for name in file.places}, strict=False)
+def _described(file: FittedNetwork) -> str:
+    """Say where weights are from, and which prefix their names have there."""
     first = next(iter(file.places))
-    start = file.places[first].removesuffix(first)
-    return f"weights from {path}" + (f", names behind {start!r}" if start else "")
+    prefix = file.places[first].removesuffix(first)
+    return f"weights from {file.stored.path}" + (f", names behind {prefix!r}" if prefix else "")

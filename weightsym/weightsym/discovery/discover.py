@@ -19,8 +19,14 @@ from weightsym.discovery.dimensions.program import Rule
 from weightsym.discovery.example import longer_graphs, trace_with_two_tokens, two_rows
 from weightsym.discovery.refutation import computes_its_graphs, refute
 from weightsym.groups.symmetries import Symmetries
-from weightsym.networks.forward import Inputs, UnsupportedModel, check_filled, on_network
-from weightsym.networks.shared_tensors import named_tensors, owners
+from weightsym.networks.forward import (
+    Inputs,
+    UnsupportedModel,
+    check_filled,
+    on_network,
+    structural_copy,
+)
+from weightsym.networks.shared_tensors import owners
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +52,7 @@ def discover(
     training. If an earlier call has read the same graphs, only the graphs are made anew.
 
     Args:
-        model: any module; it is left untouched.
+        model: any module; it is left untouched. Its parameters may be on the meta device.
         *example: example inputs, as the module takes them; they are moved to its device and type.
             Of a batch, the first two rows are used.
         batch_norm: ``"carrier"`` keeps the weights before a batch norm and lets its gain carry the
@@ -75,6 +81,7 @@ def discover(
     if batch_norm not in ("carrier", "eval"):
         raise ValueError(f"`batch_norm` must be 'carrier' or 'eval', got {batch_norm!r}.")
     _check_model(model)
+    model = model if _has_numbers(model) else structural_copy(model)
     inputs = on_network(model, Inputs(example, named))
     check_filled(inputs)
     custom = {_bare(name): _checked(name, rule) for name, rule in (rules or {}).items()}
@@ -148,6 +155,10 @@ def _with_what_is_not_reached(symmetries: Symmetries, names: Sequence[str]) -> S
     return replace(symmetries, unchecked="; ".join(filter(None, (symmetries.unchecked, reason))))
 
 
+def _has_numbers(model: nn.Module) -> bool:
+    return not any(p.is_meta for p in model.parameters())
+
+
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         class_name = type(model).__name__
@@ -163,11 +174,11 @@ def _check_model(model: nn.Module) -> None:
             f"{type(model).__name__} has complex parameters ({complex_[0]!r}): hold real and "
             "imaginary parts as real ones, and join them by `torch.view_as_complex`."
         )
-    empty = [n for n, t in named_tensors(model) if t.device.type == "meta"]
+    empty = [n for n, t in model.named_buffers() if t.is_meta]
     if empty:
         raise UnsupportedModel(
-            f"{type(model).__name__} has no numbers in {empty[0]!r} (it is on the meta device), so "
-            "that nothing can be checked: give it memory with `to_empty` and load its weights."
+            f"{type(model).__name__} has no numbers in {empty[0]!r} (it is on the meta device), "
+            "which is read as a constant: only parameters can be on the meta device."
         )
 
 

@@ -385,8 +385,7 @@ def check_calls(model: nn.Module, inputs: Inputs) -> RandomRun | None:
     stamps = {key: list(map(_stamp, leaves)) for key, leaves in before.items()}
     try:
         weights = RandomWeights.of_unknown(model)
-        params = weights.all()
-        returned = called(network, params, inputs)
+        returned = weights.returned(network, inputs)
     except Exception:  # the trace says what is wrong with it
         return None
     name = type(model).__name__

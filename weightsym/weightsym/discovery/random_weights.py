@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,21 @@ from weightsym import params as P
 from weightsym.discovery.verify import Read
 from weightsym.groups.symmetries import Symmetries
 from weightsym.networks.comparison import POOL, normal_pool, perturb_, tiled_, turned
-from weightsym.networks.forward import in_precision
+from weightsym.networks.forward import (
+    Inputs,
+    as_real,
+    called,
+    called_in_turn,
+    in_precision,
+    structural_copy,
+    tensors_of,
+)
 from weightsym.networks.randomness import key_of
 from weightsym.networks.shared_tensors import owners
 from weightsym.params import Params
+
+_LARGE = 2**25
+"""The number of weights from which on they are not held together."""
 
 
 class WeightDraw(NamedTuple):
@@ -77,6 +88,17 @@ class RandomWeights:
     def all(self) -> Params:
         """All of them at once."""
         return self.all_by(self.read)
+
+    def returned(self, network: nn.Module, inputs: Inputs) -> Any:
+        """What a network returns with them; of a large one, no more than a few are held at once."""
+        if sum(t.numel() for t in self.state.values()) > _LARGE:
+            return called_in_turn(network, self.by_any_name(self.read), inputs)
+        return called(network, self.all(), inputs)
+
+    def outputs(self, network: nn.Module, inputs: Inputs) -> list[Tensor]:
+        """The tensors in that, as real numbers, of a copy of the network."""
+        returned = self.returned(structural_copy(network), inputs)
+        return [as_real(t) for t in tensors_of(returned)]
 
     def all_by(self, weights: Read) -> Params:
         """All that is read at once. Tensors that share their memory in the network do so again."""

@@ -395,7 +395,7 @@ def _first(case: _Case, weights: RandomWeights) -> list[Tensor]:
     is_first = weights.draw == WeightDraw()
     if measured is not None and measured.random == weights.random and is_first:
         return measured.outputs
-    return outputs(case.model, weights.all(), case.inputs)
+    return weights.outputs(case.model, case.inputs)
 
 
 def _is_of_network(
@@ -421,7 +421,7 @@ def _computes(
     traced = streamed_outputs(graph, case.inputs, by_name, None)
     if agree(first, traced, min(1e-6, tolerance)):
         return True
-    second = outputs(case.model, weights.all(), case.inputs)
+    second = weights.outputs(case.model, case.inputs)
     repeats = agree(first, second, min(1e-6, tolerance))
     return repeats and agree(first, traced, min(1e-4, tolerance))
 

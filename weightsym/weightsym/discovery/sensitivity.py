@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from weightsym.groups.actions import along_axis
 from weightsym.groups.placements import LinearGroup, Placement, ShiftGroup
@@ -75,37 +77,26 @@ class OutputMoves:
     ) -> None:
         self._sym, self._fixed = sym, fixed
         self._squares: dict[str, dict[int | None, Tensor]] = {}
-        leaves: dict[str, Tensor] = {}
         groups = (group for kind in KINDS for group in getattr(sym, kind))
         moved = {tensor_at(place, sym) for group in groups for place in places_in(group)} - {*fixed}
-
-        def leaf(name: str) -> Tensor:
-            if name not in leaves:
-                leaves[name] = read(name)
-                if name in moved and leaves[name].is_floating_point():
-                    hook = functools.partial(self._note, name)
-                    leaves[name].requires_grad_().register_post_accumulate_grad_hook(hook)
-            return leaves[name]
-
-        with torch.enable_grad():
-            pairs = [(t, s) for t, s in zip(run(leaf), sizes, strict=True) if t.requires_grad and s]
+        weights = _Reread(read, moved, self._note)
+        with torch.enable_grad(), saved_tensors_hooks(weights.pack, weights.unpack):
+            results = zip(run(weights.of), sizes, strict=True)
+            pairs = [(t, size) for t, size in results if t.requires_grad and size]
             if pairs:
-                weights = _directions(pairs)
-                of = [t for t in leaves.values() if t.requires_grad]
-                torch.autograd.backward([t for t, _ in pairs], weights, inputs=of)
+                inputs = [weights.anchor]
+                torch.autograd.backward([t for t, _ in pairs], _directions(pairs), inputs=inputs)
 
-    def _note(self, name: str, t: Tensor) -> None:
+    def _note(self, name: str, t: Tensor, slope: Tensor) -> None:
         """Keep the squares of derivatives, times weights, by position on every axis."""
-        assert t.grad is not None
-        with torch.no_grad():
-            moves = t.grad if t.grad.dtype.itemsize > 2 else t.grad.float()
-            moves = moves.mul_(t).square_()
-            kept: dict[int | None, Tensor] = {None: moves.sum()}
-            for a in self._sym.axes_of.get(name, ()):
-                rows = along_axis(moves, self._sym.axes[a], 0)
-                kept[a] = (rows.flatten(0, -2).sum(0) if rows.ndim > 1 else rows.clone()).cpu()
-        self._squares[name] = kept
-        t.grad = None
+        moves = slope if slope.dtype.itemsize > 2 else slope.float()
+        moves = moves.mul(t).square_()
+        kept: dict[int | None, Tensor] = {None: moves.sum()}
+        for a in self._sym.axes_of.get(name, ()):
+            rows = along_axis(moves, self._sym.axes[a], 0)
+            kept[a] = (rows.flatten(0, -2).sum(0) if rows.ndim > 1 else rows.clone()).cpu()
+        before = self._squares.get(name, {})  # a weight that was let go of, and read once more
+        self._squares[name] = {a: t + before[a] if before else t for a, t in kept.items()}
 
     def at(self, place: Place) -> float:
         """How far it moves with the weights at a place."""
@@ -123,6 +114,69 @@ class OutputMoves:
             is_fixed = self._sym.axes[axis].tensor in self._fixed
             return torch.full((self._sym.axes[axis].length,), not is_fixed)
         return kept[axis] == 0
+
+
+class _Reread:
+    """Weights with derivatives, of which none is kept until its derivative: it is read again.
+
+    Args:
+        read: gives a weight.
+        moved: the names of those with a derivative.
+        note: takes a name, the weight and its derivative as soon as that is known.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[str], Tensor],
+        moved: Collection[str],
+        note: Callable[[str, Tensor, Tensor], None],
+    ) -> None:
+        self._read, self._moved, self._note = read, moved, note
+        self._alive: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
+        self.anchor = torch.zeros((), requires_grad=True)
+
+    def of(self, name: str) -> Tensor:
+        """One weight."""
+        if name not in self._moved:
+            return self._read(name)
+        weight: Tensor | None = self._alive.get(name)
+        if weight is None:
+            weight = self._alive[name] = _Leaf.apply(self.anchor, name, self._read, self._note)
+        assert weight is not None
+        return weight
+
+    def pack(self, t: Tensor) -> Tensor | tuple[str, torch.Size, tuple[int, ...]]:
+        """What autograd keeps of a tensor: of a weight its name and layout."""
+        start = t.untyped_storage().data_ptr()
+        for name, weight in self._alive.items():
+            if weight.untyped_storage().data_ptr() == start and weight.numel() == t.numel():
+                return name, t.shape, t.stride()
+        return t
+
+    def unpack(self, kept: Any) -> Tensor:
+        """The tensor of which that was kept."""
+        if isinstance(kept, Tensor):
+            return kept
+        name, shape, stride = kept
+        return self._read(name).as_strided(shape, stride)
+
+
+class _Leaf(torch.autograd.Function):
+    """A weight that is read, and whose derivative is noted as soon as it is known."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, name: str, read: Any, note: Any) -> Tensor:
+        """Read it."""
+        ctx.known = name, read, note
+        weight: Tensor = read(name)
+        return weight
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        """Note what follows from its derivative."""
+        name, read, note = ctx.known
+        note(name, read(name), slope)
+        return None, None, None, None
 
 
 def _directions(pairs: Sequence[tuple[Tensor, float]]) -> list[Tensor]:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from weightsym.networks.devices import elsewhere, random_numbers
 from weightsym.networks.dicts import Params
+from weightsym.networks.meta import Substituted, reserved
 from weightsym.networks.shared_tensors import named_tensors, place_of
 
 _T = TypeVar("_T")
@@ -25,9 +27,9 @@ class UnsupportedModel(ValueError):
     """The network cannot be traced at all, or a symmetry found in it does not hold.
 
     >>> from weightsym import discover
-    >>> discover(torch.nn.Linear(2, 1, device="meta"), torch.randn(8, 2))
+    >>> discover(torch.nn.BatchNorm1d(2, device="meta"), torch.randn(8, 2))
     Traceback (most recent call last):
-    weightsym.networks.forward.UnsupportedModel: Linear has no numbers in 'weight' (it is on ...
+    weightsym.networks.forward.UnsupportedModel: BatchNorm1d has no numbers in 'running_mean' ...
     """
 
 
@@ -35,9 +37,13 @@ class UnsupportedModel(ValueError):
 def structural_copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """A copy of the module structure that shares the parameters: tracing leaves no mark.
 
-    With ``dtype`` the copy has parameters and buffers of its own, in that precision.
+    With ``dtype`` the copy has parameters and buffers of its own, in that precision. Parameters on
+    the meta device become zeros that take no memory.
     """
-    shared: dict[int, Any] = {id(p): p for p in model.parameters()}
+    shared: dict[int, Any] = {
+        id(p): nn.Parameter(reserved(p), p.requires_grad) if p.is_meta else p
+        for p in model.parameters()
+    }
     if dtype is not None:
         shared = _tensors_in_precision(model, dtype)
     for module in model.modules():  # a LightningModule in a run holds its Trainer, data included
@@ -138,6 +144,22 @@ def outputs(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:
     """
     returned = called(structural_copy(network), params, inputs)
     return [as_real(t) for t in tensors_of(returned)]
+
+
+def called_in_turn(network: nn.Module, read: Callable[[str], Tensor], inputs: Inputs) -> Any:
+    """The same as `called`, where each parameter is read when a function takes it, and let go of.
+
+    Args:
+        network: it changes nothing in its parameters.
+        read: gives a parameter or a persistent buffer by its name, in memory of its own.
+        inputs: of the forward.
+    """
+    names = {id(p): name for name, p in network.named_parameters()}
+    values = {key: partial(read, name) for key, name in names.items()}
+    state = network.state_dict(keep_vars=True)
+    buffers = {name: read(name) for name, t in state.items() if id(t) not in names}
+    with same_noise(network.parameters()), Substituted(values):
+        return functional_call(network, buffers, inputs.args, inputs.named)
 
 
 def called(network: nn.Module, params: Params, inputs: Inputs) -> Any:

@@ -141,6 +141,28 @@ class GroupLayout:
         return np.concatenate(factors, 1)[:, np.argsort(np.concatenate(order), kind="stable")]
 
     @cached_property
+    def sides(self) -> Ints:
+        """Classes of labels if planes are not tied together: one for each of their sides."""
+        system = self.reading.system
+        planes = {tuple(row) for pairs in system.planes for row in pairs.tolist()}
+        ties = [
+            t.pairs[[tuple(row) not in planes for row in np.sort(t.pairs, 1).tolist()]]
+            for t in system.ties
+        ]
+        return connected(ties, system.count)
+
+    @cached_property
+    def signed_powers(self) -> list[NDArray[np.int64]]:
+        """By axis, at every position the power of its scale, 0 where there is none or several."""
+        result = []
+        for labels in self.labels:
+            distinct, index = np.unique(labels, return_inverse=True)
+            rows = [tuple(self.scales.of(label).values()) for label in distinct.tolist()]
+            powers = [int(row[0]) if row in ((1,), (-1,)) else 0 for row in rows]
+            result.append(np.array(powers, np.int64)[index])
+        return result
+
+    @cached_property
     def _signatures(self) -> NDArray[np.uint64]:
         return signatures(self.reading.system)
 
@@ -503,17 +525,6 @@ def _linear_group(layout: GroupLayout, law: LinearKind, spaces: Sequence[_Places
     return LinearGroup(law, len(spaces), size, writer_of(layout.axes, placements), placements)
 
 
-def _signed_powers(layout: GroupLayout) -> list[NDArray[np.int64]]:
-    """At every position the power of its scale, 0 where there is none or several."""
-    result = []
-    for labels in layout.labels:
-        distinct, index = np.unique(labels, return_inverse=True)
-        rows = [tuple(layout.scales.of(label).values()) for label in distinct.tolist()]
-        powers = [int(row[0]) if row in ((1,), (-1,)) else 0 for row in rows]
-        result.append(np.array(powers, np.int64)[index])
-    return result
-
-
 def _rows(layout: GroupLayout, space: Space) -> _Places:
     """Per axis and power the positions of a space, ``(size, repeats)``; nothing if they differ.
 
@@ -540,11 +551,10 @@ def _rows(layout: GroupLayout, space: Space) -> _Places:
 
 def _planes(layout: GroupLayout, space: Space) -> _Places:
     """Per axis the two sides of planes. Nothing where a channel has no partner."""
-    sides = _sides(layout)
+    sides = layout.sides
     partner = {int(sides[a]): int(sides[b]) for a, b in space.pairs}
     classes = layout.exchanges.classes
     inside = {int(classes[a]) for a, _ in space.pairs}
-    powers = _signed_powers(layout)
     columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
     for axis, labels in enumerate(layout.labels):
         entries = np.flatnonzero(np.isin(classes[labels], list(inside)))
@@ -556,19 +566,8 @@ def _planes(layout: GroupLayout, space: Space) -> _Places:
         if 2 * len(pairs) != entries.size or any(len(a) != len(b) for a, b in halves):
             return {}
         for first, second in pairs:
-            power = 1 if space.kind == "unit complex" else int(powers[axis][first])
+            power = 1 if space.kind == "unit complex" else int(layout.signed_powers[axis][first])
             if not power:
                 return {}
             columns[axis, power].append(np.array([[first], [second]]))
     return {key: np.concatenate(entries, 1) for key, entries in columns.items()}
-
-
-def _sides(layout: GroupLayout) -> Ints:
-    """Classes of labels if planes are not tied together: one for each of their sides."""
-    system = layout.reading.system
-    planes = {tuple(row) for pairs in system.planes for row in pairs.tolist()}
-    ties = [
-        t.pairs[[tuple(row) not in planes for row in np.sort(t.pairs, 1).tolist()]]
-        for t in system.ties
-    ]
-    return connected(ties, system.count)

@@ -27,6 +27,11 @@ def is_hugging_face(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
+def has_weights(folder: Path) -> bool:
+    """Tell whether weights, or their index, lie in a folder of Hugging Face."""
+    return (folder / _ONE).exists() or (folder / INDEX).exists()
+
+
 def weight_shards(folder: Path) -> dict[Path, set[str] | None]:
     """The files with the weights, and the names that the index expects in each, if there is one."""
     if not is_hugging_face(folder):

@@ -1,0 +1,76 @@
+"""Networks without weights: on the meta device, and in memory that is reserved and never used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_map
+
+
+@contextmanager
+def matrices_on_meta() -> Iterator[None]:
+    """While networks are made, matrices of weights go to the meta device.
+
+    Buffers, which are computed, and vectors such as gains of norms keep their numbers.
+
+    >>> with matrices_on_meta():
+    ...     net = nn.Linear(2, 3)
+    >>> net.weight.device, net.bias.device
+    (device(type='meta'), device(type='cpu'))
+    """
+    plain = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and param.ndim > 1 and not param.is_meta:
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+        plain(module, name, param)
+
+    nn.Module.register_parameter = register  # type: ignore[assignment, method-assign]  # for a while
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = plain  # type: ignore[method-assign]
+
+
+def reserved(tensor: Tensor) -> Tensor:
+    """Zeros like a tensor, on the CPU, that take no memory until something is written there."""
+    zeros = torch.from_numpy(np.zeros(tensor.numel() * tensor.element_size(), np.uint8))
+    return zeros.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+
+class Substituted(TorchFunctionMode):
+    """While a forward runs, each function gets other tensors in the place of some.
+
+    Only what one function takes is held at a time.
+
+    Args:
+        values: by the identity of a tensor, what reads the one that takes its place.
+    """
+
+    def __init__(self, values: Mapping[int, Callable[[], Tensor]]) -> None:
+        super().__init__()
+        self._values = values
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(function, "__name__", "") != "__get__" or _gives_numbers(function):
+            args, kwargs = tree_map(self._value, (args, kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+    def _value(self, x: Any) -> Any:
+        return self._values[id(x)]() if id(x) in self._values else x
+
+
+_NUMBERS = frozenset(f"torch.Tensor.{name}.__get__" for name in ("data", "T", "mT", "H", "mH"))
+
+
+def _gives_numbers(function: Any) -> bool:
+    """Tell whether an attribute of tensors is a tensor of the same numbers."""
+    return resolve_name(function) in _NUMBERS
