@@ -303,7 +303,7 @@ def mfvi():
         MFVI(models.mlp(784, [512, 512], 10), num_data=60_000),
     )
     with torch.no_grad():
-        module.log_std.fill_(-5.0)
+        module.state.log_std.fill_(-5.0)
     return {
         "ours": _step(lambda: module.losses((x,), y)["loss"].sum(), module),
         "theirs": _step(lambda: cross_entropy(plain(x), y), plain),

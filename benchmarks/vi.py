@@ -46,7 +46,7 @@ def ours(options, kind=MFVI, log_std=START, **arguments):
     module = kind(network(), num_data=N, **arguments).to(options.device)
     module.example_input_array = batch(options)[0][:2]
     with torch.no_grad():
-        module.log_std.fill_(log_std)
+        module.state.log_std.fill_(log_std)
 
     def loss(x, y):
         return module.losses((x,), y)["loss"].sum()

@@ -66,7 +66,7 @@ class ChainDiagnostics(Onlooker):
 
     # -------------------------------------------------------- hooks
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        if not callable(getattr(pl_module, "chains", None)):
+        if not callable(getattr(_state_of(pl_module), "chains", None)):
             raise RefusedArgument(
                 f"ChainDiagnostics needs a module with chains, such as SGHMC, HMC or MILE; "
                 f"{type(pl_module).__name__} has none."
@@ -119,7 +119,7 @@ class ChainDiagnostics(Onlooker):
     def _collect(self, pl_module: Any) -> None:
         """Follow the chains on: evaluate the networks they have reached since the last time."""
         times = next(iter(self.values.values())).shape[1] if self.values else 0
-        chains = pl_module.chains(times)
+        chains = _state_of(pl_module).chains(times)
         if not chains:
             return
         shape = next(iter(chains.values())).shape[:2]
@@ -176,6 +176,11 @@ class ChainDiagnostics(Onlooker):
             self._symmetries = discover(template, *example)
         except ValueError as error:
             rank_zero_warn(f"ChainDiagnostics has no canonical form: {error}")
+
+
+def _state_of(module: Any) -> Any:
+    """What has the chains: the state of a module of this package, or a module itself."""
+    return getattr(module, "state", module)
 
 
 def _healthy(values: Tensor) -> Tensor:

@@ -100,8 +100,8 @@ def _of_module(
     curves: Mapping[str, Sequence[float]],
 ) -> Evidence:
     """Collect the evidence on a module of this package, or one with the same methods."""
-    chains = getattr(pl_module, "chains", None)
-    divergence = getattr(pl_module, "divergence", None)
+    state = getattr(pl_module, "state", pl_module)
+    chains, divergence = (getattr(state, name, None) for name in ("chains", "divergence"))
     return Evidence(
         pl_module.template,
         pl_module.likelihood,

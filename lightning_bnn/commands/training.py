@@ -25,7 +25,7 @@ from torch import Tensor
 from lightning_bnn.commands.presets import HINT
 from lightning_bnn.modules.bayesian import Bayesian
 from lightning_bnn.modules.checkpoints import kind_of
-from lightning_bnn.modules.judging import Prediction
+from lightning_bnn.modules.prediction import Prediction
 from lightning_bnn.tables import results_table
 from weightsym import Refusal, StrictParser, building, did_you_mean, refusal_of
 from weightsym.files import config_files, describe_content, draft_of, load

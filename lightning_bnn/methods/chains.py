@@ -64,7 +64,7 @@ class Chains(Networks):
 
     def find_moves(self, fit: Fit, run: Run) -> None:
         """Get ready for moves along orbits, by the symmetries of the network."""
-        example = run.example() or next((batch.example() for batch in fit.batches()), ())
+        example = fit.example() or next((batch.example() for batch in fit.batches()), ())
         trained = {n for n, p in self.networks.named_parameters() if p.requires_grad}
         with evaluation(run.network):
             self.moves = OrbitMoves(discover(run.network, *example), movable=trained)
@@ -208,7 +208,7 @@ class Keeping:
             stack = state.stack()
             trained = {name for name, _ in run.network.named_parameters()}
             statistics = {name: t for name, t in stack.items() if name not in trained}
-            stack.update(run.in_common(statistics))
+            stack.update(progress.in_common(statistics))
             state.samples.append(stack, step=step, epoch=progress.epoch)
         return due
 

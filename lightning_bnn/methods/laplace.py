@@ -172,7 +172,7 @@ class Laplace(PenalisedTraining):
                 f"Laplace: {', '.join(lacking)} of {type(run.network).__name__} has no Kronecker "
                 "factors, so that the curvature is that of the last layer alone (`layers='last'`)."
             )
-        example = run.example()
+        example = fit.example()
         if example:
             self._rehearse(state, example, run)
 
@@ -197,7 +197,7 @@ class Laplace(PenalisedTraining):
         with torch.inference_mode(False):
             for m in state.healthy().tolist():
                 network = {n: t.clone() for n, t in state.member(m).items()}
-                blocks = self._curvature(state, network, pairs, run, run.shows_progress())
+                blocks = self._curvature(state, network, pairs, run, run.shows_progress)
                 share = (run.num_data or pairs.examples) / pairs.examples
                 blocks = [replace(b, eigenvalues=share * b.eigenvalues) for b in blocks]
                 fitted |= self._tensors(m, network, blocks, run)

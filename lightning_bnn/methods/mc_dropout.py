@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -51,7 +50,7 @@ class MCDropout(PenalisedTraining):
     >>> from lightning_bnn import methods, params
     >>> layers = torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2)
     >>> net, x = torch.nn.Sequential(*layers), torch.randn(5, 2)
-    >>> method, run = methods.MCDropout(), methods.Run(net, example=lambda: (x,))
+    >>> method, run = methods.MCDropout(), methods.Run(net, rows=(x,))
     >>> state = method.init(net, params.populate(net, members=2))
     >>> columns = method.posterior(state, run).sample(10)["2.weight"].abs().sum(1)
     >>> columns.shape, bool((columns == 0).any())
@@ -92,15 +91,7 @@ def _sites(run: Run) -> list[DropoutSite]:
             "Which weights read the units that are dropped is seen on an example of the "
             "inputs: train first, or set `example_input_array`."
         )
-    weight = next(run.network.parameters(), torch.empty(0))
-    return dropout_sites(run.network, [_like(x, weight) for x in example])
-
-
-def _like(value: Any, weight: Tensor) -> Any:
-    """An input on the device and in the precision of a weight."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.to(weight if value.is_floating_point() else weight.device)
+    return dropout_sites(run.network, example)
 
 
 def has_dropout(network: nn.Module, example: Sequence[Any] = ()) -> bool:

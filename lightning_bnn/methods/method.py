@@ -111,6 +111,8 @@ class Fit:
         processes: how many train the same members.
         trial: whether it is but a trial of a step or two.
         batches: reads all training data.
+        example: the first rows of some inputs, nothing if there are none.
+        in_common: makes tensors those of the first process, where there are several.
 
     >>> from lightning_bnn import methods, params
     >>> from lightning_bnn.models import mlp
@@ -135,6 +137,8 @@ class Fit:
     processes: int = 1
     trial: bool = False
     batches: Callable[[], Iterable[Batch]] = tuple
+    example: Callable[[], tuple[Any, ...]] = tuple
+    in_common: Callable[[Params], Params] = dict
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,7 @@ class Progress:
         epoch_ends: whether this was the last step of its epoch.
         optimizer: what has moved the weights.
         schedulers: of the learning rate.
+        in_common: see `Fit`.
 
     >>> from lightning_bnn import methods, params
     >>> from lightning_bnn.models import mlp
@@ -162,6 +167,7 @@ class Progress:
     epoch_ends: bool
     optimizer: Any = None
     schedulers: tuple[Any, ...] = ()
+    in_common: Callable[[Params], Params] = dict
 
 
 class Method(ABC):

@@ -73,7 +73,7 @@ def choose_scale(method: Any, state: Any, fit: Fit, run: Run) -> float:
             optimizer.step()
             if step >= steps - _JUDGED:
                 total += losses.detach()
-    totals = run.in_common({"losses": total})["losses"].nan_to_num(math.inf)
+    totals = fit.in_common({"losses": total})["losses"].nan_to_num(math.inf)
     return CANDIDATES[int(totals.argmin())]
 
 

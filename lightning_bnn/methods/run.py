@@ -239,11 +239,10 @@ class Run:
         chunk_size: networks that run at once, by default chosen by their size.
         inform: takes messages for the user.
         warn: takes warnings.
-        shows_progress: whether long computations show a bar.
-        in_common: makes tensors those of the first process, where there are several.
-        example: the first rows of some inputs; nothing if none are known.
+        rows: the first rows of some inputs; nothing if none are known.
 
     Attributes:
+        shows_progress: whether long computations show a bar.
         evaluated: examples that networks have seen for gradients, of all networks together.
 
     >>> from lightning_bnn.models import mlp
@@ -262,19 +261,20 @@ class Run:
         chunk_size: int | None = None,
         inform: Callable[[str], None] = _log.info,
         warn: Callable[[str], None] = _warn,
-        shows_progress: Callable[[], bool] = bool,
-        in_common: Callable[[Params], Params] = dict,
-        example: Callable[[], tuple[Any, ...]] = tuple,
+        rows: tuple[Any, ...] = (),
     ) -> None:
         self.network = network
         self.likelihood: Any = Categorical() if likelihood is None else likelihood
         self.num_data, self.chunk_size = num_data, chunk_size
         self.inform, self.warn = inform, warn
-        self.shows_progress, self.in_common = shows_progress, in_common
-        self.example = example
-        self.evaluated = 0
+        self.rows, self.shows_progress, self.evaluated = rows, False, 0
         self._outputs_seen = False
         self._memory = Memory()
+
+    def example(self) -> tuple[Any, ...]:
+        """Rows of inputs as the network takes them now, nothing if none are known."""
+        weight = next(self.network.parameters(), torch.empty(0))
+        return tuple(_like(x, weight) for x in self.rows)
 
     def losses(self, stack: Params, batch: Batch) -> Tensor:
         """Mean negative log-likelihood of every network of a stack, with gradients."""
@@ -326,6 +326,13 @@ class Run:
                 f"{type(self.network).__name__} returns probabilities, rows that sum to one, and "
                 "Categorical takes logits: leave out the softmax at the end of `network`."
             )
+
+
+def _like(value: Any, weight: Tensor) -> Any:
+    """An input on the device and in the precision of a weight."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(weight if value.is_floating_point() else weight.device)
 
 
 @contextmanager

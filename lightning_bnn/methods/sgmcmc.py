@@ -116,7 +116,7 @@ class SGMCMC(Method):
         for name, active in (
             ("Gradient clipping", fit.clips_gradients),
             ("Label smoothing", smoothing),
-            ("Dropout", has_dropout(run.network, run.example())),
+            ("Dropout", has_dropout(run.network, fit.example())),
         ):
             if active:
                 run.warn(f"{name} changes the target of a sampler.")

@@ -116,7 +116,7 @@ class SymmetrizedVI(MFVI):
     # ------------------------------------------------------------ symmetries
     def before_fit(self, state: SymmetrizedGaussians, fit: Fit, run: Run) -> None:
         super().before_fit(state, fit, run)
-        self._find_units(state, run.example(), run)
+        self._find_units(state, fit.example(), run)
 
     def _find_units(self, state: SymmetrizedGaussians, example: Sequence[Any], run: Run) -> None:
         """Find what can be permuted, if there is an example and it was not found before."""

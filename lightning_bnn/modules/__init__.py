@@ -7,7 +7,7 @@ from weightsym import lazy_package
 if TYPE_CHECKING:
     from lightning_bnn.modules.bayesian import *
     from lightning_bnn.modules.by_method import *
-    from lightning_bnn.modules.judging import *
+    from lightning_bnn.modules.prediction import *
     from lightning_bnn.tables import results_table as results_table
 
 lazy_package(__name__)

@@ -1,15 +1,18 @@
-"""The LightningModule that trains, judges and predicts with whatever a method makes."""
+"""The LightningModule that trains, evaluates and predicts with whatever a method makes."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import is_dataclass
 from typing import Any, Literal, cast
 
+import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
@@ -19,34 +22,32 @@ from lightning_bnn.calibration import Calibrated
 from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.methods import Batch, Method, Run
+from lightning_bnn.methods.method import AS_IT_IS
 from lightning_bnn.metrics.validation import check_choice
-from lightning_bnn.modules import batches, checkpoints
-from lightning_bnn.modules.core import Core
-from lightning_bnn.modules.fitting import EndsFit, Fitting
-from lightning_bnn.modules.judging import Judging, Prediction, Predictive
-from lightning_bnn.modules.members import Members, Numbers
-from lightning_bnn.modules.optimization import clip_members, configured_optimizers
-from lightning_bnn.modules.templates import (
-    TemplateMode,
+from lightning_bnn.modules import batches, checkpoints, fitting, prediction
+from lightning_bnn.modules.members import (
+    Members,
+    Numbers,
     constants_of,
     explaining_misfits,
-    template_of,
+    network_of,
 )
-from lightning_bnn.modules.training_data import TrainingData, batch_for
+from lightning_bnn.modules.prediction import Prediction, Predictive, Stage
+from lightning_bnn.modules.training_data import Data, TrainingData, batch_for, example_of
 from lightning_bnn.posteriors import Posterior
-from weightsym.params import check_count, check_integer
+from weightsym.params import Params, check_count, check_integer, keyed_randomness
 
 __all__ = ["Bayesian"]
 
 _NOT_SAVED = ("network", "likelihood", "prior", "optimizer", "lr_scheduler", "start_from")
 
 
-class Bayesian(Core):
+class Bayesian(L.LightningModule):
     """Trains a posterior over the weights of any network, by any method.
 
-    The parts of the method's state are parts of this module, under their own names, so that
-    checkpoints, devices and optimizers treat them as usual. The given network is kept
-    unregistered: its own weights are neither trained nor saved.
+    What is trained is ``module.state``, which the method makes: a part of the module, so that
+    checkpoints, devices and optimizers treat it as usual. The given network is kept unregistered:
+    its own weights are neither trained nor saved.
 
     Args:
         network: gives the computation; it is copied, not changed. Its weights are where the first
@@ -80,7 +81,8 @@ class Bayesian(Core):
     2
     """
 
-    configure_optimizers = configured_optimizers
+    configure_optimizers = fitting.configured_optimizers
+    template: nn.Module
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class Bayesian(Core):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        _check(method, likelihood, optimizer)
+        fitting.check_parts(method, likelihood, optimizer)
         if lr_interval is not None:
             check_choice("lr_interval", lr_interval, ("epoch", "step"))
         check_count("eval_samples", eval_samples)
@@ -105,39 +107,34 @@ class Bayesian(Core):
         check_integer("seed", seed, optional=True)
         ignored = () if _compat.made_by_cli() else _NOT_SAVED
         self.save_hyperparameters(ignore=("method", *ignored), frame=inspect.currentframe())
-        self.__dict__["template"] = template_of(method.prepare(network))
-        self.template_mode = TemplateMode(self.template, network)
+        self.given_seed, self.seed = seed, torch.initial_seed() if seed is None else seed
+        self.population = Members(method.prepare(network), members, self.seed)
+        self.__dict__["template"] = self.population.template
         self.likelihood = Categorical() if likelihood is None else cast(Likelihood, likelihood)
         self.prior, self.method = method.prior, method
-        self.given_seed, self.seed = seed, torch.initial_seed() if seed is None else seed
         self.eval_samples, self.start_from = eval_samples, start_from
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
         self.lr_interval, self.automatic_optimization = lr_interval, not method.takes_all_data
         self.has_weights = start_from is not None or not method.trains
-        self.known_example: tuple[Any, ...] = ()
-        self.unused_names = set()
-        self.population = Members(members, self.seed)
-        self.fitting = Fitting(self, num_data)
-        self.judging = Judging(self, self.fitting)
+        self.data, self.stage = Data(num_data), Stage()
+        self.fits, self.broken = 0, set[int]()
+        self.stands_before_epoch_end = False
         self.run = Run(
-            self.template, self.likelihood, num_data, None, rank_zero_info, rank_zero_warn,
-            self.fitting.shows_progress, self.fitting.in_common, self.fitting.example,
-        )  # fmt: skip
-        starts = self.population.starts(self.template, start_from) if method.trains else {}
+            self.template, self.likelihood, num_data, None, rank_zero_info, rank_zero_warn
+        )
+        starts = self.population.starts(start_from) if method.trains else {}
         checkpoints.check_start(self, start_from)
         with self.randomness("blitz", *self.population.key):
-            self.adopt(method.init(self.template, starts))
+            self.state: Any = method.init(self.template, starts)
         self.__dict__["_arguments"] = _names_of_method(self)
 
     def __repr__(self) -> str:
-        weights = sum(p.numel() for p in self.template.parameters())
-        fixed = sum(
-            t.numel() for t in {id(t): t for t in constants_of(self.template).values()}.values()
-        )
+        fixed = {id(t): t.numel() for t in constants_of(self.template).values()}
+        weights = f"{sum(p.numel() for p in self.template.parameters())} weights"
         parts = [
             f"{self.members} member{'s' if self.members > 1 else ''}",
-            f"{type(self.template).__name__} of {weights} weights",
-            *([f"{fixed} more held fixed"] if fixed else []),
+            f"{type(self.template).__name__} of {weights}",
+            *([f"{sum(fixed.values())} more held fixed"] if fixed else []),
             str(self.likelihood),
             "no prior" if self.prior is None else f"prior {self.prior}",
             *([] if self.num_data is None else [f"{self.num_data} training examples"]),
@@ -150,7 +147,7 @@ class Bayesian(Core):
         Args:
             source: a datamodule, or a loader of batches as the network takes them.
         """
-        self.fitting.last_source = source
+        self.data.source = source
 
     def fit_to(self, source: Any) -> None:
         """Compute what the posterior takes besides trained weights, such as a curvature.
@@ -170,7 +167,98 @@ class Bayesian(Core):
         >>> MFVI(large).memory()
         'members take 2.4 GB, their gradients 2.4 GB, an optimizer like Adam 4.8 GB'
         """
-        return self.fitting.memory()
+        return fitting.memory_of(self)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """The template follows to the device: it may hold tensors that no state dict names."""
+        self.template._apply(fn, recurse)
+        return super()._apply(fn, recurse)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to set an argument of the method, which would change nothing."""
+        if name in self.__dict__.get("_arguments", ()):
+            raise AttributeError(
+                f"`{name}` is an argument of the method: set `module.method.{name}`."
+            )
+        if name == "_current_fx_name":  # which Lightning sets forty times in a step
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
+    def randomness(self, *key: int | str) -> AbstractContextManager[None]:
+        """Random numbers of this module and this process, under a key."""
+        return keyed_randomness(self.seed, *key, self.global_rank, device=self.device)
+
+    # ------------------------------------------------------------ batches
+    def inputs_and_targets(self, batch: Any) -> tuple[tuple[Any, ...], Tensor]:
+        """Inputs and targets of a batch. Override it for batches of another layout."""
+        self.data.warn_of_unused(batch, self.template)
+        return batches.inputs_and_targets(batch, self.template)
+
+    def inputs_only(self, batch: Any) -> tuple[Any, ...]:
+        """Inputs of a batch that may have no targets. Of a tuple, all but the last are inputs."""
+        overridden = type(self).inputs_and_targets is not Bayesian.inputs_and_targets
+        if overridden and not isinstance(batch, Tensor):
+            return self.inputs_and_targets(batch)[0]
+        self.data.warn_of_unused(batch, self.template)
+        return batches.inputs_only(batch, self.template)
+
+    def cast(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Floating inputs in the precision of the weights."""
+        dtype = next((p.dtype for p in self.parameters() if p.is_floating_point()), None)
+        return tuple(
+            x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs
+        )
+
+    @property
+    def example_input_array(self) -> Any:
+        """Inputs by which a user shows what the network takes."""
+        return self._example_input_array
+
+    @example_input_array.setter
+    def example_input_array(self, example: Any) -> None:
+        self._example_input_array = example
+        self.run.rows = example if isinstance(example, tuple) else (example,)
+
+    def example(self) -> tuple[Any, ...]:
+        """Two rows of input: from a batch that was seen, or from the train loader's data set."""
+        self.run.rows = self.run.rows or example_of(self)
+        return self.run.example()
+
+    # ------------------------------------------------------------ members
+    @property
+    def num_data(self) -> int | None:
+        """Number of training examples, once it is known."""
+        return self.run.num_data
+
+    @num_data.setter
+    def num_data(self, value: int | None) -> None:
+        self.run.num_data = value
+
+    @property
+    def members(self) -> int:
+        """Number of members that are trained here."""
+        return self.population.count
+
+    def member_stack(self) -> Params:
+        """One network for each member: the weights that are trained, or the centres of modes."""
+        return self.state.stack()
+
+    def weights(self) -> tuple[nn.Module, Params, tuple[Any, ...]]:
+        """Template, stack of members, and an example of its inputs: what callbacks look at."""
+        return self.template, self.member_stack(), self.example()
+
+    def member(self, index: int) -> nn.Module:
+        """A plain module with the weights of one member."""
+        if not 0 <= index < self.members:
+            raise ValueError(f"`index` must be between 0 and {self.members - 1}, got {index}.")
+        result = network_of(self.template)
+        result.load_state_dict({n: t[index] for n, t in self.member_stack().items()}, strict=False)
+        return result.train(self.training)
+
+    def shared_parameters(self) -> list[Tensor]:
+        """Parameters that belong to all members, such as those of the likelihood."""
+        return [p for name, p in self.named_parameters() if not name.startswith("state.")]
 
     # ------------------------------------------------------------ training
     def setup(self, stage: str) -> None:
@@ -182,31 +270,31 @@ class Bayesian(Core):
 
     def configure_callbacks(self) -> list[Callback]:
         trainer: Any = self.trainer  # is asked again for every run
-        present = any(isinstance(callback, EndsFit) for callback in trainer.callbacks)
+        present = any(isinstance(callback, fitting.EndsFit) for callback in trainer.callbacks)
         needed = type(self.method).after_fit is not Method.after_fit
-        return [EndsFit()] if needed and not present else []
+        return [fitting.EndsFit()] if needed and not present else []
 
     def on_train_start(self) -> None:
         self.has_weights = True
-        self.fitting.begin()
-        if self.fitting.stands_before_epoch_end:
-            self.fitting.stands_before_epoch_end = False
+        fitting.begin(self)
+        if self.stands_before_epoch_end:
+            self.stands_before_epoch_end = False
             _compat.end_restored_epoch(self.trainer)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """One step for all members."""
         number = self.trainer.fit_loop.total_batch_idx
         examples = batch_for(self, batch, number)
-        self.known_example = self.known_example or examples.example()
+        self.run.rows = self.run.rows or examples.example()
         if self.method.takes_all_data:
-            self._transition()
+            fitting.transition(self)
             return None
         with self.randomness("train", number, *self.population.key):
             terms = self.losses(examples.inputs, examples.targets, examples.per_member, number)
-        for name, mean in self.fitting.means(terms).items():
+        for name, mean in fitting.means_of(terms).items():
             _compat.log(self, f"train/{name}", mean, prog_bar=name == "loss")
-        if self.divergence is not None:
-            self.divergence.add(terms.get("nll", terms["loss"]))
+        if self.state.divergence is not None:
+            self.state.divergence.add(terms.get("nll", terms["loss"]))
         return terms["loss"].sum()
 
     def losses(
@@ -220,21 +308,10 @@ class Bayesian(Core):
             per_member: whether the leading dimension of both counts members.
             number: how many batches of the run came before.
         """
-        self.template_mode.follow(self.training)
+        self.population.follow(self.training)
         with explaining_misfits(self.template, inputs):
             batch = Batch(inputs, targets, per_member, number)
             return self.method.losses(self.state, batch, self.run)
-
-    def _transition(self) -> None:
-        """A step of a method that takes all the data."""
-        sampler: Any = self.optimizers()
-        before = self.trainer.global_step
-        with explaining_misfits(self.template, self.known_example):
-            terms = self.method.transition(self.state, self.run, sampler.step)
-        for name, value in {**terms, **sampler.optimizer.metrics()}.items():
-            mean = value.mean().float() if isinstance(value, Tensor) else value
-            _compat.log(self, f"train/{name}", mean, prog_bar=name == "acceptance")
-        self.fitting.after_step(before + 1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         for p in self.shared_parameters():  # they learn from the mean of the members, not the sum
@@ -248,52 +325,53 @@ class Bayesian(Core):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip every member as if it were alone, and what they share by itself."""
-        clips = gradient_clip_val is not None and gradient_clip_val > 0
-        by_value = gradient_clip_algorithm == "value"  # number by number, whosever they are
-        if clips:
-            self.method.before_clipping(self.state)
-        if not clips or by_value or self.members == 1:
-            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-            return
-        assert gradient_clip_val is not None
-        shared = [p for p in self.shared_parameters() if p.grad is not None]
-        clip_members(self.state.parameters(), float(gradient_clip_val))
-        nn.utils.clip_grad_norm_(shared, float(gradient_clip_val))
+        fitting.clip(self, optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         step = self.trainer.global_step + 1
         super().optimizer_step(*args, **kwargs)
-        self.fitting.after_step(step)
+        fitting.after_step(self, step)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        trainer: Any = self.trainer
-        metrics = getattr(trainer.optimizers[0], "metrics", None)
-        every = trainer.log_every_n_steps  # none is 0
-        due = every and trainer.global_step % every == 0
-        if self.automatic_optimization and self.method.is_sampler and metrics and due:
-            for name, value in metrics().items():
-                self.log(f"train/{name}", value)
+        fitting.log_sampler(self)
 
     def on_train_epoch_end(self) -> None:
-        self.fitting.judge_losses()
-        self.fitting.look_for_divergence()
+        fitting.judge_losses(self)
+        fitting.look_for_divergence(self)
         if ends(self.trainer):  # before the checkpoint is made
-            self.fitting.complete()
+            fitting.complete(self)
 
     def on_train_end(self) -> None:
-        if self.divergence is not None:
-            self.divergence.finish()
-        self.fitting.complete()
+        if self.state.divergence is not None:
+            self.state.divergence.finish()
+        fitting.complete(self)
         self.method.after_fit(self.state, self.run)
 
     # ------------------------------------------------------------ the posterior
+    def posterior(self) -> Posterior:
+        """The posterior as it is now, apart from what trains."""
+        return prediction.posterior_for(self, AS_IT_IS)
+
+    @property
+    def has_own_posterior(self) -> bool:
+        """Whether a subclass has a posterior other than that of the method."""
+        return type(self).posterior is not Bayesian.posterior
+
+    @property
+    def fits_now(self) -> bool:
+        """Whether a trainer is about to change the weights."""
+        trainer = _compat.trainer_of(self)
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING:
+            return False
+        return trainer.state.status == TrainerStatus.RUNNING
+
     def judged_modes(self, samples: int) -> list[Posterior]:
         """For each of ``posterior().modes()``, one that predicts as it does.
 
         Args:
             samples: how many networks of each will predict.
         """
-        return self.judging.modes(samples)
+        return prediction.modes_of(self, samples)
 
     def outputs(self, inputs: Sequence[Any], *batch: int) -> Tensor:
         """Outputs of all networks that predict, in evaluation mode, ``(samples, batch, ...)``.
@@ -302,7 +380,13 @@ class Bayesian(Core):
             inputs: of the network.
             *batch: which batch this is; random numbers of the predictions depend on it.
         """
-        return self.judging.outputs(inputs, *batch)
+        predict, inputs = prediction.predictor_of(self), self.cast(inputs)
+        with (
+            self.population.evaluation(self.training),
+            self.randomness("predict", *batch),
+            explaining_misfits(self.template, inputs),
+        ):
+            return self.run.one_tensor(predict(self.template, *inputs))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Mean prediction of the posterior, outside of a trainer too. In evaluation mode always.
@@ -326,7 +410,7 @@ class Bayesian(Core):
                 ensemble has no more than its members.
         """
         with torch.no_grad():
-            return Predictive(self.template, self.judging.export(samples), self.likelihood)
+            return Predictive(self.template, prediction.exported(self, samples), self.likelihood)
 
     def calibrate(
         self,
@@ -349,15 +433,15 @@ class Bayesian(Core):
             held_out: the part of these data that makes sets and numbers, apart from the fit.
         """
         options = {"alpha": alpha, "score": score, "by_class": by_class, "held_out": held_out}
-        return self.judging.calibrate(datamodule, method, **options)
+        return prediction.calibrate(self, datamodule, method, **options)
 
     # ------------------------------------------------------------ validation, test, prediction
     def on_validation_epoch_start(self) -> None:
-        self.judging.begin_stage()
+        prediction.begin_stage(self)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Judge one batch. In a test every loader has a set of its own."""
-        self.judging.add(batch, batch_idx, dataloader_idx)
+        prediction.add(self, batch, batch_idx, dataloader_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Prediction:
         """Mean prediction and the outputs of every network."""
@@ -365,7 +449,7 @@ class Bayesian(Core):
         return Prediction(self.likelihood.predictive(samples), samples)
 
     def on_validation_epoch_end(self) -> None:
-        self.judging.end_stage()
+        prediction.end_stage(self)
 
     on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
     test_step = validation_step
@@ -374,14 +458,14 @@ class Bayesian(Core):
     # ------------------------------------------------------------ checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.fits_now and not self.state.is_complete and ends(self.trainer):
-            self.fitting.complete()  # a callback may have ended the run since
-            checkpoint["state_dict"].update(self.state.state_dict())
+            fitting.complete(self)  # a callback may have ended the run since
+            checkpoint["state_dict"].update(self.state.state_dict(prefix="state."))
         checkpoint[checkpoints.NOTES] = checkpoints.notes_of(self)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoints.check(self, checkpoint)
-        self.fitting.stands_before_epoch_end = _compat.cuts_epoch(checkpoint)
-        if self.fitting.stands_before_epoch_end:
+        self.stands_before_epoch_end = _compat.cuts_epoch(checkpoint)
+        if self.stands_before_epoch_end:
             _compat.complete_last_batch(checkpoint)
         checkpoints.recall(self, checkpoint.get(checkpoints.NOTES, {}))
 
@@ -389,7 +473,9 @@ class Bayesian(Core):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         checkpoints.check_weights(self, state_dict, strict)
-        return super().load_state_dict(state_dict, strict, assign)
+        missing = super().load_state_dict(state_dict, strict, assign)
+        self.has_weights = True
+        return missing
 
     @_compat.only_of_classes
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -407,21 +493,3 @@ def _names_of_method(module: Bayesian) -> set[str]:
     names = {name for part in parts for name in vars(part)}
     taken = {*vars(module), *module._modules}
     return {name for name in names if name not in taken and not hasattr(type(module), name)}
-
-
-def _check(method: Any, likelihood: Any, optimizer: Any) -> None:
-    """Refuse what is not of the kind that an argument asks for."""
-    if not isinstance(method, Method):
-        raise ValueError(
-            f"`method` must be one of lightning_bnn.methods, such as MFVI(), got {method!r}."
-        )
-    if likelihood is not None and not isinstance(likelihood, nn.Module):
-        raise ValueError(
-            "`likelihood` must be a module such as Categorical() or Gaussian(), got "
-            f"{likelihood!r}."
-        )
-    if not callable(optimizer):
-        raise ValueError(
-            "`optimizer` must make an optimizer from parameters, such as "
-            f"`lambda p: torch.optim.Adam(p, 1e-3)`, got a {type(optimizer).__name__}."
-        )

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning import LightningModule
@@ -17,34 +17,36 @@ from torch.nn.parameter import is_lazy
 from lightning_bnn._compat import trainer_of
 from lightning_bnn.harvest import ends
 from lightning_bnn.methods import Method
-from lightning_bnn.modules.core import Core
-from lightning_bnn.modules.templates import check_fixed, sample_of_fixed
+from lightning_bnn.modules.members import check_fixed, sample_of_fixed
 from weightsym.files import load
+
+if TYPE_CHECKING:
+    from lightning_bnn.modules.bayesian import Bayesian
 
 NOTES = "lightning_bnn"
 """Where our notes are in a checkpoint."""
 
 
-def notes_of(module: Core) -> dict[str, Any]:
+def notes_of(module: Bayesian) -> dict[str, Any]:
     """The notes of a module.
 
     Args:
         module: what is saved.
     """
-    example = [x.detach().cpu() if isinstance(x, Tensor) else x for x in module.known_example]
+    example = [x.detach().cpu() if isinstance(x, Tensor) else x for x in module.run.rows]
     notes = {
         "class": type(module).__name__, "method": module.method.name,
         "made_of": _parts(module), "example": example, "fixed": sample_of_fixed(module.template),
         "seed": module.seed,
     }  # fmt: skip
-    if module.divergence is not None:
+    if module.state.divergence is not None:
         trainer = trainer_of(module)
         over = trainer is not None and ends(trainer)
-        notes["divergence"] = module.divergence.state_dict(last=over)
+        notes["divergence"] = module.state.divergence.state_dict(last=over)
     return {**notes, **module.state.notes}
 
 
-def recall(module: Core, notes: dict[str, Any]) -> None:
+def recall(module: Bayesian, notes: dict[str, Any]) -> None:
     """Go on from notes, and warn if the module targets another posterior than was saved.
 
     Args:
@@ -56,18 +58,18 @@ def recall(module: Core, notes: dict[str, Any]) -> None:
     if module.given_seed is None:
         module.seed = notes.get("seed", module.seed)
     example = notes.get("example", ())
-    if not module.known_example:
-        module.known_example = tuple(
+    if not module.run.rows:
+        module.run.rows = tuple(
             x.to(module.device) if isinstance(x, Tensor) else x for x in example
         )
     module.state.recall(notes)
     state = notes.get("divergence")
-    if module.divergence is None or state is None or len(state["left_out"]) < module.members:
+    if module.state.divergence is None or state is None or len(state["left_out"]) < module.members:
         return
-    module.divergence.load_state_dict(state)
+    module.state.divergence.load_state_dict(state)
 
 
-def check_start(module: Core, source: str | None) -> None:
+def check_start(module: Bayesian, source: str | None) -> None:
     """Refuse to start from a run of this package with other fixed weights, if it is one file.
 
     Args:
@@ -80,7 +82,7 @@ def check_start(module: Core, source: str | None) -> None:
             check_fixed(module.template, sample, str(source))
 
 
-def check(module: Core, checkpoint: dict[str, Any]) -> None:
+def check(module: Bayesian, checkpoint: dict[str, Any]) -> None:
     """Refuse a checkpoint of another method, or of other networks, in one sentence.
 
     Args:
@@ -90,14 +92,16 @@ def check(module: Core, checkpoint: dict[str, Any]) -> None:
     notes, weights = checkpoint.get(NOTES, {}), checkpoint["state_dict"]
     bases = [c.name for c in type(module.method).__mro__ if issubclass(c, Method)]
     method = notes.get("method")
-    foreign = not notes and weights.keys().isdisjoint(module.state.state_dict())
+    foreign = not notes and weights.keys().isdisjoint(
+        f"state.{name}" for name in module.state.state_dict()
+    )
     if method not in (None, *bases) or foreign:
         stored, current = kind_of(checkpoint), type(module).__name__
         raise _of_another(*((stored, current) if stored != current else (method, bases[0])))
     check_weights(module, weights, strict=False)
 
 
-def check_weights(module: Core, weights: Mapping[str, Any], strict: bool) -> None:
+def check_weights(module: Bayesian, weights: Mapping[str, Any], strict: bool) -> None:
     """Refuse weights of other networks in one sentence.
 
     Args:
@@ -169,7 +173,7 @@ def _of_another(stored: str | None, current: str) -> ValueError:
     return ValueError(f"The checkpoint is of {author}, and this module is {current}.")
 
 
-def _compare(module: Core, saved: dict[str, str]) -> None:
+def _compare(module: Bayesian, saved: dict[str, str]) -> None:
     current = _parts(module)
     for name, text in saved.items():
         if current.get(name) == text:
@@ -183,7 +187,7 @@ def _compare(module: Core, saved: dict[str, str]) -> None:
         rank_zero_warn(message)
 
 
-def _parts(module: Core) -> dict[str, str]:
+def _parts(module: Bayesian) -> dict[str, str]:
     """Likelihood and prior in words."""
     parts = {name: getattr(module, name) for name in ("likelihood", "prior")}
     return {n: " ".join(repr(p).split()) for n, p in parts.items() if isinstance(p, nn.Module)}

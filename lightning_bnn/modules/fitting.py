@@ -1,261 +1,275 @@
-"""The part of a module that fits: counting data, watching members, completing them."""
+"""A fit: what happens to members before it, after steps and epochs, and at its end."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
-from lightning_bnn import _compat
+from lightning_bnn._compat import log, trainer_of
 from lightning_bnn.harvest import ends, epochs_of
 from lightning_bnn.methods import Fit, Method, Progress
 from lightning_bnn.methods.health import finite_members
-from lightning_bnn.modules.batches import only_loader
-from lightning_bnn.modules.core import Core, ModulePart
-from lightning_bnn.modules.templates import check_fixed, constants_of, sample_of_fixed
-from lightning_bnn.modules.training_data import TrainingData, data_size, fault_of
-from weightsym.params import Params, key_of
+from lightning_bnn.modules.members import (
+    check_fixed,
+    constants_of,
+    explaining_misfits,
+    sample_of_fixed,
+)
+from lightning_bnn.modules.training_data import fault_of
+from lightning_bnn.samplers.cyclical import interval_of
+from weightsym.params import Params, at_least_single, key_of
+
+if TYPE_CHECKING:
+    from lightning_bnn.modules.bayesian import Bayesian
 
 
-class Fitting(ModulePart):
-    """The part of a module that goes with its trainer through a fit.
-
-    Args:
-        module: what is fitted.
-        num_data: number of training examples, if the user has given it.
-    """
-
-    def __init__(self, module: Core, num_data: int | None) -> None:
-        super().__init__(module)
-        self.given_num_data = num_data
-        self.last_source: Any = None
-        self.stands_before_epoch_end = False
-        self._fits = 0
-        self._known_to_be_broken: set[int] = set()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "last_source": None}
-
-    @property
-    def _weighs_data(self) -> bool:
-        """Check whether the objective weighs the data against a prior."""
-        method = self.module.method
-        return method.prior is not None or method.is_sampler
-
-    # ------------------------------------------------------------ data
-    def training_data(self) -> TrainingData | None:
-        """The data of the trainer, else those of the last fit or that were named."""
-        trainer, source = _compat.trainer_of(self.module), self.last_source
-        if trainer is not None:
-            sources = (trainer.train_dataloader, trainer.datamodule, source)
-            source = next((data for data in sources if data is not None), None)
-        return None if source is None else TrainingData(self.module, source)
-
-    def example(self) -> tuple[Any, ...]:
-        """Two rows of input, nothing if none are known."""
-        return self.module.example()
-
-    def in_common(self, tensors: Params) -> Params:
-        """Tensors of the first process, where several train the same members."""
-        trainer = self.module.trainer
-        return tensors if trainer.world_size == 1 else trainer.strategy.broadcast(tensors)
-
-    # ------------------------------------------------------------ the beginning
-    def begin(self) -> None:
-        """Read N where it was not given, tell it to samplers, and let the method begin."""
-        module, trainer = self.module, self.module.trainer
-        self._refuse_averages(cast(Any, trainer).callbacks)
-        if trainer.global_step == 0 and not bool(finite_members(module.state.parameters()).any()):
-            raise ValueError(
-                f"{type(module).__name__} starts from weights that are not finite: look at the "
-                "network that it was given."
-            )
-        self._compare_fixed_weights()
-        self._known_to_be_broken = set()
-        self.last_source = trainer.train_dataloader
-        groups = [group for o in trainer.optimizers for group in o.param_groups]
-        self._seed(groups)
-        asking = [g for g in groups if g.get("num_data", 0) is None or "reads_num_data" in g]
-        if self.given_num_data is None and (self._weighs_data or asking):
-            self._read_num_data()
-        elif self.given_num_data is None and module.method.completion == "curvature":
-            with contextlib.suppress(ValueError):  # then the curvature is that of what is given
-                self._read_num_data()
-        before = {group["num_data"] for group in asking} - {None, module.num_data}
-        if before:
-            rank_zero_warn(
-                f"The checkpoint is of a run on {before.pop()} training examples, and now there "
-                f"are {module.num_data}: the target is another posterior."
-            )
-        for group in asking:  # also when it is resumed on other data
-            group.update(num_data=module.num_data, reads_num_data=True)
-        module.method.before_fit(module.state, self._fit(), module.run)
-        trainer.strategy.barrier()
-
-    def _seed(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Give samplers other noise for other seeds, other members, and in another fit."""
-        module, trainer = self.module, self.module.trainer
-        module.seed = trainer.strategy.broadcast(module.seed)  # processes may have their own
-        key = module.population.key
-        for group in groups:
-            if group.get("seed", 0) is None:
-                group["seed"] = key_of(module.seed, "sampler", self._fits, *key)
-            elif "seed" in group and key and "is_seeded" not in group:
-                group["seed"] = key_of(group["seed"], "sampler", *key)
-            group["is_seeded"] = True  # also for who goes on from its checkpoint
-        self._fits += 1
-
-    def _compare_fixed_weights(self) -> None:
-        """See that all processes hold the same weights fixed, and say what they take."""
-        module = self.module
-        sample = sample_of_fixed(module.template)
-        if len(sample):
-            common = self.in_common({"fixed": sample})["fixed"]
-            check_fixed(module.template, common, "The first process")
-            rank_zero_info(f"{type(module).__name__}: {self.memory()}.")
-
-    def memory(self) -> str:
-        """Memory that weights take, in words."""
-        module = self.module
-        fixed = {id(t): t.nbytes for t in constants_of(module.template).values()}
-        state_bytes = sum(t.nbytes for t in module.state.state_dict().values())
-        trained = sum(p.nbytes for p in module.state.parameters() if p.requires_grad)
-        parts = {
-            "members take": state_bytes,
-            "their gradients": trained,
-            "an optimizer like Adam": 2 * trained,
-            "weights that are held fixed": sum(fixed.values()),
-        }
-        return ", ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
-
-    def _refuse_averages(self, callbacks: list[Callback]) -> None:
-        """Refuse callbacks that exchange the weights once the posterior is made of them."""
-        kinds = WeightAveraging | StochasticWeightAveraging
-        averages = [type(c).__name__ for c in callbacks if isinstance(c, kinds)]
-        if averages and self.module.method.keeps_networks:
-            raise ValueError(
-                f"{averages[0]} exchanges the weights that {type(self.module).__name__} makes its "
-                "posterior of: leave the callback out, or train a DeepEnsemble with it, and start "
-                "from that checkpoint."
-            )
-
-    def _read_num_data(self) -> None:
-        module, (loader, _) = self.module, only_loader(self.module.trainer.train_dataloader)
-        count = data_size(loader, module.trainer.num_training_batches)
-        module.run.num_data = count
-        message = f"{type(module).__name__}: the training set has {count} examples"
-        dropped = getattr(loader, "drop_last", False) and count % loader.batch_size
-        rank_zero_info(f"{message}; every epoch drops {dropped}." if dropped else f"{message}.")
-
-    def _fit(self) -> Fit:
-        """Describe the fit that begins."""
-        trainer = cast(Any, self.module.trainer)
-        steps = trainer.estimated_stepping_batches
-        return Fit(
-            anew=trainer.ckpt_path is None and trainer.global_step == 0,
-            steps=math.inf if steps in (None, -1) else steps,
-            epochs=epochs_of(trainer),
-            epoch_steps=_steps_of_epoch(trainer),
-            optimizer=trainer.optimizers[0],
-            schedulers=self._schedulers(),
-            clips_gradients=bool(trainer.gradient_clip_val),
-            rank=trainer.global_rank,
-            processes=trainer.world_size,
-            trial=bool(trainer.fast_dev_run),
-            batches=lambda: self.training_data() or (),
+# ------------------------------------------------------------ the beginning
+def check_parts(method: Any, likelihood: Any, optimizer: Any) -> None:
+    """Refuse what is not of the kind that an argument asks for."""
+    if not isinstance(method, Method):
+        raise ValueError(
+            f"`method` must be one of lightning_bnn.methods, such as MFVI(), got {method!r}."
+        )
+    if likelihood is not None and not isinstance(likelihood, nn.Module):
+        raise ValueError(
+            "`likelihood` must be a module such as Categorical() or Gaussian(), got "
+            f"{likelihood!r}."
+        )
+    if not callable(optimizer):
+        raise ValueError(
+            "`optimizer` must make an optimizer from parameters, such as "
+            f"`lambda p: torch.optim.Adam(p, 1e-3)`, got a {type(optimizer).__name__}."
         )
 
-    def _schedulers(self) -> tuple[Any, ...]:
-        return tuple(config.scheduler for config in self.module.trainer.lr_scheduler_configs)
 
-    # ------------------------------------------------------------ steps and epochs
-    def means(self, terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Means over the members. Broken ones break none, unless all are."""
-        rows = torch.stack([values.detach() for values in terms.values()])
-        finite = rows.isfinite()
-        sums = torch.stack([rows.where(finite, 0).sum(1), finite.sum(1).to(rows.dtype)])
-        return dict(zip(terms, sums[0] / sums[1], strict=True))
-
-    def after_step(self, step: int) -> None:
-        """The weights have moved: tell the method.
-
-        Args:
-            step: number of optimizer steps so far, this one included.
-        """
-        module, trainer = self.module, self.module.trainer
-        progress = Progress(
-            step, trainer.current_epoch, trainer.is_last_batch, trainer.optimizers[0],
-            self._schedulers(),
-        )  # fmt: skip
-        if module.method.after_step(module.state, progress, module.run):
-            self.look_for_divergence()
-            trainer.strategy.barrier()  # others read what the first has written
-
-    def judge_losses(self) -> None:
-        """Leave out members that have diverged in this epoch."""
-        module, divergence = self.module, self.module.divergence
-        means = None if divergence is None else divergence.take()
-        if divergence is None or means is None:
-            return
-        if module.trainer.world_size > 1:  # they have seen other examples
-            every = module.all_gather(means.to(module.device))
-            assert isinstance(every, Tensor)
-            means = every.mean(0).cpu()
-        finite = finite_members(module.state.parameters())
-        divergence.judge(means, finite, ends(module.trainer))
-        left_out = int(divergence.left_out.sum())
-        if left_out:
-            name = type(module).__name__
-            rank_zero_info(f"{name}: {left_out} of {module.members} are left out.")
-
-    def look_for_divergence(self) -> None:
-        """Say which members have diverged, and end a run in which nobody is left."""
-        module, trainer = self.module, self.module.trainer
-        finite = finite_members(module.state.parameters()).tolist()
-        bad = [m for m, well in enumerate(finite) if not well]
-        if set(bad) - self._known_to_be_broken:
-            self._known_to_be_broken |= set(bad)
-            data = self.training_data() if trainer.world_size == 1 else None
-            fault = "" if data is None else fault_of(data)
-            reason = "the learning rate is too large, or the data are not finite or not scaled"
-            rank_zero_warn(
-                f"Members {bad} of {module.members} have weights that are not finite after step "
-                f"{trainer.global_step}: {fault or reason}."
-            )
-        if len(bad) == module.members:
-            trainer.should_stop = True
-
-    # ------------------------------------------------------------ the end
-    def complete(self) -> None:
-        """Compute what the method makes of the trained weights. A failure does not lose them."""
-        module, data = self.module, self.training_data()
-        if module.state.is_complete or data is None:
-            return
-        try:
-            module.method.at_end(module.state, data, module.run)
-        except ValueError as error:
-            rank_zero_warn(
-                f"{type(module).__name__}: the members are trained, but there is no "
-                f"{module.method.completion}: {error}"
-            )
-
-    def shows_progress(self) -> bool:
-        """Check whether long computations show a bar."""
-        trainer = _compat.trainer_of(self.module)
-        return bool(trainer and trainer.is_global_zero and trainer.progress_bar_callback)
+def begin(module: Bayesian) -> None:
+    """Read N where it was not given, tell it to samplers, and let the method begin."""
+    trainer = module.trainer
+    _refuse_averages(module, cast(Any, trainer).callbacks)
+    if trainer.global_step == 0 and not bool(finite_members(module.state.parameters()).any()):
+        raise ValueError(
+            f"{type(module).__name__} starts from weights that are not finite: look at the "
+            "network that it was given."
+        )
+    _compare_fixed_weights(module)
+    module.broken = set()
+    module.data.source = trainer.train_dataloader
+    groups = [group for o in trainer.optimizers for group in o.param_groups]
+    _seed(module, groups)
+    asking = [g for g in groups if g.get("num_data", 0) is None or "reads_num_data" in g]
+    weighs_data = module.method.prior is not None or module.method.is_sampler
+    if module.data.given is None and (weighs_data or asking):
+        module.data.read(module)
+    elif module.data.given is None and module.method.completion == "curvature":
+        with contextlib.suppress(ValueError):  # then the curvature is that of what is given
+            module.data.read(module)
+    before = {group["num_data"] for group in asking} - {None, module.num_data}
+    if before:
+        rank_zero_warn(
+            f"The checkpoint is of a run on {before.pop()} training examples, and now there "
+            f"are {module.num_data}: the target is another posterior."
+        )
+    for group in asking:  # also when it is resumed on other data
+        group.update(num_data=module.num_data, reads_num_data=True)
+    module.method.before_fit(module.state, _fit(module), module.run)
+    trainer.strategy.barrier()
 
 
-def _steps_of_epoch(trainer: Any) -> int | float:
-    """Optimizer steps of an epoch, infinite for streams."""
-    batches = trainer.num_training_batches
-    return math.ceil(batches / trainer.accumulate_grad_batches) if batches < math.inf else batches
+def _seed(module: Bayesian, groups: Sequence[dict[str, Any]]) -> None:
+    """Give samplers other noise for other seeds, other members, and in another fit."""
+    module.seed = module.trainer.strategy.broadcast(module.seed)  # processes may have their own
+    key = module.population.key
+    for group in groups:
+        if group.get("seed", 0) is None:
+            group["seed"] = key_of(module.seed, "sampler", module.fits, *key)
+        elif "seed" in group and key and "is_seeded" not in group:
+            group["seed"] = key_of(group["seed"], "sampler", *key)
+        group["is_seeded"] = True  # also for who goes on from its checkpoint
+    module.fits += 1
+
+
+def in_common(module: Bayesian, tensors: Params) -> Params:
+    """Tensors of the first process, where several train the same members."""
+    trainer = module.trainer
+    return tensors if trainer.world_size == 1 else trainer.strategy.broadcast(tensors)
+
+
+def _compare_fixed_weights(module: Bayesian) -> None:
+    """See that all processes hold the same weights fixed, and say what they take."""
+    template = module.template
+    sample = sample_of_fixed(template)
+    if len(sample):
+        check_fixed(template, in_common(module, {"fixed": sample})["fixed"], "The first process")
+        rank_zero_info(f"{type(module).__name__}: {memory_of(module)}.")
+
+
+def memory_of(module: Bayesian) -> str:
+    """Memory that weights take, in words."""
+    fixed = {id(t): t.nbytes for t in constants_of(module.template).values()}
+    trained = sum(p.nbytes for p in module.state.parameters() if p.requires_grad)
+    parts = {
+        "members take": sum(t.nbytes for t in module.state.state_dict().values()),
+        "their gradients": trained,
+        "an optimizer like Adam": 2 * trained,
+        "weights that are held fixed": sum(fixed.values()),
+    }
+    return ", ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
+
+
+def _size(count: int) -> str:
+    """Bytes in the largest unit of which there is one."""
+    unit = min(3, max(0, len(str(count)) - 1) // 3)
+    return f"{count / 1000**unit:.3g} {('bytes', 'kB', 'MB', 'GB')[unit]}"
+
+
+def _refuse_averages(module: Bayesian, callbacks: list[Callback]) -> None:
+    """Refuse callbacks that exchange the weights once the posterior is made of them."""
+    kinds = WeightAveraging | StochasticWeightAveraging
+    averages = [type(c).__name__ for c in callbacks if isinstance(c, kinds)]
+    if averages and module.method.keeps_networks:
+        raise ValueError(
+            f"{averages[0]} exchanges the weights that {type(module).__name__} makes its "
+            "posterior of: leave the callback out, or train a DeepEnsemble with it, and start "
+            "from that checkpoint."
+        )
+
+
+def _fit(module: Bayesian) -> Fit:
+    """Describe the fit that begins."""
+    trainer = cast(Any, module.trainer)
+    steps, batches = trainer.estimated_stepping_batches, trainer.num_training_batches
+    if batches < math.inf:  # of streams, the number is not known
+        batches = math.ceil(batches / trainer.accumulate_grad_batches)
+    return Fit(
+        anew=trainer.ckpt_path is None and trainer.global_step == 0,
+        steps=math.inf if steps in (None, -1) else steps,
+        epochs=epochs_of(trainer),
+        epoch_steps=batches,
+        optimizer=trainer.optimizers[0],
+        schedulers=_schedulers(module),
+        clips_gradients=bool(trainer.gradient_clip_val),
+        rank=trainer.global_rank,
+        processes=trainer.world_size,
+        trial=bool(trainer.fast_dev_run),
+        batches=lambda: module.data.batches(module) or (),
+        example=module.example,
+        in_common=lambda tensors: in_common(module, tensors),
+    )
+
+
+def _schedulers(module: Bayesian) -> tuple[Any, ...]:
+    return tuple(config.scheduler for config in module.trainer.lr_scheduler_configs)
+
+
+# ------------------------------------------------------------ steps and epochs
+def means_of(terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Means over the members. Broken ones break none, unless all are."""
+    rows = torch.stack([values.detach() for values in terms.values()])
+    finite = rows.isfinite()
+    sums = torch.stack([rows.where(finite, 0).sum(1), finite.sum(1).to(rows.dtype)])
+    return dict(zip(terms, sums[0] / sums[1], strict=True))
+
+
+def transition(module: Bayesian) -> None:
+    """Take a step of a method that sees all the data."""
+    sampler: Any = module.optimizers()
+    method: Any = module.method
+    before = module.trainer.global_step
+    with explaining_misfits(module.template, module.run.rows):
+        terms = method.transition(module.state, module.run, sampler.step)
+    for name, value in {**terms, **sampler.optimizer.metrics()}.items():
+        mean = value.mean().float() if isinstance(value, Tensor) else value
+        log(module, f"train/{name}", mean, prog_bar=name == "acceptance")
+    after_step(module, before + 1)
+
+
+def log_sampler(module: Bayesian) -> None:
+    """Log what a sampler says of its steps, where a method takes gradients of batches."""
+    trainer: Any = module.trainer
+    metrics = getattr(trainer.optimizers[0], "metrics", None)
+    every = trainer.log_every_n_steps  # none is 0
+    due = every and trainer.global_step % every == 0
+    if module.automatic_optimization and module.method.is_sampler and metrics and due:
+        for name, value in metrics().items():
+            module.log(f"train/{name}", value)
+
+
+def after_step(module: Bayesian, step: int) -> None:
+    """Tell the method that the weights have moved.
+
+    Args:
+        module: that is fitted.
+        step: number of optimizer steps so far, this one included.
+    """
+    trainer = module.trainer
+    progress = Progress(
+        step, trainer.current_epoch, trainer.is_last_batch, trainer.optimizers[0],
+        _schedulers(module), lambda tensors: in_common(module, tensors),
+    )  # fmt: skip
+    if module.method.after_step(module.state, progress, module.run):
+        look_for_divergence(module)
+        trainer.strategy.barrier()  # others read what the first has written
+
+
+def judge_losses(module: Bayesian) -> None:
+    """Leave out members that have diverged in this epoch."""
+    divergence = module.state.divergence
+    means = None if divergence is None else divergence.take()
+    if divergence is None or means is None:
+        return
+    if module.trainer.world_size > 1:  # they have seen other examples
+        every = module.all_gather(means.to(module.device))
+        assert isinstance(every, Tensor)
+        means = every.mean(0).cpu()
+    finite = finite_members(module.state.parameters())
+    divergence.judge(means, finite, ends(module.trainer))
+    left_out = int(divergence.left_out.sum())
+    if left_out:
+        name = type(module).__name__
+        rank_zero_info(f"{name}: {left_out} of {module.members} are left out.")
+
+
+def look_for_divergence(module: Bayesian) -> None:
+    """Say which members have diverged, and end a run in which nobody is left."""
+    trainer = module.trainer
+    finite = finite_members(module.state.parameters()).tolist()
+    bad = [m for m, well in enumerate(finite) if not well]
+    if set(bad) - module.broken:
+        module.broken |= set(bad)
+        data = module.data.batches(module) if trainer.world_size == 1 else None
+        fault = "" if data is None else fault_of(data)
+        reason = "the learning rate is too large, or the data are not finite or not scaled"
+        rank_zero_warn(
+            f"Members {bad} of {module.members} have weights that are not finite after step "
+            f"{trainer.global_step}: {fault or reason}."
+        )
+    if len(bad) == module.members:
+        trainer.should_stop = True
+
+
+# ------------------------------------------------------------ the end
+def complete(module: Bayesian) -> None:
+    """Compute what the method makes of the trained weights. A failure does not lose them."""
+    data, trainer = module.data.batches(module), trainer_of(module)
+    if module.state.is_complete or data is None:
+        return
+    run = module.run
+    run.shows_progress = bool(trainer and trainer.is_global_zero and trainer.progress_bar_callback)
+    try:
+        module.method.at_end(module.state, data, run)
+    except ValueError as error:
+        rank_zero_warn(
+            f"{type(module).__name__}: the members are trained, but there is no "
+            f"{module.method.completion}: {error}"
+        )
 
 
 class EndsFit(Callback):
@@ -268,7 +282,125 @@ class EndsFit(Callback):
             method.after_fit(pl_module.state, pl_module.run)
 
 
-def _size(count: int) -> str:
-    """Bytes in the largest unit of which there is one."""
-    unit = min(3, max(0, len(str(count)) - 1) // 3)
-    return f"{count / 1000**unit:.3g} {('bytes', 'kB', 'MB', 'GB')[unit]}"
+# ------------------------------------------------------------ optimizers
+_PROBES = ((3, 4, 5), (3, 4))
+_SCALES = (1e-3, 1.0, 1e3)
+
+
+def configured_optimizers(module: Bayesian) -> Any:
+    """One optimizer for all members, if it does not mix them, and its schedule.
+
+    Args:
+        module: says how both are made.
+    """
+    if module.members > 1:
+        check_elementwise(module.make_optimizer)
+    optimizer: Any = None
+    if module.method.trains:
+        optimizer = module.make_optimizer([p for p in module.parameters() if p.requires_grad])
+    scheduler = None if module.make_scheduler is None else module.make_scheduler(optimizer)
+    trainer = trainer_of(module)
+    epochs = 0 if trainer is None else epochs_of(trainer)
+    resumed = trainer is not None and trainer.ckpt_path is not None
+    given = scheduler
+    scheduler = module.method.configure_optimizer(
+        module.state, optimizer, module.run, given, epochs, resumed
+    )
+    if scheduler is None:
+        return optimizer
+    if scheduler is not given and module.lr_interval == "step":
+        raise ValueError(
+            f"The schedule of {module.method.name} counts epochs: leave `lr_interval` 'step' out."
+        )
+    watched = getattr(scheduler, "monitor", "val/nll")
+    interval = module.lr_interval or interval_of(scheduler)
+    config = {"scheduler": scheduler, "interval": interval, "monitor": watched}
+    return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+def check_elementwise(optimizer: Callable[[Iterable[Tensor]], Any]) -> None:
+    """Refuse an optimizer that would let members of a stack influence each other.
+
+    Three small networks are moved by two steps, once as a stack and once each on its own, with
+    gradients of very different sizes; the results must agree. An optimizer class that says
+    ``elementwise = True`` (one that adds noise, say) is believed.
+
+    Args:
+        optimizer: makes one for given parameters.
+    """
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(shape, generator=generator) for shape in _PROBES]
+    grads = [torch.randn(shape, generator=generator) for shape in _PROBES]
+    for grad in grads:
+        grad *= torch.tensor(_SCALES).reshape(-1, *(1,) * (grad.ndim - 1))
+    try:
+        together = _moved(optimizer, values, grads)
+        if together is None:
+            return
+        apart = [
+            _moved(optimizer, [v[m] for v in values], [g[m] for g in grads])
+            for m in range(len(_SCALES))
+        ]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _refused(optimizer, f"it cannot move a stack of tensors: {error}") from error
+    for k, moved in enumerate(together):
+        if not torch.allclose(moved, torch.stack([a[k] for a in apart if a]), rtol=1e-4, atol=1e-7):
+            raise _refused(optimizer, "the step of one network would depend on the others")
+
+
+def _moved(
+    make: Callable[[Iterable[Tensor]], Any], values: list[Tensor], grads: list[Tensor]
+) -> list[Tensor] | None:
+    tensors = [torch.nn.Parameter(v.clone()) for v in values]
+    optimizer = make(tensors)
+    if getattr(optimizer, "elementwise", False):
+        return None
+    for _ in range(2):
+        for tensor, grad in zip(tensors, grads, strict=True):
+            tensor.grad = grad.clone()
+        optimizer.step()
+    return [t.detach() for t in tensors]
+
+
+def _refused(optimizer: Any, reason: str) -> ValueError:
+    name = getattr(optimizer, "__name__", None) or type(optimizer).__name__
+    return ValueError(
+        f"`optimizer` {name} cannot train members side by side: {reason}. Take an elementwise one "
+        "(SGD, Adam, AdamW, RMSprop, ...) or `members=1`."
+    )
+
+
+def clip(module: Bayesian, optimizer: Any, limit: float | None, kind: str | None) -> None:
+    """Clip every member as if it were alone, and what they share by itself.
+
+    Args:
+        module: that is fitted.
+        optimizer: whose gradients are clipped.
+        limit: of the norm of the gradient of one member, or of its numbers.
+        kind: ``"value"`` clips number by number, whosever they are.
+    """
+    clips = limit is not None and limit > 0
+    if clips:
+        module.method.before_clipping(module.state)
+    if limit is None or not clips or kind == "value" or module.members == 1:
+        module.clip_gradients(optimizer, limit, kind)
+        return
+    shared = [p for p in module.shared_parameters() if p.grad is not None]
+    clip_members(module.state.parameters(), float(limit))
+    nn.utils.clip_grad_norm_(shared, float(limit))
+
+
+def clip_members(stacks: Iterable[Tensor], limit: float) -> None:
+    """Clip the norm of the gradient of every member as if it were alone.
+
+    Args:
+        stacks: parameters whose first dimension counts members.
+        limit: largest norm of the gradient of one member.
+    """
+    grads = [t.grad for t in stacks if t.grad is not None]
+    if not grads:
+        return
+    norms = torch.stack([at_least_single(g).flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
+    factors = (limit / (norms + 1e-6)).clamp(max=1)
+    for grad in grads:
+        grad *= factors.to(grad).reshape(-1, *(1,) * (grad.ndim - 1))

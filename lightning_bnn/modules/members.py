@@ -1,30 +1,44 @@
-"""Members of a population that are trained here, and where they start."""
+"""Members of a population: the network that gives their computation, and where they start.
+
+Weights that the network holds fixed become buffers of the template that no state dict names: they
+are constants of the computation, held once however many members there are.
+"""
 
 from __future__ import annotations
 
+import copy
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from lightning_bnn.bank import read_networks
-from lightning_bnn.modules.templates import fixed_names, without_fixed
+from lightning_bnn.methods.run import evaluation
 from weightsym import params as P
-from weightsym.params import Params, check_count, is_whole, keyed_generator
+from weightsym.params import Params, check_count, first_line, is_whole, keyed_generator
 
 Numbers = int | tuple[int, int]
 
 
 class Members:
-    """Consecutive members of a population.
+    """Consecutive members of a population, which have one computation.
 
     Args:
+        network: gives the computation; it is copied.
         members: how many there are; or the first of those that are here, and the one after them.
         seed: of the weights of members that are drawn.
+
+    Attributes:
+        template: the copy. In evaluation mode is there what is so in a network in training mode.
     """
 
-    def __init__(self, members: Numbers, seed: int) -> None:
+    def __init__(self, network: nn.Module, members: Numbers, seed: int) -> None:
         if not isinstance(members, (tuple, list)):
             check_count("members", members)
             members = (0, members)
@@ -35,21 +49,39 @@ class Members:
                 f"such as (5, 10), got {members!r}."
             )
         self.count, self.first, self.seed = end - first, first, seed
+        self.template = template_of(network)
+        self._frozen = [m for m in self.template.modules() if network.training and not m.training]
 
     @property
     def key(self) -> tuple[int, ...]:
         """A key of the noise: parts of a population have noise of their own."""
         return (self.first,) if self.first else ()
 
+    # ------------------------------------------------------------ modes of the template
+    def follow(self, training: bool) -> None:
+        """Take the mode of the module that runs the template."""
+        if self.template.training != training:
+            self.template.train(training)
+            for module in self._frozen if training else ():
+                module.eval()
+
+    def evaluation(self, training: bool) -> AbstractContextManager[None]:
+        """Evaluation mode for predictions, whatever the mode: a fit leaves that of training behind.
+
+        Statistics of the examples at hand would be used, and learnt, otherwise.
+        """
+        self.follow(training)
+        return evaluation(self.template)
+
     # ------------------------------------------------------------ where they start
-    def starts(self, template: nn.Module, source: str | None) -> Params:
+    def starts(self, source: str | None) -> Params:
         """The given networks, then as many drawn anew as there are further members.
 
         Args:
-            template: the network that was given; its fixed weights become constants.
             source: a checkpoint, a folder of checkpoints, or a bank to start from instead.
         """
-        starts = without_fixed(template, self._given(template, source))
+        template = self.template
+        starts = without_fixed(template, self._given(source))
         count = 0 if self.first > 0 else P.stack_size(starts)  # the given network is member 0
         missing = self.count - count
         if missing == 0:
@@ -65,13 +97,13 @@ class Members:
         }
         return {name: torch.cat([t[:count], others[name]]) for name, t in starts.items()}
 
-    def _given(self, template: nn.Module, source: str | None) -> Params:
+    def _given(self, source: str | None) -> Params:
         """The network as it was given, or those of a source."""
-        weights = P.of(template)
+        weights = P.of(self.template)
         if not weights:
             raise ValueError("`network` has no weights.")
         if source is None:
-            fixed = P.fixed_weights(template)
+            fixed = P.fixed_weights(self.template)
             return {n: (t if n in fixed else t.clone())[None] for n, t in weights.items()}
         several = Path(source).is_dir()
         if several and self.first:
@@ -79,7 +111,7 @@ class Members:
                 "`start_from` a folder gives the networks of all members: it does not go together "
                 f"with members from {self.first} on."
             )
-        stack, _ = read_networks(source, template, last=self.count)
+        stack, _ = read_networks(source, self.template, last=self.count)
         if several and P.stack_size(stack) < self.count:
             raise ValueError(
                 f"`start_from` {source} holds {P.stack_size(stack)} networks, fewer than the "
@@ -117,3 +149,153 @@ def _spread(stack: Tensor) -> float:
     """The standard deviation within each network of a stack, on average."""
     rows = stack.detach().flatten(1).float()
     return float(rows.std(1, correction=0).mean())
+
+
+# ------------------------------------------------------------ the template
+def template_of(network: nn.Module) -> nn.Module:
+    """A copy of a network that can have a posterior. It shares the weights that are held fixed."""
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"`network` must be a torch.nn.Module, got {type(network).__name__}.")
+    if any(is_lazy(p) for p in network.parameters()):
+        raise ValueError("`network` has lazy parameters: run one batch through it first.")
+    if any(p.is_complex() for p in network.parameters()):
+        raise ValueError("`network` has complex parameters, which have no posterior here.")
+    shared = {id(p): p for p in network.parameters() if not p.requires_grad}
+    try:
+        template = copy.deepcopy(network, shared)
+    except RuntimeError as error:
+        if "graph leaves" not in str(error):
+            raise
+        raise ValueError(
+            "`network` holds weights that are computed from others by a hook: take the one of "
+            "torch.nn.utils.parametrizations (weight_norm, spectral_norm) instead."
+        ) from error
+    if any(c.__module__.startswith(("transformers.", "peft.")) for c in type(network).__mro__):
+        template.register_forward_hook(_logits_of)
+    return template
+
+
+def _logits_of(network: nn.Module, inputs: Any, outputs: Any) -> Any:
+    """What a network of transformers has to say of the targets."""
+    logits = getattr(outputs, "logits", None)
+    return logits if isinstance(logits, Tensor) else outputs
+
+
+# ------------------------------------------------------------ fixed weights
+_OF_EACH = 64
+"""Numbers of a fixed weight that tell it from another, at least."""
+_FIXED = "_fixed_weights"
+"""Where a template has the names of the fixed weights that are its buffers."""
+
+
+def fixed_names(template: nn.Module) -> set[str]:
+    """Weights that are not trained, and buffers of modules none of whose weights are."""
+    trained = {name for name, p in template.named_parameters() if p.requires_grad}
+    fixed = P.fixed_weights(template) | set(getattr(template, _FIXED, ()))
+    owners = {name.rpartition(".")[0] for name in fixed}
+    owners -= {name.rpartition(".")[0] for name in trained}
+    buffers = {name for name, _ in template.named_buffers() if name.rpartition(".")[0] in owners}
+    return fixed | buffers
+
+
+def without_fixed(template: nn.Module, stack: Params) -> Params:
+    """A stack without the fixed weights, which become constants of the template.
+
+    Those that are not the same in all networks stay in the stack, and all if nothing is trained.
+
+    Args:
+        template: of the networks; it changes.
+        stack: the networks.
+    """
+    fixed = P.fixed_weights(template)
+    fixed = fixed if any(p.requires_grad for p in template.parameters()) else set()
+    common = {n: stack[n][0] for n in fixed if _is_one(stack[n])}
+    constants = {id(template.get_parameter(name)): t for name, t in common.items()}
+    copies: dict[int, nn.Parameter] = {}
+    names = []
+    for path, module in template.named_modules():
+        for leaf, p in list(module._parameters.items()):
+            if id(p) in constants:
+                del module._parameters[leaf]
+                module.register_buffer(leaf, constants[id(p)], persistent=False)
+                names.append(f"{path}.{leaf}".lstrip("."))
+            elif p is not None and not p.requires_grad:  # it is that of the given network
+                copied = copies.setdefault(id(p), nn.Parameter(p.detach().clone(), False))
+                module._parameters[leaf] = copied
+    setattr(template, _FIXED, tuple(names))
+    return {name: t for name, t in stack.items() if name not in common}
+
+
+def network_of(template: nn.Module) -> nn.Module:
+    """A copy of the network that a template is of, with memory of its own: it may be changed."""
+    network = copy.deepcopy(template)
+    fixed = constants_of(network)
+    parameters = {id(t): nn.Parameter(t, requires_grad=False) for t in fixed.values()}
+    for name in fixed:
+        path, _, leaf = name.rpartition(".")
+        module = network.get_submodule(path)
+        module._non_persistent_buffers_set.remove(leaf)
+        module._parameters[leaf] = parameters[id(module._buffers.pop(leaf))]
+    for key, hook in list(network._forward_hooks.items()):
+        if hook is _logits_of:
+            del network._forward_hooks[key]
+    return network
+
+
+def constants_of(template: nn.Module) -> dict[str, Tensor]:
+    """The fixed weights of a template, tied ones under each of their names."""
+    return {name: template.get_buffer(name) for name in getattr(template, _FIXED, ())}
+
+
+def sample_of_fixed(template: nn.Module) -> Tensor:
+    """Some numbers of every fixed weight, by which another backbone is told from this one."""
+    rows = [t.detach().flatten() for t in constants_of(template).values()]
+    some = [row[:: max(1, len(row) // _OF_EACH)].float().cpu() for row in rows]
+    return torch.cat(some) if some else torch.empty(0)
+
+
+def check_fixed(template: nn.Module, sample: Tensor, where: str) -> None:
+    """Refuse to go on with other fixed weights than a checkpoint or another process has.
+
+    Args:
+        template: of the networks.
+        sample: what `sample_of_fixed` said there.
+        where: who has others.
+    """
+    present = sample_of_fixed(template)
+    rounding = 0.02 * (sample.abs() + sample.abs().nanmean())
+    if len(present) != len(sample) or bool(((present - sample).abs() > rounding).any()):
+        raise ValueError(
+            f"{where} has other weights that are held fixed than `network`; they are not in "
+            "checkpoints: give the network with the same pretrained weights."
+        )
+
+
+def _is_one(rows: Tensor) -> bool:
+    return len(rows) == 1 or bool(torch.equal(rows, rows[:1].expand_as(rows)))
+
+
+@contextmanager
+def explaining_misfits(network: nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
+    """Say which inputs a network does not take, instead of what torch has against them.
+
+    Args:
+        network: is run meanwhile.
+        inputs: what it is given.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        tensors, first = [x for x in inputs if isinstance(x, Tensor)], first_line(error).rstrip(".")
+        if any(word in first for word in ("dtype", "scalar type", "Input type")):
+            wrong = f"type {', '.join(str(x.dtype) for x in tensors)}: {first}"
+            wrong += "" if all(x.is_floating_point() for x in tensors) else "; pass `x.float()`"
+        elif any(word in str(error) for word in ("shape", "size")):
+            wrong = f"shape {', '.join(str(tuple(x.shape)) for x in tensors)}: {first}"
+        else:
+            raise
+        modules = {id(module) for module in network.modules()}
+        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        if not any(id(frame.f_locals.get("self")) in modules for frame in frames):
+            raise  # it does not come out of the network
+        raise ValueError(f"{type(network).__name__} does not take inputs of {wrong}.") from error

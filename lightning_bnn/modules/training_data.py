@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from torch import Tensor
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import (
@@ -28,12 +29,83 @@ from torch.utils.data import (
 from lightning_bnn._compat import trainer_of
 from lightning_bnn.member_batch import MemberBatch
 from lightning_bnn.methods import Batch
-from lightning_bnn.modules.batches import only_loader
-from lightning_bnn.modules.core import Core
+from lightning_bnn.methods.run import EXAMPLE_ROWS
+from lightning_bnn.modules.batches import first_rows, left_over, only_loader, parameters_of
 from weightsym.params import keyed_randomness
+
+if TYPE_CHECKING:
+    from lightning_bnn.modules.bayesian import Bayesian
 
 _GIVEN = list | tuple | range
 """Numbers of examples, or batches of them, that are given in place of a sampler."""
+
+
+class Data:
+    """The training data of a module: their number, and where they are read.
+
+    Args:
+        given: number of training examples, if the user has given it.
+
+    Attributes:
+        source: a datamodule or a loader, of the last fit or named by the user.
+    """
+
+    def __init__(self, given: int | None) -> None:
+        self.given = given
+        self.source: Any = None
+        self._unused: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "source": None}
+
+    def batches(self, module: Bayesian) -> TrainingData | None:
+        """Those of the trainer, else of the last fit or that were named; None without any."""
+        trainer, source = trainer_of(module), self.source
+        if trainer is not None:
+            sources = (trainer.train_dataloader, trainer.datamodule, source)
+            source = next((data for data in sources if data is not None), None)
+        return None if source is None else TrainingData(module, source)
+
+    def read(self, module: Bayesian) -> None:
+        """Count the training examples."""
+        loader, _ = only_loader(module.trainer.train_dataloader)
+        count = data_size(loader, module.trainer.num_training_batches)
+        module.run.num_data = count
+        message = f"{type(module).__name__}: the training set has {count} examples"
+        dropped = getattr(loader, "drop_last", False) and count % loader.batch_size
+        rank_zero_info(f"{message}; every epoch drops {dropped}." if dropped else f"{message}.")
+
+    def warn_of_unused(self, batch: Any, network: nn.Module) -> None:
+        """Say once what a batch holds that a network does not read."""
+        names = [name for name in left_over(batch, network) if name not in self._unused]
+        base = getattr(network, "get_base_model", None)  # of peft, whose own takes anything
+        asked = set(parameters_of(base())) if callable(base) else set()
+        if wanted := asked & set(names):
+            raise ValueError(
+                f"{', '.join(map(repr, sorted(wanted)))} of the batches would not reach the "
+                "network: pass `network.get_base_model()`, which holds the adapter, too."
+            )
+        if names:
+            self._unused |= set(names)
+            rank_zero_warn(
+                f"{', '.join(map(repr, names))} of the batches is not used: "
+                f"{type(network).__name__}.forward has no positional parameter of that name."
+            )
+
+
+def example_of(module: Bayesian) -> tuple[Any, ...]:
+    """Two rows of input: the first of the train loader's data, nothing without a loader."""
+    trainer = trainer_of(module)
+    if trainer is None or trainer.train_dataloader is None:
+        return ()
+    with keyed_randomness(module.seed, "example", device=module.device):  # nobody else's numbers
+        raw = first_rows(trainer.train_dataloader, EXAMPLE_ROWS)
+        if raw is None:
+            return ()
+        raw = trainer.strategy.batch_to_device(raw, dataloader_idx=0)
+        if isinstance(raw, MemberBatch):
+            raw = tuple(x[0] for x in raw)
+    return module.inputs_and_targets(raw)[0]
 
 
 class TrainingData:
@@ -47,7 +119,7 @@ class TrainingData:
         source: a train loader, or a datamodule.
     """
 
-    def __init__(self, module: Core, source: Any) -> None:
+    def __init__(self, module: Bayesian, source: Any) -> None:
         self.module, self.source = module, source
 
     def __iter__(self) -> Iterator[Batch]:
@@ -74,7 +146,7 @@ class TrainingData:
                 yield batch
 
 
-def moved_by(module: Core, datamodule: Any = None) -> Callable[[Any], Any]:
+def moved_by(module: Bayesian, datamodule: Any = None) -> Callable[[Any], Any]:
     """Make a function that moves a batch to the device, through the hooks of whom it comes from.
 
     Args:
@@ -90,7 +162,7 @@ def moved_by(module: Core, datamodule: Any = None) -> Callable[[Any], Any]:
     return lambda batch: trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
-def _limit(module: Core, loader: Any) -> int | None:
+def _limit(module: Bayesian, loader: Any) -> int | None:
     """Batches of an epoch: of streams, of loaders whose other batches never come, of trials."""
     trainer = trainer_of(module)
     if trainer is None:
@@ -112,7 +184,7 @@ def _first_times(sampler: Any, start: int, size: int) -> tuple[Tensor, int]:
     return (numbers.flatten() < len(sampler.dataset)).nonzero().flatten(), start + size
 
 
-def _gathered(module: Core, value: Any, rows: Tensor) -> Any:
+def _gathered(module: Bayesian, value: Any, rows: Tensor) -> Any:
     if not isinstance(value, Tensor):
         return value
     gathered = module.all_gather(value)
@@ -120,7 +192,7 @@ def _gathered(module: Core, value: Any, rows: Tensor) -> Any:
     return gathered.flatten(0, 1)[rows.to(gathered.device)]
 
 
-def _has_all(module: Core, loader: Any) -> bool:
+def _has_all(module: Bayesian, loader: Any) -> bool:
     """Whether a process sees all the data by itself, as far as that can be known.
 
     What is drawn in a random order may differ between processes, and be the same data.
@@ -135,7 +207,7 @@ def _has_all(module: Core, loader: Any) -> bool:
     return False
 
 
-def _of_all(module: Core, batches: Iterator[Batch]) -> Iterator[Batch]:
+def _of_all(module: Bayesian, batches: Iterator[Batch]) -> Iterator[Batch]:
     """Join the batches of processes whose loaders have shared out the data themselves.
 
     Loaders that begin alike give all the data to every process, and are taken as they are.
@@ -167,7 +239,7 @@ def _equal(a: Batch, b: Batch) -> bool:
     return all(torch.equal(x, y) for x, y in pairs if isinstance(x, Tensor))
 
 
-def _joined(module: Core, parts: Sequence[Batch]) -> Batch:
+def _joined(module: Bayesian, parts: Sequence[Batch]) -> Batch:
     """One batch with the examples of several, on the device."""
     first = parts[0]
 
@@ -269,7 +341,7 @@ def _chooser_of(loader: Any) -> Any:
     return getattr(loader if batches is None else batches, "sampler", None)
 
 
-def batch_for(module: Core, raw: Any, number: int = 0) -> Batch:
+def batch_for(module: Bayesian, raw: Any, number: int = 0) -> Batch:
     """A batch of a loader as methods take it.
 
     Args:

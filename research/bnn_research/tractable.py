@@ -107,8 +107,10 @@ def _run(alpha: float, method: str, seeds: int, epochs: int, noise: float) -> Re
         **options,
     )
     with torch.no_grad():
-        start = torch.randn(module.mean.shape, generator=keyed_generator("tractable", "start"))
-        module.mean.copy_(_START_SPREAD * start)
+        start = torch.randn(
+            module.state.mean.shape, generator=keyed_generator("tractable", "start")
+        )
+        module.state.mean.copy_(_START_SPREAD * start)
     fit_quietly(module, data, epochs)
     return _result(module, data, alpha, method)
 
@@ -119,7 +121,7 @@ def _result(module: Bayesian, data: TractableReLU, alpha: float, method: str) ->
     sym = discover(module.template, x[:2])
     (layer,) = unit_layers(sym, ["hidden.weight"])
     numbers = []
-    for k, mode in enumerate(module.modes()):
+    for k, mode in enumerate(module.state.modes()):
         noise = torch.randn(_SAMPLES, 2, generator=keyed_generator("tractable", k))
         sampled = _sampled(mode, noise)
         error = (_outputs(sampled, u).mean(0) - v).square().mean()
@@ -130,7 +132,7 @@ def _result(module: Bayesian, data: TractableReLU, alpha: float, method: str) ->
         exact = permanent_information(layer, sampled, log_permanent).mean()
         elbos = torch.stack([elbo, elbo + drawn, elbo + exact]) / len(x)
         numbers.append(torch.cat([error[None], elbos]))
-    mean, std = module.mean.detach().clone(), module.log_std.detach().exp()
+    mean, std = module.state.mean.detach().clone(), module.state.log_std.detach().exp()
     apart = (mean[:, 0] - mean[:, 1]).abs() / (2 * alpha)
     mse, elbo, drawn, exact = torch.stack(numbers, 1)
     return Result(alpha, method, mse, elbo, drawn, exact, apart, mean, std)

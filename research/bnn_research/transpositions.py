@@ -122,7 +122,7 @@ class _Study:
             members=P.stack_size(starts),
             optimizer=lambda p: torch.optim.SGD(p, self.settings.lr, momentum=0.9),
         )
-        module.networks.load_state_dict(starts)
+        module.state.networks.load_state_dict(starts)
         history = _Weights([{n: t.clone() for n, t in starts.items()}])
         key = int(torch.randint(2**31, (), generator=keyed_generator(self.seed, order)))
         source = InMemory((self.inputs, self.labels), 64, key)

@@ -264,7 +264,7 @@ def fitted(
     network = contestant.network(ScaledMLP(rows.inputs.shape[2], width), setting)
     run = Run(
         network, _LIKELIHOOD, rows.inputs.shape[1], len(rows.inputs),
-        warn=lambda _: None, example=lambda: rows.whole().example(),
+        warn=lambda _: None, rows=rows.whole().example(),
     )  # fmt: skip
     if start is None:
         keys = [keyed_generator("uci start", split.number) for split, _ in candidates]

@@ -29,7 +29,7 @@ def test_the_numbers_are_those_of_the_metrics(tmp_path):
     module, look = chains(), ChainDiagnostics(inputs=5, weights=1000)
     run = trainer(look, max_epochs=5, logger=TensorBoardLogger(tmp_path))
     run.fit(module, Blobs())
-    held = module.chains()
+    held = module.state.chains()
     flat = {n: t.flatten(0, 1) for n, t in held.items()}
     outputs = P.apply(module.template.eval(), flat, *look._probe).double().softmax(-1)
     symmetries = discover(module.template, *module.example())
@@ -77,7 +77,7 @@ def test_chains_in_permuted_copies_of_one_mode_agree_once_canonical():
         )
         moved = permute({n: t[0] for n, t in two.items()}, sym, order)
         pair = {n: torch.stack([one[n][0], moved[n]]) for n in own}
-        module.samples.append(pair)
+        module.state.samples.append(pair)
     look = ChainDiagnostics()
     look._probe = (torch.randn(8, 6, generator=g),)
     module.example_input_array = torch.randn(2, 6)

@@ -219,7 +219,7 @@ def test_statistics_of_batch_norms(tmp_path, capsys):
 def test_copies_from_everywhere_average_to_one(files, capsys):
     """Of members of a checkpoint all count; names and types are those of `--like`."""
     members = P.stack([orders(drawn(plain), seed) for seed in (4, 5, 6)])
-    torch.save({"state_dict": {f"networks.{n}": t for n, t in members.items()}}, "ours.ckpt")
+    torch.save({"state_dict": {f"state.networks.{n}": t for n, t in members.items()}}, "ours.ckpt")
     write(files / "like.safetensors", P.of(drawn(plain)), torch.bfloat16, "model.")
     places = ["bank", "runs", "a.safetensors", "ours.ckpt"]
     main(["merge", *places, "--out", "m.safetensors", *PLAIN, "--weights", "1", "2", "3", "1"])

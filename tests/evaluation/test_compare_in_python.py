@@ -48,7 +48,7 @@ def compared(undrawn):
     five = stack(5, seed=2)
     rows = torch.stack([nn.utils.parameters_to_vector(m.parameters()) for m in listed(five)])
     trained = DeepEnsemble(NET, members=5)
-    trained.load_state_dict({f"networks.{n}": t for n, t in five.items()}, strict=False)
+    trained.load_state_dict({f"state.networks.{n}": t for n, t in five.items()}, strict=False)
     sources = {
         "stack": five,
         "modules": listed(five),

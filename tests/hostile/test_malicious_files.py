@@ -49,7 +49,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config(tmp_path)
     bank("fine", 6)
-    state = {f"networks.{n}": t[None] for n, t in NET.state_dict().items()}
+    state = {f"state.networks.{n}": t[None] for n, t in NET.state_dict().items()}
     for folder in ("bad", "bad_pt"):
         (tmp_path / folder).mkdir()
     bad = {

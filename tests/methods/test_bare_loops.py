@@ -57,7 +57,7 @@ def trained(name):
     torch.manual_seed(0)
     net, (make, optimizer) = network(), METHODS[name]
     net = dropping(net) if name == "dropout" else net
-    method, run = make(), Run(net, num_data=len(X), example=lambda: (X[:2],))
+    method, run = make(), Run(net, num_data=len(X), rows=(X[:2],))
     state = method.init(net, params.populate(net, 2, torch.Generator().manual_seed(1)))
     moving = (optimizer or adam)([p for p in state.parameters() if p.requires_grad])
     method.configure_optimizer(state, moving, run, None, STEPS / PER_EPOCH)

@@ -119,7 +119,7 @@ def test_other_mistakes_keep_their_words(tmp_path, of_each_class):
     path = of_each_class["MFVI"]
     with pytest.raises(TypeError, match="MFVI has no argument `rank`"):
         MFVI.load_from_checkpoint(path, network=network(), rank=3)
-    with pytest.raises(ValueError, match="for 'mean' it has numbers of shape"):
+    with pytest.raises(ValueError, match="for 'state.mean' it has numbers of shape"):
         MFVI.load_from_checkpoint(path, network=network(width=9))
     with pytest.raises(TypeError, match="cannot be called on an instance"):
         MFVI(network()).load_from_checkpoint(path)
@@ -142,7 +142,7 @@ def test_a_run_does_not_go_on_from_checkpoints_of_others(tmp_path):
     longer = nn.Sequential(*network(), nn.Linear(3, 3))
     for other, words in (
         (MFVI(network(), members=2), "is of SWAG, and this module is MFVI"),
-        (SWAG(network(), members=3), "for 'networks.0.weight' it has .*2, 8, 6"),
+        (SWAG(network(), members=3), "for 'state.networks.0.weight' it has .*2, 8, 6"),
         (SWAG(longer, members=2), "it has nothing"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -164,15 +164,15 @@ def test_checkpoints_without_some_weights_load_where_that_is_allowed(missing, tm
     path = unfitted(DeepEnsemble(**options), tmp_path / "it.ckpt")
     content = torch.load(path, weights_only=True)
     if missing == "a weight":
-        del content["state_dict"]["networks.0.weight"]
+        del content["state_dict"]["state.networks.0.weight"]
         torch.save(content, path)
     kind = Adapted if missing == "a new parameter" else DeepEnsemble
     with pytest.raises(ValueError, match="it has nothing"):
         kind.load_from_checkpoint(path, **options)
     with pytest.warns(UserWarning, match="in the model state dict but not in the checkpoint"):
         loaded = kind.load_from_checkpoint(path, strict=False, **options)
-    bias = content["state_dict"]["networks.0.bias"]
-    assert torch.equal(loaded.state_dict()["networks.0.bias"], bias)
+    bias = content["state_dict"]["state.networks.0.bias"]
+    assert torch.equal(loaded.state_dict()["state.networks.0.bias"], bias)
     for strict in (True, False):
         module = kind(**options)
         module.strict_loading = strict

@@ -46,7 +46,7 @@ def model(temperature=1.0, samples=20_000, kl="closed", **options):
     ).double()  # fmt: skip
     mean, std, _ = exact(temperature)
     with torch.no_grad():
-        module.mean[0], module.log_std[0] = mean, std.log()
+        module.state.mean[0], module.state.log_std[0] = mean, std.log()
     return module
 
 
@@ -58,8 +58,8 @@ def test_the_elbo_is_below_the_evidence_by_the_kl_divergence(shift, scale, kl):
     x, y = regression()
     module, (mean, std, evidence) = model(kl=kl), exact()
     with torch.no_grad():
-        module.mean += shift
-        module.log_std += math.log(scale)
+        module.state.mean += shift
+        module.state.log_std += math.log(scale)
     gap = kl_divergence(Normal(mean + shift, std * scale), Normal(mean, std)).sum()
     terms = module.losses((x,), y)
     assert terms["elbo"].item() == pytest.approx(float(evidence - gap), abs=0.1)
@@ -74,7 +74,7 @@ def test_the_tempered_posterior_is_the_optimum(temperature, kl):
 
     def gradient(module):
         loss = module.losses((x,), y)["loss"].sum()
-        grads = torch.autograd.grad(loss, [module.mean, module.log_std])
+        grads = torch.autograd.grad(loss, [module.state.mean, module.state.log_std])
         return torch.cat([g.flatten() for g in grads]).abs().max()
 
     module = model(temperature, 100_000, kl)
@@ -114,11 +114,11 @@ def test_blitz_start_and_prior():
     module = MFVI(
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 30)), initialisation="blitz"
     )
-    stds = {k: v[0] for k, v in module.deviations().items()}
+    stds = {k: v[0] for k, v in module.state.deviations().items()}
     assert stds["0.weight"].unique().item() == pytest.approx(math.log1p(math.exp(-6)), rel=1e-5)
     assert stds["2.bias"].unique().item() == pytest.approx(math.log1p(math.exp(-7)), rel=1e-5)
-    assert module.mean.std().item() == pytest.approx(0.1, rel=0.2)
-    assert module.mean.mean().item() == pytest.approx(0, abs=0.03)
+    assert module.state.mean.std().item() == pytest.approx(0.1, rel=0.2)
+    assert module.state.mean.mean().item() == pytest.approx(0, abs=0.03)
 
 
 # ------------------------------------------------------------ noise
@@ -154,10 +154,10 @@ def test_every_example_sees_the_law_of_a_weight_sample(name):
     n, net, x = 2500, make(), torch.randn(2, *shape)
     options = {"init_std": 0.4, "elbo_samples": n, "num_data": 10}
     modules = [MFVI(net, reparameterisation=kind, **options) for kind in kinds]
-    spread = 0.5 * torch.randn_like(modules[0].log_std)
+    spread = 0.5 * torch.randn_like(modules[0].state.log_std)
     with torch.no_grad():
         for module in modules:
-            module.log_std += spread
+            module.state.log_std += spread
         plain = modules[0].posterior().predict(net, x, 10_000)
         both = [outputs(module, x, n) for module in modules]
 

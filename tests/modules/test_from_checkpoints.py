@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_bnn.bank import CheckpointBank, read_networks
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.modules import DeepEnsemble, FromCheckpoints, Laplace
+from lightning_bnn.modules.prediction import posterior_of
 from lightning_bnn.posteriors import DiagonalGaussian, LowRankGaussian, Mixture
 from weightsym import params as P
 
@@ -69,7 +70,7 @@ def test_gaussians_of_a_bank(trained):
         (found, *_) = trainer().test(module, Blobs(), verbose=False)
         assert found["test/acc"] > 0.6
         # the networks have statistics of their own: not those that the bank holds
-        judged = module.judging.posterior().networks["1.running_mean"]
+        judged = posterior_of(module).networks["1.running_mean"]
         assert not torch.allclose(judged[0], judged[1])
 
 

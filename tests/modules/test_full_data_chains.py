@@ -33,7 +33,7 @@ def test_the_energy_is_that_of_all_the_data():
         squares = P.ravel(stack, stacked=True)[0].square().sum(1) / (2 * 0.7**2)
         torch.testing.assert_close(energies, (nll + squares).detach().double())
         wanted = torch.autograd.grad((nll + squares).sum(), list(stack.values()))
-        for p, grad in zip(module.networks.parameters(), wanted, strict=True):
+        for p, grad in zip(module.state.networks.parameters(), wanted, strict=True):
             torch.testing.assert_close(p.grad, grad, rtol=1e-4, atol=1e-4)
         found.append(energies)
     assert found[0].shape == (2,)

@@ -21,7 +21,7 @@ def laplace(net=None, **options):
 
 def fitted_in(path):
     state = torch.load(path, weights_only=True)["state_dict"]
-    return {k: t for k, t in state.items() if k.startswith("fitted.")}
+    return {k: t for k, t in state.items() if k.startswith("state.fitted.")}
 
 
 ENDS = {
@@ -58,13 +58,15 @@ def test_the_last_checkpoint_has_the_curvature_of_its_weights(end, tmp_path):
     callbacks = [*callbacks, keep] if end in ENDS else callbacks
     module = laplace()
     fitted(module, None, *callbacks, enable_checkpointing=end in ENDS, **options)
-    found = {k: t.clone() for k, t in module.fitted.tensors().items()}
+    found = {k: t.clone() for k, t in module.state.fitted.tensors().items()}
     assert found
-    assert same(fitted_in(tmp_path / "last.ckpt"), {f"fitted.{k}": t for k, t in found.items()})
+    assert same(
+        fitted_in(tmp_path / "last.ckpt"), {f"state.fitted.{k}": t for k, t in found.items()}
+    )
     module.fit_to(Blobs())
-    assert same(found, module.fitted.tensors())
+    assert same(found, module.state.fitted.tensors())
     fitted(module, max_epochs=1)  # which forgets it
-    assert not same(found, module.fitted.tensors())
+    assert not same(found, module.state.fitted.tensors())
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_streams_are_read_as_far_as_the_trainer_reads_them():
     module = laplace(num_data=40)
     loader = DataLoader(Endless(), batch_size=10)
     trainer(max_epochs=1, limit_train_batches=4).fit(module, loader)
-    assert module.fitted.tensors()
+    assert module.state.fitted.tensors()
 
 
 @pytest.mark.parametrize(
@@ -142,14 +144,14 @@ def test_by_default_batch_norm_leaves_the_last_layer(caplog):
     for options in ({}, {"layers": "last"}):
         module = Laplace(net, optimizer=adam, **options)
         fitted(module, max_epochs=1)
-        assert module.last_layer == "5"
+        assert module.state.last_layer == "5"
         ends.append(module.state_dict())
     assert same(*ends)
     assert caplog.text.count("BatchNorm2d of Sequential has no Kronecker factors") == 1
-    assert Laplace(network()).last_layer is None
-    assert Laplace(net, structure="diag").last_layer is None
+    assert Laplace(network()).state.last_layer is None
+    assert Laplace(net, structure="diag").state.last_layer is None
     net[2].requires_grad_(False)
-    assert Laplace(net).last_layer is None
+    assert Laplace(net).state.last_layer is None
 
 
 @pytest.mark.parametrize("options", [{}, {"layers": "last"}])

@@ -15,6 +15,7 @@ from module_cases import (
     fitted,
     made,
     network,
+    predicting,
     same,
     state,
     trainer,
@@ -32,6 +33,7 @@ from lightning_bnn.callbacks import (
     PermutationTau,
     PosteriorFigures,
 )
+from lightning_bnn.modules.prediction import begin
 from lightning_bnn.posteriors import Mixture, Posterior
 from weightsym import params as P
 
@@ -168,7 +170,7 @@ def test_members_weights_and_posterior(run):
     torch.testing.assert_close(member(x), wanted)
     posterior = module.posterior()
     assert isinstance(posterior, Posterior)
-    count = module.judging.samples
+    count = predicting(module)
     assert P.stack_size(posterior.sample(count)) == count
     both = Mixture([posterior, module.posterior()])
     assert both.predict(template.eval(), x, 2 * count).shape == (2 * count, 5, 3)
@@ -185,7 +187,7 @@ def test_a_plain_call_predicts_as_a_test_does(run):
     if run.name not in {*PER_INPUT, "laplace"}:  # which are no mean over networks
         torch.testing.assert_close(module.predictive()(x), wanted)
     module.train()
-    module.template_mode.follow(module.training)
+    module.population.follow(module.training)
     modes = [m.training for m in module.template.modules()]
     assert module.training
     assert all(modes)
@@ -203,7 +205,7 @@ def test_every_number_of_a_test_is_that_of_the_metric(run):
     sets = {"": splits.test, "near/": splits.ood["near"], "far/": splits.ood["far"]}
     sets["closer/"] = splits.shift["closer"]
     module.eval()
-    module.judging.begin(None)
+    begin(module)
     outputs = {
         key: torch.cat([module.outputs((part,), k, b) for b, part in enumerate(x.split(16))], 1)
         for k, (key, (x, _)) in enumerate(sets.items())
@@ -261,7 +263,7 @@ def test_two_inputs_of_another_precision_from_plain_loaders(name):
     assert found["test/ood/AUROC"] == pytest.approx(0.5, abs=0.02)
     prediction = run.predict(module, loader)[0]
     assert prediction.mean.shape == (8, 3)
-    assert prediction.samples.shape == (module.judging.samples, 8, 3)
+    assert prediction.samples.shape == (predicting(module), 8, 3)
 
 
 def run_on(devices, names, folder):
@@ -280,7 +282,7 @@ def run_on(devices, names, folder):
             out |= _replicas(name, module)
             module.load_state_dict(torch.load(folder / f"{name}.pt"))
             if bank:
-                module.samples.path = str(folder / "bank1")
+                module.state.samples.path = str(folder / "bank1")
         else:
             torch.save(module.state_dict(), folder / f"{name}.pt")
         out[name] = run.test(module, data, verbose=False)[0]

@@ -86,7 +86,7 @@ def breaks(member, epoch=0):
 
     def spoil(trainer, module, outputs, batch, batch_idx):
         if trainer.current_epoch == epoch and batch_idx == 2:
-            next(iter(module.networks.parameters())).data[member] = torch.nan
+            next(iter(module.state.networks.parameters())).data[member] = torch.nan
 
     return LambdaCallback(on_train_batch_end=spoil)
 
@@ -99,7 +99,7 @@ def test_the_others_do_not_notice_a_member_that_diverges():
     trained(module, Blobs(), breaks(1), gradient_clip_val=0.0)
     for name, tensor in module.member_stack().items():
         torch.testing.assert_close(tensor[[0, 2]], fine.member_stack()[name][[0, 2]])
-    assert module.healthy().tolist() == [0, 2]
+    assert module.state.healthy().tolist() == [0, 2]
 
 
 @pytest.mark.filterwarnings("ignore:Members", "ignore:No member")
@@ -133,14 +133,14 @@ def test_members_with_a_high_loss_at_the_end_are_left_out(tmp_path):
     means = torch.stack(losses).mean(0)
     limit = float(means.median()) + 1e-9
     with pytest.raises(ValueError, match="`max_loss`"):
-        module.healthy()
+        module.state.healthy()
     module = DeepEnsemble(net(), members=8, max_loss=limit, optimizer=SGD).double()
     run = fitted(module, precision="64-true", max_epochs=3)
     kept = (means <= limit).nonzero().flatten().tolist()
-    assert module.healthy().tolist() == kept
+    assert module.state.healthy().tolist() == kept
     assert P.stack_size(module.posterior().networks) == len(kept) == 4
     again = DeepEnsemble.load_from_checkpoint(saved(run, tmp_path / "it.ckpt"), network=net())
-    assert again.healthy().tolist() == kept
+    assert again.state.healthy().tolist() == kept
 
 
 def test_a_checkpoint_of_the_last_validation_knows_who_is_left_out(tmp_path):
@@ -148,10 +148,10 @@ def test_a_checkpoint_of_the_last_validation_knows_who_is_left_out(tmp_path):
     before = []
 
     def hold(trainer, module, *_):
-        before[:] = [p[1].detach().clone() for p in module.networks.parameters()]
+        before[:] = [p[1].detach().clone() for p in module.state.networks.parameters()]
 
     def still(trainer, module, *_):
-        for p, value in zip(module.networks.parameters(), before, strict=True):
+        for p, value in zip(module.state.networks.parameters(), before, strict=True):
             p.data[1] = value
 
     keep = ModelCheckpoint(tmp_path, monitor="val/nll", save_top_k=-1, filename="{step}")
@@ -159,11 +159,11 @@ def test_a_checkpoint_of_the_last_validation_knows_who_is_left_out(tmp_path):
     options = {"enable_checkpointing": True, "max_epochs": 6, "val_check_interval": 3}
     holding = LambdaCallback(on_train_batch_start=hold, on_train_batch_end=still)
     trained(module, Blobs(), keep, holding, **options)
-    assert module.healthy().tolist() == [0, 2]
+    assert module.state.healthy().tolist() == [0, 2]
     for step, kept in ((36, [0, 2]), (33, [0, 1, 2])):
         path = tmp_path / f"step={step}.ckpt"
         again = DeepEnsemble.load_from_checkpoint(path, network=net())
-        assert again.healthy().tolist() == kept
+        assert again.state.healthy().tolist() == kept
 
 
 class StopNow(EarlyStopping):
@@ -184,12 +184,12 @@ def test_a_run_that_is_stopped_early_is_judged_too():
     module = DeepEnsemble(net(), members=3, optimizer=SGD)
     trained(module, Blobs(), breaks(1, 1), StopNow(), max_epochs=9)
     assert module.trainer.current_epoch == 2
-    assert module.healthy().tolist() == [0, 2]
+    assert module.state.healthy().tolist() == [0, 2]
     module = trained(
         DeepEnsemble(net(), members=3, max_loss=1e-9, optimizer=SGD), Blobs(), StopNow()
     )
     with pytest.raises(ValueError, match="`max_loss`"):
-        module.healthy()
+        module.state.healthy()
 
 
 # ------------------------------------------------------------ bad input

@@ -118,7 +118,7 @@ def test_input_gradients():
     module, x = made("mfvi").eval(), torch.randn(4, 6, requires_grad=True)
     module(x)[:, 0].sum().backward()
     assert x.grad.abs().max() > 0
-    assert module.mean.grad is None
+    assert module.state.mean.grad is None
 
 
 # ------------------------------------------------------------ runs
@@ -376,7 +376,7 @@ def test_what_members_share_learns_as_with_one_member():
             net, members=members, likelihood=Gaussian("learned", 0.1), optimizer=adam
         )
         with torch.no_grad():
-            for p in module.networks.parameters():
+            for p in module.state.networks.parameters():
                 p.copy_(p[:1].expand_as(p).clone())
         seen = []
         sees = LambdaCallback(
@@ -414,7 +414,7 @@ def test_a_prior_may_learn():
 def test_deviations_may_underflow():
     module = made("mfvi")
     with torch.no_grad():
-        module.log_std[0, 0] = -110
+        module.state.log_std[0, 0] = -110
     trainer().validate(module, Blobs(), verbose=False)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from cases import Forward
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-from module_cases import Blobs, fitted, network, same, state, trainer
+from module_cases import Blobs, fitted, network, predicting, same, state, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -39,7 +39,7 @@ def test_what_is_kept(options, steps, in_bank, tmp_path):
     visited = CheckpointBank(tmp_path / "all", "r")
     rows = [2 * (s - 1) + m for s in steps for m in range(2)]
     assert same(module.posterior().networks, visited[rows])
-    chains = module.chains()["0.weight"]
+    chains = module.state.chains()["0.weight"]
     assert chains.shape == (2, len(steps), 8, 6)
     assert torch.equal(chains[1, 0], visited[rows[1]]["0.weight"])
     if bank:
@@ -69,13 +69,13 @@ def test_a_chain_in_a_bank_resumes_exactly(tmp_path):
     fresh = SGHMC(network(), members=2, optimizer=sampler, bank=str(tmp_path / "two"))
     last = tmp_path / "two" / "last.ckpt"
     (found, *_) = trainer().test(fresh, Blobs(), ckpt_path=last, verbose=False)
-    assert len(fresh.samples) == 6
+    assert len(fresh.state.samples) == 6
     with pytest.raises(ValueError, match="pass the folder as `bank`"):
         SGHMC.load_from_checkpoint(last, network=network(), bank=None)
     (wanted, *_) = trainer().test(resumed, Blobs(), verbose=False)
     assert found == wanted
     assert same(resumed.posterior().networks, whole.posterior().networks)
-    assert len(resumed.samples) == 6
+    assert len(resumed.state.samples) == 6
 
 
 @quiet
@@ -90,7 +90,7 @@ def test_cycles_keep_networks_while_they_sample():
     )
     fitted(module, None, see, max_epochs=3)
     assert len(seen) == 18
-    assert len(module.samples) == sum(t > 0 for t in seen) == 9
+    assert len(module.state.samples) == sum(t > 0 for t in seen) == 9
 
 
 def line():
@@ -138,11 +138,11 @@ def test_seeds_and_fits_have_noise_of_their_own():
         module = SGHMC(network(), optimizer=sampler, seed=seed)
         for _ in range(fits):
             with torch.no_grad():
-                for p in module.networks.parameters():
+                for p in module.state.networks.parameters():
                     p.fill_(0.1)
             trainer(max_epochs=1).fit(module, Blobs())
-        assert len(module.samples) == 1  # another run begins another chain
-        return module.networks[0].weight
+        assert len(module.state.samples) == 1  # another run begins another chain
+        return module.state.networks[0].weight
 
     assert torch.equal(end(0), end(0))
     assert not torch.allclose(end(0), end(1))
@@ -165,10 +165,10 @@ def test_a_bank_is_let_go_of_whatever_goes_wrong(tmp_path):
         fitted(module, None, keep, broken, enable_checkpointing=True)
     other = SGHMC(network(), **options)  # the first one is still there
     trainer().fit(other, Blobs(), ckpt_path=tmp_path / "step=6.ckpt")
-    assert len(other.samples) == 6
+    assert len(other.state.samples) == 6
     with pytest.raises(ValueError, match="networks of another run"):
         trainer().fit(other, Blobs())
-    assert len(other.samples) == 6
+    assert len(other.state.samples) == 6
 
 
 @quiet
@@ -186,6 +186,6 @@ def test_examples_that_a_loader_drops_are_stated(caplog):
 def test_before_the_first_sample_the_members_predict():
     module = SGHMC(network(), members=3, burn_in=100, optimizer=sampler)
     fitted(module, max_epochs=1)
-    assert module.judging.samples == 3
+    assert predicting(module) == 3
     assert same(module.posterior().networks, module.member_stack())
     assert state(module).keys() == state(SGHMC(network(), members=3)).keys()

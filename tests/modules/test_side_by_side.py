@@ -15,7 +15,7 @@ from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.methods import Batch
 from lightning_bnn.methods.run import member_losses
 from lightning_bnn.modules import DeepEnsemble
-from lightning_bnn.modules.optimization import check_elementwise, clip_members
+from lightning_bnn.modules.fitting import check_elementwise, clip_members
 from weightsym import params as P
 
 SGD = lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2)  # noqa: E731

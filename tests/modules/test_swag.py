@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from module_cases import Blobs, fitted, network, saved, trainer
+from module_cases import Blobs, fitted, network, predicting, saved, trainer
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
@@ -14,6 +14,7 @@ from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.methods.swag import HighRate
 from lightning_bnn.modules import SWAG
+from lightning_bnn.modules.prediction import posterior_of
 from lightning_bnn.posteriors import LowRankGaussian, Mixture
 from weightsym import params as P
 from weightsym.networks.batch_norms import refreshed
@@ -33,7 +34,7 @@ def test_it_is_the_gaussian_of_the_harvested_networks(tmp_path):
     trainer(harvest, max_epochs=7).fit(module, Blobs())
     bank = CheckpointBank(tmp_path, "r")
     assert len(bank) == 10
-    assert int(module.collected) == 5
+    assert int(module.state.collected) == 5
     posterior = module.posterior()
     assert isinstance(posterior, Mixture)
     for m, mode in enumerate(posterior.components):
@@ -46,7 +47,7 @@ def test_it_is_the_gaussian_of_the_harvested_networks(tmp_path):
 def test_by_default_the_second_half_is_collected_wherever_a_run_goes_on(tmp_path):
     """Members are judged while it trains, and draws afterwards; another fit starts anew."""
     module, seen = SWAG(network(), members=3, optimizer=sgd, eval_samples=7), []
-    see = LambdaCallback(on_validation_end=lambda run, module: seen.append(module.judging.samples))
+    see = LambdaCallback(on_validation_end=lambda run, module: seen.append(predicting(module)))
     run = fitted(module, None, see, max_epochs=4)
     run.validate(module, Blobs(), verbose=False)
     assert set(seen[:-1]) == {3}
@@ -54,10 +55,10 @@ def test_by_default_the_second_half_is_collected_wherever_a_run_goes_on(tmp_path
     other = SWAG(network(), members=3, optimizer=sgd)
     path = saved(run, tmp_path / "it.ckpt")
     trainer(max_epochs=10).fit(other, Blobs(), ckpt_path=path)
-    assert (module.start, int(module.collected), len(module.last)) == (2, 2, 2)
-    assert (other.start, int(other.collected)) == (2, 8)
+    assert (module.state.start, int(module.state.collected), len(module.state.last)) == (2, 2, 2)
+    assert (other.state.start, int(other.state.collected)) == (2, 8)
     fitted(module, max_epochs=8)
-    assert int(module.collected) == 4 == len(module.last)
+    assert int(module.state.collected) == 4 == len(module.state.last)
 
 
 def test_small_variances_around_large_means_survive():
@@ -66,8 +67,8 @@ def test_small_variances_around_large_means_survive():
     rows = [100 + 1e-3 * torch.randn(1, 2, 2, generator=g) for _ in range(30)]
     for row in rows:
         with torch.no_grad():
-            module.networks.weight.copy_(row)
-        module.collect()
+            module.state.networks.weight.copy_(row)
+        module.state.collect()
     wanted = torch.stack(rows).double().std(0, correction=0)[0].float()
     found = module.posterior()
     torch.testing.assert_close(P.unravel(found.std, found.spec)["weight"], wanted, rtol=0.1, atol=0)
@@ -116,7 +117,7 @@ def test_drawn_networks_get_statistics_of_their_own(tmp_path):
     module, data = SWAG(network(batch_norm=True), optimizer=sgd, eval_samples=5), Blobs()
     run = fitted(module, data, max_epochs=6)
     x = data.load().test[0]
-    judged = module.judging.posterior().networks
+    judged = posterior_of(module).networks
     (one,) = run.test(module, data, verbose=False)[:1]
     path = saved(run, tmp_path / "it.ckpt")
 

@@ -37,7 +37,7 @@ def test_far_units_leave_training_as_it_is():
     def weights(kind, **options):
         module = kind(deep(), init_std=1e-3, optimizer=adam, **options)
         trainer(max_epochs=2).fit(module, Blobs())
-        return module.mean.detach(), module.log_std.detach()
+        return module.state.mean.detach(), module.state.log_std.detach()
 
     plain = weights(MFVI)
     for options in ({}, {"estimator": "capacity"}, {"estimator": "uniform", "draws": 5}):
@@ -85,7 +85,7 @@ def stepped(every, numbers, kind=SymmetrizedVI, **options):
         terms = module.losses((x,), y, False, k)
         terms["loss"].sum().backward()
         information = terms.get("permutation_info", terms["nll"]).detach()
-        found.append((module.mean.grad, module.log_std.grad, information))
+        found.append((module.state.mean.grad, module.state.log_std.grad, information))
     return found
 
 

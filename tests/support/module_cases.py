@@ -23,6 +23,7 @@ from lightning_bnn.modules import (
     MCDropout,
     SymmetrizedVI,
 )
+from lightning_bnn.modules.prediction import count_of, unrefreshed
 
 
 class Blobs(DataModule):
@@ -178,3 +179,8 @@ def state(module):
 
 def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def predicting(module):
+    """How many networks of a module predict."""
+    return count_of(module, unrefreshed(module))

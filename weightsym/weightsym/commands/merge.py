@@ -129,7 +129,7 @@ def _reader(path: Path) -> ModuleType:
 def _has_members(stored: StoredNetwork, names: NetworkNames) -> bool:
     """Recognise a file of a module of this package, which has a stack of networks."""
     name, tensor = next(iter(names.tensors.items()))
-    member = stored.tensors.get(f"networks.{name}")
+    member = stored.tensors.get(f"state.networks.{name}")
     return member is not None and member.shape[1:] == tensor.shape
 
 

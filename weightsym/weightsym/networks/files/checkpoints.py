@@ -25,7 +25,7 @@ LabelledNetworks = Iterator[tuple[Params, dict[str, Any]]]
 """Networks one by one, and what is known of each."""
 FORMATS = (".ckpt", ".pt", ".pth", ".safetensors")
 _NESTED = ("state_dict", "model_state_dict", "model")
-_MEMBERS = "networks."
+_MEMBERS = "state.networks."
 """The prefix behind which modules of `lightning_bnn` keep their members."""
 _DAMAGES = tarfile.TarError, EOFError, zlib.error, ValueError, TypeError, OSError
 
