@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from weightsym import Symmetries, align, discover
+from weightsym import Element, FullMatch, MatchResult, Symmetries, align, discover, match, match_all
+from weightsym import params as P
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import ExampleBatches, examples_of, loss
 from weightsym.commands.networks import build, fit_all, shown
@@ -23,12 +25,13 @@ from weightsym.matching.repair import reestimated
 from weightsym.networks.batch_norms import batch_norms
 from weightsym.networks.files import checkpoints
 from weightsym.networks.files.drafts import draft_of
-from weightsym.networks.files.fitting import FittedNetwork
+from weightsym.networks.files.fitting import FittedNetwork, are_finite
 from weightsym.networks.files.loading import load
 from weightsym.networks.files.safetensors_format import save_tensors
 from weightsym.networks.files.stored import StoredNetwork, is_hugging_face
 from weightsym.networks.files.writing import check_path, check_target
-from weightsym.params import Params, shares, stack_size, unstack, weighted_mean
+from weightsym.params import Params, shares, unstack, weighted_mean
+from weightsym.params import stack as join
 
 _SETTINGS = (
     "epoch", "global_step", "pytorch-lightning_version", "loops", "hyper_parameters",
@@ -36,6 +39,10 @@ _SETTINGS = (
 )  # fmt: skip
 """Entries of a checkpoint that an average keeps."""
 _HALF = (torch.float16, torch.bfloat16)
+_AT_ONCE = 2**24
+"""Numbers of a tensor, of all networks together, that are averaged at once."""
+_LARGE = 2**27
+"""Numbers of all networks beyond which these stay on disk, and are matched pair by pair."""
 
 
 def merge(
@@ -68,8 +75,9 @@ def merge(
             all networks have equal weights. 0 1 writes the second one in the frame of the first.
         last: number of networks of each bank or folder, counted from the end; by default all.
         method: joint matches every network to the sum of the others, by permutations and signs;
-            reference matches all to the first; mixing also matches heads, streams and adapters by
-            matrices; plain averages the networks as they are.
+            reference matches all to the first, as is done in any case with networks of more than
+            2^27 numbers together, which stay on disk; mixing also matches heads, streams and
+            adapters by matrices; plain averages the networks as they are.
         data: data that re-estimate the statistics of batch norms and evaluate the average: import
             path of a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file
             with inputs and targets.
@@ -88,8 +96,8 @@ def merge(
     form = _form(out, [files.get(Path(like))] if like else [files.get(p) for p in counting], like)
     target = _target(out, form, list(files.values()), overwrite)
     examples = examples_of(data) if data is not None else None
-    stacks = [_read(p, files.get(p), module, last, architecture.prefix) for p in paths]
-    average = _Average(module, *_together(stacks, weights), examples)
+    read = [_read(p, files.get(p), module, last, architecture.prefix) for p in paths]
+    average = _Average(module, *_together(read, weights), examples)
     print(average.describe(), flush=True)
     before = average.numbers()
     print("\n".join(f"{name}: {value:.6g}" for name, value in before.items()), flush=True)
@@ -101,7 +109,7 @@ def merge(
         print("\n".join(f"{name}: {before[name]:.6g} -> {after[name]:.6g}" for name in after))
     mean = average.mean()
     if target is not None:
-        _write(mean, form, target, overwrite)
+        _write(mean, average.every, form, target, overwrite)
 
 
 # ------------------------------------------------------------ reading
@@ -135,30 +143,94 @@ def _has_members(stored: StoredNetwork, names: NetworkNames) -> bool:
 
 def _read(
     path: Path, file: FittedNetwork | None, module: nn.Module, last: int | None, prefix: str | None
-) -> Params:
-    """Read all networks of a source as a stack, half precision as float32."""
-    if file is None:
-        stack = _reader(path).read_networks(path, module, last, prefix)[0]
-    else:
-        stack = {name: file.read(name)[None] for name in shown(file.places, f"reading {path}")}
+) -> list[Mapping[str, Tensor]]:
+    """The networks of a source, those of a file or folder on disk."""
+    if file is not None:
+        return [file]
+    stack = _reader(path).read_networks(path, module, last, prefix)[0]
     for name, tensor in stack.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if tensor.is_floating_point() and not are_finite(tensor):
             raise ValueError(f"{path}: {name!r} holds NaN or infinite values.")
-    return {n: t.float() if t.dtype in _HALF else t for n, t in stack.items()}
+    return list(unstack(stack))
 
 
 def _together(
-    stacks: Sequence[Params], weights: Sequence[float] | None
-) -> tuple[Params, list[float]]:
-    """Join all networks in one stack, and share the weight of every source among its networks."""
-    sizes = [stack_size(networks) for networks in stacks]
-    if sum(sizes) < 2:
-        raise ValueError(f"`sources` must hold at least two networks, got {sum(sizes)}.")
-    every = {n: torch.cat([networks[n] for networks in stacks]) for n in stacks[0]}
+    sources: Sequence[list[Mapping[str, Tensor]]], weights: Sequence[float] | None
+) -> tuple[Every, list[float]]:
+    """All networks side by side, where the weight of every source is shared among its networks."""
+    networks = [network for source in sources for network in source]
+    if len(networks) < 2:
+        raise ValueError(f"`sources` must hold at least two networks, got {len(networks)}.")
     if weights is None:
-        return every, shares(None, sum(sizes))
-    by_source = zip(shares(weights, len(stacks), "`--weights`"), sizes, strict=True)
-    return every, [weight / size for weight, size in by_source for _ in range(size)]
+        return Every(networks), shares(None, len(networks))
+    by_source = zip(shares(weights, len(sources), "`--weights`"), sources, strict=True)
+    return Every(networks), [w / len(source) for w, source in by_source for _ in source]
+
+
+class Every(Mapping[str, Tensor]):
+    """Networks side by side as a stack, of which one tensor is read, moved and held at a time.
+
+    Attributes:
+        networks: each where it is.
+        elements: what moves each of them; None for those that stay.
+    """
+
+    def __init__(self, networks: Sequence[Mapping[str, Tensor]]) -> None:
+        self.networks = list(networks)
+        self.elements: list[Element | None] = [None] * len(networks)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.networks[0])
+
+    def __len__(self) -> int:
+        return len(self.networks[0])
+
+    def __getitem__(self, name: str) -> Tensor:
+        rows = [self._read(k, name) for k in range(len(self.networks))]
+        wide = functools.reduce(torch.promote_types, (row.dtype for row in rows))
+        return torch.stack([row.to(wide) for row in rows])
+
+    def member(self, k: int) -> Params:
+        """One network as a whole."""
+        return {name: _wide(self._read(k, name)) for name in self}
+
+    def parts(self, name: str) -> Iterator[Tensor]:
+        """One tensor of all networks, of a large one some rows at a time, half precision wide."""
+        rows = self[name]
+        if rows.ndim == 1:
+            rows = rows[:, None]
+        most = max(1, _AT_ONCE // max(1, rows[:, :1].numel()))
+        return map(_wide, rows.split(most, 1))
+
+    def mean(self, name: str, weights: Sequence[float], dtype: torch.dtype | None = None) -> Tensor:
+        """One tensor of the mean."""
+
+        def convert(t: Tensor) -> Tensor:
+            return t if dtype is None else _converted(name, t, dtype)
+
+        means = (weighted_mean({name: part}, weights)[name] for part in self.parts(name))
+        mean = torch.cat([convert(part) for part in means])
+        return mean.reshape(self.shape(name))
+
+    def shape(self, name: str) -> torch.Size:
+        """The shape of a tensor."""
+        first = self.networks[0]
+        return first.shape(name) if isinstance(first, FittedNetwork) else first[name].shape
+
+    def _read(self, k: int, name: str) -> Tensor:
+        network, element = self.networks[k], self.elements[k]
+        return network[name] if element is None else element.of(name, network.__getitem__)
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.float() if t.dtype in _HALF else t
+
+
+def _converted(name: str, t: Tensor, dtype: torch.dtype) -> Tensor:
+    written = t.to(dtype)
+    if written.is_floating_point() and not are_finite(written):
+        raise ValueError(f"The average of {name!r} is too large for {dtype}.")
+    return written
 
 
 # ------------------------------------------------------------ averages
@@ -171,31 +243,37 @@ class _Average:
     def __init__(
         self,
         module: nn.Module,
-        every: Params,
+        every: Every,
         weights: list[float],
         examples: ExampleBatches | None,
     ) -> None:
         self.module, self.every, self.weights = module, every, weights
         self.balanced = weights if all(weights) else shares(None, len(weights))
-        self.examples = examples and examples.fitted(module, {n: t[0] for n, t in every.items()})
+        self.examples = examples and examples.fitted(module, every.member(0))
+        self.floating = [n for n in every if P.of(module)[n].is_floating_point()]
+        self.size = sum(every.shape(n).numel() for n in self.floating)
 
     def describe(self) -> str:
         """Describe the networks and their weights."""
-        size = sum(t[0].numel() for t in self.every.values() if t.is_floating_point())
         listed = ", ".join(f"{weight:.3g}" for weight in self.weights[:8])
         more = ", ..." if len(self.weights) > 8 else ""
-        return f"{len(self.weights)} networks of {size} parameters, weighted {listed}{more}"
+        return f"{len(self.weights)} networks of {self.size} parameters, weighted {listed}{more}"
 
     def numbers(self) -> dict[str, float]:
         """Measure the distance of networks to their average, and how much more it loses."""
-        mean, weights = weighted_mean(self.every, self.balanced), self.balanced
-        floating = [n for n, t in mean.items() if t.is_floating_point()]
-        squares = distance_to_mean(self.every, floating, torch.tensor(weights))
-        numbers = {"distance to the average": math.sqrt(squares)}
+        weights = torch.tensor(self.balanced)
+        squares = (
+            distance_to_mean({name: part}, [name], weights)
+            for name in shown(self.floating, "reading")
+            for part in self.every.parts(name)
+        )
+        numbers = {"distance to the average": math.sqrt(sum(squares))}
         if self.examples is not None:
             data = self.examples.batches, loss
-            losses = [mean_loss(self.module, member, *data) for member in unstack(self.every)]
-            theirs = sum(weight * value for weight, value in zip(weights, losses, strict=True))
+            members = (self.every.member(k) for k in range(len(self.weights)))
+            losses = [mean_loss(self.module, member, *data) for member in members]
+            theirs = sum(w * value for w, value in zip(self.balanced, losses, strict=True))
+            mean = {name: self.every.mean(name, self.balanced) for name in self.every}
             mean = reestimated(self.module, mean, self.examples.inputs)
             barrier = mean_loss(self.module, mean, *data) - theirs
             numbers[f"barrier (loss of the average above theirs) on {self.examples}"] = barrier
@@ -207,30 +285,49 @@ class _Average:
         if not (sym.permutations or sym.signs or (mixing and sym.linear)):
             print("The network has no units that can be exchanged: it is averaged as it is.")
             return
+        if self.size * len(self.weights) > _LARGE:
+            self._match_to_the_first(sym, mixing, seed)
+            return
         options: dict[str, Any] = {"method": "reference" if method == "reference" else "joint"}
         options |= {"signs": not mixing, "mixing": mixing, "seed": seed, "weights": self.balanced}
-        alignment = align(self.every, sym, **options)
+        whole = join([self.every.member(k) for k in range(len(self.weights))])
+        alignment = align(whole, sym, **options)
         print(alignment)
-        self.every = alignment.apply(self.every, sym)
+        self.every = Every(list(unstack(alignment.apply(whole, sym))))
 
-    def mean(self) -> Params:
-        """Average all networks, with statistics of batch norms on the data, if there are any."""
+    def _match_to_the_first(self, sym: Symmetries, mixing: bool, seed: int) -> None:
+        """Match large networks pair by pair, since a joint frame needs all of them in memory."""
+        first, *others = (cast("Params", network) for network in self.every.networks)  # only read
+        for k, network in enumerate(shown(others, "matching")):
+            found: MatchResult | FullMatch = (
+                match_all(network, first, sym)
+                if mixing
+                else match(network, first, sym, signs=True, seed=seed)
+            )
+            print(f"network {k + 2} to the first: {found}")
+            self.every.elements[k + 1] = found.as_element(sym)
+
+    def mean(self) -> Callable[..., Tensor]:
+        """What gives the tensors of the average, with statistics of batch norms on the data."""
         counting = torch.tensor(self.weights) > 0
-        for name, tensor in self.every.items():  # only counts of batches may differ
+        for name in (n for n in self.every if n not in self.floating):
+            tensor = self.every[name]  # only counts of batches may differ
             tensor = tensor[counting.to(tensor.device)]
-            whole = not tensor.is_floating_point() and not name.endswith("num_batches_tracked")
+            whole = not name.endswith("num_batches_tracked")
             if whole and not torch.equal(tensor, tensor[:1].expand_as(tensor)):
                 raise ValueError(
                     f"A network holds other whole numbers than the first one in {name!r}, and they "
                     "cannot be averaged."
                 )
-        mean = weighted_mean(self.every, self.weights)
+        mean = functools.partial(self.every.mean, weights=self.weights)
         if int(counting.sum()) < 2 or not batch_norms(self.module):
             return mean
         if self.examples is None:
             print("the statistics of batch norms are averaged: `--data` re-estimates them")
             return mean
-        return reestimated(self.module, mean, self.examples.inputs)
+        held = {name: mean(name) for name in self.every}
+        held = reestimated(self.module, held, self.examples.inputs)
+        return lambda name, dtype=None: _converted(name, held[name], dtype or held[name].dtype)
 
 
 # ------------------------------------------------------------ writing
@@ -269,21 +366,24 @@ def _target(
     return target
 
 
-def _write(mean: Params, form: FittedNetwork | None, target: Path, overwrite: bool) -> None:
+def _write(
+    mean: Callable[..., Tensor],
+    every: Every,
+    form: FittedNetwork | None,
+    target: Path,
+    overwrite: bool,
+) -> None:
     """Write the average, with names, types and other tensors of the form, if there is one."""
 
     def value(name: str) -> Tensor:
         if form is None:
-            return mean[name].contiguous()
+            return mean(name).contiguous()
         stored = form.stored.tensors[name]
         if name not in form.names:
             return stored.read()
-        written = mean[form.names[name]].to(stored.dtype)
-        if written.is_floating_point() and not bool(torch.isfinite(written).all()):
-            raise ValueError(f"The average of {name!r} is too large for {stored.dtype}.")
-        return written.contiguous()
+        return mean(form.names[name], dtype=stored.dtype).contiguous()
 
-    names = mean if form is None else form.stored.tensors
+    names = every if form is None else form.stored.tensors
     if form is not None and target.suffix not in (".pt", ".ckpt"):
         write_like(form.stored, target, value, overwrite)
     else:

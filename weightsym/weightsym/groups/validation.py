@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from weightsym.groups.placements import complex_matrices
 from weightsym.groups.symmetries import Group, LinearGroup, ShiftGroup, Symmetries
-from weightsym.params import Params, is_stacked
+from weightsym.params import is_stacked
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
+def check_params(params: Mapping[str, Tensor], sym: Symmetries, name: str = "params") -> bool:
     """Check that all parameters of a network are there, and return True for a stack.
 
     Statistics of norms may be missing: standard deviations and gradients have none. So are buffers
@@ -39,9 +39,14 @@ def check_params(params: Params, sym: Symmetries, name: str = "params") -> bool:
     return stacked
 
 
-def check_named_tensors(params: Params, name: str) -> None:
-    """Refuse what is not a dict of tensors, such as a module or a list of networks."""
-    if not isinstance(params, dict) or not all(isinstance(t, Tensor) for t in params.values()):
+def check_named_tensors(params: Mapping[str, Tensor], name: str) -> None:
+    """Refuse what is not a dict of tensors, such as a module or a list of networks.
+
+    Another mapping, such as a network on disk, knows what its values are.
+    """
+    known = isinstance(params, Mapping) and not isinstance(params, dict)
+    tensors = isinstance(params, dict) and all(isinstance(t, Tensor) for t in params.values())
+    if not (known or tensors):
         way = "`params.stack(networks)`" if isinstance(params, list) else "`params.of(module)`"
         raise ValueError(
             f"`{name}` must be a dict of tensors such as {way}, got {type(params).__name__}."
@@ -54,7 +59,7 @@ def check_symmetries(sym: Symmetries) -> None:
         raise ValueError(f"`sym` must be what `discover` returned, got {type(sym).__name__}.")
 
 
-def _check_numbers(params: Params, sym: Symmetries, name: str) -> None:
+def _check_numbers(params: Mapping[str, Tensor], sym: Symmetries, name: str) -> None:
     """Weights are real numbers, in memory and all there: integers would be rounded."""
     biases = {axis.tensor for axis in sym.axes if axis.role == "bias"}
     for tensor in (n for n in sym.shapes if n in params and (n in sym.weights or n in biases)):
@@ -66,7 +71,7 @@ def _check_numbers(params: Params, sym: Symmetries, name: str) -> None:
             )
 
 
-def _check_members(params: Params, sym: Symmetries, stacked: bool, name: str) -> None:
+def _check_members(params: Mapping[str, Tensor], sym: Symmetries, stacked: bool, name: str) -> None:
     sizes = {params[n].shape[0]: n for n in sym.shapes if stacked and n in params}
     if len(sizes) > 1:
         (m, first), (n, second) = list(sizes.items())[:2]
@@ -75,7 +80,7 @@ def _check_members(params: Params, sym: Symmetries, stacked: bool, name: str) ->
         )
 
 
-def _check_ties(params: Params, sym: Symmetries, name: str) -> None:
+def _check_ties(params: Mapping[str, Tensor], sym: Symmetries, name: str) -> None:
     for alias, first in sym.aliases.items():
         if alias in params and not _same(params[alias], params[first]):
             raise ValueError(
@@ -88,7 +93,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a is b or torch.equal(a, b)
 
 
-def _check_constants(params: Params, sym: Symmetries, name: str) -> None:
+def _check_constants(params: Mapping[str, Tensor], sym: Symmetries, name: str) -> None:
     for buffer, old in sym.constants.items():
         new = params.get(buffer)
         if new is not None and not bool(_equal_up_to_rounding(new, old).all()):
@@ -106,18 +111,18 @@ def _equal_up_to_rounding(new: Tensor, old: Tensor) -> Tensor:
     return torch.isclose(new.double(), old.double(), rtol=rounding, atol=0, equal_nan=True)
 
 
-def check_finite(params: Params, sym: Symmetries, name: str = "params") -> None:
+def check_finite(params: Mapping[str, Tensor], sym: Symmetries, name: str = "params") -> None:
     """Refuse what cannot be sorted, scaled or averaged: not finite numbers, and a stack of none.
 
     Biases and statistics count as well; buffers that were read as constants may be infinite.
     """
     check_some(params, sym, name)
     names = [n for n in sym.shapes if n in params and n not in sym.constants]
-    weights = {n: params[n].detach() for n in names if params[n].is_floating_point()}
-    sums = [w.sum(dtype=torch.promote_types(w.dtype, torch.float32)) for w in weights.values()]
+    sums = [_sum(params[n].detach()) for n in names]
     if math.isfinite(sum(t.to(sums[0]) for t in sums)):  # the fastest way to see that all are
         return
-    for tensor, w in weights.items():
+    for tensor in names:
+        w = params[tensor]
         bad = ~torch.isfinite(w)
         if bool(bad.any()):
             where = "holds NaN or infinite values"
@@ -126,16 +131,22 @@ def check_finite(params: Params, sym: Symmetries, name: str = "params") -> None:
             raise ValueError(f"`{name}`: {tensor!r} {where}.")
 
 
-def check_some(params: Params, sym: Symmetries, name: str = "params") -> None:
+def _sum(w: Tensor) -> Tensor:
+    """Of floats; nothing can be wrong with others."""
+    wide = torch.promote_types(w.dtype, torch.float32)
+    return w.sum(dtype=wide) if w.is_floating_point() else w.new_zeros((), dtype=torch.float32)
+
+
+def check_some(params: Mapping[str, Tensor], sym: Symmetries, name: str = "params") -> None:
     """Refuse a stack of none."""
-    for tensor in sym.shapes:
-        w = params.get(tensor)
-        if w is not None and w.ndim > len(sym.shapes[tensor]) and not len(w):
-            raise ValueError(f"`{name}` must hold at least one network, got a stack of none.")
+    first = next((n for n in sym.shapes if n in params), None)  # of a stack all are as long
+    w = None if first is None else params[first]
+    if w is not None and w.ndim > len(sym.shapes[str(first)]) and not len(w):
+        raise ValueError(f"`{name}` must hold at least one network, got a stack of none.")
 
 
 def check_squares(
-    params: Params, name: str = "params", tensors: Iterable[str] | None = None
+    params: Mapping[str, Tensor], name: str = "params", tensors: Iterable[str] | None = None
 ) -> None:
     """Refuse weights whose squares overflow, or all vanish, although they do not themselves.
 
@@ -156,13 +167,18 @@ def check_squares(
         raise ValueError(f"`{name}`: all squares vanish, the largest weight is {max(sizes):.3g}.")
 
 
-def check_one_network(params: Params, sym: Symmetries, name: str) -> None:
+def check_one_network(params: Mapping[str, Tensor], sym: Symmetries, name: str) -> None:
     """Refuse a stack, and parameters that are not complete."""
     if check_params(params, sym, name):
         raise ValueError(f"`{name}` must be one network, not a stack.")
 
 
-def check_pair(params: Params, reference: Params, sym: Symmetries, tensors: Iterable[str]) -> bool:
+def check_pair(
+    params: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    sym: Symmetries,
+    tensors: Iterable[str],
+) -> bool:
     """Check networks and the one that they are compared with, and return True for a stack.
 
     Args:

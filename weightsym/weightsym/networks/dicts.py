@@ -72,7 +72,7 @@ def fixed_weights(module: nn.Module) -> set[str]:
 
 
 def stack(networks: Networks) -> Params:
-    """Join networks, given as dicts or as modules, into a stack. A stack is returned as it is.
+    """Join networks, given as mappings or as modules, into a stack. A stack is returned as it is.
 
     >>> stack([{"w": torch.zeros(3)}, {"w": torch.ones(3)}])["w"].shape
     torch.Size([2, 3])
@@ -100,7 +100,7 @@ def stack(networks: Networks) -> Params:
     return {name: torch.stack([network[name] for network in every]) for name in first}
 
 
-def _listed(networks: Any) -> list[Params]:
+def _listed(networks: Any) -> list[Mapping[str, Tensor]]:
     """List networks as dicts, and refuse what is no list of networks."""
     if not isinstance(networks, (list, tuple, nn.ModuleList)):
         raise ValueError(
@@ -112,7 +112,7 @@ def _listed(networks: Any) -> list[Params]:
         raise ValueError("`networks` must hold at least one network.")
     for k, network in enumerate(every):
         given = type(network).__name__
-        if isinstance(network, dict):
+        if isinstance(network, Mapping):
             others = (type(t).__name__ for t in network.values() if not isinstance(t, Tensor))
             given = next((f"dict of {name}" for name in others), "")
         if given:

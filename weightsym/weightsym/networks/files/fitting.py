@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -19,8 +20,11 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
-class FittedNetwork:
+class FittedNetwork(Mapping[str, Tensor]):
     """A network on disk under the names of the network that it is.
+
+    It maps these names to tensors as they are stored. Each is read when it is asked for, and nobody
+    keeps it; numbers that are not finite are refused.
 
     Attributes:
         stored: where it is.
@@ -34,35 +38,66 @@ class FittedNetwork:
     >>> path, net = Path(tempfile.mkdtemp()) / "run.pt", torch.nn.Linear(2, 3)
     >>> torch.save({f"model.{name}": t.half() for name, t in net.state_dict().items()}, path)
     >>> fitted = fit(open_network(path), NetworkNames.of(net))
-    >>> fitted.read("weight").dtype, fitted.number("weight").dtype  # as stored, and to compute with
-    (torch.float16, torch.float32)
+    >>> list(fitted), fitted["weight"].dtype, fitted.number("weight").dtype
+    (['weight', 'bias'], torch.float16, torch.float32)
     """
 
     stored: StoredNetwork
     places: Mapping[str, str]
     again: Mapping[str, str]
     others: tuple[str, ...]
+    _finite: set[str] = field(default_factory=set, repr=False)
 
     @cached_property
     def names(self) -> dict[str, str]:
         """By name in the file, the name in the network."""
         return {key: name for name, key in self.places.items()} | dict(self.again)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
     def read(self, name: str) -> Tensor:
         """One tensor, by its name in the network, as it is stored."""
         return self.stored.read(self.places[name])
 
-    def number(self, name: str) -> Tensor:
-        """Read one tensor in float32, to compute with, and refuse numbers that are not finite."""
+    def __getitem__(self, name: str) -> Tensor:
         tensor = self.read(name)
-        if not tensor.is_floating_point():
-            return tensor
-        tensor = tensor.float()
-        if not bool(torch.isfinite(tensor).all()):
+        if name not in self._finite:
+            self._check(name, tensor)
+            self._finite.add(name)
+        return tensor
+
+    def _check(self, name: str, tensor: Tensor) -> None:
+        if tensor.is_floating_point() and not are_finite(tensor):
             raise ValueError(
                 f"{self.stored.path}: {self.places[name]!r} holds NaN or infinite values."
             )
-        return tensor
+
+    def shape(self, name: str) -> torch.Size:
+        """The shape of one tensor, which is not read."""
+        return self.stored.tensors[self.places[name]].shape
+
+    def number(self, name: str) -> Tensor:
+        """One tensor in float32, to compute with."""
+        tensor = self[name]
+        if not tensor.is_floating_point():
+            return tensor
+        if tensor.dtype == torch.float64:
+            self._check(name, tensor.float())
+        return tensor.float()
+
+
+def are_finite(tensor: Tensor) -> bool:
+    """True if all numbers of a tensor are, which their sum shows without further memory.
+
+    >>> are_finite(torch.tensor([1.0, -2.0])), are_finite(torch.tensor([torch.inf, -torch.inf]))
+    (True, False)
+    """
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    return math.isfinite(float(tensor.sum(dtype=wide))) or bool(torch.isfinite(tensor).all())
 
 
 def fit(
