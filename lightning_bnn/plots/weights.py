@@ -65,34 +65,31 @@ def _marker(steps: Sequence[int]) -> str | None:
 
 
 def distances_figure(
-    stages: Mapping[str, Mapping[str, float]], nulls: Sequence[Mapping[str, float]]
+    stages: Mapping[str, Mapping[str, float]], shares: Mapping[str, float]
 ) -> Figure:
-    """Distances of two networks layer by layer, after every step that brings them together.
+    """Distances of two networks layer by layer, after every step, and the units that they share.
 
     Args:
-        stages: by step, the relative distance of every layer.
-        nulls: the same after the last step, of networks that have nothing in common; their range
-            is a grey bar.
+        stages: by step that brings them together, the relative distance of every layer.
+        shares: by group of units, the share that both networks have in common.
 
     >>> stages = {"as given": {"1": 1.4, "3": 1.3}, "units in order": {"1": 0.6, "3": 0.5}}
-    >>> figure = distances_figure(stages, [{"1": 0.9, "3": 0.8}, {"1": 1.0, "3": 0.9}])
-    >>> figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()
-    ('layer', 'relative distance')
+    >>> figure = distances_figure(stages, {"1.weight": 0.9})
+    >>> [ax.get_ylabel() for ax in figure.axes]
+    ['relative distance', 'units in common']
     """
     layers = list(next(iter(stages.values())))
-    figure, ax = axes_of(None, (min(16.0, max(5.0, 0.32 * len(layers))), 4.2))
-    if nulls:
-        ends = (_visible([f(null[n] for null in nulls) for n in layers]) for f in (min, max))
-        for k, (low, high) in enumerate(zip(*ends, strict=True)):
-            label = "independent" if k == 0 else None
-            ax.bar(layers[k], max(high / low, 1.02) * low - low, 0.7, low, color="0.8", label=label)
+    figure, (ax, below) = panels_of(2, 1, 3.2, min(16.0, max(5.0, 0.32 * len(layers))))
     for k, (name, values) in enumerate(stages.items()):
         heights = _visible([values[n] for n in layers])
         ax.plot(layers, heights, "os^D"[k % 4], markersize=7 - k, fillstyle="none", label=name)
-    ax.set(yscale="log", ylabel="relative distance", xlim=(-0.5, len(layers) - 0.5))
-    if len(layers) > 6:
-        ax.tick_params(axis="x", rotation=90, labelsize=7)
-    ax.set_xlabel("layer")
+    ax.set(yscale="log", ylabel="relative distance", xlim=(-0.5, len(layers) - 0.5), xlabel="layer")
+    groups = [name.removesuffix(".weight") for name in shares]
+    below.bar(groups, list(shares.values()), 0.7, color="0.6")
+    below.set(ylim=(0, 1), ylabel="units in common", xlabel="group of units")
+    for each, names in ((ax, layers), (below, groups)):
+        if len(names) > 6:
+            each.tick_params(axis="x", rotation=90, labelsize=7)
     figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=8)
     return figure
 

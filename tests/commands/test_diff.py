@@ -1,5 +1,6 @@
 """`lightning-bnn diff` as a user calls it."""
 
+import itertools
 import json
 import re
 
@@ -9,13 +10,12 @@ from disk_networks import NORMED, PLAIN, drawn, known, normed, orders, plain, wr
 from PIL import Image
 from shell import code_of, failure
 
-from weightsym import Difference, random_scales, rescale
+from weightsym import Difference, Relation, SharedUnits, random_scales, rescale
 from weightsym import params as P
 from weightsym.commands.diff import EXIT_CODES, rounding_of, verdict_of
 from weightsym.matching.difference import Stage
 
-SAME, COPY, APART = EXIT_CODES.values()
-FEW = ["--nulls", "3"]
+SAME, COPY, APART, UNKNOWN = EXIT_CODES.values()
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +57,8 @@ MOVED = (
 )
 CASES = {
     "moved": (SAME, MOVED, ["different orbits"]),
-    "tuned": (COPY, ["different orbits", "verdict: a copy that was trained on"], []),
-    "other": (APART, ["verdict: independent networks"], []),
+    "tuned": (COPY, ["different orbits", "verdict: one was made from the other"], []),
+    "other": (UNKNOWN, ["too few units of these networks can be compared"], []),
     "more": (SAME, ["not compared, since not of the network"], []),
     # a copy in bfloat16 is the same up to its rounding; as much noise in float32 is not
     "rough": (SAME, ["other words, which rounding of the files explains"], ["different orbits"]),
@@ -69,7 +69,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_verdicts(name, files, capsys):
     code, words, others = CASES[name]
-    assert compared(files, name, *FEW) == code
+    assert compared(files, name) == code
     out = capsys.readouterr().out
     assert all(text in out for text in words)
     assert not any(text in out for text in others)
@@ -81,7 +81,7 @@ def test_verdicts(name, files, capsys):
 
 
 def test_exit_codes_and_rounding_stay_what_they_are():
-    assert (SAME, COPY, APART) == (0, 3, 4)
+    assert (SAME, COPY, APART, UNKNOWN) == (0, 3, 4, 5)
     assert rounding_of([torch.float32, torch.bfloat16, torch.int64]) == 2**-7
     assert rounding_of([torch.float32]) == rounding_of([torch.float64]) == 2e-6
 
@@ -89,7 +89,7 @@ def test_exit_codes_and_rounding_stay_what_they_are():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_equal_files_are_not_matched(files, dtype, tmp_path, capsys, monkeypatch):
     """Nor are copies in another type, unless they hold as much noise in the type of both."""
-    monkeypatch.setattr("weightsym.commands.diff.difference", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("weightsym.commands.diff.relation", lambda *_, **__: 1 / 0)
     state, b = P.of(drawn(plain)), str(files / "b.safetensors")
     assert code_of("diff", write(tmp_path / "a.safetensors", state, dtype), b, *PLAIN) == 0
     assert "every tensor is the same" in capsys.readouterr().out
@@ -102,43 +102,47 @@ def test_other_statistics_are_another_function(tmp_path, capsys):
     state = P.of(drawn(normed))
     other = {n: t + 0.5 if "running" in n else t for n, t in state.items()}
     names = [write(tmp_path / f"{k}.safetensors", s) for k, s in enumerate((state, other))]
-    assert code_of("diff", *names, *NORMED, *FEW) == COPY
+    assert code_of("diff", *names, *NORMED) == COPY
     said = capsys.readouterr().out
     assert "weights agree up to symmetries and rounding, outputs do not" in said
 
 
 @pytest.mark.parametrize(
-    ("rest", "outputs", "kept", "verdict"),
+    ("rest", "outputs", "p", "verdict"),
     [
-        (1e-6, 1e-5, 1, "same function"),
-        (1e-6, float("nan"), 1, "same function"),
-        (1e-6, 0.1, 1, "copy that was trained on"),
-        (3e-6, 1e-5, 1, "copy that was trained on"),
-        (0.63, 1.0, 1, "copy that was trained on"),
-        (0.64, 1.0, 1, "independent"),
-        (0.95, 1.0, 20, "copy that was trained on"),
+        (1e-6, 1e-5, 1e-9, "same function"),
+        (1e-6, float("nan"), 1e-9, "same function"),
+        (1e-6, 0.1, 1e-9, "made from it"),
+        (3e-6, 1e-5, 1e-9, "made from it"),
+        (0.63, 1.0, 1e-7, "made from it"),
+        (0.63, 1.0, 1e-5, "independent"),
     ],
 )
-def test_verdicts_by_their_numbers(rest, outputs, kept, verdict):
-    stage, *nulls = (Stage("", {"w": r**2}, {"w": 1.0}) for r in (rest, 0.9, 1.0, 1.1))
-    found = Difference((stage,), {}, {}, tuple(nulls), kept, 2, 64)
-    assert verdict_of(found, outputs, 2e-6) == verdict
+def test_verdicts_by_their_numbers(rest, outputs, p, verdict):
+    found = Difference((Stage("", {"w": rest**2}, {"w": 1.0}),), {}, {}, ())
+    groups = (SharedUnits("w", 64, 1, 3),)
+    for ps in itertools.permutations((1.0, 1.0, p)):
+        if rest > 1e-5 or ps[2] == p:
+            assert verdict_of(Relation(found, groups, *ps), outputs, 2e-6) == verdict
+    few = Relation(found, (SharedUnits("w", 4, 1, 3),), 1.0, 1.0, 1.0)
+    assert verdict_of(few, 1.0, 2e-6) == "cannot be told"
 
 
 # ------------------------------------------------------------ what is written
 def test_numbers_and_a_figure_are_written(files, tmp_path, capsys):
     out, data, x = tmp_path / "diff.json", tmp_path / "data.pt", torch.randn(12, 4)
     torch.save({"inputs": x, "targets": drawn(plain)(x).argmax(1)}, data)
-    assert compared(files, "tuned", *FEW, "--out", out, "--data", data) == COPY
+    assert compared(files, "tuned", "--out", out, "--data", data) == COPY
     printed = capsys.readouterr().out
     barriers = re.search(r"^barrier on 12 examples of \S+: (\S+) -> (\S+)$", printed, re.M)
     assert float(barriers[2]) < float(barriers[1])
     found = json.loads(out.read_text())
-    assert found["verdict"] == "copy that was trained on"
+    assert found["verdict"] == "made from it"
     assert found["barriers"] == pytest.approx([float(b) for b in barriers.groups()], rel=1e-4)
     assert [s["name"] for s in found["stages"]] == ["as stored", "least mass", "units in order"]
     assert found["rest"] == found["stages"][-1]["relative"]
-    assert len(found["unrelated"]) == 3
+    assert [g["units"] for g in found["groups"]] == [7, 6]
+    assert found["p"]["close"] < 1e-6 < found["p"]["robust"]
     assert set(found["stages"][0]["layers"]) == {"1", "3", "5"}
     assert set(found["fingerprints"]) <= set(re.findall(r"\w{8}-\w{8}", printed))
     assert found["settings"]["a"].endswith("tuned.safetensors")
@@ -147,7 +151,7 @@ def test_numbers_and_a_figure_are_written(files, tmp_path, capsys):
     two = [files / "b.safetensors", files / "b.safetensors", *PLAIN, "--out", out]
     assert "`--overwrite true` replaces" in failure(capsys, "diff", *two)
     assert json.loads(out.read_text()) == found
-    assert compared(files, "b", *FEW, "--out", out, "--overwrite", "true") == 0
+    assert compared(files, "b", "--out", out, "--overwrite", "true") == 0
     assert json.loads(out.read_text())["rest"] == 0
 
 
@@ -156,7 +160,6 @@ def test_numbers_and_a_figure_are_written(files, tmp_path, capsys):
     ("a", "option", "message"),
     [
         ("nan", [], "'3.bias' holds NaN"),
-        ("tuned", ["--nulls", "1"], "`nulls` must be at least 2"),
         ("tuned", ["--out", "diff.txt"], "must be a .json file"),
         ("tuned", ["--out", "nowhere/diff.json"], "there is no folder nowhere"),
     ],

@@ -48,9 +48,9 @@ class Network:
     random: bool = False
     slow: bool = False
 
-    def made(self):
+    def made(self, seed=0):
         """The network with generic weights, and its inputs."""
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         model = randomise(self.build().double()).eval()
         return model, tensors(self.inputs)
 

@@ -172,7 +172,7 @@ def acted_on(net, x):
     one, two = (random_element(params, sym, _generator(k), mixing=True) for k in (0, 1))
     canonical = S.canonicalise(one, sym)
     kinds = sym.permutations, sym.scalings, sym.signs, sym.linear, sym.shifts
-    rest = 0.0 if isinstance(net, Decoder) else S.difference(one, params, sym, nulls=2).rest
+    rest = 0.0 if isinstance(net, Decoder) else S.relation(one, params, sym).difference.rest
     return {
         "groups": torch.tensor([len(groups) for groups in kinds]),
         "moved": one,

@@ -109,7 +109,7 @@ FIGURES = {
     "gaussians": lambda: weights.gaussians_figure(
         [("MFVI", X, torch.outer(X, X), torch.rand(3, 2), torch.rand(3, 2))] * 4, 2, ("u", "v")
     ),
-    "distances": lambda: weights.distances_figure({"stored": {"1": 1.0, "2": 2.0}}, []),
+    "distances": lambda: weights.distances_figure({"stored": {"1": 1.0, "2": 2.0}}, {"1": 0.5}),
     "reliability": lambda: predictions.reliability_figure(*BINS)[0],
     "reliability, twice": lambda: predictions.reliability_figures({"before": BINS, "after": BINS}),
 }  # fmt: skip

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from weightsym.matching.match import MatchResult, match
     from weightsym.matching.match_all import match_all
     from weightsym.matching.matrices import FullMatch
+    from weightsym.matching.relation import Relation, SharedUnits, relation
     from weightsym.matching.repair import Repaired, repair
     from weightsym.networks.forward import UnsupportedModel
 if TYPE_CHECKING:  # for packages that build on this one

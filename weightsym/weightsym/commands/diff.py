@@ -1,32 +1,36 @@
-"""`weightsym diff`: whether two networks on disk are one function, a copy, or independent."""
+"""`weightsym diff`: the relation of two networks on disk: one function, a copy, or independent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import weightsym
-from weightsym import Difference, Fingerprint, barrier, difference, discover, fingerprint
+from weightsym import Difference, Fingerprint, Relation, barrier, discover, fingerprint, relation
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import examples_of, loss
 from weightsym.commands.networks import build, fit_all, shown
+from weightsym.discovery.folding import fold_networks
 from weightsym.extras import MissingPackage, of_the_plug_in
 from weightsym.files import open_network
 from weightsym.matching.interpolation import output_error, random_inputs
+from weightsym.matching.match import ByWeights
+from weightsym.matching.relation import EXCESS, Verdict
 from weightsym.networks.files.drafts import draft_of, write_whole
 from weightsym.networks.files.fitting import FittedNetwork
 from weightsym.networks.files.loading import json_text
 from weightsym.networks.files.writing import check_path
 
-Verdict = Literal["same function", "copy that was trained on", "independent"]
-EXIT_CODES: Mapping[str, int] = {
+EXIT_CODES: Mapping[Verdict, int] = {
     "same function": 0,
-    "copy that was trained on": 3,
+    "made from it": 3,
     "independent": 4,
+    "cannot be told": 5,
 }
 """Exit codes of the command. 2 stands for mistakes, 1 for a crash."""
 _SAME_OUTPUTS = 2e-3
@@ -38,18 +42,17 @@ def diff(
     a: str,
     b: str,
     architecture: Architecture,
-    method: Literal["ascent", "frank-wolfe", "best"] = "ascent",
-    nulls: int = 8,
+    method: ByWeights = "ascent",
     data: str | None = None,
     out: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Tell whether two networks are the same function, a copy trained further, or independent.
+    """Tell whether two networks are the same function, one was made from the other, or neither.
 
-    Both are brought into one frame by everything that leaves their functions alone: scales and
-    shifts, the order and signs of units, and matrices that mix channels. Exit codes: 0 for the same
-    function, 3 for a copy that was trained further, 4 for independent networks, 2 for mistakes.
-    Nothing in the files is executed.
+    Both are brought into one frame by everything that leaves their functions alone: gains of norms,
+    scales and shifts, the order and signs of units, and matrices that mix channels. Exit codes: 0
+    for the same function, 3 for networks one of which was made from the other, 4 for independent
+    ones, 5 where that cannot be told, 2 for mistakes. Nothing in the files is executed.
 
     Args:
         a: a network: .safetensors, .ckpt, .pt, or a folder of Hugging Face (config.json beside
@@ -59,13 +62,11 @@ def diff(
         architecture: options that name the network.
         method: how units are matched: ascent goes from group to group, frank-wolfe moves all at
             once, best takes the better result of the two.
-        nulls: number of networks that only look like A and are matched to B, to measure what
-            independent networks have in common.
         data: data for the loss barrier between the two networks: import path of a
             LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with inputs
             and targets.
-        out: file for all numbers, e.g. diff.json; a figure of the distances by layer is written
-            beside it, e.g. diff.png.
+        out: file for all numbers, e.g. diff.json; a figure of the distances and of the units that
+            both share is written beside it, e.g. diff.png.
         overwrite: replace an existing file or folder at --out (true or false).
     """
     target = _target(out, overwrite)
@@ -74,22 +75,22 @@ def diff(
     folder = next((s.path for s in stored if s.is_folder), None)
     model, example, names = build(architecture, folder)
     files = fit_all(stored, names, architecture.prefix, "copy")
-    sym = discover(model, *example, batch_norm=architecture.batch_norm)
-    print(f"{a}\n{b}\n{_description(files[0])}\n\n{sym}\n", flush=True)
+    print(f"{a}\n{b}\n{_description(files[0])}\n", flush=True)
     if target is None and _are_equal(*files):
         print("every tensor is the same, as its type rounds it\nverdict: the same function")
         return
-    first, second = (
-        {n: f.number(n) for n in shown(f.places, f"reading {f.stored.path}")} for f in files
-    )
+    given = [{n: f.number(n) for n in shown(f.places, f"reading {f.stored.path}")} for f in files]
+    model, (first, second) = fold_networks(model, given, *example)
     networks = first, second
-    result = difference(*networks, sym, method=method, nulls=nulls, seed=architecture.seed)
+    sym = discover(model, *example, batch_norm=architecture.batch_norm)
+    print(f"{sym}\n", flush=True)
+    found = relation(*networks, sym, method=method, seed=architecture.seed)
     prints = [fingerprint(params, sym) for params in networks]
-    inputs = random_inputs(*example, seed=architecture.seed)
     rounding = rounding_of(f.stored.tensors[p].dtype for f in files for p in f.names)
+    inputs = random_inputs(*example, seed=architecture.seed)
     outputs = output_error(model, *networks, inputs)
-    verdict = verdict_of(result, outputs, rounding)
-    pairs = (networks, (result.a, result.b))
+    verdict = verdict_of(found, outputs, rounding)
+    pairs = (networks, (found.difference.a, found.difference.b))
     examples = examples and examples.fitted(model, first)
     batches = [] if examples is None else examples.batches
     numbers: dict[str, Any] = {
@@ -99,11 +100,11 @@ def diff(
         "barriers": [barrier(model, *pair, batches, loss).height for pair in pairs if batches],
         "examples": str(examples or ""),
     }
-    print("\n".join([*_steps(result), "", *_lines(result, numbers, prints)]))
+    print("\n".join([*_steps(found.difference), "", *_lines(found, numbers, prints)]))
     if target is not None:
         settings = {"a": a, "b": b, "method": method, "seed": architecture.seed}
         numbers |= {"fingerprints": [p.code for p in prints], "settings": settings}
-        print(_write(result, numbers, target))
+        print(_write(found, numbers, target))
     if EXIT_CODES[verdict]:
         raise SystemExit(EXIT_CODES[verdict])
 
@@ -135,17 +136,18 @@ def _are_equal(a: FittedNetwork, b: FittedNetwork) -> bool:
     return all(same(a.read(n), b.read(n)) for n in shown(a.places, "comparing"))
 
 
-def verdict_of(difference: Difference, outputs: float, rounding: float) -> Verdict:
+def verdict_of(found: Relation, outputs: float, rounding: float) -> Verdict:
     """Decide what two networks are to each other.
 
     Args:
-        difference: in weights.
+        found: by weights.
         outputs: largest relative difference of outputs; NaN where none depend on the weights.
         rounding: the relative distance that rounding explains.
     """
-    if difference.rest <= rounding and not outputs > max(_SAME_OUTPUTS, _GAIN * rounding):
+    rest = found.difference.rest
+    if rest <= rounding and not outputs > max(_SAME_OUTPUTS, _GAIN * rounding):
         return "same function"
-    return "copy that was trained on" if difference.related else "independent"
+    return "made from it" if found.verdict == "same function" else found.verdict
 
 
 def rounding_of(types: Iterable[torch.dtype]) -> float:
@@ -166,42 +168,49 @@ def _steps(d: Difference) -> Iterator[str]:
 
 
 def _lines(
-    d: Difference, numbers: Mapping[str, Any], prints: Sequence[Fingerprint]
+    found: Relation, numbers: Mapping[str, Any], prints: Sequence[Fingerprint]
 ) -> Iterator[str]:
+    rest, judged = found.difference.rest, [g for g in found.groups if g.agreeing is not None]
     yield (
-        f"independent networks like these: {float(d.null.mean()):.3g} ± {float(d.null.std()):.2g} "
-        f"(relative, {len(d.nulls)} made from A by rotating its units)"
+        f"units in their places: {sum(g.in_place for g in found.groups)} of "
+        f"{sum(g.units for g in found.groups)} (by chance {len(found.groups)}): "
+        f"p = {found.p_exact:.1g}"
     )
     yield (
-        f"what is left: {d.rest:.3g}, squared {100 * d.share:.3g} % of theirs, z = {d.z:.1f}; "
-        f"rounding explains {numbers['rounding']:.1g}"
+        f"units found twice: {sum(g.agreeing or 0 for g in judged)} of "
+        f"{sum(g.units for g in judged)} (independent networks: at most {100 * EXCESS:.0f} %): "
+        f"p <= {found.p_robust:.1g}"
     )
     yield (
-        f"units in their places: {d.kept} of {d.units} (by chance {d.groups}; probability of as "
-        f"many {d.chance:.1g})"
+        f"what is left: {rest:.3g} (rounding explains {numbers['rounding']:.1g}): "
+        f"p <= {found.p_close:.1g}"
     )
     yield f"outputs on random inputs differ by {numbers['outputs']:.2g} (relative)"
     if numbers["barriers"]:
         before, after = numbers["barriers"]
         yield f"barrier on {numbers['examples']}: {before:.6g} -> {after:.6g}"
     a, b = prints
-    rough = d.rest <= numbers["rounding"]
+    rough = rest <= numbers["rounding"]
     apart = "other words, which rounding of the files explains" if rough else "different orbits"
     yield f"fingerprints: {a} and {b}: {'one orbit is possible' if a.agrees(b) else apart}"
     if not (a.attained and b.attained):
         yield "(no finite scales reach the least mass: the fingerprints depend on the scales)"
     yield ""
-    if numbers["verdict"] == "same function":
-        yield "verdict: the same function, up to symmetries and rounding"
-    elif rough:
-        yield (
-            "verdict: a copy whose weights agree up to symmetries and rounding, outputs do not "
-            "(look at buffers)"
+    yield f"verdict: {_sentence(numbers['verdict'], rough)}"
+
+
+def _sentence(verdict: Verdict, rough: bool) -> str:
+    if verdict == "made from it" and rough:
+        return (
+            "one was made from the other: weights agree up to symmetries and rounding, outputs do "
+            "not (look at buffers)"
         )
-    elif numbers["verdict"] == "independent":
-        yield "verdict: independent networks"
-    else:
-        yield "verdict: a copy that was trained on, or two networks from one start"
+    return {
+        "same function": "the same function, up to symmetries and rounding",
+        "made from it": "one was made from the other, or both from one start",
+        "independent": "independent networks",
+        "cannot be told": "cannot be told: too few units of these networks can be compared",
+    }[verdict]
 
 
 # ------------------------------------------------------------ files
@@ -217,25 +226,25 @@ def _target(out: str | None, overwrite: bool) -> Path | None:
     return target
 
 
-def _write(d: Difference, numbers: Mapping[str, Any], target: Path) -> str:
-    """Write all numbers, and a figure of the distances by layer beside them, and name both."""
-    stages = {stage.name: stage.by_layer() for stage in d.stages}
+def _write(found: Relation, numbers: Mapping[str, Any], target: Path) -> str:
+    """Write all numbers, and a figure of distances and shares beside them, and name both."""
+    stages = {stage.name: stage.by_layer() for stage in found.difference.stages}
     content = {
         "version": weightsym.__version__,
         **numbers,
         "stages": [{"name": s.name, "relative": s.relative, "layers": s.by_layer()}
-                   for s in d.stages],
-        "explained": d.explained,
-        "rest": d.rest,
-        "unrelated": [stage.relative for stage in d.nulls],
-        "units": {"in_their_places": d.kept, "by_chance": d.groups, "of": d.units},
+                   for s in found.difference.stages],
+        "explained": found.difference.explained,
+        "rest": found.difference.rest,
+        "p": {"exact": found.p_exact, "robust": found.p_robust, "close": found.p_close},
+        "groups": [asdict(group) for group in found.groups],
     }  # fmt: skip
     write_whole(target, json_text(content) + "\n", wait=False)
     try:
         plots = of_the_plug_in("plots.weights", "The figure beside it")
     except MissingPackage as missing:
         return f"wrote {target}. {missing}"
-    figure = plots.distances_figure(stages, [null.by_layer() for null in d.nulls])
+    figure = plots.distances_figure(stages, found.shares)
     with draft_of(target.with_suffix(".png"), wait=False) as draft:
         figure.savefig(draft, format="png", dpi=150)
     return f"wrote {target} and {target.with_suffix('.png')}"

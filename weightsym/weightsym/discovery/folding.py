@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from weightsym.discovery import discover
 from weightsym.groups.symmetries import Symmetries
 from weightsym.networks.forward import Inputs, on_network, outputs
-from weightsym.params import Params
+from weightsym.params import Params, of
 
 
 def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: Any) -> nn.Module:
@@ -51,29 +51,40 @@ def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: 
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
-    affine = {name: module for name, module in model.named_modules() if _is_affine(module)}
-    norms = {name: norm for name, module in affine.items() if (norm := _norm_of(module))}
-    folded, inputs = copy.deepcopy(model), Inputs(example, named)
-    if not norms:
-        return folded
-    with_gains = copy.deepcopy(model).eval()
-    for name, norm in norms.items():
-        if norm.offset:
-            _put(with_gains, name, _WithGain(norm.plain, norm.gain, norm.bias))
-    sym = discover(with_gains, *example, **named)
-    for name, norm in norms.items():
-        prefix = f"{name}." if name else ""
-        readers = _readers(sym, prefix)
-        if readers and _folds(with_gains, prefix, readers, inputs):
-            _fold(folded, prefix, readers, norm)
-            _remove_gain(folded, name, norm.plain)
-        elif not partial:
-            raise ValueError(
-                f"The norm {name!r} cannot be folded: not only linear maps read it that have "
-                "weights of their own, and a bias if the norm has one."
-            )
-    _leave_fused_kernels(folded)
-    return folded
+    folds, others = _folds_of(model, Inputs(example, named))
+    if others and not partial:
+        raise ValueError(
+            f"The norm {others[0]!r} cannot be folded: not only linear maps read it that have "
+            "weights of their own, and a bias if the norm has one."
+        )
+    return _without_gains(model, folds)
+
+
+def fold_networks(
+    model: nn.Module, networks: Sequence[Params], *example: Any, **named: Any
+) -> tuple[nn.Module, list[Params]]:
+    """Fold the norms of networks of one kind, wherever linear maps alone read them.
+
+    Args:
+        model: gives the computation; it is left untouched.
+        networks: their tensors, none of which is changed.
+        *example: example inputs, as the module takes them.
+        **named: example inputs by name.
+
+    Returns:
+        The module without these gains, and the tensors of every network for it.
+
+    >>> from weightsym.params import of
+    >>> layers = torch.nn.Linear(4, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2)
+    >>> net, x = torch.nn.Sequential(*layers), torch.randn(8, 4)
+    >>> folded, (weights,) = fold_networks(net, [of(net)], x)
+    >>> list(weights) == list(of(folded))
+    True
+    """
+    folds, _ = _folds_of(model, Inputs(example, named))
+    folded = _without_gains(model, folds)
+    every = [_after(network, folds) for network in networks]
+    return folded, [{n: w[n] for n in of(folded) if n in w} for w in every]
 
 
 # ------------------------------------------------------------ readers
@@ -125,16 +136,66 @@ def _folds(model: nn.Module, prefix: str, readers: Sequence[str], inputs: Inputs
     )
 
 
-@torch.no_grad()
-def _fold(model: nn.Module, prefix: str, readers: Sequence[str], norm: _Norm) -> None:
-    """Write what the weights behind a norm become into a network."""
-    params: Params = dict(model.named_parameters())
-    new = _folded({**params, f"{prefix}weight": norm.gain}, prefix, readers)
-    for name in {*readers, *map(_bias_of, readers)} & new.keys():
-        if name in params:
-            model.get_parameter(name).copy_(new[name])
+# ------------------------------------------------------------ folds
+class _Fold(NamedTuple):
+    """A norm that can be folded, and the linear maps that read it."""
+
+    name: str
+    readers: list[str]
+    norm: _Norm
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.name}." if self.name else ""
+
+
+def _folds_of(model: nn.Module, inputs: Inputs) -> tuple[list[_Fold], list[str]]:
+    """The norms of a network that can be folded, and the names of all others."""
+    affine = {name: module for name, module in model.named_modules() if _is_affine(module)}
+    norms = {name: norm for name, module in affine.items() if (norm := _norm_of(module))}
+    if not norms:
+        return [], []
+    with_gains = copy.deepcopy(model).eval()
+    for name, norm in norms.items():
+        if norm.offset:
+            _put(with_gains, name, _WithGain(norm.plain, norm.gain, norm.bias))
+    sym = discover(with_gains, *inputs.args, **inputs.named)
+    folds, others = list[_Fold](), list[str]()
+    for name, norm in norms.items():
+        fold = _Fold(name, _readers(sym, f"{name}." if name else ""), norm)
+        if fold.readers and _folds(with_gains, fold.prefix, fold.readers, inputs):
+            folds.append(fold)
         else:
-            model.get_submodule(name.rpartition(".")[0]).bias = nn.Parameter(new[name])
+            others.append(name)
+    return folds, others
+
+
+@torch.no_grad()
+def _after(params: Params, folds: Sequence[_Fold]) -> Params:
+    """The tensors of the same function without the gains and biases that are folded."""
+    params = dict(params)
+    for fold in folds:
+        gain = fold.norm.offset + params[f"{fold.prefix}weight"]
+        params = dict(_folded({**params, f"{fold.prefix}weight": gain}, fold.prefix, fold.readers))
+        for name in ("weight", "bias"):
+            params.pop(f"{fold.prefix}{name}", None)
+    return params
+
+
+@torch.no_grad()
+def _without_gains(model: nn.Module, folds: Sequence[_Fold]) -> nn.Module:
+    """A copy of a network whose linear maps have taken up the gains of norms."""
+    folded = copy.deepcopy(model)
+    new = _after(dict(model.named_parameters()), folds)
+    for name in {n for fold in folds for r in fold.readers for n in (r, _bias_of(r))} & new.keys():
+        if name in dict(folded.named_parameters()):
+            folded.get_parameter(name).copy_(new[name])
+        else:
+            folded.get_submodule(name.rpartition(".")[0]).bias = nn.Parameter(new[name])
+    for fold in folds:
+        _remove_gain(folded, fold.name, fold.norm.plain)
+    _leave_fused_kernels(folded)
+    return folded
 
 
 # ------------------------------------------------------------ norms

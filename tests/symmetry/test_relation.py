@@ -1,0 +1,220 @@
+"""The relation of two networks: verdicts for all known networks, and laws of the probabilities."""
+
+import itertools
+import math
+
+import pytest
+import scipy.stats
+import torch
+from checked_symmetries import seeded
+from known_networks import NETWORKS
+from test_known_networks import ORDERED, REPEATED
+from test_matching import noisy
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from lightning_bnn import models
+from lightning_bnn.datamodules import Digits
+from weightsym import Element, discover, relation
+from weightsym import params as P
+from weightsym.matching.relation import EXCESS, law_of_fixed_points, p_agreeing, p_in_place
+
+COPIES = ("same function", "made from it")
+
+
+def verdicts(networks, goal, sym):
+    return [relation(network, goal, sym).verdict for network in networks]
+
+
+# ------------------------------------------------------------ all known networks
+LIMITS: dict[str, str] = {}
+"""Networks whose copies are not brought back exactly, and why."""
+SMALL = [name for name in ORDERED if name not in REPEATED][::9]
+"""Networks for which the law is cheap enough for every run."""
+
+
+def marked(name):
+    slow = [pytest.mark.slow] if NETWORKS[name].slow else []
+    return pytest.param(name, marks=slow or ([] if name in SMALL else [pytest.mark.e2e]))
+
+
+@pytest.mark.parametrize("name", map(marked, ORDERED))
+def test_copies_are_related_and_independent_networks_are_not(name):
+    """Copies that are moved, moved copies with noise, and networks of other random numbers."""
+    model, _, sym = NETWORKS[name].known()
+    if not any(group.units > 1 for group in sym.permutations):
+        pytest.skip("no units can be exchanged")
+    params = P.of(model)
+    copy = Element.random(sym, seeded(3))(params)
+    other = P.of(NETWORKS[name].made(11)[0]) | sym.constants
+    moved, rough, apart = verdicts((copy, noisy(copy, 0.05) | sym.constants, other), params, sym)
+    assert moved in (COPIES if name in LIMITS else COPIES[:1])
+    assert rough in ("made from it", "cannot be told")
+    assert apart in ("independent", "cannot be told")
+
+
+# ------------------------------------------------------------ trained networks
+def trained(network, data, seed=0, epochs=12, rate=3e-3, loss=cross_entropy):
+    """Train a copy, in batches whose order the seed decides."""
+    inputs, targets = data
+    optimizer, generator = torch.optim.Adam(network.parameters(), rate), seeded(seed)
+    for _ in range(epochs):
+        for k in torch.randperm(len(inputs), generator=generator).split(64):
+            optimizer.zero_grad()
+            loss(network(inputs[k]), targets[k]).backward()
+            optimizer.step()
+    return P.of(network)
+
+
+def started(seed):
+    torch.manual_seed(seed)
+    return models.mlp(64, [64, 64], 10)
+
+
+def continued(params, data, **more):
+    network = started(0)
+    network.load_state_dict(params)
+    return trained(network, data, **more)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    source = Digits()
+    inputs, labels = source.load().train
+    return source.normalise(inputs).flatten(1), labels
+
+
+@pytest.fixture(scope="module")
+def siblings(digits):
+    """Eight networks of one recipe and the same data, and their symmetries."""
+    networks = [{n: t.clone() for n, t in trained(started(s), digits, s).items()} for s in range(8)]
+    return networks, discover(started(0), digits[0][:2])
+
+
+@pytest.fixture(scope="module")
+def pairs(siblings):
+    networks, sym = siblings
+    return [relation(a, b, sym) for a, b in itertools.combinations(networks, 2)]
+
+
+def pruned(w, share=0.8):
+    least = w.abs().flatten().kthvalue(int(share * w.numel())).values
+    return torch.where(w.abs() > least, w, 0.0)
+
+
+def rounded(w, levels=7):
+    step = w.abs().max() / levels
+    return (w / step).round() * step
+
+
+def of_matrices(change, params):
+    return {n: change(t) if t.ndim > 1 else t for n, t in params.items()}
+
+
+CHILDREN = {
+    "tuned": lambda a, b, data: continued(a, (data[0], (data[1] + 3) % 10)),
+    "continued": lambda a, b, data: continued(a, data, seed=1),
+    "pruned": lambda a, b, data: of_matrices(pruned, a),
+    "rounded": lambda a, b, data: of_matrices(rounded, a),
+    "merged": lambda a, b, data: {n: (t + b[n]) / 2 for n, t in a.items()},
+}
+
+
+def uniform(found, generator):
+    """By group the probability of as many fixed points, made continuous by a random share."""
+    for group in found.groups:
+        law = law_of_fixed_points(group.units)
+        share = float(torch.rand((), generator=generator))
+        yield law[group.in_place + 1 :].sum() + share * law[group.in_place]
+
+
+def test_places_of_independent_networks_are_uniform(pairs, siblings):
+    generator = seeded()
+    values = [u for found in pairs for u in uniform(found, generator)]
+    assert scipy.stats.kstest(values, "uniform").pvalue > 0.05
+    counts = torch.tensor([g.in_place for found in pairs for g in found.groups]).double()
+    assert float(counts.mean()) == pytest.approx(1, abs=0.35)
+    assert float(counts.var()) == pytest.approx(1, abs=0.6)
+    networks, sym = siblings
+    same = [relation(noisy(w, 0.5), w, sym) for w in networks[:4]]  # units keep their places
+    values = [u for found in same for u in uniform(found, generator)]
+    assert scipy.stats.kstest(values, "uniform").pvalue < 1e-6
+
+
+def test_independent_networks_agree_in_fewer_units_than_the_calibration_allows(pairs):
+    shares = [g.agreeing / g.units for found in pairs for g in found.groups]
+    assert 2 / 64 < sum(shares) / len(shares) < 0.6 * EXCESS  # features of the same data agree
+    assert max(shares) < EXCESS
+    assert {found.verdict for found in pairs} == {"independent"}
+    assert min(min(found.p_robust, found.p_close) for found in pairs) == 1
+
+
+@pytest.mark.parametrize("name", CHILDREN)
+def test_children_are_told_and_no_symmetry_hides_them(name, siblings, digits):
+    (a, b, *_), sym = siblings
+    child = CHILDREN[name](a, b, digits)
+    found = relation(child, a, sym)
+    assert found.verdict == "made from it"
+    assert max(found.p_exact, found.p_robust) < 1e-10
+    attacked = relation(Element.random(sym, seeded(4))(child), a, sym)
+    assert attacked.verdict == "made from it"
+    assert attacked.p_exact > 1e-3  # no unit is in its place
+    assert [g.agreeing for g in attacked.groups] == pytest.approx(
+        [g.agreeing for g in found.groups], abs=1
+    )
+    assert attacked.difference.rest == pytest.approx(found.difference.rest, rel=1e-3)
+
+
+def test_a_network_that_learnt_from_outputs_is_not_made_from_another(siblings, digits):
+    (a, *_), sym = siblings
+    inputs, _ = digits
+    taught = continued(a, digits, epochs=0), started(9)
+    outputs = P.apply(taught[1], taught[0], inputs).detach()
+    student = trained(taught[1], (inputs, outputs), epochs=30, loss=mse_loss)
+    found = relation(student, a, sym)
+    assert found.verdict == "independent"
+    assert found.p_robust == 1
+    assert found.p_exact > 1e-3
+
+
+# ------------------------------------------------------------ probabilities
+@pytest.mark.parametrize("units", range(1, 7))
+def test_fixed_points_are_those_of_all_permutations(units):
+    every = list(itertools.permutations(range(units)))
+    fixed = [sum(i == k for i, k in enumerate(order)) for order in every]
+    law = law_of_fixed_points(units)
+    assert law == pytest.approx([fixed.count(k) / len(every) for k in range(units + 1)])
+    assert all(law[k:].sum() <= 1 / math.factorial(k) + 1e-12 for k in range(units + 1))
+
+
+def test_many_units_have_the_law_of_poisson():
+    law = law_of_fixed_points(4096)
+    assert law[:20] == pytest.approx(scipy.stats.poisson.pmf(range(20), 1))
+    assert law.sum() == pytest.approx(1)
+
+
+def test_places_count_in_one_group_and_in_all():
+    assert p_in_place([(8, 8)] + [(8, 1)] * 60) == pytest.approx(2 * 61 / math.factorial(8))
+    assert p_in_place([(8, 3)] * 20) < 1e-9 < p_in_place([(8, 3)])
+    assert p_in_place([(8, 1)] * 20) == p_in_place([]) == 1
+    assert p_in_place([(2000, 1500)]) == pytest.approx(0, abs=1e-300)
+
+
+def test_agreements_are_bounded_by_binomial_tails():
+    """A group of many units, of which each agrees with the probability that is allowed."""
+    units = 400
+    rate = EXCESS + 1 / units
+    for agreeing in range(0, units + 1, 20):
+        exact = float(scipy.stats.binom.sf(agreeing - 1, units, rate))
+        assert p_agreeing([(units, agreeing)]) >= min(1, exact)
+    assert p_agreeing([(units, 300)]) < 1e-20
+    assert p_agreeing([]) == 1
+
+
+def test_small_networks_cannot_be_told():
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double() for _ in range(2)]
+    sym = discover(nets[0], torch.randn(4, 2).double())
+    a, b = map(P.of, nets)
+    moved = Element.random(sym, seeded())(a)
+    assert verdicts((a, moved, b), a, sym) == ["same function"] * 2 + ["cannot be told"]
