@@ -157,11 +157,12 @@ def check_squares(
     """
     tensors, survive = list(params if tensors is None else tensors), False
     for tensor in tensors:
-        w = params[tensor] if params[tensor].dtype == torch.float64 else params[tensor].float()
-        total = float(w.square().sum())
+        w = params[tensor]
+        wide = torch.promote_types(w.dtype, torch.float32)
+        total = float(torch.linalg.vector_norm(w, dtype=wide).square())
         if not math.isfinite(total):
-            raise ValueError(f"`{name}`: the squares of {tensor!r} overflow in {w.dtype}.")
-        survive = survive or total >= torch.finfo(w.dtype).tiny
+            raise ValueError(f"`{name}`: the squares of {tensor!r} overflow in {wide}.")
+        survive = survive or total >= torch.finfo(wide).tiny
     sizes = [] if survive else [float(params[n].abs().amax()) for n in tensors if params[n].numel()]
     if any(sizes):
         raise ValueError(f"`{name}`: all squares vanish, the largest weight is {max(sizes):.3g}.")

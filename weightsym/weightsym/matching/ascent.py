@@ -8,24 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weightsym.groups.actions import (
-    Element,
-    Kind,
-    multiplied_tensor,
-    multiply,
-    permute_some,
-    permuted_tensor,
-    reorder_units,
-)
 from weightsym.groups.elements import compose, identity, standing_at
 from weightsym.groups.symmetries import Placement
 from weightsym.groups.units import unit_rows
 from weightsym.matching.plan import Plan, assign, assign_blocks, split
+from weightsym.matching.sketches import MANY, Sketches
+from weightsym.matching.standing import Recent, Standing, gram, inner_products
 from weightsym.params import Params, stack_size
 
 _ROUNDING = 1e-13  # of the similarity, in double precision
 SMALL = 2**15  # weights that cost no more in double precision
+LARGE = 2**24
+"""Weights that are visited in the order of their layers, and in single precision only."""
 _GAIN = 1e-7  # of the similarity, by exchanging branches; less is rounding
+Assigned = tuple[np.ndarray, list[np.ndarray], np.ndarray]
+"""The members that gain, the orders of all tables, and the signs of units."""
 
 
 class Ascent:
@@ -51,31 +48,30 @@ class Ascent:
         signs: Element | None = None,
         exact: bool = False,
     ) -> None:
-        self.plan, self.sym, self.params = plan, plan.sym, {n: params[n] for n in plan.compared}
+        self.plan, self.sym = plan, plan.sym
+        given = {n: params[n] for n in plan.compared}
         self.signs = None if signs is None else list(signs)
         self.exact, self.settled = exact or plan.size <= SMALL, True
         self.members = stack_size(params)
         self._unmoved = [p.expand(self.members, -1) for p in identity(self.sym)]
         if self.exact and not exact:
-            self.params, reference = (_doubled(w, plan.compared) for w in (params, reference))
+            given, reference = (_doubled(w, plan.compared) for w in (given, reference))
+        self.current = Standing(given, self.sym, self.signs)
+        self.sure = np.zeros((len(plan.families), self.members), bool)
         self.look_at(reference)
         self.stand(None)
 
     def look_at(self, reference: Params) -> None:
         """Compare with another network, or with one for each member of the stack."""
         self.reference = reference
-        self.goals, self.products = dict[Placement, Tensor](), dict[Placement, Tensor]()
+        self.goals, self.products = Recent[Placement](), Recent[Placement]()
+        self.sketches = Sketches(self.sym, self.current, reference)
 
     def stand(self, permutations: Sequence[Tensor] | None) -> None:
         """Stand in some order, one permutation per group and member, or as the networks are."""
         self.permutations = list(permutations or self._unmoved)
-        current = self.params
-        if self.signs is not None:
-            current = multiply(current, self.sym, {"signs": self.signs})
-        if permutations is not None:
-            current = permute_some(current, self.sym, self.permutations)
-        self.current = {n: current[n] for n in self.plan.compared}
-        self.products.clear()
+        self.current.permutations = None if permutations is None else self.permutations
+        self._forget()
 
     @property
     def element(self) -> list[Tensor]:
@@ -83,35 +79,38 @@ class Ascent:
         return [*self.permutations, *(self.signs or ())]
 
     # -------------------------------------------------------- how alike units are
-    def _real(self, w: Tensor) -> Tensor:
-        dtype = torch.float64 if self.exact or w.dtype == torch.float64 else torch.float32
-        return w if w.dtype == dtype else w.to(dtype)
+    def _real(self, w: Tensor) -> torch.dtype:
+        return torch.float64 if self.exact or w.dtype == torch.float64 else torch.float32
 
     def score(self, names: Sequence[str] | None = None) -> Tensor:
         """Similarity of every member as it stands now, over some tensors or all."""
         total = torch.zeros(self.members, dtype=torch.float64)
         for n in self.plan.compared if names is None else names:
-            product = self._real(self.current[n]) * self._real(self.reference[n])
-            total += product.reshape(self.members, -1).sum(1, dtype=torch.float64).cpu()
+            w = self.current[n]
+            total += inner_products(w, self.reference[n], self._real(w))
         return total
 
-    def similarity(self, views: Sequence[Placement], settled: set[int] | None) -> Tensor | None:
-        """Inner products of all pairs of units, over the places whose other side is known."""
+    def similarity(self, views: Sequence[Placement]) -> Tensor | None:
+        """Inner products of all pairs of units, over some places."""
         total = None
         for view in views:
-            if settled is None or self.plan.across[view] <= settled:
-                summand = self._product(view)
-                total = summand if total is None else total + summand
+            summand = self._product(view)
+            total = summand if total is None else total + summand
         return total
 
+    def _known(self, views: Sequence[Placement], settled: set[int] | None) -> list[Placement]:
+        return [v for v in views if settled is None or self.plan.across[v] <= settled]
+
     def _product(self, view: Placement) -> Tensor:
-        if view not in self.products:
-            if view not in self.goals:
+        product = self.products.get(view)
+        if product is None:
+            moving, goal = unit_rows(self.current, self.sym, view), self.goals.get(view)
+            if goal is None:
                 goal = unit_rows(self.reference, self.sym, view)
-                self.goals[view] = self._real(goal)
-            moving = self._real(unit_rows(self.current, self.sym, view))
-            self.products[view] = (self.goals[view].to(moving) @ moving.mT).cpu()
-        return self.products[view]
+                self.goals[view] = goal
+            product = gram(goal.to(moving.device), moving, self._real(moving)).cpu()
+            self.products[view] = product
+        return product
 
     # -------------------------------------------------------- climbing
     def run(
@@ -145,17 +144,22 @@ class Ascent:
         families, everyone = len(self.plan.families), np.ones(self.members, bool)
         chosen = range(families) if chosen is None else chosen
         for k in chosen if settled is not None else ():
-            settled = (settled or set()) | self.plan.families[k].members
-            self._improve(k, everyone, settled)
+            family, known = self.plan.families[k], settled or set()
+            settled = known | family.members
+            if not family.members <= known:  # otherwise their blocks have just been matched
+                self._improve(k, everyone, settled)
         pending = np.zeros((families, self.members), bool)
         alone = not self.plan.couples and not any(f.inner for f in self.plan.families)
         pending[list(chosen)] = settled is None or not alone  # a first pass is all that they need
         allowed = pending[:, :1].copy()
         for _ in range(max_sweeps):
-            for k in torch.randperm(families, generator=generator).tolist():
+            order = torch.randperm(families, generator=generator).tolist()
+            for k in sorted(order) if self.plan.size > LARGE else order:
                 if pending[k].any():
                     changed = self._improve(k, pending[k], None)
                     pending[k] = False
+                    if self.plan.size > LARGE:
+                        pending[self.plan.within[k]] = False
                     pending[self.plan.neighbours[k]] |= changed & allowed[self.plan.neighbours[k]]
             if not pending.any():
                 break
@@ -164,17 +168,16 @@ class Ascent:
     def _improve(self, k: int, due: np.ndarray, settled: set[int] | None) -> np.ndarray:
         """Reassign one family of the members that are due, and return which of them change."""
         family, before = self.plan.families[k], None
-        similarities = [self.similarity(views, settled) for views in self.plan.views[k]]
-        if all(table is None for table in similarities):
-            return np.zeros(self.members, bool)
-        tables = [
-            np.zeros((self.members, t.units, t.units)) if similarity is None else similarity.numpy()
-            for similarity, t in zip(similarities, family.tables, strict=True)
-        ]
         mirror = None if self.signs is None else self.plan.mirrors[family.group]
+        views = [self._known(of_table, settled) for of_table in self.plan.views[k]]
+        if not any(views):
+            return np.zeros(self.members, bool)
         if settled is None and self.plan.sees_itself[k]:
-            before = self.element, dict(self.current), self.score(self.plan.names[k])
-        better, orders, factors = self._assigned(tables, due, mirror is not None)
+            before = self.element, self.score(self.plan.names[k])
+        found = None
+        if self.members == len(views) == 1 and family.tables[0].units >= MANY and not self.exact:
+            found = self._by_sketches(k, views[0], mirror is not None)
+        better, orders, factors = found or self._by_products(k, views, due, mirror is not None)
         if better.any():
             self._move(k, split(family, [torch.from_numpy(order) for order in orders]))
             if mirror is not None:
@@ -183,17 +186,42 @@ class Ascent:
                 better = self._kept(k, better, *before)
         return better
 
-    def _assigned(
-        self, tables: Sequence[np.ndarray], due: np.ndarray, flips: bool
-    ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    def _by_sketches(self, k: int, views: Sequence[Placement], flips: bool) -> Assigned | None:
+        """Orders and signs of thousands of units, unless sketches leave most of them in doubt."""
+        found = self.sketches.partners(views, flips)
+        if found is None:
+            return None
+        self.sure[k] = found.sure
+        order, units = found.order[None], np.arange(len(found.order))
+        factors = np.where(found.products.numpy() < 0, -1.0, 1.0)[None]
+        values = found.products.abs() if flips else found.products
+        gain = 0.0
+        if (found.order != units).any() or (flips and (factors < 0).any()):
+            gain = float((values - self.sketches.standing(views)).sum())
+        better = np.array([gain > self._least(1e-6) * float(values.abs().sum())])
+        return better, [order if better[0] else units[None]], factors
+
+    def _by_products(
+        self, k: int, views: Sequence[Sequence[Placement]], due: np.ndarray, flips: bool
+    ) -> Assigned:
         """The members that gain by the best orders of their units, the orders, and their signs."""
-        rows = np.flatnonzero(due)
+        rows, tables = np.flatnonzero(due), list[np.ndarray]()
+        for of_table, table in zip(views, self.plan.families[k].tables, strict=True):
+            total = self.similarity(of_table)
+            empty = (self.members, table.units, table.units)
+            tables.append(np.zeros(empty) if total is None else total.numpy())
         values = [np.abs(t[rows]) if flips else t[rows] for t in tables]
         every = [assign_blocks(*each) for each in zip(*values, strict=True)]
         best = [np.stack(order) for order in zip(*every, strict=True)]
-        gains = sum(_picked(v, o).sum(1) for v, o in zip(values, best, strict=True))
+        picked = [_picked(v, o) for v, o in zip(values, best, strict=True)]
+        gains = sum(p.sum(1) for p in picked)
         gains -= sum(np.trace(t[rows], axis1=1, axis2=2) for t in tables)
-        least = self._least(1e-6) * sum(np.abs(v.max(2)).sum(1) for v in values)
+        largest = [v.max(2) for v in values]
+        least = self._least(1e-6) * sum(np.abs(v).sum(1) for v in largest)
+        self.sure[k, rows] = [
+            all(_is_sure(v[m], p[m], r[m]) for v, p, r in zip(values, picked, largest, strict=True))
+            for m in range(len(rows))
+        ]
         better = np.zeros(self.members, bool)
         better[rows] = gains > least
         orders = [np.tile(np.arange(t.shape[1]), (self.members, 1)) for t in tables]
@@ -207,7 +235,7 @@ class Ascent:
         return _ROUNDING if self.exact else coarse
 
     def _kept(
-        self, k: int, better: np.ndarray, element: list[Tensor], current: Params, score: Tensor
+        self, k: int, better: np.ndarray, element: list[Tensor], score: Tensor
     ) -> np.ndarray:
         """Go back where a family that sees itself has not gained anything."""
         now = self.score(self.plan.names[k])
@@ -215,38 +243,31 @@ class Ascent:
         if bool(worse.any()):
             count = len(self.permutations)
             parts = [where_members(worse, a, b) for a, b in zip(element, self.element, strict=True)]
-            self.permutations = parts[:count]
-            self.signs = None if self.signs is None else parts[count:]
-            for n in self.plan.names[k]:
-                self.current[n] = where_members(worse, current[n], self.current[n])
-            self._forget(k)
+            self.permutations[:] = parts[:count]
+            if self.signs is not None:
+                self.signs[:] = parts[count:]
+            self._forget(self.plan.names[k])
         return better & ~worse.numpy()
 
     # -------------------------------------------------------- moves
     def _move(self, k: int, step: Mapping[int, Tensor]) -> None:
         """Reorder the units of a family as they stand."""
-        family, names, products = self.plan.families[k], self.plan.names[k], dict(self.products)
+        family, moved = self.plan.families[k], dict[Placement, Tensor]()
+        if not family.inner and family.group not in self.plan.homes:
+            order, views = step[family.group], self.plan.views[k][0]
+            tensors = [self.sym.axes[view.axis].tensor for view in views]
+            for view, name in zip(views, tensors, strict=True):
+                product = self.products.get(view)
+                if product is not None and tensors.count(name) == 1:
+                    moved[view] = product.gather(2, order[:, None].expand_as(product))
         self._compose(step)
-        self._forget(k)
-        if family.inner or family.group in self.plan.homes:
-            full = [step.get(g, p) for g, p in enumerate(self._unmoved)]
-            for n in names:
-                axes = self.plan.tensors[n]
-                self.current[n] = permuted_tensor(self.current, self.sym, n, axes, full)
-            return
-        order, views = step[family.group], self.plan.views[k][0]
-        every = [self.sym.axes[view.axis] for view in views]
-        tensors = [axis.tensor for axis in every]
-        for view, axis in zip(views, every, strict=True):
-            w = self.current[axis.tensor]
-            self.current[axis.tensor] = reorder_units(w, axis, [(view, order)])
-            if view in products and tensors.count(axis.tensor) == 1:
-                index = order[:, None].expand_as(products[view])
-                self.products[view] = products[view].gather(2, index)
+        self._forget(self.plan.names[k])
+        for view, product in moved.items():
+            self.products[view] = product
 
     def _compose(self, step: Mapping[int, Tensor]) -> None:
         """Update the orders by a step, in which blocks are numbered as they stand."""
-        before = list(self.permutations)
+        before, self.current.permutations = list(self.permutations), self.permutations
         for g, order in step.items():
             if g not in self.plan.homes:
                 self.permutations[g] = before[g].gather(1, order)
@@ -263,18 +284,17 @@ class Ascent:
         orders = self.permutations[self.plan.families[k].group]
         signs = self.signs[mirror]
         self.signs[mirror] = signs.scatter(1, orders, signs.gather(1, orders) * factors.to(signs))
-        step = [torch.ones(g.units) for g in self.sym.signs]
-        step[mirror] = factors
-        for n in self.plan.names[k]:
-            axes: dict[int, list[Kind]] = self.plan.flipped[n]
-            self.current[n] = multiplied_tensor(self.current[n], self.sym, axes, {"signs": step}, 1)
-        self._forget(k)
+        if bool((factors < 0).any()):
+            self._forget(self.plan.names[k])
 
-    def _forget(self, k: int) -> None:
-        """Drop the products of tensors on which a family acts."""
-        names = self.plan.names[k]
-        tensors = {v: self.sym.axes[v.axis].tensor for v in self.products}
-        self.products = {v: p for v, p in self.products.items() if tensors[v] not in names}
+    def _forget(self, names: Sequence[str] | None = None) -> None:
+        """Drop tensors that have moved, by default all, and the products of their units."""
+        self.current.forget(names)
+        if names is None:
+            self.products.clear()
+        for name in names or ():
+            for view in self.plan.views_at.get(name, ()):
+                self.products.pop(view)
 
     # -------------------------------------------------------- branches
     def exchange(self, generator: torch.Generator, max_sweeps: int) -> None:
@@ -330,15 +350,14 @@ class Ascent:
     def _facing(self, group: int) -> Tensor:
         """Similarity of every branch with what stands in its place, with its rows in a router."""
         branches, compared = self.plan.groups[group], self.plan.compared
-        moving = {n: t[0].double() for n, t in self.current.items()}
-        goal = {n: self.reference[n].reshape(t.shape) for n, t in moving.items()}
         total = torch.zeros(branches.units, dtype=torch.float64)
         for row in branches.tensors:
             if row[0] in compared:
-                total += torch.stack([(goal[n].double() * moving[n]).sum().cpu() for n in row])
+                total += torch.stack([self.score([name])[0] for name in row])
         for placement in branches.placements:
             if self.sym.axes[placement.axis].tensor in compared:
-                a, b = (unit_rows(w, self.sym, placement).double() for w in (goal, moving))
+                rows = (unit_rows(w, self.sym, placement) for w in (self.reference, self.current))
+                a, b = (r.double().reshape(branches.units, -1) for r in rows)
                 total += (a * b).sum(-1).cpu()
         return total
 
@@ -351,6 +370,13 @@ def where_members(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Members of one stacked tensor or another, or all of one where the mask is a single number."""
     wide = mask.reshape([*mask.shape, *[1] * (a.ndim - mask.ndim)])
     return torch.where(wide.to(a.device), a, b)
+
+
+def _is_sure(table: np.ndarray, chosen: np.ndarray, largest: np.ndarray) -> bool:
+    """True if every unit and its partner suit each other best, and suit somehow."""
+    if not largest.any():
+        return True
+    return bool((chosen >= largest).all() and (np.sort(chosen) >= np.sort(table.max(0))).all())
 
 
 def _picked(tables: np.ndarray, orders: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from weightsym.groups.mixing import mix
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_pair, check_symmetries
 from weightsym.matching.activations import by_activations, check_complete
-from weightsym.matching.ascent import SMALL, Ascent
+from weightsym.matching.ascent import LARGE, SMALL, Ascent
 from weightsym.matching.frank_wolfe import frank_wolfe, start_from_signatures
 from weightsym.matching.interpolation import Loss
 from weightsym.matching.learned import HalfWay, Learning, learn, parted
@@ -32,6 +32,7 @@ Data = tuple[nn.Module, Iterable[Any]]
 _log = logging.getLogger(__name__)
 _TIE = 1e-7
 _SWEEPS = 100  # per try at most
+_NEAR = 0.5  # of what norms allow: two networks that have a common origin
 _AT_ONCE = 2**26
 """Similarities of units that are held at once; networks beyond that wait for their turn."""
 
@@ -206,7 +207,7 @@ def match(
     stacked = check_pair(params, reference, sym, plan.compared)
     if method not in get_args(ByWeights) or model is not None or batches is not None:
         data = _data(method, params, reference, model, batches)
-    networks = params if stacked else stack([params])
+    networks = params if stacked else {n: t[None] for n, t in params.items()}
     search = _OrderSearch(plan, networks, reference, signs, seed, data)
     if method == "learned":
         result = search.learned(loss, learning or Learning())
@@ -247,6 +248,7 @@ class _OrderSearch:
         self.element = [p.repeat(self.members, 1) for p in identity(sym)]
         self.element += [torch.ones(self.members, g.units) for g in sym.signs if self.signs]
         self.names = [""] * self.members
+        self.sure = torch.zeros(self.members, dtype=torch.bool)
         self.score = torch.full((self.members,), -torch.inf, dtype=torch.float64)
 
     def by_activations(self) -> MatchResult:
@@ -300,7 +302,7 @@ class _OrderSearch:
         if joint:
             self._jointly(first)
         groups = len(plan.groups)
-        if plan.size > SMALL:
+        if SMALL < plan.size <= LARGE:
             ascent = self._ascent(torch.arange(self.members), exact=True)
             ascent.stand(self.element[:groups])
             ascent.climb(torch.Generator().manual_seed(self.seed), _SWEEPS)
@@ -331,6 +333,7 @@ class _OrderSearch:
         if not ascent.settled:
             _log.warning("match: ascent is still improving after %d sweeps.", _SWEEPS)
         score = ascent.score()
+        self.sure[rows] |= torch.from_numpy(ascent.sure.all(0)) & (score > _NEAR * self._most(rows))
         better = score > self.score[rows] + _TIE * score.abs()
         for best, new in zip([*self.element, self.score], [*ascent.element, score], strict=True):
             best[rows[better]] = new[better].to(best)
@@ -342,13 +345,15 @@ class _OrderSearch:
         """Frank-Wolfe, finished by ascent: from where nothing is preferred, then from signatures.
 
         The second start is left out where the first agrees with ascent, or was given up although
-        its slopes told something.
+        its slopes told something; both are where every unit and its partner suit each other best.
 
         Args:
             first: what ascent has reached.
         """
-        plan, reference, rows = self.plan, self.reference, torch.arange(self.members)
+        plan, reference, rows = self.plan, self.reference, (~self.sure).nonzero().flatten()
         for by_signatures in (False, True):
+            if not len(rows):
+                return
             some = {n: self.networks[n][rows] for n in plan.compared}
             start = start_from_signatures(plan, some, reference) if by_signatures else None
             before, done = first[rows], torch.zeros(len(rows), dtype=torch.bool)
@@ -363,8 +368,15 @@ class _OrderSearch:
                 score = self._ascend("frank-wolfe", [o[going] for o in orders], rows[going])
                 done[going] = (before[going] - score).abs() <= _TIE * score.abs()
             rows = rows[~done & ~(walk.lost & ~walk.blind)]
-            if not len(rows):
-                return
+
+    def _most(self, rows: Tensor) -> Tensor:
+        """The largest inner product that the norms of tensors allow every member."""
+        total = torch.zeros(len(rows), dtype=torch.float64)
+        for n in self.plan.compared:
+            goal = torch.linalg.vector_norm(self.reference[n], dtype=torch.float64)
+            moving = self.networks[n] if len(rows) == self.members else self.networks[n][rows]
+            total += (torch.linalg.vector_norm(moving.flatten(1), dim=1).double() * goal).cpu()
+        return total
 
 
 def _joined(results: Sequence[MatchResult]) -> MatchResult:

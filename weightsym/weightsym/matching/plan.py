@@ -79,12 +79,12 @@ class Plan:
     # -------------------------------------------------------- families
     @cached_property
     def families(self) -> list[Family]:
-        """All groups in graph order, the inner ones also with their blocks.
+        """All groups in graph order, the inner ones also with their blocks, which come first.
 
         Blocks that have tensors of their own are left out: `Ascent.exchange` moves those.
         """
         every = [self._family(k) for k, group in enumerate(self.groups) if not group.tensors]
-        return sorted(every, key=lambda f: self.groups[f.group].placements[0].axis)
+        return sorted(every, key=lambda f: (self.groups[f.group].placements[0].axis, not f.inner))
 
     def _family(self, group: int) -> Family:
         inner, taken = [], dict[int, list[Tensor]]()
@@ -175,6 +175,14 @@ class Plan:
         ]
 
     @cached_property
+    def within(self) -> list[list[int]]:
+        """Of every family, the others of which it changes all that they change."""
+        return [
+            [j for j, g in enumerate(self.families) if j != k and f.inner and g.members < f.members]
+            for k, f in enumerate(self.families)
+        ]
+
+    @cached_property
     def couples(self) -> bool:
         """True if one assignment per family is not the whole answer."""
         return any(self.neighbours) or any(self.sees_itself)
@@ -203,6 +211,14 @@ class Plan:
             return is_compared and not self.across[placement] & moving
 
         return [[p for p in table.places if counts(p)] for table in family.tables]
+
+    @cached_property
+    def views_at(self) -> dict[str, list[Placement]]:
+        """By tensor, the places by which units are compared there."""
+        result: dict[str, list[Placement]] = {}
+        for view in (v for views in self.views for of_table in views for v in of_table):
+            result.setdefault(self.axes[view.axis].tensor, []).append(view)
+        return result
 
     @cached_property
     def pairs(self) -> int:
@@ -296,7 +312,15 @@ def split(family: Family, orders: Sequence[Tensor]) -> dict[int, Tensor]:
 
 def assign(similarity: Tensor) -> Tensor:
     """The permutation p with the largest sum of ``similarity[i, p[i]]``."""
-    return torch.from_numpy(linear_sum_assignment(similarity.cpu().numpy(), maximize=True)[1])
+    return torch.from_numpy(_assignment(similarity.cpu().numpy()))
+
+
+def _assignment(table: np.ndarray) -> np.ndarray:
+    """The best order; where no two rows have their maxima in one column, it is theirs."""
+    order = table.argmax(1)
+    if np.bincount(order, minlength=len(order)).max(initial=1) == 1:
+        return order
+    return np.asarray(linear_sum_assignment(table, maximize=True)[1])
 
 
 def assign_blocks(fixed: np.ndarray, *inside: np.ndarray) -> list[np.ndarray]:
@@ -310,18 +334,18 @@ def assign_blocks(fixed: np.ndarray, *inside: np.ndarray) -> list[np.ndarray]:
         The order of blocks, then that of all channels of every class.
     """
     if not inside:
-        return [linear_sum_assignment(fixed, maximize=True)[1]]
+        return [_assignment(fixed)]
     blocks, total, every = len(fixed), fixed.astype(np.float64), []
     for similarity in inside:
         units = len(similarity) // blocks
         table = similarity.reshape(blocks, units, blocks, units)
         order = np.empty((blocks, blocks, units), np.int64)
         for a, b in np.ndindex(blocks, blocks):
-            _, order[a, b] = linear_sum_assignment(table[a, :, b], maximize=True)
+            order[a, b] = _assignment(table[a, :, b])
             total[a, b] += table[a, np.arange(units), b, order[a, b]].sum(dtype=np.float64)
         every.append(order + units * np.arange(blocks)[None, :, None])
-    rows, chosen = linear_sum_assignment(total, maximize=True)
-    return [chosen, *(order[rows, chosen].reshape(-1) for order in every)]
+    chosen = _assignment(total)
+    return [chosen, *(order[np.arange(blocks), chosen].reshape(-1) for order in every)]
 
 
 def _meet(placement: Placement, taken: dict[int, list[Tensor]]) -> bool:

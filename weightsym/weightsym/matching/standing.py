@@ -1,0 +1,174 @@
+"""A network on its way to another: every tensor is moved when it is read, and let go of again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from weightsym.groups.actions import (
+    Kind,
+    axes_by_tensor,
+    multiplied_tensor,
+    permuted_tensor,
+    reached_axes,
+    source_of,
+)
+from weightsym.groups.mixing import mixed_axis
+from weightsym.groups.placements import Placement
+from weightsym.groups.symmetries import Symmetries
+from weightsym.networks.devices import at_least_single
+from weightsym.params import Params, is_stacked
+
+K = TypeVar("K", bound=Hashable)
+_KEPT = 2**28  # bytes of each kind that are held at once
+_AT_ONCE = 2**24  # numbers that are converted at once
+
+
+class Recent(dict[K, Tensor]):
+    """The tensors that were computed last, as many as fit."""
+
+    def __init__(self, most: int = _KEPT) -> None:
+        super().__init__()
+        self.most, self.size = most, 0
+
+    def __setitem__(self, key: K, tensor: Tensor) -> None:
+        self.pop(key, None)
+        while self and self.size + _bytes(tensor) > self.most:
+            self.pop(next(iter(self)))
+        if _bytes(tensor) <= self.most:
+            self.size += _bytes(tensor)
+            super().__setitem__(key, tensor)
+
+    def pop(self, key: K, default: Tensor | None = None) -> Tensor | None:  # type: ignore[override]
+        """Let go of one tensor."""
+        tensor = super().pop(key, default)
+        if tensor is not None and tensor is not default:
+            self.size -= _bytes(tensor)
+        return tensor
+
+    def clear(self) -> None:
+        """Let go of all."""
+        super().clear()
+        self.size = 0
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class Standing(Mapping[str, Tensor]):
+    """A network or a stack after flips, then permutations, then matrices, tensor by tensor.
+
+    Args:
+        given: the tensors as they are; nothing is written to them.
+        sym: what `discover` returned.
+        signs: flips of all groups, or None for none.
+    """
+
+    def __init__(
+        self, given: Mapping[str, Tensor], sym: Symmetries, signs: Sequence[Tensor] | None = None
+    ) -> None:
+        self.given, self.sym, self.signs = given, sym, signs
+        self.permutations: Sequence[Tensor] | None = None
+        self.matrices = dict[int, tuple[Tensor, Tensor]]()
+        self._recent = Recent[str]()
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.given)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._recent:
+            moved = self._moved(name)
+            self._recent[name] = moved
+            return moved
+        return self._recent[name]
+
+    def forget(self, names: Iterable[str] | None = None) -> None:
+        """Move tensors anew when they are read next, by default all."""
+        for name in list(self._recent) if names is None else names:
+            self._recent.pop(name)
+
+    # -------------------------------------------------------- one tensor
+    @cached_property
+    def _flipped(self) -> dict[str, dict[int, list[Kind]]]:
+        return reached_axes(self.sym, ("signs",))
+
+    @cached_property
+    def _permuted(self) -> dict[str, list[int]]:
+        return axes_by_tensor(self.sym, "permutations")
+
+    @cached_property
+    def _mixed(self) -> dict[str, list[tuple[int, Placement]]]:
+        places: dict[str, list[tuple[int, Placement]]] = {}
+        for k, group in enumerate(self.sym.linear):
+            for placement in group.placements:
+                places.setdefault(self.sym.axes[placement.axis].tensor, []).append((k, placement))
+        return places
+
+    def _moved(self, name: str) -> Tensor:
+        source, orders = name, self.permutations
+        if orders is not None and name in self.sym.exchangeable_tensors:
+            source = source_of(name, self.sym, [p if p.ndim == 1 else p[0] for p in orders])
+        w = self.given[source]
+        axes = self._flipped.get(source, {}) if self.signs is not None else {}
+        if self.signs is not None and any(self._flips(a, self.signs) for a in axes):
+            offset = int(is_stacked({source: w}, self.sym.shapes))
+            w = multiplied_tensor(w, self.sym, axes, {"signs": self.signs}, offset)
+        if orders is not None and source in self._permuted:
+            w = permuted_tensor({source: w}, self.sym, source, self._permuted[source], orders)
+        for k, placement in self._mixed.get(name, ()) if self.matrices else ():
+            if k in self.matrices:
+                both = self.matrices[k]
+                w = mixed_axis(at_least_single(w), self.sym, placement, both[placement.exponent < 0])
+        return w
+
+
+    def _flips(self, axis: int, signs: Sequence[Tensor]) -> bool:
+        groups = {g for g, _ in self.sym.placements_by_axis("signs")[axis]}
+        return any(bool((signs[g] < 0).any()) for g in groups)
+
+
+# ------------------------------------------------------------ sums over many numbers
+def gram(goal: Tensor, moving: Tensor, dtype: torch.dtype) -> Tensor:
+    """Inner products of all rows of two tensors, some of their columns at a time.
+
+    Args:
+        goal: rows ``(..., units, numbers)``.
+        moving: others, as long.
+        dtype: in which they are multiplied.
+    """
+    total = None
+    for some in column_blocks(goal.shape[-1], max(goal[..., 0].numel(), moving[..., 0].numel())):
+        part = goal[..., some].to(dtype) @ moving[..., some].to(dtype).mT
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total
+
+
+def inner_products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inner product of every member of a stack with one tensor, or with its own.
+
+    Args:
+        a: of a stack.
+        b: of one network or of as many.
+        dtype: in which they are multiplied.
+    """
+    rows, others = a.flatten(1), b.reshape(-1, a[0].numel())
+    total = torch.zeros(len(rows), dtype=torch.float64, device=a.device)
+    for some in column_blocks(rows.shape[1], len(rows)):
+        product = rows[:, some].to(dtype) * others[:, some].to(a.device, dtype)
+        total += product.sum(1, dtype=torch.float64)
+    return total.cpu()
+
+
+def column_blocks(length: int, each: int) -> Iterator[slice]:
+    """Ranges of columns, few enough to be converted at once."""
+    step = max(1, _AT_ONCE // max(1, each))
+    yield from (slice(k, k + step) for k in range(0, max(1, length), step))
