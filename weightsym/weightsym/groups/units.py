@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -93,7 +93,10 @@ def other_axes(sym: Symmetries, axis: int) -> list[int]:
 
 
 def unit_rows(
-    params: Params, sym: Symmetries, placement: Placement, weight: Tensor | None = None
+    params: Mapping[str, Tensor],
+    sym: Symmetries,
+    placement: Placement,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """The weights at a placement, one row per unit, ``(..., units, features)``.
 

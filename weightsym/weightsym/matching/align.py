@@ -301,7 +301,7 @@ class _ByPermutations(_Frame):
         ascent.climb(self.generator, _SWEEPS)
         ascent.exchange(self.generator, _SWEEPS)
         same = all(a is b or torch.equal(a, b) for a, b in zip(before, ascent.element, strict=True))
-        return None if same else ascent.current
+        return None if same else {n: ascent.current[n] for n in self.standing}
 
     def element(self) -> list[Tensor]:
         """Permutations and signs of all networks."""

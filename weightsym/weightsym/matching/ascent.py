@@ -14,7 +14,7 @@ from weightsym.groups.units import unit_rows
 from weightsym.matching.plan import Plan, assign, assign_blocks, split
 from weightsym.matching.sketches import MANY, Sketches
 from weightsym.matching.standing import Recent, Standing, gram, inner_products
-from weightsym.params import Params, stack_size
+from weightsym.params import Params
 
 _ROUNDING = 1e-13  # of the similarity, in double precision
 SMALL = 2**15  # weights that cost no more in double precision
@@ -43,16 +43,16 @@ class Ascent:
     def __init__(
         self,
         plan: Plan,
-        params: Params,
-        reference: Params,
-        signs: Element | None = None,
+        params: Mapping[str, Tensor],
+        reference: Mapping[str, Tensor],
+        signs: Sequence[Tensor] | None = None,
         exact: bool = False,
     ) -> None:
         self.plan, self.sym = plan, plan.sym
-        given = {n: params[n] for n in plan.compared}
+        given = params
         self.signs = None if signs is None else list(signs)
         self.exact, self.settled = exact or plan.size <= SMALL, True
-        self.members = stack_size(params)
+        self.members = len(params[next(iter(plan.compared or params))])
         self._unmoved = [p.expand(self.members, -1) for p in identity(self.sym)]
         if self.exact and not exact:
             given, reference = (_doubled(w, plan.compared) for w in (given, reference))
@@ -61,7 +61,7 @@ class Ascent:
         self.look_at(reference)
         self.stand(None)
 
-    def look_at(self, reference: Params) -> None:
+    def look_at(self, reference: Mapping[str, Tensor]) -> None:
         """Compare with another network, or with one for each member of the stack."""
         self.reference = reference
         self.goals, self.products = Recent[Placement](), Recent[Placement]()
@@ -234,9 +234,7 @@ class Ascent:
         """The share of the similarity that is a gain and no rounding."""
         return _ROUNDING if self.exact else coarse
 
-    def _kept(
-        self, k: int, better: np.ndarray, element: list[Tensor], score: Tensor
-    ) -> np.ndarray:
+    def _kept(self, k: int, better: np.ndarray, element: list[Tensor], score: Tensor) -> np.ndarray:
         """Go back where a family that sees itself has not gained anything."""
         now = self.score(self.plan.names[k])
         worse = torch.from_numpy(better) & ~(now > score + self._least(1e-7) * score.abs())
@@ -362,7 +360,7 @@ class Ascent:
         return total
 
 
-def _doubled(params: Params, names: Sequence[str]) -> Params:
+def _doubled(params: Mapping[str, Tensor], names: Sequence[str]) -> Params:
     return {n: params[n].double() for n in names}
 
 

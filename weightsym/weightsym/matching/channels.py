@@ -26,10 +26,14 @@ from weightsym.matching.activations import (
     values_at,
     watch,
 )
+from weightsym.matching.ascent import LARGE
+from weightsym.matching.standing import column_blocks, gram
+from weightsym.networks.devices import at_least_single
 from weightsym.networks.forward import structural_copy
 from weightsym.params import Params, unstack
 
 By = Literal["weights", "activations"]
+_EXACT = 2**22  # numbers that are multiplied in double precision
 _log = logging.getLogger(__name__)
 
 
@@ -91,9 +95,11 @@ class ChannelMoments:
 
 def _moments(moving: Tensor, goal: Tensor, side: int) -> ChannelMoments:
     """Of rows ``(spaces, size, numbers)``, on one side."""
-    both = [moving @ moving.mT, goal @ goal.mT]
+    dtype = torch.float64 if moving.numel() <= _EXACT else at_least_single(moving).dtype
+    both = [gram(rows, rows, dtype).double() for rows in (moving, goal)]
     s, n = moving.shape[:2]
-    cross = (goal.flatten(0, 1) @ moving.flatten(0, 1).mT).reshape(s, n, s, n).transpose(1, 2)
+    cross = gram(goal.flatten(0, 1), moving.flatten(0, 1), dtype).double()
+    cross = cross.reshape(s, n, s, n).transpose(1, 2)
     parts = []
     for moment in (*both, cross):
         whole = moment.new_zeros(2, *moment.shape)
@@ -103,16 +109,17 @@ def _moments(moving: Tensor, goal: Tensor, side: int) -> ChannelMoments:
 
 
 def weight_moments(
-    params: Params,
-    reference: Params,
+    params: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
     sym: Symmetries,
     group: LinearGroup,
     places: Sequence[Placement],
 ) -> ChannelMoments:
     """Moments of the weights at some places of a group."""
-    total = ChannelMoments.none(group, next(iter(params.values())))
+    total = ChannelMoments.none(group, next(iter(reference.values())))
     for placement in places:
-        moving, goal = (unit_rows(p, sym, placement).double() for p in (params, reference))
+        w = params[sym.axes[placement.axis].tensor]
+        moving, goal = unit_rows({}, sym, placement, w), unit_rows(reference, sym, placement)
         total = total + _moments(moving, goal, int(placement.exponent == -1))
     return total
 
@@ -250,12 +257,19 @@ class ChannelView:
         return result
 
     def standing(self, params: Params) -> Params:
-        """A network in double precision, the one of all that shifts make equal.
+        """A network in double precision (biases of a large one), of all that shifts make equal.
 
         What shifts move for nothing would count as distance: two tables that are summed differ in
         the offset that they share, biases of keys in everything.
         """
-        double = {n: params[n].double() for n in self.sym.compared}
+        names = self.sym.compared
+        if sum(self.sym.shapes[n].numel() for n in names) > LARGE:
+            sym = self.sym
+            moved = {
+                n for g in sym.shifts for n in (*sym.moved_by(g), *(r.bias for r in g.readers))
+            }
+            names = frozenset(n for n in moved if params[n].numel() <= _EXACT)
+        double = {n: params[n].double() for n in names}
         return remove_shifts({**params, **double}, self.sym)
 
     def activations(self, params: Params, reference: Params) -> tuple[Seen, Seen]:
@@ -275,8 +289,8 @@ class ChannelView:
     def moments(
         self,
         k: int,
-        params: Params,
-        reference: Params,
+        params: Mapping[str, Tensor],
+        reference: Mapping[str, Tensor],
         observed: Sequence[ChannelMoments] | None,
         first: bool = False,
     ) -> ChannelMoments:
@@ -315,7 +329,7 @@ def view_of(
     return ChannelView(sym, network, inputs), unstack(params) if stacked else [params], stacked
 
 
-def distance(a: Params, b: Params, names: Iterable[str]) -> Tensor:
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
     """Euclidean distance of one network, or of every member of a stack, from another network.
 
     Args:
@@ -325,9 +339,9 @@ def distance(a: Params, b: Params, names: Iterable[str]) -> Tensor:
     """
     total = torch.zeros((), dtype=torch.float64)
     for name in names:
-        apart = a[name].double() - b[name].double()
-        total = (
-            total
-            + apart.reshape(*apart.shape[: apart.ndim - b[name].ndim], -1).square().sum(-1).cpu()
-        )
+        goal, moving = b[name], a[name]
+        rows, goal = moving.reshape(*moving.shape[: moving.ndim - goal.ndim], -1), goal.flatten()
+        for some in column_blocks(len(goal), rows[..., :1].numel()):
+            apart = rows[..., some].double() - goal[some].to(rows.device).double()
+            total = total + apart.square().sum(-1).cpu()
     return total.sqrt()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, overload
 
@@ -23,7 +23,7 @@ from weightsym.matching.interpolation import Loss
 from weightsym.matching.learned import HalfWay, Learning, learn, parted
 from weightsym.matching.matrices import Element, together
 from weightsym.matching.plan import Plan, plan_of
-from weightsym.params import Params, stack, stack_size, unstack
+from weightsym.params import Params, unstack
 
 ByWeights = Literal["best", "ascent", "frank-wolfe"]
 Method = Literal[ByWeights, "activations", "learned"]
@@ -218,6 +218,20 @@ def match(
     return result if stacked else result.single()
 
 
+def orders_by_ascent(
+    stack: Mapping[str, Tensor], reference: Mapping[str, Tensor], sym: Symmetries
+) -> list[Tensor]:
+    """The permutations of a stack of one, by coordinate ascent from where it stands.
+
+    Args:
+        stack: the network that moves.
+        reference: the network to come close to.
+        sym: what `discover` returned.
+    """
+    search = _OrderSearch(plan_of(sym), stack, reference, False, 0, None)
+    return list(search.by_weights("ascent").single())
+
+
 def _data(
     method: str,
     params: Params,
@@ -237,14 +251,15 @@ class _OrderSearch:
     """Networks to match to a reference, and the best that is found for every one of them."""
 
     plan: Plan
-    networks: Params
-    reference: Params
+    networks: Mapping[str, Tensor]
+    reference: Mapping[str, Tensor]
     signs: bool
     seed: int
     data: Data | None
 
     def __post_init__(self) -> None:
-        self.members, sym = stack_size(self.networks), self.plan.sym
+        sym, names = self.plan.sym, self.plan.compared or self.networks
+        self.members = len(self.networks[next(iter(names))])
         self.element = [p.repeat(self.members, 1) for p in identity(sym)]
         self.element += [torch.ones(self.members, g.units) for g in sym.signs if self.signs]
         self.names = [""] * self.members
@@ -255,7 +270,9 @@ class _OrderSearch:
         """By one assignment per group, whose tables activations give."""
         assert self.data is not None
         model, batches = self.data
-        orders, value = by_activations(self.plan, model, self.networks, self.reference, batches)
+        orders, value = by_activations(
+            self.plan, model, dict(self.networks), dict(self.reference), batches
+        )
         return MatchResult(
             permutations=tuple(orders), objective=value, method=("activations",) * len(value)
         )
@@ -265,12 +282,12 @@ class _OrderSearch:
         if loss is None or self.data is None:
             raise ValueError("`loss` must be given for method 'learned': the mean loss of a batch.")
         teaching, judging = parted(self.data[1], learning.held_back, self.seed)
-        half_way = HalfWay(self.data[0], self.reference, loss, judging)
+        half_way = HalfWay(self.data[0], dict(self.reference), loss, judging)
         sym = replace(self.plan.sym, linear=())
         starts = [self.by_weights("best").permutations, self.by_activations().permutations]
-        losses = [half_way.judge(permute(self.networks, sym, start)) for start in starts]
+        losses = [half_way.judge(permute(dict(self.networks), sym, start)) for start in starts]
         results = []
-        for m, member in enumerate(unstack(self.networks)):
+        for m, member in enumerate(unstack(dict(self.networks))):
             start = min(zip(losses, starts, strict=True), key=lambda pair: float(pair[0][m]))[1]
             begin: Element = [p[m] for p in start], []
             results.append(learn(sym, member, half_way, teaching, begin, learning, self.seed))
@@ -299,7 +316,7 @@ class _OrderSearch:
         if method == "best" and self.data is not None and plan.couples:
             start = self.by_activations().permutations
             self._ascend("ascent from activations", start)
-        if joint:
+        if joint and not bool(self.sure.all()):
             self._jointly(first)
         groups = len(plan.groups)
         if SMALL < plan.size <= LARGE:
@@ -316,8 +333,9 @@ class _OrderSearch:
 
     def _ascent(self, rows: Tensor, exact: bool = False) -> Ascent:
         """Ascent of some members, for exact products with the flips of the best."""
-        networks = {n: self.networks[n] for n in self.plan.compared or self.networks}
-        some = networks if len(rows) == self.members else {n: t[rows] for n, t in networks.items()}
+        some = self.networks
+        if len(rows) < self.members:
+            some = {n: some[n][rows] for n in self.plan.compared or some}
         flips = self.element[len(self.plan.groups) :] if self.signs else None
         if flips is not None and not exact:
             flips = [torch.ones(len(rows), f.shape[1]) for f in flips]
@@ -332,8 +350,9 @@ class _OrderSearch:
         ascent.run(start, torch.Generator().manual_seed(self.seed), _SWEEPS)
         if not ascent.settled:
             _log.warning("match: ascent is still improving after %d sweeps.", _SWEEPS)
-        score = ascent.score()
-        self.sure[rows] |= torch.from_numpy(ascent.sure.all(0)) & (score > _NEAR * self._most(rows))
+        score, sure = ascent.score(), torch.from_numpy(ascent.sure.all(0))
+        if bool(sure.any()):
+            self.sure[rows] |= sure & (score > _NEAR * self._most(rows))
         better = score > self.score[rows] + _TIE * score.abs()
         for best, new in zip([*self.element, self.score], [*ascent.element, score], strict=True):
             best[rows[better]] = new[better].to(best)
@@ -350,7 +369,7 @@ class _OrderSearch:
         Args:
             first: what ascent has reached.
         """
-        plan, reference, rows = self.plan, self.reference, (~self.sure).nonzero().flatten()
+        plan, reference, rows = self.plan, dict(self.reference), (~self.sure).nonzero().flatten()
         for by_signatures in (False, True):
             if not len(rows):
                 return

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weightsym.groups.actions import permute_some, tied
 from weightsym.groups.elements import compose, identity
-from weightsym.groups.mixing import identity_mixings, multiplied
+from weightsym.groups.mixing import identity_mixings
 from weightsym.groups.symmetries import Symmetries
 from weightsym.matching.activations import match_activations
 from weightsym.matching.channels import By, ChannelMoments, ChannelView, distance, view_of
-from weightsym.matching.match import match
+from weightsym.matching.match import match, orders_by_ascent
 from weightsym.matching.matrices import (
     Element,
     FullMatch,
@@ -26,6 +25,7 @@ from weightsym.matching.matrices import (
     together,
 )
 from weightsym.matching.plan import assign
+from weightsym.matching.standing import Standing
 from weightsym.params import Params
 
 _PATIENCE = 8  # rounds without a smaller distance: heads are exchanged to and fro
@@ -93,17 +93,22 @@ def match_all(
     """
     view, members, stacked = view_of(params, reference, sym, model, batches, by, sweeps)
     spaces, elements = SpaceMap(sym), list[Element]()
+    apart = list[tuple[Tensor, Tensor]]()
     for member in members:
         pair = Pair(view, spaces, member, reference)
         pair.run(sweeps, permuting=permuting)
-        ends = [pair.element] if by == "activations" else [_nothing(sym), pair.element]
-        if permuting and by == "weights":
-            ends.insert(1, (list(match(member, reference, sym)), identity_mixings(sym)))
-        elements.append(_closest(ends, member, reference, sym))
+        ends = [pair.element]
+        if by == "weights" and not pair.is_near:
+            ends.insert(0, _nothing(sym))
+            if permuting:
+                ends.insert(1, (list(match(member, reference, sym)), identity_mixings(sym)))
+        before = distance(member, reference, sym.compared)
+        every = [distance(standing(member, sym, e), reference, sym.compared) for e in ends]
+        best = min(range(len(ends)), key=lambda k: float(every[k]))
+        elements.append(ends[best])
+        apart.append((before, every[best]))
     element = together(elements) if stacked else elements[0]
-    before, after = (
-        distance(p, reference, sym.compared) for p in (params, moved(params, sym, element))
-    )
+    before, after = (torch.stack(d) if stacked else d[0] for d in zip(*apart, strict=True))
     return FullMatch(tuple(element[0]), tuple(element[1]), before, after)
 
 
@@ -111,13 +116,22 @@ def _nothing(sym: Symmetries) -> Element:
     return identity(sym), identity_mixings(sym)
 
 
-def _closest(
-    elements: Iterable[Element], params: Params, reference: Params, sym: Symmetries
-) -> Element:
-    """The first of the elements that bring a network closest to a reference."""
-    return min(
-        elements, key=lambda e: float(distance(moved(params, sym, e), reference, sym.compared))
-    )
+def standing(params: Mapping[str, Tensor], sym: Symmetries, element: Element) -> Standing:
+    """A network after permutations and matrices, tensor by tensor.
+
+    Args:
+        params: one network.
+        sym: what `discover` returned.
+        element: of the group.
+    """
+    network = Standing(params, sym)
+    network.permutations = element[0]
+    for k, matrices in enumerate(element[1]):
+        if not torch.equal(
+            matrices, torch.eye(matrices.shape[-1]).to(matrices).expand_as(matrices)
+        ):
+            network.mix(k, matrices)
+    return network
 
 
 # ------------------------------------------------------------ rounds
@@ -149,9 +163,7 @@ class Pair:
         device = next(iter(params.values())).device
         self.permutations, matrices = _nothing(self.sym) if start is None else start
         self.matrices = [m.to(device) for m in matrices]
-        self.params = view.standing(params)
-        if start is not None:
-            self.params = moved(self.params, self.sym, self.element)
+        self.params = standing(view.standing(params), self.sym, self.element)
         rounding = [torch.finfo(params[n].dtype).eps for n in self.sym.compared]
         self.still = max(rounding, default=1e-16) ** 0.6
 
@@ -177,11 +189,22 @@ class Pair:
                 best, least = self._state(), apart
             if still or since == _PATIENCE:
                 break
-        self.permutations, self.matrices, self.params = best
+        self._return_to(best)
         self._refine()
 
-    def _state(self) -> tuple[list[Tensor], list[Tensor], Params]:
-        return list(self.permutations), list(self.matrices), self.params
+    @property
+    def is_near(self) -> bool:
+        """True if more than half of all that the networks could have in common is found."""
+        nothing = {n: torch.zeros((), dtype=t.dtype).expand(t.shape) for n, t in self.goal.items()}
+        sizes = (distance(w, nothing, self.sym.compared) for w in (self.params, self.goal))
+        return self._apart() ** 2 < 0.5 * float(sum(size.square() for size in sizes))
+
+    def _state(self) -> Element:
+        return list(self.permutations), list(self.matrices)
+
+    def _return_to(self, element: Element) -> None:
+        self.permutations, self.matrices = list(element[0]), list(element[1])
+        self.params = standing(self.params.given, self.sym, element)
 
     def _apart(self) -> float:
         return float(distance(self.params, self.goal, self.sym.compared))
@@ -221,7 +244,7 @@ class Pair:
         """
         by_weights = self.channels is None
         for _ in range(_ROUNDS if by_weights else 1):
-            before, apart = (list(self.matrices), self.params), self._apart()
+            before, apart = self._state(), self._apart()
             for k, group in enumerate(self.sym.linear):
                 if group.kind == "general":
                     pair = self._moments(k) if by_weights else self._moments(k).shares
@@ -232,26 +255,27 @@ class Pair:
                 elif by_weights:
                     self._turn([k])
             if by_weights and self._apart() > apart:  # numbers of planes are balanced
-                self.matrices, self.params = before
+                self._return_to(before)
             if self._apart() > apart * (1 - 1e-4):
                 break
 
     def _mix(self, k: int, step: Tensor) -> float:
         """Mix the channels of one group, and return the distance of the matrices from one."""
-        group, inverse = self.sym.linear[k], torch.linalg.inv(step).mT
-        self.params = tied(multiplied(self.params, self.sym, group, step, inverse), self.sym)
         self.matrices[k] = step @ self.matrices[k]
+        self.params.mix(k, self.matrices[k])
         for moments in (self.channels, self.everywhere):
             if moments is not None:
                 moments[k] = moments[k].mixed(step)
-        return float((step - torch.eye(group.size).to(step)).abs().max())
+        return float((step - torch.eye(step.shape[-1]).to(step)).abs().max())
 
     # -------------------------------------------------------- permutations
     def _permute(self, step: Sequence[Tensor]) -> None:
         """Permute the network with the matrices and moments of its spaces."""
-        self.params = permute_some(self.params, self.sym, step)
+        if all(torch.equal(p, torch.arange(len(p))) for p in step):
+            return
         self.permutations = compose(self.permutations, step, self.sym)
         self.matrices = self.spaces.carried(self.matrices, step)
+        self.params = standing(self.params.given, self.sym, self.element)
         orders = [spaces for spaces, _ in self.spaces.orders(step)]
         self.channels, self.everywhere = (
             None if every is None else [m.reordered(o) for m, o in zip(every, orders, strict=True)]
@@ -265,7 +289,7 @@ class Pair:
             return result
         reduced, view = self.spaces.reduced, self.view
         if view.network is None:
-            orders = list(match(self.params, self.goal, reduced, method="ascent"))
+            orders = orders_by_ascent(self.params.stack, self.goal, reduced)
         else:
             moving = self._as_given()
             orders = match_activations(view.network, moving, self.reference, reduced, view.inputs)

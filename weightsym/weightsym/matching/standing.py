@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from weightsym.groups.mixing import mixed_axis
 from weightsym.groups.placements import Placement
 from weightsym.groups.symmetries import Symmetries
 from weightsym.networks.devices import at_least_single
-from weightsym.params import Params, is_stacked
+from weightsym.params import is_stacked
 
 K = TypeVar("K", bound=Hashable)
 _KEPT = 2**28  # bytes of each kind that are held at once
@@ -75,6 +76,7 @@ class Standing(Mapping[str, Tensor]):
         self.given, self.sym, self.signs = given, sym, signs
         self.permutations: Sequence[Tensor] | None = None
         self.matrices = dict[int, tuple[Tensor, Tensor]]()
+        """By group those that act, and their inverse transposes."""
         self._recent = Recent[str]()
 
     def __len__(self) -> int:
@@ -94,6 +96,21 @@ class Standing(Mapping[str, Tensor]):
         """Move tensors anew when they are read next, by default all."""
         for name in list(self._recent) if names is None else names:
             self._recent.pop(name)
+
+    def mix(self, k: int, matrices: Tensor) -> None:
+        """Let other matrices act on the channels of one group.
+
+        Args:
+            k: index of the group.
+            matrices: all that have acted on it, as one.
+        """
+        self.matrices[k] = matrices, torch.linalg.inv(matrices.double()).mT
+        self.forget(self.sym.moved_by(self.sym.linear[k]))
+
+    @property
+    def stack(self) -> Mapping[str, Tensor]:
+        """The same network as a stack of one."""
+        return _StackOfOne(self)
 
     # -------------------------------------------------------- one tensor
     @cached_property
@@ -126,13 +143,28 @@ class Standing(Mapping[str, Tensor]):
         for k, placement in self._mixed.get(name, ()) if self.matrices else ():
             if k in self.matrices:
                 both = self.matrices[k]
-                w = mixed_axis(at_least_single(w), self.sym, placement, both[placement.exponent < 0])
+                w = mixed_axis(
+                    at_least_single(w), self.sym, placement, both[placement.exponent < 0]
+                )
         return w
-
 
     def _flips(self, axis: int, signs: Sequence[Tensor]) -> bool:
         groups = {g for g, _ in self.sym.placements_by_axis("signs")[axis]}
         return any(bool((signs[g] < 0).any()) for g in groups)
+
+
+@dataclass(frozen=True)
+class _StackOfOne(Mapping[str, Tensor]):
+    network: Mapping[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(self.network)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.network)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.network[name][None]
 
 
 # ------------------------------------------------------------ sums over many numbers
