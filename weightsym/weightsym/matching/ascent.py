@@ -219,7 +219,7 @@ class Ascent:
         largest = [v.max(2) for v in values]
         least = self._least(1e-6) * sum(np.abs(v).sum(1) for v in largest)
         self.sure[k, rows] = [
-            all(_is_sure(v[m], p[m], r[m]) for v, p, r in zip(values, picked, largest, strict=True))
+            all(is_sure(v[m], p[m], r[m]) for v, p, r in zip(values, picked, largest, strict=True))
             for m in range(len(rows))
         ]
         better = np.zeros(self.members, bool)
@@ -370,8 +370,14 @@ def where_members(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.where(wide.to(a.device), a, b)
 
 
-def _is_sure(table: np.ndarray, chosen: np.ndarray, largest: np.ndarray) -> bool:
-    """True if every unit and its partner suit each other best, and suit somehow."""
+def is_sure(table: np.ndarray, chosen: np.ndarray, largest: np.ndarray) -> bool:
+    """True if every unit and its partner suit each other best, or there is nothing to compare.
+
+    Args:
+        table: how much units suit each other.
+        chosen: the entries of the partners.
+        largest: the largest entry of every row.
+    """
     if not largest.any():
         return True
     return bool((chosen >= largest).all() and (np.sort(chosen) >= np.sort(table.max(0))).all())

@@ -220,16 +220,19 @@ def match(
 
 def orders_by_ascent(
     stack: Mapping[str, Tensor], reference: Mapping[str, Tensor], sym: Symmetries
-) -> list[Tensor]:
+) -> tuple[list[Tensor], bool]:
     """The permutations of a stack of one, by coordinate ascent from where it stands.
 
     Args:
         stack: the network that moves.
         reference: the network to come close to.
         sym: what `discover` returned.
+
+    Returns:
+        One permutation for each group, and True if no unit has another partner that suits it.
     """
     search = _OrderSearch(plan_of(sym), stack, reference, False, 0, None)
-    return list(search.by_weights("ascent").single())
+    return list(search.by_weights("ascent").single()), bool(search.sure.all())
 
 
 def _data(

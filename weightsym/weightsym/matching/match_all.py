@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from weightsym.groups.elements import compose, identity
 from weightsym.groups.mixing import identity_mixings
 from weightsym.groups.symmetries import Symmetries
 from weightsym.matching.activations import match_activations
+from weightsym.matching.ascent import is_sure
 from weightsym.matching.channels import By, ChannelMoments, ChannelView, distance, view_of
 from weightsym.matching.match import match, orders_by_ascent
 from weightsym.matching.matrices import (
@@ -165,6 +167,7 @@ class Pair:
         self.matrices = [m.to(device) for m in matrices]
         self.params = standing(view.standing(params), self.sym, self.element)
         rounding = [torch.finfo(params[n].dtype).eps for n in self.sym.compared]
+        self.sure, self.apart = False, math.inf
         self.still = max(rounding, default=1e-16) ** 0.6
 
     @property
@@ -181,29 +184,30 @@ class Pair:
             permuting: reorder units and heads as well.
         """
         best, least, since = self._state(), self._apart(), 0
+        apart = least
         for number in range(sweeps):
             still = self._round(anchored and number == 0, permuting) < self.still
             apart = self._apart()
             since = 0 if apart < least * (1 - 1e-4) else since + 1
             if self.channels is not None or apart < least:
                 best, least = self._state(), apart
-            if still or since == _PATIENCE:
+            if still or self.sure or since == _PATIENCE:
                 break
-        self._return_to(best)
-        self._refine()
+        if self.channels is None and apart > least:
+            self._return_to(best)
+        self._refine(least)
 
     @property
     def is_near(self) -> bool:
-        """True if more than half of all that the networks could have in common is found."""
-        nothing = {n: torch.zeros((), dtype=t.dtype).expand(t.shape) for n, t in self.goal.items()}
-        sizes = (distance(w, nothing, self.sym.compared) for w in (self.params, self.goal))
-        return self._apart() ** 2 < 0.5 * float(sum(size.square() for size in sizes))
+        """True if the networks are nearer to each other than most are to nothing."""
+        sizes = [torch.linalg.vector_norm(self.goal[n].double()) for n in self.sym.compared]
+        return self.apart < float(torch.stack(sizes).norm()) if sizes else True
 
     def _state(self) -> Element:
-        return list(self.permutations), list(self.matrices)
+        return self.permutations, list(self.matrices)
 
     def _return_to(self, element: Element) -> None:
-        self.permutations, self.matrices = list(element[0]), list(element[1])
+        self.permutations, self.matrices = element[0], list(element[1])
         self.params = standing(self.params.given, self.sym, element)
 
     def _apart(self) -> float:
@@ -211,16 +215,17 @@ class Pair:
 
     def _round(self, first: bool, permuting: bool) -> float:
         """Turn streams, permute, mix all else, and return the size of the change."""
-        before = self.permutations
+        before, sure = self.permutations, False
         turned = self._turn(self.view.streams, first)
         if permuting:
             if first or self.channels is None or self.spaces.tangled:
-                self._permute(self._hidden_units())
+                orders, sure = self._hidden_units()
+                self._permute(orders)
             if self.channels is not None and self.spaces.tangled:
                 self.channels, self.everywhere = self.view.activations(
                     self._as_given(), self.reference
                 )
-            self._exchange()
+            self.sure = self._exchange() and sure
         same = all(map(torch.equal, before, self.permutations))
         return max(turned, self._turn(self.view.rest), 0.0 if same else 1.0)
 
@@ -237,14 +242,17 @@ class Pair:
     def _moments(self, k: int, first: bool = False) -> ChannelMoments:
         return self.view.moments(k, self.params, self.goal, self.channels, first)
 
-    def _refine(self) -> None:
+    def _refine(self, apart: float) -> None:
         """Replace balanced forms by least squares, where matrices are free, from what was found.
 
         Weights alternate with rotations of streams as long as that lowers the distance.
+
+        Args:
+            apart: the distance before.
         """
         by_weights = self.channels is None
         for _ in range(_ROUNDS if by_weights else 1):
-            before, apart = self._state(), self._apart()
+            before, self.apart = self._state(), apart
             for k, group in enumerate(self.sym.linear):
                 if group.kind == "general":
                     pair = self._moments(k) if by_weights else self._moments(k).shares
@@ -254,10 +262,14 @@ class Pair:
                     self._mix(k, torch.where(reached[:, None, None], step, eye))
                 elif by_weights:
                     self._turn([k])
-            if by_weights and self._apart() > apart:  # numbers of planes are balanced
+            apart = self._apart()
+            if by_weights and apart > self.apart:  # numbers of planes are balanced
                 self._return_to(before)
-            if self._apart() > apart * (1 - 1e-4):
+            elif not by_weights:
+                self.apart = apart
+            if apart > self.apart * (1 - 1e-4):
                 break
+        self.apart = min(apart, self.apart)
 
     def _mix(self, k: int, step: Tensor) -> float:
         """Mix the channels of one group, and return the distance of the matrices from one."""
@@ -282,35 +294,41 @@ class Pair:
             for every in (self.channels, self.everywhere)
         )
 
-    def _hidden_units(self) -> list[Tensor]:
-        """The best permutations of what lies outside of spaces."""
-        result, groups = identity(self.sym), self.spaces.others
+    def _hidden_units(self) -> tuple[list[Tensor], bool]:
+        """The best permutations of what lies outside of spaces, and True if they are sure."""
+        result, groups, sure = identity(self.sym), self.spaces.others, True
         if not groups:
-            return result
+            return result, True
         reduced, view = self.spaces.reduced, self.view
         if view.network is None:
-            orders = orders_by_ascent(self.params.stack, self.goal, reduced)
+            orders, sure = orders_by_ascent(self.params.stack, self.goal, reduced)
         else:
             moving = self._as_given()
             orders = match_activations(view.network, moving, self.reference, reduced, view.inputs)
+            sure = False
         for k, order in zip(groups, orders, strict=True):
             result[k] = order
-        return result
+        return result, sure
 
     def _as_given(self) -> Params:
         """The network as it stands, with its own shifts, in the precision of the reference."""
         network, like = moved(self.given, self.sym, self.element), self.reference
         return {n: t.to(like[n].dtype) if n in like else t for n, t in network.items()}
 
-    def _exchange(self) -> None:
-        """Exchange heads by the best that can be had inside each pair of them."""
+    def _exchange(self) -> bool:
+        """Exchange heads by the best that can be had inside each pair, and tell if that is sure."""
+        sure = True
         for group, spaces in self.spaces.blocks.items():
             similarity = torch.stack(
                 [self._similarity(k, matrices) for k, matrices in spaces.items()]
             ).sum(0)
             step = identity(self.sym)
             step[group] = assign(similarity)
+            table, chosen = similarity.cpu(), step[group][:, None]
+            picked = table.gather(1, chosen).flatten().numpy()
+            sure = is_sure(table.numpy(), picked, table.amax(1).numpy()) and sure
             self._permute(step)
+        return sure
 
     def _similarity(self, k: int, spaces: Tensor) -> Tensor:
         """Of every pair of heads, as a share of what the reference has with itself."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weightsym.forms.balanced_form import balance_spaces
+from weightsym.forms.balanced_form import Balance, balance_spaces
 from weightsym.groups.actions import axis_permutation, permute, permute_some
 from weightsym.groups.element import Element as GroupElement
 from weightsym.groups.mixing import mix, mix_some
@@ -133,13 +133,18 @@ def nearest(group: LinearGroup, moving: Tensor, goal: Tensor, cross: Tensor) -> 
 
 def _general(moving: Tensor, goal: Tensor, cross: Tensor) -> Nearest:
     mine, theirs = (balance_spaces(*map(_root, moment)) for moment in (moving, goal))
-    turn = theirs.forward @ cross[0] @ mine.forward.mT
-    turn = turn + theirs.inverse_transpose @ cross[1] @ mine.inverse_transpose.mT
+    turn = _between(mine, theirs, cross)
     rotation = procrustes(turn)
     matrices = theirs.inverse_transpose.mT @ rotation.matrices @ mine.forward
     usable = (mine.full & theirs.full)[..., None, None]
     unmoved = torch.eye(matrices.shape[-1]).to(matrices).expand_as(matrices)
     return Nearest(torch.where(usable, matrices, unmoved), rotation.similarity)
+
+
+def _between(mine: Balance, theirs: Balance, cross: Tensor) -> Tensor:
+    """Products of the channels of two networks in their balanced forms."""
+    turn = theirs.forward @ cross[0] @ mine.forward.mT
+    return turn + theirs.inverse_transpose @ cross[1] @ mine.inverse_transpose.mT
 
 
 def least_squares(matrices: Tensor, moving: Tensor, cross: Tensor, steps: int = 20) -> Tensor:
@@ -214,8 +219,11 @@ def _complex(moving: Tensor, goal: Tensor, cross: Tensor, scaled: bool) -> Neare
 
 def all_pairs(group: LinearGroup, moments: ChannelMoments) -> Tensor:
     """Similarity of every space of the reference with every one of the network, best turned."""
-    moving = moments.moving[:, None].expand_as(moments.cross)
-    goal = moments.goal[:, :, None].expand_as(moments.cross)
+    moving, goal = moments.moving[:, None], moments.goal[:, :, None]
+    if group.kind == "general":
+        mine, theirs = (balance_spaces(*map(_root, moment)) for moment in (moving, goal))
+        return torch.linalg.svdvals(_between(mine, theirs, moments.cross)).sum(-1)
+    moving, goal = (moment.expand_as(moments.cross) for moment in (moving, goal))
     return nearest(group, moving, goal, moments.cross).similarity
 
 
@@ -266,17 +274,20 @@ class SpaceMap:
         """The symmetries with these other permutations only."""
         return without_groups(self.sym, self.others)
 
+    @cached_property
+    def _first_owners(self) -> list[Tensor]:
+        return [_owners(self.sym, group, group.placements[0].axis) for group in self.sym.linear]
+
     def orders(self, permutations: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """For every group of matrices, which space comes to the place of each, and which channel.
 
         The first has one number for each space, the second one for each of its channels.
         """
         result = []
-        for group in self.sym.linear:
+        for group, owners in zip(self.sym.linear, self._first_owners, strict=True):
             placement = group.placements[0]
             index = axis_permutation(self.sym, placement.axis, permutations)
-            owners = _owners(self.sym, group, placement.axis)[index[placement.positions[..., 0]]]
-            spaces, channels = owners.unbind(-1)
+            spaces, channels = owners[index[placement.positions[..., 0]]].unbind(-1)
             result.append((spaces[:, 0], channels))
         return result
 
@@ -300,7 +311,8 @@ def _owners(sym: Symmetries, linear: LinearGroup, axis: int) -> Tensor:
 
 def _units(sym: Symmetries, group: PermutationGroup, linear: LinearGroup) -> Tensor | None:
     """The spaces of every unit, if each unit consists of as many whole ones."""
-    for placement in group.placements:
+    inside = {p.axis for p in linear.placements}
+    for placement in (p for p in group.placements if p.axis in inside):
         owner = _owners(sym, linear, placement.axis)[:, 0]
         rows = [list(dict.fromkeys(row)) for row in owner[placement.positions].tolist()]
         rows = [[space for space in row if space >= 0] for row in rows]
@@ -312,7 +324,9 @@ def _units(sym: Symmetries, group: PermutationGroup, linear: LinearGroup) -> Ten
 
 def _contains(sym: Symmetries, linear: LinearGroup, group: PermutationGroup) -> bool:
     """True if the units of a group are the channels of one space, wherever they are."""
-    chosen = set()
+    chosen, inside = set(), {p.axis for p in linear.placements}
+    if any(p.axis not in inside for p in group.placements):
+        return False
     for placement in group.placements:
         owners = _owners(sym, linear, placement.axis)[placement.positions]
         space, channels = owners[..., 0], owners[:, 0, 1]
