@@ -256,6 +256,11 @@ class ChannelView:
             result.append(alone or list(places))
         return result
 
+    @cached_property
+    def is_large(self) -> bool:
+        """True if there is no room for all weights in double precision."""
+        return sum(self.sym.shapes[n].numel() for n in self.sym.compared) > LARGE
+
     def standing(self, params: Params) -> Params:
         """A network in double precision (biases of a large one), of all that shifts make equal.
 
@@ -263,7 +268,7 @@ class ChannelView:
         the offset that they share, biases of keys in everything.
         """
         names = self.sym.compared
-        if sum(self.sym.shapes[n].numel() for n in names) > LARGE:
+        if self.is_large:
             sym = self.sym
             moved = {
                 n for g in sym.shifts for n in (*sym.moved_by(g), *(r.bias for r in g.readers))

@@ -191,7 +191,7 @@ class Pair:
             since = 0 if apart < least * (1 - 1e-4) else since + 1
             if self.channels is not None or apart < least:
                 best, least = self._state(), apart
-            if still or self.sure or since == _PATIENCE:
+            if still or since == _PATIENCE or (self.sure and self.view.is_large):
                 break
         if self.channels is None and apart > least:
             self._return_to(best)
