@@ -14,7 +14,7 @@ from lightning_bnn.callbacks.seen_examples import Seen, is_named_as_targets
 from lightning_bnn.callbacks.watching import whole_network
 from lightning_bnn.doctor import Evidence, Examples, Finding, Report, Settings, examine
 from lightning_bnn.likelihoods import Categorical, Gaussian
-from lightning_bnn.methods import Method
+from lightning_bnn.methods import Method, Samples
 from lightning_bnn.methods.health import Diverged
 from lightning_bnn.posteriors import Empirical
 from weightsym import params as P
@@ -72,7 +72,7 @@ def _settings(trainer: Any, pl_module: Any) -> Settings:
         kl_weight=1.0 if method is None else method.complexity_weight(pl_module.state),
         prior_std=_number(getattr(getattr(pl_module, "prior", None), "std", None), None),
         weight_decay=decay,
-        sampled=samples if method is None else method.is_sampler,
+        sampled=samples if method is None else isinstance(method, Samples),
         wanted_energy_variance=_number(first.get("energy_variance"), None),
     )
 

@@ -18,6 +18,7 @@ from lightning_bnn import modules
 from lightning_bnn.bank import chains_of, read_networks
 from lightning_bnn.bank.shipped import shipped_path
 from lightning_bnn.evaluation.problem import Problem
+from lightning_bnn.methods import Samples
 from lightning_bnn.modules.checkpoints import kind_of
 from lightning_bnn.posteriors import Empirical, Posterior
 from weightsym.files import load
@@ -206,7 +207,7 @@ def posterior_of(name: str, module: Any, samples: int = 100, **origin: Any) -> S
     """
     with torch.no_grad():
         modes, predictors = module.posterior().modes(), module.judged_modes(samples)
-    origin["made"] = "sampled" if module.method.is_sampler else "trained"
+    origin["made"] = "sampled" if isinstance(module.method, Samples) else "trained"
     return StoredPosterior(name, modes, predictors, module.template, module.likelihood, origin)
 
 

@@ -77,9 +77,7 @@ class AllDataSampling(Method):
 
     sampler: ClassVar[type]
     """Of `lightning_bnn.samplers`, which moves the chains."""
-    takes_samplers = True
-    is_sampler = keeps_networks = True
-    takes_all_data = True
+    keeps_networks = True
     unfitted = "its chains are judged where they start"
 
     def __post_init__(self) -> None:
@@ -146,16 +144,6 @@ class AllDataSampling(Method):
     def transition(
         self, state: AllDataChains, run: Run, move: Callable[..., Tensor]
     ) -> dict[str, Tensor]:
-        """Move all chains once.
-
-        Args:
-            state: of this method.
-            run: computes losses.
-            move: takes a transition, given a closure that returns energies and leaves gradients.
-
-        Returns:
-            Terms that are worth logging.
-        """
         if state.is_new:
             state.is_new = False
             state.sampler.field = self.field(state, run)

@@ -17,7 +17,7 @@ from lightning_bnn.methods.networks import Networks
 from lightning_bnn.methods.run import Run, evaluation
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.samplers import OrbitMoves
-from lightning_bnn.samplers.langevin import seed_of
+from lightning_bnn.samplers.sampler import seed_of
 from weightsym import discover
 from weightsym.params import Params, check_count, check_memory, keyed_generator, stack_size
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weightsym.params import check_positive, precise
 
@@ -24,22 +24,6 @@ def finite_members(stacks: Iterable[Tensor]) -> Tensor:
     """
     finite = [torch.isfinite(t.detach()).flatten(1).all(1) for t in stacks]
     return torch.stack(finite).all(0) if finite else torch.tensor(math.nan)
-
-
-def healthy(state: nn.Module) -> Tensor:
-    """Indices of the members of a state that belong to its posterior, an error if there are none.
-
-    Args:
-        state: its parameters count members first; it may have a ``divergence``.
-    """
-    finite = finite_members(state.parameters()).nonzero()[:, 0]
-    if len(finite) == 0:
-        raise Diverged(
-            "No member has finite weights: training has diverged (take a smaller learning rate), "
-            "or the data, or the network that it began with, hold NaN."
-        )
-    divergence: Divergence | None = getattr(state, "divergence", None)
-    return finite if divergence is None else divergence.among(finite)
 
 
 class Divergence:

@@ -99,7 +99,6 @@ class VariationalOnlineNewton(Method):
     temperature: float | None = None
 
     name = "IVON"
-    is_mixture = True
     unfitted = "its Gaussians are where they start"
 
     def __post_init__(self) -> None:

@@ -64,9 +64,9 @@ class CurvedNetworks(Networks):
         self.fitted = NamedTensors()
 
     @property
-    def is_complete(self) -> bool:  # type: ignore[override]  # it changes
-        """Check whether there is a curvature."""
-        return bool(self.fitted.tensors())
+    def lacks(self) -> str:  # type: ignore[override]  # it changes
+        """The curvature, until it was computed."""
+        return "" if self.fitted.tensors() else "curvature"
 
     def member(self, index: int) -> Params:
         """The weights of one member."""
@@ -134,7 +134,6 @@ class Laplace(PenalisedTraining):
     prediction: Prediction = "linearised"
 
     keeps_networks = True
-    completion = "curvature"
     unfitted = "it is the curvature around the networks as they were given that counts"
 
     def __post_init__(self) -> None:
@@ -234,7 +233,7 @@ class Laplace(PenalisedTraining):
     # ------------------------------------------------------------ the posterior
     def posterior(self, state: CurvedNetworks, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
         """The Gaussian, or the mixture of the members' Gaussians. Before the fit, the members."""
-        if not state.is_complete:
+        if state.lacks:
             return state.members()
         members = state.healthy().tolist()
         settings = self.temperature, self.prediction

@@ -5,17 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from lightning_bnn.methods.health import Divergence, healthy
+from lightning_bnn.methods.health import Diverged, Divergence, finite_members
 from lightning_bnn.methods.run import Batch, Run
 from lightning_bnn.posteriors import Empirical, Posterior
 from lightning_bnn.samplers import EnergySampler, Langevin
 from weightsym.params import Params
 
-__all__ = ["Fit", "Method", "Progress", "Purpose", "State"]
+__all__ = ["Fit", "Method", "Progress", "Purpose", "Samples", "State", "Transitions"]
 
 
 Choice = Callable[[Sequence[int]], list[int]]
@@ -70,8 +70,8 @@ class State(nn.Module, ABC):
     """
 
     divergence: Divergence | None = None
-    is_complete = True
-    """Whether the posterior can be made of it; else it consists of the members as they are."""
+    lacks: str = ""
+    """What is missing for the posterior, which consists of the members as they are until then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,8 +86,14 @@ class State(nn.Module, ABC):
         """One network for each member: the weights that are trained, or the centres of modes."""
 
     def healthy(self) -> Tensor:
-        """Indices of the members that are part of the posterior."""
-        return healthy(self)
+        """Indices of the members that are part of the posterior, an error if there are none."""
+        finite = finite_members(self.parameters()).nonzero()[:, 0]
+        if len(finite) == 0:
+            raise Diverged(
+                "No member has finite weights: training has diverged (take a smaller learning "
+                "rate), or the data, or the network that it began with, hold NaN."
+            )
+        return finite if self.divergence is None else self.divergence.among(finite)
 
     def members(self) -> Empirical:
         """The healthy members, each as likely as the others."""
@@ -174,8 +180,8 @@ class Method(ABC):
     """An algorithm that makes a posterior of networks trained side by side.
 
     It knows neither who trains nor where anything is stored, and keeps nothing itself: what changes
-    in training lives in the state. Only `init`, `losses` and `posterior` must be there. A method
-    that ``takes_all_data`` also has a ``transition``, see `AllDataSampling`.
+    in training lives in the state. Only `init`, `losses` and `posterior` must be there. One whose
+    networks are draws of chains `Samples`; one whose steps see all data makes `Transitions`.
 
     >>> import torch
     >>> from weightsym import params
@@ -200,20 +206,10 @@ class Method(ABC):
     """The prior over weights, a module, where the method has one."""
     temperature: float | None = None
     """T of the tempered posterior; None leaves it to the optimizer, or to Bayes."""
-    takes_samplers = False
-    """Whether the optimizer may be a sampler."""
-    takes_all_data = False
-    """Whether a step is a transition that sees all data, instead of a gradient of one batch."""
     trains = True
     """Whether there is anything to train."""
-    is_sampler = False
-    """Whether its networks are draws of chains that sample the posterior, not ends of trainings."""
-    is_mixture = False
-    """Whether the members are components of a mixture, which the draws are spread over."""
     keeps_networks = False
     """Whether its posterior is made of weights along the run, or around those at its end."""
-    completion = ""
-    """What `at_end` computes, as a word for messages."""
     unfitted = ""
     """What is judged, even of a single member, if nothing has been trained or loaded."""
     refreshes_statistics = False
@@ -259,7 +255,7 @@ class Method(ABC):
         Returns:
             The scheduler to use; None for none.
         """
-        if isinstance(optimizer, Langevin | EnergySampler) and not self.takes_samplers:
+        if isinstance(optimizer, Langevin | EnergySampler):
             raise ValueError(
                 f"`optimizer` {type(optimizer).__name__} samples, and {self.name} "
                 "optimises: take SGD or Adam, or the module SGHMC, HMC or MILE."
@@ -299,3 +295,39 @@ class Method(ABC):
     @abstractmethod
     def posterior(self, state: Any, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
         """The posterior as it is now, or one that serves a purpose as well."""
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """A method whose networks are draws of chains, kept along the run, and not ends of trainings.
+
+    >>> from lightning_bnn import methods
+    >>> isinstance(methods.SGMCMC(), Samples), isinstance(methods.SWAG(), Samples)
+    (True, False)
+    """
+
+    keeping: Any
+    """When and where the members are kept, see `Keeping`."""
+
+
+@runtime_checkable
+class Transitions(Protocol):
+    """A method whose steps are transitions that see all data, not gradients of one batch.
+
+    >>> from lightning_bnn import methods
+    >>> isinstance(methods.MILE(), Transitions), isinstance(methods.SGMCMC(), Transitions)
+    (True, False)
+    """
+
+    def transition(self, state: Any, run: Run, move: Callable[..., Tensor]) -> dict[str, Tensor]:
+        """Move all chains once.
+
+        Args:
+            state: of this method.
+            run: computes losses.
+            move: takes a transition, given a closure that returns energies and leaves gradients.
+
+        Returns:
+            Terms that are worth logging.
+        """
+        ...

@@ -267,7 +267,6 @@ class MFVI(Method):
     kl_warmup: int | float = 0
 
     state_type: ClassVar[type[Gaussians]] = Gaussians
-    is_mixture = True
     unfitted = "its Gaussians are where they start"
 
     def __post_init__(self) -> None:

@@ -133,17 +133,17 @@ class DeepEnsemble(PenalisedTraining):
     (True, 3)
     """
 
-    takes_samplers = True
-
     def init(self, network: nn.Module, stack: Params) -> Networks:
         return Networks(network, stack, self.max_loss)
 
-    def configure_optimizer(self, state: Networks, optimizer: Any, run: Run, *fit: Any) -> Any:
+    def configure_optimizer(
+        self, state: Networks, optimizer: Any, run: Run, scheduler: Any = None, *fit: Any
+    ) -> Any:
         tell_members(optimizer)
         if isinstance(optimizer, Langevin) and self.prior is not None:
             for group in optimizer.param_groups:
                 refuse_second_prior(group)
-        return super().configure_optimizer(state, optimizer, run, *fit)
+        return scheduler
 
     def before_fit(self, state: Networks, fit: Fit, run: Run) -> None:
         if isinstance(fit.optimizer, Langevin) and fit.clips_gradients:

@@ -69,8 +69,7 @@ class SGMCMC(Method):
     orbit_moves: int | None = None
 
     name = "SGHMC"
-    takes_samplers = True
-    is_sampler = keeps_networks = True
+    keeps_networks = True
     unfitted = "its chains are judged where they start"
 
     def __post_init__(self) -> None:
@@ -126,7 +125,7 @@ class SGMCMC(Method):
         if state.moves is not None:
             self._move(state, progress.optimizer)
         exploring = any(not schedule.sampling for schedule in _cycles(progress.schedulers))
-        if exploring or getattr(progress.optimizer, "is_tuning", False):
+        if exploring or (progress.optimizer and progress.optimizer.is_tuning):
             return False
         return self.keeping.keep_if_due(state, progress, run)
 

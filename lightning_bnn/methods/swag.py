@@ -54,9 +54,9 @@ class Moments(Networks):
         return self.notes["start"]
 
     @property
-    def is_complete(self) -> bool:  # type: ignore[override]  # it changes
-        """Check whether weights were collected twice."""
-        return int(self.collected) >= 2
+    def lacks(self) -> str:  # type: ignore[override]  # it changes
+        """A Gaussian takes weights that were collected twice."""
+        return "" if int(self.collected) >= 2 else "second collection of weights"
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -201,7 +201,7 @@ class SWAG(PenalisedTraining):
 
     # ------------------------------------------------------------ the posterior
     def posterior(self, state: Moments, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
-        if not state.is_complete or purpose.fitting:
+        if state.lacks or purpose.fitting:
             return state.members()
         return mixture_of(state.modes())
 

@@ -21,7 +21,7 @@ from lightning_bnn._compat import sharding
 from lightning_bnn.calibration import Calibrated
 from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import Categorical, Likelihood
-from lightning_bnn.methods import Batch, Method, Run
+from lightning_bnn.methods import Batch, Method, Run, Transitions
 from lightning_bnn.methods.method import AS_IT_IS
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.modules import batches, checkpoints, fitting, prediction
@@ -114,7 +114,8 @@ class Bayesian(L.LightningModule):
         self.prior, self.method = method.prior, method
         self.eval_samples, self.start_from = eval_samples, start_from
         self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
-        self.lr_interval, self.automatic_optimization = lr_interval, not method.takes_all_data
+        self.lr_interval = lr_interval
+        self.automatic_optimization = not isinstance(method, Transitions)
         self.has_weights = start_from is not None or not method.trains
         self.data, self.stage = Data(num_data), Stage()
         self.fits, self.broken = 0, set[int]()
@@ -286,7 +287,7 @@ class Bayesian(L.LightningModule):
         number = self.trainer.fit_loop.total_batch_idx
         examples = batch_for(self, batch, number)
         self.run.rows = self.run.rows or examples.example()
-        if self.method.takes_all_data:
+        if not self.automatic_optimization:
             fitting.transition(self)
             return None
         with self.randomness("train", number, *self.population.key):
@@ -457,7 +458,7 @@ class Bayesian(L.LightningModule):
 
     # ------------------------------------------------------------ checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self.fits_now and not self.state.is_complete and ends(self.trainer):
+        if self.fits_now and self.state.lacks and ends(self.trainer):
             fitting.complete(self)  # a callback may have ended the run since
             checkpoint["state_dict"].update(self.state.state_dict(prefix="state."))
         checkpoint[checkpoints.NOTES] = checkpoints.notes_of(self)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lightning_bnn._compat import log, trainer_of
 from lightning_bnn.harvest import ends, epochs_of
-from lightning_bnn.methods import Fit, Method, Progress
+from lightning_bnn.methods import Fit, Method, Progress, Samples, Transitions
 from lightning_bnn.methods.health import finite_members
 from lightning_bnn.modules.members import (
     check_fixed,
@@ -24,6 +24,7 @@ from lightning_bnn.modules.members import (
     sample_of_fixed,
 )
 from lightning_bnn.modules.training_data import fault_of
+from lightning_bnn.samplers import Sampler
 from lightning_bnn.samplers.cyclical import interval_of
 from weightsym.params import Params, at_least_single, key_of
 
@@ -65,10 +66,10 @@ def begin(module: Bayesian) -> None:
     groups = [group for o in trainer.optimizers for group in o.param_groups]
     _seed(module, groups)
     asking = [g for g in groups if g.get("num_data", 0) is None or "reads_num_data" in g]
-    weighs_data = module.method.prior is not None or module.method.is_sampler
+    weighs_data = module.method.prior is not None or isinstance(module.method, Samples)
     if module.data.given is None and (weighs_data or asking):
         module.data.read(module)
-    elif module.data.given is None and module.method.completion == "curvature":
+    elif module.data.given is None and type(module.method).at_end is not Method.at_end:
         with contextlib.suppress(ValueError):  # then the curvature is that of what is given
             module.data.read(module)
     before = {group["num_data"] for group in asking} - {None, module.num_data}
@@ -181,7 +182,8 @@ def means_of(terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def transition(module: Bayesian) -> None:
     """Take a step of a method that sees all the data."""
     sampler: Any = module.optimizers()
-    method: Any = module.method
+    method = module.method
+    assert isinstance(method, Transitions)
     before = module.trainer.global_step
     with explaining_misfits(module.template, module.run.rows):
         terms = method.transition(module.state, module.run, sampler.step)
@@ -194,11 +196,10 @@ def transition(module: Bayesian) -> None:
 def log_sampler(module: Bayesian) -> None:
     """Log what a sampler says of its steps, where a method takes gradients of batches."""
     trainer: Any = module.trainer
-    metrics = getattr(trainer.optimizers[0], "metrics", None)
     every = trainer.log_every_n_steps  # none is 0
     due = every and trainer.global_step % every == 0
-    if module.automatic_optimization and module.method.is_sampler and metrics and due:
-        for name, value in metrics().items():
+    if module.automatic_optimization and due and isinstance(module.method, Samples):
+        for name, value in trainer.optimizers[0].metrics().items():
             module.log(f"train/{name}", value)
 
 
@@ -259,7 +260,7 @@ def look_for_divergence(module: Bayesian) -> None:
 def complete(module: Bayesian) -> None:
     """Compute what the method makes of the trained weights. A failure does not lose them."""
     data, trainer = module.data.batches(module), trainer_of(module)
-    if module.state.is_complete or data is None:
+    if not module.state.lacks or data is None:
         return
     run = module.run
     run.shows_progress = bool(trainer and trainer.is_global_zero and trainer.progress_bar_callback)
@@ -268,7 +269,7 @@ def complete(module: Bayesian) -> None:
     except ValueError as error:
         rank_zero_warn(
             f"{type(module).__name__}: the members are trained, but there is no "
-            f"{module.method.completion}: {error}"
+            f"{module.state.lacks}: {error}"
         )
 
 
@@ -322,8 +323,8 @@ def check_elementwise(optimizer: Callable[[Iterable[Tensor]], Any]) -> None:
     """Refuse an optimizer that would let members of a stack influence each other.
 
     Three small networks are moved by two steps, once as a stack and once each on its own, with
-    gradients of very different sizes; the results must agree. An optimizer class that says
-    ``elementwise = True`` (one that adds noise, say) is believed.
+    gradients of very different sizes; the results must agree. A `Sampler`, which adds noise, is
+    believed.
 
     Args:
         optimizer: makes one for given parameters.
@@ -353,7 +354,7 @@ def _moved(
 ) -> list[Tensor] | None:
     tensors = [torch.nn.Parameter(v.clone()) for v in values]
     optimizer = make(tensors)
-    if getattr(optimizer, "elementwise", False):
+    if isinstance(optimizer, Sampler):
         return None
     for _ in range(2):
         for tensor, grad in zip(tensors, grads, strict=True):

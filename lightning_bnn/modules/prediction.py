@@ -75,8 +75,8 @@ class Stage:
 # ------------------------------------------------------------ what predicts
 def posterior_for(module: Bayesian, purpose: Purpose) -> Posterior:
     """The posterior for a purpose. It is said where a trained one lacks its Gaussians."""
-    if module.has_weights and not module.state.is_complete and not module.fits_now:
-        missing = module.method.completion or "second collection of weights"
+    missing = module.state.lacks
+    if missing and module.has_weights and not module.fits_now:
         rank_zero_warn(
             f"{type(module).__name__} has no {missing} yet (no training data, or a checkpoint "
             "from before the end of a fit?): its members predict as they are."

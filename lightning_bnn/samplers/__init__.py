@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lightning_bnn.samplers.langevin import *
     from lightning_bnn.samplers.mclmc import *
     from lightning_bnn.samplers.orbit_moves import *
+    from lightning_bnn.samplers.sampler import *
     from lightning_bnn.samplers.sghmc import *
     from lightning_bnn.samplers.sgld import *
     from lightning_bnn.samplers.smile import *

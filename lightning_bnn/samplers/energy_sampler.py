@@ -8,22 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weightsym.params import Field, precise
+from lightning_bnn.samplers.sampler import Sampler
+from weightsym.params import Field, check_positive, precise
 
 __all__ = ["EnergySampler"]
 
 
-class EnergySampler(torch.optim.Optimizer):
+class EnergySampler(Sampler):
     """A torch optimizer whose step is a transition of many chains, of several gradients each.
 
     The first dimension of every parameter counts chains. ``step(closure)`` needs a closure that
     sets the gradients and returns the energies, one for each chain: the negative log posterior of
-    all data, not of a mean. Everything that changes lives in the parameter group and the state, so
-    that a resumed run draws what the uninterrupted one would have drawn.
+    all data, not of a mean.
 
     Args:
         params: parameters, of one group.
-        defaults: settings of the group.
+        **settings: of the group.
 
     Attributes:
         field: computes what the closure does, if anything but the closure can.
@@ -38,19 +38,13 @@ class EnergySampler(torch.optim.Optimizer):
     tensor([0.5000, 4.0000], dtype=torch.float64)
     """
 
-    elementwise = True
     field: Field | None = None
 
-    def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
-        super().__init__(params, defaults)
+    def __init__(self, params: Iterable[Any], **settings: Any) -> None:
+        check_positive("temperature", settings["temperature"])
+        super().__init__(params, **settings)
         if len(self.param_groups) != 1:
             raise ValueError("`params` must be one group: a trajectory moves all of them.")
-
-    @property
-    def is_tuning(self) -> bool:
-        """Whether the last step still descended or adapted, so that it gave no draw."""
-        group = self.param_groups[0]
-        return group["step"] <= group.get("descent_steps", 0) + group["adapt_steps"]
 
     def moving(self) -> list[Tensor]:
         """Parameters that the chains move."""

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.samplers.energy_sampler import EnergySampler, as_rows
-from lightning_bnn.samplers.langevin import cut, seed_of
+from lightning_bnn.samplers.sampler import cut, seed_of
 from weightsym.params import (
     check_between,
     check_count,
     check_fraction,
-    check_integer,
     check_positive,
     keyed_generator,
     precise,
@@ -74,19 +73,14 @@ class HMC(EnergySampler):
         seed: int | None = None,
     ) -> None:
         check_positive("step_size", step_size)
-        check_positive("temperature", temperature)
         check_count("leapfrog_steps", leapfrog_steps)
-        check_count("adapt_steps", adapt_steps, 0)
-        check_integer("seed", seed, optional=True)
         check_between("target_acceptance", target_acceptance)
         check_fraction("jitter", jitter)
-        defaults = {
-            "lr": step_size, "leapfrog_steps": leapfrog_steps, "temperature": temperature,
-            "adapt_steps": adapt_steps, "target_acceptance": target_acceptance, "jitter": jitter,
-            "seed": seed, "step": 0, "error": 0.0, "first_log": math.log(10 * step_size),
-            "mean_log": math.log(step_size),
-        }  # fmt: skip
-        super().__init__(params, defaults)
+        super().__init__(
+            params, lr=step_size, leapfrog_steps=leapfrog_steps, temperature=temperature,
+            adapt_steps=adapt_steps, target_acceptance=target_acceptance, jitter=jitter, seed=seed,
+            error=0.0, first_log=math.log(10 * step_size), mean_log=math.log(step_size),
+        )  # fmt: skip
         self.acceptance = torch.tensor(math.nan)
 
     @property

@@ -87,7 +87,6 @@ class IVON(Tempered):
         hessian_init: float = 1.0,
         seed: int | None = None,
     ) -> None:
-        check_fraction("momentum", momentum)
         check_fraction("hessian_momentum", hessian_momentum)
         check_positive("temperature", temperature)
         check_positive("hessian_init", hessian_init)

@@ -8,23 +8,22 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from weightsym.params import check_count, check_integer, check_not_negative, keyed_generator
+from lightning_bnn.samplers.sampler import Sampler, cut, seed_of
+from weightsym.params import keyed_generator
 
 __all__ = ["Langevin"]
 
 
-class Tempered(torch.optim.Optimizer):
+class Tempered(Sampler):
     r"""A torch optimizer that knows its target, and has noise that replicas share.
 
     .. math:: \exp\big(-(N \cdot \mathrm{loss}(\theta) + \tfrac{\lambda}{2} \|\theta\|^2) / T\big)
 
     The arguments are those of `Langevin`.
     """
-
-    elementwise = True
 
     def __init__(
         self,
@@ -41,18 +40,11 @@ class Tempered(torch.optim.Optimizer):
             raise ValueError(
                 "`prior_precision` and `weight_decay` are the same thing, up to N: give only one."
             )
-        defaults = {
-            "lr": lr, "num_data": num_data, "temperature": temperature, "seed": seed, "step": 0,
-            "prior_precision": prior_precision, "weight_decay": weight_decay, **more,
-        }  # fmt: skip
-        check_not_negative("lr", lr)
-        check_not_negative("temperature", temperature)
-        check_not_negative("prior_precision", prior_precision, optional=True)
-        check_not_negative("weight_decay", weight_decay, optional=True)
-        check_count("num_data", num_data, optional=True)
-        check_integer("seed", seed, optional=True)
         self._scratch: dict[Any, Tensor] = {}
-        super().__init__(params, defaults)
+        super().__init__(
+            params, lr=lr, num_data=num_data, temperature=temperature, seed=seed,
+            prior_precision=prior_precision, weight_decay=weight_decay, **more,
+        )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
         """Without memory that is only used again."""
@@ -124,11 +116,6 @@ class Langevin(Tempered):
     [-0.5, -1.0]
     """
 
-    @property
-    def is_tuning(self) -> bool:
-        """Whether its steps give no draws of the posterior yet."""
-        return False
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of all groups.
@@ -175,14 +162,6 @@ class Langevin(Tempered):
         """
 
 
-def seed_of(group: dict[str, Any]) -> int:
-    """The seed of a group. If none was given, torch's own; 0 where processes may have different."""
-    if group["seed"] is None:
-        alone = not (distributed.is_available() and distributed.is_initialized())
-        group["seed"] = torch.initial_seed() if alone else 0
-    return group["seed"]
-
-
 def temperature_of(group: dict[str, Any]) -> float:
     """T / N, the temperature in units of the mean loss."""
     return group["temperature"] / group["num_data"]
@@ -193,12 +172,6 @@ def decay_of(group: dict[str, Any]) -> float:
     if group["prior_precision"] is not None:
         return group["prior_precision"] / group["num_data"]
     return group["weight_decay"] or 0.0
-
-
-def cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Pieces of a vector, with the shapes of some tensors."""
-    pieces = flat.split([t.numel() for t in like])
-    return [piece.view(t.shape) for piece, t in zip(pieces, like, strict=True)]
 
 
 def alike(params: Sequence[Tensor]) -> list[list[Tensor]]:

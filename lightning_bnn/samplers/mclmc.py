@@ -24,10 +24,9 @@ from lightning_bnn.samplers.isokinetic import (
     total_spread,
     unit,
 )
-from lightning_bnn.samplers.langevin import seed_of
+from lightning_bnn.samplers.sampler import seed_of
 from weightsym.params import (
     check_count,
-    check_integer,
     check_positive,
     keyed_generator,
     where_precise,
@@ -100,22 +99,14 @@ class MCLMC(TunedSteps, EnergySampler):
         temperature: float = 1.0,
         seed: int | None = None,
     ) -> None:
-        for name, value in (
-            ("step_size", step_size), ("energy_variance", energy_variance),
-            ("descent_lr", descent_lr), ("temperature", temperature),
-        ):  # fmt: skip
-            check_positive(name, value)
-        check_positive("length", length, optional=True)
+        check_positive("step_size", step_size)
+        check_positive("descent_lr", descent_lr)
         check_count("steps", steps)
-        check_count("descent_steps", descent_steps, 0)
-        check_count("adapt_steps", adapt_steps, 0)
-        check_integer("seed", seed, optional=True)
-        defaults: dict[str, Any] = {
-            "lr": step_size, "steps": steps, "energy_variance": energy_variance, "length": length,
-            "descent_steps": descent_steps, "descent_lr": descent_lr, "adapt_steps": adapt_steps,
-            "temperature": temperature, "seed": seed, "step": 0, "tuning": {},
-        }  # fmt: skip
-        super().__init__(params, defaults)
+        super().__init__(
+            params, lr=step_size, steps=steps, energy_variance=energy_variance, length=length,
+            descent_steps=descent_steps, descent_lr=descent_lr, adapt_steps=adapt_steps,
+            temperature=temperature, seed=seed, tuning={},
+        )  # fmt: skip
 
     # ------------------------------------------------------------ transitions
     @torch.no_grad()

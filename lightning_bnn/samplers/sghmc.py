@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
-from weightsym.params import check_fraction
 
 __all__ = ["SGHMC"]
 
@@ -69,7 +68,6 @@ class SGHMC(Langevin):
         weight_decay: float | None = None,
         seed: int | None = None,
     ) -> None:
-        check_fraction("momentum", momentum)
         super().__init__(
             params, lr, num_data, temperature, prior_precision, weight_decay, seed,
             momentum=momentum,

@@ -26,7 +26,7 @@ from lightning_bnn.samplers.isokinetic import (
     unit,
 )
 from lightning_bnn.samplers.langevin import Langevin, decay_of, temperature_of
-from weightsym.params import check_count, check_positive, precise
+from weightsym.params import precise
 
 __all__ = ["SMILE"]
 
@@ -115,10 +115,6 @@ class SMILE(TunedSteps, Langevin):
         adapt_steps: int = 1000,
         seed: int | None = None,
     ) -> None:
-        check_positive("energy_variance", energy_variance)
-        check_positive("length", length, optional=True)
-        check_count("descent_steps", descent_steps, 0)
-        check_count("adapt_steps", adapt_steps, 0)
         super().__init__(
             params, lr, num_data, temperature, prior_precision, None, seed,
             energy_variance=energy_variance, length=length, precondition=True,
@@ -126,11 +122,6 @@ class SMILE(TunedSteps, Langevin):
         )  # fmt: skip
 
     # ------------------------------------------------------------ what is known of the steps
-    @property
-    def is_tuning(self) -> bool:
-        """Whether the last step still descended or tuned."""
-        return any(g["step"] <= g["descent_steps"] + g["adapt_steps"] for g in self.param_groups)
-
     @property
     def step_sizes(self) -> Tensor:
         """Length of the next step of every chain, nothing before the first one."""

@@ -333,7 +333,7 @@ def _modes(method: Method, state: Any, run: Run, rows: _Rows) -> Iterator[tuple[
     run.network.eval()
     purpose = Purpose(predicts=True)
     healthy = state.healthy().tolist()
-    if not method.completion:
+    if not state.lacks:
         yield from zip(healthy, method.posterior(state, run, purpose).modes(), strict=True)
         return
     for member in healthy:

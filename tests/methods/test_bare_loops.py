@@ -67,7 +67,7 @@ def trained(name):
         state, Fit(epochs=STEPS / PER_EPOCH, optimizer=moving, batches=lambda: ALL), run
     )
     for step in range(STEPS):
-        if method.takes_all_data:
+        if isinstance(method, methods.Transitions):
             method.transition(state, run, moving.step)
         else:
             moving.zero_grad()

@@ -280,6 +280,7 @@ def test_modules_may_clip_too(name, algorithm):
     whole, clipped = made(name), made(name)
     fit(whole, max_steps=1)
     fit(clipped, max_steps=1, gradient_clip_val=1e-3, gradient_clip_algorithm=algorithm)
-    assert torch.equal(clipped.curvature, whole.curvature)
-    start, moved = made(name).mean, (whole.mean - clipped.mean).abs().max()
-    assert moved > 0.5 * (whole.mean - start).abs().max()
+    assert torch.equal(clipped.state.curvature, whole.state.curvature)
+    start = made(name).state.mean
+    moved = (whole.state.mean - clipped.state.mean).abs().max()
+    assert moved > 0.5 * (whole.state.mean - start).abs().max()
