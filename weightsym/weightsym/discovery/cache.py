@@ -1,29 +1,32 @@
-"""Keep results of `discover` by the graphs that they follow from, so that nothing is solved twice.
+"""Keep results of `discover` by what a forward does, so that nothing is traced and solved twice.
 
-A module cannot tell whether it computes what it computed before: its forward is code. So a network
-is traced anew every time, and the key holds everything that a result is made from: operations,
-shapes, memory that is shared, and the values of constants. Weights are not part of it.
+A module cannot tell whether it computes what it computed before: its forward is code. So it runs,
+in evaluation and in training, and all operations that torch carries out are written down, with all
+that they are given but the numbers of inputs and weights. That takes the time of two forwards.
 """
 
 from __future__ import annotations
 
 import hashlib
-import operator
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from weightsym.discovery.export import Graphs
-from weightsym.discovery.graph import Graph, Source
+from weightsym import params as P
 from weightsym.groups.symmetries import Symmetries
+from weightsym.networks.forward import Inputs, called, structural_copy, tensors_of
 from weightsym.networks.shared_tensors import named_tensors, overlapping, owners
 
 _LIMIT = 16
+_SETTINGS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (bool, int, float, complex, str, type(None), *_SETTINGS)
 _results: OrderedDict[str, Symmetries] = OrderedDict()
 
 
@@ -47,93 +50,133 @@ def forget() -> None:
     _results.clear()
 
 
-def key_of(model: nn.Module, graphs: Graphs, batch_norm: str) -> str:
-    """A hash of what determines a result. Empty where that cannot be told."""
-    training = graphs.training
-    settings = batch_norm, sorted(graphs.mutable), sorted(graphs.read), graphs.evaluation_only
+@torch.no_grad()
+def key_of(model: nn.Module, inputs: Inputs, batch_norm: str) -> str:
+    """A hash of what determines a result. Empty where that cannot be told.
+
+    Args:
+        model: the network, in evaluation mode.
+        inputs: the example; it is no key for what longer ones show.
+        batch_norm: as `discover` takes it.
+    """
     try:
-        parts = [*map(str, settings), *_described_tensors(model), *_described(graphs.evaluation)]
-        if training is not graphs.evaluation:
-            parts += ["training", *(_described(training) if training is not None else ())]
-    except _Unknown:
+        lines = [batch_norm, *_described_modules(model), *_described_tensors(model)]
+        lines += _operations(model, inputs)
+        model.train()
+        lines += ["training", *_operations(model, inputs)]
+    except Exception:  # an unknown operation, or an example that does not fit
         return ""
+    finally:
+        model.eval()
     digest = hashlib.sha256()
-    for item in parts:
-        digest.update(item.encode())
+    for line in lines:
+        digest.update(line.encode())
         digest.update(b"\0")
     return digest.hexdigest()
 
 
 class _Unknown(Exception):
-    """Something whose meaning is not in the graph."""
+    """Something whose meaning cannot be written down."""
+
+
+def _described_modules(model: nn.Module) -> Iterator[str]:
+    """The parts of a network, and the code that reports refer to."""
+    for name, module in model.named_modules():
+        code = getattr(module.forward, "__code__", None)
+        yield f"{name} {type(module)} {hash(code)}"
 
 
 def _described_tensors(model: nn.Module) -> Iterator[str]:
-    tensors = named_tensors(model)
+    """Their shapes, and the numbers of what may be read as a constant."""
+    tensors, kept = named_tensors(model), model.state_dict()
     for name, t in tensors:
-        yield f"{name} {type(t).__name__} {_shape(t)} {t.requires_grad}"
+        is_row = name in kept and t.is_floating_point() and t.ndim == 1
+        numbers = "" if isinstance(t, nn.Parameter) or is_row else _numbers(t)
+        yield f"{name} {type(t).__name__} {_shape(t)} {t.requires_grad} {numbers}"
     yield str(owners(model))
     yield str(overlapping(tensors))
-    yield str(list(model.state_dict()))
+    yield str(list(kept))
 
 
-def _described(graph: Graph) -> Iterator[str]:
-    """The operations, where they stand in the user's code, and the values of constants."""
-    for name, module in graph.module.named_modules():
-        if isinstance(module, GraphModule):
-            yield f"{name}: {module.code}"
-            for node in module.graph.nodes:
-                yield _described_node(node, module)
-    for node, source in graph.sources.items():
-        yield f"{node.name} {source.kind} {source.name} {source.persistent} {_value(source)}"
-    yield str([(n.name, name) for name, n in graph.written])
-    yield str([[n.name for n in nodes] for nodes in (graph.results, graph.outputs)])
-    yield str(graph.names_of_inputs)
+def _operations(model: nn.Module, inputs: Inputs) -> list[str]:
+    """What a forward does, line by line."""
+    state, log = P.of(model), _Log()
+    for name, t in state.items():
+        log.note(t, name)
+    log.lines += [log.note(x, "input") for x in tree_leaves(inputs) if isinstance(x, Tensor)]
+    log.kept = {t.untyped_storage()._cdata for t in state.values()}
+    network, is_fused = structural_copy(model), torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)  # it stands for code that a trace reads
+        with log:
+            returned = called(network, state, inputs)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_fused)
+    return [*log.lines, *map(log.word, tensors_of(returned))]
 
 
-def _described_node(node: Node, module: GraphModule) -> str:
-    stack = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
-    shapes = [_shape(x) for x in tree_leaves(node.meta.get("val"))]
-    value = ""
-    if node.op == "get_attr":
-        attribute = operator.attrgetter(str(node.target))(module)
-        value = "" if isinstance(attribute, GraphModule) else _numbers(attribute)
-    elif node.op == "call_function" and not _is_known(node.target):
-        raise _Unknown
-    return f"{node} {node.target} {shapes} {stack} {node.meta.get('stack_trace')} {value}"
+class _Log(TorchDispatchMode):
+    """Writes down all operations.
 
+    Attributes:
+        lines: one for every operation.
+        kept: the memory that nothing may write to.
+    """
 
-def _is_known(target: Any) -> bool:
-    """Operations of torch and Python keep their meaning. Those of others may be defined anew."""
-    if isinstance(target, torch._ops.OpOverload):
-        return target.namespace in ("aten", "prims")
-    return getattr(target, "__module__", "") in ("_operator", "math", "torch", "builtins") or (
-        isinstance(target, torch._ops.HigherOrderOperator)
-    )
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.kept: set[int] = set()
+        self._words, self._count = WeakTensorKeyDictionary(), itertools.count()
 
+    def note(self, t: Tensor, word: str) -> str:
+        """Name a tensor by a word and a number, and say what its shape is."""
+        self._words[t] = f"{word} {next(self._count)}"
+        return f"{self._words[t]} {_shape(t)}"
 
-def _value(source: Source) -> str:
-    """Shape of what moves. Numbers, too, of what may be read as a constant."""
-    if source.kind == "input":
-        return ""
-    if source.kind == "constant":
-        return _numbers(source.tensor)
-    t = source.tensor
-    is_weight = source.kind == "parameter" or (
-        source.persistent and t.is_floating_point() and t.ndim == 1
-    )
-    return _shape(t) if is_weight else _numbers(t)
-
-
-def _shape(x: Any) -> str:
-    if not isinstance(x, Tensor):
+    def word(self, x: Any, is_result: bool = False) -> str:
+        """A tensor by its name, what is not a result by its numbers, anything else by itself."""
+        if isinstance(x, Tensor):
+            known = self._words.get(x)
+            if known is None and is_result:
+                return self.note(x, "result")
+            if known is None:
+                self.lines.append(f"{self.note(x, 'constant')} {_numbers(x)}")
+            return str(known or self._words[x])
+        if isinstance(x, tuple | list):
+            return f"[{', '.join([self.word(part, is_result) for part in x])}]"
+        if not isinstance(x, _PLAIN):
+            raise _Unknown
         return repr(x)
-    strides = x.stride() if x.layout is torch.strided else x.layout
-    return f"{tuple(x.shape)} {strides} {x.dtype} {x.device}"
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Write down an operation of torch, whose meaning is known, and carry it out."""
+        kwargs, schema = kwargs or {}, function._schema
+        is_known = function.namespace in ("aten", "prims")
+        if not is_known or (schema.is_mutable and self._writes(schema.arguments, args, kwargs)):
+            raise _Unknown
+        given = f"{function} {self.word(args)} {self.word([*kwargs.items()])}"
+        result = function(*args, **kwargs)
+        self.lines.append(f"{given} {self.word(result, is_result=True)}")
+        return result
+
+    def _writes(self, arguments: Any, args: Any, kwargs: Any) -> bool:
+        """Tell whether an operation writes to what is kept."""
+        given = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+        written = [given.get(a.name) for a in arguments if a.alias_info and a.alias_info.is_write]
+        tensors = [x for x in tree_leaves(written) if isinstance(x, Tensor)]
+        return any(t.untyped_storage()._cdata in self.kept for t in tensors)
 
 
-def _numbers(x: Any) -> str:
-    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_quantized:
+def _shape(t: Tensor) -> str:
+    strides = t.stride() if t.layout is torch.strided else t.layout
+    return f"{tuple(t.shape)} {strides} {t.dtype} {t.device}"
+
+
+def _numbers(t: Tensor) -> str:
+    if t.layout is not torch.strided or t.is_quantized:
         raise _Unknown
-    numbers = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return f"{_shape(x)} {hashlib.sha256(numbers.tobytes()).hexdigest()}"
+    numbers = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(numbers.tobytes()).hexdigest()

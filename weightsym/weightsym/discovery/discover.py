@@ -17,7 +17,7 @@ from weightsym.discovery.cache import key_of, recall, remember
 from weightsym.discovery.description import read_graphs, reasons, symmetries_of
 from weightsym.discovery.dimensions.program import Rule
 from weightsym.discovery.example import longer_graphs, trace_with_two_tokens, two_rows
-from weightsym.discovery.refutation import computes_its_graphs, refute
+from weightsym.discovery.refutation import refute
 from weightsym.groups.symmetries import Symmetries
 from weightsym.networks.forward import (
     Inputs,
@@ -49,7 +49,7 @@ def discover(
     of the outputs is a symmetry. What is not understood is held fixed and listed in ``.frozen``.
     The result is checked numerically, at random weights, before it is returned; ``.unchecked`` says
     where that was not possible, ``.evaluation_only`` where the network could not be read in
-    training. If an earlier call has read the same graphs, only the graphs are made anew.
+    training. A network that does what one of an earlier call did is not read again.
 
     Args:
         model: any module; it is left untouched. Its parameters may be on the meta device.
@@ -78,20 +78,18 @@ def discover(
     permutation       3       1  0.weight
     scaling           3       1  0.weight
     """
-    if batch_norm not in ("carrier", "eval"):
-        raise ValueError(f"`batch_norm` must be 'carrier' or 'eval', got {batch_norm!r}.")
-    _check_model(model)
+    _check_model(model, batch_norm)
     model = model if _has_numbers(model) else structural_copy(model)
     inputs = on_network(model, Inputs(example, named))
     check_filled(inputs)
     custom = {_bare(name): _checked(name, rule) for name, rule in (rules or {}).items()}
     with _in_evaluation(model):
-        inputs = two_rows(model, inputs)
-        graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm)
-        key = "" if custom or explain else key_of(model, graphs, batch_norm)
+        inputs = rows = two_rows(model, inputs)
+        key = "" if custom or explain else key_of(model, inputs, batch_norm)
         cached = recall(key)
-        if cached is not None and computes_its_graphs(model, cached, graphs, inputs):
+        if cached is not None:
             return cached
+        graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm)
         reading, groups = read_graphs(model, graphs, batch_norm, custom)
         if reading.idle:  # a longer example may have second steps, with states that are not zero
             for others, longer in longer_graphs(model, inputs, batch_norm):
@@ -107,7 +105,7 @@ def discover(
         )
         symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
         symmetries = _with_what_is_not_reached(symmetries, unreached)
-        remember(key, symmetries)
+        remember(key if inputs is rows else "", symmetries)  # it does not see longer examples
     if symmetries.unchecked:
         extent = "nothing" if math.isnan(symmetries.error) else "not everything"
         _log.warning("discover: %s was checked: %s.", extent, symmetries.unchecked)
@@ -159,7 +157,9 @@ def _has_numbers(model: nn.Module) -> bool:
     return not any(p.is_meta for p in model.parameters())
 
 
-def _check_model(model: nn.Module) -> None:
+def _check_model(model: nn.Module, batch_norm: str) -> None:
+    if batch_norm not in ("carrier", "eval"):
+        raise ValueError(f"`batch_norm` must be 'carrier' or 'eval', got {batch_norm!r}.")
     if not isinstance(model, nn.Module):
         class_name = type(model).__name__
         hint = (

@@ -209,28 +209,6 @@ def _unseen(case: _Case, judged: _Judged) -> set[Place]:
     return {p for p in places - judged.seen if tensor_at(p, judged.sym) in names}
 
 
-@torch.no_grad()
-def computes_its_graphs(model: nn.Module, sym: Symmetries, graphs: Graphs, inputs: Inputs) -> bool:
-    """Whether a network gives what its graphs give, so that what holds for them holds for it."""
-
-    def agreed(graph: Graph | None, inputs: Inputs) -> bool:
-        case = _Case(model, graph, inputs)
-        try:
-            return graph is not None and _computes(case, graph, RandomWeights(model, sym))
-        except Exception:  # an operation that only runs inside its module
-            return False
-
-    if not agreed(graphs.evaluation, inputs):
-        return False
-    if graphs.evaluation_only or _trains_as_it_evaluates(graphs, inputs):
-        return True
-    try:
-        model.train()
-        return agreed(graphs.training, graphs.training_inputs)
-    finally:
-        model.eval()
-
-
 def _without_wrong_factors(case: _Case, sym: Symmetries, custom_rules: bool) -> Symmetries:
     """All but permutations tested, which meet other random numbers."""
     factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
@@ -412,11 +390,9 @@ def _is_of_network(
     return agree(first, results, rounding) and _computes(case, graph, weights, first)
 
 
-def _computes(
-    case: _Case, graph: Graph, weights: RandomWeights, first: list[Tensor] | None = None
-) -> bool:
+def _computes(case: _Case, graph: Graph, weights: RandomWeights, first: list[Tensor]) -> bool:
     """Whether a graph gives what its network does, which must do so again where they differ."""
-    tolerance, first = tolerance_of(weights.state), first or _first(case, weights)
+    tolerance = tolerance_of(weights.state)
     by_name = weights.by_any_name(weights.read)
     traced = streamed_outputs(graph, case.inputs, by_name, None)
     if agree(first, traced, min(1e-6, tolerance)):
