@@ -148,10 +148,8 @@ _CHOSEN = (
     "ensemble", "population", "multi-mfvi", "multi-ivon", "bethe", "sghmc", "smile", "multi-swag",
     "multi-dropout", "laplace", "multi-laplace", "hmc", "mile",
 )  # fmt: skip
-_REST = {cls: name for name, (cls, _) in reversed(MODULES.items())}
-_REST = {
-    cls: name for cls, name in _REST.items() if all(MODULES[n].cls is not cls for n in _CHOSEN)
-}
+_SEEN = {MODULES[name].cls for name in _CHOSEN}
+_REST = {case.cls: name for name, case in MODULES.items() if case.cls not in _SEEN}
 OF_EACH_CLASS = (*_CHOSEN, *_REST.values())
 """One module or two of each class."""
 PER_INPUT = {"dropout", "multi-dropout"}
