@@ -55,7 +55,8 @@ def distance(a, b):
 
 @pytest.fixture(autouse=True)
 def _read_once(monkeypatch):
-    monkeypatch.setattr("weightsym.commands.merge.discover", known)
+    without = lambda *args, explain=None, **named: known(*args, **named)  # noqa: E731
+    monkeypatch.setattr("weightsym.commands.networks.discover", without)
     monkeypatch.setattr("weightsym.commands.diff.discover", known)
 
 
@@ -293,6 +294,8 @@ def test_models_of_transformers(tmp_path, capsys):
     main(["match", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "c")])
     assert distance(tmp_path / "c/model.safetensors", tmp_path / "b/model.safetensors") == 0
     capsys.readouterr()
+    main(["diff", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert "verdict: the same function" in capsys.readouterr().out
     main(["symmetries", str(tmp_path / "a")])
     found = capsys.readouterr().out
     assert f"weights from {tmp_path / 'a'}\n" in found

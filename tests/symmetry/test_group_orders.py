@@ -2,13 +2,16 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from sympy.combinatorics import Permutation, PermutationGroup
 from torch import nn
 
 from weightsym import discover, identity, permute
 from weightsym import params as P
+from weightsym.groups.symmetries import _rank
 
 
 class Pairs(nn.Module):
@@ -86,3 +89,16 @@ def test_groups_have_as_many_elements_together_as_their_sizes_say(model, x):
     found = PermutationGroup([*transpositions(P.of(model), sym)]).order()
     assert found == math.prod(math.factorial(g.units) for g in sym.permutations) > 1
     assert math.log10(found) == pytest.approx(sym.log10_permutations)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rank_of_sparse_tables_is_that_of_dense_ones(seed):
+    generator = np.random.default_rng(seed)
+    for _ in range(10):
+        rows, columns = generator.integers(1, 30), generator.integers(1, 14)
+        table = np.zeros((rows, columns), int)
+        for row in table:
+            count = min(generator.choice([0, 1, 2, 2, 2, 3, 4]), columns)
+            chosen = generator.choice(columns, count, replace=False)
+            row[chosen] = generator.choice([-2, -1, -1, 1, 1], count)
+        assert _rank(csr_matrix(table)) == np.linalg.matrix_rank(table.astype(float))

@@ -1,5 +1,6 @@
 """`discover` needs no weights: networks whose matrices are on the meta device."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -7,17 +8,19 @@ import torch
 from torch import nn
 
 from weightsym import discover
+from weightsym.commands import networks
 from weightsym.discovery.cache import forget
 from weightsym.discovery.random_weights import RandomWeights
 from weightsym.networks.forward import Inputs, called, called_in_turn
 from weightsym.networks.meta import matrices_on_meta, reserved
 
 transformers = pytest.importorskip("transformers")
-SIZES = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24, "vocab_size": 40}
-PLAIN = {**SIZES, "num_hidden_layers": 1, "max_position_embeddings": 32}
+SIZES = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
+TOKENS = {"vocab_size": 40, "pad_token_id": 39}
+PLAIN = {**SIZES, **TOKENS, "num_hidden_layers": 1, "max_position_embeddings": 48}
 GROUPED = {**PLAIN, "num_key_value_heads": 2}
 IMAGES = {**SIZES, "num_hidden_layers": 1, "image_size": 8, "patch_size": 4, "num_channels": 3}
-GPT2 = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 40, "n_positions": 32}
+GPT2 = {**TOKENS, "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 32}
 NETWORKS = {
     "LlamaForCausalLM": GROUPED | {"tie_word_embeddings": True},
     "MistralForCausalLM": GROUPED,
@@ -30,11 +33,11 @@ NETWORKS = {
     "OPTForCausalLM": PLAIN | {"ffn_dim": 24, "word_embed_proj_dim": 16},
     "BertForMaskedLM": PLAIN,
     "RobertaForSequenceClassification": PLAIN,
-    "DistilBertForMaskedLM": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24,
-                              "vocab_size": 40, "max_position_embeddings": 32},
+    "DistilBertForMaskedLM": {**TOKENS, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24,
+                              "max_position_embeddings": 32},
     "ViTForImageClassification": IMAGES,
-    "T5ForConditionalGeneration": {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1,
-                                   "num_heads": 2, "vocab_size": 40},
+    "T5ForConditionalGeneration": {**TOKENS, "d_model": 16, "d_kv": 8, "d_ff": 24,
+                                   "num_layers": 1, "num_heads": 2},
 }  # fmt: skip
 
 
@@ -55,11 +58,39 @@ def example_for(network):
     return {"input_ids": tokens} | ({"decoder_input_ids": tokens} if seq2seq else {})
 
 
+def _maps(positions):
+    """What corresponds in two units, in whatever order it is listed."""
+    return sorted(zip(*positions.flatten(0, -2).tolist(), strict=True))
+
+
 def described(sym):
-    return str(sym), sym.unchecked, sym.shapes, sym.aliases, sym.weights
+    placements = [
+        (field, k, p.axis, p.exponent, *_maps(p.positions))
+        for field in ("permutations", "scalings", "signs", "linear", "shifts")
+        for k, group in enumerate(getattr(sym, field))
+        for p in group.placements
+    ]
+    axes = [(a.tensor, a.dim, a.size, a.blocks, a.role) for a in sym.axes]
+    return str(sym), sym.unchecked, sym.shapes, sym.aliases, sym.weights, axes, placements
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+FIRST = ("LlamaForCausalLM", "GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification")
+
+
+def each(names):
+    """Parameters of a law; networks beyond the first ones are tested with `e2e`, at 2 s each."""
+    marks = {name: () if name in FIRST else pytest.mark.e2e for name in names}
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=m) for n, m in marks.items()])
+
+
+@functools.cache
+def of_the_network_with_weights(name):
+    network = made(name)
+    forget()
+    return described(discover(network, **example_for(network)))
+
+
+@each(NETWORKS)
 def test_symmetries_are_those_of_the_network_with_weights(name):
     with matrices_on_meta():
         empty = made(name)
@@ -68,9 +99,24 @@ def test_symmetries_are_those_of_the_network_with_weights(name):
     forget()
     found = discover(empty, **example)
     assert all(p.is_meta for p in empty.parameters() if p.ndim > 1)  # it is left as it was
-    forget()
-    assert described(found) == described(discover(made(name), **example))
+    assert described(found) == of_the_network_with_weights(name)
     assert found.error < 1e-12
+
+
+@each(n for n in NETWORKS if n != "T5ForConditionalGeneration")
+def test_few_tokens_show_what_all_show(name, monkeypatch):
+    calls = []
+    monkeypatch.setattr(networks, "discover", lambda *a, **k: calls.append(a) or discover(*a, **k))
+    monkeypatch.setattr(networks, "_TOKENS_SEEN", 23)
+    with matrices_on_meta():
+        empty = made(name)
+    forget()
+    example = tuple(example_for(empty).values())
+    found = networks.symmetries_in(empty, example)
+    assert described(found) == of_the_network_with_weights(name)
+    has_tokens = empty.main_input_name == "input_ids"
+    assert [23 in {len(p) for p in a[0].parameters()} for a in calls] == [has_tokens]
+    assert 23 not in {len(p) for p in empty.parameters()}
 
 
 def test_what_breaks_a_symmetry_is_seen_without_weights():
@@ -84,7 +130,7 @@ def test_what_breaks_a_symmetry_is_seen_without_weights():
     assert [g.units for g in discover(chain, torch.randn(4, 3)).permutations] == [4]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@each(NETWORKS)
 def test_weights_that_are_read_in_turn_are_those_that_are_held(name):
     network = made(name)
     weights, inputs = RandomWeights.of_unknown(network), Inputs((), example_for(network))

@@ -14,7 +14,7 @@ import weightsym
 from weightsym import Difference, Fingerprint, Relation, barrier, discover, fingerprint, relation
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import examples_of, loss
-from weightsym.commands.networks import build, fit_all, shown
+from weightsym.commands.networks import build, fill, fit_all, shown
 from weightsym.discovery.folding import fold_networks
 from weightsym.extras import MissingPackage, of_the_plug_in
 from weightsym.files import open_network
@@ -80,6 +80,7 @@ def diff(
         print("every tensor is the same, as its type rounds it\nverdict: the same function")
         return
     given = [{n: f.number(n) for n in shown(f.places, f"reading {f.stored.path}")} for f in files]
+    fill(model, given[0])
     model, (first, second) = fold_networks(model, given, *example)
     networks = first, second
     sym = discover(model, *example, batch_norm=architecture.batch_norm)

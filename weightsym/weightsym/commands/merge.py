@@ -12,11 +12,11 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from weightsym import Element, FullMatch, MatchResult, Symmetries, align, discover, match, match_all
+from weightsym import Element, FullMatch, MatchResult, Symmetries, align, match, match_all
 from weightsym import params as P
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import ExampleBatches, examples_of, loss
-from weightsym.commands.networks import build, fit_all, shown
+from weightsym.commands.networks import build, fit_all, shown, symmetries_in
 from weightsym.extras import of_the_plug_in
 from weightsym.files import NetworkNames, open_network, write_like
 from weightsym.matching.align import distance_to_mean
@@ -102,7 +102,7 @@ def merge(
     before = average.numbers()
     print("\n".join(f"{name}: {value:.6g}" for name, value in before.items()), flush=True)
     if method != "plain":
-        sym = discover(module, *example, batch_norm=architecture.batch_norm)
+        sym = symmetries_in(module, example, batch_norm=architecture.batch_norm)
         print(f"\n{sym}\n", flush=True)
         average.align(sym, method, architecture.seed)
         after = average.numbers()

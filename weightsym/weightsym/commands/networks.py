@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import inspect
+import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,17 +18,23 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from weightsym import Symmetries, discover
+from weightsym import params as P
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.mistakes import building
 from weightsym.extras import of_the_plug_in
 from weightsym.files import NetworkNames, fit
+from weightsym.groups.placements import Axis
 from weightsym.networks.files.fitting import FittedNetwork, Others
 from weightsym.networks.files.loading import read_json
 from weightsym.networks.files.stored import StoredNetwork
 from weightsym.networks.meta import matrices_on_meta
+from weightsym.params import Params
 
 T = TypeVar("T")
 _TOKENS, _ROWS = 8, 2
+_TOKENS_SEEN = 61
+"""The number of tokens of a longer table with which symmetries are found."""
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)
 
 
@@ -205,6 +214,71 @@ def transformers_example(network: Any, text: str) -> tuple[Tensor, ...]:
         f"`--input` is missing: what {type(network).__name__} takes ({name}) does not follow from "
         "its configuration; give its shape, e.g. --input 1,3,224,224"
     )
+
+
+def symmetries_in(network: nn.Module, example: tuple[Tensor, ...], **options: Any) -> Symmetries:
+    """Find the symmetries of a network, and of one of transformers without all of its tokens.
+
+    The rows of a table of tokens are all alike, and no group moves them: a few show as much.
+
+    Args:
+        network: any network.
+        example: of its input.
+        **options: of `discover`.
+    """
+    short = _with_few_tokens(network)
+    if short is not None:
+        few = tuple(x if x.is_floating_point() else x % _TOKENS_SEEN for x in example)
+        sym = discover(short, *few, **options)
+        longer = {name: t.shape for name, t in P.of(network).items() if name in sym.shapes}
+        whole = replace(sym, axes=_longer_axes(sym, longer), shapes={**sym.shapes, **longer})
+        changed = {a for a, axis in enumerate(sym.axes) if axis != whole.axes[a]}
+        others = {name for name, shape in sym.shapes.items() if shape != whole.shapes[name]}
+        others &= {axis.tensor for axis in sym.axes if axis.dim is None} | sym.constants.keys()
+        if not (others or changed & _moved_axes(sym)):
+            return whole
+    return discover(network, *example, **options)
+
+
+def _longer_axes(sym: Symmetries, shapes: Mapping[str, torch.Size]) -> tuple[Axis, ...]:
+    """The axes of tensors of other shapes."""
+
+    def longer(axis: Axis) -> Axis:
+        old, new = sym.shapes[axis.tensor], shapes[axis.tensor]
+        is_same = axis.dim is None or old[axis.dim] == new[axis.dim]
+        return axis if is_same else replace(axis, size=new[axis.dim or 0])
+
+    return tuple(map(longer, sym.axes))
+
+
+def _moved_axes(sym: Symmetries) -> set[int]:
+    kinds = (sym.permutations, sym.scalings, sym.signs, sym.linear, sym.shifts)
+    readers = (reader.channels for group in sym.shifts for reader in group.readers)
+    placements = itertools.chain(*(group.placements for kind in kinds for group in kind), readers)
+    return {placement.axis for placement in placements}
+
+
+def _with_few_tokens(network: Any) -> nn.Module | None:
+    """The same network for the first tokens only, None where they are few or it has none."""
+    tables = getattr(network, "resize_token_embeddings", None)
+    size = getattr(getattr(network, "config", None), "vocab_size", None)
+    if tables is None or not isinstance(size, int) or size <= _TOKENS_SEEN:
+        return None
+    short = copy.deepcopy(network)
+    try:
+        short.resize_token_embeddings(_TOKENS_SEEN, mean_resizing=False)
+    except Exception:  # of a class that has tables of its own
+        return None
+    assert isinstance(short, nn.Module)
+    return short.eval()
+
+
+def fill(network: nn.Module, params: Params) -> None:
+    """Give weights to a network whose matrices are on the meta device, without copies of them."""
+    if any(p.is_meta for p in network.parameters()):
+        network.load_state_dict(params, strict=False, assign=True)
+        tie: Callable[[], object] = getattr(network, "tie_weights", lambda: None)
+        tie()
 
 
 def names_in_files(network: nn.Module) -> NetworkNames:

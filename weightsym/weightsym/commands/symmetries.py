@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from torch import nn
 
-from weightsym import Symmetries, discover, min_mass, verify
+from weightsym import Symmetries, min_mass, verify
 from weightsym import params as P
 from weightsym.commands.architecture import Architecture
-from weightsym.commands.networks import build, fit_all
+from weightsym.commands.networks import build, fit_all, symmetries_in
 from weightsym.files import open_network
 from weightsym.networks.files.fitting import FittedNetwork
 from weightsym.networks.files.stored import has_weights, is_hugging_face
@@ -59,7 +59,7 @@ def symmetries(
     for file in files:
         _load(model, file)
     started = time.perf_counter()
-    sym = discover(model, *example, batch_norm=batch_norm, explain=explain)
+    sym = symmetries_in(model, example, batch_norm=batch_norm, explain=explain)
     seconds = time.perf_counter() - started
     if explain is not None:
         return

@@ -221,7 +221,8 @@ class Symmetries:
         beside = torch.cat([torch.zeros(0, dtype=torch.bool), *covered]).logical_not()
         scales = incidence(self.axes, self.scalings)[:, np.flatnonzero(beside.numpy())]
         powers = _at_entries(self.axes, hstack([diagonal, scales]))
-        return _added_rank(powers, diagonal.shape[1]) + matrices + self.shift_dof
+        before = _rank(csr_matrix(powers[:, : diagonal.shape[1]]))
+        return _rank(csr_matrix(powers)) - before + matrices + self.shift_dof
 
     def covered(self, groups: Sequence[Group], kinds: Collection[str]) -> tuple[Tensor, ...]:
         """For every group, which of its units move inside spaces of the given kinds only.
@@ -484,19 +485,49 @@ def _at_entries(axes: Sequence[Axis], powers: csr_matrix) -> csc_matrix:
     return csc_matrix(coo_matrix((signs, (rows, columns)), 2 * powers.shape[:1]) @ powers)
 
 
-def _added_rank(powers: csc_matrix, first: int) -> int:
-    """By how much the columns from one on raise the rank, one connected part after the other."""
-    squares = csr_matrix(powers.T @ powers)
+def _rank(rows: csr_matrix) -> int:
+    """The rank of a large sparse matrix of whole numbers.
+
+    Variables that a row with one entry makes zero, or a row with two makes equal or opposite to
+    others, are replaced until no such row is left. Few variables remain.
+    """
+    rank, left = 0, rows.shape[1]
+    while left:
+        rows.eliminate_zeros()
+        roots, signs = _joined(rows)
+        kept, index = np.unique(roots[roots >= 0], return_inverse=True)
+        if len(kept) == left:
+            break
+        shape, at = (left, len(kept)), np.flatnonzero(roots >= 0)
+        rows = csr_matrix(rows @ csr_matrix((signs[at], (at, index)), shape))
+        rank, left = rank + left - len(kept), len(kept)
+    squares = csr_matrix(rows.T @ rows)
     parts, part = connected_components(squares, directed=False)
-    sizes = np.bincount(part, minlength=parts)
-    added = int((squares.diagonal()[first:][sizes[part[first:]] == 1] > 0).sum())
-    concerned = np.unique(part[first:])
-    for columns in (np.flatnonzero(part == k) for k in concerned[sizes[concerned] > 1]):
+    for columns in (np.flatnonzero(part == k) for k in range(parts)):
         square = squares[columns][:, columns].toarray().astype(np.float64)
-        before = int((columns < first).sum())
-        added += int(np.linalg.matrix_rank(square, hermitian=True))
-        added -= int(np.linalg.matrix_rank(square[:before, :before], hermitian=True))
-    return added
+        rank += int(np.linalg.matrix_rank(square, hermitian=True))
+    return rank
+
+
+def _joined(rows: csr_matrix) -> tuple[Ints, Ints]:
+    """By variable, the one that it is equal or opposite to, -1 where it is zero, and the sign."""
+    count = rows.shape[1]
+    widths, every = np.diff(rows.indptr), np.arange(count)
+    pinned = rows.indices[rows.indptr[:-1][widths == 1]]
+    starts = rows.indptr[:-1][widths == 2]
+    (x, y), (a, b) = ((t[starts], t[starts + 1]) for t in (rows.indices, rows.data))
+    alike = np.abs(a) == np.abs(b)
+    x, y, same = x[alike], y[alike], (a * b < 0)[alike]
+    ends = np.where(same, y, y + count), np.where(same, y + count, y)  # each with either sign
+    edges = np.concatenate([x, x + count, pinned]), np.concatenate([*ends, pinned + count])
+    graph = coo_matrix((np.ones(len(edges[0])), edges), (2 * count, 2 * count))
+    _, part = connected_components(graph, directed=False)
+    plus, minus = part[:count], part[count:]
+    first = np.full(part.max() + 1, count)
+    np.minimum.at(first, np.minimum(plus, minus), every)
+    roots = first[np.minimum(plus, minus)]
+    signs = np.where((plus < minus) == (plus[roots] < minus[roots]), 1, -1)
+    return np.where(plus == minus, -1, roots), signs
 
 
 def incidence(
