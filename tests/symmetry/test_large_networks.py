@@ -35,6 +35,7 @@ SETTINGS = {
     "standing": {"_AT_ONCE": 7, "_KEPT": 200},
 }
 every = pytest.mark.parametrize("name", NETWORKS)
+some = pytest.mark.parametrize("name", [n for k, n in enumerate(NETWORKS) if k % 6 == 0])
 
 
 @pytest.fixture
@@ -76,16 +77,16 @@ def test_tensors_move_one_by_one_as_the_whole_network_does(name, as_large):
         for n in params:
             if n not in sym.aliases:
                 assert torch.allclose(network[n].reshape(whole[n].shape), whole[n], atol=1e-6)
-    if sym.touched:
+    if sym.linear:  # random matrices are never one
         assert furthest(whole, params, sorted(sym.touched)) > 0.01
 
 
 def test_what_no_longer_fits_is_let_go_of():
     recent = Recent[str](100)
-    for k, size in enumerate((5, 4, 10, 40)):
+    for k, size in enumerate((5, 4, 10, 40, 10)):
         recent[str(k)] = torch.zeros(size)
         assert recent.size == sum(4 * t.numel() for t in recent.values()) <= 100
-    assert list(recent) == ["1", "2"] or list(recent) == ["0", "1", "2"]
+    assert list(recent) == ["1", "2", "4"]
 
 
 def test_sums_over_columns_are_those_of_the_whole(as_large):
@@ -117,7 +118,7 @@ def table(sym, moving, goal, views):
     return (rows(goal) @ rows({n: t[0] for n, t in moving.items()}).T).numpy()
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.05, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.3, 0.6])
 def test_partners_are_those_of_the_exact_assignment(noise):
     sym, moving, goal, views = units(200, noise)
     found = Sketches(sym, moving, goal).partners(views, flips=False)
@@ -141,11 +142,11 @@ def test_units_that_nearly_agree_are_told_apart_by_exact_products():
     sym, moving, goal, views = units(100, 0.0)
     moving, goal = ({n: t.clone() for n, t in w.items()} for w in (moving, goal))
     order = linear_sum_assignment(table(sym, moving, goal, views), maximize=True)[1]
-    for n, w in goal.items():  # two units that differ by a hundredth
-        first, second = (w[0], w[1]) if n != "2.weight" else (w[:, 0], w[:, 1])
-        second.copy_(first + 0.01 * torch.randn(first.shape, generator=seeded(4)))
-        there = moving[n][0].T if n == "2.weight" else moving[n][0]
-        there[order[1]] = second
+    for n in ("0.weight", "0.bias", "2.weight"):  # two units that differ by a hundredth
+        units_of, there = (w.T if n == "2.weight" else w for w in (goal[n], moving[n][0]))
+        noise = torch.randn(units_of[0].shape, generator=seeded(4))
+        units_of[1] = units_of[0] + 0.01 * noise
+        there[order[1]] = units_of[1]
     found = Sketches(sym, moving, goal).partners(views, flips=False)
     assert not found.sure
     values = table(sym, moving, goal, views)
@@ -159,7 +160,7 @@ def test_units_with_nothing_in_common_are_left_to_exact_products():
 
 
 # ------------------------------------------------------------ matching
-@every
+@some
 def test_large_networks_end_where_small_ones_do(name, monkeypatch):
     _, _, sym, params = known(name)
     if not sym.permutations:
@@ -173,7 +174,7 @@ def test_large_networks_end_where_small_ones_do(name, monkeypatch):
     assert float(large.objective) >= float(small.objective) * (1 - 1e-5) - 1e-9
 
 
-@pytest.mark.parametrize("name", ["heads", "rotary", "centred"])
+@pytest.mark.parametrize("name", ["attention", "rotary half", "rotary, grouped", "low rank", "a stream of layer norms"])
 def test_matrices_of_large_networks_are_found(name, as_large):
     _, _, sym, params = known(name)
     element = Element.of_groups(

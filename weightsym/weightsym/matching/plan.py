@@ -176,10 +176,10 @@ class Plan:
 
     @cached_property
     def within(self) -> list[list[int]]:
-        """Of every family, the others of which it changes all that they change."""
+        """Of every family, those inside of it that see nothing else than it does."""
         return [
-            [j for j, g in enumerate(self.families) if j != k and f.inner and g.members < f.members]
-            for k, f in enumerate(self.families)
+            [j for j, g in enumerate(self.families) if g.members < f.members and self._seen[j] <= s]
+            for f, s in ((f, s - f.members) for f, s in zip(self.families, self._seen, strict=True))
         ]
 
     @cached_property

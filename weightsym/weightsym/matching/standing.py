@@ -38,11 +38,12 @@ class Recent(dict[K, Tensor]):
 
     def __setitem__(self, key: K, tensor: Tensor) -> None:
         self.pop(key, None)
-        while self and self.size + _bytes(tensor) > self.most:
+        if _bytes(tensor) > self.most:
+            return
+        while self.size + _bytes(tensor) > self.most:
             self.pop(next(iter(self)))
-        if _bytes(tensor) <= self.most:
-            self.size += _bytes(tensor)
-            super().__setitem__(key, tensor)
+        self.size += _bytes(tensor)
+        super().__setitem__(key, tensor)
 
     def pop(self, key: K, default: Tensor | None = None) -> Tensor | None:  # type: ignore[override]
         """Let go of one tensor."""
