@@ -174,7 +174,9 @@ def test_large_networks_end_where_small_ones_do(name, monkeypatch):
     assert float(large.objective) >= float(small.objective) * (1 - 1e-5) - 1e-9
 
 
-@pytest.mark.parametrize("name", ["attention", "rotary half", "rotary, grouped", "low rank", "a stream of layer norms"])
+@pytest.mark.parametrize(
+    "name", ["attention", "rotary half", "rotary, grouped", "low rank", "a stream of layer norms"]
+)
 def test_matrices_of_large_networks_are_found(name, as_large):
     _, _, sym, params = known(name)
     element = Element.of_groups(
