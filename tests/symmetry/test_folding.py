@@ -6,7 +6,9 @@ from cases import Forward
 from mixing_networks import TOKENS, Decoder
 from torch import nn
 
-from weightsym import discover, fold_norms, verify
+from weightsym import Element, discover, fingerprint, fold_norms, relation, verify
+from weightsym import params as P
+from weightsym.discovery.folding import fold_networks
 
 
 def randomised(model):
@@ -128,3 +130,32 @@ def test_what_cannot_be_folded_is_refused_or_left(build, x):
         fold_norms(model, x)
     left = fold_norms(model, x, partial=True)
     torch.testing.assert_close(left(x), model(x), rtol=1e-10, atol=1e-10)
+
+
+def test_networks_are_folded_with_a_module_that_has_no_weights():
+    """The gains of each network go into its own maps; the module only gives the computation."""
+    networks = [P.of(randomised(Residual(nn.LayerNorm))) for _ in range(2)]
+    networks[1] = {n: 2 * t for n, t in networks[1].items()}
+    with torch.device("meta"):
+        empty = Residual(nn.LayerNorm).double().eval()
+    folded, every = fold_networks(empty, networks, VECTORS)
+    assert not any("norm" in name for name in every[0])
+    for before, after in zip(networks, every, strict=True):
+        whole = Residual(nn.LayerNorm).double().eval()
+        torch.testing.assert_close(P.apply(folded, after, VECTORS), P.apply(whole, before, VECTORS))
+    assert not torch.allclose(every[0]["up.weight"], every[1]["up.weight"])
+
+
+@pytest.mark.parametrize("name", ["decoder", "by hand"])
+def test_gains_and_rotations_hide_no_network(name):
+    """A network whose gains are others and whose stream was rotated is the same function."""
+    build, x, _ = NETWORKS[name]
+    model = randomised(build())
+    attacked = Element.random(discover(model, x), torch.Generator().manual_seed(1))(P.of(model))
+    folded, (own, moved) = fold_networks(model, [P.of(model), attacked], x)
+    sym = discover(folded, x)
+    moved = Element.random(sym, torch.Generator().manual_seed(2))(moved)
+    assert relation(moved, own, sym).verdict == "same function"
+    assert fingerprint(moved, sym).agrees(fingerprint(own, sym))
+    gains = [n for n in attacked if not torch.allclose(attacked[n], P.of(model)[n])]
+    assert any("norm" in n for n in gains)

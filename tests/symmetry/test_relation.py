@@ -19,16 +19,25 @@ from weightsym import Element, discover, relation
 from weightsym import params as P
 from weightsym.matching.relation import EXCESS, law_of_fixed_points, p_agreeing, p_in_place
 
-COPIES = ("same function", "made from it")
-
 
 def verdicts(networks, goal, sym):
     return [relation(network, goal, sym).verdict for network in networks]
 
 
 # ------------------------------------------------------------ all known networks
-LIMITS: dict[str, str] = {}
-"""Networks whose copies are not brought back exactly, and why."""
+STUCK, FREE = "matching ends in another order", "the size of a whole tensor is free"
+LIMITS = {
+    "experts with a norm inside": STUCK,
+    "a vector of two layers": STUCK,
+    "a vector of a recurrence": STUCK,
+    "addbmm": STUCK,
+    "complex numbers turned by learned angles": STUCK,
+    "a weight made by the input": FREE,
+    "unit rows of a product": FREE,
+    "normalised tensor": FREE,
+    "soft experts": FREE,
+}
+"""Networks whose copies are not brought back exactly, and why; none is called independent."""
 SMALL = [name for name in ORDERED if name not in REPEATED][::9]
 """Networks for which the law is cheap enough for every run."""
 
@@ -48,7 +57,7 @@ def test_copies_are_related_and_independent_networks_are_not(name):
     copy = Element.random(sym, seeded(3))(params)
     other = P.of(NETWORKS[name].made(11)[0]) | sym.constants
     moved, rough, apart = verdicts((copy, noisy(copy, 0.05) | sym.constants, other), params, sym)
-    assert moved in (COPIES if name in LIMITS else COPIES[:1])
+    assert moved in (("made from it", "cannot be told") if name in LIMITS else ("same function",))
     assert rough in ("made from it", "cannot be told")
     assert apart in ("independent", "cannot be told")
 

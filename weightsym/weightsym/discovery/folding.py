@@ -66,7 +66,7 @@ def fold_networks(
     """Fold the norms of networks of one kind, wherever linear maps alone read them.
 
     Args:
-        model: gives the computation; it is left untouched.
+        model: gives the computation, with or without weights; it is left untouched.
         networks: their tensors, none of which is changed.
         *example: example inputs, as the module takes them.
         **named: example inputs by name.
@@ -81,6 +81,7 @@ def fold_networks(
     >>> list(weights) == list(of(folded))
     True
     """
+    model = _filled(model, networks[0])
     folds, _ = _folds_of(model, Inputs(example, named))
     folded = _without_gains(model, folds)
     every = [_after(network, folds) for network in networks]
@@ -168,6 +169,13 @@ def _folds_of(model: nn.Module, inputs: Inputs) -> tuple[list[_Fold], list[str]]
         else:
             others.append(name)
     return folds, others
+
+
+def _filled(model: nn.Module, params: Params) -> nn.Module:
+    """A network with the weights that it lacks, those on the device meta."""
+    named = model.named_parameters()
+    new = {id(p): nn.Parameter(params[n].clone(), p.requires_grad) for n, p in named if p.is_meta}
+    return copy.deepcopy(model, new) if new else model  # type: ignore[arg-type]  # a memo
 
 
 @torch.no_grad()
