@@ -175,7 +175,7 @@ def _filled(model: nn.Module, params: Params) -> nn.Module:
     """A network with the weights that it lacks, those on the device meta."""
     named = model.named_parameters()
     new = {id(p): nn.Parameter(params[n].clone(), p.requires_grad) for n, p in named if p.is_meta}
-    return copy.deepcopy(model, new) if new else model  # type: ignore[arg-type]  # a memo
+    return copy.deepcopy(model, new) if new else model
 
 
 @torch.no_grad()

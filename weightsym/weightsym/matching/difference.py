@@ -28,7 +28,7 @@ from weightsym.params import Params, is_weight
 
 _ORDER, _ROUNDS = "units in order", 3
 _ROUNDING = 1e-9  # of squared distances
-_CLOSE = 0.3  # of squared norms: nobody looks for a better start
+_CLOSE = 0.1  # of squared norms: nobody looks for a better start
 _SMALL = 2**16  # weights, of networks that are matched from every start
 _MANY = 9  # units: chance leaves no half of more in their places
 

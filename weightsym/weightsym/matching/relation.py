@@ -35,6 +35,7 @@ CHANCE = 1e-6
 EXCESS = 0.5
 """The share of units that agree beyond chance in independent networks, at most (0.45 was seen)."""
 _EQUAL = 1e-5  # a rest that rounding explains
+_NEAR = 1e-3  # of one tensor
 _SLACK = 3.0  # of distances, for the matrices and scales that have been fitted
 _UNDERFLOW = 170  # 1 / 171! is no double
 
@@ -96,12 +97,18 @@ class Relation:
         Nothing can be told where so few units are compared that even if all of them agreed, that
         would not be beyond chance.
         """
-        if self.difference.rest <= _EQUAL and self.p_close < CHANCE:
+        if self.difference.rest <= _EQUAL and (self.p_close < CHANCE or self._equal_everywhere):
             return "same function"
         if min(self.p_exact, self.p_robust, self.p_close) < CHANCE:
             return "made from it"
         every = [(g.units, g.units) for g in self.groups if g.agreeing is not None]
         return "independent" if p_agreeing(every) < CHANCE else "cannot be told"
+
+    @property
+    def _equal_everywhere(self) -> bool:
+        """True if no small tensor differs beside large ones."""
+        last = self.difference.stages[-1]
+        return all(square <= _NEAR**2 * last.sizes[n] for n, square in last.squares.items())
 
     @property
     def shares(self) -> dict[str, float]:
