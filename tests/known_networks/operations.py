@@ -38,6 +38,24 @@ def halves_of_a_vector(s, x):
     return torch.relu(h[:, :4]) @ s.w[:4] + torch.sin(h[:, 4:] @ s.w[4:])
 
 
+@network("8", 8, 8, w=parameter(8, 5), b=(8, 3))
+def cosines_of_inputs_and_rows(s, x):
+    """The input is the same beside all rows, before and after it is squared."""
+    return s.b(F.cosine_similarity(x[:, None], s.w, dim=-1))
+
+
+@two("8", 0, 8)
+def functions_of_inputs_beside_all_units(s, x):
+    wide = x.sum(1, keepdim=True).expand(-1, 8)
+    return s.b(torch.tanh(s.a(x)) * wide.sin() * (wide.exp() + wide))
+
+
+@two("8", 8, 0, m=parameter(8), kernel=False)
+def a_mask_that_is_learned(s, x):
+    """Outputs do not move with it, but jump."""
+    return s.b(torch.relu(s.a(x)) * (torch.sigmoid(s.m) > 0.5))
+
+
 @two("4*2", 8, 4)
 def half_relu(s, x):
     h = s.a(x)

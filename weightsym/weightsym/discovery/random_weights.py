@@ -143,3 +143,15 @@ def perturbing(
         return perturb_(name, t, size) if name in names or not names else t
 
     return perturbed
+
+
+def flipping(weights: Read, names: frozenset[str], precision: torch.dtype | None) -> Read:
+    """Weights of another function: the numbers of some tensors times random signs."""
+
+    def flipped(name: str) -> Tensor:
+        t = in_precision(weights(name), precision)
+        if name not in names:
+            return t
+        return tiled_(torch.mul, t, turned(normal_pool(5).sign(), key_of(name) % POOL, t.numel()))
+
+    return flipped

@@ -19,7 +19,7 @@ from weightsym.discovery.draws import ONE_OF_ALL, Pick, draws_numbers
 from weightsym.discovery.example import forgets
 from weightsym.discovery.export import Graphs
 from weightsym.discovery.graph import Graph
-from weightsym.discovery.random_weights import RandomWeights, WeightDraw, perturbing
+from weightsym.discovery.random_weights import RandomWeights, WeightDraw, flipping, perturbing
 from weightsym.discovery.sensitivity import KINDS, OutputMoves, Place, places_of, tensor_at
 from weightsym.discovery.signals import factors_that_keep_signals
 from weightsym.discovery.streaming import Call, Cast, called, evened_by, streamed_outputs
@@ -583,11 +583,16 @@ class Check:
         return _Judged(sym, frozenset(seen), is_faint, _doubtful(sym, moves))
 
     def _asleep(self, names: Collection[str]) -> set[str]:
-        """Tensors without a derivative with which no output jumps, either."""
+        """Tensors without a derivative with which no output jumps, either.
+
+        Some decide by their size, and some by their sign, such as a mask that is learned.
+        """
         asleep, pending = set[str](), [sorted(names)] if names else []
         while pending:
             some = pending.pop()
-            if agree(self.outputs, self.perturbed(frozenset(some), _OTHER), _EXACT):
+            larger = self.perturbed(frozenset(some), _OTHER)
+            flipped = self.run(flipping(self.read, frozenset(some), self.precision), self.precision)
+            if all(agree(self.outputs, other, _EXACT) for other in (larger, flipped)):
                 asleep |= {*some}
             elif len(some) > 1:
                 pending += [some[: len(some) // 2], some[len(some) // 2 :]]

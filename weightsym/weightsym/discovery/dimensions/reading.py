@@ -330,7 +330,9 @@ class Reading:
             name in MOVES and is_tensor and _has_copies(values[:1])
         )
         if not any(v.factors for v in values) and not is_copy:
-            return _without_labels(size)
+            if name in ("sum", "mean") and _has_copies(values):
+                return self._sum(node, args, named)
+            return _of_inputs(values, size) if is_pointwise(node) else _without_labels(size)
         rule = getattr(self, f"_{_ALIASES.get(name, name)}", None)
         return rule(node, args, named) if rule else self._by_nature(node, args, named, values)
 
@@ -749,6 +751,14 @@ def _numbers_of(value: Value) -> Tensor:
 
 def _without_labels(size: Any) -> Any:
     return tree_map(lambda t: Value.of(t.shape) if isinstance(t, Tensor) else t, size)
+
+
+def _of_inputs(values: Sequence[Value], size: Any) -> Any:
+    """A function of single numbers, the same along what all of them are broadcast along."""
+    if not isinstance(size, Tensor):
+        return _without_labels(size)
+    wide = [with_dims(v, size.ndim).varies for v in values]
+    return Value.of(size.shape, varies=[any(along) for along in zip(*wide, strict=True)])
 
 
 def _has_copies(values: Sequence[Value]) -> bool:
