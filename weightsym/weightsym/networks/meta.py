@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_map
+
+_OWN: dict[str, Any] = {}
+if hasattr(mmap, "MAP_PRIVATE"):  # pages that are shared between processes take memory when read
+    _OWN["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 @contextmanager
@@ -40,8 +44,12 @@ def matrices_on_meta() -> Iterator[None]:
 
 def reserved(tensor: Tensor) -> Tensor:
     """Zeros like a tensor, on the CPU, that take no memory until something is written there."""
-    zeros = torch.from_numpy(np.zeros(tensor.numel() * tensor.element_size(), np.uint8))
-    return zeros.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    size = tensor.numel() * tensor.element_size()
+    if not size:
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    pages = mmap.mmap(-1, size, **_OWN)
+    zeros = torch.frombuffer(pages, dtype=torch.uint8).view(tensor.dtype)
+    return zeros.as_strided(tensor.shape, tensor.stride())
 
 
 class Substituted(TorchFunctionMode):
