@@ -50,6 +50,10 @@ class SharedUnits:
         in_place: how many of B are matched to the unit of A with the same number.
         agreeing: how many are matched alike by what comes before and by what follows; None where
             the weights of a group cannot be parted.
+
+    >>> from weightsym import SharedUnits
+    >>> SharedUnits("up.weight", 128, in_place=1, agreeing=120)
+    SharedUnits(name='up.weight', units=128, in_place=1, agreeing=120)
     """
 
     name: str
