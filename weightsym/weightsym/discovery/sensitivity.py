@@ -91,10 +91,12 @@ class OutputMoves:
         """Keep the squares of derivatives, times weights, by position on every axis."""
         moves = slope if slope.dtype.itemsize > 2 else slope.float()
         moves = moves.mul(t).square_()
-        kept: dict[int | None, Tensor] = {None: moves.sum()}
+        kept: dict[int | None, Tensor] = {}
         for a in self._sym.axes_of.get(name, ()):
             rows = along_axis(moves, self._sym.axes[a], 0)
-            kept[a] = (rows.flatten(0, -2).sum(0) if rows.ndim > 1 else rows.clone()).cpu()
+            others = tuple(range(rows.ndim - 1))
+            kept[a] = (rows.sum(others) if others else rows.clone()).cpu()
+        kept[None] = next(iter(kept.values()), moves).sum()
         before = self._squares.get(name, {})  # a weight that was let go of, and read once more
         self._squares[name] = {a: t + before[a] if before else t for a, t in kept.items()}
 
