@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d
 
 from lightning_bnn.datamodules import Digits
-from weightsym import discover
+from weightsym import Element, discover
 from weightsym import params as P
-from weightsym.discovery.verify import random_element
 from weightsym.networks.randomness import keyed_generator
 
 
@@ -78,7 +77,7 @@ def main() -> None:
     original = trained(ConvNet(12, 2), 0, 10)
     symmetries, tuned = discover(original, digits()[0][:2]), trained(original, 1, 5)
     generator = keyed_generator(0, "element")
-    moved = random_element(P.of(tuned), symmetries, generator, mixing=True)
+    moved = Element.random(symmetries, generator)(P.of(tuned))
     for name, network in (("a", P.of(original)), ("b", moved)):
         tensors = {n: t.detach().contiguous() for n, t in network.items()}
         save_file(tensors, folder / f"{name}.safetensors")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.metrics.remembered_mmd import RowTransform
-from weightsym import Group, Removal, SortKey, Symmetries, discover, plan_removal
+from weightsym import Element, Group, SortKey, Symmetries, discover, plan_removal
 from weightsym.params import Params
 
 
@@ -62,7 +62,7 @@ class Remover:
     def __call__(self, networks: Params | Iterable[Params]) -> RowTransform:
         """The group elements that lead to the representatives, for `Transformed`."""
         plan = plan_removal(networks, self.symmetries, "unit-norm", self.sort_by)
-        return _UnitRows(plan, self.free) if self.free else plan
+        return _UnitRows(plan, self.free) if self.free else plan.rows
 
 
 PROTOCOLS = {
@@ -85,11 +85,11 @@ PROTOCOLS = {
 class _UnitRows:
     """A removal, after which some layers get rows of unit norm, which their BatchNorm undoes."""
 
-    plan: Removal
+    plan: Element
     names: frozenset[str]
 
     def __call__(self, name: str, values: Tensor, rows: slice) -> Tensor:
-        values = self.plan(name, values, rows)
+        values = self.plan.rows(name, values, rows)
         if name not in self.names:
             return values
         norms = values.flatten(2).norm(dim=2).clamp_min(torch.finfo(values.dtype).tiny)

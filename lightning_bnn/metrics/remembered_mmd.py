@@ -37,7 +37,7 @@ _PROGRESS_FROM = 1e12
 _log = logging.getLogger(__name__)
 RowTransform = Callable[[str, Tensor, slice], Tensor]
 """From a layer's name, some of its rows ``(rows, *shape)`` and which rows these are to the same
-rows transformed, such as `weightsym.Removal`."""
+rows transformed, such as `weightsym.Element.rows`."""
 
 
 @runtime_checkable

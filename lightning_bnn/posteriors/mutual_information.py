@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_bnn.posteriors.permanents import log_bethe, log_capacity, log_transpositions
 from lightning_bnn.posteriors.unit_layers import UnitLayer
-from weightsym import Symmetries, permute_some, random_permutations
+from weightsym import Element, Symmetries, random_permutations
 from weightsym.params import Params, precise, widest
 
 Bound = Callable[[Tensor], Tensor]
@@ -221,11 +221,9 @@ def draw_information(
     moved = _moved_tensors(sym, weights)
     unmoved = _log_density(weights, sampled, moved)
     terms = [torch.zeros_like(unmoved)]
-    size = len(unmoved)
     for _ in range(draws - 1):
-        drawn = random_permutations(sym, generator)
-        element = [p.to(unmoved.device).expand(size, -1) for p in drawn]
-        image = permute_some({name: weights[name] for name in moved}, sym, element)
+        element = Element.of_groups(sym, permutations=random_permutations(sym, generator))
+        image = element.on_some({name: weights[name] for name in moved})
         terms.append(_log_density(image, sampled, moved) - unmoved)
     return math.log(draws) - torch.stack(terms).logsumexp(0)
 

@@ -12,7 +12,6 @@ from weightsym import (
     ScalingGroup,
     Symmetries,
     along_axis,
-    multiplied_tensor,
     random_permutations,
     random_signs,
 )
@@ -94,16 +93,11 @@ class OrbitMoves:
     @torch.no_grad()
     def rescaled(self, stack: Params, generator: torch.Generator | None = None) -> Params:
         """Draw the scales of every network of a stack."""
-        moved = dict(stack)
-        ones = [torch.ones(g.units) for g in self.sym.scalings]
+        moved = stack
         for group in self.scalings:
-            scales = list(ones)
+            scales = [torch.ones(g.units) for g in self.sym.scalings]
             scales[self.sym.scalings.index(group)] = self._logs(group, moved, generator).exp()
-            for placement in group.placements:
-                name = self.sym.axes[placement.axis].tensor
-                moved[name] = multiplied_tensor(
-                    moved[name], self.sym, {placement.axis: ["scalings"]}, {"scalings": scales}, 1
-                )
+            moved = Element.of_groups(self.sym, scales=scales)(moved)
         return moved
 
     def _logs(

@@ -2,16 +2,16 @@
 
 import functools
 import itertools
+from dataclasses import replace
 
 import mixing_networks
 import torch
 from cases import CASES, NESTED
 from known_networks import NETWORKS
 
-from weightsym import compose
+from weightsym import Element, compose
 from weightsym import params as P
-from weightsym.groups.actions import multiply
-from weightsym.groups.mixing import mix_some
+from weightsym.groups.actions import act
 
 
 @functools.cache
@@ -27,6 +27,12 @@ def find(name):
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def moved_at_random(params, sym, generator, mixing=True):
+    """Another network of the orbit, by matrices and shifts only if it is mixing."""
+    acting = sym if mixing else replace(sym, linear=(), shifts=())
+    return Element.random(acting, generator)(params)
 
 
 def furthest(a, b):
@@ -80,8 +86,7 @@ def least_by_descent(params, sym, seed):
             t if s.kind == "general" else torch.eye(s.size).double().expand_as(t)
             for t, s in zip(free, sym.linear, strict=True)
         ]
-        moved = multiply(names, sym, {"scalings": [u.exp() for u in logs]})
-        moved = mix_some(moved, sym, matrices)
+        moved = act(names, sym, {"scalings": [u.exp() for u in logs], "linear": matrices})
         total = sum(moved[n].square().sum() for n in sym.weights)
         total.backward()
         return total

@@ -15,6 +15,7 @@ from functools import partial
 import lightning as L
 import torch
 from cases import Forward
+from checked_symmetries import moved_at_random
 from cpu_draws import cpu_draws
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import MixedPrecision
@@ -43,7 +44,6 @@ from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import SWAG, DeepEnsemble, Laplace
 from weightsym import params as P
-from weightsym.discovery.verify import random_element
 from weightsym.networks.forward import same_noise
 from weightsym.networks.randomness import keyed_randomness
 
@@ -169,7 +169,7 @@ def acted(device):
 def acted_on(net, x):
     net, x = net.double().eval(), x.double() if x.is_floating_point() else x
     sym, params = S.discover(net, x), P.of(net)
-    one, two = (random_element(params, sym, _generator(k), mixing=True) for k in (0, 1))
+    one, two = (moved_at_random(params, sym, _generator(k)) for k in (0, 1))
     canonical = S.canonicalise(one, sym)
     kinds = sym.permutations, sym.scalings, sym.signs, sym.linear, sym.shifts
     rest = 0.0 if isinstance(net, Decoder) else S.relation(one, params, sym).difference.rest

@@ -21,7 +21,7 @@ from weightsym.discovery.dimensions.nodes import writes
 from weightsym.discovery.export import trace_graphs
 from weightsym.discovery.random_weights import RandomWeights
 from weightsym.discovery.refutation import Check
-from weightsym.discovery.verify import covering_motions
+from weightsym.discovery.verify import covering_values
 from weightsym.groups.placements import Axis, Placement
 from weightsym.groups.symmetries import PermutationGroup
 from weightsym.networks.forward import Inputs
@@ -153,9 +153,9 @@ def test_verification_sees_groups_of_any_size_that_forget_a_place(kind, units):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_two_motions_generate_all_permutations_and_flip_every_sign(name):
-    one, two, *_ = covering_motions(find(name)[2], seeded())
-    for cycle, exchange in zip(one.cycles, two.cycles, strict=True):
+def test_two_elements_generate_all_permutations_and_flip_every_sign(name):
+    one, two, *_ = covering_values(find(name)[2], seeded())
+    for cycle, exchange in zip(one["permutations"], two["permutations"], strict=True):
         if len(cycle) == 2:
             assert [1, 0] in (cycle.tolist(), exchange.tolist())
             continue
@@ -167,7 +167,7 @@ def test_two_motions_generate_all_permutations_and_flip_every_sign(name):
         assert sorted(seen) == list(range(len(cycle)))  # one cycle
         a, b = (exchange != torch.arange(len(exchange))).nonzero()[:, 0].tolist()
         assert cycle[a] == b or cycle[b] == a  # neighbours: with the cycle, they generate all
-    for a, b in zip(one.factors["signs"], two.factors["signs"], strict=True):
+    for a, b in zip(one["signs"], two["signs"], strict=True):
         assert bool(((a == -1) | (b == -1)).all())
         assert bool((a.abs() == 1).all() & (b.abs() == 1).all())
 

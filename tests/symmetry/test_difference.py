@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from cases import Forward
-from checked_symmetries import find, seeded
+from checked_symmetries import find, moved_at_random, seeded
 from test_matching import noisy
 from torch import nn
 
@@ -21,7 +21,6 @@ from weightsym import (
     rescale,
 )
 from weightsym import params as P
-from weightsym.discovery.verify import random_element
 from weightsym.matching.difference import steady_signs
 from weightsym.matching.interpolation import (
     output_error,
@@ -35,7 +34,7 @@ MIXED = ("adapter", "stream", "centred")
 
 
 def element(params, sym, seed=3):
-    return random_element(params, sym, seeded(seed), mixing=True)
+    return moved_at_random(params, sym, seeded(seed))
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,12 @@ import math
 
 import pytest
 import torch
-from checked_symmetries import find
+from checked_symmetries import find, moved_at_random, seeded
 from disk_networks import Experts
 
 from lightning_bnn import models
 from weightsym import Fingerprint, discover, fingerprint, min_mass, permute
 from weightsym import params as P
-from weightsym.discovery.verify import random_element
 from weightsym.forms.fingerprint import _STEP, _code, at_least_mass
 
 NAMES = ["mlp", "tanh mlp", "attention", "recurrent", "resnet", "adapter", "stream", "centred"]
@@ -27,7 +26,7 @@ def own_of(name):
 def test_networks_of_an_orbit_have_one_when_rounded(name):
     """Also after their weights have been rounded, but not after a change of one in a thousand."""
     (_, _, sym, params), own = find(name), own_of(name)
-    moved = random_element(params, sym, torch.Generator().manual_seed(3), mixing=True)
+    moved = moved_at_random(params, sym, seeded(3))
     rounded = {n: t.float() if t.is_floating_point() else t for n, t in moved.items()}
     for other in (moved, rounded):
         found = fingerprint(other, sym)

@@ -10,6 +10,7 @@ import known_networks
 import numpy as np
 import pytest
 import torch
+from checked_symmetries import moved_at_random, seeded
 from known_networks import NETWORKS, counted
 
 from weightsym import (
@@ -21,7 +22,7 @@ from weightsym import (
     verify,
 )
 from weightsym import params as P
-from weightsym.discovery.verify import covering_motions, random_element
+from weightsym.discovery.verify import covering_elements
 from weightsym.forms import canonical
 from weightsym.groups.actions import tied
 from weightsym.groups.orbits import orbit_directions
@@ -104,8 +105,8 @@ def test_one_fingerprint_for_the_whole_orbit(network):
     if network is NETWORKS["scores of triples"]:
         pytest.skip("one sign acts along two dimensions of a tensor")
     own = fingerprint(P.of(model), sym)
-    for motion in covering_motions(sym, torch.Generator().manual_seed(0)) if own.attained else ():
-        found = fingerprint(motion.applied(P.of(model)), sym)
+    for element in covering_elements(sym, seeded()) if own.attained else ():
+        found = fingerprint(element(P.of(model)), sym)
         assert own.agrees(found)
         assert found.norms == pytest.approx(own.norms, rel=1e-5, abs=1e-7)
 
@@ -128,7 +129,7 @@ def test_an_element_of_which_a_tensor_is_left_out_does(network):
     params = P.of(model)
     before, errors = outputs(model, params, x), []
     for seed in range(3):
-        moved = random_element(params, sym, torch.Generator().manual_seed(seed), mixing=True)
+        moved = moved_at_random(params, sym, seeded(seed))
         errors += [
             change(outputs(model, moved | {name: params[name]}, x), before) for name in sym.touched
         ]
@@ -237,7 +238,7 @@ def forms_differ(params, sym, form, seed):
         scalings=() if form["scaling"] is None else sym.scalings,
         permutations=() if form.get("permutation", "max") is None else sym.permutations,
     )
-    moved = random_element(params, removed, generator, mixing=bool(form.get("mixing")))
+    moved = moved_at_random(params, removed, generator, bool(form.get("mixing")))
     return not close(*(canonicalise(p, sym, **form) for p in (moved, params)))
 
 

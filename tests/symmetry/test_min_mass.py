@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cases import Forward, randomise
-from checked_symmetries import find, least_by_descent, seeded
+from checked_symmetries import find, least_by_descent, moved_at_random, seeded
 from known_networks import NETWORKS as ROWS
 from mixing_networks import NETWORKS as MIXED
 from mixing_networks import WITH_PRODUCTS, known
@@ -28,7 +28,6 @@ from weightsym import (
     rescale,
 )
 from weightsym import params as P
-from weightsym.discovery.verify import random_element
 from weightsym.forms import balancing
 from weightsym.forms.balancing import minimise, recession
 from weightsym.forms.mass_problem import Matrix, Posynomial, mass_problem
@@ -159,7 +158,7 @@ def test_the_bound_holds_wherever_a_search_ends(name, largest, monkeypatch):
     monkeypatch.setattr(balancing, "_LARGEST", 2**16 if mixing else largest)
     _, _, sym, params = problem(name)
     best = min_mass(params, sym, mixing=mixing, tolerance=1e-14)
-    start = random_element(params, sym, seeded(1), mixing=True) if mixing else None
+    start = moved_at_random(params, sym, seeded(1)) if mixing else None
     start = start or rescale(params, sym, random_scales(sym, seeded(1), spread=1.5))
     for steps in (1, 3, 6):
         early = min_mass(start, sym, mixing=mixing, max_iterations=steps)

@@ -12,14 +12,14 @@ import weightsym
 from lightning_bnn import models
 from weightsym import UnsupportedModel, discover
 from weightsym import params as P
-from weightsym.groups import actions, orbits
+from weightsym.groups import orbits
 
 pytestmark = pytest.mark.bad_input
 
 NAMES = {name: getattr(weightsym, name) for name in weightsym.__all__}
 NAMES |= {name: getattr(torch, name) for name in ("arange", "eye", "full", "ones", "zeros")}
 NAMES |= {"P": P, "nn": nn, "torch": torch, "nan": torch.nan, "loss": nn.functional.cross_entropy}
-NAMES |= {"permute_some": actions.permute_some, "orbit_directions": orbits.orbit_directions}
+NAMES |= {"orbit_directions": orbits.orbit_directions}
 
 
 class Whole(nn.Module):
@@ -142,8 +142,8 @@ FOR_PLAIN = {
     "UnitOrders(discover(line, x))(P.of(line))": "no permutation symmetry",
     "plan_removal(params, sym)": "`networks` must be a stack",
     "plan_removal([], sym)": "at least one stack",
-    "plan_removal(stack, sym)('net.1.weight', ones(3, 5, 6))": "no tensor 'net.1.weight'; it has 1",
-    "plan_removal(stack, sym)('1.weight', ones(1, 5, 6))": "holds 1 networks, `rows` are 3",
+    "plan_removal(stack, sym).rows('net.1.weight', ones(3, 5, 6))": "no tensor 'net.1.weight'",
+    "plan_removal(stack, sym).rows('1.weight', ones(1, 5, 6))": "holds 1 networks, `rows` are 3",
     "transpositions(torch.tensor([0, 0, 2]))": "every index from 0 to n - 1",
     "transpositions([arange(2)])": "`permutation` must be a tensor of indices, got a list",
     "kendall_tau(zeros(1), zeros(1))": "two or more units, got 1 and 1",
@@ -291,8 +291,8 @@ ROWS = {
         "shift(params, sym, [full((6,), nan)] * 2)": "finite",
     },
     "branches, summed": {
-        "permute_some({'e.0.0.weight': params['e.0.0.weight']}, sym, identity(sym))":
-            "must hold 'e.1.0.weight'",
+        "Element.of_groups(sym, permutations=[arange(g.units).flip(0) for g in sym.permutations])"
+        ".on_some({'e.0.0.weight': params['e.0.0.weight']})": "must hold 'e.2.0.weight'",
     },
     "biases of a part": {
         "canonicalise(params, sym)": TWO_FORMS,

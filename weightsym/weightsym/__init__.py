@@ -23,24 +23,26 @@ if TYPE_CHECKING:
     from weightsym.discovery.folding import fold_norms
     from weightsym.discovery.verify import verify
     from weightsym.forms.balanced_form import balancing_matrices
-    from weightsym.forms.canonical import Removal, canonicalise, plan_removal, remove_softmax_shift
+    from weightsym.forms.canonical import canonicalise, plan_removal, remove_softmax_shift
     from weightsym.forms.counting import kendall_tau, ranks, transpositions
     from weightsym.forms.fingerprint import Fingerprint, fingerprint
     from weightsym.forms.mass_problem import mass
     from weightsym.forms.min_mass import MinMass, min_mass
     from weightsym.forms.orders import OrderChange, UnitOrders, order_change, transpositions_between
     from weightsym.forms.sorting import sort_permutations
-    from weightsym.groups.actions import flip, permute, rescale, shift_logits
+    from weightsym.groups.actions import flip, mix, permute, rescale, shift, shift_logits
     from weightsym.groups.element import Element
     from weightsym.groups.elements import (
         compose,
         identity,
+        identity_mixings,
         invert,
+        random_mixings,
         random_permutations,
         random_scales,
+        random_shifts,
         random_signs,
     )
-    from weightsym.groups.mixing import identity_mixings, mix, random_mixings, random_shifts, shift
     from weightsym.groups.optimizer_state import transform_optimizer_state
     from weightsym.groups.orbits import orbit_directions
     from weightsym.groups.symmetries import (
@@ -71,7 +73,7 @@ if TYPE_CHECKING:  # for packages that build on this one
     from weightsym.forms.mass_problem import mass_problem
     from weightsym.forms.min_mass import excess
     from weightsym.forms.sorting import SortKey
-    from weightsym.groups.actions import along_axis, multiplied_tensor, permute_some
+    from weightsym.groups.axis_maps import along_axis
     from weightsym.groups.symmetries import Group, without_groups
     from weightsym.groups.units import unit_rows, writer
     from weightsym.groups.validation import check_symmetries

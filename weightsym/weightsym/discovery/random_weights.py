@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weightsym import params as P
-from weightsym.discovery.verify import Read
+from weightsym.groups.element import Read
 from weightsym.groups.symmetries import Symmetries
 from weightsym.networks.comparison import POOL, normal_pool, perturb_, tiled_, turned
 from weightsym.networks.forward import (

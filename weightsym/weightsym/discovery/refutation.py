@@ -24,20 +24,16 @@ from weightsym.discovery.sensitivity import KINDS, OutputMoves, Place, places_of
 from weightsym.discovery.signals import factors_that_keep_signals
 from weightsym.discovery.streaming import Call, Cast, called, evened_by, streamed_outputs
 from weightsym.discovery.unread import unread_numbers
-from weightsym.discovery.verify import (
-    Motion,
-    Read,
-    covering_motions,
-    log_probabilities,
-    logit_shift,
-)
-from weightsym.groups.actions import EVERY, along_axis
+from weightsym.discovery.verify import covering_elements, log_probabilities, logit_shift
+from weightsym.groups.axis_maps import along_axis
+from weightsym.groups.element import Element, Read
 from weightsym.groups.symmetries import Frozen, Symmetries, without_groups
 from weightsym.networks.comparison import OutputComparison, agree, tolerance_in, tolerance_of
 from weightsym.networks.forward import (
     Inputs,
     UnsupportedModel,
     as_real,
+    in_precision,
     in_runnable_precision,
     outputs,
     same_noise,
@@ -218,7 +214,7 @@ def _without_wrong_factors(case: _Case, sym: Symmetries, custom_rules: bool) -> 
     left = _refuted(case._replace(looks=False), factors, custom_rules).sym
     frozen = (*sym.frozen, *left.frozen)
     groups: dict[str, Any] = {
-        field: getattr(left, field) for field in EVERY if field != "permutations"
+        field: getattr(left, field) for field in KINDS if field != "permutations"
     }
     return replace(sym, frozen=frozen, **groups)
 
@@ -428,14 +424,14 @@ def _without_what_fails_together(check: Check, sym: Symmetries) -> Symmetries:
 
 def _every(sym: Symmetries) -> list[tuple[str, int, str]]:
     return [
-        (field, k, group.name) for field in EVERY for k, group in enumerate(getattr(sym, field))
+        (field, k, group.name) for field in KINDS for k, group in enumerate(getattr(sym, field))
     ]
 
 
 def _only(sym: Symmetries, chosen: Sequence[tuple[str, int, str]]) -> Symmetries:
     groups: dict[str, Any] = {
         field: tuple(getattr(sym, field)[k] for name, k, _ in chosen if name == field)
-        for field in EVERY
+        for field in KINDS
     }
     return replace(sym, **groups)
 
@@ -606,17 +602,17 @@ class Check:
             rounding: of the outputs that were measured.
         """
         right, wrong = self.measured
-        first, *others = covering_motions(sym, torch.Generator().manual_seed(2))
+        first, *others = covering_elements(sym, torch.Generator().manual_seed(2))
         old = self._moved(first)
         if not agree(right, old, rounding):
             return False
         if sym.softmax_shift is not None:
-            logits = logit_shift(sym, torch.Generator().manual_seed(3))
-            others = [replace(motion, logits=logits) for motion in others]
+            shift = logit_shift(sym, torch.Generator().manual_seed(3))
+            others = [shift @ element for element in others]
             old, right, wrong = (log_probabilities(out, sym) for out in (old, right, wrong))
         comparison = OutputComparison.between(old, wrong, self.tolerance, right)
-        for motion in others:
-            new = self._moved(motion)
+        for element in others:
+            new = self._moved(element)
             new = new if sym.softmax_shift is None else log_probabilities(new, sym)
             if not self._allows(comparison.error(new)):
                 return False
@@ -630,31 +626,34 @@ class Check:
         """The error under elements that together move every unit and flip every sign."""
         if not self.sensitive:
             return 0.0
-        first, *others = covering_motions(sym, torch.Generator().manual_seed(2))
+        first, *others = covering_elements(sym, torch.Generator().manual_seed(2))
         self.error_seen = 0.0
         if not self._allows(self.measure.error(self._moved(first))):
             return self.error_seen
         if sym.softmax_shift is not None:
-            logits = logit_shift(sym, torch.Generator().manual_seed(3))
-            others = [replace(motion, logits=logits) for motion in others]
-        for motion in others:
+            shift = logit_shift(sym, torch.Generator().manual_seed(3))
+            others = [shift @ element for element in others]
+        for element in others:
             if sym.softmax_shift is None:
-                error = self.measure.error(self._moved(motion))
+                error = self.measure.error(self._moved(element))
             else:
-                error = self._error_of_probabilities(motion, sym)
+                error = self._error_of_probabilities(element, sym)
             if not self._allows(error):
                 break
         return self.error_seen
 
-    def _moved(self, motion: Motion) -> list[Tensor]:
-        return self.run(motion.reading(self.read, self.precision), self.precision)
+    def _moved(self, element: Element) -> list[Tensor]:
+        def precise(name: str) -> Tensor:
+            return in_precision(self.read(name), self.precision)
+
+        return self.run(lambda name: element.of(name, precise, owned=True), self.precision)
 
     def perturbed(self, names: frozenset[str], size: float = _PERTURBED) -> list[Tensor]:
         """Outputs at weights of which some, or all, are others."""
         return self.run(perturbing(self.read, names, size, self.precision), self.precision)
 
-    def _error_of_probabilities(self, motion: Motion, sym: Symmetries) -> float:
-        runs = (self.outputs, *self.measured, self._moved(motion))
+    def _error_of_probabilities(self, element: Element, sym: Symmetries) -> float:
+        runs = (self.outputs, *self.measured, self._moved(element))
         old, right, wrong, new = (log_probabilities(out, sym) for out in runs)
         return OutputComparison.between(old, wrong, self.tolerance, right).error(new)
 
@@ -687,8 +686,8 @@ class Check:
         """Drop the softmax shift unless it keeps the probabilities."""
         if sym.softmax_shift is None:
             return sym
-        logits = logit_shift(sym, torch.Generator().manual_seed(3))
-        error = self._error_of_probabilities(Motion(sym, logits=logits), sym)
+        shift = logit_shift(sym, torch.Generator().manual_seed(3))
+        error = self._error_of_probabilities(shift, sym)
         return sym if error <= max(self.tolerance, 1e-6) else replace(sym, softmax_shift=None)
 
 

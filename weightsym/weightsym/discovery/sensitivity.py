@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from weightsym.groups.actions import along_axis
+from weightsym.groups.axis_maps import along_axis
 from weightsym.groups.placements import LinearGroup, Placement, ShiftGroup
 from weightsym.groups.symmetries import Group, PermutationGroup, Symmetries
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from weightsym.discovery.dimensions.nodes import ancestors, is_random
 from weightsym.discovery.draws import Pick, evened
 from weightsym.discovery.graph import Graph
-from weightsym.discovery.verify import Read
+from weightsym.groups.element import Read
 from weightsym.networks.forward import Inputs, as_real, in_precision, same_noise
 
 Cast = Callable[[Any], Any]

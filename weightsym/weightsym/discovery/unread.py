@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from weightsym.discovery.dimensions.nodes import descendants, operation_of, writes
 from weightsym.discovery.graph import Graph
 from weightsym.discovery.streaming import Cast, called, streamed_outputs
-from weightsym.discovery.verify import Read
+from weightsym.groups.element import Read
 from weightsym.networks.forward import Inputs
 
 MOVES = frozenset(

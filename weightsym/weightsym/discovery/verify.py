@@ -1,17 +1,15 @@
 """Check symmetries by running the network: a random group element must not change its outputs.
 
-A `Motion` is one element of the group, as it changes one tensor after the other. Where all tensors
-of a network need not be held at once, each is read, moved and given back by name. What a further
-kind of symmetry does to a tensor is one more step in `Motion.moved`.
+Where all tensors of a network need not be held at once, each is read, moved and given back by name:
+see `Element.of`.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,34 +17,13 @@ from torch import Tensor, nn
 
 from weightsym import params as P
 from weightsym.discovery.sensitivity import KINDS, OutputMoves, places_in, places_of
-from weightsym.groups.actions import (
-    Element,
-    Kind,
-    axis_permutation,
-    multiplied_tensor,
-    multiply,
-    permute,
-    permute_axis,
-    reached_axes,
-    source_of,
-    tied,
-)
-from weightsym.groups.elements import random_permutations, random_scales, random_signs
-from weightsym.groups.mixing import (
-    added,
-    carried,
-    mix_some,
-    mixed_axis,
-    random_mixings,
-    random_shifts,
-    shift_some,
-)
+from weightsym.groups.element import Element, Read, Values
+from weightsym.groups.elements import random_mixings, random_scales, random_shifts
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_params
 from weightsym.networks.comparison import OutputComparison, perturbed, tolerance_of
 from weightsym.networks.forward import (
     Inputs,
-    in_precision,
     in_runnable_precision,
     on_network,
     outputs,
@@ -105,14 +82,14 @@ def verify(
         old = seen(outputs(network, before, inputs))
         perturbed_outputs = seen(outputs(network, perturbed(before, sym.touched), inputs))
         comparison = OutputComparison.between(old, perturbed_outputs, tolerance_of(before))
-        motions = [motion for _ in range(2) for motion in covering_motions(sym, generator)]
-        if softmax_shift:
-            motions = [replace(m, logits=logit_shift(sym, generator)) for m in motions]
-        moved = (seen(outputs(network, m.applied(before), inputs)) for m in motions)
-        errors = [comparison.error(new) for new in moved]  # one network at a time
-        for size, part in _damped(sym, _moves(network, sym, before, inputs, comparison)):
-            for motion in covering_motions(part, generator):
-                new = seen(outputs(network, motion.applied(before), inputs))
+        parts = [(1.0, sym), (1.0, sym)]
+        parts += _damped(sym, _moves(network, sym, before, inputs, comparison))
+        errors = []
+        for size, part in parts:
+            for element in covering_elements(part, generator):
+                if softmax_shift and part is sym:
+                    element = logit_shift(sym, generator) @ element
+                new = seen(outputs(network, element.on_some(before), inputs))
                 errors.append(comparison.error(new) / size)
         return math.nan if any(map(math.isnan, errors)) else max(errors)
 
@@ -180,151 +157,47 @@ def _damped(sym: Symmetries, moves: OutputMoves | None) -> Iterator[tuple[float,
         yield size, replace(sym, softmax_shift=None, **chosen)
 
 
-def random_element(
-    params: Params, sym: Symmetries, generator: torch.Generator, mixing: bool = False
-) -> Params:
-    """Act with a random sign, scale and permutation of every unit, and with random mixings."""
-    factors: dict[Kind, list[Tensor]] = {
-        "signs": random_signs(sym, generator),
-        "scalings": random_scales(sym, generator),
-    }
-    params = multiply(params, sym, factors)
-    if mixing:
-        params = mix_some(params, sym, random_mixings(sym, generator))
-        params = shift_some(params, sym, random_shifts(sym, generator))
-    return permute(params, sym, random_permutations(sym, generator))
-
-
-# ------------------------------------------------------------ one element of the group
-Read = Callable[[str], Tensor]
-"""From the first name of a tensor of the state to the tensor, in memory of its own."""
-
-
-@dataclass(frozen=True, eq=False)
-class Motion:
-    """An element of the group of one network.
-
-    Attributes:
-        sym: what `discover` has found.
-        factors: scales and signs, by kind.
-        cycles: one order of the units for every group of permutations; empty for none.
-        mixings: matrices ``(spaces, size, size)`` or reflections ``(spaces, size)`` for every group
-            of matrices; empty for none.
-        shifts: one vector for every group of shifts; empty for none. They act first.
-        logits: what is added to every row of the last weight and to every one of its biases.
-    """
-
-    sym: Symmetries
-    factors: Mapping[Kind, Element] = field(default_factory=dict)
-    cycles: Element = ()
-    mixings: Element = ()
-    shifts: Element = ()
-    logits: tuple[Tensor, Tensor] | None = None
-
-    def reading(self, weights: Read, precision: torch.dtype | None = None) -> Read:
-        """A way to read the moved network, where ``read`` reads the one at rest."""
-        return lambda name: self.moved(name, weights, precision)
-
-    def applied(self, params: Params) -> Params:
-        """The moved network, from one at rest."""
-        reading = self.reading(lambda name: params[name].clone())
-        names = (name for name in params if name not in self.sym.aliases)
-        return tied({name: reading(name) for name in names}, self.sym)
-
-    def moved(self, name: str, weights: Read, precision: torch.dtype | None = None) -> Tensor:
-        """One tensor of the moved network, for which others of the one at rest may be read.
-
-        Args:
-            name: its first name.
-            weights: gives what it has read in memory of its own.
-            precision: in which products and sums are made; that of the tensor where none is given.
-        """
-        source = source_of(name, self.sym, self.cycles) if self.cycles else name
-        w = self._shifted(source, weights, precision) if self.shifts else weights(source)
-        for a in self.sym.axes_of.get(source, ()) if self.cycles else ():
-            if a in self.sym.placements_by_axis("permutations"):
-                w = self._reordered(w, a)  # before the cast: half as much to move
-        w = in_precision(w, precision)
-        if name in self._multiplied:
-            axes = self._multiplied[name]
-            w = multiplied_tensor(w, self.sym, axes, self.factors, in_place=True)
-        for a in self.sym.axes_of.get(name, ()) if self.mixings else ():
-            for k, placement in self.sym.placements_by_axis("linear").get(a, ()):
-                g = self.mixings[k]
-                inverse = g.ndim == 3 and placement.exponent == -1
-                w = mixed_axis(w, self.sym, placement, torch.linalg.inv(g).mT if inverse else g)
-        return self._with_shifted_logits(name, w)
-
-    def _shifted(self, name: str, weights: Read, precision: torch.dtype | None) -> Tensor:
-        w = weights(name)
-        for a in self.sym.axes_of.get(name, ()):
-            for k, placement in self.sym.placements_by_axis("shifts").get(a, ()):
-                w = added(in_precision(w, precision), self.sym, placement, self.shifts[k])
-        for group, value in zip(self.sym.shifts, self.shifts, strict=True):
-            for reader in (reader for reader in group.readers if reader.bias == name):
-                weight = self.sym.axes[reader.channels.axis].tensor
-                read_by = {weight: in_precision(weights(weight), precision)}
-                w = in_precision(w, precision)
-                w -= carried(read_by, self.sym, reader, value).to(w)
-        return w
-
-    def _reordered(self, w: Tensor, a: int) -> Tensor:
-        axis, order = self.sym.axes[a], axis_permutation(self.sym, a, self.cycles, w.device)
-        moved = (order != torch.arange(len(order), device=w.device)).nonzero()[:, 0]
-        if axis.blocks > 1 or 2 * len(moved) > len(order):
-            return permute_axis(w, axis, order)
-        view, dim = (w, axis.dim) if axis.dim is not None else (w.view(-1), 0)
-        view.index_copy_(dim, moved, view.index_select(dim, order[moved]))
-        return w
-
-    def _with_shifted_logits(self, name: str, w: Tensor) -> Tensor:
-        last = self.sym.softmax_shift
-        if self.logits is None or last is None or name not in (last.weight, last.bias):
-            return w
-        vector, number = self.logits
-        return w.add_((vector if name == last.weight else number).to(w))
-
-    @cached_property
-    def _multiplied(self) -> Mapping[str, Mapping[int, list[Kind]]]:
-        return reached_axes(self.sym, self.factors)
-
-
+# ------------------------------------------------------------ elements of the group
 _FEW = 4
 """Units of a group that chance may move as another one."""
 
 
-def covering_motions(sym: Symmetries, generator: torch.Generator) -> list[Motion]:
-    """Motions that together move all units, flip every sign, mix and shift all channels.
+def covering_elements(sym: Symmetries, generator: torch.Generator) -> list[Element]:
+    """Elements of all kinds that generate what is claimed, see `covering_values`."""
+    return [Element.of_values(sym, values) for values in covering_values(sym, generator)]
+
+
+def covering_values(sym: Symmetries, generator: torch.Generator) -> list[Values]:
+    """Values of elements that together move all units, flip every sign, mix and shift all channels.
 
     What keeps the function is a closed group. Of a smaller one than is claimed, a random scale,
     shift or invertible matrix is outside with probability one, and so is a random reflection, since
-    reflections generate all rotations: these need one motion. Permutations need generators: a cycle
-    of all units in a random order and, in the second motion, an exchange of two neighbours in it.
-    Signs, and groups of two units, move in the first motion, in the second or in both, drawn for
-    each by itself: so two that can only move together are told from two that move freely. Of few
-    units that is left to chance: these move in further motions, see `_apart`.
+    reflections generate all rotations: these need one element. Permutations need generators: a
+    cycle of all units in a random order and, in the second element, an exchange of two neighbours
+    in it. Signs, and groups of two units, move in the first element, in the second or in both,
+    drawn for each by itself: so two that can only move together are told from two that move freely.
+    Of few units that is left to chance: these move in further elements, see `_apart`.
     """
     flips = [_patterns(group.units, generator) for group in sym.signs]
     orders = [torch.randperm(group.units, generator=generator) for group in sym.permutations]
-    swaps = _patterns(len(orders), generator)
-    signs = [[1 - 2 * pattern[k] for pattern in flips] for k in range(2)]
-    first = Motion(
-        sym,
-        {"signs": signs[0], "scalings": random_scales(sym, generator)},
-        [_cycle(order, bool(swap)) for order, swap in zip(orders, swaps[0], strict=True)],
-        _random_mixings(sym, generator),
-        random_shifts(sym, generator),
-    )
-    factors: dict[Kind, Element] = {
-        "signs": signs[1],
+    swaps = _patterns(len(orders), generator).bool().tolist()
+    first: Values = {
+        "signs": [1 - 2 * pattern[0] for pattern in flips],
         "scalings": random_scales(sym, generator),
+        "permutations": [_cycle(order, s) for order, s in zip(orders, swaps[0], strict=True)],
+        "linear": _random_mixings(sym, generator),
+        "shifts": random_shifts(sym, generator),
     }
-    exchanges = [_exchange(order, bool(s)) for order, s in zip(orders, swaps[1], strict=True)]
-    return [first, Motion(sym, factors, exchanges), *_apart(sym, generator)]
+    second: Values = {
+        "signs": [1 - 2 * pattern[1] for pattern in flips],
+        "scalings": random_scales(sym, generator),
+        "permutations": [_exchange(order, s) for order, s in zip(orders, swaps[1], strict=True)],
+    }
+    return [first, second, *_apart(sym, generator)]
 
 
-def _apart(sym: Symmetries, generator: torch.Generator) -> list[Motion]:
-    """Motions of signs and of groups of few units, of which any two move apart in one of them."""
+def _apart(sym: Symmetries, generator: torch.Generator) -> list[Values]:
+    """Elements of signs and of groups of few units, of which any two move apart in one of them."""
     signs = [(k, u) for k, g in enumerate(sym.signs) if g.units <= _FEW for u in range(g.units)]
     orders = [k for k, g in enumerate(sym.permutations) if 1 < g.units <= _FEW]
     count = len(signs) + len(orders)
@@ -332,7 +205,7 @@ def _apart(sym: Symmetries, generator: torch.Generator) -> list[Motion]:
         return []
     codes = [torch.arange(count) >> bit & 1 for bit in range((count - 1).bit_length())]
     codes += [torch.randint(0, 2, (count,), generator=generator) for _ in range(2)]
-    motions = []
+    elements: list[Values] = []
     for code in codes:
         flips = [torch.ones(group.units) for group in sym.signs]
         cycles = [torch.arange(group.units) for group in sym.permutations]
@@ -341,8 +214,8 @@ def _apart(sym: Symmetries, generator: torch.Generator) -> list[Motion]:
         for k, moves in zip(orders, code[len(signs) :].tolist(), strict=True):
             order = torch.randperm(len(cycles[k]), generator=generator)
             cycles[k] = _exchange(order, bool(moves)) if moves else cycles[k]
-        motions.append(Motion(sym, {"signs": flips}, cycles))
-    return motions
+        elements.append({"signs": flips, "permutations": cycles})
+    return elements
 
 
 def _random_mixings(sym: Symmetries, generator: torch.Generator) -> list[Tensor]:
@@ -379,10 +252,9 @@ def _exchange(order: Tensor, swaps: bool) -> Tensor:
     return permutation
 
 
-def logit_shift(sym: Symmetries, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def logit_shift(sym: Symmetries, generator: torch.Generator) -> Element:
     """A random shift of the logits: a vector for the weight and a number for the bias."""
     if sym.softmax_shift is None:
         raise ValueError("The network does not end in a layer whose outputs are its logits.")
-    shape = sym.shapes[sym.softmax_shift.weight][1:]
-    vector = torch.randn(shape, generator=generator)
-    return vector, torch.randn((), generator=generator)
+    vector = torch.randn(sym.shapes[sym.softmax_shift.weight][1:], generator=generator)
+    return Element.of_values(sym, {"logits": [vector, torch.randn((), generator=generator)]})

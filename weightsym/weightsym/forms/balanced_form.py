@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from weightsym.forms.signs import joint_signs
-from weightsym.groups.mixing import identity_mixings, mix_some, multiplied
+from weightsym.groups.actions import act
+from weightsym.groups.elements import identity_mixings
+from weightsym.groups.mixing import multiplied
 from weightsym.groups.placements import Placement, complex_matrices
 from weightsym.groups.symmetries import LinearGroup, SignGroup, Symmetries
 from weightsym.groups.units import unit_rows
@@ -59,7 +61,7 @@ def balancing_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
     """
     stack, stacked = weights_of_spaces(params, sym)
     matrices, dead = _balanced(stack, sym)
-    stack = mix_some(stack, sym, matrices)
+    stack = act(stack, sym, {"linear": matrices})
     turned = [_rotation(stack, sym, g) for g in sym.linear]
     _warn(dead, [gap for _, gap in turned])
     rotations = [
@@ -67,7 +69,7 @@ def balancing_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
         for d, (r, _) in zip(dead, turned, strict=True)
     ]
     matrices = [r @ m for r, m in zip(rotations, matrices, strict=True)]
-    stack = mix_some(stack, sym, rotations)
+    stack = act(stack, sym, {"linear": rotations})
     _, signs = _orientations(stack, replace(sym, signs=()))
     matrices = [s @ m for s, m in zip(signs, matrices, strict=True)]
     return [m if stacked else m[0] for m in matrices]

@@ -14,9 +14,9 @@ take two passes: the first reads whole networks, some at a time, and keeps only 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -25,17 +25,9 @@ from weightsym.forms.balanced_form import balancing_matrices, check_full_rank, o
 from weightsym.forms.min_mass import min_mass
 from weightsym.forms.scales_and_signs import Scaling, canonical_scales_and_signs, unit_norms
 from weightsym.forms.sorting import SortKey, sort_permutations
-from weightsym.groups.actions import (
-    Element,
-    Kind,
-    multiply,
-    permute,
-    permute_some,
-    shift_logits,
-    tied,
-)
-from weightsym.groups.elements import random_permutations, random_scales, random_signs
-from weightsym.groups.mixing import mix_some, random_mixings, remove_shifts
+from weightsym.groups.actions import act, permute, shift_logits, tied
+from weightsym.groups.element import Element, Values
+from weightsym.groups.mixing import remove_shifts
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.units import is_other_side, writer
 from weightsym.groups.validation import check_params
@@ -119,7 +111,7 @@ def _scaled(
     if mixing is not None and sym.linear:
         return balanced_together([params], sym, scaling, target)[0]
     scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
-    return multiply(params, sym, {"scalings": scales, "signs": signs})
+    return act(params, sym, {"scalings": scales, "signs": signs})
 
 
 def _sorted(
@@ -171,6 +163,7 @@ def _without_form(
     """A tensor in which forms of one orbit differ, if any: the groups alone decide that."""
     removed = replace(
         sym,
+        shifts=(),
         scalings=() if scaling is None else sym.scalings,
         permutations=() if permutation is None else sym.permutations,
         linear=() if mixing is None else sym.linear,
@@ -185,13 +178,7 @@ def _without_form(
     }
     constants = {name: t.expand(members, *t.shape) for name, t in sym.constants.items()}
     weights = tied(drawn | constants, sym)
-    factors: dict[Kind, Element] = {
-        "signs": random_signs(removed, generator, members),
-        "scalings": random_scales(removed, generator, members),
-    }
-    moved = multiply(weights, removed, factors)
-    moved = mix_some(moved, removed, random_mixings(removed, generator, members))
-    moved = permute(moved, removed, random_permutations(removed, generator, members))
+    moved = Element.random(removed, generator, members).on_some(weights)
     first, second = (
         _sorted(_scaled(w, sym, scaling, mixing), sym, permutation, mixing)
         for w in (weights, moved)
@@ -218,30 +205,24 @@ def balanced_together(
         target: as in `canonicalise`.
     """
 
-    def scaled(scales: Sequence[Tensor]) -> list[Params]:
-        return [multiply(p, sym, {"scalings": scales}) for p in networks]
-
-    def mixed(matrices: Sequence[Tensor]) -> list[Params]:
-        return [mix_some(p, sym, matrices) for p in networks]
+    def moved(**values: Sequence[Tensor]) -> list[Params]:
+        return [act(p, sym, cast(Values, values)) for p in networks]
 
     covered = sym.covered(sym.scalings, ("general", "complex"))
     if scaling == "unit-std" and _reads_mixed_channels(sym, ("general", *_TURNED)):
         networks = balanced_together(networks, sym, "unit-norm", target)
-        return scaled(
-            canonical_scales_and_signs(networks[0], sym, scaling, target, unscaled=covered)[0]
-        )
+        scales, _ = canonical_scales_and_signs(networks[0], sym, scaling, target, unscaled=covered)
+        return moved(scalings=scales)
     if scaling == "min-mass" or (scaling is not None and _reads_mixed_channels(sym, ("general",))):
         least = min_mass(networks[0], sym, mixing=True, tolerance=1e-13)
-        networks = scaled(least.scales)
-        networks = mixed(least.matrices)
-        networks = scaled(unit_norms(networks[0], sym, least.falling))
+        networks = moved(scalings=least.scales, linear=least.matrices)
+        networks = moved(scalings=unit_norms(networks[0], sym, least.falling))
     if scaling != "min-mass":
         scales, _ = canonical_scales_and_signs(networks[0], sym, scaling, target, unscaled=covered)
-        networks = scaled(scales)
-    networks = mixed(balancing_matrices(networks[0], sym))
+        networks = moved(scalings=scales)
+    networks = moved(linear=balancing_matrices(networks[0], sym))
     signs, matrices = orientation(networks[0], sym)
-    networks = [multiply(p, sym, {"signs": signs}) for p in networks]
-    return mixed(matrices)
+    return moved(signs=signs, linear=matrices)
 
 
 def _reads_mixed_channels(sym: Symmetries, kinds: Sequence[str]) -> bool:
@@ -285,55 +266,6 @@ def remove_softmax_shift(params: Params, sym: Symmetries) -> Params:
 
 
 # ------------------------------------------------------------ networks that never are together
-@dataclass(frozen=True)
-class Removal:
-    """For every network of a stack, the group element that leads to its representative.
-
-    Attributes:
-        sym: the symmetries.
-        permutations: per group, ``(members, units)``.
-        scales: per scaling group.
-        signs: per sign group.
-
-    >>> from weightsym import params as P
-    >>> from torch import nn
-    >>> from weightsym import discover, plan_removal
-    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> stack = P.populate(net, 10)
-    >>> removal = plan_removal(stack, discover(net, torch.randn(8, 2)))
-    >>> [p.shape for p in removal.permutations], [s.shape for s in removal.scales]
-    ([torch.Size([10, 3])], [torch.Size([10, 3])])
-    """
-
-    sym: Symmetries
-    permutations: tuple[Tensor, ...]
-    scales: tuple[Tensor, ...]
-    signs: tuple[Tensor, ...]
-
-    def __call__(self, name: str, values: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Transform one tensor of some networks.
-
-        Args:
-            name: the tensor's name.
-            values: ``(rows, *shape)``.
-            rows: which networks these are.
-        """
-        if name not in self.sym.shapes:
-            examples = ", ".join(list(self.sym.shapes)[:3])
-            raise ValueError(f"The network has no tensor {name!r}; it has {examples}, ...")
-        permutations, scales, signs = (
-            [element[rows] for element in elements]
-            for elements in (self.permutations, self.scales, self.signs)
-        )
-        for element in (*permutations, *scales, *signs):
-            if len(element) != len(values):
-                raise ValueError(
-                    f"`values` holds {len(values)} networks, `rows` are {len(element)}."
-                )
-        scaled = multiply({name: values}, self.sym, {"scalings": scales, "signs": signs})
-        return permute_some(scaled, self.sym, permutations)[name]
-
-
 def plan_removal(
     networks: Params | Iterable[Params],
     sym: Symmetries,
@@ -342,8 +274,8 @@ def plan_removal(
     *,
     target: float = 1.0,
     descending: bool = True,
-) -> Removal:
-    """The group elements that `canonicalise` applies, without applying them.
+) -> Element:
+    """The elements of the group that `canonicalise` applies, without applying them.
 
     One tensor is transformed after the other, so that blocks which have tensors of their own
     (experts that are modules) stay where they are.
@@ -357,7 +289,7 @@ def plan_removal(
         descending: see `canonicalise`.
 
     Returns:
-        Something to call with a tensor's name and values: ``removal(name, values, rows)``.
+        An element that moves whole stacks, and some rows of one tensor after the other.
 
     >>> from weightsym import params as P
     >>> from torch import nn
@@ -365,7 +297,7 @@ def plan_removal(
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> stack, sym = P.populate(net, 10), discover(net, torch.randn(8, 2))
     >>> removal = plan_removal(stack, sym)
-    >>> part = removal("2.weight", stack["2.weight"][4:7], slice(4, 7))
+    >>> part = removal.rows("2.weight", stack["2.weight"][4:7], slice(4, 7))
     >>> torch.allclose(part, canonicalise(stack, sym)["2.weight"][4:7])
     True
     """
@@ -374,10 +306,11 @@ def plan_removal(
     if not parts:
         raise ValueError("`networks` must hold at least one stack.")
     permutations, scales, signs = (
-        tuple(torch.cat(elements) for elements in zip(*of_chunks, strict=True))
-        for of_chunks in zip(*parts, strict=True)
+        [torch.cat(values) for values in zip(*of_blocks, strict=True)]
+        for of_blocks in zip(*parts, strict=True)
     )
-    return Removal(sym, permutations, scales, signs)
+    scaled = Element.of_values(sym, {"scalings": scales, "signs": signs})
+    return Element.of_values(sym, {"permutations": permutations}) @ scaled
 
 
 def _plan(
@@ -394,7 +327,7 @@ def _plan(
     check_form(sym, scaling, permutation)
     members = len(next(iter(params.values())))
     scales, signs = canonical_scales_and_signs(params, sym, scaling, target)
-    scaled = multiply(params, sym, {"scalings": scales, "signs": signs})
+    scaled = act(params, sym, {"scalings": scales, "signs": signs})
     if permutation is None:
         order = [torch.arange(g.units) for g in sym.permutations]
     else:

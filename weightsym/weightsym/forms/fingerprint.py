@@ -16,8 +16,10 @@ from torch import Tensor
 
 from weightsym.forms.min_mass import min_mass
 from weightsym.forms.scales_and_signs import unit_norms
-from weightsym.groups.actions import along_axis, multiply
-from weightsym.groups.mixing import mix_some, remove_shifts
+from weightsym.groups.actions import act
+from weightsym.groups.axis_maps import along_axis
+from weightsym.groups.element import Values
+from weightsym.groups.mixing import remove_shifts
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_finite, check_one_network
 from weightsym.networks.randomness import keyed_generator
@@ -128,10 +130,10 @@ def at_least_mass(params: Params, sym: Symmetries, mixing: bool = False) -> tupl
     if not mixing and not sym.scalings:
         return params, torch.tensor(True)
     least = min_mass(params, sym, mixing=mixing, tolerance=1e-13 if mixing else 1e-16)
-    params = multiply(params, sym, {"scalings": least.scales})
-    params = mix_some(params, sym, least.matrices) if mixing else params
+    values: Values = {"scalings": least.scales, "linear": least.matrices}
+    params = act(params, sym, values if mixing else {"scalings": least.scales})
     lengths = unit_norms(params, sym, least.falling)
-    return multiply(params, sym, {"scalings": lengths}), least.attained
+    return act(params, sym, {"scalings": lengths}), least.attained
 
 
 def _norms(params: Params, sym: Symmetries) -> dict[str, float]:

@@ -25,8 +25,9 @@ from torch import Tensor
 from weightsym.forms.balanced_form import balance_group, balance_spaces, sides
 from weightsym.forms.balancing import minimise, no_worse
 from weightsym.forms.mass_problem import Posynomial, mass_problem
-from weightsym.groups.actions import multiply
-from weightsym.groups.mixing import identity_mixings, multiplied
+from weightsym.groups.actions import act
+from weightsym.groups.elements import identity_mixings
+from weightsym.groups.mixing import multiplied
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import (
     check_element,
@@ -258,7 +259,7 @@ class _Balance:
     def rescale(self, u: Tensor) -> None:
         """Move all weights by log scales."""
         self.logs = self.logs + u
-        self._move(multiply(self.moving, self.sym, {"scalings": self._split(u.exp())}))
+        self._move(act(self.moving, self.sym, {"scalings": self._split(u.exp())}))
 
     def _split(self, values: Tensor) -> list[Tensor]:
         return list(values.split([g.units for g in self.sym.scalings], -1))
@@ -276,7 +277,7 @@ class _Balance:
     def _drop(self, fall: Tensor) -> None:
         """The weights that scales drive to zero."""
         ones = {n: torch.ones_like(t) for n, t in self.moving.items()}
-        factors = multiply(ones, self.sym, {"scalings": self._split(fall.exp())})
+        factors = act(ones, self.sym, {"scalings": self._split(fall.exp())})
         self._move({n: torch.where(factors[n] < 0.6, 0, w) for n, w in self.moving.items()})
 
     def mix(self) -> None:
@@ -314,7 +315,7 @@ class _Balance:
         scales, total = self._split(self.logs.exp()), list(self.total)
         if bool(self.attained.all()):
             return scales, total
-        stack = multiply(self.given, self.sym, {"scalings": scales})
+        stack = act(self.given, self.sym, {"scalings": scales})
         for k in self.groups:
             near = _near_limit(*sides(stack, self.sym, self.sym.linear[k]))
             total[k] = torch.where(self.full[k][..., None, None], total[k], near)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from weightsym.forms.min_mass import min_mass
 from weightsym.forms.signs import joint_signs
-from weightsym.groups.actions import Kind, multiplied_tensor, multiply, reached_axes
+from weightsym.groups.actions import act
+from weightsym.groups.element import Element, Kind
 from weightsym.groups.symmetries import Group, Placement, Symmetries
 from weightsym.groups.units import (
     Statistic,
@@ -25,7 +26,7 @@ from weightsym.groups.units import (
     writer,
 )
 from weightsym.groups.validation import check_finite, check_params
-from weightsym.params import Params, is_stacked
+from weightsym.params import Params
 
 Scaling = Literal["unit-norm", "unit-std", "min-mass"]
 _ROUNDING = 64  # units in the last place
@@ -80,13 +81,13 @@ def canonical_scales_and_signs(
         least, target = min_mass(params, sym, tolerance=1e-16), 1.0
         factors["scalings"] = list(least.scales)
         unscaled = [~falling for falling in least.falling]
-    axes, offset = reached_axes(sym, factors), int(is_stacked(params, sym.shapes))
     dead: list[Tensor] = []
     sizes: list[tuple[str, Tensor]] = []
     for _, field, index, placement in sorted(_writers(sym), key=lambda w: w[:3]):
         group = sym.scalings[index] if field == "scalings" else sym.signs[index]
         names = [sym.axes[p.axis].tensor for p in twin_places(sym, group, placement)]
-        twins = [multiplied_tensor(params[n], sym, axes[n], factors, offset) for n in names]
+        moved = Element.of_values(sym, factors, params[names[0]], names)
+        twins = [moved.of(name, params.__getitem__) for name in names]
         w = side_by_side(twins, sym, sym.axes[placement.axis])
         if field == "signs":
             factors[field][index] = _sign_of_largest(params, sym, sym.signs[index], placement, w)
@@ -99,7 +100,7 @@ def canonical_scales_and_signs(
             dead.append((~(size > 0) & ~fixed).sum())
     _check_sizes(sizes)
     if not _signs_in_turn(sym):
-        scaled = multiply(params, sym, {"scalings": factors["scalings"]})
+        scaled = act(params, sym, {"scalings": factors["scalings"]})
         factors["signs"] = joint_signs(scaled, sym)
     _warn(int(torch.stack(dead).sum()) if dead else 0)
     return factors["scalings"], factors["signs"]

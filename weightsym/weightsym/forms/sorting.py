@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from weightsym.forms.counting import count_ranks, dense_ranks
-from weightsym.groups.actions import axis_permutation, permute_axis
+from weightsym.groups.axis_maps import permute_axis
+from weightsym.groups.element import axis_index
 from weightsym.groups.symmetries import PermutationGroup, Placement, Symmetries, incidence
 from weightsym.groups.units import (
     STATISTICS,
@@ -201,12 +202,10 @@ class _State:
         blocks = any(sym.axes[a].blocks > 1 for a in axes)
         for a in axes:
             still = {index} | (_around(sym)[index] if blocks or a == placement.axis else set())
-            orders = [
-                torch.arange(order.shape[-1], device=order.device) if g in still else order
-                for g, order in enumerate(self.orders)
-            ]
-            order = axis_permutation(sym, a, orders, w.device)
-            w = permute_axis(w, sym.axes[a], order, w.ndim - len(sym.shapes[axis.tensor]))
+            pairs = [(p, self.orders[g]) for g, p in moved[a] if g not in still]
+            order = axis_index(sym.axes[a], pairs)
+            if order is not None:
+                w = permute_axis(w, sym.axes[a], order, w.ndim - len(sym.shapes[axis.tensor]))
         return w
 
     def _of_tensors(self, group: PermutationGroup, by: SortKey) -> Tensor:

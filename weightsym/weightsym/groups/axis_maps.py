@@ -2,100 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from weightsym.groups.actions import along_axis, from_axis, permute_axis, take_along_last
-from weightsym.groups.symmetries import Axis
+from weightsym.groups.placements import Axis
+
+Change = Callable[[Tensor], Tensor]
 
 
+# ------------------------------------------------------------ monomial matrices
 @dataclass(frozen=True, eq=False)
 class Monomial:
     """Units that change places and are multiplied: new unit k is ``factor[k]`` old ``index[k]``.
 
-    Both are ``(units,)`` or ``(members, units)``.
+    Both are ``(units,)`` or ``(members, units)``. Without an index units stay, without a factor
+    they keep their size.
     """
 
-    index: Tensor
-    factor: Tensor
+    index: Tensor | None = None
+    factor: Tensor | None = None
 
     def __matmul__(self, first: Monomial) -> Monomial:
-        factor = self.factor * take_along_last(first.factor, self.index)
-        return Monomial(take_along_last(first.index, self.index), factor)
+        index = self.index if first.index is None else _taken(first.index, self.index)
+        factor, before = self.factor, _taken(first.factor, self.index)
+        if factor is None or before is None:
+            return Monomial(index, before if factor is None else factor)
+        return Monomial(index, factor * before)
 
     @cached_property
     def inverse(self) -> Monomial:
         """The monomial matrix that undoes this one."""
-        back = self.index.argsort(-1)
-        return Monomial(back, 1 / take_along_last(self.factor, back))
+        back = None if self.index is None else self.index.argsort(-1)
+        return Monomial(back, _taken(self.factor, back)).map(torch.reciprocal)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Monomial:
+    def map(self, function: Change) -> Monomial:
         """The same places with other factors."""
-        return Monomial(self.index, function(self.factor))
+        return Monomial(self.index, None if self.factor is None else function(self.factor))
+
+    def act(self, w: Tensor, axis: Axis, offset: int, owned: bool) -> Tensor:
+        """One tensor after its axis has moved, in its own memory where it is owned."""
+        if self.index is not None:
+            moved = permute_axis(w, axis, self.index.to(w.device), offset, owned)
+            w, owned = moved, True
+        if self.factor is None:
+            return w
+        factor = axis.spread(self.factor.to(w), w.shape[offset:])
+        in_place = owned and factor.ndim <= w.ndim and not factor.requires_grad
+        return w.mul_(factor) if in_place else w * factor
 
 
+def _taken(values: Tensor | None, index: Tensor | None) -> Tensor | None:
+    return values if values is None or index is None else take_along_last(values, index)
+
+
+def take_along_last(values: Tensor, index: Tensor) -> Tensor:
+    """Pick along the last dimension, where leading dimensions broadcast."""
+    if values.ndim == index.ndim == 1:
+        return values[index]
+    lead = max(values.shape[:-1], index.shape[:-1])
+    return values.expand(*lead, -1).gather(-1, index.expand(*lead, -1))
+
+
+def permute_axis(
+    w: Tensor, axis: Axis, index: Tensor, offset: int = 0, owned: bool = False
+) -> Tensor:
+    """Put at every position of one axis what stood at ``index``.
+
+    Args:
+        w: a tensor of one network or of a stack.
+        axis: of the tensor.
+        index: one order for all members or one for each.
+        offset: the number of leading dimensions.
+        owned: whether the memory of the tensor may be written to, which is faster where little
+            moves.
+    """
+    if axis.dim is None:
+        return _select(w.flatten(offset), index, offset).reshape(w.shape)
+    if axis.blocks > 1:
+        # columns within every row block: whole blocks have already moved with their rows
+        columns = axis.spread(index % axis.size, w.shape[offset:])
+        return w.gather(axis.dim + offset, columns.expand(w.shape))
+    if owned and index.ndim == 1:
+        moved = (index != torch.arange(len(index), device=w.device)).nonzero()[:, 0]
+        if 2 * len(moved) < len(index):
+            new = w.index_select(axis.dim + offset, index[moved])
+            return w.index_copy_(axis.dim + offset, moved, new)
+    return _select(w, index, axis.dim + offset)
+
+
+def _select(w: Tensor, index: Tensor, dim: int) -> Tensor:
+    """Pick along one dimension, with one order for all members or one for each."""
+    if index.ndim == 1:
+        return w.index_select(dim, index)
+    if dim == 1:
+        return w[torch.arange(w.shape[0], device=w.device)[:, None], index]
+    shape = [index.shape[1] if d == dim else 1 for d in range(w.ndim)]
+    shape[0] = index.shape[0]
+    return w.gather(dim, index.reshape(shape).expand(w.shape))
+
+
+# ------------------------------------------------------------ matrices
 @dataclass(frozen=True, eq=False)
 class Mixing:
     """Matrices ``(..., cells, size, size)`` that mix the ``positions`` ``(..., cells, size)``.
 
-    No position is in two cells.
+    No position is in two cells. Vectors ``(cells, size)`` in place of matrices stand for the
+    reflections :math:`1 - 2 v v^T`, which cost two passes.
     """
 
     positions: Tensor
     matrices: Tensor
 
-    def moved(self, by: Monomial) -> Mixing:
-        """The matrices that do after a monomial one what these do before it."""
-        positions = _at(by.index.argsort(-1), self.positions)
-        factor = _at(by.factor, positions)
-        matrices = factor[..., None] * self.matrices / factor[..., None, :]
-        return Mixing(positions, matrices).ordered()
-
-    def __matmul__(self, first: Mixing) -> Mixing:
-        return Mixing(self.positions, torch.matmul(self.matrices, first.matrices))
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Mixing:
-        """Other matrices at the same positions."""
-        return Mixing(self.positions, function(self.matrices))
-
-    def mixes_as(self, other: Mixing) -> bool:
-        """True if the cells are the same."""
-        return torch.equal(self.positions, other.positions)
-
-    def act(self, rows: Tensor) -> Tensor:
-        """Rows whose last dimension is the axis; members come first where there are any."""
-        positions, matrices = self.positions.to(rows.device), self.matrices.to(rows)
-        cells = rows[..., positions] if positions.ndim == 2 else _by_member(rows, positions)
-        into = "mcij,m...cj->m...ci" if matrices.ndim == 4 else "cij,...cj->...ci"
-        new = torch.einsum(into, matrices, cells)
-        if positions.ndim == 2:
-            changed = rows.clone()
-            changed[..., positions.reshape(-1)] = new.flatten(-2)
-            return changed
-        index = positions.reshape(len(positions), *(1,) * (rows.ndim - 2), -1)
-        return rows.scatter(-1, index.expand(*rows.shape[:-1], -1), new.flatten(-2))
-
-    def ordered(self) -> Mixing:
-        """With rising positions in every cell, and cells by their first."""
+    @cached_property
+    def dense(self) -> Mixing:
+        """The same with whole matrices, in order: rising positions, and cells by their first."""
+        matrices, v = self.matrices, self.matrices[..., None]
+        if matrices.ndim == 2:
+            matrices = torch.eye(len(v[0])).to(v) - 2 * v @ v.mT
         positions, order = self.positions.sort(-1)
-        matrices = self.matrices
         lead = max(order.shape[:-2], matrices.shape[:-3])
-        order = order.expand(*lead, *order.shape[-2:])
         matrices = matrices.expand(*lead, *matrices.shape[-3:])
-        rows = order[..., None].expand(matrices.shape)
+        rows = order.expand(*lead, *order.shape[-2:])[..., None].expand(matrices.shape)
         matrices = matrices.gather(-2, rows).gather(-1, rows.mT)
-        cells = positions.expand(*lead, *positions.shape[-2:])[..., 0].argsort(-1)
         positions = positions.expand(*lead, *positions.shape[-2:])
+        cells = positions[..., 0].argsort(-1)
         positions = positions.gather(-2, cells[..., None].expand(positions.shape))
         matrices = matrices.gather(-3, cells[..., None, None].expand(matrices.shape))
         if positions.ndim == 3 and bool((positions == positions[:1]).all()):
             positions = positions[0]  # nearly always
         return Mixing(positions, matrices)
+
+    def moved(self, by: Monomial) -> Mixing:
+        """The matrices that do after a monomial one what these do before it."""
+        positions, matrices = self.dense.positions, self.dense.matrices
+        if by.index is not None:
+            positions = _at(by.index.argsort(-1), positions)
+        if by.factor is not None:
+            factor = _at(by.factor, positions)
+            matrices = factor[..., None] * matrices / factor[..., None, :]
+        return Mixing(positions, matrices).dense
+
+    def map(self, function: Change) -> Mixing:
+        """Other matrices at the same positions."""
+        return Mixing(self.dense.positions, function(self.dense.matrices))
+
+    def act(self, rows: Tensor) -> Tensor:
+        """Rows whose last dimension is the axis; members come first where there are any."""
+        positions, matrices = self.positions.to(rows.device), self.matrices.to(rows)
+        if positions.ndim == 3:
+            index = positions.reshape(len(positions), *(1,) * (rows.ndim - 2), -1)
+            index = index.expand(*rows.shape[:-1], -1)
+            cells = rows.gather(-1, index).unflatten(-1, positions.shape[-2:])
+            return rows.scatter(-1, index, _mixed(matrices, cells).flatten(-2))
+        flat = positions.reshape(-1)
+        if len(flat) == rows.shape[-1] and torch.equal(flat, torch.arange(len(flat)).to(flat)):
+            return _mixed(matrices, rows.unflatten(-1, positions.shape)).flatten(-2)
+        changed = rows.clone()
+        changed[..., flat] = _mixed(matrices, rows[..., positions]).flatten(-2)
+        return changed
+
+
+def _mixed(matrices: Tensor, cells: Tensor) -> Tensor:
+    if matrices.ndim == 2:
+        return cells - 2 * matrices * (cells * matrices).sum(-1, keepdim=True)
+    into = "mcij,m...cj->m...ci" if matrices.ndim == 4 else "cij,...cj->...ci"
+    return torch.einsum(into, matrices, cells)
 
 
 def _at(values: Tensor, positions: Tensor) -> Tensor:
@@ -105,50 +180,87 @@ def _at(values: Tensor, positions: Tensor) -> Tensor:
     return values.gather(-1, positions.flatten(-2)).unflatten(-1, positions.shape[-2:])
 
 
-def _by_member(rows: Tensor, positions: Tensor) -> Tensor:
-    index = positions.reshape(len(positions), *(1,) * (rows.ndim - 2), -1)
-    picked = rows.gather(-1, index.expand(*rows.shape[:-1], -1))
-    return picked.unflatten(-1, positions.shape[-2:])
+def inverse_of(matrices: Tensor) -> Tensor:
+    """The inverse of each matrix, in double precision."""
+    return torch.linalg.inv(matrices.double())
 
 
+def dual_of(matrices: Tensor) -> Tensor:
+    """The inverse transpose of each matrix, in double precision; a reflection is its own."""
+    return matrices if matrices.ndim == 2 else inverse_of(matrices).mT
+
+
+def merged(mixings: Sequence[Mixing]) -> tuple[Mixing, ...]:
+    """Neighbours that mix the same cells as one."""
+    result: list[Mixing] = []
+    for last in mixings:
+        first = result[-1].dense if result else last
+        if result and torch.equal(first.positions, last.dense.positions):
+            result[-1] = Mixing(first.positions, torch.matmul(last.dense.matrices, first.matrices))
+        else:
+            result.append(last)
+    return tuple(result)
+
+
+# ------------------------------------------------------------ both
 @dataclass(frozen=True, eq=False)
 class AxisMap:
     """What happens to one axis: first the monomial matrix, then the mixing ones in their order."""
 
-    monomial: Monomial | None = None
+    monomial: Monomial = Monomial()
     mixings: tuple[Mixing, ...] = ()
 
     def __matmul__(self, first: AxisMap) -> AxisMap:
-        mixings = first.mixings
-        if self.monomial is not None:
-            mixings = tuple(mixing.moved(self.monomial) for mixing in mixings)
-        monomial = self.monomial or first.monomial
-        if self.monomial is not None and first.monomial is not None:
-            monomial = self.monomial @ first.monomial
-        return AxisMap(monomial, merged((*mixings, *self.mixings)))
+        mixings = (mixing.moved(self.monomial) for mixing in first.mixings)
+        return AxisMap(self.monomial @ first.monomial, merged((*mixings, *self.mixings)))
 
     @cached_property
     def inverse(self) -> AxisMap:
-        """What undoes it."""
-        undone = tuple(m.map(inverse_of) for m in reversed(self.mixings))
-        if self.monomial is None:
-            return AxisMap(None, undone)
-        back = self.monomial.inverse
-        return AxisMap(back, tuple(m.moved(back) for m in undone))
+        """The map that undoes it."""
+        undone = (mixing.map(inverse_of) for mixing in reversed(self.mixings))
+        return AxisMap(self.monomial.inverse) @ AxisMap(mixings=tuple(undone))
 
-    def map(self, factors: Any, matrices: Any) -> AxisMap:
+    @property
+    def tensors(self) -> dict[str, tuple[Tensor, int]]:
+        """The tensors that it is made of, and their numbers of dimensions for one network."""
+        named = {"index": (self.monomial.index, 1), "factor": (self.monomial.factor, 1)}
+        for k, mixing in enumerate(self.mixings):
+            named[f"{k}.positions"] = mixing.dense.positions, 2
+            named[f"{k}.matrices"] = mixing.dense.matrices, 3
+        return {name: (t, ndim) for name, (t, ndim) in named.items() if t is not None}
+
+    @classmethod
+    def of_tensors(cls, named: Mapping[str, Tensor]) -> AxisMap:
+        """The map that is made of some `tensors`."""
+        count = sum(name.endswith(".matrices") for name in named)
+        mixings = (Mixing(named[f"{k}.positions"], named[f"{k}.matrices"]) for k in range(count))
+        return cls(Monomial(named.get("index"), named.get("factor")), tuple(mixings))
+
+    @property
+    def stays(self) -> bool:
+        """True if it leaves everything as it is."""
+        return self.monomial.index is None and self.monomial.factor is None and not self.mixings
+
+    @property
+    def members(self) -> int:
+        """The number of members that it tells apart, 0 if it is the same for all."""
+        monomial = (self.monomial.index, self.monomial.factor)
+        sizes = [len(t) for t in monomial if t is not None and t.ndim == 2]
+        return max([*sizes, *(len(m.matrices) for m in self.mixings if m.matrices.ndim == 4), 0])
+
+    def of_members(self, rows: int | slice) -> AxisMap:
+        """The map of one member or of some."""
+        parts = self.tensors.items()
+        return self.of_tensors({n: t[rows] if t.ndim > ndim else t for n, (t, ndim) in parts})
+
+    def map(self, factors: Change, matrices: Change) -> AxisMap:
         """Other factors and matrices in the same places."""
-        monomial = None if self.monomial is None else self.monomial.map(factors)
-        return AxisMap(monomial, tuple(m.map(matrices) for m in self.mixings))
+        mixings = (mixing.map(matrices) for mixing in self.mixings)
+        return AxisMap(self.monomial.map(factors), tuple(mixings))
 
-    def act(self, w: Tensor, axis: Axis, offset: int) -> Tensor:
-        """One tensor after its axis has moved."""
-        if self.monomial is not None:
-            index, factor = self.monomial.index.to(w.device), self.monomial.factor
-            if bool((index != torch.arange(index.shape[-1], device=w.device)).any()):
-                w = permute_axis(w, axis, index, offset)
-            if bool((factor != 1).any()):
-                w = w * axis.spread(factor.to(w), w.shape[offset:])
+    def act(self, w: Tensor, axis: Axis, offset: int = 0, owned: bool = False) -> Tensor:
+        """One tensor after its axis has moved, see `Monomial.act`."""
+        w = self.monomial.act(w, axis, offset, owned)
         if self.mixings:
             rows = along_axis(w, axis, offset)
             for mixing in self.mixings:
@@ -157,17 +269,21 @@ class AxisMap:
         return w
 
 
-def inverse_of(matrices: Tensor) -> Tensor:
-    """The inverse of each matrix, in double precision."""
-    return torch.linalg.inv(matrices.double())
+def along_axis(w: Tensor, axis: Axis, offset: int) -> Tensor:
+    """A view whose last dimension is the axis, with its row blocks side by side."""
+    if axis.dim is None:
+        return w.flatten(offset)
+    if axis.blocks == 1:
+        return w.movedim(axis.dim + offset, -1)
+    parts = w.unflatten(offset, (axis.blocks, -1)).movedim(offset, -1)
+    return parts.movedim(axis.dim + offset, -1).flatten(-2)
 
 
-def merged(mixings: Sequence[Mixing]) -> tuple[Mixing, ...]:
-    """Neighbours that mix the same cells as one."""
-    result: list[Mixing] = []
-    for mixing in mixings:
-        if result and mixing.mixes_as(result[-1]):
-            result[-1] = mixing @ result[-1]
-        else:
-            result.append(mixing)
-    return tuple(result)
+def from_axis(rows: Tensor, like: Tensor, axis: Axis, offset: int) -> Tensor:
+    """The tensor of which `along_axis` is the view."""
+    if axis.dim is None:
+        return rows.reshape(like.shape)
+    if axis.blocks == 1:
+        return rows.movedim(-1, axis.dim + offset).contiguous()
+    parts = rows.unflatten(-1, (axis.blocks, axis.size)).movedim(-1, axis.dim + offset)
+    return parts.movedim(-1, offset).reshape(like.shape)

@@ -9,31 +9,45 @@ with a later shift has two steps.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from weightsym.files import read_file, save_tensors
-from weightsym.groups.actions import (
-    Kind,
-    axis_factors,
-    axis_permutation,
-    source_of,
+from weightsym.groups.axis_maps import (
+    AxisMap,
+    Change,
+    Mixing,
+    Monomial,
+    dual_of,
+    take_along_last,
 )
-from weightsym.groups.axis_maps import AxisMap, Mixing, Monomial, inverse_of, merged
-from weightsym.groups.elements import random_permutations, random_scales, random_signs
-from weightsym.groups.mixing import added, carried, random_mixings, random_shifts
+from weightsym.groups.elements import (
+    random_mixings,
+    random_permutations,
+    random_scales,
+    random_shifts,
+    random_signs,
+)
+from weightsym.groups.placements import Axis, Placement, Reader
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_element, check_params, check_symmetries
+from weightsym.networks.devices import kept_on, widest
 from weightsym.params import Params
 
 Read = Callable[[str], Tensor]
 Sources = str | tuple[str, ...]  # of one network, or of every member
+Kind = Literal["permutations", "scalings", "signs", "linear", "duals", "shifts", "logits"]
+Values = Mapping[Kind, Sequence[Tensor | None]]
+"""By kind one tensor per group, or None where it does nothing. Duals are the inverse transposes of
+matrices; logits what is added to all rows of the last weight, and to all of its biases."""
+FACTORS: tuple[Kind, ...] = ("scalings", "signs")
+_ON_AXES: tuple[Kind, ...] = ("permutations", *FACTORS, "linear")
 _FORMAT = "weightsym element 1"
 
 
@@ -45,15 +59,22 @@ class Step:
     Attributes:
         axes: the maps, by the number of the axis; those that are not there stay.
         sources: by name the tensor that comes to its place, where that is another one.
-        shifts: one vector for every group of shifts, or none.
+        shifts: by the number of a group of shifts its vector.
+        constants: by name what is added to a tensor, besides.
     """
 
     axes: Mapping[int, AxisMap] = field(default_factory=dict)
     sources: Mapping[str, Sources] = field(default_factory=dict)
-    shifts: Sequence[Tensor] = ()
+    shifts: Mapping[int, Tensor] = field(default_factory=dict)
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def of(self, sym: Symmetries, name: str, read: Read) -> Tensor:
-        """One tensor of the moved network."""
+    @property
+    def adds(self) -> bool:
+        """True if it adds something that products of maps do not hold."""
+        return bool(self.shifts or self.constants)
+
+    def of(self, sym: Symmetries, name: str, read: Read, owned: bool) -> Tensor:
+        """One tensor of the moved network, see `Element.of`."""
         source = self.sources.get(name, name)
         if isinstance(source, str):
             w = self._shifted(sym, source, read)
@@ -61,36 +82,71 @@ class Step:
             w = torch.stack([self._shifted(sym, s, read)[m] for m, s in enumerate(source)])
         acting = [a for a in sym.axes_of.get(name, ()) if a in self.axes]
         offset = w.ndim - len(sym.shapes[name]) if acting else 0
-        members = max((_members(self.axes[a]) for a in acting), default=0)
-        if members and not offset:
-            w, offset = w.expand(members, *w.shape), 1
         for a in acting:
-            w = self.axes[a].act(w, sym.axes[a], offset)
+            moved = self.axes[a].act(w, sym.axes[a], offset, owned)
+            w, owned = moved, owned or moved is not w
         return w
+
+    def on(self, sym: Symmetries, tensors: Params) -> Params:
+        """Some tensors of the moved network, of which further names have what the first has."""
+
+        def read(name: str) -> Tensor:
+            if name not in tensors:
+                raise ValueError(f"`params` must hold {name!r}: another tensor becomes what it is.")
+            return tensors[name]
+
+        first = [sym.aliases.get(name, name) for name in tensors]
+        moved = {name: self.of(sym, name, read, False) for name in dict.fromkeys(first)}
+        return dict(zip(tensors, (moved[name] for name in first), strict=True))
 
     def _shifted(self, sym: Symmetries, name: str, read: Read) -> Tensor:
         w = read(name)
-        if not self.shifts:
-            return w
-        for a in sym.axes_of.get(name, ()):
+        for a in sym.axes_of.get(name, ()) if self.shifts else ():
             for k, placement in sym.placements_by_axis("shifts").get(a, ()):
-                w = added(w, sym, placement, self.shifts[k])
-        for group, value in zip(sym.shifts, self.shifts, strict=True):
-            for reader in (reader for reader in group.readers if reader.bias == name):
-                weight = sym.axes[reader.channels.axis].tensor
-                w = w - carried({weight: read(weight)}, sym, reader, value).to(w)
-        return w
+                if k in self.shifts:
+                    value = _spread_shift(sym, placement, self.shifts[k].to(w))
+                    w = w + sym.axes[a].spread(value, sym.shapes[name])
+        for k, value in self.shifts.items():
+            for reader in (reader for reader in sym.shifts[k].readers if reader.bias == name):
+                w = w - _carried_shift(sym, reader, read, value).to(w)
+        return w + self.constants[name].to(w) if name in self.constants else w
 
-    def map(self, factors: Any, matrices: Any) -> Step:
+    def map(self, factors: Change, matrices: Change) -> Step:
         """Other factors and matrices in the same places."""
         return replace(self, axes={a: m.map(factors, matrices) for a, m in self.axes.items()})
 
+    def of_members(self, sym: Symmetries, rows: slice) -> Step:
+        """The step for some members of a stack."""
+        constants = self.constants.items()
+        return Step(
+            {a: m.of_members(rows) for a, m in self.axes.items()},
+            {n: s if isinstance(s, str) else s[rows] for n, s in self.sources.items()},
+            {k: value[rows] if value.ndim > 1 else value for k, value in self.shifts.items()},
+            {n: t[rows] if t.ndim > len(sym.shapes[n]) else t for n, t in constants},
+        )
 
-def _members(axis_map: AxisMap) -> int:
-    """The number of members that a map tells apart, 0 if it is the same for all."""
-    tensors = [] if axis_map.monomial is None else [axis_map.monomial.factor]
-    sizes = [len(t) for t in tensors if t.ndim == 2]
-    return max(sizes + [len(m.matrices) for m in axis_map.mixings if m.matrices.ndim == 4] + [0])
+
+def _spread_shift(sym: Symmetries, placement: Placement, value: Tensor) -> Tensor:
+    """The shift of every position of an axis."""
+    full = value.new_zeros(*value.shape[:-1], sym.axes[placement.axis].length)
+    positions = kept_on(placement.positions, value.device)
+    repeated = (placement.exponent * value)[..., None].expand(*value.shape, positions.shape[1])
+    return full.index_add(-1, positions.reshape(-1), repeated.flatten(-2))
+
+
+def _carried_shift(sym: Symmetries, reader: Reader, read: Read, value: Tensor) -> Tensor:
+    """The change of the outputs of a layer under a shift of its inputs."""
+    axis = sym.axes[reader.channels.axis]
+    w = read(axis.tensor)
+    spread = _spread_shift(sym, reader.channels, value.to(w))
+    assert axis.dim is not None
+    offset = w.ndim - len(sym.shapes[axis.tensor])
+    blocks = w.movedim(axis.dim + offset, -1)  # (..., outgoing, ..., incoming)
+    blocks = blocks.flatten(offset + 1, -2).sum(-2) if blocks.ndim > offset + 2 else blocks
+    blocks = blocks.unflatten(offset, (axis.blocks, -1))
+    rows = torch.einsum("...bri,...bi->...br", blocks, spread.unflatten(-1, (axis.blocks, -1)))
+    rows = rows.flatten(-2)
+    return rows if reader.rows is None else rows[..., reader.rows.to(rows.device)]
 
 
 def _after(sym: Symmetries, step: Step, first: Step) -> Step:
@@ -103,7 +159,7 @@ def _after(sym: Symmetries, step: Step, first: Step) -> Step:
         old = _block_moved(sym, a, step, old)
         axes[a] = step.axes.get(a, AxisMap()) @ old
     kept = {n: s for n, s in sources.items() if s != n}
-    return Step(axes, kept, first.shifts)
+    return Step(axes, kept, first.shifts, first.constants)
 
 
 def _source_through(name: str, later: Mapping[str, Sources], first: Mapping[str, Sources]) -> Any:
@@ -142,32 +198,11 @@ def _at_source(
 
 def _stacked(maps: Sequence[AxisMap], length: int) -> AxisMap:
     """One map, whose member m is that of the m-th."""
-    every = [_member(axis_map, m) for m, axis_map in enumerate(maps)]
-    rest = Monomial(torch.arange(length), torch.ones(length, dtype=torch.float64))
-    monomials = [axis_map.monomial or rest for axis_map in every]
-    monomial = Monomial(
-        torch.stack([one.index for one in monomials]),
-        torch.stack([one.factor for one in monomials]),
-    )
-    mixings = [
-        Mixing(
-            torch.stack([m.positions for m in of_all]), torch.stack([m.matrices for m in of_all])
-        ).ordered()
-        for of_all in zip(*(axis_map.mixings for axis_map in every), strict=True)
-    ]
-    return AxisMap(monomial, tuple(mixings))
-
-
-def _member(axis_map: AxisMap, m: int) -> AxisMap:
-    """The map of one member."""
-
-    def pick(t: Tensor, ndim: int) -> Tensor:
-        return t[m] if t.ndim > ndim else t
-
-    one = axis_map.monomial
-    return AxisMap(
-        None if one is None else Monomial(pick(one.index, 1), pick(one.factor, 1)),
-        tuple(Mixing(pick(x.positions, 2), pick(x.matrices, 3)) for x in axis_map.mixings),
+    stay = {"index": torch.arange(length), "factor": torch.ones(length, dtype=torch.float64)}
+    every = [m.of_members(k).tensors for k, m in enumerate(maps)]
+    names = dict.fromkeys(name for tensors in every for name in tensors)
+    return AxisMap.of_tensors(
+        {n: torch.stack([t[n][0] if n in t else stay[n] for t in every]) for n in names}
     )
 
 
@@ -177,13 +212,12 @@ def _block_moved(sym: Symmetries, a: int, step: Step, old: AxisMap) -> AxisMap:
     rows = next((k for k in sym.axes_of[axis.tensor] if sym.axes[k].dim == 0), None)
     if axis.blocks == 1 or rows is None or sym.axes[rows].blocks > 1:
         return old
-    moving = step.axes.get(rows, AxisMap()).monomial
+    moving = step.axes.get(rows, AxisMap()).monomial.index
     if moving is None:
         return old
-    each = moving.index.shape[-1] // axis.blocks
-    block = moving.index.unflatten(-1, (axis.blocks, each))[..., 0] // each
-    index = (block[..., None] * axis.size + torch.arange(axis.size)).flatten(-2)
-    there = Monomial(index, torch.ones_like(index, dtype=torch.float64))
+    each = moving.shape[-1] // axis.blocks
+    block = moving.unflatten(-1, (axis.blocks, each))[..., 0] // each
+    there = Monomial((block[..., None] * axis.size + torch.arange(axis.size).to(block)).flatten(-2))
     return AxisMap(there) @ old @ AxisMap(there.inverse)
 
 
@@ -299,22 +333,37 @@ class Element:
             matrices: as in `mix`.
             shifts: as in `shift`.
         """
-        given = {
+        given: dict[Kind, Sequence[Tensor] | None] = {
             "permutations": permutations, "scalings": scales, "signs": signs,
             "linear": matrices, "shifts": shifts,
         }  # fmt: skip
         check_symmetries(sym)
         members = _count_members(given)
-        values = {
+        values: Values = {
             kind: check_element(kind, value, sym, members)
             for kind, value in given.items()
             if value is not None
         }
-        sources = _sources(sym, values.get("permutations", ()))
-        axes = {a: _axis_map(sym, a, sources, values) for a in range(len(sym.axes))}
-        moving = {a: m for a, m in axes.items() if m.monomial is not None or m.mixings}
-        kept = {n: s for n, s in sources.items() if s != n}
-        return cls(sym, (Step(moving, kept, tuple(values.get("shifts", ()))),))
+        return cls.of_values(sym, values)
+
+    @classmethod
+    def of_values(
+        cls,
+        sym: Symmetries,
+        values: Values,
+        like: Tensor | None = None,
+        names: Collection[str] | None = None,
+    ) -> Element:
+        """The element of values that are known to be right.
+
+        Args:
+            sym: what `discover` returned.
+            values: by kind.
+            like: a tensor on the device where it will act, by default the CPU.
+            names: the tensors that it will be asked for, by default all.
+        """
+        device = torch.device("cpu") if like is None else like.device
+        return _Given(sym, values, device).element(names)
 
     # -------------------------------------------------------- acting
     def __call__(self, params: Params) -> Params:
@@ -323,8 +372,15 @@ class Element:
         Args:
             params: one network or a stack.
         """
-        check_params(params, self.sym)
+        stacked = check_params(params, self.sym)
+        if self.members and self.members != (len(next(iter(params.values()))) if stacked else 1):
+            raise ValueError(f"`params` must be a stack of {self.members} networks here.")
         return self.on_some(params)
+
+    @cached_property
+    def members(self) -> int:
+        """The number of networks that it moves in different ways, 0 if it moves all alike."""
+        return max((m.members for step in self.steps for m in step.axes.values()), default=0)
 
     def on_some(self, tensors: Params) -> Params:
         """What it makes of a part of the tensors, such as the gradients of weights alone.
@@ -332,27 +388,44 @@ class Element:
         Args:
             tensors: by their names in the network.
         """
-        first = {name: self.sym.aliases.get(name, name) for name in tensors}
-        moved = {name: self.of(name, tensors.__getitem__) for name in dict.fromkeys(first.values())}
-        return {name: moved[first[name]] for name in tensors}
+        for step in self.steps:
+            tensors = step.on(self.sym, tensors)
+        return tensors
 
-    def of(self, name: str, read: Read) -> Tensor:
+    def of(self, name: str, read: Read, owned: bool = False) -> Tensor:
         """One tensor of the moved network.
 
         Args:
             name: of the tensor.
             read: gives the tensors of the network at rest by name; few are asked for.
+            owned: true if it gives them in memory of their own, which may be written to.
         """
         name = self.sym.aliases.get(name, name)
         for step in self.steps:
-            read = _reading(self.sym, step, read)
+            read = _reading(self.sym, step, read, owned)
         return read(name)
+
+    def rows(self, name: str, values: Tensor, rows: slice = slice(None)) -> Tensor:
+        """One tensor of some members of a stack, for which no other tensor is needed.
+
+        Args:
+            name: of the tensor.
+            values: ``(rows, *shape)``.
+            rows: which members these are.
+        """
+        if name not in self.sym.shapes:
+            examples = ", ".join(list(self.sym.shapes)[:3])
+            raise ValueError(f"The network has no tensor {name!r}; it has {examples}, ...")
+        some = Element(self.sym, tuple(step.of_members(self.sym, rows) for step in self.steps))
+        if some.members not in (0, len(values)):
+            raise ValueError(f"`values` holds {len(values)} networks, `rows` are {some.members}.")
+        return some.on_some({name: values})[name]
 
     # -------------------------------------------------------- algebra
     def __matmul__(self, first: Element) -> Element:
         steps = list(first.steps)
         for step in self.steps:
-            if steps and not step.shifts:
+            if steps and not step.adds:
                 steps[-1] = _after(self.sym, step, steps[-1])
             else:
                 steps.append(step)
@@ -364,8 +437,10 @@ class Element:
         steps: list[Step] = []
         for step in reversed(self.steps):
             steps.append(_inverted(self.sym, step))
-            if step.shifts:
-                steps.append(Step(shifts=tuple(-value for value in step.shifts)))
+            if step.adds:
+                constants = {name: -value for name, value in step.constants.items()}
+                shifts = {k: -value for k, value in step.shifts.items()}
+                steps.append(Step(shifts=shifts, constants=constants))
         return Element(self.sym, tuple(steps))
 
     @cached_property
@@ -374,9 +449,9 @@ class Element:
 
         .. math:: \langle g^{-T} m, g\, w \rangle = \langle m, w \rangle
         """
-        if any(step.shifts for step in self.steps):
+        if any(step.adds for step in self.steps):
             raise ValueError("`dual`: shifts are no linear maps of the weights, and have none.")
-        steps = (step.map(torch.reciprocal, lambda m: inverse_of(m).mT) for step in self.steps)
+        steps = (step.map(torch.reciprocal, dual_of) for step in self.steps)
         return Element(self.sym, tuple(steps))
 
     @cached_property
@@ -390,7 +465,9 @@ class Element:
         return self._without_shifts(torch.abs)
 
     def _without_shifts(self, function: Callable[[Tensor], Tensor]) -> Element:
-        steps = (replace(step.map(function, function), shifts=()) for step in self.steps)
+        steps = (
+            replace(step.map(function, function), shifts={}, constants={}) for step in self.steps
+        )
         return Element(self.sym, tuple(steps))
 
     # -------------------------------------------------------- files
@@ -402,10 +479,11 @@ class Element:
         """
         tensors: dict[str, Tensor] = {}
         for k, step in enumerate(self.steps):
-            for a, axis_map in step.axes.items():
-                tensors |= _tensors_of(f"{k}.{a}", axis_map)
-            tensors |= {f"{k}.shift.{g}": c.clone() for g, c in enumerate(step.shifts)}
-        sources = [{n: s for n, s in step.sources.items()} for step in self.steps]
+            for a, m in step.axes.items():
+                tensors |= {f"{k}.{a}.{n}": t.contiguous() for n, (t, _) in m.tensors.items()}
+            tensors |= {f"{k}.shift.{g}": c.clone() for g, c in step.shifts.items()}
+            tensors |= {f"{k}.constant.{n}": c.clone() for n, c in step.constants.items()}
+        sources = [dict(step.sources) for step in self.steps]
         notes = {"format": _FORMAT, "axes": _layout(self.sym), "sources": json.dumps(sources)}
         save_tensors(Path(path), tensors, notes)
 
@@ -428,15 +506,12 @@ class Element:
         return cls(sym, tuple(_step_of(k, s, tensors) for k, s in enumerate(sources)))
 
 
-def _reading(sym: Symmetries, step: Step, read: Read) -> Read:
-    return lambda name: step.of(sym, name, read)
+def _reading(sym: Symmetries, step: Step, read: Read, owned: bool) -> Read:
+    return lambda name: step.of(sym, name, read, owned)
 
 
 # ------------------------------------------------------------ from groups to axes
-Values = Mapping[str, Sequence[Tensor]]
-
-
-def _count_members(given: Mapping[str, Any]) -> int | None:
+def _count_members(given: Mapping[Kind, Any]) -> int | None:
     """The length of the first leading dimension, None where values are those of one network."""
     for kind, values in given.items():
         for value in values or () if isinstance(values, Sequence) else ():
@@ -445,69 +520,165 @@ def _count_members(given: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _sources(sym: Symmetries, permutations: Sequence[Tensor]) -> dict[str, Sources]:
-    """By name the tensor that comes to its place, of every member if they differ."""
-    if not permutations:
-        return {}
-    names = sym.exchangeable_tensors
-    orders = [p for g, p in zip(sym.permutations, permutations, strict=True) if g.tensors]
-    members = max((len(p) for p in orders if p.ndim == 2), default=0)
-    if not members:
-        return {n: source_of(n, sym, permutations) for n in names}
-    each = [[p[m] if p.ndim == 2 else p for p in permutations] for m in range(members)]
-    return {n: tuple(source_of(n, sym, one) for one in each) for n in names}
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """Values on a device, without permutations, scales and signs that do nothing."""
+
+    sym: Symmetries
+    values: Values
+    device: torch.device
+    known: dict[tuple[Kind, int], Tensor | None] = field(default_factory=dict)
+
+    def of(self, kind: Kind, k: int) -> Tensor | None:
+        """The value of a group, looked at once."""
+        if (kind, k) not in self.known:
+            self.known[kind, k] = self._acting(kind, k)
+        return self.known[kind, k]
+
+    def _acting(self, kind: Kind, k: int) -> Tensor | None:
+        if kind == "duals" and kind not in self.values:
+            matrices = self.values["linear"][k]
+            value = None if matrices is None else dual_of(matrices)
+        else:
+            value = self.values[kind][k]
+        if value is None:
+            return None
+        if kind == "permutations":
+            stays = torch.equal(value, torch.arange(value.shape[-1]).to(value).expand_as(value))
+            return None if stays else value.to(self.device)
+        if kind in FACTORS and not value.requires_grad and bool((value == 1).all()):
+            return None
+        return value.to(self.device, widest(self.device))
+
+    def at(self, kind: Kind, a: int) -> list[tuple[Placement, Tensor]]:
+        """The places of a kind of groups on an axis, and what acts there."""
+        places = self.sym.placements_by_axis(kind).get(a, ()) if kind in self.values else ()
+        acting = []
+        for k, placement in places:
+            turned = kind == "linear" and placement.exponent == -1
+            value = self.of("duals" if turned else kind, k)
+            if value is not None:
+                acting.append((placement, value))
+        return acting
+
+    def element(self, names: Collection[str] | None) -> Element:
+        """What all of them do, to some tensors or to all."""
+        sym, sources = self.sym, self._sources()
+        if names is not None:
+            concerned = [a for name in names for a in sym.axes_of.get(name, ())]
+        else:
+            kinds = [kind for kind in _ON_AXES if kind in self.values]
+            concerned = [a for kind in kinds for a in sym.placements_by_axis(kind)]
+        axes = {a: self._map(a, sources) for a in dict.fromkeys(concerned)}
+        constants, last = dict[str, Tensor](), sym.softmax_shift
+        shifted = (last.weight, last.bias) if last else ()
+        for name, row in zip(shifted, self.values.get("logits", ()), strict=False):
+            if name is not None and row is not None:
+                constants[name] = row.unsqueeze(row.ndim - len(sym.shapes[name]) + 1)
+        shifts = {k: v for k, v in enumerate(self.values.get("shifts", ())) if v is not None}
+        acting = {a: m for a, m in axes.items() if not m.stays}
+        kept = {n: s for n, s in sources.items() if s != n}
+        return Element(sym, (Step(acting, kept, shifts, constants),))
+
+    def _map(self, a: int, sources: Mapping[str, Sources]) -> AxisMap:
+        axis = self.sym.axes[a]
+        index = self._index(a, sources.get(axis.tensor, axis.tensor))
+        factor = axis_factor(axis, [pair for kind in FACTORS for pair in self.at(kind, a)])
+        mixings = tuple(mixing_at(*pair) for pair in self.at("linear", a))
+        return AxisMap(Monomial(index, factor), mixings)
+
+    def _index(self, a: int, source: Sources) -> Tensor | None:
+        """Old position of every new one, in the tensor that comes to the place of an axis."""
+        axis = self.sym.axes[a]
+        if isinstance(source, str):
+            index = axis_index(axis, self.at("permutations", _twin(self.sym, a, source)))
+        else:
+            each = enumerate(self.at("permutations", _twin(self.sym, a, s)) for s in source)
+            of_members = [
+                axis_index(axis, [(p, v if v.ndim == 1 else v[m]) for p, v in pairs])
+                for m, pairs in each
+            ]
+            stay = torch.arange(axis.length, device=self.device)
+            index = torch.stack([stay if i is None else i for i in of_members])
+        if index is not None and axis.blocks > 1:  # whole blocks move with their rows
+            place = torch.arange(axis.length, device=index.device)
+            index = place - place % axis.size + index % axis.size
+        return index
+
+    def _sources(self) -> dict[str, Sources]:
+        """By name the tensor that comes to its place, of every member if they differ."""
+        if "permutations" not in self.values:
+            return {}
+        rows = [k for k, group in enumerate(self.sym.permutations) if group.tensors]
+        orders = {k: v for k in rows if (v := self.of("permutations", k)) is not None}
+        members = max((len(v) for v in orders.values() if v.ndim == 2), default=0)
+        names = self.sym.exchangeable_tensors if orders else ()
+        if not members:
+            return {n: source_of(n, self.sym, orders) for n in names}
+        each = [{k: v if v.ndim == 1 else v[m] for k, v in orders.items()} for m in range(members)]
+        return {n: tuple(source_of(n, self.sym, one) for one in each) for n in names}
 
 
-def _axis_map(sym: Symmetries, a: int, sources: Mapping[str, Sources], values: Values) -> AxisMap:
-    axis = sym.axes[a]
-    index = _index(sym, a, sources, values.get("permutations"))
-    kinds: tuple[Kind, ...] = ("scalings", "signs")
-    factor = None
-    for kind in kinds:
-        if kind in values and a in sym.placements_by_axis(kind):
-            each = axis_factors(sym, a, kind, values[kind], torch.float64, "cpu")
-            factor = each if factor is None else factor * each
-    monomial = None
-    if index is not None or factor is not None:
-        index = torch.arange(axis.length) if index is None else index
-        factor = torch.ones(axis.length, dtype=torch.float64) if factor is None else factor
-        monomial = Monomial(index, factor)
-    mixings = []
-    for k, placement in sym.placements_by_axis("linear").get(a, ()) if "linear" in values else ():
-        g = values["linear"][k].double()
-        g = g if placement.exponent == 1 else inverse_of(g).mT
-        spaces, size, repeats = placement.positions.shape
-        cells = placement.positions.cpu().movedim(-1, 1).reshape(spaces * repeats, size)
-        mixings.append(Mixing(cells, g.repeat_interleave(repeats, -3)).ordered())
-    return AxisMap(monomial, merged(mixings))
+def source_of(name: str, sym: Symmetries, orders: Mapping[int, Tensor]) -> str:
+    """The tensor that comes to stand in the place of another one in a single network."""
+    for k in sorted(orders, reverse=True):
+        row = next((row for row in sym.permutations[k].tensors if name in row), None)
+        name = name if row is None else row[int(orders[k][row.index(name)])]
+    return name
 
 
-def _index(
-    sym: Symmetries, a: int, sources: Mapping[str, Sources], orders: Sequence[Tensor] | None
-) -> Tensor | None:
-    """Old position of every new one along an axis, in the tensor that comes to its place."""
-    if orders is None:
-        return None
-    axis = sym.axes[a]
-    source = sources.get(axis.tensor, axis.tensor)
-    if isinstance(source, str):
-        at = _twin(sym, a, source)
-        found = [axis_permutation(sym, at, orders)] if _permuted(sym, at) else []
-        index = found[0] if found else None
-    else:
-        each = [[p[m] if p.ndim == 2 else p for p in orders] for m in range(len(source))]
-        ats = [_twin(sym, a, s) for s in source]
-        index = torch.stack(
-            [axis_permutation(sym, at, one) for at, one in zip(ats, each, strict=True)]
-        )
-    if index is not None and axis.blocks > 1:  # whole blocks move with their rows
-        place = torch.arange(axis.length)
-        index = place - place % axis.size + index % axis.size
+def axis_index(axis: Axis, pairs: Sequence[tuple[Placement, Tensor]]) -> Tensor | None:
+    """Old position of every new position on one axis, or None where all stay.
+
+    Args:
+        axis: of a tensor.
+        pairs: places of groups of permutations, and orders of their units.
+    """
+    if not pairs or (len(pairs) == 1 and pairs[0][0].covers(axis)):
+        return pairs[0][1] if pairs else None
+    device, lead = pairs[0][1].device, max(order.shape[:-1] for _, order in pairs)
+    index = torch.arange(axis.length, device=device).repeat(*lead, 1)
+    for placement, order in pairs:
+        positions = kept_on(placement.positions, device)
+        moved = positions[order.to(device)].flatten(-2)
+        index[..., positions.reshape(-1)] = take_along_last(index, moved)
     return index
 
 
-def _permuted(sym: Symmetries, a: int) -> bool:
-    return a in sym.placements_by_axis("permutations")
+def axis_factor(axis: Axis, pairs: Sequence[tuple[Placement, Tensor]]) -> Tensor | None:
+    """Factor of every position on one axis, or None where all are one.
+
+    Args:
+        axis: of a tensor.
+        pairs: places of groups, and scales or signs of their units.
+    """
+    powers = [(p, v if p.exponent == 1 else v**p.exponent) for p, v in pairs]
+    if len(powers) < 2 and all(placement.covers(axis) for placement, _ in powers):
+        return powers[0][1] if powers else None
+    lead = max(value.shape[:-1] for _, value in powers)
+    factors = torch.ones(*lead, axis.length).to(powers[0][1])
+    for placement, value in powers:
+        positions = kept_on(placement.positions, value.device).reshape(-1)
+        each = value.repeat_interleave(placement.positions.shape[1], -1).expand(*lead, -1)
+        if placement.meets_itself:
+            index = positions.expand(*lead, -1)
+            factors = factors.scatter_reduce(-1, index, each, "prod").clone()
+        else:
+            factors[..., positions] = factors[..., positions] * each
+    return factors
+
+
+def mixing_at(placement: Placement, matrices: Tensor) -> Mixing:
+    """The matrices of a group at one of its places.
+
+    Args:
+        placement: of the group.
+        matrices: ``(..., spaces, size, size)``, or vectors ``(spaces, size)`` of reflections.
+    """
+    spaces, size, repeats = placement.positions.shape
+    cells = kept_on(placement.positions, matrices.device).movedim(-1, 1)
+    each = matrices.repeat_interleave(repeats, 0 if matrices.ndim == 2 else -3)
+    return Mixing(cells.reshape(spaces * repeats, size), each if repeats > 1 else matrices)
 
 
 # ------------------------------------------------------------ files
@@ -516,29 +687,13 @@ def _layout(sym: Symmetries) -> str:
     return json.dumps([[a.tensor, a.dim, a.size, a.blocks] for a in sym.axes])
 
 
-def _tensors_of(prefix: str, axis_map: AxisMap) -> dict[str, Tensor]:
-    tensors = {}
-    if axis_map.monomial is not None:
-        tensors[f"{prefix}.index"] = axis_map.monomial.index
-        tensors[f"{prefix}.factor"] = axis_map.monomial.factor
-    for k, mixing in enumerate(axis_map.mixings):
-        tensors[f"{prefix}.{k}.positions"] = mixing.positions
-        tensors[f"{prefix}.{k}.matrices"] = mixing.matrices
-    return {name: t.contiguous() for name, t in tensors.items()}
-
-
 def _step_of(k: int, sources: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Step:
-    mine = {n.partition(".")[2]: t for n, t in tensors.items() if n.partition(".")[0] == str(k)}
-    axes = {int(n.partition(".")[0]) for n in mine if not n.startswith("shift.")}
-    shifts = [mine[f"shift.{g}"] for g in range(sum(n.startswith("shift.") for n in mine))]
-    maps = {}
-    for a in axes:
-        count = sum(n.startswith(f"{a}.") and n.endswith(".matrices") for n in mine)
-        mixings = (
-            Mixing(mine[f"{a}.{i}.positions"], mine[f"{a}.{i}.matrices"]) for i in range(count)
-        )
-        index = mine.get(f"{a}.index")
-        monomial = None if index is None else Monomial(index, mine[f"{a}.factor"])
-        maps[a] = AxisMap(monomial, tuple(mixings))
+    mine: dict[str, dict[str, Tensor]] = {}
+    for name, t in tensors.items():
+        step, part, rest = name.split(".", 2)
+        if step == str(k):
+            mine.setdefault(part, {})[rest] = t
+    shifts, constants = (mine.pop(part, {}) for part in ("shift", "constant"))
+    maps = {int(a): AxisMap.of_tensors(named) for a, named in mine.items()}
     homes = {n: s if isinstance(s, str) else tuple(s) for n, s in sources.items()}
-    return Step(maps, homes, tuple(shifts))
+    return Step(maps, homes, {int(g): value for g, value in shifts.items()}, constants)

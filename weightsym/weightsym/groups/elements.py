@@ -1,4 +1,4 @@
-"""Elements of the group: identity, random permutations, scales and signs, products, inverses."""
+"""Parts of elements, by kind of group: the identity, random ones, and products of permutations."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from weightsym.groups.actions import take_along_last
+from weightsym.groups.axis_maps import take_along_last
+from weightsym.groups.placements import LinearGroup, complex_matrices
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_symmetries
+from weightsym.params import Params
 
 
 def identity(sym: Symmetries, device: torch.device | str | None = None) -> list[Tensor]:
@@ -87,6 +89,102 @@ def random_signs(
     check_symmetries(sym)
     shape = () if members is None else (members,)
     return [torch.randint(0, 2, (*shape, g.units), generator=generator) * 2 - 1 for g in sym.signs]
+
+
+# ------------------------------------------------------------ matrices and shifts
+def identity_mixings(sym: Symmetries, stack: Params | None = None) -> list[Tensor]:
+    """The matrices that mix nothing, of one network or of every member of a stack.
+
+    >>> from weightsym import discover, identity_mixings
+    >>> adapter = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> identity_mixings(discover(adapter, torch.randn(8, 4)))[0].tolist()
+    [[[1.0, 0.0], [0.0, 1.0]]]
+    """
+    check_symmetries(sym)
+    single = [torch.eye(g.size, dtype=torch.float64).repeat(g.spaces, 1, 1) for g in sym.linear]
+    if stack is None:
+        return single
+    like = next(iter(stack.values()))
+    return [m.to(like).repeat(len(like), 1, 1, 1) for m in single]
+
+
+def random_mixings(
+    sym: Symmetries,
+    generator: torch.Generator | None = None,
+    members: int | None = None,
+    spread: float = 0.3,
+) -> list[Tensor]:
+    r"""Random matrices of every group, whose log singular values have the deviation ``spread``.
+
+    .. math:: G = Q_1\, \mathrm{diag}(e^{\sigma z})\, Q_2, \quad z \sim N(0, 1)
+
+    Rotations and reflections are uniform.
+
+    >>> from weightsym import discover, random_mixings
+    >>> norm = torch.nn.RMSNorm(3, elementwise_affine=False)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), norm, torch.nn.Linear(3, 1))
+    >>> sym = discover(net, torch.randn(8, 2))
+    >>> (turn,) = random_mixings(sym, torch.Generator().manual_seed(0))
+    >>> sym.linear[0].kind, turn.shape
+    ('orthogonal', torch.Size([1, 3, 3]))
+    >>> torch.allclose(turn @ turn.mT, torch.eye(3, dtype=torch.float64))
+    True
+    """
+    check_symmetries(sym)
+    if not 0 <= spread < float("inf"):
+        raise ValueError(f"`spread` must be at least 0 and finite, got {spread}.")
+    lead = () if members is None else (members,)
+    return [_random(g, (*lead, g.spaces), generator, spread) for g in sym.linear]
+
+
+def _random(
+    group: LinearGroup, shape: Sequence[int], generator: torch.Generator | None, spread: float
+) -> Tensor:
+    n = group.size
+    if group.kind in ("complex", "unit complex"):
+        return _random_complex(group, shape, generator, spread)
+    turned = group.lifted(_rotations(shape, group.basis.shape[1], generator))
+    if group.kind != "general":
+        return turned
+    logs = torch.randn(*shape, n, generator=generator, dtype=torch.float64)
+    return turned * (spread * logs).exp()[..., None, :] @ _rotations(shape, n, generator)
+
+
+def _rotations(shape: Sequence[int], n: int, generator: torch.Generator | None) -> Tensor:
+    normal = torch.randn(*shape, n, n, generator=generator, dtype=torch.float64)
+    q, r = torch.linalg.qr(normal)
+    return q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+
+
+def _random_complex(
+    group: LinearGroup, shape: Sequence[int], generator: torch.Generator | None, spread: float
+) -> Tensor:
+    angle = 2 * torch.pi * torch.rand(*shape, generator=generator, dtype=torch.float64)
+    size = torch.ones(())
+    if group.kind == "complex":
+        size = (spread * torch.randn(*shape, generator=generator, dtype=torch.float64)).exp()
+    return complex_matrices(size * angle.cos(), size * angle.sin())
+
+
+def random_shifts(
+    sym: Symmetries, generator: torch.Generator | None = None, members: int | None = None
+) -> list[Tensor]:
+    r"""Standard normal shifts of every group.
+
+    .. math:: c \sim \mathcal{N}(0, 1)
+
+    >>> from weightsym import discover, random_shifts
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
+    >>> (c,) = random_shifts(discover(net, torch.randn(8, 4)), members=5)
+    >>> c.shape
+    torch.Size([5, 2])
+    """
+    check_symmetries(sym)
+    lead = () if members is None else (members,)
+    return [
+        torch.randn(*lead, group.size, generator=generator, dtype=torch.float64)
+        for group in sym.shifts
+    ]
 
 
 # ------------------------------------------------------------ products and inverses

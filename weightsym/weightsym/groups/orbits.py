@@ -5,15 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
-from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from weightsym.groups.actions import axes_by_tensor, members_of, shift_logits_some
-from weightsym.groups.mixing import multiplied, shift_some
+from weightsym.groups.actions import act, members_of
+from weightsym.groups.element import Kind
 from weightsym.groups.symmetries import SoftmaxShift, Symmetries
 from weightsym.groups.tangents import SparseTangents, algebra, sparse_tangents
 from weightsym.networks.devices import precise
@@ -256,49 +253,19 @@ def _moved(
     weights: Params, sym: Symmetries, last: SoftmaxShift | None, generators: tuple[Tensor, ...]
 ) -> Params:
     """Weights after an element of the group that is right to first order in its generators."""
-    directions = iter(generators)
-    moved = _scaled(weights, sym, [next(directions) for _ in sym.scalings])
+    parts = iter(generators)
+    values: dict[Kind, list[Tensor | None]] = {
+        "scalings": [1 + next(parts) for _ in sym.scalings],
+        "linear": [],
+        "duals": [],
+    }
     for group in sym.linear:
-        a = algebra(group, next(directions).unflatten(-1, (group.spaces, -1)))
+        a = algebra(group, next(parts).unflatten(-1, (group.spaces, -1)))
         identity = torch.eye(group.size).to(a)
-        moved = multiplied(moved, sym, group, identity + a, identity - a.mT)
-    moved = shift_some(moved, sym, [next(directions) for _ in sym.shifts])
+        values["linear"].append(identity + a)
+        values["duals"].append(identity - a.mT)
+    values["shifts"] = [next(parts) for _ in sym.shifts]
     if last is not None:
-        row, bias = next(directions), next(directions)
-        row = row.unflatten(-1, sym.shapes[last.weight][1:])
-        moved = shift_logits_some(moved, sym, row, bias[..., 0] if last.bias else None)
-    return moved
-
-
-def _scaled(weights: Params, sym: Symmetries, logs: Sequence[Tensor]) -> Params:
-    moved = dict(weights)
-    if not logs:
-        return moved
-    every = torch.cat(list(logs), -1)
-    for name, axes in axes_by_tensor(sym, "scalings").items():
-        if name in moved:
-            total = torch.zeros_like(weights[name])
-            for axis in axes:
-                of_positions = (_powers(sym)[axis].to(every) @ every.mT).mT
-                total = total + sym.axes[axis].spread(of_positions, sym.shapes[name])
-            moved[name] = torch.addcmul(weights[name], weights[name], total)
-    return moved
-
-
-def _powers(sym: Symmetries) -> list[Tensor]:
-    """`Symmetries.scale_powers` as tensors."""
-    if sym not in _POWERS:
-        _POWERS[sym] = [_as_tensor(powers) for powers in sym.scale_powers]
-    return _POWERS[sym]
-
-
-_POWERS: WeakKeyDictionary[Symmetries, list[Tensor]] = WeakKeyDictionary()
-
-
-def _as_tensor(powers: csr_matrix) -> Tensor:
-    """A sparse matrix of scipy as one of torch."""
-    entries = powers.tocoo()
-    index = torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
-    values = torch.from_numpy(entries.data.astype(np.float64))
-    with torch.sparse.check_sparse_tensor_invariants():
-        return torch.sparse_coo_tensor(index, values, powers.shape).coalesce()
+        row, bias = next(parts).unflatten(-1, sym.shapes[last.weight][1:]), next(parts)
+        values["logits"] = [row, bias[..., 0] if last.bias else None]
+    return act(weights, sym, values)

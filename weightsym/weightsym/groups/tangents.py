@@ -15,7 +15,7 @@ from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
 from torch import Tensor
 
-from weightsym.groups.actions import along_axis
+from weightsym.groups.axis_maps import along_axis
 from weightsym.groups.placements import Placement, Reader, complex_matrices
 from weightsym.groups.symmetries import LinearGroup, Symmetries
 

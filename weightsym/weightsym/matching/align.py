@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from weightsym.arguments import check_count
-from weightsym.groups.elements import compose, identity, invert
-from weightsym.groups.mixing import identity_mixings
+from weightsym.groups.elements import compose, identity, identity_mixings, invert
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_finite, check_one_network, check_params, check_squares
 from weightsym.matching.activations import inputs_of

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from weightsym.groups.actions import along_axis, from_axis, reorder_units
+from weightsym.groups.actions import reorder_units
+from weightsym.groups.axis_maps import along_axis, from_axis
 from weightsym.groups.symmetries import Axis, Placement
 from weightsym.groups.units import unit_rows
 from weightsym.matching.plan import Plan

@@ -14,8 +14,8 @@ from tqdm.auto import tqdm
 from weightsym import params as P
 from weightsym.arguments import check_between, check_count, check_positive
 from weightsym.groups.actions import tied
-from weightsym.groups.elements import compose, identity
-from weightsym.groups.mixing import identity_mixings, mixed_axis, multiplied
+from weightsym.groups.elements import compose, identity, identity_mixings
+from weightsym.groups.mixing import mixed_axis, multiplied
 from weightsym.groups.symmetries import LinearGroup, Placement, Symmetries
 from weightsym.groups.validation import check_one_network
 from weightsym.matching.channels import distance

@@ -10,10 +10,9 @@ from typing import Any, Literal, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from weightsym.groups.actions import flip, permute
+from weightsym.groups.actions import flip, mix, permute
 from weightsym.groups.element import Element as GroupElement
 from weightsym.groups.elements import identity
-from weightsym.groups.mixing import mix
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_pair, check_symmetries
 from weightsym.matching.activations import by_activations, check_complete

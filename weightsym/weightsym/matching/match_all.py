@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weightsym.groups.elements import compose, identity
-from weightsym.groups.mixing import identity_mixings
+from weightsym.groups.elements import compose, identity, identity_mixings
 from weightsym.groups.symmetries import Symmetries
 from weightsym.matching.activations import match_activations
 from weightsym.matching.ascent import is_sure

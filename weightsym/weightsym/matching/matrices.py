@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from weightsym.forms.balanced_form import Balance, balance_spaces
-from weightsym.groups.actions import axis_permutation, permute, permute_some
+from weightsym.groups.actions import axis_permutation, mix, permute, permute_some
 from weightsym.groups.element import Element as GroupElement
-from weightsym.groups.mixing import mix, mix_some
+from weightsym.groups.mixing import mix_some
 from weightsym.groups.placements import LinearKind, complex_matrices
 from weightsym.groups.symmetries import LinearGroup, PermutationGroup, Symmetries, without_groups
 from weightsym.matching.channels import ChannelMoments

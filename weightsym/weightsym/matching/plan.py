@@ -12,7 +12,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from weightsym.forms.sorting import crossing_groups
-from weightsym.groups.actions import Kind, axes_by_tensor, reached_axes
+from weightsym.groups.actions import axes_by_tensor, reached_axes
+from weightsym.groups.element import Kind
 from weightsym.groups.elements import homes, identity
 from weightsym.groups.symmetries import Placement, Symmetries
 from weightsym.groups.units import other_axes

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from weightsym.groups.actions import (
-    Kind,
     axes_by_tensor,
     multiplied_tensor,
     permuted_tensor,
     reached_axes,
-    source_of,
 )
+from weightsym.groups.element import Kind, source_of
 from weightsym.groups.mixing import mixed_axis
 from weightsym.groups.placements import Placement
 from weightsym.groups.symmetries import Symmetries
@@ -133,7 +132,8 @@ class Standing(Mapping[str, Tensor]):
     def _moved(self, name: str) -> Tensor:
         source, orders = name, self.permutations
         if orders is not None and name in self.sym.exchangeable_tensors:
-            source = source_of(name, self.sym, [p if p.ndim == 1 else p[0] for p in orders])
+            first = {k: p if p.ndim == 1 else p[0] for k, p in enumerate(orders)}
+            source = source_of(name, self.sym, first)
         w = self.given[source]
         axes = self._flipped.get(source, {}) if self.signs is not None else {}
         if self.signs is not None and any(self._flips(a, self.signs) for a in axes):
