@@ -296,7 +296,7 @@ def test_tensors_that_are_taken_one_by_one_stay_in_place():
     model, _, sym, _ = problem("branches, summed")
     removal = plan_removal(P.populate(model, 3), sym)
     assert not any(step.sources for step in removal.steps)
-    assert any(step.sources for step in Element.random(sym, seeded()).steps)
+    assert any(step.sources for step in Element.random(sym, seeded(), 3).steps)
 
 
 # ------------------------------------------------------------ what the names say

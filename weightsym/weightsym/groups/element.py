@@ -552,9 +552,8 @@ class _Given:
 
     def at(self, kind: Kind, a: int) -> list[tuple[Placement, Tensor]]:
         """The places of a kind of groups on an axis, and what acts there."""
-        places = self.sym.placements_by_axis(kind).get(a, ()) if kind in self.values else ()
         acting = []
-        for k, placement in places:
+        for k, placement in self.sym.placements_by_axis(kind).get(a, ()):
             turned = kind == "linear" and placement.exponent == -1
             value = self.of("duals" if turned else kind, k)
             if value is not None:
@@ -581,11 +580,12 @@ class _Given:
         return Element(sym, (Step(acting, kept, shifts, constants),))
 
     def _map(self, a: int, sources: Mapping[str, Sources]) -> AxisMap:
-        axis = self.sym.axes[a]
-        index = self._index(a, sources.get(axis.tensor, axis.tensor))
-        factor = axis_factor(axis, [pair for kind in FACTORS for pair in self.at(kind, a)])
-        mixings = tuple(mixing_at(*pair) for pair in self.at("linear", a))
-        return AxisMap(Monomial(index, factor), mixings)
+        axis, values = self.sym.axes[a], self.values
+        source = sources.get(axis.tensor, axis.tensor)
+        index = self._index(a, source) if "permutations" in values else None
+        pairs = [pair for kind in FACTORS if kind in values for pair in self.at(kind, a)]
+        mixings = (mixing_at(*pair) for pair in self.at("linear", a)) if "linear" in values else ()
+        return AxisMap(Monomial(index, axis_factor(axis, pairs)), tuple(mixings))
 
     def _index(self, a: int, source: Sources) -> Tensor | None:
         """Old position of every new one, in the tensor that comes to the place of an axis."""
