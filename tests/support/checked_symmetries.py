@@ -2,14 +2,21 @@
 
 import functools
 import itertools
-from dataclasses import replace
 
 import mixing_networks
 import torch
 from cases import CASES, NESTED
 from known_networks import NETWORKS
 
-from weightsym import Element, compose
+from weightsym import (
+    Element,
+    compose,
+    random_mixings,
+    random_permutations,
+    random_scales,
+    random_shifts,
+    random_signs,
+)
 from weightsym import params as P
 from weightsym.groups.actions import act
 
@@ -31,8 +38,13 @@ def seeded(seed=0):
 
 def moved_at_random(params, sym, generator, mixing=True):
     """Another network of the orbit, by matrices and shifts only if it is mixing."""
-    acting = sym if mixing else replace(sym, linear=(), shifts=())
-    return Element.random(acting, generator)(params)
+    signs, scales = random_signs(sym, generator), random_scales(sym, generator)
+    element = Element.of_groups(sym, signs=signs, scales=scales)
+    if mixing:
+        element = Element.of_groups(sym, matrices=random_mixings(sym, generator)) @ element
+        element = Element.of_groups(sym, shifts=random_shifts(sym, generator)) @ element
+    orders = random_permutations(sym, generator)
+    return (Element.of_groups(sym, permutations=orders) @ element)(params)
 
 
 def furthest(a, b):

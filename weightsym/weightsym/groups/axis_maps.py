@@ -67,6 +67,10 @@ def take_along_last(values: Tensor, index: Tensor) -> Tensor:
     return values.expand(*lead, -1).gather(-1, index.expand(*lead, -1))
 
 
+_SMALL = 2**12
+"""Numbers that are faster copied than looked at."""
+
+
 def permute_axis(
     w: Tensor, axis: Axis, index: Tensor, offset: int = 0, owned: bool = False
 ) -> Tensor:
@@ -77,8 +81,7 @@ def permute_axis(
         axis: of the tensor.
         index: one order for all members or one for each.
         offset: the number of leading dimensions.
-        owned: whether the memory of the tensor may be written to, which is faster where little
-            moves.
+        owned: whether the memory of the tensor may be written to.
     """
     if axis.dim is None:
         return _select(w.flatten(offset), index, offset).reshape(w.shape)
@@ -86,11 +89,11 @@ def permute_axis(
         # columns within every row block: whole blocks have already moved with their rows
         columns = axis.spread(index % axis.size, w.shape[offset:])
         return w.gather(axis.dim + offset, columns.expand(w.shape))
-    if owned and index.ndim == 1:
+    if index.ndim == 1 and w.numel() > _SMALL:
         moved = (index != torch.arange(len(index), device=w.device)).nonzero()[:, 0]
         if 2 * len(moved) < len(index):
             new = w.index_select(axis.dim + offset, index[moved])
-            return w.index_copy_(axis.dim + offset, moved, new)
+            return (w if owned else w.clone()).index_copy_(axis.dim + offset, moved, new)
     return _select(w, index, axis.dim + offset)
 
 
