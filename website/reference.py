@@ -204,7 +204,8 @@ def made_of(module: str, name: str) -> str | None:
     >>> made_of("lightning_bnn.modules.by_method", "SGHMC")
     'SGMCMC'
     """
-    for node in _body(module) if source(module) else ():
+    file = source(module)
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if file else ():
         match node:
             case ast.Assign([ast.Name(target)], ast.Call(ast.Name("lightning_class"), [method])):
                 if target == name:

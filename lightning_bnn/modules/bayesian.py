@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import is_dataclass
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import lightning as L
 import torch
@@ -83,6 +83,7 @@ class Bayesian(L.LightningModule):
 
     configure_optimizers = fitting.configured_optimizers
     template: nn.Module
+    method: Any
 
     def __init__(
         self,
@@ -124,7 +125,8 @@ class Bayesian(L.LightningModule):
             self.template, self.likelihood, num_data, None, rank_zero_info, rank_zero_warn
         )
         starts = self.population.starts(start_from) if method.trains else {}
-        checkpoints.check_start(self, start_from)
+        if start_from is not None:
+            checkpoints.check_start(self, start_from)
         with self.randomness("blitz", *self.population.key):
             self.state: Any = method.init(self.template, starts)
         self.__dict__["_arguments"] = _names_of_method(self)
@@ -494,3 +496,11 @@ def _names_of_method(module: Bayesian) -> set[str]:
     names = {name for part in parts for name in vars(part)}
     taken = {*vars(module), *module._modules}
     return {name for name in names if name not in taken and not hasattr(type(module), name)}
+
+
+class OfMethod(Bayesian):
+    """A module that makes its method of its own arguments, see `lightning_class`."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, network: nn.Module, *args: Any, **kwargs: Any) -> None: ...

@@ -10,11 +10,9 @@ from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from torch import nn
-
 from lightning_bnn import methods, samplers
 from lightning_bnn.methods import Method
-from lightning_bnn.modules.bayesian import Bayesian
+from lightning_bnn.modules.bayesian import Bayesian, OfMethod
 
 __all__ = [
     "DeepEnsemble",
@@ -31,14 +29,6 @@ __all__ = [
     "SymmetrizedVI",
     "lightning_class",
 ]
-
-
-class OfMethod(Bayesian):
-    """A module that makes its method of its own arguments, see `lightning_class`."""
-
-    if TYPE_CHECKING:
-
-        def __init__(self, network: nn.Module, *args: Any, **kwargs: Any) -> None: ...
 
 
 def lightning_class(method: type[Method], **defaults: Any) -> type[OfMethod]:
@@ -185,15 +175,29 @@ def _argument_texts(cls: type) -> dict[str, str]:
     return {entry.strip().partition(":")[0]: entry for entry in entries if entry}
 
 
-DeepEnsemble = lightning_class(methods.DeepEnsemble, members=5)
-FromCheckpoints = lightning_class(methods.FromCheckpoints)
-HMC = lightning_class(methods.HamiltonianMonteCarlo, optimizer=samplers.HMC)
-IVON = lightning_class(methods.VariationalOnlineNewton, optimizer=samplers.IVON)
-Laplace = lightning_class(methods.Laplace)
-MCDropout = lightning_class(methods.MCDropout)
-MFVI = lightning_class(methods.MFVI)
-MILE = lightning_class(methods.MILE, members=4, optimizer=samplers.MCLMC)
-SGHMC = lightning_class(methods.SGMCMC, optimizer=samplers.SGHMC)
-SMILE = lightning_class(methods.StochasticMILE, members=4, optimizer=samplers.SMILE)
-SWAG = lightning_class(methods.SWAG)
-SymmetrizedVI = lightning_class(methods.SymmetrizedVI)
+if TYPE_CHECKING:  # a checker knows no class that a function makes: each is the one it returns
+    DeepEnsemble = OfMethod
+    FromCheckpoints = OfMethod
+    HMC = OfMethod
+    IVON = OfMethod
+    Laplace = OfMethod
+    MCDropout = OfMethod
+    MFVI = OfMethod
+    MILE = OfMethod
+    SGHMC = OfMethod
+    SMILE = OfMethod
+    SWAG = OfMethod
+    SymmetrizedVI = OfMethod
+else:
+    DeepEnsemble = lightning_class(methods.DeepEnsemble, members=5)
+    FromCheckpoints = lightning_class(methods.FromCheckpoints)
+    HMC = lightning_class(methods.HamiltonianMonteCarlo, optimizer=samplers.HMC)
+    IVON = lightning_class(methods.VariationalOnlineNewton, optimizer=samplers.IVON)
+    Laplace = lightning_class(methods.Laplace)
+    MCDropout = lightning_class(methods.MCDropout)
+    MFVI = lightning_class(methods.MFVI)
+    MILE = lightning_class(methods.MILE, members=4, optimizer=samplers.MCLMC)
+    SGHMC = lightning_class(methods.SGMCMC, optimizer=samplers.SGHMC)
+    SMILE = lightning_class(methods.StochasticMILE, members=4, optimizer=samplers.SMILE)
+    SWAG = lightning_class(methods.SWAG)
+    SymmetrizedVI = lightning_class(methods.SymmetrizedVI)

@@ -69,14 +69,14 @@ def recall(module: Bayesian, notes: dict[str, Any]) -> None:
     module.state.divergence.load_state_dict(state)
 
 
-def check_start(module: Bayesian, source: str | None) -> None:
+def check_start(module: Bayesian, source: str) -> None:
     """Refuse to start from a run of this package with other fixed weights, if it is one file.
 
     Args:
         module: that starts.
         source: what it starts from.
     """
-    if source is not None and Path(source).suffix == ".ckpt" and Path(source).is_file():
+    if Path(source).suffix == ".ckpt" and Path(source).is_file():
         notes = load(source, mmap=True).get(NOTES, {})
         if len(sample := notes.get("fixed", torch.empty(0))):
             check_fixed(module.template, sample, str(source))
