@@ -250,18 +250,23 @@ class Ascent:
     # -------------------------------------------------------- moves
     def _move(self, k: int, step: Mapping[int, Tensor]) -> None:
         """Reorder the units of a family as they stand."""
-        family, moved = self.plan.families[k], dict[Placement, Tensor]()
-        if not family.inner and family.group not in self.plan.homes:
-            order, views = step[family.group], self.plan.views[k][0]
-            tensors = [self.sym.axes[view.axis].tensor for view in views]
-            for view, name in zip(views, tensors, strict=True):
-                product = self.products.get(view)
-                if product is not None and tensors.count(name) == 1:
-                    moved[view] = product.gather(2, order[:, None].expand_as(product))
+        family = self.plan.families[k]
         self._compose(step)
-        self._forget(self.plan.names[k])
-        for view, product in moved.items():
-            self.products[view] = product
+        if family.inner or family.group in self.plan.homes:
+            self._forget(self.plan.names[k])
+            return
+        order, products = step[family.group], dict(self.products)
+        self._forget_products(self.plan.names[k])
+        places = [
+            (p, self.sym.axes[p.axis]) for p in self.sym.permutations[family.group].placements
+        ]
+        tensors = [axis.tensor for _, axis in places]
+        for placement, axis in places:
+            self.current.reorder(axis.tensor, axis, placement, order)
+        for view in self.plan.views[k][0]:
+            if view in products and tensors.count(self.sym.axes[view.axis].tensor) == 1:
+                index = order[:, None].expand_as(products[view])
+                self.products[view] = products[view].gather(2, index)
 
     def _compose(self, step: Mapping[int, Tensor]) -> None:
         """Update the orders by a step, in which blocks are numbered as they stand."""
@@ -290,7 +295,10 @@ class Ascent:
         self.current.forget(names)
         if names is None:
             self.products.clear()
-        for name in names or ():
+        self._forget_products(names or ())
+
+    def _forget_products(self, names: Sequence[str]) -> None:
+        for name in names:
             for view in self.plan.views_at.get(name, ()):
                 self.products.pop(view)
 
@@ -378,9 +386,9 @@ def is_sure(table: np.ndarray, chosen: np.ndarray, largest: np.ndarray) -> bool:
         chosen: the entries of the partners.
         largest: the largest entry of every row.
     """
-    if not largest.any():
-        return True
-    return bool((chosen >= largest).all() and (np.sort(chosen) >= np.sort(table.max(0))).all())
+    if (chosen < largest).any():
+        return False
+    return not largest.any() or bool((np.sort(chosen) >= np.sort(table.max(0))).all())
 
 
 def _picked(tables: np.ndarray, orders: np.ndarray) -> np.ndarray:

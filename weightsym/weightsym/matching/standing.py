@@ -15,11 +15,12 @@ from weightsym.groups.actions import (
     multiplied_tensor,
     permuted_tensor,
     reached_axes,
+    reorder_units,
 )
 from weightsym.groups.element import Kind, source_of
 from weightsym.groups.mixing import mixed_axis
 from weightsym.groups.placements import Placement
-from weightsym.groups.symmetries import Symmetries
+from weightsym.groups.symmetries import Axis, Symmetries
 from weightsym.networks.devices import at_least_single
 from weightsym.params import is_stacked
 
@@ -58,7 +59,7 @@ class Recent(dict[K, Tensor]):
 
 
 def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return tensor.nbytes
 
 
 class Standing(Mapping[str, Tensor]):
@@ -96,6 +97,19 @@ class Standing(Mapping[str, Tensor]):
         """Move tensors anew when they are read next, by default all."""
         for name in list(self._recent) if names is None else names:
             self._recent.pop(name)
+
+    def reorder(self, name: str, axis: Axis, placement: Placement, order: Tensor) -> None:
+        """Move a tensor that is held by a further step, which `permutations` already have.
+
+        Args:
+            name: of the tensor.
+            axis: whose units move.
+            placement: where they are.
+            order: of the units of every member.
+        """
+        w = self._recent.get(name)
+        if w is not None:
+            self._recent[name] = reorder_units(w, axis, [(placement, order)])
 
     def mix(self, k: int, matrices: Tensor) -> None:
         """Let other matrices act on the channels of one group.
@@ -177,6 +191,8 @@ def gram(goal: Tensor, moving: Tensor, dtype: torch.dtype) -> Tensor:
         moving: others, as long.
         dtype: in which they are multiplied.
     """
+    if max(goal.numel(), moving.numel()) <= _AT_ONCE:
+        return goal.to(dtype) @ moving.to(dtype).mT
     total = None
     for some in column_blocks(goal.shape[-1], max(goal[..., 0].numel(), moving[..., 0].numel())):
         part = goal[..., some].to(dtype) @ moving[..., some].to(dtype).mT
@@ -193,6 +209,9 @@ def inner_products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
         b: of one network or of as many.
         dtype: in which they are multiplied.
     """
+    if a.numel() <= _AT_ONCE:
+        product = a.to(dtype) * b.to(a.device, dtype)
+        return product.flatten(1).sum(1, dtype=torch.float64).cpu()
     rows, others = a.flatten(1), b.reshape(-1, a[0].numel())
     total = torch.zeros(len(rows), dtype=torch.float64, device=a.device)
     for some in column_blocks(rows.shape[1], len(rows)):
