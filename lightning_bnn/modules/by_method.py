@@ -69,11 +69,22 @@ def lightning_class(method: type[Method], **defaults: Any) -> type[OfMethod]:
     }
     exec(_source(method.name, parameters), scope)  # as dataclasses do: signatures are read by many
     made: type[OfMethod] = scope[method.name]
-    made.__module__ = sys._getframe(1).f_globals.get("__name__", "__main__")
+    made.__module__ = _calling_module()
     made.__doc__ = _docstring(method, parameters)
     constructor: Any = made.__init__
     constructor.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     return made
+
+
+def _calling_module() -> str:
+    """The name of the module that makes a class, also where a checker of types calls for it."""
+    frame = sys._getframe(2)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _CHECKERS:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "__main__"))
+
+
+_CHECKERS = "jaxtyping", "beartype"
 
 
 def _source(name: str, parameters: list[Parameter]) -> str:

@@ -166,7 +166,7 @@ def test_a_reader_that_has_seen_enough_is_no_mistake(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("place", "bug"),
     [
-        ("lightning_bnn.modules.bayesian.template_of", KeyError("ours")),
+        ("lightning_bnn.modules.members.template_of", KeyError("ours")),
         ("lightning.pytorch.trainer.trainer._CallbackConnector.on_trainer_init", AttributeError()),
         ("lightning.pytorch.Trainer.fit", IndexError("ours")),
     ],

@@ -44,7 +44,8 @@ def begun(name, kind="HMC", parts=1, dtype=torch.float32, **options):
     torch.manual_seed(0)
     network = make().to(dtype)
     x, y = x.to(dtype), y.to(dtype) if y.is_floating_point() else y
-    method = getattr(methods, kind)(prior_std=0.8)
+    chosen = methods.HamiltonianMonteCarlo if kind == "HMC" else methods.MILE
+    method = chosen(prior_std=0.8)
     run = methods.Run(network, likelihood.to(dtype), num_data=ROWS)
     state = method.init(network, params.populate(network, CHAINS))
     sampler = method.sampler([p for p in state.parameters() if p.requires_grad], **options)

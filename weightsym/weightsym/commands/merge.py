@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -297,7 +297,7 @@ class _Average:
 
     def _match_to_the_first(self, sym: Symmetries, mixing: bool, seed: int) -> None:
         """Match large networks pair by pair, since a joint frame needs all of them in memory."""
-        first, *others = (cast("Params", network) for network in self.every.networks)  # only read
+        first, *others = self.every.networks
         for k, network in enumerate(shown(others, "matching")):
             found: MatchResult | FullMatch = (
                 match_all(network, first, sym)

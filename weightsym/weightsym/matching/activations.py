@@ -73,7 +73,7 @@ def match_activations(
     return matched if stacked else [p[0] for p in matched]
 
 
-def check_complete(model: nn.Module, **networks: Params) -> None:
+def check_complete(model: nn.Module, **networks: Mapping[str, Tensor]) -> None:
     """Refuse tensors of a network some of which are missing.
 
     Args:

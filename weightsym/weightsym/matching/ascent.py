@@ -98,8 +98,8 @@ class Ascent:
             total = summand if total is None else total + summand
         return total
 
-    def _known(self, views: Sequence[Placement], settled: set[int] | None) -> list[Placement]:
-        return [v for v in views if settled is None or self.plan.across[v] <= settled]
+    def _known(self, views: Sequence[Placement], settled: set[int] | None) -> Sequence[Placement]:
+        return views if settled is None else [v for v in views if self.plan.across[v] <= settled]
 
     def _product(self, view: Placement) -> Tensor:
         product = self.products.get(view)

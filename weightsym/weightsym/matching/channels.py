@@ -7,10 +7,11 @@ matrix does to channels it does to their second moments, so that these are all t
 from __future__ import annotations
 
 import logging
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -261,28 +262,34 @@ class ChannelView:
         """True if there is no room for all weights in double precision."""
         return sum(self.sym.shapes[n].numel() for n in self.sym.compared) > LARGE
 
-    def standing(self, params: Params) -> Params:
+    def standing(self, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """A network in double precision (biases of a large one), of all that shifts make equal.
 
         What shifts move for nothing would count as distance: two tables that are summed differ in
         the offset that they share, biases of keys in everything.
         """
-        names = self.sym.compared
-        if self.is_large:
-            sym = self.sym
-            moved = {
-                n for g in sym.shifts for n in (*sym.moved_by(g), *(r.bias for r in g.readers))
-            }
-            names = frozenset(n for n in moved if params[n].numel() <= _EXACT)
-        double = {n: params[n].double() for n in names}
-        return remove_shifts({**params, **double}, self.sym)
+        if not self.is_large:
+            double = {n: params[n].double() for n in self.sym.compared}
+            return remove_shifts({**params, **double}, self.sym)
+        shifts, axes = self.sym.shifts, self.sym.axes
+        readers = [reader for group in shifts for reader in group.readers]
+        changed = {r.bias for r in readers}.union(*map(self.sym.moved_by, shifts))
+        weights = {axes[r.channels.axis].tensor for r in readers}
+        some = {n: params[n] for n in sorted(changed | weights)}
+        some |= {n: t.double() for n, t in some.items() if n in changed and t.numel() <= _EXACT}
+        removed = remove_shifts(some, self.sym)
+        return ChainMap({n: removed[n] for n in changed}, cast("dict[str, Tensor]", params))
 
-    def activations(self, params: Params, reference: Params) -> tuple[Seen, Seen]:
+    def activations(
+        self, params: Mapping[str, Tensor], reference: Mapping[str, Tensor]
+    ) -> tuple[Seen, Seen]:
         """Moments of all groups, if activations are what counts: for matrices, and for heads."""
         if self.network is None:
             return None, None
         moving = {n: t.to(reference[n].dtype) if n in reference else t for n, t in params.items()}
-        telling, every = activation_moments(self.network, moving, reference, self.sym, self.inputs)
+        telling, every = activation_moments(
+            self.network, moving, dict(reference), self.sym, self.inputs
+        )
         for group, moments in zip(self.sym.linear, telling, strict=True):
             if not bool((moments.goal != 0).any()) and group.name not in self.warned:
                 self.warned.add(group.name)
@@ -312,14 +319,14 @@ class ChannelView:
 
 
 def view_of(
-    params: Params,
-    reference: Params,
+    params: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
     sym: Symmetries,
     model: nn.Module | None,
     batches: Iterable[Any] | None,
     by: By,
     sweeps: int,
-) -> tuple[ChannelView, list[Params], bool]:
+) -> tuple[ChannelView, Sequence[Mapping[str, Tensor]], bool]:
     """Check arguments, and return the comparison, all members, and True for a stack."""
     if by not in get_args(By):
         raise ValueError(f"`by` must be one of {', '.join(get_args(By))}, got {by!r}.")
@@ -331,7 +338,11 @@ def view_of(
         if model is None or batches is None:
             raise ValueError('`by="activations"` needs `model` and `batches`.')
         network, inputs = structural_copy(model).eval(), list(inputs_of(batches))
-    return ChannelView(sym, network, inputs), unstack(params) if stacked else [params], stacked
+    return (
+        ChannelView(sym, network, inputs),
+        unstack(dict(params)) if stacked else [params],
+        stacked,
+    )
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:

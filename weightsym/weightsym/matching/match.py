@@ -22,6 +22,7 @@ from weightsym.matching.interpolation import Loss
 from weightsym.matching.learned import HalfWay, Learning, learn, parted
 from weightsym.matching.matrices import Element, together
 from weightsym.matching.plan import Plan, plan_of
+from weightsym.matching.standing import StackOfOne
 from weightsym.params import Params, unstack
 
 ByWeights = Literal["best", "ascent", "frank-wolfe"]
@@ -130,8 +131,8 @@ class MatchResult(Moves):
 
 @torch.no_grad()
 def match(
-    params: Params,
-    reference: Params,
+    params: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
     sym: Symmetries,
     *,
     method: Method = "best",
@@ -206,7 +207,7 @@ def match(
     stacked = check_pair(params, reference, sym, plan.compared)
     if method not in get_args(ByWeights) or model is not None or batches is not None:
         data = _data(method, params, reference, model, batches)
-    networks = params if stacked else {n: t[None] for n, t in params.items()}
+    networks = params if stacked else StackOfOne(params)
     search = _OrderSearch(plan, networks, reference, signs, seed, data)
     if method == "learned":
         result = search.learned(loss, learning or Learning())
@@ -236,8 +237,8 @@ def orders_by_ascent(
 
 def _data(
     method: str,
-    params: Params,
-    reference: Params,
+    params: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
     model: nn.Module | None,
     batches: Iterable[Any] | None,
 ) -> Data:

@@ -38,8 +38,8 @@ rank, whose channels may shrink."""
 
 @torch.no_grad()
 def match_all(
-    params: Params,
-    reference: Params,
+    params: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
     sym: Symmetries,
     *,
     model: nn.Module | None = None,
@@ -154,8 +154,8 @@ class Pair:
         self,
         view: ChannelView,
         spaces: SpaceMap,
-        params: Params,
-        reference: Params,
+        params: Mapping[str, Tensor],
+        reference: Mapping[str, Tensor],
         start: Element | None = None,
     ) -> None:
         self.view, self.spaces, self.sym = view, spaces, view.sym

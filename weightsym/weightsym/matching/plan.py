@@ -15,7 +15,7 @@ from weightsym.forms.sorting import crossing_groups
 from weightsym.groups.actions import axes_by_tensor, reached_axes
 from weightsym.groups.element import Kind
 from weightsym.groups.elements import homes, identity
-from weightsym.groups.symmetries import Placement, Symmetries
+from weightsym.groups.symmetries import Axis, Placement, Symmetries
 from weightsym.groups.units import other_axes
 
 
@@ -212,6 +212,12 @@ class Plan:
             return is_compared and not self.across[placement] & moving
 
         return [[p for p in table.places if counts(p)] for table in family.tables]
+
+    @cached_property
+    def places_of(self) -> list[list[tuple[Placement, Axis]]]:
+        """Of every family, all places of its units, with their axes."""
+        every = (self.groups[f.group].placements for f in self.families)
+        return [[(p, self.axes[p.axis]) for p in places] for places in every]
 
     @cached_property
     def views_at(self) -> dict[str, list[Placement]]:

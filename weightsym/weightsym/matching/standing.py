@@ -37,29 +37,28 @@ class Recent(dict[K, Tensor]):
         self.most, self.size = most, 0
 
     def __setitem__(self, key: K, tensor: Tensor) -> None:
-        self.pop(key, None)
-        if _bytes(tensor) > self.most:
+        if key in self:
+            self.pop(key)
+        size = tensor.nbytes
+        if size > self.most:
             return
-        while self.size + _bytes(tensor) > self.most:
+        while self.size + size > self.most:
             self.pop(next(iter(self)))
-        self.size += _bytes(tensor)
+        self.size += size
         super().__setitem__(key, tensor)
 
     def pop(self, key: K, default: Tensor | None = None) -> Tensor | None:  # type: ignore[override]
         """Let go of one tensor."""
-        tensor = super().pop(key, default)
-        if tensor is not None and tensor is not default:
-            self.size -= _bytes(tensor)
+        tensor = super().pop(key, None)
+        if tensor is None:
+            return default
+        self.size -= tensor.nbytes
         return tensor
 
     def clear(self) -> None:
         """Let go of all."""
         super().clear()
         self.size = 0
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.nbytes
 
 
 class Standing(Mapping[str, Tensor]):
@@ -124,7 +123,7 @@ class Standing(Mapping[str, Tensor]):
     @property
     def stack(self) -> Mapping[str, Tensor]:
         """The same network as a stack of one."""
-        return _StackOfOne(self)
+        return StackOfOne(self)
 
     # -------------------------------------------------------- one tensor
     @cached_property
@@ -145,9 +144,11 @@ class Standing(Mapping[str, Tensor]):
 
     def _moved(self, name: str) -> Tensor:
         source, orders = name, self.permutations
-        if orders is not None and name in self.sym.exchangeable_tensors:
-            first = {k: p if p.ndim == 1 else p[0] for k, p in enumerate(orders)}
-            source = source_of(name, self.sym, first)
+        if orders is not None:
+            orders = [p[0] if p.ndim == 2 and len(p) == 1 else p for p in orders]
+            if name in self.sym.exchangeable_tensors:
+                first = {k: p if p.ndim == 1 else p[0] for k, p in enumerate(orders)}
+                source = source_of(name, self.sym, first)
         w = self.given[source]
         axes = self._flipped.get(source, {}) if self.signs is not None else {}
         if self.signs is not None and any(self._flips(a, self.signs) for a in axes):
@@ -169,7 +170,9 @@ class Standing(Mapping[str, Tensor]):
 
 
 @dataclass(frozen=True)
-class _StackOfOne(Mapping[str, Tensor]):
+class StackOfOne(Mapping[str, Tensor]):
+    """A network as a stack of one, tensor by tensor."""
+
     network: Mapping[str, Tensor]
 
     def __len__(self) -> int:
