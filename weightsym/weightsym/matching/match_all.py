@@ -303,7 +303,9 @@ class Pair:
             orders, sure = orders_by_ascent(self.params.stack, self.goal, reduced)
         else:
             moving = self._as_given()
-            orders = match_activations(view.network, moving, self.reference, reduced, view.inputs)
+            orders = match_activations(
+                view.network, moving, dict(self.reference), reduced, view.inputs
+            )
             sure = False
         for k, order in zip(groups, orders, strict=True):
             result[k] = order
@@ -311,7 +313,7 @@ class Pair:
 
     def _as_given(self) -> Params:
         """The network as it stands, with its own shifts, in the precision of the reference."""
-        network, like = moved(self.given, self.sym, self.element), self.reference
+        network, like = moved(dict(self.given), self.sym, self.element), self.reference
         return {n: t.to(like[n].dtype) if n in like else t for n, t in network.items()}
 
     def _exchange(self) -> bool:
