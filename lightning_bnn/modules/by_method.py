@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from functools import partial
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -31,7 +32,9 @@ __all__ = [
 ]
 
 
-def lightning_class(method: type[Method], **defaults: Any) -> type[OfMethod]:
+def lightning_class(
+    method: type[Method], *, module: str | None = None, **defaults: Any
+) -> type[OfMethod]:
     """Make the LightningModule of a method, whose arguments are those of both.
 
     Constructors, ``--help`` and YAML have one argument for each field of the method (and for each
@@ -39,6 +42,7 @@ def lightning_class(method: type[Method], **defaults: Any) -> type[OfMethod]:
 
     Args:
         method: a dataclass, and its ``name`` the name of the class.
+        module: the name of the module that has the class, by default the one that calls.
         **defaults: of arguments of `Bayesian`, where they differ.
 
     >>> import inspect
@@ -69,22 +73,11 @@ def lightning_class(method: type[Method], **defaults: Any) -> type[OfMethod]:
     }
     exec(_source(method.name, parameters), scope)  # as dataclasses do: signatures are read by many
     made: type[OfMethod] = scope[method.name]
-    made.__module__ = _calling_module()
+    made.__module__ = module or sys._getframe(1).f_globals.get("__name__", "__main__")
     made.__doc__ = _docstring(method, parameters)
     constructor: Any = made.__init__
     constructor.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     return made
-
-
-def _calling_module() -> str:
-    """The name of the module that makes a class, also where a checker of types calls for it."""
-    frame = sys._getframe(2)
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _CHECKERS:
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__", "__main__"))
-
-
-_CHECKERS = "jaxtyping", "beartype"
 
 
 def _source(name: str, parameters: list[Parameter]) -> str:
@@ -200,15 +193,16 @@ if TYPE_CHECKING:  # a checker knows no class that a function makes: each is the
     SWAG = OfMethod
     SymmetrizedVI = OfMethod
 else:
-    DeepEnsemble = lightning_class(methods.DeepEnsemble, members=5)
-    FromCheckpoints = lightning_class(methods.FromCheckpoints)
-    HMC = lightning_class(methods.HamiltonianMonteCarlo, optimizer=samplers.HMC)
-    IVON = lightning_class(methods.VariationalOnlineNewton, optimizer=samplers.IVON)
-    Laplace = lightning_class(methods.Laplace)
-    MCDropout = lightning_class(methods.MCDropout)
-    MFVI = lightning_class(methods.MFVI)
-    MILE = lightning_class(methods.MILE, members=4, optimizer=samplers.MCLMC)
-    SGHMC = lightning_class(methods.SGMCMC, optimizer=samplers.SGHMC)
-    SMILE = lightning_class(methods.StochasticMILE, members=4, optimizer=samplers.SMILE)
-    SWAG = lightning_class(methods.SWAG)
-    SymmetrizedVI = lightning_class(methods.SymmetrizedVI)
+    _made = partial(lightning_class, module=__name__)
+    DeepEnsemble = _made(methods.DeepEnsemble, members=5)
+    FromCheckpoints = _made(methods.FromCheckpoints)
+    HMC = _made(methods.HamiltonianMonteCarlo, optimizer=samplers.HMC)
+    IVON = _made(methods.VariationalOnlineNewton, optimizer=samplers.IVON)
+    Laplace = _made(methods.Laplace)
+    MCDropout = _made(methods.MCDropout)
+    MFVI = _made(methods.MFVI)
+    MILE = _made(methods.MILE, members=4, optimizer=samplers.MCLMC)
+    SGHMC = _made(methods.SGMCMC, optimizer=samplers.SGHMC)
+    SMILE = _made(methods.StochasticMILE, members=4, optimizer=samplers.SMILE)
+    SWAG = _made(methods.SWAG)
+    SymmetrizedVI = _made(methods.SymmetrizedVI)

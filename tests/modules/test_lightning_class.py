@@ -12,6 +12,7 @@ from module_cases import OF_EACH_CLASS, made, network, same, saved, trainer
 from lightning_bnn import methods
 from lightning_bnn.modules import MFVI, Bayesian, by_method, lightning_class
 
+pytestmark = pytest.mark.frames
 CLASSES = {name: getattr(by_method, name) for name in by_method.__all__}
 del CLASSES["lightning_class"]
 
