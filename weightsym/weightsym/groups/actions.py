@@ -253,6 +253,7 @@ def permuted_tensor(
     w = params[name]
     for a in sorted(axes, key=lambda a: sym.axes[a].blocks):
         index = axis_permutation(sym, a, permutations).to(w.device)
+        index = index[0] if len(index) == 1 < index.ndim else index
         w = permute_axis(w, sym.axes[a], index, w.ndim - len(sym.shapes[name]))
     return w
 

@@ -144,11 +144,9 @@ class Standing(Mapping[str, Tensor]):
 
     def _moved(self, name: str) -> Tensor:
         source, orders = name, self.permutations
-        if orders is not None:
-            orders = [p[0] if p.ndim == 2 and len(p) == 1 else p for p in orders]
-            if name in self.sym.exchangeable_tensors:
-                first = {k: p if p.ndim == 1 else p[0] for k, p in enumerate(orders)}
-                source = source_of(name, self.sym, first)
+        if orders is not None and name in self.sym.exchangeable_tensors:
+            first = {k: p if p.ndim == 1 else p[0] for k, p in enumerate(orders)}
+            source = source_of(name, self.sym, first)
         w = self.given[source]
         axes = self._flipped.get(source, {}) if self.signs is not None else {}
         if self.signs is not None and any(self._flips(a, self.signs) for a in axes):
