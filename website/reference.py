@@ -207,7 +207,7 @@ def made_of(module: str, name: str) -> str | None:
     file = source(module)
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if file else ():
         match node:
-            case ast.Assign([ast.Name(target)], ast.Call(ast.Name("lightning_class"), [method])):
+            case ast.Assign([ast.Name(target)], ast.Call(ast.Name("_made"), [method])):
                 if target == name:
                     return ast.unparse(method).removeprefix("methods.")
     return None
