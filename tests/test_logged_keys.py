@@ -84,7 +84,8 @@ RUNS = {
 
 def logged(folder, module, data, callbacks):
     logger = Keys(folder)
-    epochs = 9 if hasattr(module, "chains") else 2  # of chains, eight networks are needed
+    diagnosed = any(isinstance(c, C.ChainDiagnostics) for c in callbacks)
+    epochs = 9 if diagnosed else 2  # of chains, eight networks are needed
     options = QUIET | {"logger": logger, "max_epochs": epochs, "callbacks": callbacks}
     trainer = L.Trainer(**options, default_root_dir=folder)
     trainer.fit(module, data)

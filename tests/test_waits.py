@@ -40,6 +40,7 @@ REASONS = {
     "weightsym/forms/balancing.py minimise": "a linear program is solved on the CPU",
     "weightsym/forms/balancing.py no_worse": "a linear program is solved on the CPU",
     "weightsym/forms/balancing.py one_sided": "a linear program is solved on the CPU",
+    "weightsym/groups/element.py _acting": "tensors that stay as they are are not copied",
     "weightsym/groups/validation.py _scale_problem": ASKED_FOR,
 }
 """Places that wait, each for a reason that is not laziness."""

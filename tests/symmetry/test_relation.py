@@ -32,6 +32,7 @@ LIMITS = {
     "a vector of a recurrence": STUCK,
     "addbmm": STUCK,
     "one LayerNorm for all heads": STUCK,
+    "one RMSNorm for all heads": STUCK,
     "complex numbers turned by learned angles": STUCK,
     "a weight made by the input": FREE,
     "unit rows of a product": FREE,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from weightsym.networks.devices import precise
 from weightsym.networks.dicts import Params
 from weightsym.networks.randomness import key_of
 
@@ -125,9 +126,8 @@ def agree(old: Sequence[Tensor], new: Sequence[Tensor], tolerance: float) -> boo
 def _agree(old: Tensor, new: Tensor, tolerance: float) -> bool:
     sizes = old.abs()[torch.isfinite(old) & (old != 0)]
     usual = float(sizes.median()) if sizes.numel() else 0.0
-    return torch.allclose(
-        old.double(), new.double(), rtol=tolerance, atol=tolerance * usual, equal_nan=True
-    )
+    old, new = precise(old), precise(new)
+    return torch.allclose(old, new, rtol=tolerance, atol=tolerance * usual, equal_nan=True)
 
 
 def _visible(old: Tensor, wrong: Tensor, tolerance: float) -> tuple[Tensor, float]:
