@@ -179,7 +179,7 @@ def _fit(
 def _outcome(part: Part, module: Any) -> dict[str, Any]:
     """List the members that are left out, and all losses over the last epoch if known."""
     left_out, losses = ~finite_members(module.state.parameters()).cpu(), None
-    divergence = getattr(module, "divergence", None)
+    divergence = getattr(module.state, "divergence", None)
     if divergence is not None:
         left_out, losses = left_out | divergence.left_out, divergence.means
     return {

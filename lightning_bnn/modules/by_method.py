@@ -62,8 +62,8 @@ def lightning_class(
     >>> list(inspect.signature(Noisy).parameters)[:6]
     ['network', 'members', 'prior_std', 'max_loss', 'noise', 'likelihood']
     >>> module = Noisy(mlp(2, [8], 3), noise=0.2)
-    >>> module, module.method.noise, module.hparams.noise
-    (Smoothed(2 members, Sequential of 51 weights, Categorical(), no prior), 0.2, 0.2)
+    >>> module, module.method.noise
+    (Smoothed(2 members, Sequential of 51 weights, Categorical(), no prior), 0.2)
     """
     parameters = [*_parameters_of(method, defaults)]
     scope: dict[str, Any] = {
