@@ -49,14 +49,13 @@ class Ascent:
         exact: bool = False,
     ) -> None:
         self.plan, self.sym = plan, plan.sym
-        given = params
         self.signs = None if signs is None else list(signs)
         self.exact, self.settled = exact or plan.size <= SMALL, True
         self.members = len(params[next(iter(plan.compared or params))])
         self._unmoved = [p.expand(self.members, -1) for p in identity(self.sym)]
         if self.exact and not exact:
-            given, reference = (_doubled(w, plan.compared) for w in (given, reference))
-        self.current = Standing(given, self.sym, self.signs)
+            params, reference = (_doubled(w, plan.compared) for w in (params, reference))
+        self.current = Standing(params, self.sym, self.signs)
         self.sure = np.zeros((len(plan.families), self.members), bool)
         self.look_at(reference)
         self.stand(None)
@@ -255,18 +254,16 @@ class Ascent:
         if family.inner or family.group in self.plan.homes:
             self._forget(self.plan.names[k])
             return
-        order, products = step[family.group], dict(self.products)
+        order, moved = step[family.group], dict[Placement, Tensor]()
+        tensors = [axis.tensor for _, axis in self.plan.places_of[k]]
+        for view, axis in self.plan.places_of[k]:
+            product = self.products.get(view)
+            if product is not None and tensors.count(axis.tensor) == 1:
+                moved[view] = product.gather(2, order[:, None].expand_as(product))
+            self.current.reorder(axis.tensor, axis, view, order)
         self._forget_products(self.plan.names[k])
-        places = [
-            (p, self.sym.axes[p.axis]) for p in self.sym.permutations[family.group].placements
-        ]
-        tensors = [axis.tensor for _, axis in places]
-        for placement, axis in places:
-            self.current.reorder(axis.tensor, axis, placement, order)
-        for view in self.plan.views[k][0]:
-            if view in products and tensors.count(self.sym.axes[view.axis].tensor) == 1:
-                index = order[:, None].expand_as(products[view])
-                self.products[view] = products[view].gather(2, index)
+        for view, product in moved.items():
+            self.products[view] = product
 
     def _compose(self, step: Mapping[int, Tensor]) -> None:
         """Update the orders by a step, in which blocks are numbered as they stand."""

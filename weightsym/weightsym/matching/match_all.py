@@ -27,6 +27,7 @@ from weightsym.matching.matrices import (
 )
 from weightsym.matching.plan import assign
 from weightsym.matching.standing import Standing
+from weightsym.networks.devices import at_least_single
 from weightsym.params import Params
 
 _PATIENCE = 8  # rounds without a smaller distance: heads are exchanged to and fro
@@ -199,7 +200,8 @@ class Pair:
     @property
     def is_near(self) -> bool:
         """True if the networks are nearer to each other than most are to nothing."""
-        sizes = [torch.linalg.vector_norm(self.goal[n].double()) for n in self.sym.compared]
+        goal = (at_least_single(self.goal[n]) for n in self.sym.compared)
+        sizes = [torch.linalg.vector_norm(w).double() for w in goal]
         return self.apart < float(torch.stack(sizes).norm()) if sizes else True
 
     def _state(self) -> Element:
